@@ -1,0 +1,167 @@
+//! Frames: a fixed header that routes without decoding, then a payload.
+//!
+//! ```text
+//! 0        4      5        8                16
+//! +--------+------+--------+----------------+---------
+//! | length | kind | 0 0 0  | call           | payload
+//! +--------+------+--------+----------------+---------
+//! ```
+//! Integers are little endian. `call` ties every frame to one request; 0 is the guest speaking unasked.
+
+use serde::Serialize;
+
+use crate::{MAX_CHUNK, MAX_MESSAGE};
+
+pub const HEADER: usize = 16;
+
+/// What a payload is. Data frames are raw bytes: output and files are never JSON-escaped on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    Message = 1,
+    Stdout = 2,
+    Stderr = 3,
+    File = 4,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Message, Self::Stdout, Self::Stderr, Self::File].into_iter().find(|k| *k as u8 == byte)
+    }
+
+    pub const fn max_payload(self) -> usize {
+        match self {
+            Self::Message => MAX_MESSAGE,
+            Self::Stdout | Self::Stderr | Self::File => MAX_CHUNK,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    pub kind: Kind,
+    pub call: u64,
+    pub payload: Vec<u8>,
+}
+
+/// Any of these ends the connection: there is no way to find the next frame after a bad one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    #[error("unknown frame kind `{0}`")]
+    Kind(u8),
+    #[error("reserved header bytes are not zero")]
+    Reserved,
+    #[error("payload of `{length}` bytes is over the limit of `{limit}`")]
+    TooLong { length: usize, limit: usize },
+    #[error("message cannot be read: {0}")]
+    Message(String),
+}
+
+/// Appends one frame. The caller keeps payloads within `kind.max_payload()`.
+pub fn encode(out: &mut Vec<u8>, kind: Kind, call: u64, payload: &[u8]) {
+    debug_assert!(payload.len() <= kind.max_payload());
+    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    out.extend_from_slice(&[kind as u8, 0, 0, 0]);
+    out.extend_from_slice(&call.to_le_bytes());
+    out.extend_from_slice(payload);
+}
+
+/// Appends one message frame, or says that it would be too long.
+pub fn encode_message<M: Serialize>(out: &mut Vec<u8>, call: u64, message: &M) -> Result<(), FrameError> {
+    let payload = serde_json::to_vec(message).map_err(|e| FrameError::Message(e.to_string()))?;
+    if payload.len() > MAX_MESSAGE {
+        return Err(FrameError::TooLong { length: payload.len(), limit: MAX_MESSAGE });
+    }
+    encode(out, Kind::Message, call, &payload);
+    Ok(())
+}
+
+impl Frame {
+    /// The payload as a message. serde_json refuses nesting deeper than 128.
+    pub fn message<M: serde::de::DeserializeOwned>(&self) -> Result<M, FrameError> {
+        serde_json::from_slice(&self.payload).map_err(|e| FrameError::Message(e.to_string()))
+    }
+}
+
+/// Turns bytes, however they were cut, into frames.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: Vec<u8>,
+    start: usize,
+}
+
+impl Decoder {
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.start > 0 && (self.start == self.buffer.len() || self.start >= 64 << 10) {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame; `None` when more bytes are needed.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
+        let rest = &self.buffer[self.start..];
+        let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
+        let [l0, l1, l2, l3, kind, r0, r1, r2, call @ ..] = *header;
+        let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        let kind = Kind::from_byte(kind).ok_or(FrameError::Kind(kind))?;
+        if [r0, r1, r2] != [0; 3] {
+            return Err(FrameError::Reserved);
+        }
+        if length > kind.max_payload() {
+            return Err(FrameError::TooLong { length, limit: kind.max_payload() });
+        }
+        let Some(payload) = rest.get(HEADER..HEADER + length) else { return Ok(None) };
+        let frame = Frame { kind, call: u64::from_le_bytes(call), payload: payload.to_vec() };
+        self.start += HEADER + length;
+        Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frames_of(bytes: &[u8], cut: usize) -> Result<Vec<Frame>, FrameError> {
+        let mut decoder = Decoder::default();
+        let mut frames = Vec::new();
+        for chunk in bytes.chunks(cut.max(1)) {
+            decoder.push(chunk);
+            while let Some(frame) = decoder.next_frame()? {
+                frames.push(frame);
+            }
+        }
+        Ok(frames)
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_comes_back_however_it_was_cut(
+            parts in proptest::collection::vec((2u8..=4, any::<u64>(), proptest::collection::vec(any::<u8>(), 0..300)), 0..20),
+            cut in 1usize..100,
+        ) {
+            let mut bytes = Vec::new();
+            let sent: Vec<Frame> = parts.into_iter()
+                .map(|(kind, call, payload)| Frame { kind: Kind::from_byte(kind).unwrap(), call, payload })
+                .collect();
+            for f in &sent { encode(&mut bytes, f.kind, f.call, &f.payload); }
+            prop_assert_eq!(frames_of(&bytes, cut).unwrap(), sent);
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2000), cut in 1usize..64) {
+            let _ = frames_of(&bytes, cut);
+        }
+    }
+
+    #[test]
+    fn a_claimed_length_over_the_limit_is_refused_before_its_bytes_arrive() {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&u32::MAX.to_le_bytes());
+        bytes.extend_from_slice(&[1, 0, 0, 0]);
+        bytes.extend_from_slice(&7u64.to_le_bytes());
+        assert_eq!(frames_of(&bytes, 16), Err(FrameError::TooLong { length: u32::MAX as usize, limit: MAX_MESSAGE }));
+    }
+}

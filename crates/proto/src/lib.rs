@@ -1,0 +1,19 @@
+//! What the host and the guest say to each other, and nothing else: frames, messages, limits, version.
+//!
+//! Linked into the server and into PID 1 of each sandbox. No I/O, no clock, no allocation driven by a length the other side
+//! merely claims: a payload's buffer grows only as its bytes arrive.
+
+pub mod frame;
+pub mod message;
+
+pub use frame::{Decoder, Frame, FrameError, Kind, encode, encode_message};
+pub use message::*;
+
+/// Raised when a message changes its meaning. Both sides say theirs in `Hello`; they must be equal.
+pub const VERSION: u32 = 1;
+
+/// The largest payload of a `Message` frame: a cell's picture in base64, or a cell's code.
+pub const MAX_MESSAGE: usize = 16 << 20;
+
+/// The largest payload of a data frame (`Stdout`, `Stderr`, `File`).
+pub const MAX_CHUNK: usize = 256 << 10;

@@ -1,0 +1,179 @@
+//! Messages. Closed enums; a message the other side does not know ends the connection.
+//!
+//! The guest is not trusted: the host bounds and checks whatever it reads from here, and nothing in a message is a host path,
+//! a secret or an instruction.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A kernel inside one sandbox; chosen by the host.
+pub type KernelId = u32;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Language {
+    Python,
+    Javascript,
+    Typescript,
+}
+
+/// How to start an interpreter. Paths are those inside the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelSpec {
+    pub language: Language,
+    /// Interpreter, its flags and the driver file.
+    pub argv: Vec<String>,
+    /// The whole environment; nothing is inherited.
+    pub env: BTreeMap<String, String>,
+    pub cwd: String,
+}
+
+/// When a call has to end. Counted by the guest from the moment it starts the work, and by the host again from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deadline {
+    pub after_ms: u64,
+    /// Between the interrupt and the kill.
+    pub grace_ms: u64,
+}
+
+/// Host to guest. The frame's `call` names the request; its answers carry the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToGuest {
+    /// First on each connection. Answer: `Hello`.
+    Hello { version: u32 },
+    /// Answer: `KernelReady`, or `Failed`.
+    StartKernel { kernel: KernelId, spec: KernelSpec },
+    /// Kills the kernel and its process group. Answer: `Done`.
+    StopKernel { kernel: KernelId },
+    /// Runs one cell. Answers: output frames, `Event`s, `Gap`s, then exactly one `RunEnd` (or `Failed`).
+    /// At most `forward_bytes` of each stream are sent on; of the rest the guest keeps the tail and counts.
+    Run { kernel: KernelId, code: String, deadline: Deadline, forward_bytes: u64 },
+    /// Runs a command. Answers: output frames, `Gap`s, then exactly one `RunEnd` (or `Failed`).
+    Exec { argv: Vec<String>, env: BTreeMap<String, String>, cwd: String, deadline: Deadline, forward_bytes: u64 },
+    /// Interrupts the call of this number (a `Run` or `Exec`), then kills after its grace time. No answer of its own:
+    /// the interrupted call ends with `Cancelled`.
+    Interrupt,
+    /// `size` bytes follow in `File` frames of the same call. Directories are made. Answer: `Written`, or `Failed`
+    /// (which may come before all bytes were sent; the rest is then ignored).
+    WriteFile { path: String, size: u64 },
+    /// Answers: `FileStart`, `File` frames, `Done`; or `Failed`.
+    ReadFile { path: String, max_bytes: u64 },
+    /// Answer: `Files`, or `Failed`. Entries below `path`, directories included, sorted by path.
+    ListFiles { path: String, max_entries: u32 },
+    /// Answer: `Done`.
+    Ping,
+}
+
+/// Guest to host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum FromGuest {
+    Hello { version: u32 },
+    KernelReady { version: String },
+    Event { event: KernelEvent },
+    /// What background processes printed since the last cell; sent at the start of a run, before its own output.
+    LateOutput { stdout: String, stderr: String, dropped: u64 },
+    /// At this point of the stream `bytes` were left out.
+    Gap { stream: Stream, bytes: u64 },
+    RunEnd { end: RunEnd },
+    /// A kernel ended while no cell ran in it (call 0).
+    KernelExited { kernel: KernelId, how: Ended },
+    Written { size: u64 },
+    FileStart { size: u64 },
+    Files { entries: Vec<FileEntry>, total: u64 },
+    Done,
+    Failed { failure: Failure, message: String },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// What a cell shows besides its streams.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum KernelEvent {
+    /// The value of the last expression, as a mime bundle.
+    Result { data: MimeBundle },
+    Display { data: MimeBundle, id: Option<String>, update: bool },
+    Clear { wait: bool },
+    Error { name: String, value: String, text: String },
+    /// An error outside a cell (timer, unhandled rejection).
+    Late { text: String },
+}
+
+pub type MimeBundle = BTreeMap<String, serde_json::Value>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunEnd {
+    pub status: RunStatus,
+    pub micros: u64,
+    pub stdout_bytes: u64,
+    pub stderr_bytes: u64,
+}
+
+/// How a cell or a command ended. Each is a distinct, honest outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum RunStatus {
+    Ok,
+    /// The code raised; an `Error` event went before (not for commands).
+    Error,
+    /// `exit()` in a cell (the kernel lives on).
+    Exit { code: i32 },
+    /// The deadline passed; the kernel lives on if the interrupt was heeded.
+    TimedOut { state_kept: bool },
+    /// The host asked for an interrupt.
+    Cancelled { state_kept: bool },
+    /// The code interrupted itself, or an interrupt came from elsewhere.
+    Interrupted,
+    /// The process running the cell is gone: state lost. For a command: how it ended.
+    Ended { how: Ended },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum Ended {
+    Exited { code: i32 },
+    Signaled { signal: i32 },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Relative to the directory that was asked for.
+    pub path: String,
+    pub size: u64,
+    pub kind: FileKind,
+    /// Seconds since 1970.
+    pub modified: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileKind {
+    File,
+    Directory,
+    Symlink,
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Failure {
+    /// The path leads out, is not valid, or is not the kind of thing asked for.
+    InvalidPath,
+    NotFound,
+    TooLarge,
+    NoSpace,
+    /// The transpiler refused the code; the message is for the user.
+    Syntax,
+    /// No such kernel, or it is busy, or it could not be started.
+    Kernel,
+    /// Anything else the system refused.
+    Io,
+}
