@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use proto::{Ended, FileEntry, MimeBundle};
 use tokio_util::sync::CancellationToken;
 
-pub use proto::Language;
+// What the outside sees of the wire: a dialect renders these, and must not import `proto` itself.
+pub use proto::{Ended, FileEntry, FileKind, Language, MimeBundle, Stream};
 
 /// Who asks, and how to reach them while the work goes on. Built by the transport.
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ impl EventSink {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    Output { stream: proto::Stream, text: String },
+    Output { stream: Stream, text: String },
     /// The call waits, and for what.
     Waiting { why: String },
 }
