@@ -1,0 +1,1040 @@
+"""The Python kernel: runs cells in IPython's shell, without its front end, and speaks the driver protocol.
+
+PROTOCOL.md is the contract with the guest. Cells share this process, so whatever a cell does to it (replaced
+builtins of `sys`, closed descriptors, signal handlers, forks) must at worst end the process; it must never make
+the driver answer wrongly or twice. Two rules follow: everything the driver needs is imported and bound to a private
+name before the first cell, and each request gets exactly one `done`, or the process exits.
+
+Life: `make_shell()` (and `warm_up()`) may run in a zygote: they open no descriptor, start no thread and write no
+file. After the fork come `after_fork()` and `serve()`; `main()` is the same without a zygote.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and sys.version_info < (3, 11):
+    sys.exit("sandpool: the Python kernel needs Python 3.11 or newer")
+
+import base64
+import bdb  # noqa: F401  (IPython imports it in the middle of a cell, when the working directory may hold another)
+import builtins
+import codeop  # noqa: F401
+import contextlib
+import ctypes
+import errno
+import gc
+import io
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from json.encoder import encode_basestring as quote
+from os import close, dup, dup2, fstat, getpid, killpg, read, waitid, write
+from signal import pthread_sigmask
+from time import monotonic, perf_counter
+from types import FrameType
+from typing import Any, NoReturn
+
+try:
+    from IPython.core import async_helpers, interactiveshell
+    from IPython.core.compilerop import CachingCompiler
+    from IPython.core.displayhook import DisplayHook
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.formatters import DisplayFormatter
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.core.magics.script import ScriptMagics
+    from IPython.core.profiledir import ProfileDir
+    from IPython.utils.text import LSString, SList
+    from traitlets.config import Config
+except ImportError as missing:
+    sys.exit(f"sandpool: the Python kernel needs IPython, which `{sys.executable}` cannot import: {missing}")
+
+SHOWN_FILE = "<stdin>"  # the name tracebacks show for every cell
+TEXT_LIMIT = 1_000_000  # bytes of one text
+PICTURE_LIMIT = 8_000_000  # base64 characters of one picture
+LINE_LIMIT = 12_000_000  # bytes of one event
+SOURCE_LIMIT = 16_000_000  # characters of old cells kept for `inspect.getsource`
+LOST = 70  # exit status when the control pipes are gone
+INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
+NO_INPUT = "input() is not available: this sandbox has no interactive stdin"
+
+ALL_SIGNALS = signal.valid_signals()
+BOOT_PATH = list(sys.path)
+STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+# Code that IPython compiles from a cell's text under a name of its own.
+USER_NAMES = frozenset(("<string>", "<timed exec>", "<timed eval>", "<magic-timeit>", "<prun>"))
+
+scan_json = json.JSONDecoder().scan_once  # C, and so out of reach of a changed `json`
+encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=repr).encode
+flush_text = io.TextIOWrapper.flush
+list_threads = threading.enumerate
+set_trace, set_profile = sys.settrace, sys.setprofile
+original_input = builtins.input
+set_async_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+try:
+    _libc = ctypes.CDLL(None)
+    _c_flush = _libc.fflush
+    # Not `fflush(NULL)`: that waits for the lock of every open FILE.
+    _c_stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
+except (OSError, ValueError, AttributeError):
+    _c_flush = None
+
+
+# ---------------------------------------------------------------- values
+
+
+def exact(text: str) -> str:
+    """The characters of a `str`, free of a subclass's methods."""
+    return str.__str__(text)
+
+
+def cut(text: str) -> str:
+    """`text` with its middle left out when it is over the limit, and without lone surrogates."""
+    text = exact(text)
+    if len(text) * 4 > TEXT_LIMIT:
+        half = TEXT_LIMIT // 2
+        head = text[:half].encode("utf-8", "backslashreplace")
+        tail = text[half:][-half:].encode("utf-8", "backslashreplace")
+        if len(text) > TEXT_LIMIT or len(head) + len(tail) > TEXT_LIMIT:
+            left_out = len(text) - 2 * half if len(text) > TEXT_LIMIT else 0
+            left_out += len(head[half:].decode("utf-8", "ignore")) + len(tail[:-half].decode("utf-8", "ignore"))
+            head_text, tail_text = head[:half].decode("utf-8", "ignore"), tail[-half:].decode("utf-8", "ignore")
+            return f"{head_text}\n[... {left_out} characters left out ...]\n{tail_text}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def bounded_bundle(data: dict[str, Any]) -> dict[str, str]:
+    """A mime bundle as {mime: JSON text}, each value and the whole within the limits."""
+    out: dict[str, str] = {}
+    notes: list[str] = []
+    for mime, value in list(data.items()):
+        mime = exact(mime) if isinstance(mime, str) else "text/plain"
+        text = encode_value(mime, value)
+        if text is None:
+            notes.append(f"[{mime} left out: it is larger than {PICTURE_LIMIT // 1_000_000} MB]")
+        else:
+            out[mime] = text
+    while sum(map(len, out.values())) * 2 > LINE_LIMIT:  # every character may take several bytes
+        if sum(len(text.encode()) for text in out.values()) < LINE_LIMIT - 100_000:
+            break
+        largest = max(out, key=lambda mime: len(out[mime]))
+        del out[largest]
+        notes.append(f"[{largest} left out: the display is larger than {LINE_LIMIT // 1_000_000} MB]")
+    if notes:
+        plain = json_string(out["text/plain"]) + "\n" if "text/plain" in out else ""
+        out["text/plain"] = quote(cut(plain + "\n".join(notes)))
+    return out
+
+
+def json_string(text: str) -> str:
+    return scan_json(text, 0)[0]
+
+
+def encode_value(mime: str, value: Any) -> str | None:
+    """One value of a bundle as JSON; None when it is a picture over the limit."""
+    if mime.startswith("image/") and mime != "image/svg+xml":
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            value = base64.b64encode(value).decode("ascii")
+        if isinstance(value, str):
+            value = "".join(exact(value).split())
+            return quote(value) if len(value) <= PICTURE_LIMIT else None
+    if isinstance(value, (bytes, bytearray)):
+        value = bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, str):
+        return quote(cut(value))
+    try:
+        text = encode_json(value)
+        if len(text) <= TEXT_LIMIT:
+            return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\\ud", "\\\\ud")
+    except (ValueError, TypeError, RecursionError):
+        pass
+    return quote(cut(repr(value)))
+
+
+# ---------------------------------------------------------------- the shell's parts
+
+
+class Sources(CachingCompiler):
+    """Names each cell uniquely, so that a function of an old cell still finds its own source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: deque[tuple[str, int]] = deque()
+        self.total = 0
+
+    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+        KERNEL.compiled += 1
+        nested = f".{KERNEL.compiled}" if KERNEL.compiled > 1 else ""
+        return f"<cell {KERNEL.n}{nested}>"
+
+    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
+        name = super().cache(transformed_code, number, raw_code)
+        self.kept.append((name, len(transformed_code)))
+        self.total += len(transformed_code)
+        while self.total > SOURCE_LIMIT and len(self.kept) > 1:
+            old, size = self.kept.popleft()
+            self.total -= size
+            traceback.linecache.cache.pop(old, None)
+            self._filename_map.pop(old, None)
+        return name
+
+
+def is_cell(filename: str) -> bool:
+    return filename.startswith("<cell ")
+
+
+class Hook(DisplayHook):
+    """The last value of a cell becomes a `result` event. Keeps `_`, `__`, `___`, and nothing else."""
+
+    def write_output_prompt(self) -> None:
+        pass
+
+    def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
+        KERNEL.event("result", data=bounded_bundle(format_dict))
+
+    def log_output(self, format_dict: dict[str, Any]) -> None:
+        pass  # IPython keeps every bundle for ever
+
+    def update_user_ns(self, result: Any) -> None:
+        if "_" in vars(builtins):  # gettext
+            return
+        ns = self.shell.user_ns
+        ns["___"], ns["__"], ns["_"] = ns.get("__", ""), ns.get("_", ""), result
+
+    def finish_displayhook(self) -> None:
+        self._is_active = False
+
+    def quiet(self) -> bool:
+        code = KERNEL.code
+        return ";" in code[-200:] and bool(self.semicolon_at_end_of_expression(code))
+
+
+class Publisher(DisplayPublisher):
+    """`display()` becomes a `display` event."""
+
+    def publish(self, data: Any, metadata: Any = None, source: Any = None, *, transient: Any = None,
+                update: bool = False, **_: Any) -> None:
+        self._validate_data(data, metadata)
+        members: dict[str, Any] = {"data": bounded_bundle(data)}
+        identity = (transient or {}).get("display_id")
+        if identity is not None:
+            members["id"] = quote(cut(str(identity)))
+        if update:
+            members["update"] = "true"
+        KERNEL.event("display", **members)
+
+    def clear_output(self, wait: bool = False) -> None:
+        KERNEL.event("clear", wait="true" if wait else "false")
+
+
+class Formatter(DisplayFormatter):
+    """Remembers which figures a cell has shown, so that none is shown a second time when the cell ends."""
+
+    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
+        figure_module = sys.modules.get("matplotlib.figure")
+        if figure_module is not None and isinstance(obj, figure_module.Figure):
+            KERNEL.shown_figures.append(obj)
+        return super().format(obj, include, exclude)
+
+
+def close_shown_figures() -> None:
+    """Before matplotlib_inline flushes the open figures: those shown already are closed, as it closes the others."""
+    shown, KERNEL.shown_figures = KERNEL.shown_figures, []
+    helpers = sys.modules.get("matplotlib._pylab_helpers")
+    inline = sys.modules.get("matplotlib_inline.config")
+    if helpers is None or inline is None or not inline.InlineBackend.instance().close_figures:
+        return
+    for figure in shown:
+        helpers.Gcf.destroy_fig(figure)
+
+
+class NoProfileDir(ProfileDir):
+    """A profile directory that is named but not made: the file system may be read-only."""
+
+    def _mkdir(self, path: str, mode: int | None = None) -> bool:
+        return False
+
+    def _location_changed(self, change: Any) -> None:
+        self._location_isset = True
+
+
+class Scripts(ScriptMagics):
+    """`%%bash`, `%%sh`, `%%script`: like `!`, not over IPython's asyncio thread, which would never end."""
+
+    def shebang(self, line: str, cell: str) -> None:
+        from IPython.utils.process import arg_split
+
+        args, argv = ScriptMagics.shebang.parser.parse_known_args(arg_split(line, posix=True))
+        ns = self.shell.user_ns
+        script = script_file(cell if cell.endswith("\n") else cell + "\n")
+        if args.bg:
+            self._background(args, argv, script)
+            return
+        captured: dict[str, list[bytes]] = {name: [] for name in (args.out, args.err) if name}
+        try:
+            status = run_command(argv, stdin=script, out=captured[args.out].append if args.out else None,
+                                 err=captured[args.err].append if args.err else None)
+        except FileNotFoundError as e:
+            if e.filename != argv[0]:
+                raise
+            print(f"Couldn't find program: {argv[0]!r}")
+            return
+        finally:
+            close(script)
+            ns.update({name: b"".join(parts).decode("utf-8", "replace") for name, parts in captured.items()})
+        if args.raise_error and status != 0:
+            raise subprocess.CalledProcessError(status, argv[0])
+
+    def _background(self, args: Any, argv: list[str], script: int) -> None:
+        ns = self.shell.user_ns
+        process = subprocess.Popen(argv, stdin=script, start_new_session=True, env=child_env(),
+                                   stdout=subprocess.PIPE if args.out else subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE if args.err else subprocess.DEVNULL)
+        close(script)
+        for name, value in ((args.out, process.stdout), (args.err, process.stderr), (args.proc, process)):
+            if name:
+                ns[name] = value
+        KERNEL.background.append(process)  # or its end would be a ResourceWarning
+
+    shebang.__doc__ = ScriptMagics.shebang.__doc__
+    shebang.parser = ScriptMagics.shebang.parser  # type: ignore[attr-defined]
+
+
+class Exit:
+    """`exit` and `quit`: end the cell, not the kernel."""
+
+    def __repr__(self) -> str:
+        return "Use exit() to end the cell"
+
+    def __call__(self, code: Any = None) -> NoReturn:
+        raise SystemExit(code)
+
+
+class Shell(InteractiveShell):
+    """IPython's shell with the terminal, the history and the pseudo-terminal taken out."""
+
+    def _tee(self, channel: str) -> Any:
+        return contextlib.nullcontext()  # the original keeps all output in memory
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> Any:
+        return {}  # the original calls `str(exception)` and keeps the text for ever
+
+    def init_virtualenv(self) -> None:
+        pass
+
+    def init_user_ns(self) -> None:
+        super().init_user_ns()
+        self.user_ns["exit"] = self.user_ns["quit"] = Exit()
+
+    def init_display_formatter(self) -> None:
+        self.display_formatter = Formatter(parent=self)
+        self.display_formatter.active_types = self.display_formatter.format_types
+        self.configurables.append(self.display_formatter)
+
+    def showtraceback(self, exc_tuple: Any = None, *_: Any, **__: Any) -> None:
+        # `%run`, a failing `__repr__` and event callbacks report an error only here.
+        KERNEL.shown = (exc_tuple or sys.exc_info())[1]
+
+    def showsyntaxerror(self, *_: Any, **__: Any) -> None:
+        KERNEL.shown = sys.exc_info()[1]
+
+    showindentationerror = showsyntaxerror
+
+    def ask_exit(self) -> NoReturn:
+        raise SystemExit(0)
+
+    def enable_gui(self, gui: Any = None) -> None:
+        pass
+
+    def system(self, cmd: str) -> None:
+        """`!cmd`."""
+        cmd = self.var_expand(cmd, depth=1)
+        status = run_command(shell_argv(cmd), out=sink("stdout"), err=sink("stderr"))
+        self.user_ns["_exit_code"] = status
+        if status != 0 and self.system_raise_on_error:
+            raise subprocess.CalledProcessError(status, cmd)
+
+    system_piped = system_raw = system
+
+    def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
+        """`a = !cmd`: what it writes to both streams."""
+        cmd = self.var_expand(cmd, depth=depth + 1)
+        parts: list[bytes] = []
+        status = run_command(shell_argv(cmd), out=parts.append, merge=True)
+        self.user_ns["_exit_code"] = status
+        if status != 0 and self.system_raise_on_error:
+            raise subprocess.CalledProcessError(status, cmd)
+        text = b"".join(parts).decode("utf-8", "replace")
+        return SList(text.splitlines()) if split else LSString(text)
+
+
+def print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0, **_: Any) -> None:
+    """`obj?` and the other users of a pager print."""
+    text = data.get("text/plain", "") if isinstance(data, dict) else data
+    print("\n".join(text.splitlines()[start:]))
+
+
+# ---------------------------------------------------------------- child processes
+
+
+def shell_argv(cmd: str) -> list[str]:
+    return ["/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh", "-c", cmd]
+
+
+def child_env() -> dict[str, str]:
+    """The environment without the inline backend: a figure shown by a child would go nowhere."""
+    env = dict(os.environ)
+    if env.get("MPLBACKEND") == INLINE_BACKEND:
+        del env["MPLBACKEND"]
+    return env
+
+
+def script_file(text: str) -> int:
+    """A descriptor at the start of a nameless file that holds `text`: needs no writer, unlike a pipe."""
+    try:
+        fd = os.memfd_create("script", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        with tempfile.TemporaryFile() as f:
+            fd = dup(f.fileno())
+    data = text.encode("utf-8", "surrogateescape")
+    while data:
+        data = data[write(fd, data):]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def sink(name: str) -> Callable[[bytes], Any] | None:
+    """None when a child may write to the descriptor itself, else a writer to what stands for `sys.<name>`
+    (`%%capture`, `redirect_stdout`)."""
+    stream = getattr(sys, name, None)
+    if stream is None or stream is KERNEL.streams.get(name):
+        return None
+    return lambda data: stream.write(data.decode("utf-8", "replace"))
+
+
+def run_command(argv: list[str], stdin: int | None = None, out: Callable[[bytes], Any] | None = None,
+                err: Callable[[bytes], Any] | None = None, merge: bool = False) -> int:
+    """Run to the end, in a session of its own and without a terminal; an interrupt kills the whole session.
+    `out` and `err` take what it writes; without them it writes to descriptors 1 and 2."""
+    KERNEL.flush()
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL if stdin is None else stdin, start_new_session=True, env=child_env(),
+        stdout=subprocess.PIPE if out else None,
+        stderr=subprocess.STDOUT if merge else subprocess.PIPE if err else None)
+    try:
+        takers = {stream.fileno(): taker for stream, taker in ((process.stdout, out), (process.stderr, err))
+                  if stream is not None and taker is not None}
+        if takers:
+            collect(process, takers)
+        with contextlib.suppress(ChildProcessError):
+            waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # an interrupt leaves this at once
+        return process.wait()
+    except BaseException:
+        end_session(process)
+        raise
+    finally:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def collect(process: subprocess.Popen[bytes], takers: dict[int, Callable[[bytes], Any]]) -> None:
+    """Hand on what the child writes until it ends; what it left running may hold the pipes open for ever."""
+    poll = select.poll()
+    for fd in takers:
+        poll.register(fd, select.POLLIN)
+    waiting = set(takers)
+    while waiting:
+        ready = [fd for fd, _ in poll.poll(20)]
+        if not ready and process.poll() is not None:
+            return
+        for fd in ready:
+            data = read(fd, 65536)
+            if data:
+                takers[fd](data)
+            else:
+                poll.unregister(fd)
+                waiting.discard(fd)
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    for number, patience in ((signal.SIGINT, 0.3), (signal.SIGKILL, 1.0)):
+        with contextlib.suppress(OSError):
+            killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            if number == signal.SIGKILL:
+                return
+    # The leader is gone or will be; the rest of its session got the second signal.
+
+
+# ---------------------------------------------------------------- errors
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a frame is the user's own: a cell, or a file that is neither a library's nor ours."""
+    if filename.startswith("<"):
+        return is_cell(filename) or filename in USER_NAMES
+    return not (filename == __file__ or filename.startswith(STDLIB)
+                or "site-packages" in filename or "dist-packages" in filename)
+
+
+def shown_frame(frame: traceback.FrameSummary) -> traceback.FrameSummary:
+    if not is_cell(frame.filename):
+        return frame
+    # CPython has no source line for `<stdin>`.
+    return traceback.FrameSummary(SHOWN_FILE, frame.lineno, frame.name, lookup_line=False, line="")
+
+
+def keep_user_frames(error: traceback.TracebackException | None, seen: set[int]) -> None:
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    frames = [shown_frame(f) for f in error.stack or () if is_user_file(f.filename)]
+    # Without frames there is no `Traceback` line, as in CPython.
+    error.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    if isinstance(getattr(error, "filename", None), str) and is_cell(error.filename):
+        error.filename = SHOWN_FILE
+    if isinstance(getattr(error, "_str", None), str):
+        error._str = cut(error._str)  # type: ignore[attr-defined]
+    for other in (error.__cause__, error.__context__, *(error.exceptions or ())):
+        keep_user_frames(other, seen)
+
+
+def type_name(e: BaseException) -> str:
+    return exact(type.__dict__["__name__"].__get__(type(e)))
+
+
+def error_text(e: BaseException) -> str:
+    """CPython's plain traceback with the user's frames. May run the user's `__str__`."""
+    if isinstance(e, interactiveshell.UsageError):
+        return f"UsageError: {e}\n"
+    tb = BaseException.__traceback__.__get__(e)  # type: ignore[attr-defined]
+    error = traceback.TracebackException(type(e), e, tb, lookup_lines=False, compact=True)
+    keep_user_frames(error, set())
+    return "".join(error.format())
+
+
+def error_value(e: BaseException) -> str:
+    value = str(e)
+    filename = getattr(e, "filename", None)
+    if isinstance(e, SyntaxError) and isinstance(filename, str) and is_cell(filename):
+        value = value.replace(filename, SHOWN_FILE)
+    return value
+
+
+def safely(render: Callable[[BaseException], str], e: BaseException, fallback: str) -> str:
+    try:
+        return cut(render(e))
+    except Exception:
+        return fallback
+
+
+def show_warning(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+    """`warnings.formatwarning` for cells: CPython's text for `<stdin>`."""
+    if is_cell(filename):
+        filename, line = SHOWN_FILE, ""
+    return original_formatwarning(message, category, filename, lineno, line)
+
+
+original_formatwarning = warnings.formatwarning
+
+
+# ---------------------------------------------------------------- the kernel
+
+
+class Kernel:
+    """The state of this process and the two control pipes."""
+
+    def __init__(self) -> None:
+        self.req = self.evt = -1
+        self.evt_identity: tuple[int, int] | None = None
+        self.pid = getpid()
+        self.n = 0
+        self.code = ""
+        self.compiled = 0  # code objects named in this cell
+        self.shell: Shell = None  # type: ignore[assignment]
+        self.streams: dict[str, io.TextIOWrapper] = {}
+        self.spare: dict[int, int] = {}  # copies of 1 and 2 for a cell that closes them
+        self.stdin: Any = None
+        self.shown: BaseException | None = None
+        self.shown_figures: list[Any] = []
+        self.background: list[subprocess.Popen[bytes]] = []
+        self.loop: Any = None
+        self.task: Any = None
+        self.in_cell = False
+        self.signalled = False  # an interrupt came in this cell
+        self.cancelled = False  # and took the form of a cancelled task
+        self.quiet_signals = 0
+        self.pending_interrupt = False
+        self.lock = threading.Lock()
+        self.writer: int | None = None
+        self.queued: deque[bytes] = deque(maxlen=1000)
+        self.between: deque[tuple[str, dict[str, Any]]] = deque(maxlen=32)
+
+    # -- events
+
+    def flush(self) -> None:
+        """What Python and C hold for 1 and 2. A stream of the user's may block, so only where an interrupt works."""
+        for name in ("stdout", "stderr"):
+            own = self.streams.get(name)
+            with contextlib.suppress(Exception):
+                if own is not None:
+                    flush_text(own)
+            current = getattr(sys, name, None)
+            if self.in_cell and current is not None and current is not own:
+                with contextlib.suppress(Exception):
+                    current.flush()
+        if _c_flush is not None:
+            _c_flush(_c_stdout)
+
+    def event(self, kind: str, **members: Any) -> None:
+        """Send an event. The members' values are JSON already, a `data` member is {mime: JSON}."""
+        if getpid() != self.pid:
+            return  # a forked child must never answer
+        if not self.in_cell and kind in ("display", "clear"):
+            self.between.append((kind, members))  # from a thread; it belongs to the next cell
+            return
+        self.flush()
+        if "data" in members:
+            members["data"] = "{" + ",".join(f"{quote(k)}:{v}" for k, v in members["data"].items()) + "}"
+        fields = "".join(f',"{name}":{value}' for name, value in members.items())
+        self.send(f'{{"t":"{kind}","n":{self.n}{fields}}}\n'.encode("utf-8", "backslashreplace"))
+
+    def send(self, line: bytes) -> None:
+        """Write a whole line, whatever signals come."""
+        me = threading.get_ident()
+        if self.writer == me:
+            self.queued.append(line)  # from a signal handler, in the middle of another line
+            return
+        self.quiet_signals += 1
+        old = pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+        try:
+            with self.lock:
+                self.writer = me
+                self.write_all(line)
+                while self.queued:
+                    self.write_all(self.queued.popleft())
+                self.writer = None
+        finally:
+            pthread_sigmask(signal.SIG_SETMASK, old)
+            self.quiet_signals -= 1
+        if self.pending_interrupt and self.in_cell and threading.current_thread() is threading.main_thread():
+            self.pending_interrupt = False
+            raise KeyboardInterrupt
+
+    def write_all(self, line: bytes) -> None:
+        if self.evt_identity is None:
+            return  # in the zygote
+        view = memoryview(line)
+        try:
+            if identity(self.evt) != self.evt_identity:
+                lost("the kernel's control pipe was replaced")
+            while view:
+                try:
+                    view = view[write(self.evt, view):]
+                except BlockingIOError:
+                    select.poll().poll(1)
+        except OSError as e:
+            lost(f"the kernel's control pipe is gone: {os.strerror(e.errno or 0)}")
+
+    # -- interrupts
+
+    def on_sigint(self, _number: int, frame: FrameType | None) -> None:
+        if not self.in_cell or getpid() != self.pid:
+            if getpid() != self.pid:
+                raise KeyboardInterrupt
+            return
+        self.signalled = True
+        if self.quiet_signals:
+            self.pending_interrupt = True
+            return
+        if self.task is not None and not self.task.done() and idle_in_loop(frame):
+            self.cancelled = True
+            self.task.cancel()
+            self.loop.call_soon_threadsafe(lambda: None)
+            return
+        raise KeyboardInterrupt
+
+    def run_async(self, coroutine: Any) -> Any:
+        """IPython's loop runner: one loop for all cells, made when first needed and never before a fork."""
+        asyncio = import_plain("asyncio")
+        if self.loop is None or self.loop.is_closed() or self.loop_pid != getpid():
+            self.loop, self.loop_pid = asyncio.new_event_loop(), getpid()
+        asyncio.set_event_loop(self.loop)
+        async_helpers._asyncio_event_loop = self.loop
+        self.task = self.loop.create_task(coroutine)
+        try:
+            return self.loop.run_until_complete(self.task)
+        except asyncio.CancelledError:
+            if self.cancelled:
+                raise KeyboardInterrupt from None
+            raise
+        except BaseException:
+            if not self.task.done():
+                self.task.cancel()
+                with contextlib.suppress(BaseException):
+                    self.loop.run_until_complete(self.task)
+            raise
+        finally:
+            self.task = None
+
+    # -- a cell
+
+    def run(self, n: int, code: str) -> None:
+        """Run one cell; ends with exactly one `done`, or with the process."""
+        started = perf_counter()
+        self.n, self.code, self.compiled = n, code, 0
+        self.shown, self.shown_figures = None, []
+        self.signalled = self.cancelled = self.pending_interrupt = False
+        threads = set(list_threads())
+        status, exit_code = "ok", None
+        guard_signals(self)
+        try:
+            try:
+                self.in_cell = True
+                while self.between:
+                    kind, members = self.between.popleft()
+                    self.event(kind, **members)
+                error = self.execute(code)
+                set_trace(None)
+                if getpid() != self.pid:
+                    end_child(error)
+                status, exit_code = self.conclude(error)
+                self.flush()
+                self.repair_streams()
+            finally:
+                self.in_cell = False
+        except BaseException as e:  # an interrupt (or a handler of the user's) outside the user's own frames
+            self.in_cell = False
+            if getpid() != self.pid:
+                end_child(e)
+            status = "interrupted" if self.signalled and isinstance(e, KeyboardInterrupt) else "error"
+            self.report(type_name(e), "", f"{type_name(e)}\n")
+        unset_hooks()
+        guard_signals(self)
+        if status == "interrupted":
+            stop_threads(set(list_threads()) - threads)
+        error = None
+        self.shown = None
+        self.repair_descriptors()
+        ms = round((perf_counter() - started) * 1000, 3)
+        extra = {} if exit_code is None else {"code": exit_code}
+        self.event("done", status=f'"{status}"', ms=ms, **extra)
+
+    def execute(self, code: str) -> BaseException | None:
+        try:
+            result = self.shell.run_cell(code, store_history=False)
+        except BaseException as e:
+            return e
+        error = result.error_before_exec or result.error_in_exec or self.shown if result is not None else self.shown
+        self.shell.last_execution_result = None  # holds the error's frames, and with them the user's objects
+        self.shell.displayhook.exec_result = None
+        return error
+
+    def conclude(self, error: BaseException | None) -> tuple[str, int | None]:
+        """Report how the cell ended: (status, exit code)."""
+        if error is None:
+            return "ok", None
+        if isinstance(error, SystemExit):
+            return "exit", exit_status(error)
+        if self.cancelled and type_name(error) == "CancelledError":
+            error = KeyboardInterrupt().with_traceback(error.__traceback__)
+        interrupted = self.signalled and isinstance(error, KeyboardInterrupt)
+        name = type_name(error)
+        text = safely(error_text, error, f"{name}: <the error could not be shown>\n")
+        value = safely(error_value, error, "<exception str() failed>")
+        self.report(name, value, text)
+        return ("interrupted" if interrupted else "error"), None
+
+    def report(self, name: str, value: str, text: str) -> None:
+        self.event("error", name=quote(cut(name)), value=quote(cut(value)), text=quote(cut(text)))
+
+    # -- what a cell may have broken
+
+    def open_streams(self) -> None:
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            self.open_stream(fd, name)
+        self.stdin = open(os.devnull, encoding="utf-8")
+        sys.stdin = sys.__stdin__ = self.stdin
+        builtins.input = no_input
+
+    def open_stream(self, fd: int, name: str) -> None:
+        stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+        stream.mode = "w"
+        self.streams[name] = stream
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+    def repair_streams(self) -> None:
+        """A stream that is None or closed would lose all later output in silence."""
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            if is_usable(self.streams[name]):
+                if is_usable(getattr(sys, name, None)):
+                    continue
+                setattr(sys, name, self.streams[name])
+            else:
+                with contextlib.suppress(OSError, ValueError):
+                    replaced = getattr(sys, name, None)
+                    keep = replaced is not self.streams[name] and is_usable(replaced)
+                    self.open_stream(fd, name)
+                    if keep:
+                        setattr(sys, name, replaced)
+            self.note(f"sys.{name} was closed by the code and has been restored")
+
+    def repair_descriptors(self) -> None:
+        for fd, copy in self.spare.items():
+            try:
+                fstat(fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    dup2(copy, fd)
+                    self.note(f"descriptor {fd} was closed by the code and has been restored")
+
+    def note(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            write(2, f"sandpool: {text}\n".encode())
+
+
+KERNEL = Kernel()
+
+
+def identity(fd: int) -> tuple[int, int]:
+    stat = fstat(fd)
+    return stat.st_dev, stat.st_ino
+
+
+def lost(why: str) -> NoReturn:
+    with contextlib.suppress(OSError):
+        write(2, f"sandpool: {why}\n".encode())
+    os._exit(LOST)
+
+
+def is_usable(stream: Any) -> bool:
+    try:
+        return stream is not None and not getattr(stream, "closed", False)
+    except ValueError:  # detached
+        return False
+
+
+def no_input(prompt: Any = "", /) -> str:
+    if sys.stdin is not KERNEL.stdin:
+        return original_input(prompt)
+    sys.stdout.write(str(prompt))
+    sys.stdout.flush()
+    raise EOFError(NO_INPUT)
+
+
+no_input.__name__ = no_input.__qualname__ = "input"
+no_input.__doc__ = original_input.__doc__
+
+
+def exit_status(e: SystemExit) -> int:
+    """As CPython does: a number is the status, nothing is 0, anything else is printed and is 1."""
+    code = e.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return int(code) & 0xFF
+    with contextlib.suppress(Exception):
+        print(code, file=sys.stderr)
+    return 1
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """A child the cell forked has come back to the driver: it ends like a script."""
+    status = 0
+    with contextlib.suppress(BaseException):
+        if isinstance(error, SystemExit):
+            status = exit_status(error)
+        elif error is not None:
+            status = 1
+            print(error_text(error), end="", file=sys.stderr)
+    with contextlib.suppress(BaseException):
+        KERNEL.flush()
+    os._exit(status)
+
+
+def forget_pipes() -> None:
+    """In a forked child: let go of the control pipes, so that their end is seen when the kernel dies."""
+    if KERNEL.evt_identity is None:
+        return
+    KERNEL.evt_identity = None
+    for fd in (KERNEL.req, KERNEL.evt):
+        with contextlib.suppress(OSError):
+            close(fd)
+
+
+def unset_hooks() -> None:
+    """A trace or profile function must not see, or raise in, the driver."""
+    with contextlib.suppress(BaseException):
+        set_trace(None)
+    for _ in range(2):  # the call itself is an event for the function that it removes
+        try:
+            set_profile(None)
+            break
+        except BaseException:
+            continue
+
+
+def guard_signals(kernel: Kernel) -> None:
+    """SIGINT is ours in every cell, whatever the cell before did; an alarm left behind must not kill."""
+    try:
+        install(signal.SIGINT, kernel.on_sigint)
+        pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+        if current_handler(signal.SIGALRM) == signal.SIG_DFL:
+            set_alarm(0)
+    except BaseException:
+        pass
+
+
+install, current_handler, set_alarm = signal.signal, signal.getsignal, signal.alarm
+
+
+def stop_threads(threads: set[threading.Thread]) -> None:
+    """End the threads an interrupted cell started, at their next bytecode."""
+    for thread in threads:
+        if thread.ident is not None:
+            set_async_exception(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+def idle_in_loop(frame: FrameType | None) -> bool:
+    if frame is None:
+        return False
+    filename = frame.f_code.co_filename
+    return filename.endswith("selectors.py") or "/asyncio/" in filename
+
+
+def import_plain(name: str) -> Any:
+    """Import as at start: never from the working directory."""
+    module = sys.modules.get(name)
+    if module is None:
+        path, sys.path[:] = list(sys.path), BOOT_PATH
+        try:
+            module = __import__(name)
+        finally:
+            sys.path[:] = path
+    return module
+
+
+# ---------------------------------------------------------------- start
+
+
+def make_shell() -> Shell:
+    """Build the shell: no descriptor, no thread, no file."""
+    config = Config()
+    config.HistoryManager.enabled = False  # no database, no thread
+    config.HistoryManager.hist_file = ":memory:"
+    config.HistoryAccessor.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.cache_size = 0  # `Out` would keep every result alive
+    config.InteractiveShell.autoindent = False
+    config.InteractiveShell.xmode = "Plain"
+    os.environ.setdefault("MPLBACKEND", INLINE_BACKEND)
+    directory = os.environ.get("IPYTHONDIR") or os.path.join(os.environ.get("HOME") or "/tmp", ".ipython")
+    profile = NoProfileDir(location=os.path.join(directory, "profile_default"), config=config)
+    shell = Shell.instance(config=config, ipython_dir=directory, profile_dir=profile, displayhook_class=Hook,
+                           display_pub_class=Publisher, compiler_class=Sources)
+    shell.loop_runner = KERNEL.run_async
+    shell.set_hook("show_in_pager", print_page, priority=0)
+    shell.register_magics(Scripts)
+    shell.events.register("post_execute", close_shown_figures)
+    interactiveshell.warn = quiet_about_exit(interactiveshell.warn)
+    warnings.formatwarning = show_warning
+    sys.argv = [""]
+    KERNEL.shell = shell
+    return shell
+
+
+def quiet_about_exit(warn: Callable[..., None]) -> Callable[..., None]:
+    def wrapped(message: Any, *args: Any, **kwargs: Any) -> None:
+        if not str(message).startswith("To exit:"):
+            warn(message, *args, **kwargs)
+
+    return wrapped
+
+
+def warm_up(cells: tuple[str, ...] = ("1+1", "1/0", "print(end='')")) -> None:
+    """Run throw-away cells in the zygote: fills caches that every kernel would fill for itself."""
+    names = set(KERNEL.shell.user_ns)
+    for cell in cells:
+        KERNEL.run(0, cell)
+    ns = KERNEL.shell.user_ns
+    for name in set(ns) - names:
+        del ns[name]
+    ns["_"] = ns["__"] = ns["___"] = ""
+    gc.collect()
+
+
+def after_fork() -> None:
+    """Make the generators of this child its own; the hash seed cannot be."""
+    KERNEL.pid = getpid()
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    tempfile._name_sequence = None  # type: ignore[attr-defined]
+
+
+def serve(req: int = 3, evt: int = 4) -> NoReturn:
+    """Take requests until the guest closes the pipe. Never returns."""
+    kernel = KERNEL
+    kernel.req, kernel.evt, kernel.pid = req, evt, getpid()
+    for fd in (req, evt):
+        os.set_inheritable(fd, False)
+    kernel.open_streams()
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            kernel.spare[fd] = dup(fd)
+    kernel.evt_identity = identity(evt)
+    os.register_at_fork(after_in_child=forget_pipes)
+    sys.path.insert(0, "")
+    guard_signals(kernel)
+    kernel.event("ready", version=quote(".".join(map(str, sys.version_info[:3]))))
+    try:
+        for line in request_lines(req):
+            request, _ = scan_json(line, 0)
+            if request["t"] == "run":
+                kernel.run(request["n"], request["code"])
+    except BaseException as e:  # the driver itself is broken: no answer is better than a wrong one
+        lost(f"the kernel failed: {type_name(e)}")
+    os._exit(0)  # no exit handlers: the cell's own may block
+
+
+def request_lines(fd: int) -> Iterator[str]:
+    rest = b""
+    while True:
+        try:
+            data = read(fd, 1 << 20)
+        except OSError as e:
+            lost(f"the kernel's request pipe is gone: {os.strerror(e.errno or 0)}")
+        except BaseException:
+            continue  # a signal handler of the user's raised between cells
+        if getpid() != KERNEL.pid:
+            os._exit(0)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8")
+
+
+def main() -> NoReturn:
+    req, evt = (int(os.environ.pop(name, default)) for name, default in (("KREQ", "3"), ("KEVT", "4")))
+    os.environ.pop("KINT", None)
+    make_shell()
+    serve(req, evt)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The guest's part of the driver protocol, for tests: pipes, events, the drain rule, the interrupt ladder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """What one cell gave. `order` has streams and events as the guest would put them."""
+
+    stdout: str = ""
+    stderr: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    order: list[tuple[str, str]] = field(default_factory=list)
+    status: str = ""  # of `done`; or `died <returncode>`, `killed`, `silent`
+    ms: float = 0.0
+    after_interrupt: float = 0.0  # seconds
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [e for e in self.events if e["t"] == kind]
+
+    @property
+    def result(self) -> str | None:
+        found = self.of("result")
+        return found[-1]["data"].get("text/plain") if found else None
+
+    @property
+    def error(self) -> str | None:
+        found = self.of("error")
+        return found[-1]["text"] if found else None
+
+
+class Kernel:
+    def __init__(self, argv: list[str], env: dict[str, str] | None = None, cwd: str | None = None,
+                 interrupt_pipe: bool = False) -> None:
+        req_r, self.req = os.pipe()
+        self.evt, evt_w = os.pipe()
+        int_r, self.int = os.pipe()
+        self.out, out_w = os.pipe()
+        self.err, err_w = os.pipe()
+        self.interrupt_pipe = interrupt_pipe
+        wanted = {3: req_r, 4: evt_w, 5: int_r}
+        high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD, 200) for number, fd in wanted.items()}
+
+        def place() -> None:
+            for number, fd in high.items():
+                os.dup2(fd, number, inheritable=True)
+
+        base = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "TMPDIR")}
+        self.started = time.perf_counter()
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out_w, stderr=err_w, cwd=cwd, start_new_session=True,
+            pass_fds=(3, 4, 5), preexec_fn=place,
+            env={**base, "KREQ": "3", "KEVT": "4", "KINT": "5", **(env or {})})
+        for fd in (req_r, evt_w, int_r, out_w, err_w, *high.values()):
+            os.close(fd)
+        self.n = 0
+        self.buffer = b""
+        self.log: list[dict[str, Any]] = []
+
+    def ready(self, timeout: float = 30) -> Outcome:
+        return self.wait("ready", timeout)
+
+    def run(self, code: str, timeout: float = 20, interrupt: float | None = None, grace: float = 4,
+            map: str | None = None) -> Outcome:
+        self.n += 1
+        request = {"t": "run", "n": self.n, "code": code}
+        if map is not None:
+            request["map"] = map
+        data = json.dumps(request).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self.req, data):]
+        except BrokenPipeError:
+            return self.died(Outcome())
+        return self.wait("done", timeout, interrupt, grace)
+
+    def wait(self, until: str, timeout: float, interrupt: float | None = None, grace: float = 4) -> Outcome:
+        outcome = Outcome()
+        start = time.perf_counter()
+        sent = escalated = None
+        while True:
+            now = time.perf_counter() - start
+            if interrupt is not None and sent is None and now >= interrupt:
+                os.kill(self.process.pid, signal.SIGINT)
+                sent = now
+            if sent is not None and escalated is None and self.interrupt_pipe and now - sent > 0.1:
+                os.write(self.int, b"x")
+                escalated = now
+            if sent is not None and now - sent > grace:
+                self.stop()
+                outcome.status = "killed"
+                return outcome
+            if now > timeout:
+                outcome.status = "silent"
+                return outcome
+            readable, _, _ = select.select([self.out, self.err, self.evt], [], [], 0.02)
+            for fd, name in ((self.out, "stdout"), (self.err, "stderr")):
+                if fd in readable:
+                    self.take(outcome, fd, name, 65536)
+            if self.evt in readable:
+                data = os.read(self.evt, 1 << 20)
+                if not data:
+                    return self.died(outcome)
+                self.buffer += data
+            while b"\n" in self.buffer:
+                line, self.buffer = self.buffer.split(b"\n", 1)
+                assert len(line) < 12_000_000, f"a line of {len(line)} bytes"
+                event = json.loads(line.decode("utf-8", "strict"))
+                self.drain(outcome)
+                outcome.events.append(event)
+                outcome.order.append(("event", event["t"]))
+                self.log.append(event)
+                if event["t"] == until:
+                    outcome.status = event.get("status", until)
+                    outcome.ms = (time.perf_counter() - start) * 1000
+                    if sent is not None:
+                        outcome.after_interrupt = time.perf_counter() - start - sent
+                    return outcome
+
+    def take(self, outcome: Outcome, fd: int, name: str, size: int) -> int:
+        data = os.read(fd, size)
+        text = data.decode("utf-8", "surrogateescape")
+        setattr(outcome, name, getattr(outcome, name) + text)
+        if outcome.order and outcome.order[-1][0] == name:
+            text = outcome.order.pop()[1] + text
+        outcome.order.append((name, text))
+        return len(data)
+
+    def drain(self, outcome: Outcome) -> None:
+        """Exactly what the pipes hold now: nobody can keep this from ending."""
+        for fd, name in ((self.out, "stdout"), (self.err, "stderr")):
+            held = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0]
+            while held > 0:
+                held -= self.take(outcome, fd, name, held)
+
+    def died(self, outcome: Outcome) -> Outcome:
+        outcome.status = f"died {self.process.wait()}"
+        self.drain(outcome)
+        return outcome
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.stop()
+        for fd in (self.req, self.evt, self.int, self.out, self.err):
+            os.close(fd)
