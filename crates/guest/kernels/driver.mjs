@@ -1,0 +1,696 @@
+// The JavaScript kernel: runs cells in V8's REPL mode, through an inspector session to itself, and speaks the driver
+// protocol. PROTOCOL.md is the contract with the guest.
+//
+// Cells share this process, and may have changed every builtin by the time the driver runs again. So:
+//  - what the driver calls is bound below, before the first cell; its objects have no prototype; its loops are plain;
+//  - there is not one promise here: terminating a cell inside a microtask drops the whole microtask queue;
+//  - user code (getters, `inspect.custom`, the cell itself) is only ever entered through `interruptible()`.
+// Start with `--no-force-async-hooks-checks`: else a termination inside a timer aborts the process.
+
+import { Session } from 'node:inspector';
+import { EventEmitter } from 'node:events';
+import { SourceMap, createRequire } from 'node:module';
+import { Socket } from 'node:net';
+import { Writable } from 'node:stream';
+import { TextEncoder as Encoder, inspect, types } from 'node:util';
+import { Worker } from 'node:worker_threads';
+import { setImmediate as soon } from 'node:timers';
+import fs from 'node:fs';
+import vm from 'node:vm';
+
+const { fstatSync, openSync, closeSync, writeSync } = fs;
+const { call, bind } = Function.prototype;
+const uncurry = bind.bind(call);
+const { parse, stringify } = JSON;
+const { defineProperty, getOwnPropertyDescriptor, hasOwn, freeze } = Object;
+const ObjectPrototype = Object.prototype;
+const BigIntFrom = BigInt, NumberFrom = Number, StringFrom = String;
+const PromiseResolve = Promise.resolve.bind(Promise);
+const then = uncurry(Promise.prototype.then);
+const slice = uncurry(String.prototype.slice), indexOf = uncurry(String.prototype.indexOf);
+const startsWith = uncurry(String.prototype.startsWith), endsWith = uncurry(String.prototype.endsWith);
+const wellFormed = uncurry(String.prototype.toWellFormed), repeat = uncurry(String.prototype.repeat);
+const split = uncurry(String.prototype.split), trim = uncurry(String.prototype.trim);
+const match = uncurry(RegExp.prototype.exec);
+const encodeUtf8 = uncurry(Encoder.prototype.encode), encoder = new Encoder();
+const toBase64 = uncurry(Buffer.prototype.toString), bufferFrom = Buffer.from;
+const setAdd = uncurry(Set.prototype.add), setDelete = uncurry(Set.prototype.delete), setClear = uncurry(Set.prototype.clear);
+const mapGet = uncurry(Map.prototype.get), mapSet = uncurry(Map.prototype.set), mapDelete = uncurry(Map.prototype.delete);
+const { isNativeError, isPromise, isUint8Array } = types;
+const { load: atomicLoad, store: atomicStore, add: atomicAdd, notify: atomicNotify, wait: atomicWait } = Atomics;
+const on = uncurry(EventEmitter.prototype.on), listeners = uncurry(EventEmitter.prototype.rawListeners);
+const sessionConnect = uncurry(Session.prototype.connect), sessionDisconnect = uncurry(Session.prototype.disconnect);
+const sessionPost = uncurry(Session.prototype.post);
+const runInContext = uncurry(vm.Script.prototype.runInContext), runInThisContext = uncurry(vm.Script.prototype.runInThisContext);
+const Script = vm.Script, mainLoader = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
+const findEntry = uncurry(SourceMap.prototype.findEntry);
+const { pid, kill, reallyExit, cwd } = process;
+const now = performance.now.bind(performance);
+const round = Math.round;
+
+const TEXT_LIMIT = 1_000_000;       // bytes of one text
+const PICTURE_LIMIT = 8_000_000;    // base64 characters of one picture
+const LINE_LIMIT = 12_000_000;      // bytes of one event
+const MAPS_LIMIT = 16_000_000;      // characters of old cells' source maps
+const LATE_LIMIT = 100;             // late errors told between one cell and the next
+const LOST = 70;                    // exit status when the control pipes are gone
+
+const [REQ, EVT, KINT] = ['KREQ', 'KEVT', 'KINT'].map((name, i) => {
+  const value = process.env[name];
+  delete process.env[name];
+  return value === undefined ? (name === 'KINT' ? -1 : 3 + i) : +value;
+});
+
+// ---------------------------------------------------------------- events
+
+const evtInode = fstatSync(EVT).ino;
+let n = 0;
+
+function lost(why) {
+  try { writeSync(2, `sandpool: ${why}\n`); } catch {}
+  reallyExit.call(process, LOST);
+}
+
+function send(line) {
+  const bytes = encodeUtf8(encoder, line);
+  try {
+    if (fstatSync(EVT).ino !== evtInode) lost("the kernel's control pipe was replaced");
+    writeAll(EVT, bytes);
+  } catch (e) {
+    lost(`the kernel's control pipe is gone: ${e.code}`);
+  }
+}
+
+function writeAll(fd, bytes) {
+  for (let done = 0; done < bytes.length;) {
+    try {
+      done += writeSync(fd, bytes, done, bytes.length - done);
+    } catch (e) {
+      if (e.code !== 'EAGAIN') throw e;
+      atomicWait(sleeper, 0, 0, 1);
+    }
+  }
+}
+const sleeper = new Int32Array(new SharedArrayBuffer(4));
+
+// Members' values are JSON already: `stringify` is only ever given strings, which have no `toJSON`.
+const event = (kind, members) => send(`{"t":"${kind}","n":${n}${members}}\n`);
+const quote = (text) => stringify(wellFormed(text));
+
+function utf8Length(text) {
+  return text.length * 3 < TEXT_LIMIT ? text.length : encodeUtf8(encoder, text).length;
+}
+
+// `text` with its middle left out when it is over the limit.
+function cut(text) {
+  if (utf8Length(text) <= TEXT_LIMIT) return text;
+  let half = TEXT_LIMIT / 2;
+  while (utf8Length(slice(text, 0, half)) + utf8Length(slice(text, -half)) > TEXT_LIMIT) half = (half * 0.7) | 0;
+  return `${slice(text, 0, half)}\n[... ${text.length - 2 * half} characters left out ...]\n${slice(text, -half)}`;
+}
+
+const dataMember = (mime, json) => `,"data":{${quote(mime)}:${json}}`;
+
+// ---------------------------------------------------------------- entering user code
+
+// The vm module stops a synchronous script on SIGINT, and says so by an exception. It runs in a context of its own,
+// to leave nothing in the user's global scope.
+const entry = { __proto__: null, go: null };
+const entryContext = vm.createContext(entry);
+const entryScript = new Script('go()', { filename: 'sandpool-entry' });
+const entryOptions = freeze({ __proto__: null, breakOnSigint: true });
+const INTERRUPTED = Symbol('interrupted');
+
+// What `f` returns, or INTERRUPTED. Throws what `f` throws.
+function interruptible(f) {
+  let value;
+  entry.go = () => { value = f(); };
+  try {
+    runInContext(entryScript, entryContext, entryOptions);
+  } catch (e) {
+    if (isNativeError(e) && e.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return INTERRUPTED;
+    throw e;
+  }
+  return value;
+}
+
+// ---------------------------------------------------------------- the inspector session
+
+let session, takerId;
+let taken;
+
+function connect() {
+  session = new Session();
+  sessionConnect(session);
+  // A remote handle to `take`, so that no name for it stays in the user's global scope.
+  defineProperty(globalThis, '__sandpoolTake', { __proto__: null, configurable: true, value: (v) => { taken = v; } });
+  post('Runtime.evaluate', { __proto__: null, expression: '__sandpoolTake' }, (e, r) => { takerId = r.result.objectId; });
+  delete globalThis.__sandpoolTake;
+}
+
+// An evaluation given up while its await is pending must not stay with the session: when V8 collects the promise, it
+// answers into JavaScript in the middle of the collection, and the process dies.
+function renew() {
+  sessionDisconnect(session);
+  setClear(held);
+  connect();
+}
+
+function post(method, params, callback) {
+  hideToJSON();
+  sessionPost(session, method, params, callback);
+}
+
+// The session serialises an ordinary object. A `toJSON` on its prototype would replace every message; this one hides
+// the user's for the single look that is taken.
+function hideToJSON() {
+  const theirs = getOwnPropertyDescriptor(ObjectPrototype, 'toJSON');
+  if (theirs === undefined || !theirs.configurable) return;
+  const get = () => { defineProperty(ObjectPrototype, 'toJSON', theirs); };
+  defineProperty(ObjectPrototype, 'toJSON', { __proto__: null, configurable: true, get });
+}
+
+// The value that a remote object stands for, not a copy of it.
+function live(remote) {
+  if (hasOwn(remote, 'objectId')) {
+    taken = undefined;
+    post('Runtime.callFunctionOn', {
+      __proto__: null, objectId: takerId, functionDeclaration: 'function (v) { this(v); }',
+      arguments: [{ __proto__: null, objectId: remote.objectId }],
+    }, () => {});
+    const value = taken;
+    taken = undefined;
+    return value;
+  }
+  if (hasOwn(remote, 'unserializableValue')) {
+    const text = remote.unserializableValue;
+    return remote.type === 'bigint' ? BigIntFrom(slice(text, 0, -1)) : NumberFrom(text);
+  }
+  return remote.type === 'undefined' ? undefined : remote.value;
+}
+
+// ---------------------------------------------------------------- errors
+
+const maps = new Map();             // cell number -> source map, as text or read
+const mapOrder = [];
+let mapsSize = 0;
+
+function keepMap(number, text) {
+  mapSet(maps, number, text);
+  mapOrder[mapOrder.length] = { __proto__: null, number, size: text.length };
+  mapsSize += text.length;
+  while (mapsSize > MAPS_LIMIT && mapOrder.length > 1) {
+    mapsSize -= mapOrder[0].size;
+    mapDelete(maps, mapOrder[0].number);
+    for (let i = 1; i < mapOrder.length; i++) mapOrder[i - 1] = mapOrder[i];
+    mapOrder.length -= 1;
+  }
+}
+
+function mapOf(number) {
+  let map = mapGet(maps, number);
+  if (typeof map === 'string') {
+    try {
+      const payload = parse(map);
+      map = { __proto__: null, ts: /\.[mc]?tsx?$/.test(payload.sources?.[0] ?? ''), map: new SourceMap(payload),
+        source: payload.sourcesContent?.[0] };
+    } catch {
+      map = null;
+    }
+    mapSet(maps, number, map);
+  }
+  return map ?? null;
+}
+
+// Where the user wrote what the engine calls `cell-<number>.js:line:column` (all counted from 1).
+function original(number, line, column) {
+  const map = mapOf(number);
+  if (map === null) return { __proto__: null, file: `cell-${number}.js`, line, column };
+  const found = findEntry(map.map, line - 1, column - 1);
+  const known = found !== undefined && typeof found.originalLine === 'number';
+  return { __proto__: null, file: `cell-${number}.${map.ts ? 'ts' : 'js'}`,
+    line: known ? found.originalLine + 1 : line, column: known ? found.originalColumn + 1 : column };
+}
+
+const OWN_FILE = slice(import.meta.url, import.meta.url.lastIndexOf('/') + 1);
+const FRAME = /^\s+at /;
+const POSITION = /cell-(\d+)\.js:(\d+):(\d+)/;
+const INTERNAL = /[( ]node:|sandpool-entry|new Promise \(<anonymous>\)/;
+const ELIDED = /^\s+\.\.\. \d+ lines matching cause stack trace \.\.\./;      // frames like those of the cause, which follows
+
+// A stack (or an inspected error, which holds stacks) with the user's frames, at the places the user wrote.
+function shownStack(text) {
+  const lines = split(text, '\n');
+  let out = '';
+  let first = true;
+  for (let i = 0; i < lines.length; i++) {
+    let line = lines[i];
+    let tail = '';
+    const foreign = match(FRAME, line) !== null && (match(INTERNAL, line) !== null || indexOf(line, OWN_FILE) >= 0);
+    if (foreign || match(ELIDED, line) !== null) {
+      if (endsWith(line, ' {')) out += ' {';     // `inspect` writes the properties of an error behind its last frame
+      continue;
+    }
+    for (let m; (m = match(POSITION, line)) !== null;) {
+      const p = original(+m[1], +m[2], +m[3]);
+      tail += slice(line, 0, m.index) + `${p.file}:${p.line}:${p.column}`;
+      line = slice(line, m.index + m[0].length);
+    }
+    out += (first ? '' : '\n') + tail + line;
+    first = false;
+  }
+  return out;
+}
+
+const plain = freeze({ __proto__: null, colors: false });
+
+// {name, value, text} of anything thrown. Runs user code (getters, `inspect.custom`).
+function describe(thrown) {
+  if (!isNativeError(thrown)) return { __proto__: null, name: typeof thrown, value: inspect(thrown, plain), text: `Uncaught ${inspect(thrown, plain)}` };
+  const name = `${thrown.name}`, value = `${thrown.message}`;
+  return { __proto__: null, name, value, text: shownStack(inspect(thrown, plain)) };
+}
+
+function safeDescribe(thrown) {
+  const failed = { __proto__: null, name: 'Error', value: '', text: 'Error: <the error could not be shown>' };
+  try {
+    const d = interruptible(() => describe(thrown));
+    return d === INTERRUPTED ? failed : d;
+  } catch {
+    return failed;
+  }
+}
+
+const ended = (text) => (endsWith(text, '\n') ? text : text + '\n');
+
+function report(d) {
+  event('error', `,"name":${quote(cut(d.name))},"value":${quote(cut(d.value))},"text":${quote(ended(cut(d.text)))}`);
+}
+
+// A cell that does not compile has no frame of its own; V8 says where.
+function syntaxError(thrown, details, code) {
+  const p = original(n, details.lineNumber + 1, details.columnNumber + 1);
+  const source = mapOf(n)?.source ?? code;
+  const line = split(source, '\n')[p.line - 1] ?? '';
+  const value = `${thrown.message}`;
+  return { __proto__: null, name: 'SyntaxError', value,
+    text: `${p.file}:${p.line}\n${line}\n${repeat(' ', p.column > 1 ? p.column - 1 : 0)}^\n\nSyntaxError: ${value}` };
+}
+
+const isSyntaxError = (thrown, details) =>
+  isNativeError(thrown) && !hasOwn(details, 'stackTrace') && details.text === 'Uncaught'
+  && thrown instanceof SyntaxErrorClass && match(POSITION, `${thrown.stack}`) === null;
+const SyntaxErrorClass = SyntaxError;
+
+// ---------------------------------------------------------------- one cell
+
+const EXIT = Symbol('process.exit');
+const state = new Int32Array(new SharedArrayBuffer(8));   // [a cell is running, beats of the main thread]
+let finish = null;                                        // of the running cell; the first caller wins
+let lateCount = 0;
+
+function run(request, next) {
+  n = request.n;
+  lateCount = 0;
+  if (typeof request.map === 'string') keepMap(n, request.map);
+  startWatchdog();
+  guardProcess();
+  renewRequire();
+  const started = now();
+  const mine = (outcome) => {
+    if (finish !== mine) return;
+    finish = null;
+    atomicStore(state, 0, 0);
+    // Out of the user's stack, and out of the microtask queue.
+    soon(() => { settle(request.code, started, outcome); next(); });
+  };
+  finish = mine;
+  atomicStore(state, 0, 1);
+  let outcome;
+  try {
+    outcome = interruptible(() => post('Runtime.evaluate', {
+      __proto__: null, expression: `${request.code}\n//# sourceURL=cell-${n}.js`, objectGroup: 'cell',
+      replMode: true, awaitPromise: true,
+    }, (failure, response) => mine(failure ? { __proto__: null, failure } : { __proto__: null, response })));
+  } catch (e) {
+    mine({ __proto__: null, failure: e });
+  }
+  if (outcome === INTERRUPTED) mine({ __proto__: null, interrupted: true });
+  guardProcess();
+}
+
+function settle(code, started, outcome) {
+  let status = 'ok', extra = '';
+  if (hasOwn(outcome, 'exit')) {
+    status = 'exit';
+    extra = `,"code":${outcome.exit}`;
+    renew();
+  } else if (hasOwn(outcome, 'interrupted')) {
+    status = 'interrupted';
+    renew();
+  } else if (hasOwn(outcome, 'failure')) {
+    status = settleFailure(outcome.failure);
+  } else if (hasOwn(outcome.response, 'exceptionDetails')) {
+    status = settleException(outcome.response.exceptionDetails, code);
+  } else {
+    status = settleValue(live(outcome.response.result));
+  }
+  if (status === 'interrupted') report({ __proto__: null, name: 'Interrupted', value: 'the cell was interrupted', text: 'Interrupted: the cell was interrupted' });
+  post('Runtime.releaseObjectGroup', { __proto__: null, objectGroup: 'cell' }, () => {});
+  process.exitCode = undefined;
+  guardProcess();
+  repairStreams();
+  event('done', `,"status":"${status}","ms":${round((now() - started) * 1000) / 1000}${extra}`);
+}
+
+function settleFailure(failure) {
+  const message = `${failure?.message ?? failure}`;
+  renew();
+  if (match(/Internal error|terminated/i, message) !== null) return 'interrupted';
+  report({ __proto__: null, name: 'KernelError', value: message, text: `KernelError: ${message}` });
+  return 'error';
+}
+
+function settleException(details, code) {
+  const thrown = live(details.exception);
+  let d;
+  try {
+    d = interruptible(() => (isSyntaxError(thrown, details) ? syntaxError(thrown, details, code) : describe(thrown)));
+  } catch {
+    d = safeDescribe(undefined);
+  }
+  if (d === INTERRUPTED) return 'interrupted';
+  report(d);
+  return 'error';
+}
+
+let lastValue;
+function settleValue(value) {
+  if (value === undefined) return 'ok';
+  let text;
+  try {
+    text = interruptible(() => inspect(value, plain));
+  } catch (e) {
+    report(safeDescribe(e));
+    return 'error';
+  }
+  if (text === INTERRUPTED) return 'interrupted';
+  keepLastValue(value);
+  event('result', dataMember('text/plain', quote(cut(text))));
+  return 'ok';
+}
+
+// `_` as in Node's REPL, until the user has a `_` of their own.
+function keepLastValue(value) {
+  const d = getOwnPropertyDescriptor(globalThis, '_');
+  if (d !== undefined && (d.value !== lastValue || !d.configurable)) return;
+  lastValue = value;
+  defineProperty(globalThis, '_', { __proto__: null, value, writable: true, configurable: true, enumerable: false });
+}
+
+// ---------------------------------------------------------------- what cells find in their global scope
+
+function define(name, value) {
+  defineProperty(globalThis, name, { __proto__: null, value, enumerable: false, writable: false, configurable: false });
+}
+
+const held = new Set();
+const drop = (p) => { setDelete(held, p); };
+
+// The transpiler writes `await X` at top level as `await __hold(X)`: when only the suspended cell refers to the
+// promise, V8 may collect both, and an answer is never given (or kills the process, see `renew`).
+define('__hold', (value) => {
+  if (value === null || (typeof value !== 'object' && typeof value !== 'function')) return value;
+  if (!isPromise(value)) {
+    if (typeof value.then !== 'function') return value;
+    value = PromiseResolve(value);        // a thenable's `then` is called once, as by `await`
+  }
+  setAdd(held, value);
+  then(value, () => drop(value), () => drop(value));
+  return value;
+});
+
+// `import()` with the working directory as its base; scripts of the inspector have no import of their own.
+let importer = null, importerBase = null;
+function renewImporter(base) {
+  importer = runInThisContext(new Script('(s, o) => import(s, o)',
+    { __proto__: null, filename: `${base}/cell.js`, importModuleDynamically: mainLoader }));
+  importerBase = base;
+}
+define('__import', (specifier, options) => {
+  const base = cwd();
+  if (base !== importerBase) renewImporter(base);
+  return options === undefined ? importer(specifier) : importer(specifier, options);
+});
+
+// TypeScript's legacy decorators, as the transpiler calls them.
+define('babelHelpers', freeze({
+  decorate(decorators, target, key, desc) {
+    const count = arguments.length;
+    let r = count < 3 ? target : desc === null ? (desc = getOwnPropertyDescriptor(target, key)) : desc;
+    for (let i = decorators.length - 1; i >= 0; i--) {
+      const d = decorators[i];
+      if (d) r = (count < 3 ? d(r) : count > 3 ? d(target, key, r) : d(target, key)) || r;
+    }
+    if (count > 3 && r) defineProperty(target, key, r);
+    return r;
+  },
+  decorateParam: (index, decorator) => (target, key) => decorator(target, key, index),
+  decorateMetadata(key, value) {
+    if (typeof Reflect === 'object' && typeof Reflect.metadata === 'function') return Reflect.metadata(key, value);
+  },
+}));
+
+function pictureType(bytes) {
+  if (bytes[0] === 0x89 && bytes[1] === 0x50 && bytes[2] === 0x4e && bytes[3] === 0x47) return 'image/png';
+  if (bytes[0] === 0xff && bytes[1] === 0xd8 && bytes[2] === 0xff) return 'image/jpeg';
+  return null;
+}
+
+const isPicture = (mime) => startsWith(mime, 'image/') && mime !== 'image/svg+xml';
+
+function display(value, mime) {
+  if (mime === undefined && isUint8Array(value)) mime = pictureType(value) ?? undefined;
+  mime = mime === undefined ? 'text/plain' : `${mime}`;
+  event('display', displayData(value, mime));
+}
+
+function displayData(value, mime) {
+  if (isPicture(mime)) {
+    let base64 = isUint8Array(value)
+      ? toBase64(bufferFrom(value.buffer, value.byteOffset, value.byteLength), 'base64')
+      : `${value}`;
+    if (startsWith(base64, 'data:')) base64 = slice(base64, indexOf(base64, ',') + 1);
+    if (base64.length > PICTURE_LIMIT) {
+      return dataMember('text/plain', quote(`[${mime} left out: it is larger than ${PICTURE_LIMIT / 1e6} MB]`));
+    }
+    return dataMember(mime, quote(unbroken(base64)));
+  }
+  if (typeof value === 'string') return dataMember(mime, quote(cut(value)));
+  if (startsWith(mime, 'application/') && endsWith(mime, 'json')) {
+    const json = stringify(value);        // throws to the caller what cannot be JSON
+    if (typeof json === 'string' && utf8Length(json) <= TEXT_LIMIT) return dataMember(mime, wellFormedJson(json));
+  }
+  return dataMember(mime, quote(cut(inspect(value, plain))));
+}
+
+// JSON text whose strings have no lone surrogates: those come as escapes, which strict readers refuse.
+const wellFormedJson = (json) => (indexOf(json, '\\ud') < 0 ? json : stringify(deepWellFormed(parse(json))));
+function deepWellFormed(v) {
+  if (typeof v === 'string') return wellFormed(v);
+  if (typeof v === 'object' && v !== null) for (const key in v) v[key] = deepWellFormed(v[key]);
+  return v;
+}
+
+function unbroken(base64) {
+  const parts = split(base64, '\n');
+  let out = '';
+  for (let i = 0; i < parts.length; i++) out += trim(parts[i]);
+  return out;
+}
+
+defineProperty(globalThis, 'display', { __proto__: null, value: display, writable: true, configurable: true, enumerable: false });
+
+// `require`, `module`, `exports` as in Node's REPL, `__dirname` as in a script; all follow the working directory.
+let base = null;
+const cellModule = { exports: {}, id: '.', loaded: false, children: [], paths: [] };
+const own = { __proto__: null };
+function renewRequire() {
+  let dir;
+  try { dir = cwd(); } catch { return; }       // removed
+  if (dir === base) return;
+  base = dir;
+  const require = createRequire(`${dir}/cell.js`);
+  require.main = cellModule;                   // `require.main === module`, as in a script
+  offer('require', require);
+  offer('module', cellModule);
+  offer('exports', cellModule.exports);
+  offer('__dirname', dir);
+  offer('__filename', `${dir}/cell.js`);
+}
+
+function offer(name, value) {
+  const d = getOwnPropertyDescriptor(globalThis, name);
+  if (d !== undefined && (!d.configurable || d.value !== own[name])) return;     // the user's now
+  own[name] = value;
+  defineProperty(globalThis, name, { __proto__: null, value, writable: true, configurable: true, enumerable: false });
+}
+
+// ---------------------------------------------------------------- the process
+
+// `process.exit` ends the cell, not the kernel.
+function exit(code) {
+  const wanted = code ?? process.exitCode ?? 0;
+  const number = typeof wanted === 'number' || typeof wanted === 'string' ? NumberFrom(wanted) & 0xff : 1;
+  if (finish !== null) finish({ __proto__: null, exit: number });
+  throw EXIT;
+}
+process.exit = process.reallyExit = exit;
+process.abort = () => exit(134);
+
+function onSigint() {
+  if (finish !== null) finish({ __proto__: null, interrupted: true });
+}
+
+// Errors that belong to no cell: told, never fatal, and not without end.
+function onLate(error) {
+  if (error === EXIT || (lateCount += 1) > LATE_LIMIT) return;
+  const text = lateCount === LATE_LIMIT ? 'further errors are not shown' : safeDescribe(error).text;
+  event('late', `,"text":${quote(ended(cut(text)))}`);
+}
+
+const bootHandlers = ['newListener', 'removeListener'].map((name) => ({ __proto__: null, name, handlers: process.listeners(name) }));
+const ownHandlers = [
+  { __proto__: null, name: 'SIGINT', handler: onSigint },
+  { __proto__: null, name: 'uncaughtException', handler: (e) => onLate(e) },
+  { __proto__: null, name: 'unhandledRejection', handler: (e) => onLate(e) },
+];
+
+function ensure(name, handler) {
+  const present = listeners(process, name);
+  for (let i = 0; i < present.length; i++) if (present[i] === handler) return;
+  on(process, name, handler);
+}
+
+// A cell may have removed the listeners that keep the process alive. The boot handlers come first: they are what
+// makes a listener for a signal have an effect.
+function guardProcess() {
+  for (let i = 0; i < bootHandlers.length; i++) {
+    const { name, handlers } = bootHandlers[i];
+    for (let j = 0; j < handlers.length; j++) ensure(name, handlers[j]);
+  }
+  for (let i = 0; i < ownHandlers.length; i++) ensure(ownHandlers[i].name, ownHandlers[i].handler);
+}
+
+// Pipes are written in the background by default, and `done` would overtake the output.
+function makeSynchronous(stream) {
+  stream._handle?.setBlocking?.(true);
+}
+
+// A second way to the pipes for a cell that closes 1 or 2. Node cannot duplicate a descriptor, but can open it again.
+const spare = [1, 2].map((fd) => {
+  try { return openSync(`/proc/self/fd/${fd}`, 'w'); } catch { return -1; }
+});
+
+function repairStreams() {
+  for (let i = 0; i < 2; i++) {
+    const fd = i + 1, name = i === 0 ? 'stdout' : 'stderr';
+    try {
+      if (reopen(fd, spare[i]) || !usable(process[name])) replaceStream(fd, name);
+    } catch {}
+  }
+}
+
+function reopen(fd, copy) {
+  try {
+    fstatSync(fd);
+    return false;
+  } catch {}
+  const fresh = openSync(`/proc/self/fd/${copy}`, 'w');      // the lowest free number
+  if (fresh !== fd) { closeSync(fresh); return false; }
+  return true;
+}
+
+const usable = (stream) => typeof stream === 'object' && stream !== null && !stream.destroyed && !stream.writableEnded;
+
+function replaceStream(fd, name) {
+  const stream = new Writable({ decodeStrings: true, write(chunk, _encoding, done) { writeAll(fd, chunk); done(); } });
+  stream.fd = fd;
+  defineProperty(process, name, { __proto__: null, value: stream, configurable: true, enumerable: true, writable: true });
+  console[`_${name}`] = stream;
+  writeSync(2, `sandpool: process.${name} was closed by the code and has been restored\n`);
+}
+
+// ---------------------------------------------------------------- the watchdog
+
+// A thread that waits for a byte on KINT and then terminates what the main thread runs. When no cell is running, the
+// byte may be late (ignore it) or a timer of an old cell may be holding the main thread (terminate it): the main
+// thread is asked for a sign of life.
+const WATCHDOG = `
+const { workerData: { fd, state }, parentPort } = require('node:worker_threads');
+const { readSync } = require('node:fs');
+const { Session } = require('node:inspector');
+const session = new Session();
+session.connectToMainThread();
+const byte = Buffer.alloc(1);
+for (;;) {
+  try { if (readSync(fd, byte) === 0) break; } catch (e) { if (e.code === 'EAGAIN') { Atomics.wait(state, 0, -1, 5); continue; } break; }
+  if (Atomics.load(state, 0) === 0) {
+    const beat = Atomics.load(state, 1);
+    parentPort.postMessage(0);
+    if (Atomics.wait(state, 1, beat, 100) !== 'timed-out') continue;
+  }
+  session.post('Runtime.terminateExecution', () => {});
+}`;
+
+let watchdog = null;
+function startWatchdog() {
+  if (watchdog !== null || KINT < 0) return;
+  watchdog = 0;
+  try {
+    watchdog = new Worker(WATCHDOG, {
+      eval: true, env: {}, execArgv: [], workerData: { fd: KINT, state }, stdout: false, stderr: false,
+      resourceLimits: { maxOldGenerationSizeMb: 8, maxYoungGenerationSizeMb: 1, stackSizeMb: 1, codeRangeSizeMb: 0 },
+    });
+    watchdog.on('message', () => { atomicAdd(state, 1, 1); atomicNotify(state, 1); });
+    watchdog.on('error', () => {});
+    watchdog.unref();
+  } catch {}
+}
+
+// ---------------------------------------------------------------- start
+
+makeSynchronous(process.stdout);
+makeSynchronous(process.stderr);
+connect();
+guardProcess();
+renewRequire();
+const { emitWarning } = process;
+process.emitWarning = () => {};     // the loader is marked experimental, and says so once
+renewImporter(base ?? '/');
+process.emitWarning = emitWarning;
+
+const requests = new Socket({ fd: REQ, readable: true, writable: false });
+// Own properties, so that a changed prototype does not reach this socket.
+for (const name of ['emit', 'push', 'read', 'on', 'once', '_read', 'destroy', 'listenerCount']) {
+  defineProperty(requests, name, { __proto__: null, value: requests[name] });
+}
+const die = () => kill.call(process, pid, 'SIGKILL');    // an orderly exit would wait for the watchdog
+requests.setEncoding('utf8');
+requests.on('end', die);
+requests.on('error', die);
+let pending = '', busy = false;
+requests.on('data', (chunk) => { pending += chunk; takeRequest(); });
+
+function takeRequest() {
+  if (busy) return;
+  const end = indexOf(pending, '\n');
+  if (end < 0) return;
+  const request = parse(slice(pending, 0, end));
+  pending = slice(pending, end + 1);
+  if (request.t !== 'run') return;
+  busy = true;
+  run(request, () => { busy = false; takeRequest(); });
+}
+
+event('ready', `,"version":${quote(slice(process.version, 1))}`);
