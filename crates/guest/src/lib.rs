@@ -1,1 +1,32 @@
-//! placeholder
+//! The guest: PID 1 of a sandbox. Starts kernels and commands, moves files, reaps, keeps deadlines, and serves `proto`.
+//!
+//! Holds no secret and trusts nothing that runs beside it. One thread, no runtime: it is copied into every sandbox, so what it
+//! keeps in memory is paid for as often as there are sandboxes.
+
+mod command;
+mod config;
+mod event;
+mod host;
+mod kernel;
+pub mod kernels;
+mod lines;
+mod output;
+mod process;
+mod server;
+mod term;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+
+pub use config::Config;
+
+/// Serves one connection in the calling thread, until it closes. Kernels and commands end with it.
+pub fn serve(stream: UnixStream, config: Config) -> io::Result<()> {
+    server::Server::on_stream(stream, config)?.run()
+}
+
+/// Serves one host after the other, until none has come for the adoption grace or SIGTERM arrives.
+pub fn serve_listener(listener: UnixListener, signals: OwnedFd, config: Config) -> io::Result<()> {
+    server::Server::on_listener(listener, signals, config)?.run()
+}

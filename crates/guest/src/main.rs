@@ -1,1 +1,39 @@
-fn main() {}
+//! `sandpool-guest [--grace SECONDS]`: the guest on the listening socket that is descriptor 3.
+
+use std::os::unix::net::UnixListener;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use guest::Config;
+use rustix::process::{DumpableBehavior, Signal};
+
+const LISTENER: i32 = 3;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("sandpool-guest: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    // Code in the sandbox has the same uid: it must not read or trace its PID 1.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| format!("cannot become undumpable: {error}"))?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let config = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => Config::default(),
+        ["--grace", seconds] => {
+            let seconds = seconds.parse().map_err(|_| format!("`{seconds}` is not a number of seconds"))?;
+            Config { adoption_grace: Duration::from_secs(seconds), ..Config::default() }
+        }
+        _ => return Err("usage: sandpool-guest [--grace SECONDS]".into()),
+    };
+    let listener = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
+    let signals = jail::inherited::signal_fd(&[Signal::CHILD.as_raw(), Signal::TERM.as_raw()])
+        .map_err(|error| format!("cannot take signals: {error}"))?;
+    guest::serve_listener(UnixListener::from(listener), signals, config).map_err(|error| error.to_string())
+}

@@ -1,0 +1,24 @@
+//! What differs between a guest in a sandbox and one in a test.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the file operations happen; nothing outside is reached.
+    pub root: PathBuf,
+    /// How to start the transpiler. In a sandbox the guest executes itself again.
+    pub transpiler: Vec<String>,
+    /// How long a guest without a host waits for one.
+    pub adoption_grace: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            root: "/workspace".into(),
+            transpiler: vec!["/proc/self/exe".into(), "transpile".into()],
+            adoption_grace: Duration::from_secs(600),
+        }
+    }
+}

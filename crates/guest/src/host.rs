@@ -1,0 +1,117 @@
+//! The link to the host: frames in, one bounded buffer of frames out.
+//!
+//! Knows no kernels. While no host is there, what is sent is thrown away: answers belong to the host that asked.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use proto::{Decoder, Frame, FromGuest, Kind, MAX_CHUNK};
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+
+/// Above this much unsent, pipes and files are not read.
+const HIGH_WATER: usize = 1 << 20;
+const READ: usize = 64 << 10;
+/// A buffer that once grew larger than this is given back when it is empty.
+const KEEP: usize = 64 << 10;
+
+#[derive(Default)]
+pub struct Host {
+    link: Option<UnixStream>,
+    decoder: Decoder,
+    input: Vec<u8>,
+    out: Vec<u8>,
+    sent: usize,
+    pub greeted: bool,
+}
+
+/// The connection cannot be used any longer; the reason is nobody's concern but a debugger's.
+#[derive(Debug)]
+pub struct Broken;
+
+impl Host {
+    pub fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
+        stream.set_nonblocking(true)?;
+        *self = Self { link: Some(stream), ..Self::default() };
+        Ok(())
+    }
+
+    pub fn disconnect(&mut self) {
+        *self = Self::default();
+    }
+
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(AsFd::as_fd)
+    }
+
+    pub fn wants_to_write(&self) -> bool {
+        self.sent < self.out.len()
+    }
+
+    /// Whether whoever has a choice should wait before sending more.
+    pub fn is_full(&self) -> bool {
+        self.out.len() - self.sent > HIGH_WATER
+    }
+
+    /// Reads once. Plain `read` drops descriptors that come along: the guest takes none.
+    pub fn receive(&mut self) -> Result<(), Broken> {
+        let Some(link) = &self.link else { return Ok(()) };
+        self.input.clear();
+        self.input.reserve(READ);
+        match rustix::io::read(link, spare_capacity(&mut self.input)) {
+            Ok(0) => Err(Broken),
+            Ok(_) => {
+                self.decoder.push(&self.input);
+                Ok(())
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(_) => Err(Broken),
+        }
+    }
+
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
+        self.decoder.next_frame().map_err(|_| Broken)
+    }
+
+    /// Puts a message into the buffer. A message too large for a frame is told to the caller, who knows what it stood for.
+    pub fn try_send(&mut self, call: u64, message: &FromGuest) -> Result<(), proto::FrameError> {
+        if self.link.is_none() {
+            return Ok(());
+        }
+        proto::encode_message(&mut self.out, call, message)
+    }
+
+    /// For messages that are small by construction.
+    pub fn send(&mut self, call: u64, message: &FromGuest) {
+        let sent = self.try_send(call, message);
+        debug_assert!(sent.is_ok());
+    }
+
+    pub fn send_data(&mut self, kind: Kind, call: u64, bytes: &[u8]) {
+        if self.link.is_none() {
+            return;
+        }
+        for chunk in bytes.chunks(MAX_CHUNK) {
+            proto::encode(&mut self.out, kind, call, chunk);
+        }
+    }
+
+    /// Writes what the socket takes.
+    pub fn flush(&mut self) -> Result<(), Broken> {
+        let Some(link) = &self.link else { return Ok(()) };
+        while self.sent < self.out.len() {
+            match rustix::net::send(link, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
+                Ok(written) => self.sent += written,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(_) => return Err(Broken),
+            }
+        }
+        self.sent = 0;
+        self.out.clear();
+        if self.out.capacity() > KEEP {
+            self.out = Vec::new();
+        }
+        Ok(())
+    }
+}

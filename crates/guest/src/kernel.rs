@@ -1,0 +1,426 @@
+//! One interpreter with its driver: started, fed with cells, interrupted, killed; what it says goes to the host.
+//!
+//! Nothing the code in it does can make a call end twice, never, or with the answer of another call: the guest ends each run
+//! exactly once, at the first of `done`, the end of the process, and the kill after the deadline.
+
+use std::time::{Duration, Instant};
+
+use proto::{
+    Deadline, Ended, Failure, FromGuest, KernelEvent, KernelId, KernelSpec, Language, RunEnd, RunStatus, Stream,
+};
+use rustix::process::Signal;
+use serde::Serialize;
+
+use crate::event::{self, Done, Line};
+use crate::host::Host;
+use crate::lines::{Lines, Read, Writer};
+use crate::output::{Output, pipe_from_child, pipe_to_child};
+use crate::process::{Launch, Process};
+use crate::term::{Step, Term};
+
+const REQUESTS: i32 = 3;
+const EVENTS: i32 = 4;
+const INTERRUPTS: i32 = 5;
+
+/// An interpreter that is not ready by then never will be.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// A driver that closed its events is lost; if it is just exiting, it gets this long to show its exit status.
+const LOST_GRACE: Duration = Duration::from_millis(200);
+/// While a cell runs, the kernel is looked at this often for being stopped.
+const STOPPED_CHECK: Duration = Duration::from_millis(250);
+/// Errors outside a cell that wait for the next one: so many, each so long.
+const MAX_LATE: usize = 16;
+const MAX_LATE_TEXT: usize = 16 << 10;
+/// Of the standard error of a kernel that did not start, this much is told.
+const STDERR_SHOWN: usize = 4 << 10;
+/// As many reads as a pipe can hold; more comes only from a process that still writes.
+const READS_PER_PIPE: usize = 17;
+
+pub struct Kernel {
+    id: KernelId,
+    pub language: Language,
+    process: Process,
+    pub stdout: Output,
+    pub stderr: Output,
+    events: Lines,
+    requests: Writer,
+    interrupts: Option<Writer>,
+    state: State,
+    /// The number of the last cell; in each event, so that a late answer is not taken for the next cell's.
+    n: u64,
+    late: Vec<String>,
+    /// The driver closed its events.
+    lost: Option<Instant>,
+    /// `StopKernel` calls that wait for the end.
+    stops: Vec<u64>,
+    stopped_check: Instant,
+    /// Lines that no driver would write, and answers to no question.
+    pub ignored: u64,
+}
+
+enum State {
+    Starting { call: u64, until: Instant },
+    Idle,
+    Running(Run),
+}
+
+struct Run {
+    call: u64,
+    term: Term,
+    /// The cell is still with the transpiler.
+    preparing: bool,
+}
+
+#[derive(Serialize)]
+struct Request<'a> {
+    t: &'static str,
+    n: u64,
+    code: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    map: Option<&'a str>,
+}
+
+impl Kernel {
+    pub fn start(id: KernelId, call: u64, spec: &KernelSpec, now: Instant) -> std::io::Result<Self> {
+        let (stdout, stdout_fd) = Output::new(Stream::Stdout)?;
+        let (stderr, stderr_fd) = Output::new(Stream::Stderr)?;
+        let (events, events_fd) = pipe_from_child()?;
+        let (requests_fd, requests) = pipe_to_child()?;
+        let mut env = spec.env.clone();
+        env.insert("KREQ".into(), REQUESTS.to_string());
+        env.insert("KEVT".into(), EVENTS.to_string());
+        let mut fds = vec![(1, stdout_fd), (2, stderr_fd), (REQUESTS, requests_fd), (EVENTS, events_fd)];
+        let interrupts = match spec.language {
+            Language::Python => None,
+            Language::Javascript | Language::Typescript => {
+                let (interrupts_fd, interrupts) = pipe_to_child()?;
+                env.insert("KINT".into(), INTERRUPTS.to_string());
+                fds.push((INTERRUPTS, interrupts_fd));
+                Some(Writer::new(interrupts))
+            }
+        };
+        let process = Process::start(Launch { argv: &spec.argv, env: &env, cwd: Some(&spec.cwd), fds })?;
+        process.offer_to_oom_killer();
+        Ok(Self {
+            id,
+            language: spec.language,
+            process,
+            stdout,
+            stderr,
+            events: Lines::new(events),
+            requests: Writer::new(requests),
+            interrupts,
+            state: State::Starting { call, until: now + START_LIMIT },
+            n: 0,
+            late: Vec::new(),
+            lost: None,
+            stops: Vec::new(),
+            stopped_check: now,
+            ignored: 0,
+        })
+    }
+
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    pub fn process_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    pub fn events(&self) -> &Lines {
+        &self.events
+    }
+
+    pub fn requests(&self) -> &Writer {
+        &self.requests
+    }
+
+    pub fn write_requests(&mut self) {
+        self.requests.write();
+    }
+
+    /// The call of the cell that runs.
+    pub fn running(&self) -> Option<u64> {
+        match &self.state {
+            State::Running(run) => Some(run.call),
+            State::Starting { .. } | State::Idle => None,
+        }
+    }
+
+    /// Begins a run: from here on it has a clock and gets the output. The code follows in `submit` or `refuse`.
+    pub fn begin(
+        &mut self,
+        call: u64,
+        deadline: Deadline,
+        forward_bytes: u64,
+        now: Instant,
+        host: &mut Host,
+    ) -> Result<(), &'static str> {
+        match self.state {
+            State::Starting { .. } => return Err("the kernel is still starting"),
+            State::Running(_) => return Err("the kernel is busy with another cell"),
+            State::Idle => {}
+        }
+        self.send_late(call, host);
+        self.stdout.begin(call, forward_bytes);
+        self.stderr.begin(call, forward_bytes);
+        self.n += 1;
+        self.stopped_check = now + STOPPED_CHECK;
+        self.state = State::Running(Run { call, term: Term::new(now, deadline), preparing: true });
+        Ok(())
+    }
+
+    /// Number of the cell that runs or ran last.
+    pub fn number(&self) -> u64 {
+        self.n
+    }
+
+    pub fn submit(&mut self, code: &str, map: Option<&str>) {
+        let State::Running(run) = &mut self.state else { return };
+        run.preparing = false;
+        let request = Request { t: "run", n: self.n, code, map };
+        // A string in a struct always serialises.
+        let Ok(mut line) = serde_json::to_vec(&request) else { return };
+        line.push(b'\n');
+        self.requests.push(&line);
+    }
+
+    /// Ends the run before it reached the kernel, with an error of the code.
+    pub fn refuse(&mut self, name: &str, value: String, text: String, host: &mut Host) {
+        let Some(call) = self.running() else { return };
+        let event = KernelEvent::Error { name: name.to_owned(), value, text };
+        host.send(call, &FromGuest::Event { event });
+        self.end_run(RunStatus::Error, host);
+    }
+
+    pub fn cancel(&mut self, now: Instant) {
+        if let State::Running(run) = &mut self.state {
+            run.term.cancel(now);
+        }
+    }
+
+    /// Kills; the answer to `call` comes when the process is gone.
+    pub fn stop(&mut self, call: u64) {
+        self.stops.push(call);
+        self.process.kill();
+    }
+
+    pub fn wake_at(&self) -> Option<Instant> {
+        let own = match &self.state {
+            State::Starting { until, .. } => Some(*until),
+            State::Idle => None,
+            State::Running(run) => [run.term.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
+        };
+        let lost = self.lost.map(|at| at + LOST_GRACE);
+        [own, lost, self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
+    }
+
+    pub fn tick(&mut self, now: Instant, host: &mut Host) {
+        self.stdout.tick(now, host);
+        self.stderr.tick(now, host);
+        if self.lost.is_some_and(|at| now >= at + LOST_GRACE) {
+            self.lost = None;
+            self.process.kill();
+        }
+        if matches!(&self.state, State::Starting { until, .. } if now >= *until) {
+            self.process.kill();
+        }
+        self.keep_time(now, host);
+    }
+
+    fn keep_time(&mut self, now: Instant, host: &mut Host) {
+        let State::Running(run) = &mut self.state else { return };
+        if now >= self.stopped_check {
+            self.stopped_check = now + STOPPED_CHECK;
+            self.process.continue_if_stopped();
+        }
+        if run.term.stopping().is_none() && run.term.is_over(now) {
+            // The answer may lie in the pipe already; then the cell was in time.
+            self.read_events(host);
+        }
+        let State::Running(run) = &mut self.state else { return };
+        let Some(step) = run.term.due(now) else { return };
+        match step {
+            Step::Interrupt if run.preparing => self.end_stopped(true, host),
+            Step::Interrupt => {
+                self.process.signal(Signal::INT);
+                self.process.signal(Signal::CONT);
+            }
+            Step::Nudge => {
+                if let Some(interrupts) = &mut self.interrupts {
+                    interrupts.push(b"x");
+                }
+            }
+            Step::Kill => self.process.kill(),
+        }
+    }
+
+    /// Reads once from the events and handles what is whole.
+    pub fn read_events(&mut self, host: &mut Host) -> Read {
+        let read = self.events.read();
+        if read == Read::End && self.lost.is_none() {
+            self.lost = Some(Instant::now());
+        }
+        while let Some(line) = self.events.next_line() {
+            match event::parse(&line) {
+                Some(line) => self.handle(line, host),
+                None => self.ignored += 1,
+            }
+        }
+        read
+    }
+
+    fn handle(&mut self, line: Line, host: &mut Host) {
+        match line {
+            Line::Ready { version } => self.ready(version, host),
+            Line::Late { text } => self.late(text, host),
+            Line::Event { n, event } => self.event(n, event, host),
+            Line::Done { n, done } => self.done(n, done, host),
+        }
+    }
+
+    fn ready(&mut self, version: String, host: &mut Host) {
+        let State::Starting { call, .. } = self.state else {
+            self.ignored += 1;
+            return;
+        };
+        self.state = State::Idle;
+        // What an interpreter says while it starts is no cell's output.
+        self.stdout.drain(host);
+        self.stderr.drain(host);
+        self.stdout.take_late();
+        self.stderr.take_late();
+        host.send(call, &FromGuest::KernelReady { version: shortened(version, 200) });
+    }
+
+    fn late(&mut self, text: String, host: &mut Host) {
+        let text = shortened(text, MAX_LATE_TEXT);
+        match self.running() {
+            Some(call) => self.send_event(call, KernelEvent::Late { text }, host),
+            None if self.late.len() < MAX_LATE => self.late.push(text),
+            None => self.ignored += 1,
+        }
+    }
+
+    fn event(&mut self, n: u64, event: KernelEvent, host: &mut Host) {
+        match self.running() {
+            Some(call) if n == self.n => self.send_event(call, event, host),
+            _ => self.ignored += 1,
+        }
+    }
+
+    /// The event after all output that was written before it.
+    fn send_event(&mut self, call: u64, event: KernelEvent, host: &mut Host) {
+        self.drain(host);
+        self.stdout.flush(host);
+        self.stderr.flush(host);
+        if host.try_send(call, &FromGuest::Event { event }).is_err() {
+            self.ignored += 1;
+        }
+    }
+
+    fn done(&mut self, n: u64, done: Done, host: &mut Host) {
+        let State::Running(run) = &self.state else {
+            self.ignored += 1;
+            return;
+        };
+        if n != self.n || run.preparing {
+            self.ignored += 1;
+            return;
+        }
+        let status = run.term.status(true).unwrap_or(match done {
+            Done::Ok => RunStatus::Ok,
+            Done::Error => RunStatus::Error,
+            Done::Interrupted => RunStatus::Interrupted,
+            Done::Exit { code } => RunStatus::Exit { code },
+        });
+        self.end_run(status, host);
+    }
+
+    fn end_stopped(&mut self, state_kept: bool, host: &mut Host) {
+        let State::Running(run) = &self.state else { return };
+        if let Some(status) = run.term.status(state_kept) {
+            self.end_run(status, host);
+        }
+    }
+
+    fn end_run(&mut self, status: RunStatus, host: &mut Host) {
+        self.drain(host);
+        let State::Running(run) = std::mem::replace(&mut self.state, State::Idle) else { return };
+        let (stdout_bytes, stderr_bytes) = (self.stdout.finish(host), self.stderr.finish(host));
+        let micros = micros_since(run.term.started);
+        let end = RunEnd { status, micros, stdout_bytes, stderr_bytes };
+        host.send(run.call, &FromGuest::RunEnd { end });
+    }
+
+    /// The process is gone: whatever waits for it gets its answer.
+    pub fn ended(&mut self, how: Ended, host: &mut Host) {
+        // A `done` may have been written just before the end.
+        for _ in 0..READS_PER_PIPE {
+            if self.read_events(host) != Read::Some {
+                break;
+            }
+        }
+        match &self.state {
+            State::Starting { call, .. } => {
+                let call = *call;
+                self.drain(host);
+                let message = format!("the kernel {} before it was ready{}", told(how), self.stderr_shown());
+                host.send(call, &FromGuest::Failed { failure: Failure::Kernel, message });
+            }
+            State::Idle if self.stops.is_empty() => {
+                host.send(0, &FromGuest::KernelExited { kernel: self.id, how });
+            }
+            State::Idle => {}
+            State::Running(run) => {
+                let status = run.term.status(false).unwrap_or(RunStatus::Ended { how });
+                self.end_run(status, host);
+            }
+        }
+        for call in self.stops.drain(..) {
+            host.send(call, &FromGuest::Done);
+        }
+    }
+
+    fn drain(&mut self, host: &mut Host) {
+        self.stdout.drain(host);
+        self.stderr.drain(host);
+    }
+
+    fn send_late(&mut self, call: u64, host: &mut Host) {
+        self.drain(host);
+        let (stdout, lost_stdout) = self.stdout.take_late();
+        let (stderr, lost_stderr) = self.stderr.take_late();
+        if !stdout.is_empty() || !stderr.is_empty() {
+            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+            let dropped = lost_stdout + lost_stderr;
+            host.send(call, &FromGuest::LateOutput { stdout: text(stdout), stderr: text(stderr), dropped });
+        }
+        for text in std::mem::take(&mut self.late) {
+            host.send(call, &FromGuest::Event { event: KernelEvent::Late { text } });
+        }
+    }
+
+    fn stderr_shown(&mut self) -> String {
+        let (bytes, _) = self.stderr.take_late();
+        let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(STDERR_SHOWN)..]).trim().to_owned();
+        if text.is_empty() { text } else { format!(":\n{text}") }
+    }
+}
+
+fn told(how: Ended) -> String {
+    match how {
+        Ended::Exited { code } => format!("exited with status `{code}`"),
+        Ended::Signaled { signal } => format!("was ended by signal `{signal}`"),
+    }
+}
+
+fn shortened(mut text: String, most: usize) -> String {
+    text.truncate(text.floor_char_boundary(most));
+    text
+}
+
+pub fn micros_since(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
+}

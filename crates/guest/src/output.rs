@@ -1,0 +1,242 @@
+//! One output stream of a process: read at the descriptor, coalesced, counted, cut.
+//!
+//! A stream belongs to a call while one runs; between calls it fills a small tail that the next call gets as late output.
+//! Knows no kernels and never waits: memory is bounded by what is declared here, however much is written.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use proto::{FromGuest, Kind, Stream};
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
+
+use crate::host::Host;
+
+/// A chunk leaves when this much is together,
+const CHUNK: usize = 32 << 10;
+/// or when its first byte is this old.
+const CHUNK_AGE: Duration = Duration::from_millis(5);
+/// Of what is not sent on, this much is kept from the end.
+const TAIL: usize = 64 << 10;
+/// A read that brings less than this is followed by a pause: a program that writes byte by byte wakes nobody per byte.
+const TRICKLE: usize = 4 << 10;
+/// Pause between reads while no call is there to get the output.
+const IDLE_PAUSE: Duration = Duration::from_millis(20);
+
+/// The last bytes of something long.
+#[derive(Debug, Default)]
+pub struct Tail {
+    bytes: Vec<u8>,
+    dropped: u64,
+}
+
+impl Tail {
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        if self.bytes.len() > 2 * TAIL {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        let surplus = self.bytes.len().saturating_sub(TAIL);
+        self.bytes.drain(..surplus);
+        self.dropped += surplus as u64;
+    }
+
+    /// The bytes and how many went before them; leaves nothing behind.
+    pub fn take(&mut self) -> (Vec<u8>, u64) {
+        self.cut();
+        let Self { bytes, dropped } = std::mem::take(self);
+        (bytes, dropped)
+    }
+}
+
+/// The call a stream belongs to at the moment.
+#[derive(Debug, Clone, Copy)]
+struct Owner {
+    call: u64,
+    forward_bytes: u64,
+}
+
+#[derive(Debug)]
+pub struct Output {
+    fd: Option<OwnedFd>,
+    stream: Stream,
+    owner: Option<Owner>,
+    held: Vec<u8>,
+    held_since: Option<Instant>,
+    quiet_until: Option<Instant>,
+    total: u64,
+    tail: Tail,
+}
+
+impl Output {
+    /// The stream and the end that the child writes to.
+    pub fn new(stream: Stream) -> std::io::Result<(Self, OwnedFd)> {
+        let (reader, writer) = pipe_from_child()?;
+        let output = Self {
+            fd: Some(reader),
+            stream,
+            owner: None,
+            held: Vec::new(),
+            held_since: None,
+            quiet_until: None,
+            total: 0,
+            tail: Tail::default(),
+        };
+        Ok((output, writer))
+    }
+
+    /// From now on what is read belongs to `call`.
+    pub fn begin(&mut self, call: u64, forward_bytes: u64) {
+        self.owner = Some(Owner { call, forward_bytes });
+        self.total = 0;
+        self.quiet_until = None;
+    }
+
+    /// Sends all that is left for the call; gives the count of all its bytes.
+    pub fn finish(&mut self, host: &mut Host) -> u64 {
+        self.flush(host);
+        if let Some(owner) = self.owner.take() {
+            let (bytes, dropped) = self.tail.take();
+            if dropped > 0 {
+                host.send(owner.call, &FromGuest::Gap { stream: self.stream, bytes: dropped });
+            }
+            host.send_data(self.kind(), owner.call, &bytes);
+        }
+        self.held = Vec::new();
+        self.total
+    }
+
+    /// What was written while no call ran, and how many bytes of it are lost.
+    pub fn take_late(&mut self) -> (Vec<u8>, u64) {
+        self.tail.take()
+    }
+
+    /// To be polled, unless the stream is pausing or at its end.
+    pub fn fd(&self, now: Instant) -> Option<BorrowedFd<'_>> {
+        if self.quiet_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    pub fn wake_at(&self) -> Option<Instant> {
+        let flush_at = self.held_since.map(|since| since + CHUNK_AGE);
+        [flush_at, self.quiet_until].into_iter().flatten().min()
+    }
+
+    pub fn tick(&mut self, now: Instant, host: &mut Host) {
+        let Some(at) = self.wake_at() else { return };
+        if now < at {
+            return;
+        }
+        if self.quiet_until.take().is_some() && !host.is_full() {
+            self.read(now, host);
+        }
+        if self.held_since.is_some_and(|since| now >= since + CHUNK_AGE) {
+            self.flush(host);
+        }
+    }
+
+    /// Reads once what is there.
+    pub fn read(&mut self, now: Instant, host: &mut Host) {
+        let read = self.read_up_to(CHUNK, host);
+        if self.owner.is_none() {
+            self.quiet_until = Some(now + IDLE_PAUSE);
+        } else if read < TRICKLE && self.fd.is_some() {
+            self.quiet_until = Some(now + CHUNK_AGE);
+        }
+    }
+
+    /// Reads exactly what is in the pipe at this moment: all that was written before the event that is being handled, and
+    /// nothing that a flooding process may add meanwhile.
+    pub fn drain(&mut self, host: &mut Host) {
+        let Some(fd) = &self.fd else { return };
+        let mut left = rustix::io::ioctl_fionread(fd).unwrap_or(0) as usize;
+        while left > 0 {
+            match self.read_up_to(left.min(CHUNK), host) {
+                0 => break,
+                read => left -= read.min(left),
+            }
+        }
+    }
+
+    /// Sends what is being held back.
+    pub fn flush(&mut self, host: &mut Host) {
+        self.held_since = None;
+        if let Some(owner) = self.owner {
+            host.send_data(self.kind(), owner.call, &self.held);
+        }
+        self.held.clear();
+    }
+
+    fn read_up_to(&mut self, limit: usize, host: &mut Host) -> usize {
+        let Some(fd) = &self.fd else { return 0 };
+        let mut bytes = Vec::with_capacity(limit);
+        match rustix::io::read(fd, spare_capacity(&mut bytes)) {
+            Ok(0) => self.fd = None,
+            Ok(_) => self.accept(&bytes, host),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => self.fd = None,
+        }
+        bytes.len()
+    }
+
+    fn accept(&mut self, bytes: &[u8], host: &mut Host) {
+        let before = self.total;
+        self.total += bytes.len() as u64;
+        let Some(owner) = self.owner else { return self.tail.push(bytes) };
+        let room = usize::try_from(owner.forward_bytes.saturating_sub(before)).unwrap_or(usize::MAX);
+        let (send, keep) = bytes.split_at(room.min(bytes.len()));
+        self.tail.push(keep);
+        if send.is_empty() {
+            return;
+        }
+        self.held.extend_from_slice(send);
+        self.held_since.get_or_insert_with(Instant::now);
+        if self.held.len() >= CHUNK {
+            self.flush(host);
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self.stream {
+            Stream::Stdout => Kind::Stdout,
+            Stream::Stderr => Kind::Stderr,
+        }
+    }
+}
+
+/// A pipe whose reading end never blocks. The two ends are separate file descriptions: the writer does not notice.
+pub fn pipe_from_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK)?;
+    Ok((reader, writer))
+}
+
+/// A pipe whose writing end never blocks.
+pub fn pipe_to_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;
+    Ok((reader, writer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_keeps_the_last_bytes_and_counts_the_others() {
+        let mut tail = Tail::default();
+        for i in 0..1000u32 {
+            tail.push(&vec![i as u8; 1000]);
+        }
+        let (bytes, dropped) = tail.take();
+        assert_eq!((bytes.len(), dropped), (TAIL, 1_000_000 - TAIL as u64));
+        assert!(bytes.ends_with(&[999u32 as u8; 1000]));
+        assert_eq!(tail.take(), (Vec::new(), 0));
+    }
+}

@@ -1,0 +1,149 @@
+//! Starting, signalling and reaping processes: the only place in the guest that does.
+//!
+//! A process is only ever signalled through its pidfd, or through its group while its leader is not yet reaped:
+//! a recycled number can never be hit.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use command_fds::{CommandFdExt, FdMapping};
+use proto::Ended;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitStatus};
+
+/// What to start. Nothing is inherited: environment, directory and descriptors are all said here.
+pub struct Launch<'a> {
+    pub argv: &'a [String],
+    pub env: &'a BTreeMap<String, String>,
+    pub cwd: Option<&'a str>,
+    /// Descriptors of the child by number; 0 is `/dev/null` unless given.
+    pub fds: Vec<(RawFd, OwnedFd)>,
+}
+
+/// A child process, the leader of its own group.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    pidfd: OwnedFd,
+    ended: Option<Ended>,
+}
+
+impl Process {
+    #[allow(clippy::disallowed_methods, reason = "the guest's one place to start processes")]
+    pub fn start(launch: Launch<'_>) -> io::Result<Self> {
+        let Some((program, arguments)) = launch.argv.split_first() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "empty argv"));
+        };
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(launch.env).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Some(cwd) = launch.cwd {
+            command.current_dir(cwd);
+        }
+        let mappings = launch.fds.into_iter().map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd }).collect();
+        command.fd_mappings(mappings).map_err(io::Error::other)?;
+        jail::inherited::unblock_in_child(&mut command);
+        let child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        // The child cannot have been reaped yet, so the number is still its own.
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(Self { pid, pidfd, ended: None })
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Readable once the process has ended.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        if self.ended.is_none() {
+            // Fails only for a process that has just ended.
+            let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
+        }
+    }
+
+    pub fn signal_group(&self, signal: Signal) {
+        if self.ended.is_none() {
+            let _ = rustix::process::kill_process_group(self.pid, signal);
+        }
+    }
+
+    /// The process by itself too: it may have left its group.
+    pub fn kill(&self) {
+        self.signal_group(Signal::KILL);
+        self.signal(Signal::KILL);
+    }
+
+    /// A memory kill shall take the one that grew, not the guest.
+    pub fn offer_to_oom_killer(&self) {
+        // Not worth failing for: the limits hold without it.
+        let _ = std::fs::write(format!("/proc/{}/oom_score_adj", self.pid.as_raw_nonzero()), "500");
+    }
+
+    /// How the process ended, once it has; reaps it.
+    pub fn try_wait(&mut self) -> Option<Ended> {
+        if self.ended.is_none() {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options).ok().flatten()?;
+            self.ended = Some(ended_from_id(&status));
+        }
+        self.ended
+    }
+
+    /// Takes the status that a wait for any child has brought.
+    pub fn reaped(&mut self, status: WaitStatus) {
+        self.ended.get_or_insert(ended_from(status));
+    }
+
+    /// Lets a stopped process go on: whoever stops an interpreter must not be able to make its caller wait.
+    pub fn continue_if_stopped(&self) {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+            self.signal_group(Signal::CONT);
+            self.signal(Signal::CONT);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.kill();
+        // A killed process ends in no time, unless the kernel is in the middle of something for it; then PID 1 reaps it later.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        for _ in 0..100 {
+            if !matches!(rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options), Ok(None)) {
+                return;
+            }
+            let mut fds = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
+            let _ = rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 }));
+        }
+    }
+}
+
+/// One child of PID 1 that has ended and is now reaped, whoever started it.
+pub fn reap_any() -> Option<(Pid, WaitStatus)> {
+    rustix::process::wait(rustix::process::WaitOptions::NOHANG).ok().flatten()
+}
+
+fn ended_from_id(status: &WaitIdStatus) -> Ended {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ended::Exited { code },
+        (_, signal) => Ended::Signaled { signal: signal.unwrap_or_default() },
+    }
+}
+
+fn ended_from(status: WaitStatus) -> Ended {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ended::Exited { code },
+        (_, signal) => Ended::Signaled { signal: signal.unwrap_or_default() },
+    }
+}

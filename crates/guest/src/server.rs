@@ -1,0 +1,448 @@
+//! The loop: one thread, one `poll`, everything the guest waits for.
+//!
+//! Knows which call belongs to what and nothing of how it is done. No step blocks: a kernel, a command or a host that
+//! does not read can delay only itself.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Instant;
+
+use proto::{Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Stream, ToGuest};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, WaitStatus};
+
+use crate::command::{Job, Order};
+use crate::config::Config;
+use crate::host::{Broken, Host};
+use crate::kernel::Kernel;
+use crate::process::{Process, reap_any};
+
+/// What a descriptor in the poll belongs to.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Listener,
+    Signals,
+    Host,
+    /// Any child's pidfd.
+    Child,
+    KernelOutput(KernelId, Stream),
+    KernelEvents(KernelId),
+    KernelRequests(KernelId),
+    JobOutput(u64, Stream),
+}
+
+/// Whether the loop goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    On,
+    End,
+}
+
+pub struct Server {
+    config: Config,
+    host: Host,
+    listener: Option<UnixListener>,
+    signals: Option<OwnedFd>,
+    kernels: BTreeMap<KernelId, Kernel>,
+    jobs: BTreeMap<u64, Job>,
+    alone_since: Option<Instant>,
+    /// PID 1 inherits orphans and reaps them.
+    is_init: bool,
+}
+
+impl Server {
+    /// Serves one connection and ends with it.
+    pub fn on_stream(stream: UnixStream, config: Config) -> io::Result<Self> {
+        let mut server = Self::new(config);
+        server.host.connect(stream)?;
+        Ok(server)
+    }
+
+    /// Serves whoever connects, one after the other. `signals` brings SIGCHLD and SIGTERM.
+    pub fn on_listener(listener: UnixListener, signals: OwnedFd, config: Config) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let mut server = Self::new(config);
+        server.listener = Some(listener);
+        server.signals = Some(signals);
+        server.alone_since = Some(Instant::now());
+        server.is_init = std::process::id() == 1;
+        Ok(server)
+    }
+
+    fn new(config: Config) -> Self {
+        Self {
+            config,
+            host: Host::default(),
+            listener: None,
+            signals: None,
+            kernels: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            alone_since: None,
+            is_init: false,
+        }
+    }
+
+    pub fn run(mut self) -> io::Result<()> {
+        loop {
+            let ready = self.wait()?;
+            if self.serve(&ready) == Flow::End {
+                return Ok(());
+            }
+            if self.host.flush().is_err() && self.lose_host() == Flow::End {
+                return Ok(());
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<Vec<Source>> {
+        let now = Instant::now();
+        let mut sources = Vec::new();
+        let mut fds = Vec::new();
+        let mut watch = |source, fd, flags| {
+            sources.push(source);
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        };
+        if let Some(listener) = &self.listener {
+            watch(Source::Listener, listener.as_fd(), PollFlags::IN);
+        }
+        if let Some(signals) = &self.signals {
+            watch(Source::Signals, signals.as_fd(), PollFlags::IN);
+        }
+        if let Some(link) = self.host.fd() {
+            let write = if self.host.wants_to_write() { PollFlags::OUT } else { PollFlags::empty() };
+            watch(Source::Host, link, PollFlags::IN | write);
+        }
+        let read = !self.host.is_full();
+        for (&id, kernel) in &self.kernels {
+            watch(Source::Child, kernel.process().fd(), PollFlags::IN);
+            if let Some(fd) = kernel.requests().fd() {
+                watch(Source::KernelRequests(id), fd, PollFlags::OUT);
+            }
+            let outputs = [(Stream::Stdout, &kernel.stdout), (Stream::Stderr, &kernel.stderr)];
+            for (stream, output) in outputs.into_iter().filter(|_| read) {
+                if let Some(fd) = output.fd(now) {
+                    watch(Source::KernelOutput(id, stream), fd, PollFlags::IN);
+                }
+            }
+            if let Some(fd) = kernel.events().fd().filter(|_| read) {
+                watch(Source::KernelEvents(id), fd, PollFlags::IN);
+            }
+        }
+        for (&call, job) in &self.jobs {
+            watch(Source::Child, job.process().fd(), PollFlags::IN);
+            let outputs = [(Stream::Stdout, &job.stdout), (Stream::Stderr, &job.stderr)];
+            for (stream, output) in outputs.into_iter().filter(|_| read) {
+                if let Some(fd) = output.fd(now) {
+                    watch(Source::JobOutput(call, stream), fd, PollFlags::IN);
+                }
+            }
+        }
+        let timeout = self.wake_at().map(|at| timespec_until(now, at));
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        }
+        let ready = fds.iter().zip(&sources).filter(|(fd, _)| !fd.revents().is_empty());
+        Ok(ready.map(|(_, &source)| source).collect())
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        let kernels = self.kernels.values().filter_map(Kernel::wake_at);
+        let jobs = self.jobs.values().filter_map(Job::wake_at);
+        let alone = self.alone_since.map(|since| since + self.config.adoption_grace);
+        kernels.chain(jobs).chain(alone).min()
+    }
+
+    fn serve(&mut self, ready: &[Source]) -> Flow {
+        let mut children = false;
+        for &source in ready {
+            match source {
+                Source::Listener => self.accept(),
+                Source::Signals => {
+                    if self.read_signals() == Flow::End {
+                        return Flow::End;
+                    }
+                    children = true;
+                }
+                Source::Host => {
+                    if self.read_host().is_err() && self.lose_host() == Flow::End {
+                        return Flow::End;
+                    }
+                }
+                Source::Child => children = true,
+                Source::KernelOutput(id, stream) => self.read_kernel_output(id, stream),
+                Source::KernelEvents(id) => {
+                    if let Some(kernel) = self.kernels.get_mut(&id) {
+                        kernel.read_events(&mut self.host);
+                    }
+                }
+                Source::KernelRequests(id) => {
+                    if let Some(kernel) = self.kernels.get_mut(&id) {
+                        kernel.write_requests();
+                    }
+                }
+                Source::JobOutput(call, stream) => self.read_job_output(call, stream),
+            }
+        }
+        if children {
+            self.reap();
+        }
+        self.tick()
+    }
+
+    fn tick(&mut self) -> Flow {
+        let now = Instant::now();
+        for kernel in self.kernels.values_mut() {
+            kernel.tick(now, &mut self.host);
+        }
+        for job in self.jobs.values_mut() {
+            job.tick(now, &mut self.host);
+        }
+        let abandoned = self.alone_since.is_some_and(|since| now >= since + self.config.adoption_grace);
+        if abandoned { Flow::End } else { Flow::On }
+    }
+
+    fn read_kernel_output(&mut self, id: KernelId, stream: Stream) {
+        let Some(kernel) = self.kernels.get_mut(&id) else { return };
+        match stream {
+            Stream::Stdout => kernel.stdout.read(Instant::now(), &mut self.host),
+            Stream::Stderr => kernel.stderr.read(Instant::now(), &mut self.host),
+        }
+    }
+
+    fn read_job_output(&mut self, call: u64, stream: Stream) {
+        let Some(job) = self.jobs.get_mut(&call) else { return };
+        match stream {
+            Stream::Stdout => job.stdout.read(Instant::now(), &mut self.host),
+            Stream::Stderr => job.stderr.read(Instant::now(), &mut self.host),
+        }
+    }
+
+    // ---- children
+
+    fn reap(&mut self) {
+        // Own children first, through their pidfds; then, as PID 1, whoever was left behind.
+        self.collect_ended();
+        if !self.is_init {
+            return;
+        }
+        let mut raced = false;
+        while let Some((pid, status)) = reap_any() {
+            raced |= self.note_reaped(pid, status);
+        }
+        if raced {
+            self.collect_ended();
+        }
+    }
+
+    fn note_reaped(&mut self, pid: Pid, status: WaitStatus) -> bool {
+        let kernels = self.kernels.values_mut().map(Kernel::process_mut);
+        let jobs = self.jobs.values_mut().map(Job::process_mut);
+        match kernels.chain(jobs).find(|process| process.pid() == pid) {
+            Some(process) => {
+                process.reaped(status);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn collect_ended(&mut self) {
+        let host = &mut self.host;
+        self.kernels.retain(|_, kernel| match kernel.process_mut().try_wait() {
+            Some(how) => {
+                kernel.ended(how, host);
+                false
+            }
+            None => true,
+        });
+        self.jobs.retain(|_, job| match job.process_mut().try_wait() {
+            Some(how) => {
+                job.ended(how, host);
+                false
+            }
+            None => true,
+        });
+    }
+
+    /// SIGTERM ends the guest, and with PID 1 ends everything; SIGCHLD only woke us.
+    fn read_signals(&mut self) -> Flow {
+        let Some(signals) = &self.signals else { return Flow::On };
+        let mut info = [0u8; 128 * 4];
+        let mut flow = Flow::On;
+        while let Ok(read) = rustix::io::read(signals, &mut info) {
+            let numbers = info[..read].chunks_exact(128).filter_map(|one| one.first_chunk::<4>());
+            if numbers.map(|n| u32::from_ne_bytes(*n)).any(|n| n == rustix::process::Signal::TERM.as_raw() as u32) {
+                flow = Flow::End;
+            }
+        }
+        flow
+    }
+
+    // ---- the host
+
+    fn accept(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        let Ok((stream, _)) = listener.accept() else { return };
+        if self.host.fd().is_some() {
+            // Only the owner of the socket's directory can connect: a new server has come before the old one's end was seen.
+            self.drop_calls();
+        }
+        if self.host.connect(stream).is_ok() {
+            self.alone_since = None;
+        }
+    }
+
+    fn lose_host(&mut self) -> Flow {
+        self.host.disconnect();
+        self.drop_calls();
+        if self.listener.is_none() {
+            return Flow::End;
+        }
+        self.alone_since = Some(Instant::now());
+        Flow::On
+    }
+
+    /// Nobody waits for these any more; the kernels stay.
+    fn drop_calls(&mut self) {
+        let now = Instant::now();
+        self.kernels.values_mut().for_each(|kernel| kernel.cancel(now));
+        self.jobs.values_mut().for_each(|job| job.cancel(now));
+    }
+
+    fn read_host(&mut self) -> Result<(), Broken> {
+        self.host.flush()?;
+        self.host.receive()?;
+        while let Some(frame) = self.host.next_frame()? {
+            self.handle(frame)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, frame: Frame) -> Result<(), Broken> {
+        let call = frame.call;
+        match frame.kind {
+            Kind::Message => {}
+            Kind::File | Kind::Stdout | Kind::Stderr => return Err(Broken),
+        }
+        let message = frame.message::<ToGuest>().map_err(|_| Broken)?;
+        if !self.host.greeted {
+            return self.greet(call, &message);
+        }
+        match message {
+            ToGuest::Hello { .. } => return Err(Broken),
+            ToGuest::StartKernel { kernel, spec } => self.start_kernel(call, kernel, &spec),
+            ToGuest::StopKernel { kernel } => match self.kernels.get_mut(&kernel) {
+                Some(kernel) => kernel.stop(call),
+                None => self.host.send(call, &FromGuest::Done),
+            },
+            ToGuest::Run { kernel, code, deadline, forward_bytes } => {
+                self.run_cell(call, kernel, &code, deadline, forward_bytes);
+            }
+            ToGuest::Exec { argv, env, cwd, deadline, forward_bytes } => {
+                let order = Order { argv: &argv, env: &env, cwd: &cwd, deadline, forward_bytes };
+                self.start_job(call, &order)?;
+            }
+            ToGuest::Interrupt => self.interrupt(call),
+            ToGuest::WriteFile { .. } | ToGuest::ReadFile { .. } | ToGuest::ListFiles { .. } => {
+                self.fail(call, Failure::Io, "files are not served yet".into());
+            }
+            ToGuest::Ping => self.host.send(call, &FromGuest::Done),
+        }
+        Ok(())
+    }
+
+    fn greet(&mut self, call: u64, message: &ToGuest) -> Result<(), Broken> {
+        match message {
+            ToGuest::Hello { version: proto::VERSION } => {
+                self.host.greeted = true;
+                self.host.send(call, &FromGuest::Hello { version: proto::VERSION });
+                Ok(())
+            }
+            ToGuest::Hello { version } => {
+                let message = format!("the guest speaks version `{}`, not `{version}`", proto::VERSION);
+                self.fail(call, Failure::Io, message);
+                let _ = self.host.flush();
+                Err(Broken)
+            }
+            _ => Err(Broken),
+        }
+    }
+
+    fn fail(&mut self, call: u64, failure: Failure, message: String) {
+        self.host.send(call, &FromGuest::Failed { failure, message });
+    }
+
+    // ---- calls
+
+    fn start_kernel(&mut self, call: u64, id: KernelId, spec: &KernelSpec) {
+        if self.kernels.contains_key(&id) {
+            return self.fail(call, Failure::Kernel, format!("kernel `{id}` exists already"));
+        }
+        match Kernel::start(id, call, spec, Instant::now()) {
+            Ok(kernel) => {
+                self.kernels.insert(id, kernel);
+            }
+            Err(error) => {
+                let program = spec.argv.first().map_or("", String::as_str);
+                self.fail(call, Failure::Kernel, format!("cannot start `{program}`: {error}"));
+            }
+        }
+    }
+
+    fn run_cell(&mut self, call: u64, id: KernelId, code: &str, deadline: proto::Deadline, forward_bytes: u64) {
+        let Some(kernel) = self.kernels.get_mut(&id) else {
+            return self.fail(call, Failure::Kernel, format!("there is no kernel `{id}`"));
+        };
+        match kernel.begin(call, deadline, forward_bytes, Instant::now(), &mut self.host) {
+            Ok(()) => kernel.submit(code, None),
+            Err(why) => self.fail(call, Failure::Kernel, why.into()),
+        }
+    }
+
+    fn start_job(&mut self, call: u64, order: &Order<'_>) -> Result<(), Broken> {
+        if self.jobs.contains_key(&call) {
+            return Err(Broken);
+        }
+        match Job::start(call, order, Instant::now()) {
+            Ok(job) => {
+                self.jobs.insert(call, job);
+            }
+            Err(error) => {
+                let failure = match error.kind() {
+                    io::ErrorKind::NotFound => Failure::NotFound,
+                    _ => Failure::Io,
+                };
+                let program = order.argv.first().map_or("", String::as_str);
+                self.fail(call, failure, format!("cannot start `{program}`: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn interrupt(&mut self, call: u64) {
+        let now = Instant::now();
+        if let Some(job) = self.jobs.get_mut(&call) {
+            job.cancel(now);
+        }
+        if let Some(kernel) = self.kernels.values_mut().find(|kernel| kernel.running() == Some(call)) {
+            kernel.cancel(now);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // All at once, then the drops below wait for each.
+        let kernels = self.kernels.values().map(Kernel::process);
+        kernels.chain(self.jobs.values().map(Job::process)).for_each(Process::kill);
+    }
+}
+
+fn timespec_until(now: Instant, at: Instant) -> Timespec {
+    let left = at.saturating_duration_since(now);
+    Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
+}

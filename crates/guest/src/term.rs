@@ -1,0 +1,143 @@
+//! The time of one call, and the ladder down when it is over: interrupt, nudge, kill.
+//!
+//! Pure: knows no processes and reads no clock.
+
+use std::time::{Duration, Instant};
+
+use proto::{Deadline, RunStatus};
+
+/// Between the interrupt and its second rung, for interpreters that have one.
+const NUDGE_AFTER: Duration = Duration::from_millis(100);
+/// A deadline beyond any sense must not overflow the clock.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    TimedOut,
+    Cancelled,
+}
+
+/// What has to be done now. Each comes once, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    Interrupt,
+    Nudge,
+    Kill,
+}
+
+#[derive(Debug)]
+pub struct Term {
+    pub started: Instant,
+    ends: Instant,
+    grace: Duration,
+    stop: Option<Stop>,
+}
+
+#[derive(Debug)]
+struct Stop {
+    why: Why,
+    at: Instant,
+    next: Option<Step>,
+}
+
+impl Term {
+    pub fn new(started: Instant, deadline: Deadline) -> Self {
+        let bounded = |ms| Duration::from_millis(ms).min(LONGEST);
+        Self { started, ends: started + bounded(deadline.after_ms), grace: bounded(deadline.grace_ms), stop: None }
+    }
+
+    /// The host wants the call to end. The first reason stays.
+    pub fn cancel(&mut self, now: Instant) {
+        self.stop.get_or_insert(Stop { why: Why::Cancelled, at: now, next: Some(Step::Interrupt) });
+    }
+
+    pub fn is_over(&self, now: Instant) -> bool {
+        now >= self.ends
+    }
+
+    pub fn stopping(&self) -> Option<Why> {
+        self.stop.as_ref().map(|stop| stop.why)
+    }
+
+    /// What the call ends with if it was told to stop.
+    pub fn status(&self, state_kept: bool) -> Option<RunStatus> {
+        self.stopping().map(|why| match why {
+            Why::TimedOut => RunStatus::TimedOut { state_kept },
+            Why::Cancelled => RunStatus::Cancelled { state_kept },
+        })
+    }
+
+    pub fn wake_at(&self) -> Option<Instant> {
+        match &self.stop {
+            None => Some(self.ends),
+            Some(stop) => stop.next.map(|step| self.time_of(stop, step)),
+        }
+    }
+
+    /// The next step, if its time has come.
+    pub fn due(&mut self, now: Instant) -> Option<Step> {
+        if self.stop.is_none() && self.is_over(now) {
+            self.stop = Some(Stop { why: Why::TimedOut, at: now, next: Some(Step::Interrupt) });
+        }
+        let stop = self.stop.as_ref()?;
+        let step = stop.next?;
+        if now < self.time_of(stop, step) {
+            return None;
+        }
+        let next = match step {
+            Step::Interrupt if NUDGE_AFTER < self.grace => Some(Step::Nudge),
+            Step::Interrupt | Step::Nudge => Some(Step::Kill),
+            Step::Kill => None,
+        };
+        if let Some(stop) = &mut self.stop {
+            stop.next = next;
+        }
+        Some(step)
+    }
+
+    fn time_of(&self, stop: &Stop, step: Step) -> Instant {
+        match step {
+            Step::Interrupt => stop.at,
+            Step::Nudge => stop.at + NUDGE_AFTER,
+            Step::Kill => stop.at + self.grace,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(term: &mut Term, start: Instant) -> Vec<(u128, Step)> {
+        let mut seen = Vec::new();
+        while let Some(at) = term.wake_at() {
+            seen.extend(term.due(at).map(|step| ((at - start).as_millis(), step)));
+        }
+        seen
+    }
+
+    #[test]
+    fn a_deadline_goes_down_the_ladder_once() {
+        let start = Instant::now();
+        let mut term = Term::new(start, Deadline { after_ms: 1000, grace_ms: 500 });
+        assert_eq!(term.due(start), None);
+        assert_eq!(steps(&mut term, start), [(1000, Step::Interrupt), (1100, Step::Nudge), (1500, Step::Kill)]);
+        assert_eq!(term.status(true), Some(RunStatus::TimedOut { state_kept: true }));
+    }
+
+    #[test]
+    fn a_cancel_before_the_deadline_stays_a_cancel() {
+        let start = Instant::now();
+        let mut term = Term::new(start, Deadline { after_ms: 10, grace_ms: 50 });
+        term.cancel(start);
+        assert_eq!(steps(&mut term, start), [(0, Step::Interrupt), (50, Step::Kill)]);
+        assert_eq!(term.status(false), Some(RunStatus::Cancelled { state_kept: false }));
+    }
+
+    #[test]
+    fn an_absurd_deadline_does_not_overflow() {
+        let mut term = Term::new(Instant::now(), Deadline { after_ms: u64::MAX, grace_ms: u64::MAX });
+        term.cancel(Instant::now());
+        assert!(term.wake_at().is_some());
+    }
+}
