@@ -1,0 +1,318 @@
+//! The one way to open what a sandbox can change: beneath a directory, never out of it.
+//!
+//! Every path is resolved once, by the kernel, against an open directory (`openat2` with `RESOLVE_BENEATH`), and what was opened
+//! is what is used: nothing is checked by name first, so there is no moment in which a symbolic link could be put in between.
+//! Links that stay beneath are followed, except as the last part of a path that is written. Only regular files are handed out.
+//! Absolute paths are the caller's business: it takes the root's own prefix off or refuses.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("`{path}` does not exist", path = path.display())]
+    NotFound { path: PathBuf },
+    #[error("`{path}` {why}", path = path.display())]
+    InvalidPath { path: PathBuf, why: &'static str },
+    #[error("no space left for `{path}`", path = path.display())]
+    NoSpace { path: PathBuf },
+    #[error("cannot open `{path}`", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A directory, and the right to everything beneath it.
+#[derive(Debug)]
+pub struct Root(OwnedFd);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Relative to the directory that was listed.
+    pub path: PathBuf,
+    pub kind: Kind,
+    pub size: u64,
+    /// Seconds since 1970.
+    pub modified: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    File,
+    Directory,
+    Symlink,
+    Other,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    /// The first ones by path, at most as many as were asked for.
+    pub entries: Vec<Entry>,
+    /// How many there are, as far as was counted: the walk ends after [`MAX_VISITED`].
+    pub total: u64,
+}
+
+/// A walk looks at no more entries than this, so that a tree made to be endless costs a bounded time.
+pub const MAX_VISITED: u64 = 200_000;
+
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+
+impl Root {
+    /// Opens the root itself. This path is trusted: nothing in a sandbox can change it.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        let dir = dir.as_ref();
+        fs::open(dir, DIRECTORY, Mode::empty()).map(Self).map_err(|e| error(dir, e))
+    }
+
+    /// Opens a regular file for reading. A pipe, socket or device is refused at once and never waited for.
+    pub fn read_file(&self, path: impl AsRef<Path>) -> Result<File> {
+        let path = checked(path.as_ref())?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let fd = self.resolve(path, flags, RESOLVE).map_err(|e| error(path, e))?;
+        let stat = fs::fstat(&fd).map_err(|e| error(path, e))?;
+        if kind(&stat) != FileType::RegularFile {
+            return Err(invalid(path, "is not a regular file"));
+        }
+        Ok(File::from(fd))
+    }
+
+    /// Begins a file that appears under its name, whole, when it is committed. Directories on the way are made.
+    pub fn create_file(&self, path: impl AsRef<Path>) -> Result<NewFile> {
+        let path = checked(path.as_ref())?;
+        let name = path.file_name().ok_or_else(|| invalid(path, "names no file"))?;
+        if path.as_os_str().as_bytes().ends_with(b"/") {
+            return Err(invalid(path, "names a directory"));
+        }
+        let parent = self.make_dirs(path.parent().unwrap_or(Path::new(""))).map_err(|e| error(path, e))?;
+        let mode = match fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if kind(&stat) == FileType::RegularFile => Mode::from_raw_mode(stat.st_mode & 0o777),
+            Ok(_) => return Err(invalid(path, "is there and is not a regular file")),
+            Err(Errno::NOENT) => Mode::from_raw_mode(0o644),
+            Err(e) => return Err(error(path, e)),
+        };
+        NewFile::begin(parent, name, path, mode).map_err(|e| error(path, e))
+    }
+
+    /// Everything below a directory; links are listed, not followed.
+    pub fn list(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
+        let path = path.as_ref();
+        let start = if path.as_os_str().is_empty() { Path::new(".") } else { checked(path)? };
+        let top = self.resolve(start, DIRECTORY, RESOLVE).map_err(|e| error(path, e))?;
+        Walk { top: Root(top), max, total: 0, entries: BTreeMap::new() }.run().map_err(|e| error(path, e))
+    }
+
+    fn resolve(&self, path: &Path, flags: OFlags, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
+        // EAGAIN: something was renamed while the kernel went past. Somebody who does it all the time gets an error.
+        for _ in 0..64 {
+            match fs::openat2(&self.0, path, flags, Mode::empty(), resolve) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                done => return done,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Opens a directory, making what is missing on the way. Each part is made in its open parent, where its name can lead
+    /// nowhere, and opened from the root again, where the kernel holds it beneath.
+    fn make_dirs(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let mut parent = self.resolve(Path::new("."), DIRECTORY, RESOLVE)?;
+        let mut prefix = PathBuf::new();
+        for part in path.components() {
+            let Component::Normal(name) = part else { continue };
+            prefix.push(name);
+            parent = match self.resolve(&prefix, DIRECTORY, RESOLVE) {
+                Err(Errno::NOENT) => {
+                    match fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                        Ok(()) => {}
+                        // Somebody was quicker, or a link that leads nowhere has this name: opening it tells.
+                        Err(Errno::EXIST) => {}
+                        Err(e) => return Err(e),
+                    }
+                    self.resolve(&prefix, DIRECTORY, RESOLVE)?
+                }
+                opened => opened?,
+            };
+        }
+        Ok(parent)
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A file that has no name of its own yet. Dropped without a commit, it leaves nothing.
+#[derive(Debug)]
+pub struct NewFile {
+    file: File,
+    parent: OwnedFd,
+    temporary: String,
+    path: PathBuf,
+    committed: bool,
+}
+
+impl NewFile {
+    fn begin(parent: OwnedFd, name: &OsStr, path: &Path, mode: Mode) -> rustix::io::Result<Self> {
+        if name.len() > 255 {
+            return Err(Errno::NAMETOOLONG);
+        }
+        // Random, so that nobody can take the name beforehand.
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let temporary = format!(".sandpool-{:016x}", u64::from_ne_bytes(random));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(fs::openat(&parent, &temporary, flags, Mode::from_raw_mode(0o600))?);
+        let new = Self { file, parent, temporary, path: path.to_owned(), committed: false };
+        fs::fchmod(&new.file, mode)?;
+        Ok(new)
+    }
+
+    /// Gives the file its name, in the place of a file that had it. A link of that name is replaced, never followed.
+    pub fn commit(mut self) -> Result<()> {
+        let name = self.path.file_name().unwrap_or_default();
+        fs::renameat(&self.parent, self.temporary.as_str(), &self.parent, name).map_err(|e| error(&self.path, e))?;
+        self.committed = true;
+        Ok(())
+    }
+
+    /// Says in this module's words why a write failed.
+    pub fn explain(&self, failed: &io::Error) -> Error {
+        error(&self.path, Errno::from_io_error(failed).unwrap_or(Errno::IO))
+    }
+}
+
+impl Write for NewFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.committed {
+            // Nothing can be done about a failure, and nothing depends on it.
+            let _ = fs::unlinkat(&self.parent, self.temporary.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+/// One directory is open at a time and each is opened from the top: depth costs no descriptors.
+struct Walk {
+    top: Root,
+    max: usize,
+    total: u64,
+    entries: BTreeMap<PathBuf, Entry>,
+}
+
+impl Walk {
+    fn run(mut self) -> rustix::io::Result<Listing> {
+        let mut waiting = self.visit(Path::new("."), self.top.0.try_clone().map_err(|_| Errno::MFILE)?)?;
+        while let Some(dir) = waiting.pop() {
+            if self.total >= MAX_VISITED {
+                break;
+            }
+            // Gone, unreadable, too deep for a path, or no directory any more: listed as it was, with nothing below.
+            let Ok(fd) = self.top.resolve(&dir, DIRECTORY, RESOLVE | ResolveFlags::NO_SYMLINKS) else { continue };
+            waiting.extend(self.visit(&dir, fd).unwrap_or_default());
+        }
+        Ok(Listing { entries: self.entries.into_values().collect(), total: self.total })
+    }
+
+    /// Takes down what is in one directory; returns the directories among it.
+    fn visit(&mut self, dir: &Path, fd: OwnedFd) -> rustix::io::Result<Vec<PathBuf>> {
+        let mut below = Vec::new();
+        for item in Dir::read_from(&fd)? {
+            let item = item?;
+            let name = OsStr::from_bytes(item.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
+            // Removed since: it is not there.
+            let Ok(stat) = fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let path = if dir == Path::new(".") { PathBuf::from(name) } else { dir.join(name) };
+            if kind(&stat) == FileType::Directory {
+                below.push(path.clone());
+            }
+            self.take_down(path, &stat);
+            if self.total >= MAX_VISITED {
+                break;
+            }
+        }
+        Ok(below)
+    }
+
+    fn take_down(&mut self, path: PathBuf, stat: &Stat) {
+        self.total += 1;
+        let kind = match kind(stat) {
+            FileType::RegularFile => Kind::File,
+            FileType::Directory => Kind::Directory,
+            FileType::Symlink => Kind::Symlink,
+            _ => Kind::Other,
+        };
+        let size = if kind == Kind::File { stat.st_size as u64 } else { 0 };
+        self.entries.insert(path.clone(), Entry { path, kind, size, modified: stat.st_mtime });
+        if self.entries.len() > self.max {
+            self.entries.pop_last();
+        }
+    }
+}
+
+fn kind(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+/// What no path may be, whatever lies on the disk. `..` is refused even where it would stay beneath: after a link it means
+/// something else than it says.
+fn checked(path: &Path) -> Result<&Path> {
+    if path.as_os_str().is_empty() {
+        return Err(invalid(path, "is empty"));
+    }
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err(invalid(path, "contains a NUL"));
+    }
+    for part in path.components() {
+        match part {
+            Component::Normal(_) | Component::CurDir => {}
+            Component::ParentDir => return Err(invalid(path, "contains `..`")),
+            Component::RootDir | Component::Prefix(_) => return Err(invalid(path, "is absolute")),
+        }
+    }
+    Ok(path)
+}
+
+fn invalid(path: &Path, why: &'static str) -> Error {
+    Error::InvalidPath { path: path.to_owned(), why }
+}
+
+fn error(path: &Path, errno: Errno) -> Error {
+    match errno {
+        Errno::NOENT => Error::NotFound { path: path.to_owned() },
+        Errno::XDEV => invalid(path, "leads out"),
+        Errno::LOOP => invalid(path, "is a link that cannot be followed"),
+        Errno::NOTDIR => invalid(path, "goes through something that is not a directory"),
+        Errno::ISDIR => invalid(path, "is a directory"),
+        Errno::NAMETOOLONG => invalid(path, "is too long"),
+        Errno::NXIO | Errno::NODEV => invalid(path, "is not a regular file"),
+        Errno::INVAL | Errno::ILSEQ => invalid(path, "is not a name this file system can hold"),
+        Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path: path.to_owned() },
+        other => Error::Io { path: path.to_owned(), source: other.into() },
+    }
+}
+
+#[cfg(test)]
+mod tests;

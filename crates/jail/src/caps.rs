@@ -1,0 +1,71 @@
+//! Capabilities: all of them given up, in every set, for good.
+
+use std::io;
+
+use rustix::thread::{self, CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {step}")]
+pub struct Error {
+    pub step: &'static str,
+    #[source]
+    pub source: io::Error,
+}
+
+/// Empties the ambient, bounding, inheritable, permitted and effective sets and locks the rules by which root or a file could
+/// fill them again. Needs CAP_SETPCAP, unless it was all done before: then it does nothing.
+pub fn drop_all() -> Result<(), Error> {
+    let at = |step| move |e: rustix::io::Errno| Error { step, source: e.into() };
+    thread::clear_ambient_capability_set().map_err(at("clear the ambient set"))?;
+    for number in 0..u64::BITS {
+        // By number: a newer kernel has capabilities that no header of today names. An error says there is none of this number.
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        if thread::capability_is_in_bounding_set(capability).unwrap_or(false) {
+            thread::remove_capability_from_bounding_set(capability).map_err(at("drop the bounding set"))?;
+        }
+    }
+    if thread::capabilities_secure_bits().map_err(at("read the secure bits"))? != LOCKED {
+        thread::set_capabilities_secure_bits(LOCKED).map_err(at("lock the secure bits"))?;
+    }
+    let none = CapabilitySet::empty();
+    thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+        .map_err(at("drop the capabilities"))
+}
+
+/// No privilege from being uid 0, none kept or gained by changing uids, none raised to ambient; and none of this undone.
+const LOCKED: CapabilitiesSecureBits = CapabilitiesSecureBits::NO_ROOT
+    .union(CapabilitiesSecureBits::NO_ROOT_LOCKED)
+    .union(CapabilitiesSecureBits::NO_SETUID_FIXUP)
+    .union(CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED)
+    .union(CapabilitiesSecureBits::KEEP_CAPS_LOCKED)
+    .union(CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE)
+    .union(CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(name: &str) -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        status.lines().find_map(|l| l.strip_prefix(name)).unwrap().trim().to_owned()
+    }
+
+    #[test]
+    fn nothing_is_left_in_any_set_and_a_second_time_is_no_error() {
+        if !thread::capabilities(None).unwrap().effective.contains(CapabilitySet::SETPCAP) {
+            eprintln!("SKIP: needs CAP_SETPCAP");
+            return;
+        }
+        // Capabilities belong to a thread: one of its own keeps the other tests whole.
+        std::thread::spawn(|| {
+            drop_all().unwrap();
+            for name in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+                assert_eq!(set(name), "0000000000000000", "{name}");
+            }
+            assert_eq!(thread::capabilities_secure_bits().unwrap(), LOCKED);
+            drop_all().unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -1,0 +1,84 @@
+//! Resource limits of a process. The cgroup is the real bound on memory, cpu and processes; these close what it does not count.
+
+use std::io;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// What an operator may choose. Everything else is fixed in [`Limits::apply`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub open_files: u64,
+    /// `None` where a cgroup counts processes. The kernel counts these per uid, and a uid shared with the host's own processes
+    /// would make the limit hit the wrong ones.
+    pub processes: Option<u64>,
+    /// The largest single file, in bytes.
+    pub file_size: Option<u64>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { open_files: 4096, processes: None, file_size: None }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot limit `{resource:?}` to `{limit}`")]
+pub struct Error {
+    pub resource: Resource,
+    pub limit: u64,
+    #[source]
+    pub source: io::Error,
+}
+
+impl Limits {
+    /// Sets soft and hard limits of the calling process; they cannot be raised again.
+    pub fn apply(&self) -> Result<(), Error> {
+        for (resource, limit) in self.table() {
+            lower(resource, limit).map_err(|source| Error { resource, limit, source })?;
+        }
+        Ok(())
+    }
+
+    fn table(&self) -> impl Iterator<Item = (Resource, u64)> {
+        [
+            (Resource::Core, Some(0)),     // no core file, and no helper of the host's `core_pattern`
+            (Resource::Nice, Some(0)),     // no negative nice
+            (Resource::Rtprio, Some(0)),   // no real-time scheduling
+            (Resource::Msgqueue, Some(0)), // message queues are kernel memory
+            (Resource::Memlock, Some(8 << 20)),
+            (Resource::Sigpending, Some(4096)),
+            (Resource::Nofile, Some(self.open_files)),
+            (Resource::Nproc, self.processes),
+            (Resource::Fsize, self.file_size),
+        ]
+        .into_iter()
+        .filter_map(|(resource, limit)| Some((resource, limit?)))
+    }
+}
+
+/// Never above the hard limit already there: raising needs a capability, and a stricter host is to be obeyed.
+fn lower(resource: Resource, limit: u64) -> io::Result<()> {
+    let limit = getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));
+    Ok(setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table() {
+        let limits = Limits { open_files: 256, processes: Some(64), file_size: None };
+        let lines: Vec<String> = limits.table().map(|(r, l)| format!("{r:?} {l}")).collect();
+        insta::assert_snapshot!(lines.join("\n"), @"
+        Core 0
+        Nice 0
+        Rtprio 0
+        Msgqueue 0
+        Memlock 8388608
+        Sigpending 4096
+        Nofile 256
+        Nproc 64
+        ");
+    }
+}

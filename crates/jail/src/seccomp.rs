@@ -1,0 +1,253 @@
+//! The system-call filter: compiles the policy (`policy::RULES`) to classic BPF and installs it.
+//!
+//! One filter with every answer in it. The call number is found by a binary search over ranges of equal treatment, so that an
+//! unconditional call costs some eight comparisons, and the kernel keeps those answers in a bitmap besides. A library would
+//! test the numbers one after another (1,500 instructions and most of a millisecond to install, on the way of every kernel start).
+#![allow(unsafe_code, reason = "the filter is handed to the kernel by address")]
+
+pub mod policy;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::OnceLock;
+
+use libc::sock_filter;
+use policy::{Action, Clause, RULES, Rule, Test};
+
+/// What runs under a filter. There is one kind so far: the guest and everything it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    Code,
+}
+
+/// A compiled filter, ready to be installed any number of times.
+#[derive(Clone)]
+pub struct Program(Vec<sock_filter>);
+
+impl Program {
+    pub fn instructions(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The instructions as the kernel reads them, for a process that installs them by other means.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let encode = |i: &sock_filter| {
+            let [c0, c1] = i.code.to_ne_bytes();
+            let [k0, k1, k2, k3] = i.k.to_ne_bytes();
+            [c0, c1, i.jt, i.jf, k0, k1, k2, k3]
+        };
+        self.0.iter().flat_map(encode).collect()
+    }
+}
+
+/// The filter of a profile; compiled once a process.
+pub fn compile(profile: Profile) -> &'static Program {
+    static CODE: OnceLock<Program> = OnceLock::new();
+    match profile {
+        Profile::Code => CODE.get_or_init(|| Program(emit_program(RULES))),
+    }
+}
+
+/// Puts the calling thread, and what it starts from now on, under the filter. `no_new_privs` has to be set.
+/// Allocates nothing, so that it may be called between fork and exec.
+pub fn install(program: &Program) -> io::Result<()> {
+    let fprog = libc::sock_fprog { len: program.0.len() as u16, filter: program.0.as_ptr().cast_mut() };
+    // SAFETY: `fprog` describes `program`'s instructions, which outlive the call; the kernel copies and does not write them.
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const fprog) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
+
+/// Offsets in `struct seccomp_data`.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+const fn argument(index: u8) -> u32 {
+    16 + 8 * index as u32 // the low half comes first: both architectures are little endian
+}
+
+fn emit_program(rules: &[Rule]) -> Vec<sock_filter> {
+    let mut program = vec![load(ARCH), jump(libc::BPF_JEQ, ARCHITECTURE, 1, 0), answer(policy::FOREIGN), load(NUMBER)];
+    program.extend(emit_search(&ranges(rules)));
+    program
+}
+
+/// From this number on, until the next range.
+type Range<'a> = (u32, Treatment<'a>);
+
+#[derive(Clone, Copy)]
+enum Treatment<'a> {
+    Plain(Action),
+    Checked(&'a Rule),
+}
+
+fn ranges(rules: &[Rule]) -> Vec<Range<'_>> {
+    let by_number: BTreeMap<u32, &Rule> =
+        rules.iter().flat_map(|rule| rule.calls.iter().map(move |call| (call.number as u32, rule))).collect();
+    let mut ranges: Vec<Range> = Vec::new();
+    let mut next = 0;
+    for (number, rule) in by_number {
+        if number > next {
+            extend(&mut ranges, next, Treatment::Plain(policy::UNNAMED));
+        }
+        let treatment =
+            if rule.clauses.is_empty() { Treatment::Plain(rule.otherwise) } else { Treatment::Checked(rule) };
+        extend(&mut ranges, number, treatment);
+        next = number + 1;
+    }
+    extend(&mut ranges, next, Treatment::Plain(policy::UNNAMED));
+    ranges
+}
+
+/// Begins a range, unless the one before it is treated alike.
+fn extend<'a>(ranges: &mut Vec<Range<'a>>, from: u32, treatment: Treatment<'a>) {
+    match (ranges.last(), treatment) {
+        (Some((_, Treatment::Plain(before))), Treatment::Plain(now)) if *before == now => {}
+        _ => ranges.push((from, treatment)),
+    }
+}
+
+fn emit_search(ranges: &[Range]) -> Vec<sock_filter> {
+    if let [(_, treatment)] = ranges {
+        return match treatment {
+            Treatment::Plain(action) => vec![answer(*action)],
+            Treatment::Checked(rule) => emit_checks(rule),
+        };
+    }
+    let (low, high) = ranges.split_at(ranges.len() / 2);
+    let (first, low, high) = (high[0].0, emit_search(low), emit_search(high));
+    // Conditional jumps reach 255 instructions; farther ones take a second step.
+    let mut code = match u8::try_from(low.len()) {
+        Ok(distance) => vec![jump(libc::BPF_JGE, first, distance, 0)],
+        Err(_) => vec![jump(libc::BPF_JGE, first, 0, 1), skip(low.len())],
+    };
+    code.extend(low);
+    code.extend(high);
+    code
+}
+
+fn emit_checks(rule: &Rule) -> Vec<sock_filter> {
+    let mut code: Vec<_> = rule.clauses.iter().flat_map(emit_clause).collect();
+    code.push(answer(rule.otherwise));
+    code
+}
+
+/// Answers, or falls out at its end.
+fn emit_clause(clause: &Clause) -> Vec<sock_filter> {
+    clause.tests.iter().rev().fold(vec![answer(clause.then)], |rest, test| emit_test(test, rest))
+}
+
+/// Goes on to `rest` when the test holds, past it when not.
+fn emit_test(test: &Test, rest: Vec<sock_filter>) -> Vec<sock_filter> {
+    let mut comparisons = vec![skip(rest.len())];
+    for value in test.values.iter().rev() {
+        let to_rest = comparisons.len() as u8;
+        if value.low == value.high {
+            comparisons.insert(0, jump(libc::BPF_JEQ, value.low, to_rest, 0));
+        } else {
+            comparisons.insert(0, jump(libc::BPF_JGT, value.high, 0, to_rest));
+            comparisons.insert(0, jump(libc::BPF_JGE, value.low, 0, 1));
+        }
+    }
+    let mut code = vec![load(argument(test.argument))];
+    if test.mask != u32::MAX {
+        code.push(instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, test.mask, 0, 0));
+    }
+    code.extend(comparisons);
+    code.extend(rest);
+    code
+}
+
+fn load(offset: u32) -> sock_filter {
+    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+}
+
+fn jump(comparison: u32, with: u32, yes: u8, no: u8) -> sock_filter {
+    instruction(libc::BPF_JMP | comparison | libc::BPF_K, with, yes, no)
+}
+
+fn skip(count: usize) -> sock_filter {
+    instruction(libc::BPF_JMP | libc::BPF_JA, count as u32, 0, 0)
+}
+
+fn answer(action: Action) -> sock_filter {
+    instruction(libc::BPF_RET | libc::BPF_K, action.code(), 0, 0)
+}
+
+fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: code as u16, jt, jf, k }
+}
+
+impl Action {
+    fn code(self) -> u32 {
+        let errno = |e: i32| libc::SECCOMP_RET_ERRNO | e as u32;
+        match self {
+            Action::Allow => libc::SECCOMP_RET_ALLOW,
+            Action::Kill => libc::SECCOMP_RET_KILL_PROCESS,
+            Action::Eperm => errno(libc::EPERM),
+            Action::Enosys => errno(libc::ENOSYS),
+            Action::Einval => errno(libc::EINVAL),
+            Action::Enotty => errno(libc::ENOTTY),
+            Action::Eafnosupport => errno(libc::EAFNOSUPPORT),
+            Action::Eprotonosupport => errno(libc::EPROTONOSUPPORT),
+            Action::Enoprotoopt => errno(libc::ENOPROTOOPT),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Allow => f.write_str("allow"),
+            Action::Kill => f.write_str("kill"),
+            errno => write!(f, "{}", format!("{errno:?}").to_uppercase()),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "# {}", self.why)?;
+        for call in self.calls {
+            write!(f, "{} ", call.name.trim_start_matches("SYS_"))?;
+        }
+        if self.clauses.is_empty() {
+            return writeln!(f, "-> {}", self.otherwise);
+        }
+        writeln!(f)?;
+        for clause in self.clauses {
+            let tests: Vec<String> = clause.tests.iter().map(ToString::to_string).collect();
+            writeln!(f, "  {} -> {}", tests.join(", "), clause.then)?;
+        }
+        writeln!(f, "  otherwise -> {}", self.otherwise)
+    }
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values: Vec<&str> = self.values.iter().map(|v| v.name).collect();
+        write!(f, "arg{}", self.argument)?;
+        if self.mask != u32::MAX {
+            write!(f, " & {:#x}", self.mask)?;
+        }
+        write!(f, " in [{}]", values.join(", "))
+    }
+}
+
+/// The policy as text: what is reviewed, and what the documents show.
+pub fn print() -> String {
+    let rules: Vec<String> = RULES.iter().map(ToString::to_string).collect();
+    format!(
+        "another architecture -> {}\nanything not named -> {}\n\n{}",
+        policy::FOREIGN,
+        policy::UNNAMED,
+        rules.join("\n")
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,495 @@
+//! The policy, as data: who may call what, and why. Nothing here knows BPF.
+//!
+//! An allow-list. What no rule names is `ENOSYS`, the answer of a kernel that is too old: every runtime has a way around that,
+//! and a system call added to Linux tomorrow is refused today. What a program might ask for in good faith, and must not have,
+//! is named and answered `EPERM`, with the reason beside it.
+//!
+//! The table is Rust rather than a file to be parsed: a misspelt call is a compile error, the numbers are libc's for the
+//! architecture at hand, and there is no parser between the policy and the kernel. `Display` prints it; the snapshot beside the
+//! tests is the text to review.
+
+use libc::c_long;
+
+/// What the kernel answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Allow,
+    Kill,
+    Eperm,
+    Enosys,
+    Einval,
+    Enotty,
+    Eafnosupport,
+    Eprotonosupport,
+    Enoprotoopt,
+}
+use Action::*;
+
+/// The calls of one purpose. The first clause that fits decides, else `otherwise`.
+#[derive(Debug)]
+pub struct Rule {
+    pub why: &'static str,
+    pub calls: &'static [Call],
+    pub clauses: &'static [Clause],
+    pub otherwise: Action,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    pub name: &'static str,
+    pub number: c_long,
+}
+
+/// Fits when every test holds.
+#[derive(Debug)]
+pub struct Clause {
+    pub tests: &'static [Test],
+    pub then: Action,
+}
+
+/// Holds when `argument & mask` is one of `values`. Only the low 32 bits are looked at: every argument tested below is an `int`
+/// (or flags that end at bit 31) in the kernel too, so the high half has no meaning there either.
+#[derive(Debug)]
+pub struct Test {
+    pub argument: u8,
+    pub mask: u32,
+    pub values: &'static [Value],
+}
+
+/// An inclusive range, mostly of one number.
+#[derive(Debug, Clone, Copy)]
+pub struct Value {
+    pub name: &'static str,
+    pub low: u32,
+    pub high: u32,
+}
+
+/// The answer to what no rule names.
+pub const UNNAMED: Action = Enosys;
+
+/// The answer to a call of another architecture (i386 through `int 0x80` on x86-64): there are no 32-bit programs in a sandbox,
+/// so this is somebody looking for a filter that reads the wrong table.
+pub const FOREIGN: Action = Kill;
+
+macro_rules! calls {
+    ($($name:ident)*) => { &[$(Call { name: stringify!($name), number: numbers::$name }),*] };
+}
+
+macro_rules! values {
+    ($($name:ident)*) => { &[$(Value { name: stringify!($name), low: libc::$name as u32, high: libc::$name as u32 }),*] };
+}
+
+const fn value(name: &'static str, number: u32) -> Value {
+    Value { name, low: number, high: number }
+}
+
+const fn range(name: &'static str, low: u32, high: u32) -> Value {
+    Value { name, low, high }
+}
+
+const ALL: u32 = u32::MAX;
+
+macro_rules! allow {
+    ($why:literal, $($name:ident)*) => { Rule { why: $why, calls: calls!($($name)*), clauses: &[], otherwise: Allow } };
+}
+
+macro_rules! refuse {
+    ($why:literal, $action:ident, $($name:ident)*) => {
+        Rule { why: $why, calls: calls!($($name)*), clauses: &[], otherwise: $action }
+    };
+}
+
+const NAMESPACES: u32 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32;
+
+const NOTHING: &[Value] = &[value("none", 0)];
+
+pub const RULES: &[Rule] = &[
+    // Allowed as they are.
+    allow!(
+        "bytes in and out of descriptors that are already open",
+        SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2
+        SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl SYS_flock SYS_pipe2 SYS_sendfile SYS_copy_file_range
+        SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_readahead
+    ),
+    allow!(
+        "files by name: decided by the mounts, landlock and the file modes, which see the resolved path",
+        SYS_openat SYS_openat2 SYS_faccessat SYS_faccessat2 SYS_newfstatat SYS_fstat SYS_statx SYS_statfs SYS_fstatfs
+        SYS_readlinkat SYS_getdents64 SYS_getcwd SYS_chdir SYS_fchdir SYS_mkdirat SYS_unlinkat SYS_renameat SYS_renameat2
+        SYS_linkat SYS_symlinkat SYS_fchmod SYS_fchmodat SYS_fchmodat2 SYS_fchown SYS_fchownat SYS_truncate SYS_utimensat
+        SYS_umask
+    ),
+    allow!(
+        "extended attributes (tar, cp -a, git); trusted.* and security.* need a capability nobody has",
+        SYS_getxattr SYS_lgetxattr SYS_fgetxattr SYS_setxattr SYS_lsetxattr SYS_fsetxattr SYS_listxattr SYS_llistxattr
+        SYS_flistxattr SYS_removexattr SYS_lremovexattr SYS_fremovexattr
+    ),
+    #[cfg(target_arch = "x86_64")]
+    allow!(
+        "the older names of the same calls, which x86-64 programs still use",
+        SYS_open SYS_creat SYS_access SYS_stat SYS_lstat SYS_readlink SYS_getdents SYS_mkdir SYS_rmdir SYS_unlink SYS_rename
+        SYS_link SYS_symlink SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_futimesat SYS_dup2 SYS_pipe SYS_select
+        SYS_poll SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_signalfd SYS_inotify_init SYS_fork SYS_vfork SYS_getpgrp
+        SYS_alarm SYS_pause SYS_time SYS_getrlimit SYS_setrlimit SYS_sync_file_range
+    ),
+    #[cfg(target_arch = "x86_64")]
+    allow!("thread-local storage, AMX permission, shadow stacks of the process itself", SYS_arch_prctl),
+    allow!(
+        "waiting: poll, epoll, events, timers, changes of files",
+        SYS_pselect6 SYS_ppoll SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2 SYS_eventfd2 SYS_signalfd4
+        SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_inotify_init1 SYS_inotify_add_watch
+        SYS_inotify_rm_watch
+    ),
+    allow!(
+        "memory of the process itself; what it may grow to is the cgroup's business",
+        SYS_mmap SYS_munmap SYS_mprotect SYS_mremap SYS_msync SYS_mincore SYS_brk SYS_mlock SYS_mlock2 SYS_munlock
+        SYS_munlockall SYS_memfd_create SYS_membarrier SYS_mseal
+    ),
+    allow!(
+        "protection keys: V8 guards its code pages with them where the CPU can",
+        SYS_pkey_alloc SYS_pkey_free SYS_pkey_mprotect
+    ),
+    allow!(
+        "threads and locks",
+        SYS_futex SYS_futex_waitv SYS_set_robust_list SYS_get_robust_list SYS_set_tid_address SYS_rseq SYS_gettid
+        SYS_sched_yield SYS_getcpu
+    ),
+    allow!(
+        "processes: programs are run, waited for and grouped; the pid namespace ends at the sandbox",
+        SYS_execve SYS_execveat SYS_exit SYS_exit_group SYS_wait4 SYS_waitid SYS_getpid SYS_getppid SYS_getpgid SYS_setpgid
+        SYS_getsid SYS_setsid SYS_pidfd_open SYS_pidfd_send_signal
+    ),
+    allow!(
+        "signals; only processes of the sandbox can be named, and PID 1 takes none it has no handler for",
+        SYS_kill SYS_tkill SYS_tgkill SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigpending SYS_rt_sigsuspend
+        SYS_rt_sigtimedwait SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_rt_sigreturn SYS_sigaltstack SYS_restart_syscall
+    ),
+    allow!(
+        "reading the clock, sleeping, timers of the process",
+        SYS_clock_gettime SYS_clock_getres SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_times SYS_getitimer
+        SYS_setitimer SYS_timer_create SYS_timer_settime SYS_timer_gettime SYS_timer_getoverrun SYS_timer_delete
+    ),
+    allow!(
+        "identity: one id is mapped, so that setting it can only set what it is",
+        SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getresuid SYS_getresgid SYS_getgroups SYS_setuid SYS_setgid
+        SYS_setreuid SYS_setregid SYS_setresuid SYS_setresgid SYS_setfsuid SYS_setfsgid SYS_capget
+    ),
+    allow!("Chromium gives up capabilities it does not have and will not start when refused", SYS_capset),
+    allow!(
+        "scheduling of own processes; real-time and negative nice are refused by the rlimits, which are 0 and hard",
+        SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_getattr SYS_sched_setattr SYS_sched_getparam
+        SYS_sched_setparam SYS_sched_getscheduler SYS_sched_get_priority_max SYS_sched_get_priority_min
+        SYS_sched_rr_get_interval SYS_getpriority SYS_setpriority SYS_ioprio_get SYS_ioprio_set
+    ),
+    allow!("facts about the system", SYS_uname SYS_sysinfo SYS_getrusage SYS_getrandom),
+    allow!(
+        "sockets, once `socket` has let the family through",
+        SYS_bind SYS_connect SYS_listen SYS_accept SYS_accept4 SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt
+        SYS_sendto SYS_recvfrom SYS_sendmsg SYS_recvmsg SYS_sendmmsg SYS_recvmmsg
+    ),
+    allow!(
+        "System V shared memory and semaphores (PostgreSQL, X11): the ipc namespace is the sandbox's own",
+        SYS_shmget SYS_shmat SYS_shmdt SYS_shmctl SYS_semget SYS_semop SYS_semtimedop SYS_semctl
+    ),
+    allow!(
+        "a process may shut itself in further: landlock layers can only take away",
+        SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
+    ),
+    // Allowed by argument.
+    Rule {
+        why: "own filters can only take away (man-db, OpenSSH), but a listener that answers other processes' calls and puts \
+              descriptors into them is machinery nobody here needs",
+        calls: calls!(SYS_seccomp),
+        clauses: &[Clause {
+            tests: &[Test { argument: 1, mask: libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as u32, values: NOTHING }],
+            then: Allow,
+        }],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "threads and processes, never a namespace: a user namespace is the first step of most kernel exploits",
+        calls: calls!(SYS_clone),
+        clauses: &[Clause { tests: &[Test { argument: 0, mask: NAMESPACES, values: NOTHING }], then: Allow }],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "unix sockets, TCP and UDP, and the route netlink that lists interfaces. Not one family or protocol more: vsock \
+              reaches the hypervisor, alg, key, rxrpc, xfrm, smc, l2tp and the like are where the exploits were found",
+        calls: calls!(SYS_socket),
+        clauses: &[
+            Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(AF_UNIX) }], then: Allow },
+            Clause {
+                tests: &[
+                    Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) },
+                    Test { argument: 1, mask: 0xf, values: values!(SOCK_STREAM SOCK_DGRAM) },
+                    Test { argument: 2, mask: ALL, values: values!(IPPROTO_IP IPPROTO_TCP IPPROTO_UDP) },
+                ],
+                then: Allow,
+            },
+            Clause {
+                tests: &[
+                    Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) },
+                    Test { argument: 1, mask: 0xf, values: values!(SOCK_STREAM SOCK_DGRAM) },
+                ],
+                // Go asks for MPTCP, and takes TCP when told exactly this.
+                then: Eprotonosupport,
+            },
+            Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) }], then: Eperm },
+            Clause {
+                tests: &[
+                    Test { argument: 0, mask: ALL, values: values!(AF_NETLINK) },
+                    Test { argument: 2, mask: ALL, values: values!(NETLINK_ROUTE) },
+                ],
+                then: Allow,
+            },
+        ],
+        otherwise: Eafnosupport,
+    },
+    Rule {
+        why: "pairs of unix sockets",
+        calls: calls!(SYS_socketpair),
+        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(AF_UNIX) }], then: Allow }],
+        otherwise: Eafnosupport,
+    },
+    Rule {
+        why: "options, but not those that put another protocol under a socket: in-kernel TLS, ESP in TCP or in UDP, where page \
+              cache pages were decrypted in place",
+        calls: calls!(SYS_setsockopt),
+        clauses: &[
+            Clause {
+                tests: &[
+                    Test { argument: 1, mask: ALL, values: values!(IPPROTO_TCP) },
+                    Test { argument: 2, mask: ALL, values: values!(TCP_ULP) },
+                ],
+                then: Enoprotoopt,
+            },
+            Clause {
+                tests: &[
+                    Test { argument: 1, mask: ALL, values: values!(IPPROTO_UDP) },
+                    Test { argument: 2, mask: ALL, values: &[value("UDP_ENCAP", 100)] },
+                ],
+                then: Enoprotoopt,
+            },
+        ],
+        otherwise: Allow,
+    },
+    Rule {
+        why: "terminals, sockets and files as programs use them. Not TIOCSTI and TIOCLINUX (typing into a terminal), TIOCSETD \
+              (line disciplines), and nothing of a file system (subvolumes, project ids, encryption keys) or of a device; the \
+              answer is a device's own to what it does not know",
+        calls: calls!(SYS_ioctl),
+        clauses: &[Clause { tests: &[Test { argument: 1, mask: ALL, values: IOCTLS }], then: Allow }],
+        otherwise: Enotty,
+    },
+    Rule {
+        why: "names, death signals, own restrictions. Not PR_SET_MM (rewrites what /proc says of a process), not \
+              PR_SET_MEMORY_MERGE (pages compared with those of other tenants), nothing new; the answer is the kernel's to an \
+              option it does not know",
+        calls: calls!(SYS_prctl),
+        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: PRCTLS }], then: Allow }],
+        otherwise: Einval,
+    },
+    Rule {
+        why: "advice, but not KSM's: merged pages tell one tenant what another has in memory",
+        calls: calls!(SYS_madvise),
+        clauses: &[Clause {
+            tests: &[Test { argument: 1, mask: ALL, values: values!(MADV_MERGEABLE MADV_HWPOISON) }],
+            then: Einval,
+        }],
+        otherwise: Allow,
+    },
+    Rule {
+        why: "own limits only: the kernel lets a process set those of any other with its uid, PID 1 included, and does not ask \
+              whether that one is dumpable",
+        calls: calls!(SYS_prlimit64),
+        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: &[value("self", 0)] }], then: Allow }],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "ordinary scheduling, not real time",
+        calls: calls!(SYS_sched_setscheduler),
+        clauses: &[Clause {
+            tests: &[Test {
+                argument: 1,
+                mask: !0x4000_0000, // SCHED_RESET_ON_FORK
+                values: values!(SCHED_OTHER SCHED_BATCH SCHED_IDLE),
+            }],
+            then: Allow,
+        }],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "asking for it, setting it back, and no address randomisation for debuggers and sanitizers; the rest emulates other \
+              systems and has weakened memory protection",
+        calls: calls!(SYS_personality),
+        clauses: &[Clause {
+            tests: &[Test {
+                argument: 0,
+                mask: ALL,
+                values: &[value("PER_LINUX", 0), value("ADDR_NO_RANDOMIZE", 0x004_0000), value("query", ALL)],
+            }],
+            then: Allow,
+        }],
+        otherwise: Eperm,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Rule {
+        why: "pipes, sockets and plain files by name, no device nodes (0:0 is a whiteout to overlayfs)",
+        calls: calls!(SYS_mknod),
+        clauses: &[Clause { tests: &[Test { argument: 1, mask: libc::S_IFMT, values: NODES }], then: Allow }],
+        otherwise: Eperm,
+    },
+    Rule {
+        why: "as mknod",
+        calls: calls!(SYS_mknodat),
+        clauses: &[Clause { tests: &[Test { argument: 2, mask: libc::S_IFMT, values: NODES }], then: Allow }],
+        otherwise: Eperm,
+    },
+    // Refused, with the answer that makes programs take another way.
+    refuse!("its flags lie in memory, which a filter cannot read; glibc falls back to clone", Enosys, SYS_clone3),
+    refuse!(
+        "does what other calls do without making them, past any filter; Node and liburing fall back",
+        Enosys,
+        SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register SYS_io_setup SYS_io_submit SYS_io_getevents
+        SYS_io_destroy SYS_io_cancel
+    ),
+    refuse!(
+        "page-cache pages by reference into pipes and sockets: the way of Dirty Pipe and Copy Fail; copying programs fall back \
+         to read and write",
+        Enosys,
+        SYS_splice SYS_tee SYS_vmsplice
+    ),
+    refuse!(
+        "flushes every file system of the host; fsync does what a program in a sandbox can need",
+        Enosys,
+        SYS_sync SYS_syncfs
+    ),
+    refuse!(
+        "placement of memory on NUMA nodes; libnuma and OpenBLAS take ENOSYS for a machine without",
+        Enosys,
+        SYS_get_mempolicy SYS_set_mempolicy SYS_mbind SYS_migrate_pages SYS_move_pages
+    ),
+    // Refused.
+    refuse!(
+        "mounts are made before the sandbox begins",
+        Eperm,
+        SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_fsopen SYS_fsconfig SYS_fsmount SYS_fspick SYS_open_tree
+        SYS_move_mount SYS_mount_setattr
+    ),
+    refuse!("namespaces likewise", Eperm, SYS_unshare SYS_setns),
+    refuse!(
+        "handles open files that no path leads to (Shocker)",
+        Eperm,
+        SYS_open_by_handle_at SYS_name_to_handle_at
+    ),
+    refuse!(
+        "reaching into another process: same uid would suffice, PID 1 and a browser have it. A debugger inside is not worth that, \
+         nor this call's history of kernel bugs",
+        Eperm,
+        SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_process_madvise SYS_process_mrelease SYS_pidfd_getfd SYS_kcmp
+    ),
+    refuse!(
+        "keyrings are per uid, not per namespace, and request_key starts a program on the host",
+        Eperm,
+        SYS_add_key SYS_request_key SYS_keyctl
+    ),
+    refuse!(
+        "the kernel's own machinery: programs in it, counters of it, faults handled by a process (the exploit writer's pause key)",
+        Eperm,
+        SYS_bpf SYS_perf_event_open SYS_userfaultfd SYS_syslog SYS_fanotify_init SYS_fanotify_mark SYS_lookup_dcookie
+    ),
+    refuse!(
+        "the host's modules, kernel, swap, quotas, accounting",
+        Eperm,
+        SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load SYS_reboot SYS_swapon SYS_swapoff
+        SYS_acct SYS_quotactl SYS_quotactl_fd SYS_vhangup
+    ),
+    refuse!(
+        "the host's clock and names",
+        Eperm,
+        SYS_settimeofday SYS_clock_settime SYS_clock_adjtime SYS_adjtimex SYS_sethostname SYS_setdomainname
+    ),
+    #[cfg(target_arch = "x86_64")]
+    refuse!("ports and segments of the CPU", Eperm, SYS_ioperm SYS_iopl SYS_modify_ldt),
+    refuse!(
+        "groups, and memory that cannot be reclaimed",
+        Eperm,
+        SYS_setgroups SYS_mlockall SYS_memfd_secret
+    ),
+];
+
+const NODES: &[Value] = &[
+    value("unset", 0),
+    value("S_IFREG", libc::S_IFREG),
+    value("S_IFIFO", libc::S_IFIFO),
+    value("S_IFSOCK", libc::S_IFSOCK),
+];
+
+/// The numbers of `asm-generic/ioctls.h`, the same on both architectures.
+const IOCTLS: &[Value] = &[
+    range("TCGETS..TIOCOUTQ", 0x5401, 0x5411),
+    range("TIOCGWINSZ, TIOCSWINSZ", 0x5413, 0x5414),
+    value("FIONREAD", 0x541b),
+    range("TIOCPKT, FIONBIO, TIOCNOTTY", 0x5420, 0x5422),
+    range("TIOCGETD, TCSBRKP", 0x5424, 0x5425),
+    range("TIOCSBRK, TIOCCBRK, TIOCGSID", 0x5427, 0x5429),
+    value("TIOCGPTPEER", 0x5441),
+    range("FIONCLEX, FIOCLEX, FIOASYNC", 0x5450, 0x5452),
+    value("FIOQSIZE", 0x5460),
+    value("TCGETS2", 0x802c_542a),
+    range("TCSETS2, TCSETSW2, TCSETSF2", 0x402c_542b, 0x402c_542d),
+    value("TIOCGPTN", 0x8004_5430),
+    value("TIOCSPTLCK", 0x4004_5431),
+    value("TIOCGDEV", 0x8004_5432),
+    value("TIOCSIG", 0x4004_5436),
+    range("TIOCGPKT, TIOCGPTLCK", 0x8004_5438, 0x8004_5439),
+    value("TIOCGEXCL", 0x8004_5440),
+    range("FIOSETOWN..SIOCGSTAMPNS", 0x8901, 0x8907),
+    value("SIOCGIFNAME", 0x8910),
+    range("SIOCGIFCONF, SIOCGIFFLAGS", 0x8912, 0x8913),
+    value("SIOCGIFADDR", 0x8915),
+    value("SIOCGIFDSTADDR", 0x8917),
+    value("SIOCGIFBRDADDR", 0x8919),
+    value("SIOCGIFNETMASK", 0x891b),
+    value("SIOCGIFMETRIC", 0x891d),
+    value("SIOCGIFMTU", 0x8921),
+    value("SIOCGIFHWADDR", 0x8927),
+    value("SIOCGIFINDEX", 0x8933),
+    value("SIOCGIFTXQLEN", 0x8942),
+    value("SIOCETHTOOL (psutil)", 0x8946),
+    value("SIOCOUTQNSD", 0x894b),
+    value("FICLONE", 0x4004_9409),
+    value("FICLONERANGE", 0x4020_940d),
+    value("FS_IOC_GETFLAGS", 0x8008_6601),
+    value("FS_IOC_FIEMAP", 0xc020_660b),
+    value("RNDGETENTCNT", 0x8004_5200),
+];
+
+const PRCTLS: &[Value] = &[
+    range("PR_SET_PDEATHSIG..PR_SET_DUMPABLE", 1, 4),
+    range("PR_GET_KEEPCAPS, PR_SET_KEEPCAPS", 7, 8),
+    range("PR_SET_NAME, PR_GET_NAME", 15, 16),
+    range("PR_GET_SECCOMP..PR_CAPBSET_DROP", 21, 24),
+    range("PR_GET_SECUREBITS..PR_GET_TIMERSLACK", 27, 30),
+    range("PR_SET_CHILD_SUBREAPER..PR_GET_THP_DISABLE", 36, 42),
+    value("PR_CAP_AMBIENT", 47),
+    range("PR_SVE_SET_VL..PR_GET_TAGGED_ADDR_CTRL", 50, 56),
+    range("PR_SME_SET_VL..PR_GET_MDWE", 63, 66),
+    value("PR_SET_VMA", 0x5356_4d41),
+    value("PR_SET_PTRACER", 0x5961_6d61),
+];
+
+/// libc's numbers, and those it lacks.
+mod numbers {
+    pub use libc::*;
+
+    #[cfg(target_arch = "aarch64")]
+    pub const SYS_renameat: c_long = 38;
+    #[cfg(target_arch = "aarch64")]
+    pub const SYS_fchmodat2: c_long = 452;
+}

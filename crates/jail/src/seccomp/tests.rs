@@ -1,0 +1,247 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+/// What a filter looks at.
+#[derive(Clone, Copy)]
+struct Data {
+    number: u32,
+    arch: u32,
+    args: [u64; 6],
+}
+
+impl Data {
+    fn call(number: impl TryInto<u32, Error: std::fmt::Debug>, args: &[u64]) -> Self {
+        let mut data = Self { number: number.try_into().unwrap(), arch: ARCHITECTURE, args: [0; 6] };
+        data.args[..args.len()].copy_from_slice(args);
+        data
+    }
+
+    fn word(&self, offset: u32) -> u32 {
+        match offset {
+            0 => self.number,
+            4 => self.arch,
+            _ => {
+                let (index, high) = ((offset as usize - 16) / 8, offset % 8 == 4);
+                (self.args[index] >> if high { 32 } else { 0 }) as u32
+            }
+        }
+    }
+}
+
+/// The kernel's side: runs the program as `seccomp_check_filter` would let it.
+fn run(program: &[sock_filter], data: &Data) -> u32 {
+    let (mut pc, mut accumulator) = (0, 0);
+    loop {
+        let i = &program[pc];
+        pc += 1;
+        let mut branch = |holds: bool| pc += usize::from(if holds { i.jt } else { i.jf });
+        match u32::from(i.code) {
+            0x20 => accumulator = data.word(i.k),
+            0x54 => accumulator &= i.k,
+            0x15 => branch(accumulator == i.k),
+            0x25 => branch(accumulator > i.k),
+            0x35 => branch(accumulator >= i.k),
+            0x05 => pc += i.k as usize,
+            0x06 => return i.k,
+            other => panic!("unknown instruction {other:#x}"),
+        }
+    }
+}
+
+/// The policy read directly, without BPF: the oracle.
+fn decide(data: &Data) -> Action {
+    if data.arch != ARCHITECTURE {
+        return policy::FOREIGN;
+    }
+    let Some(rule) = RULES.iter().find(|r| r.calls.iter().any(|c| c.number == i64::from(data.number))) else {
+        return policy::UNNAMED;
+    };
+    let holds = |t: &Test| {
+        let got = data.args[usize::from(t.argument)] as u32 & t.mask;
+        t.values.iter().any(|v| (v.low..=v.high).contains(&got))
+    };
+    rule.clauses.iter().find(|c| c.tests.iter().all(holds)).map_or(rule.otherwise, |c| c.then)
+}
+
+fn answer_of(data: Data) -> Action {
+    let code = run(&compile(Profile::Code).0, &data);
+    let expected = decide(&data);
+    assert_eq!(code, expected.code(), "call {} {:x?} of {:#x}", data.number, data.args, data.arch);
+    expected
+}
+
+fn all_calls() -> impl Iterator<Item = (&'static Rule, policy::Call)> {
+    RULES.iter().flat_map(|r| r.calls.iter().map(move |c| (r, *c)))
+}
+
+#[test]
+fn every_number_of_every_architecture_is_answered_as_the_table_says() {
+    let numbers = (0..1024).chain([0x4000_0000, 0x4000_0000 + 200, 0x4000_0200, 0x7fff_ffff, 0x8000_0000, u32::MAX]);
+    for number in numbers {
+        for arch in [ARCHITECTURE, 0x4000_0003, 0x4000_0028, 0xc000_00b7, 0xc000_003e, 0] {
+            answer_of(Data { arch, ..Data::call(number, &[]) });
+        }
+    }
+}
+
+#[test]
+fn every_argument_rule_is_answered_as_the_table_says_at_and_beside_each_value() {
+    for (rule, call) in all_calls().filter(|(r, _)| !r.clauses.is_empty()) {
+        let mut interesting = BTreeSet::from([0, 1, 2, 0x0f, 0xffff, u64::from(u32::MAX)]);
+        for value in rule.clauses.iter().flat_map(|c| c.tests).flat_map(|t| t.values) {
+            for edge in [value.low, value.high] {
+                interesting.extend([edge.wrapping_sub(1), edge, edge.wrapping_add(1)].map(u64::from));
+            }
+        }
+        interesting.extend((0..32).map(|bit| 1 << bit));
+        for a in &interesting {
+            for b in &interesting {
+                for c in [0, 6, 17, 31, 100, 132, 255, 262] {
+                    answer_of(Data::call(call.number, &[*a, *b, c]));
+                }
+                answer_of(Data::call(call.number, &[*a, *b, *b]));
+                // The high half must change nothing.
+                answer_of(Data::call(call.number, &[*a | 0xdead_beef << 32, *b | 1 << 32, *b | 1 << 63]));
+            }
+        }
+    }
+}
+
+#[test]
+fn no_call_is_named_twice_and_every_rule_says_why() {
+    let mut seen: BTreeMap<i64, &str> = BTreeMap::new();
+    for (rule, call) in all_calls() {
+        assert_eq!(seen.insert(call.number, call.name), None, "`{}` is named twice", call.name);
+        assert!(rule.why.len() > 5, "`{}` has no reason", call.name);
+    }
+}
+
+#[test]
+fn jumps_stay_within_reach_and_the_program_within_the_kernels_limit() {
+    let program = &compile(Profile::Code).0;
+    assert!(program.len() < 600, "{} instructions", program.len());
+    for (at, i) in program.iter().enumerate().filter(|(_, i)| i.code & 7 == 5) {
+        let farthest = if i.code == 5 { i.k as usize } else { usize::from(i.jt.max(i.jf)) };
+        assert!(at + 1 + farthest < program.len(), "instruction {at} jumps out");
+    }
+    // `to_rest` in `emit_test` is a byte.
+    assert!(RULES.iter().flat_map(|r| r.clauses).flat_map(|c| c.tests).all(|t| t.values.len() < 120));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn what_the_runtimes_call_is_allowed_or_refused_on_purpose() {
+    let seen: Vec<&str> = include_str!("seen.txt").lines().filter(|l| !l.starts_with('#')).collect();
+    let refused: Vec<&str> = seen
+        .iter()
+        .copied()
+        .filter(|name| {
+            let named = all_calls().find(|(_, c)| c.name == format!("SYS_{name}"));
+            named.is_none_or(|(r, _)| r.clauses.is_empty() && r.otherwise != Action::Allow)
+        })
+        .collect();
+    insta::assert_snapshot!(refused.join(" "), @"clone3 get_mempolicy io_uring_enter io_uring_setup mbind set_mempolicy");
+
+    // The other direction: a rule that lets through what no runtime was seen to call has to be meant.
+    let unneeded: Vec<&str> = RULES
+        .iter()
+        .filter(|r| r.clauses.is_empty() && r.otherwise == Action::Allow)
+        .filter(|r| r.calls.iter().all(|c| !seen.contains(&c.name.trim_start_matches("SYS_"))))
+        .map(|r| r.why)
+        .collect();
+    insta::assert_snapshot!(unneeded.join("\n"), @"System V shared memory and semaphores (PostgreSQL, X11): the ipc namespace is the sandbox's own");
+}
+
+#[test]
+fn the_policy_as_text() {
+    insta::assert_snapshot!(print());
+}
+
+fn socket(family: i32, kind: i32, protocol: i32) -> Action {
+    answer_of(Data::call(libc::SYS_socket, &[family as u64, kind as u64, protocol as u64]))
+}
+
+#[test]
+fn families_and_protocols_are_allow_listed() {
+    assert_eq!(socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0), Action::Allow);
+    assert_eq!(socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, libc::IPPROTO_TCP), Action::Allow);
+    assert_eq!(socket(libc::AF_INET6, libc::SOCK_DGRAM, 0), Action::Allow);
+    assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE), Action::Allow);
+    assert_eq!(socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP), Action::Eperm);
+    assert_eq!(socket(libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_ICMP), Action::Eprotonosupport);
+    assert_eq!(socket(libc::AF_INET, libc::SOCK_STREAM, 262), Action::Eprotonosupport); // MPTCP
+    for protocol in (1..32).filter(|p| *p != libc::NETLINK_ROUTE) {
+        assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol), Action::Eafnosupport);
+    }
+    let allowed = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+    for family in (0..64).filter(|f| !allowed.contains(f)) {
+        assert_eq!(socket(family, libc::SOCK_STREAM, 0), Action::Eafnosupport, "family {family}");
+    }
+}
+
+#[test]
+fn namespaces_devices_terminals_and_others_limits_are_refused() {
+    let call = |number, args: &[u64]| answer_of(Data::call(number, args));
+    assert_eq!(call(libc::SYS_clone, &[libc::SIGCHLD as u64]), Action::Allow);
+    assert_eq!(call(libc::SYS_clone, &[libc::CLONE_NEWUSER as u64 | 17]), Action::Eperm);
+    assert_eq!(call(libc::SYS_clone3, &[]), Action::Enosys);
+    assert_eq!(call(libc::SYS_mknodat, &[0, 0, u64::from(libc::S_IFCHR | 0o666)]), Action::Eperm);
+    assert_eq!(call(libc::SYS_mknodat, &[0, 0, u64::from(libc::S_IFIFO | 0o666)]), Action::Allow);
+    for (request, expected) in
+        [(0x5401, Action::Allow), (0x5412, Action::Enotty), (0x541c, Action::Enotty), (0x5423, Action::Enotty)]
+    {
+        assert_eq!(call(libc::SYS_ioctl, &[0, request]), expected, "{request:#x}");
+    }
+    assert_eq!(call(libc::SYS_prctl, &[35]), Action::Einval);
+    assert_eq!(call(libc::SYS_prlimit64, &[0, 7]), Action::Allow);
+    assert_eq!(call(libc::SYS_prlimit64, &[1, 7]), Action::Eperm);
+}
+
+/// Runs `attempt` in a forked child under the filter and returns what it returned.
+fn under_the_filter(attempt: fn() -> i32) -> i32 {
+    let program = compile(Profile::Code);
+    // SAFETY: the child makes system calls only, on memory of its own, and leaves by `_exit`.
+    unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::_exit(if install(program).is_ok() { attempt() } else { 99 });
+        }
+        let mut status = 0;
+        libc::waitpid(pid, &raw mut status, 0);
+        if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) }
+    }
+}
+
+fn errno_of(result: libc::c_long) -> i32 {
+    if result == -1 { io::Error::last_os_error().raw_os_error().unwrap() } else { 0 }
+}
+
+#[test]
+fn the_kernel_takes_the_program_and_answers_alike() {
+    // SAFETY: raw system calls with arguments that have no effect.
+    unsafe {
+        assert_eq!(under_the_filter(|| errno_of(libc::syscall(libc::SYS_getpid))), 0);
+        assert_eq!(under_the_filter(|| errno_of(libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER))), libc::EPERM);
+        assert_eq!(under_the_filter(|| errno_of(libc::syscall(libc::SYS_clone3, 0, 0))), libc::ENOSYS);
+        assert_eq!(under_the_filter(|| errno_of(libc::syscall(libc::SYS_socket, 38, 5, 0))), libc::EAFNOSUPPORT);
+        assert_eq!(under_the_filter(|| errno_of(libc::syscall(9999))), libc::ENOSYS);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_call_through_the_32_bit_gate_kills_and_an_x32_number_is_unknown() {
+    let through_int_0x80 = || {
+        let mut result: i32 = 20; // getpid of i386
+        // SAFETY: getpid has no arguments; the gate clobbers what is declared.
+        unsafe {
+            std::arch::asm!("int 0x80", inout("eax") result, out("r8") _, out("r9") _, out("r10") _, out("r11") _)
+        };
+        i32::from(result <= 0)
+    };
+    assert_eq!(under_the_filter(through_int_0x80), -libc::SIGSYS);
+    // SAFETY: getpid by its x32 number.
+    assert_eq!(under_the_filter(|| errno_of(unsafe { libc::syscall(0x4000_0000 | libc::SYS_getpid) })), libc::ENOSYS);
+}
