@@ -1,0 +1,322 @@
+//! `agentrun`: the tool set of the AgentRun document: four tools it prints, three it planned.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use engine::op::{Language, Op};
+use serde_json::Value;
+
+use super::args::{self, ArgError, Args};
+use super::{Dialect, Field, Hints, Lang, NewContext, ToolRow, shown};
+
+mod render;
+
+/// `run_code {code, context_id}`, as the body of the document has it.
+pub static DIALECT: Dialect = dialect(&[
+    RUN_CODE,
+    CREATE_CONTEXT,
+    STOP_CONTEXT,
+    LIST_CONTEXTS,
+    UPLOAD_FILE,
+    DOWNLOAD_FILE,
+    LIST_FILES,
+]);
+
+/// `run_code {code}`, as its appendix has it: runs in a context named `default`, made at the first call.
+pub static WITH_DEFAULT_CONTEXT: Dialect = dialect(&[
+    RUN_CODE_IN_DEFAULT,
+    CREATE_CONTEXT,
+    STOP_CONTEXT,
+    LIST_CONTEXTS,
+    UPLOAD_FILE,
+    DOWNLOAD_FILE,
+    LIST_FILES,
+]);
+
+const fn dialect(tools: &'static [ToolRow]) -> Dialect {
+    Dialect {
+        id: "agentrun",
+        server_name: "agentrun-mcp-server",
+        default_lang: Lang::Zh,
+        tools,
+        unknown_tool_code: -32602,
+        prose_en: include_str!("prose.en.md"),
+        prose_zh: include_str!("prose.zh.md"),
+        refuse: render::refusal,
+    }
+}
+
+const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true };
+const ENCODINGS: &[&str] = &["utf-8", "base64"];
+
+const RUN_CODE: ToolRow = ToolRow {
+    name: "run_code",
+    prose: "run_code",
+    fields: &[Field::required("code"), Field::required("context_id")],
+    output_schema: render::ran_schema,
+    hints: Hints { read_only: false, destructive: true, idempotent: false },
+    lower: run_code,
+    render: render::ran,
+    render_error: render::run_error,
+    missing_context: None,
+};
+
+const RUN_CODE_IN_DEFAULT: ToolRow = ToolRow {
+    prose: "run_code (default context)",
+    fields: &[Field::required("code")],
+    lower: run_code_in_default,
+    missing_context: Some(default_context),
+    ..RUN_CODE
+};
+
+const CREATE_CONTEXT: ToolRow = ToolRow {
+    name: "create_context",
+    prose: "create_context",
+    fields: &[
+        Field::required("name"),
+        Field::one_of("language", &["python", "javascript"]),
+        Field::optional("description"),
+    ],
+    output_schema: render::created_schema,
+    hints: Hints { read_only: false, destructive: false, idempotent: false },
+    lower: create_context,
+    render: render::created,
+    render_error: render::create_error,
+    missing_context: None,
+};
+
+const STOP_CONTEXT: ToolRow = ToolRow {
+    name: "stop_context",
+    prose: "stop_context",
+    fields: &[Field::required("context_id")],
+    output_schema: render::stopped_schema,
+    hints: Hints { read_only: false, destructive: true, idempotent: true },
+    lower: |args| Ok(Op::StopContext { context: required(args, "context_id")?.to_owned() }),
+    render: render::stopped,
+    render_error: render::stop_error,
+    missing_context: None,
+};
+
+const LIST_CONTEXTS: ToolRow = ToolRow {
+    name: "list_contexts",
+    prose: "list_contexts",
+    fields: &[],
+    output_schema: render::contexts_schema,
+    hints: READS,
+    lower: |_| Ok(Op::ListContexts),
+    render: render::contexts,
+    render_error: render::error,
+    missing_context: None,
+};
+
+const UPLOAD_FILE: ToolRow = ToolRow {
+    name: "upload_file",
+    prose: "upload_file",
+    fields: &[
+        Field::required("context_id"),
+        Field::required("path"),
+        Field::required("content"),
+        Field::one_of("encoding", ENCODINGS),
+    ],
+    output_schema: render::written_schema,
+    hints: Hints { read_only: false, destructive: true, idempotent: true },
+    lower: upload_file,
+    render: render::written,
+    render_error: render::error,
+    missing_context: None,
+};
+
+const DOWNLOAD_FILE: ToolRow = ToolRow {
+    name: "download_file",
+    prose: "download_file",
+    fields: &[Field::required("context_id"), Field::required("path"), Field::one_of("encoding", ENCODINGS)],
+    output_schema: render::file_schema,
+    hints: READS,
+    lower: download_file,
+    render: render::file,
+    render_error: render::error,
+    missing_context: None,
+};
+
+const LIST_FILES: ToolRow = ToolRow {
+    name: "list_files",
+    prose: "list_files",
+    fields: &[Field::required("context_id"), Field::optional("path")],
+    output_schema: render::files_schema,
+    hints: READS,
+    lower: list_files,
+    render: render::files,
+    render_error: render::error,
+    missing_context: None,
+};
+
+fn invalid(why: impl std::fmt::Display) -> ArgError {
+    ArgError { code: "INVALID_PARAMS", message: format!("Invalid arguments: {why}") }
+}
+
+fn optional<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, ArgError> {
+    args::text(args, field).map_err(invalid)
+}
+
+fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, ArgError> {
+    match optional(args, field)? {
+        Some(text) if !text.is_empty() => Ok(text),
+        _ => Err(invalid(format!("{field} is required"))),
+    }
+}
+
+/// The document has one message for both fields, missing or invalid; a wrong type is added to it.
+fn run_code(args: &Args) -> Result<Op, ArgError> {
+    const BOTH: &str = "code and context_id are required";
+    let part = |field| match args.get(field) {
+        None | Some(Value::Null) => Err(invalid(BOTH)),
+        _ => match args::text(args, field) {
+            Ok(Some(text)) if !text.is_empty() => Ok(text.to_owned()),
+            Ok(_) => Err(invalid(BOTH)),
+            Err(why) => Err(invalid(format!("{BOTH}; {why}"))),
+        },
+    };
+    Ok(Op::RunCode { code: part("code")?, context: part("context_id")?, timeout: None })
+}
+
+fn run_code_in_default(args: &Args) -> Result<Op, ArgError> {
+    // A context of one's own is still welcome, just not advertised.
+    let context = optional(args, "context_id")?.unwrap_or(DEFAULT_CONTEXT);
+    Ok(Op::RunCode { code: required(args, "code")?.to_owned(), context: context.to_owned(), timeout: None })
+}
+
+const DEFAULT_CONTEXT: &str = "default";
+
+fn default_context() -> NewContext {
+    let name = DEFAULT_CONTEXT.to_owned();
+    let create = Op::CreateContext { name, language: Language::Python, description: String::new() };
+    NewContext { name: DEFAULT_CONTEXT, create }
+}
+
+fn create_context(args: &Args) -> Result<Op, ArgError> {
+    let name = optional(args, "name")?.ok_or_else(|| invalid("name is required"))?;
+    check_name(name)?;
+    let language = language(args.get("language"))?;
+    let description = optional(args, "description")?.unwrap_or_default();
+    if description.chars().count() > MAX_DESCRIPTION {
+        return Err(invalid(format!("description is longer than {MAX_DESCRIPTION} characters")));
+    }
+    Ok(Op::CreateContext { name: name.to_owned(), language, description: description.to_owned() })
+}
+
+/// Descriptions come back in every list: fifty of them must stay far below the size of an answer.
+const MAX_DESCRIPTION: usize = 4096;
+
+fn check_name(name: &str) -> Result<(), ArgError> {
+    let refuse = |why: &str| Err(ArgError { code: "INVALID_CONTEXT_NAME", message: format!("Invalid context name: {why}") });
+    if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.')) {
+        return refuse("name cannot be empty or contain special characters");
+    }
+    if name.chars().count() > 128 {
+        return refuse("name cannot be longer than 128 characters");
+    }
+    Ok(())
+}
+
+/// Whatever is not a language is a wrong language, also when it is not even text.
+fn language(value: Option<&Value>) -> Result<Language, ArgError> {
+    let given = match value {
+        None => return Ok(Language::Python),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    match given.as_str() {
+        "python" => Ok(Language::Python),
+        "javascript" => Ok(Language::Javascript),
+        "typescript" => Ok(Language::Typescript),
+        other => Err(ArgError {
+            code: "INVALID_LANGUAGE",
+            message: format!("Unsupported language: {}. Must be 'python' or 'javascript'", shown(other)),
+        }),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    Utf8,
+    Base64,
+}
+
+fn encoding(args: &Args) -> Result<Option<Encoding>, ArgError> {
+    match optional(args, "encoding")? {
+        None => Ok(None),
+        Some("utf-8") => Ok(Some(Encoding::Utf8)),
+        Some("base64") => Ok(Some(Encoding::Base64)),
+        Some(other) => Err(invalid(format!("encoding must be 'utf-8' or 'base64', got '{}'", shown(other)))),
+    }
+}
+
+/// Whatever models and libraries write: padded or not.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Base64, wrapped in lines or not.
+fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeError> {
+    if text.bytes().any(|b| b.is_ascii_whitespace()) {
+        return LENIENT.decode(text.bytes().filter(|b| !b.is_ascii_whitespace()).collect::<Vec<u8>>());
+    }
+    LENIENT.decode(text)
+}
+
+/// Where code starts; paths are relative to it, and a model that writes it out means the same.
+const HOME: &str = "/workspace";
+
+fn path(text: &str) -> Result<String, ArgError> {
+    let refuse = |why: &str| Err(ArgError { code: "INVALID_PATH", message: format!("Invalid path: {}: {why}", shown(text)) });
+    let below = match text.strip_prefix(HOME) {
+        Some("" | "/") => ".",
+        Some(rest) => rest.strip_prefix('/').unwrap_or(text),
+        None => text,
+    };
+    if below.is_empty() {
+        return refuse("path cannot be empty");
+    }
+    if below.contains('\0') {
+        return refuse("path cannot contain a NUL character");
+    }
+    if below.starts_with('/') {
+        return refuse("path must be relative to /workspace");
+    }
+    if below.split('/').any(|part| part == "..") {
+        return refuse("path cannot lead out of /workspace");
+    }
+    if below.len() > 4095 {
+        return refuse("path is too long");
+    }
+    Ok(below.to_owned())
+}
+
+fn upload_file(args: &Args) -> Result<Op, ArgError> {
+    let context = required(args, "context_id")?.to_owned();
+    let path = path(optional(args, "path")?.ok_or_else(|| invalid("path is required"))?)?;
+    // An empty file is a file.
+    let content = optional(args, "content")?.ok_or_else(|| invalid("content is required"))?;
+    let content = match encoding(args)? {
+        None | Some(Encoding::Utf8) => content.as_bytes().to_vec(),
+        Some(Encoding::Base64) => decode(content).map_err(|why| invalid(format!("content is not base64: {why}")))?,
+    };
+    Ok(Op::WriteFile { context, path, content })
+}
+
+fn download_file(args: &Args) -> Result<Op, ArgError> {
+    encoding(args)?;
+    let context = required(args, "context_id")?.to_owned();
+    let path = path(optional(args, "path")?.ok_or_else(|| invalid("path is required"))?)?;
+    Ok(Op::ReadFile { context, path })
+}
+
+fn list_files(args: &Args) -> Result<Op, ArgError> {
+    let context = required(args, "context_id")?.to_owned();
+    Ok(Op::ListFiles { context, path: directory(args)? })
+}
+
+fn directory(args: &Args) -> Result<String, ArgError> {
+    optional(args, "path")?.map_or(Ok(".".to_owned()), path)
+}

@@ -1,0 +1,396 @@
+//! One line into JSON-RPC messages, strictly: what the dispatcher sees is what was sent, once, or it is refused with a reason.
+//!
+//! Pure. Knows JSON-RPC and the shape of MCP's requests, nothing of sessions.
+
+use std::fmt;
+
+use rmcp::model::{
+    CallToolRequestParams, ClientRequest, CustomRequest, DiscoverRequestParams, InitializeRequestParams, MetaObject,
+    PaginatedRequestParams, Request, RequestMetaObject, RequestNoParam, RequestOptionalParam,
+};
+use serde::Serialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+pub(super) const PARSE_ERROR: i32 = -32700;
+pub(super) const INVALID_REQUEST: i32 = -32600;
+pub(super) const INVALID_PARAMS: i32 = -32602;
+pub(super) const INTERNAL_ERROR: i32 = -32603;
+
+/// Most messages in a batch.
+const MAX_BATCH: usize = 50;
+
+/// Values in one message. Each costs memory many times its length in the text.
+const MAX_VALUES: usize = 100_000;
+
+/// An id is echoed; a token or a number is enough for one.
+const MAX_ID: usize = 1024;
+
+/// An error answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Fault {
+    /// `Null` when none could be read.
+    pub id: Value,
+    pub code: i32,
+    pub message: String,
+}
+
+impl Fault {
+    pub(super) fn new(id: Value, code: i32, message: impl Into<String>) -> Self {
+        Self { id, code, message: message.into() }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            code: i32,
+            message: &'a str,
+        }
+        #[derive(Serialize)]
+        struct Envelope<'a> {
+            jsonrpc: &'static str,
+            id: &'a Value,
+            error: Body<'a>,
+        }
+        let envelope = Envelope { jsonrpc: "2.0", id: &self.id, error: Body { code: self.code, message: &self.message } };
+        serde_json::to_vec(&envelope).expect("plain data")
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Incoming {
+    One(Message),
+    Batch(Vec<Result<Message, Fault>>),
+}
+
+#[derive(Debug)]
+pub(super) enum Message {
+    Request { id: Value, request: Box<ClientRequest> },
+    /// The request with this id is no longer wanted.
+    Cancelled { id: Value, reason: Option<String> },
+    /// Another notification, or an answer to a question that we never ask: nothing to do, nothing to say.
+    Ignored,
+}
+
+/// Reads a line. `batches`: the revision that the client speaks still has them.
+pub(super) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
+    // RFC 8259 lets a reader ignore a byte order mark, and some shells write one.
+    let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
+    match parse(line)? {
+        Value::Array(_) if !batches => {
+            Err(Fault::new(Value::Null, INVALID_REQUEST, "batches are not part of this protocol revision; send one message a line"))
+        }
+        Value::Array(items) if items.is_empty() => Err(Fault::new(Value::Null, INVALID_REQUEST, "the batch is empty")),
+        Value::Array(items) if items.len() > MAX_BATCH => {
+            let message = format!("a batch of {} messages is over the limit of {MAX_BATCH}", items.len());
+            Err(Fault::new(Value::Null, INVALID_REQUEST, message))
+        }
+        Value::Array(items) => Ok(Incoming::Batch(items.into_iter().map(in_batch).collect())),
+        value => message(value).map(Incoming::One),
+    }
+}
+
+/// The answer to a line that was too long to be read: with the id if it stands at one of the two ends.
+pub(super) fn too_long(length: usize, limit: usize, head: &[u8], tail: &[u8]) -> Fault {
+    let id = id_at_head(head).or_else(|| id_at_tail(tail)).unwrap_or(Value::Null);
+    Fault::new(id, INVALID_REQUEST, format!("a message of {length} bytes is over the limit of {limit} bytes"))
+}
+
+fn in_batch(value: Value) -> Result<Message, Fault> {
+    match message(value)? {
+        Message::Request { id, request } if matches!(*request, ClientRequest::InitializeRequest(_)) => {
+            Err(Fault::new(id, INVALID_REQUEST, "initialize cannot be part of a batch"))
+        }
+        message => Ok(message),
+    }
+}
+
+fn message(value: Value) -> Result<Message, Fault> {
+    let bad = |id: &Value, why: &str| Fault::new(id.clone(), INVALID_REQUEST, why);
+    let Value::Object(mut envelope) = value else {
+        return Err(bad(&Value::Null, "a message is a JSON object"));
+    };
+    let given = envelope.remove("id");
+    let id = given.clone().filter(is_id).unwrap_or(Value::Null);
+    if envelope.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
+        return Err(bad(&id, "`jsonrpc` must be \"2.0\""));
+    }
+    let method = match envelope.remove("method") {
+        Some(Value::String(method)) => method,
+        None if envelope.contains_key("result") || envelope.contains_key("error") => return Ok(Message::Ignored),
+        None => return Err(bad(&id, "`method` is missing")),
+        Some(_) => return Err(bad(&id, "`method` must be a string")),
+    };
+    let params = envelope.remove("params");
+    match given {
+        None => Ok(notification(&method, params)),
+        Some(_) if id.is_null() => Err(bad(&id, "`id` must be an integer or a string of at most 1024 bytes")),
+        Some(_) => match request(method, params) {
+            Ok(request) => Ok(Message::Request { id, request: Box::new(request) }),
+            Err(why) => Err(Fault::new(id, INVALID_PARAMS, why)),
+        },
+    }
+}
+
+fn is_id(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.len() <= MAX_ID,
+        Value::Number(number) => number.is_i64() || number.is_u64(),
+        _ => false,
+    }
+}
+
+/// Never an error: a notification has no answer.
+fn notification(method: &str, params: Option<Value>) -> Message {
+    let Some(Value::Object(mut params)) = params.filter(|_| method == "notifications/cancelled") else {
+        return Message::Ignored;
+    };
+    let reason = params.get("reason").and_then(Value::as_str).map(str::to_owned);
+    match params.remove("requestId") {
+        Some(id) if is_id(&id) => Message::Cancelled { id, reason },
+        _ => Message::Ignored,
+    }
+}
+
+/// The requests that this server answers, typed; whatever else stays as it is and is not found later.
+fn request(method: String, params: Option<Value>) -> Result<ClientRequest, String> {
+    let mut params = match params {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(params)) => params,
+        Some(_) => return Err("`params` must be an object".into()),
+    };
+    let meta = match params.remove("_meta") {
+        None | Some(Value::Null) => RequestMetaObject::default(),
+        Some(Value::Object(meta)) => RequestMetaObject(MetaObject(meta)),
+        Some(_) => return Err("`_meta` must be an object".into()),
+    };
+    let mut request = match method.as_str() {
+        "initialize" => ClientRequest::InitializeRequest(Request::new(initialize(params)?)),
+        "server/discover" => ClientRequest::DiscoverRequest(Request::new(DiscoverRequestParams {})),
+        "ping" => ClientRequest::PingRequest(RequestNoParam::default()),
+        "tools/list" => ClientRequest::ListToolsRequest(RequestOptionalParam::with_param(page(params)?)),
+        "tools/call" => ClientRequest::CallToolRequest(Request::new(call(params)?)),
+        _ => ClientRequest::CustomRequest(CustomRequest::new(method, Some(Value::Object(params)))),
+    };
+    let extensions = rmcp::model::GetExtensions::extensions_mut(&mut request);
+    extensions.insert(meta);
+    Ok(request)
+}
+
+/// Fills in what some clients leave out.
+fn initialize(mut params: Map<String, Value>) -> Result<InitializeRequestParams, String> {
+    params.entry("protocolVersion").or_insert_with(|| "2024-11-05".into());
+    for (member, inner) in [("capabilities", &[][..]), ("clientInfo", &[("name", "unknown"), ("version", "unknown")])] {
+        let value = params.entry(member).or_insert(Value::Null);
+        if value.is_null() {
+            *value = Value::Object(Map::new());
+        }
+        if let Some(object) = value.as_object_mut() {
+            for (key, default) in inner {
+                object.entry(*key).or_insert_with(|| Value::from(*default));
+            }
+        }
+    }
+    serde_json::from_value(Value::Object(params)).map_err(|why| format!("invalid params for initialize: {why}"))
+}
+
+fn page(params: Map<String, Value>) -> Result<PaginatedRequestParams, String> {
+    match params.get("cursor") {
+        None | Some(Value::Null) => Ok(PaginatedRequestParams::default()),
+        Some(Value::String(cursor)) => Ok(PaginatedRequestParams::default().with_cursor(Some(cursor.clone()))),
+        Some(_) => Err("`cursor` must be a string".into()),
+    }
+}
+
+fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String> {
+    let call = match params.remove("name") {
+        Some(Value::String(name)) => CallToolRequestParams::new(name),
+        Some(_) => return Err("`name` must be a string: the tool to call".into()),
+        None => return Err("`name` is missing: the tool to call".into()),
+    };
+    match params.remove("arguments") {
+        None | Some(Value::Null) => Ok(call),
+        Some(Value::Object(arguments)) => Ok(call.with_arguments(arguments)),
+        Some(_) => Err("`arguments` must be an object".into()),
+    }
+}
+
+/// JSON without duplicate keys. What is JSON by its grammar but cannot be taken is answered with the id it carries.
+fn parse(line: &[u8]) -> Result<Value, Fault> {
+    let error = match strict(line) {
+        Ok(value) => return Ok(value),
+        Err(error) => error,
+    };
+    let id = id_of(line).unwrap_or(Value::Null);
+    if error.is_data() {
+        return Err(Fault::new(id, INVALID_REQUEST, error.to_string()));
+    }
+    Err(Fault::new(id, PARSE_ERROR, format!("parse error: {error}")))
+}
+
+fn strict(line: &[u8]) -> Result<Value, serde_json::Error> {
+    /// Numbers that no double holds, in one message.
+    const REWRITES: usize = 8;
+    let mut line = std::borrow::Cow::Borrowed(line);
+    for _ in 0..REWRITES {
+        match strict_once(&line) {
+            // `1e309` is JSON. It is read as JavaScript would send it on, `null`, so that the refusal can name the field.
+            Err(error) if error.to_string().starts_with("number out of range") => {
+                let Some(number) = number_before(&line, error.column()) else { return Err(error) };
+                line.to_mut().splice(number, *b"null");
+            }
+            result => return result,
+        }
+    }
+    strict_once(&line)
+}
+
+fn strict_once(line: &[u8]) -> Result<Value, serde_json::Error> {
+    let mut left = MAX_VALUES;
+    let mut deserializer = serde_json::Deserializer::from_slice(line);
+    let value = Strict(&mut left).deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(value)
+}
+
+/// The number that ends near a column (counted from 1).
+fn number_before(line: &[u8], column: usize) -> Option<std::ops::Range<usize>> {
+    let part_of_number = |at: &usize| matches!(line.get(*at), Some(b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E'));
+    let last = (column.saturating_sub(2)..=column).rev().find(part_of_number)?;
+    let start = (0..=last).rev().take_while(part_of_number).last()?;
+    let end = (last..line.len()).take_while(part_of_number).last()? + 1;
+    Some(start..end)
+}
+
+struct Strict<'a>(&'a mut usize);
+
+impl<'de> DeserializeSeed<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        *self.0 = self.0.checked_sub(1).ok_or_else(|| D::Error::custom(format_args!("more than {MAX_VALUES} values in one message")))?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Strict<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut array = Vec::new();
+        while let Some(item) = items.next_element_seed(Strict(self.0))? {
+            array.push(item);
+        }
+        Ok(Value::Array(array))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(key) = members.next_key::<String>()? {
+            let value = members.next_value_seed(Strict(self.0))?;
+            if object.contains_key(&key) {
+                return Err(A::Error::custom(format_args!("duplicate key `{}`", crate::dialect::shown(&key))));
+            }
+            object.insert(key, value);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+/// The id of a message that is JSON by its grammar: everything else in it is skipped, however deep or large.
+pub(super) fn id_of(line: &[u8]) -> Option<Value> {
+    let mut id = Seen::Not;
+    let mut deserializer = serde_json::Deserializer::from_slice(line);
+    deserializer.deserialize_map(IdOnly(&mut id)).ok()?;
+    deserializer.end().ok()?;
+    id.once()
+}
+
+/// The id of a message of which only the beginning is there, if it stands before anything that is cut.
+fn id_at_head(head: &[u8]) -> Option<Value> {
+    let mut id = Seen::Not;
+    let _ = serde_json::Deserializer::from_slice(head).deserialize_map(IdOnly(&mut id));
+    id.once()
+}
+
+/// The id of a message of which only the end is there: `,"id":7}`. A string's own quotes would be escaped, so for a message
+/// that is JSON this can only be a member of the outermost object.
+fn id_at_tail(tail: &[u8]) -> Option<Value> {
+    let tail = tail.trim_ascii_end().strip_suffix(b"}")?;
+    let key = b",\"id\":";
+    let at = tail.windows(key.len()).rposition(|window| window == key)?;
+    serde_json::from_slice(&tail[at + key.len()..]).ok().filter(is_id)
+}
+
+enum Seen {
+    Not,
+    Once(Value),
+    Twice,
+}
+
+impl Seen {
+    fn once(self) -> Option<Value> {
+        match self {
+            Self::Once(id) => Some(id).filter(is_id),
+            Self::Not | Self::Twice => None,
+        }
+    }
+}
+
+struct IdOnly<'a>(&'a mut Seen);
+
+impl<'de> Visitor<'de> for IdOnly<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a message")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        while let Some(key) = members.next_key::<Key>()? {
+            if matches!(key, Key::Id) {
+                let id = members.next_value()?;
+                *self.0 = if matches!(self.0, Seen::Not) { Seen::Once(id) } else { Seen::Twice };
+            } else {
+                members.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Key {
+    Id,
+    #[serde(other)]
+    Other,
+}

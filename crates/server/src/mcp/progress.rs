@@ -1,0 +1,115 @@
+//! Progress notifications: output lines while a cell runs, and a sign of life when there are none.
+//!
+//! Only for a client that sent a token. Bounded in rate and size; a slow client costs lines, never time of the cell.
+
+use std::time::Duration;
+
+use engine::op::Event;
+use rmcp::RoleServer;
+use rmcp::model::{NumberOrString, ProgressNotificationParam, ProgressToken};
+use rmcp::service::{Peer, RequestContext};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// At most one notification in this time.
+const PACE: Duration = Duration::from_millis(100);
+
+/// TypeScript clients give up after 60 s without a word.
+const ALIVE: Duration = Duration::from_secs(10);
+
+/// Bytes of output in one notification; what does not fit is in the result anyway.
+const MESSAGE: usize = 4096;
+
+/// Events that may wait for the pace.
+const QUEUE: usize = 256;
+
+/// A token is echoed with every notification.
+const TOKEN: usize = 1024;
+
+/// The task that reports, if anybody asked for it.
+pub(super) struct Reporter(Option<(JoinHandle<()>, DropGuard)>);
+
+impl Reporter {
+    /// Sends what is left and returns when it is on its way, so that the answer comes after it.
+    pub(super) async fn finish(self) {
+        if let Some((task, stop)) = self.0 {
+            drop(stop);
+            let _ = task.await;
+        }
+    }
+}
+
+pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sender<Event>>, Reporter) {
+    let Some(token) = context.meta.get_progress_token().filter(is_short) else { return (None, Reporter(None)) };
+    let (sender, events) = mpsc::channel(QUEUE);
+    let stop = CancellationToken::new();
+    let report = Report { peer: context.peer.clone(), token, count: 0, pending: String::new(), last: Instant::now() };
+    let task = tokio::spawn(report.until(stop.clone(), events));
+    (Some(sender), Reporter(Some((task, stop.drop_guard()))))
+}
+
+fn is_short(token: &ProgressToken) -> bool {
+    match &token.0 {
+        NumberOrString::Number(_) => true,
+        NumberOrString::String(text) => text.len() <= TOKEN,
+    }
+}
+
+struct Report {
+    peer: Peer<RoleServer>,
+    token: ProgressToken,
+    count: u32,
+    pending: String,
+    last: Instant,
+}
+
+impl Report {
+    async fn until(mut self, stop: CancellationToken, mut events: mpsc::Receiver<Event>) {
+        let begun = Instant::now();
+        let mut open = true;
+        loop {
+            let due = self.last + if self.pending.is_empty() { ALIVE } else { PACE };
+            // Not before the first pace is over: a quick cell needs one notification, not two.
+            tokio::select! {
+                event = events.recv(), if open => match event {
+                    Some(event) => self.add(event),
+                    None => open = false,
+                },
+                () = sleep_until(due) => {
+                    if self.pending.is_empty() {
+                        self.pending = format!("still running after {} s", begun.elapsed().as_secs());
+                    }
+                    self.send().await;
+                }
+                () = stop.cancelled() => break,
+            }
+        }
+        while let Ok(event) = events.try_recv() {
+            self.add(event);
+        }
+        if !self.pending.is_empty() {
+            self.send().await;
+        }
+    }
+
+    fn add(&mut self, event: Event) {
+        let text = match event {
+            Event::Output { text, .. } => text,
+            Event::Waiting { why } => format!("{why}\n"),
+        };
+        let room = MESSAGE.saturating_sub(self.pending.len());
+        let cut = (0..=room.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        self.pending.push_str(&text[..cut]);
+    }
+
+    async fn send(&mut self) {
+        self.count += 1;
+        self.last = Instant::now();
+        let message = std::mem::take(&mut self.pending);
+        let note = ProgressNotificationParam::new(self.token.clone(), f64::from(self.count))
+            .with_message(message.strip_suffix('\n').unwrap_or(&message));
+        let _ = self.peer.notify_progress(note).await;
+    }
+}

@@ -1,0 +1,430 @@
+//! MCP over lines: what stands between the client's bytes and rmcp's service loop.
+//!
+//! rmcp falls silent or ends on much that real clients send. Here every line is answered or knowingly ignored: malformed JSON,
+//! bad envelopes, batches, lines without end, ids used twice, calls before `initialize`, the end of input with calls in flight.
+//! Inside, every request gets an id of ours, so that no answer can ever reach another request than its own.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rmcp::RoleServer;
+use rmcp::model::{
+    CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
+    JsonRpcMessage, RequestId,
+};
+use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage, serve_directly_with_ct};
+use rmcp::transport::Transport;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::line::{Line, Lines, MAX_LINE};
+use super::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message};
+use super::{Execute, McpServer};
+use crate::dialect::{Dialect, Lang};
+
+/// The longest answer. TypeScript clients close the connection at 10 MiB.
+const MAX_ANSWER: usize = 8 << 20;
+
+/// Requests that may wait for their answers; the next is read when one of them has it.
+const MAX_IN_FLIGHT: u32 = 256;
+
+/// How long cancelled calls, and then a client that does not read, may take to end.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Clone, Copy)]
+pub struct StdioOptions {
+    /// The language of descriptions; the dialect's own if none.
+    pub lang: Option<Lang>,
+    /// How long calls in flight may go on after the end of input or a shutdown.
+    pub grace: Duration,
+}
+
+impl Default for StdioOptions {
+    fn default() -> Self {
+        Self { lang: None, grace: Duration::from_secs(30) }
+    }
+}
+
+/// Why serving ended. All of these are orderly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StdioEnd {
+    /// The client closed its end.
+    EndOfInput,
+    /// The client no longer reads.
+    ClientGone,
+    Shutdown,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StdioError {
+    #[error("cannot read standard input")]
+    Read(#[source] io::Error),
+    #[error("the protocol task failed")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// Serves the process's own standard input and output until the client leaves or `shutdown` is cancelled. All calls have
+/// ended when this returns. Nothing else may write to standard output.
+pub async fn serve_stdio(
+    engine: Arc<dyn Execute>,
+    dialect: &'static Dialect,
+    options: StdioOptions,
+    shutdown: CancellationToken,
+) -> Result<StdioEnd, StdioError> {
+    let (input, output) = rmcp::transport::io::stdio_pipes();
+    serve(input, output, engine, dialect, options, shutdown).await
+}
+
+/// The same over any pair of streams.
+pub async fn serve(
+    input: impl AsyncRead + Unpin,
+    output: impl AsyncWrite + Unpin + Send + 'static,
+    engine: Arc<dyn Execute>,
+    dialect: &'static Dialect,
+    options: StdioOptions,
+    shutdown: CancellationToken,
+) -> Result<StdioEnd, StdioError> {
+    let halt = CancellationToken::new();
+    let gone = CancellationToken::new();
+    let (out, lines_out) = mpsc::channel(16);
+    let writer = tokio::spawn(write_lines(output, lines_out, gone.clone()));
+    let (to_service, from_client) = mpsc::channel(1);
+    let session = Arc::new(Session::new(out));
+    let service = serve_directly_with_ct(
+        McpServer::new(engine, dialect, options.lang, halt.clone()),
+        Front { session: session.clone(), from_client },
+        None,
+        CancellationToken::new(),
+    );
+
+    let end = tokio::select! {
+        end = read_lines(input, &session, &to_service) => end,
+        () = shutdown.cancelled() => Ok(StdioEnd::Shutdown),
+        () = gone.cancelled() => Ok(StdioEnd::ClientGone),
+    };
+    tokio::select! {
+        _ = timeout(options.grace, session.idle()) => {}
+        () = gone.cancelled() => {}
+    }
+    halt.cancel();
+    let _ = timeout(LAST_WORDS, session.idle()).await;
+    drop(to_service);
+    service.waiting().await?;
+    drop(session);
+    finish(writer).await;
+    end
+}
+
+/// Waits for what is still to be written, but not for a client that does not read.
+async fn finish(mut writer: tokio::task::JoinHandle<()>) {
+    if timeout(LAST_WORDS, &mut writer).await.is_err() {
+        writer.abort();
+    }
+}
+
+async fn read_lines(
+    mut input: impl AsyncRead + Unpin,
+    session: &Arc<Session>,
+    service: &mpsc::Sender<ClientJsonRpcMessage>,
+) -> Result<StdioEnd, StdioError> {
+    let mut lines = Lines::new(MAX_LINE);
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let length = input.read(&mut buffer).await.map_err(StdioError::Read)?;
+        let complete = if length == 0 { lines.finish().into_iter().collect() } else { lines.push(&buffer[..length]) };
+        for line in complete {
+            session.take_line(line, service).await;
+        }
+        if length == 0 {
+            return Ok(StdioEnd::EndOfInput);
+        }
+    }
+}
+
+/// The only writer. It ends when all senders are gone; `gone` says that nobody reads.
+async fn write_lines(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Receiver<Vec<u8>>, gone: CancellationToken) {
+    while let Some(mut line) = lines.recv().await {
+        line.push(b'\n');
+        let written = async {
+            output.write_all(&line).await?;
+            output.flush().await
+        };
+        if let Err(error) = written.await {
+            tracing::info!(%error, "the client no longer reads");
+            gone.cancel();
+            return;
+        }
+    }
+}
+
+/// Who waits for what.
+struct Session {
+    out: mpsc::Sender<Vec<u8>>,
+    waiting: Mutex<Waiting>,
+    room: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    last: i64,
+    /// By our id.
+    calls: HashMap<i64, Waiter>,
+    /// Ours by the client's, as JSON: `1` and `"1"` are two.
+    ids: HashMap<String, i64>,
+    /// The revision that `initialize` asked for.
+    revision: Option<String>,
+}
+
+/// A request without its answer.
+struct Waiter {
+    id: Value,
+    batch: Option<Arc<Batch>>,
+    /// Given back when the answer is on its way.
+    _room: OwnedSemaphorePermit,
+}
+
+impl Session {
+    fn new(out: mpsc::Sender<Vec<u8>>) -> Self {
+        Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)) }
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when every request has its answer.
+    async fn idle(&self) {
+        let _all = self.room.acquire_many(MAX_IN_FLIGHT).await;
+    }
+
+    async fn take_line(&self, line: Line, service: &mpsc::Sender<ClientJsonRpcMessage>) {
+        let incoming = match line {
+            Line::Whole(line) => message::read(&line, self.has_batches()),
+            Line::TooLong { length, head, tail } => Err(message::too_long(length, MAX_LINE, &head, &tail)),
+        };
+        match incoming {
+            Ok(Incoming::One(message)) => self.take(message, None, service).await,
+            Ok(Incoming::Batch(messages)) => self.take_batch(messages, service).await,
+            Err(fault) => self.deliver(None, fault.encode()).await,
+        }
+    }
+
+    /// Batches were dropped with 2025-06-18. Before `initialize` a client is taken for one of the oldest revision.
+    fn has_batches(&self) -> bool {
+        self.waiting().revision.as_deref().is_none_or(|revision| matches!(revision, "2024-11-05" | "2025-03-26"))
+    }
+
+    async fn take_batch(&self, messages: Vec<Result<Message, Fault>>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
+        let batch = Arc::new(Batch::default());
+        // One answer more than there will be, so that the batch is not complete before all of it was read.
+        batch.expect();
+        for message in messages {
+            match message {
+                Ok(message) => self.take(message, Some(&batch), service).await,
+                Err(fault) => {
+                    batch.expect();
+                    self.deliver(Some(&batch), fault.encode()).await;
+                }
+            }
+        }
+        if let Some(line) = batch.arrived(None) {
+            self.write(line).await;
+        }
+    }
+
+    async fn take(&self, message: Message, batch: Option<&Arc<Batch>>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
+        match message {
+            Message::Request { id, request } => self.forward(id, request, batch, service).await,
+            Message::Cancelled { id, reason } => self.cancel(&id, reason, service).await,
+            Message::Ignored => {}
+        }
+    }
+
+    async fn forward(
+        &self,
+        id: Value,
+        request: Box<ClientRequest>,
+        batch: Option<&Arc<Batch>>,
+        service: &mpsc::Sender<ClientJsonRpcMessage>,
+    ) {
+        if let Some(batch) = batch {
+            batch.expect();
+        }
+        let Ok(room) = self.room.clone().acquire_owned().await else { return };
+        // Taken first: from `enter` on there is no place where this could be given up and the request forgotten.
+        let Ok(slot) = service.reserve().await else { return };
+        let revision = match &*request {
+            ClientRequest::InitializeRequest(request) => Some(request.params.protocol_version.as_str().to_owned()),
+            _ => None,
+        };
+        let Some(ours) = self.enter(&id, revision, batch, room) else {
+            let fault = Fault::new(id, INVALID_REQUEST, "a request with this `id` is still running");
+            return self.deliver(batch, fault.encode()).await;
+        };
+        slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
+    }
+
+    /// Our id for a request of the client's, unless one with that id still runs.
+    fn enter(&self, id: &Value, revision: Option<String>, batch: Option<&Arc<Batch>>, room: OwnedSemaphorePermit) -> Option<i64> {
+        let mut waiting = self.waiting();
+        let key = id.to_string();
+        if waiting.ids.contains_key(&key) {
+            return None;
+        }
+        waiting.last += 1;
+        let ours = waiting.last;
+        waiting.ids.insert(key, ours);
+        waiting.calls.insert(ours, Waiter { id: id.clone(), batch: batch.cloned(), _room: room });
+        if revision.is_some() {
+            waiting.revision = revision;
+        }
+        Some(ours)
+    }
+
+    fn leave(&self, ours: i64) -> Option<Waiter> {
+        let mut waiting = self.waiting();
+        let waiter = waiting.calls.remove(&ours)?;
+        waiting.ids.remove(&waiter.id.to_string());
+        Some(waiter)
+    }
+
+    /// A cancelled request gets no answer: the protocol says so, and rmcp drops it.
+    async fn cancel(&self, id: &Value, reason: Option<String>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
+        let ours = self.waiting().ids.get(&id.to_string()).copied();
+        let Some((ours, waiter)) = ours.and_then(|ours| Some((ours, self.leave(ours)?))) else { return };
+        let params = CancelledNotificationParam::new(Some(RequestId::Number(ours)), reason);
+        let notification = ClientNotification::CancelledNotification(CancelledNotification::new(params));
+        let _ = service.send(ClientJsonRpcMessage::notification(notification)).await;
+        if let Some(line) = waiter.batch.and_then(|batch| batch.arrived(None)) {
+            self.write(line).await;
+        }
+    }
+
+    /// Sends what the service says to whom it belongs.
+    async fn send(&self, message: TxJsonRpcMessage<RoleServer>) {
+        let (ours, body) = match &message {
+            JsonRpcMessage::Response(response) => (&response.id, Body::Result(&response.result)),
+            JsonRpcMessage::Error(error) => match &error.id {
+                Some(id) => (id, Body::Error(&error.error)),
+                None => return,
+            },
+            JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => return self.write(encode(&message)).await,
+        };
+        let RequestId::Number(ours) = ours else { return };
+        let Some(waiter) = self.leave(*ours) else { return };
+        let mut bytes = encode(&Envelope { jsonrpc: "2.0", id: &waiter.id, body });
+        if bytes.len() > MAX_ANSWER {
+            bytes = over_limit(waiter.id.clone(), bytes.len());
+        }
+        self.deliver(waiter.batch.as_ref(), bytes).await;
+    }
+
+    async fn deliver(&self, batch: Option<&Arc<Batch>>, answer: Vec<u8>) {
+        let line = match batch {
+            None => Some(answer),
+            Some(batch) => batch.arrived(Some(answer)),
+        };
+        if let Some(line) = line {
+            self.write(line).await;
+        }
+    }
+
+    /// A client that is gone is noticed by the writer.
+    async fn write(&self, line: Vec<u8>) {
+        let _ = self.out.send(line).await;
+    }
+}
+
+#[derive(Serialize)]
+struct Envelope<'a, R, E> {
+    jsonrpc: &'static str,
+    id: &'a Value,
+    #[serde(flatten)]
+    body: Body<'a, R, E>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Body<'a, R, E> {
+    Result(&'a R),
+    Error(&'a E),
+}
+
+fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    serde_json::to_vec(message).expect("messages are plain data")
+}
+
+fn over_limit(id: Value, length: usize) -> Vec<u8> {
+    let message = format!("an answer of {length} bytes is over the limit of {MAX_ANSWER} bytes; ask for less at a time");
+    Fault::new(id, INTERNAL_ERROR, message).encode()
+}
+
+/// Answers that go out together.
+#[derive(Default)]
+struct Batch(Mutex<Parts>);
+
+#[derive(Default)]
+struct Parts {
+    missing: usize,
+    /// Comma-separated.
+    answers: Vec<u8>,
+}
+
+impl Batch {
+    fn parts(&self) -> std::sync::MutexGuard<'_, Parts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn expect(&self) {
+        self.parts().missing += 1;
+    }
+
+    /// One answer less to wait for; the whole line when it was the last, unless nothing in the batch has an answer.
+    fn arrived(&self, answer: Option<Vec<u8>>) -> Option<Vec<u8>> {
+        let mut parts = self.parts();
+        parts.missing -= 1;
+        if let Some(mut answer) = answer {
+            if parts.answers.len() + answer.len() > MAX_ANSWER {
+                answer = over_limit(message::id_of(&answer).unwrap_or(Value::Null), answer.len());
+            }
+            if !parts.answers.is_empty() {
+                parts.answers.push(b',');
+            }
+            parts.answers.append(&mut answer);
+        }
+        let complete = parts.missing == 0 && !parts.answers.is_empty();
+        complete.then(|| [b"[", &parts.answers[..], b"]"].concat())
+    }
+}
+
+/// The service's end of the line.
+struct Front {
+    session: Arc<Session>,
+    from_client: mpsc::Receiver<ClientJsonRpcMessage>,
+}
+
+impl Transport<RoleServer> for Front {
+    type Error = io::Error;
+
+    fn send(&mut self, message: TxJsonRpcMessage<RoleServer>) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        let session = self.session.clone();
+        async move {
+            session.send(message).await;
+            Ok(())
+        }
+    }
+
+    async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
+        self.from_client.recv().await
+    }
+
+    async fn close(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
