@@ -1,2 +1,18 @@
-//! placeholder
+//! The product in its own words: contexts, sessions, runs, files. An [`op::Op`] goes in, an [`op::Outcome`] comes out.
+//!
+//! Knows no protocol of the outside, no environment and no kind of back end. Everything that reaches it from a guest is bounded
+//! here; everything it makes is destroyed here.
+
+mod capture;
+pub mod config;
+mod context;
+mod engine;
+mod guest;
+mod live;
 pub mod op;
+mod ops;
+mod pool;
+
+pub use config::{EngineConfig, KernelCommand, Runtimes, WORKSPACE};
+pub use engine::{Engine, STARTUP_LOG};
+pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Tenant};

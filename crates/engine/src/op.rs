@@ -59,6 +59,20 @@ pub enum Op {
     Health,
 }
 
+impl Op {
+    /// The context it is about.
+    pub fn context(&self) -> Option<&str> {
+        match self {
+            Self::CreateContext { .. } | Self::ListContexts | Self::Health => None,
+            Self::StopContext { context }
+            | Self::RunCode { context, .. }
+            | Self::WriteFile { context, .. }
+            | Self::ReadFile { context, .. }
+            | Self::ListFiles { context, .. } => Some(context),
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     Created(ContextInfo),

@@ -1,0 +1,413 @@
+//! One connection to the guest of one sandbox: frames out, frames in, each call by its own random number.
+//!
+//! The other side is not trusted. A frame that cannot be read, or a stream of frames nobody asked for, ends the connection,
+//! and with it the sandbox. A flood fills this connection's own room and then waits in the guest.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use proto::{Decoder, Frame, FrameError, FromGuest, Kind, ToGuest};
+use sandbox::GuestStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+/// Bytes of one connection that may wait in the host to be looked at. A longer frame takes all of it.
+const ROOM: u32 = 1 << 20;
+/// What a frame costs at least, so that a million empty ones are bounded too.
+const FRAME_COST: u32 = 1 << 10;
+/// Frames and bytes for calls that are over or never were: more than an honest guest can have under way.
+const MAX_STALE_FRAMES: u64 = 10_000;
+const MAX_STALE_BYTES: u64 = 64 << 20;
+/// Structural characters of one message outside its strings. Each may cost a hundred bytes once it is decoded.
+const MAX_TOKENS: usize = 200_000;
+const HELLO_WAIT: Duration = Duration::from_secs(10);
+
+/// Why a connection is over. Fit to be shown.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Lost(pub(crate) String);
+
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Message(FromGuest),
+    Data(Kind, Vec<u8>),
+}
+
+/// A frame on its way to its call, with the room it takes.
+struct Routed {
+    frame: Frame,
+    _room: OwnedSemaphorePermit,
+}
+
+#[derive(Clone)]
+pub(crate) struct GuestClient {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    outgoing: mpsc::Sender<Vec<u8>>,
+    calls: Mutex<HashMap<u64, mpsc::Sender<Routed>>>,
+    lost: watch::Sender<Option<Lost>>,
+    /// Ends the tasks of the connection, and closes the stream.
+    closed: CancellationToken,
+    stale_frames: AtomicU64,
+    stale_bytes: AtomicU64,
+    /// Kernels that ended while no cell ran in them.
+    exited: Mutex<HashMap<proto::KernelId, proto::Ended>>,
+}
+
+impl GuestClient {
+    /// Greets the guest; both sides must speak the same version.
+    pub(crate) async fn open(stream: GuestStream) -> Result<Self, Lost> {
+        let (reader, writer) = tokio::io::split(stream);
+        let (outgoing, queue) = mpsc::channel(8);
+        let shared = Arc::new(Shared {
+            outgoing,
+            calls: Mutex::default(),
+            lost: watch::Sender::new(None),
+            closed: CancellationToken::new(),
+            stale_frames: AtomicU64::new(0),
+            stale_bytes: AtomicU64::new(0),
+            exited: Mutex::default(),
+        });
+        let (said_hello, hello) = oneshot::channel();
+        tokio::spawn(write(writer, queue, shared.clone()));
+        tokio::spawn(read(reader, shared.clone(), said_hello));
+        let client = Self { shared };
+        client.greet(hello).await.inspect_err(|lost| drop(client.close(&lost.0)))?;
+        Ok(client)
+    }
+
+    async fn greet(&self, hello: oneshot::Receiver<u32>) -> Result<(), Lost> {
+        self.send(0, &ToGuest::Hello { version: proto::VERSION }).await?;
+        match tokio::time::timeout(HELLO_WAIT, hello).await {
+            Ok(Ok(proto::VERSION)) => Ok(()),
+            Ok(Ok(other)) => Err(Lost(format!("the guest speaks version `{other}`, not `{}`", proto::VERSION))),
+            Ok(Err(_)) => Err(self.why_lost()),
+            Err(_) => Err(Lost("the guest did not answer the greeting".into())),
+        }
+    }
+
+    /// Sends a request and opens the way back for its answers.
+    pub(crate) async fn call(&self, request: &ToGuest) -> Result<PendingCall, Lost> {
+        let (sender, answers) = mpsc::channel((ROOM / FRAME_COST) as usize);
+        let id = {
+            let mut calls = lock(&self.shared.calls);
+            let id = std::iter::repeat_with(random_id).find(|id| *id != 0 && !calls.contains_key(id)).unwrap_or(1);
+            calls.insert(id, sender);
+            id
+        };
+        let pending = PendingCall { id, answers, client: self.clone() };
+        self.send(id, request).await?;
+        Ok(pending)
+    }
+
+    /// For requests whose whole answer is one message.
+    pub(crate) async fn ask(&self, request: &ToGuest, wait: Duration) -> Result<FromGuest, Lost> {
+        let mut pending = self.call(request).await?;
+        match tokio::time::timeout(wait, pending.next()).await {
+            Ok(Ok(Answer::Message(message))) => Ok(message),
+            Ok(Ok(Answer::Data(..))) => Err(self.close("the guest sent data where an answer was due")),
+            Ok(Err(lost)) => Err(lost),
+            Err(_) => Err(Lost(format!("the guest did not answer within {wait:?}"))),
+        }
+    }
+
+    async fn send(&self, call: u64, message: &ToGuest) -> Result<(), Lost> {
+        let mut bytes = Vec::new();
+        proto::encode_message(&mut bytes, call, message).map_err(|e| Lost(e.to_string()))?;
+        self.send_bytes(bytes).await
+    }
+
+    async fn send_bytes(&self, bytes: Vec<u8>) -> Result<(), Lost> {
+        tokio::select! {
+            sent = self.shared.outgoing.send(bytes) => sent.map_err(|_| self.why_lost()),
+            () = self.shared.closed.cancelled() => Err(self.why_lost()),
+        }
+    }
+
+    /// Ends the connection for the first reason given, and returns the one that counts.
+    pub(crate) fn close(&self, why: &str) -> Lost {
+        self.shared.close(why);
+        self.why_lost()
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.shared.lost.borrow().is_some()
+    }
+
+    pub(crate) fn why_lost(&self) -> Lost {
+        self.shared.lost.borrow().clone().unwrap_or_else(|| Lost("the guest closed the connection".into()))
+    }
+
+    /// Returns once the connection is over.
+    pub(crate) async fn lost(&self) -> Lost {
+        let mut watching = self.shared.lost.subscribe();
+        let _ = watching.wait_for(Option::is_some).await;
+        self.why_lost()
+    }
+
+    /// How a kernel ended that ended by itself between two cells; told once.
+    pub(crate) fn take_exited(&self, kernel: proto::KernelId) -> Option<proto::Ended> {
+        lock(&self.shared.exited).remove(&kernel)
+    }
+
+    pub(crate) fn has_exited(&self, kernel: proto::KernelId) -> bool {
+        lock(&self.shared.exited).contains_key(&kernel)
+    }
+
+    /// Returns once the connection is over or that kernel ended by itself.
+    pub(crate) async fn lost_or_exited(&self, kernel: proto::KernelId) {
+        let mut watching = self.shared.lost.subscribe();
+        loop {
+            if self.is_lost() || self.has_exited(kernel) {
+                return;
+            }
+            if watching.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Frames that came for no call.
+    pub(crate) fn stale_frames(&self) -> u64 {
+        self.shared.stale_frames.load(Ordering::Relaxed)
+    }
+}
+
+/// One request under way. Dropped, its number is forgotten and what still comes for it is ignored.
+pub(crate) struct PendingCall {
+    id: u64,
+    answers: mpsc::Receiver<Routed>,
+    client: GuestClient,
+}
+
+impl PendingCall {
+    /// The next answer. A message that cannot be read ends the connection.
+    pub(crate) async fn next(&mut self) -> Result<Answer, Lost> {
+        let routed = self.answers.recv().await;
+        self.open(routed)
+    }
+
+    /// An answer that is already there.
+    pub(crate) fn try_next(&mut self) -> Option<Result<Answer, Lost>> {
+        match self.answers.try_recv() {
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            routed => Some(self.open(routed.ok())),
+        }
+    }
+
+    fn open(&self, routed: Option<Routed>) -> Result<Answer, Lost> {
+        let Some(Routed { frame, _room }) = routed else { return Err(self.client.why_lost()) };
+        match frame.kind {
+            Kind::Message => match decode(&frame) {
+                Ok(message) => Ok(Answer::Message(message)),
+                Err(error) => Err(self.client.close(&bad_frame(&error))),
+            },
+            kind => Ok(Answer::Data(kind, frame.payload)),
+        }
+    }
+
+    pub(crate) fn interrupter(&self) -> Interrupter {
+        Interrupter { id: self.id, client: self.client.clone() }
+    }
+
+    pub(crate) async fn send_file(&self, chunk: &[u8]) -> Result<(), Lost> {
+        let mut bytes = Vec::with_capacity(chunk.len() + proto::frame::HEADER);
+        proto::encode(&mut bytes, Kind::File, self.id, chunk);
+        self.client.send_bytes(bytes).await
+    }
+}
+
+pub(crate) struct Interrupter {
+    id: u64,
+    client: GuestClient,
+}
+
+impl Interrupter {
+    pub(crate) async fn interrupt(self) -> Result<(), Lost> {
+        self.client.send(self.id, &ToGuest::Interrupt).await
+    }
+}
+
+impl Drop for PendingCall {
+    fn drop(&mut self) {
+        lock(&self.client.shared.calls).remove(&self.id);
+    }
+}
+
+impl Shared {
+    fn close(&self, why: &str) {
+        self.lost.send_if_modified(|lost| {
+            let first = lost.is_none();
+            if first {
+                *lost = Some(Lost(why.into()));
+            }
+            first
+        });
+        self.closed.cancel();
+        // Whoever waits for an answer learns of it by the end of its channel.
+        lock(&self.calls).clear();
+    }
+
+    fn count_stale(&self, frame: &Frame) -> Result<(), String> {
+        let frames = self.stale_frames.fetch_add(1, Ordering::Relaxed) + 1;
+        let bytes = self.stale_bytes.fetch_add(frame.payload.len() as u64, Ordering::Relaxed) + frame.payload.len() as u64;
+        if frames > MAX_STALE_FRAMES || bytes > MAX_STALE_BYTES {
+            return Err("the guest keeps sending what nobody asked for".into());
+        }
+        Ok(())
+    }
+
+    async fn route(&self, frame: Frame, room: &Arc<Semaphore>, hello: &mut Option<oneshot::Sender<u32>>) -> Result<(), String> {
+        if frame.call == 0 {
+            return self.unasked(&frame, hello);
+        }
+        let call = lock(&self.calls).get(&frame.call).cloned();
+        let Some(call) = call else { return self.count_stale(&frame) };
+        let cost = u32::try_from(frame.payload.len()).unwrap_or(ROOM).clamp(FRAME_COST, ROOM);
+        let Ok(permit) = room.clone().acquire_many_owned(cost).await else { return Ok(()) };
+        // An error means that the call ended meanwhile.
+        if let Err(unsent) = call.send(Routed { frame, _room: permit }).await {
+            return self.count_stale(&unsent.0.frame);
+        }
+        Ok(())
+    }
+
+    /// The guest speaking by itself: its greeting once, and kernels that ended between cells.
+    fn unasked(&self, frame: &Frame, hello: &mut Option<oneshot::Sender<u32>>) -> Result<(), String> {
+        if frame.kind != Kind::Message {
+            return self.count_stale(frame);
+        }
+        match decode(frame).map_err(|e| bad_frame(&e))? {
+            FromGuest::Hello { version } if hello.is_some() => {
+                let _ = hello.take().map(|said| said.send(version));
+                Ok(())
+            }
+            FromGuest::KernelExited { kernel, how } => {
+                let mut exited = lock(&self.exited);
+                // The host chose the numbers and has few; a guest that invents more learns nothing and costs nothing.
+                if exited.len() < 16 || exited.contains_key(&kernel) {
+                    exited.insert(kernel, how);
+                }
+                drop(exited);
+                self.lost.send_modify(|_| ());
+                self.count_stale(frame)
+            }
+            _ => self.count_stale(frame),
+        }
+    }
+}
+
+async fn read(
+    mut stream: tokio::io::ReadHalf<GuestStream>,
+    shared: Arc<Shared>,
+    said_hello: oneshot::Sender<u32>,
+) {
+    let mut hello = Some(said_hello);
+    let room = Arc::new(Semaphore::new(ROOM as usize));
+    let reading = read_frames(&mut stream, &shared, &room, &mut hello);
+    let why = tokio::select! {
+        why = reading => why,
+        () = shared.closed.cancelled() => return,
+    };
+    shared.close(&why);
+}
+
+/// Reads until something is wrong, and says what.
+async fn read_frames(
+    stream: &mut tokio::io::ReadHalf<GuestStream>,
+    shared: &Shared,
+    room: &Arc<Semaphore>,
+    hello: &mut Option<oneshot::Sender<u32>>,
+) -> String {
+    let mut decoder = Decoder::default();
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match stream.read(&mut buffer).await {
+            Ok(0) | Err(_) => return "the guest closed the connection".into(),
+            Ok(n) => decoder.push(&buffer[..n]),
+        }
+        loop {
+            match decoder.next_frame() {
+                Ok(None) => break,
+                Err(error) => return bad_frame(&error),
+                Ok(Some(frame)) => {
+                    if let Err(why) = shared.route(frame, room, hello).await {
+                        return why;
+                    }
+                }
+            }
+        }
+        // One guest that floods must not keep a worker to itself.
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn write(mut stream: tokio::io::WriteHalf<GuestStream>, mut queue: mpsc::Receiver<Vec<u8>>, shared: Arc<Shared>) {
+    let writing = async {
+        while let Some(bytes) = queue.recv().await {
+            if stream.write_all(&bytes).await.is_err() || stream.flush().await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = writing => shared.close("the guest closed the connection"),
+        () = shared.closed.cancelled() => {}
+    }
+    let _ = stream.shutdown().await;
+}
+
+fn decode(frame: &Frame) -> Result<FromGuest, FrameError> {
+    if count_tokens(&frame.payload) > MAX_TOKENS {
+        return Err(FrameError::Message("too many members".into()));
+    }
+    frame.message()
+}
+
+/// Members and elements of a JSON text, without decoding it.
+fn count_tokens(json: &[u8]) -> usize {
+    let mut tokens = 0;
+    let mut in_string = false;
+    let mut escaped = false;
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b':' | b'[' | b'{' if !in_string => tokens += 1,
+            _ => {}
+        }
+    }
+    tokens
+}
+
+/// The text may quote the guest: cut and on one line.
+fn bad_frame(error: &FrameError) -> String {
+    let text: String = error.to_string().chars().filter(|c| !c.is_control()).take(160).collect();
+    format!("the guest sent a bad frame: {text}")
+}
+
+fn random_id() -> u64 {
+    // Each half of a version 4 identifier has some fixed bits; together they have none.
+    let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
+    high ^ low.rotate_left(32)
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structure_inside_strings_is_not_counted() {
+        assert_eq!(count_tokens(br#"{"a":"[,,\",,]","b":[1,2]}"#), 6);
+    }
+}

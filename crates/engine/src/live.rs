@@ -1,0 +1,246 @@
+//! Every sandbox that exists, and the only place that makes and destroys them.
+//!
+//! A sandbox is listed here from the moment the back end returns it until the back end says that nothing of it is left, so
+//! that no path (a dropped call, a lost guest, a failed start) can leak one.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proto::{Ended, FromGuest, KernelId, KernelSpec, ToGuest};
+use sandbox::{Backend, BackendError, Isolation, Sandbox, SandboxSpec};
+use tokio_util::task::TaskTracker;
+
+use crate::guest::{GuestClient, Lost, lock};
+
+#[derive(Clone)]
+pub(crate) struct Live {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    backend: Arc<dyn Backend>,
+    tasks: TaskTracker,
+    /// By a number of our own: what is listed is not yet, or no longer, connected.
+    sandboxes: Mutex<HashMap<u64, Arc<Held>>>,
+    next: AtomicU64,
+    closed: AtomicBool,
+    start_timeout: Duration,
+}
+
+struct Held {
+    sandbox: Box<dyn Sandbox>,
+    /// Its end was ordered; until `destroyed` it is tried again now and then.
+    doomed: AtomicBool,
+    destroyed: tokio::sync::Mutex<bool>,
+}
+
+impl Held {
+    async fn destroy(&self) -> Result<(), BackendError> {
+        self.doomed.store(true, Ordering::SeqCst);
+        let mut destroyed = self.destroyed.lock().await;
+        if !*destroyed {
+            self.sandbox.destroy().await?;
+            *destroyed = true;
+        }
+        Ok(())
+    }
+}
+
+/// Why a sandbox could not be made or used: `public` may be shown, `log` is for the operator.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) public: String,
+    pub(crate) log: String,
+}
+
+impl Failure {
+    pub(crate) fn new(public: impl Into<String>) -> Self {
+        let public = public.into();
+        Self { log: public.clone(), public }
+    }
+}
+
+impl From<Lost> for Failure {
+    fn from(lost: Lost) -> Self {
+        Self::new(lost.0)
+    }
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        let public = match &error {
+            BackendError::BelowFloor { got, floor, .. } => {
+                format!("isolation level `{got:?}` is below the configured floor `{floor:?}`")
+            }
+            // The others may name paths of the host.
+            _ => "the back end failed; the server's log says why".into(),
+        };
+        Self { public, log: error.to_string() }
+    }
+}
+
+impl Live {
+    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, start_timeout: Duration) -> Self {
+        let shared = Shared {
+            backend,
+            tasks,
+            sandboxes: Mutex::default(),
+            next: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            start_timeout,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Makes a sandbox and greets its guest. In a task of its own: a caller that goes away half-way leaves nothing behind.
+    pub(crate) async fn make(&self, spec: SandboxSpec) -> Result<Arc<Place>, Failure> {
+        let live = self.clone();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        self.shared.tasks.spawn(async move {
+            let made = live.make_here(&spec).await;
+            if let Err(Ok(unwanted)) = sender.send(made) {
+                let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
+            }
+        });
+        receiver.await.unwrap_or_else(|_| Err(Failure::new("the sandbox could not be made")))
+    }
+
+    async fn make_here(&self, spec: &SandboxSpec) -> Result<Arc<Place>, Failure> {
+        let shared = &self.shared;
+        if shared.closed.load(Ordering::SeqCst) {
+            return Err(Failure::new("shutting down"));
+        }
+        let creating = tokio::time::timeout(shared.start_timeout, shared.backend.create(spec));
+        let sandbox = creating
+            .await
+            .map_err(|_| Failure::new(format!("the back end made no sandbox within {:?}", shared.start_timeout)))??;
+        let number = shared.next.fetch_add(1, Ordering::Relaxed);
+        let held = Arc::new(Held { sandbox, doomed: AtomicBool::new(false), destroyed: tokio::sync::Mutex::new(false) });
+        lock(&shared.sandboxes).insert(number, held.clone());
+        match connect(&held, shared.start_timeout).await {
+            Ok(guest) => {
+                let place = Arc::new(Place { number, held, guest, live: self.clone() });
+                // Whatever ends the connection ends the sandbox.
+                let watched = place.clone();
+                shared.tasks.spawn(async move {
+                    let lost = watched.guest.lost().await;
+                    tracing::debug!(sandbox = watched.held.sandbox.id(), why = %lost, "sandbox over");
+                    let _ = watched.destroy(&lost.0).await;
+                });
+                if shared.closed.load(Ordering::SeqCst) {
+                    let _ = place.destroy("shutting down").await;
+                    return Err(Failure::new("shutting down"));
+                }
+                Ok(place)
+            }
+            Err(failure) => {
+                let _ = self.destroy(number, &held).await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Stays listed until it worked, to be tried again.
+    async fn destroy(&self, number: u64, held: &Held) -> Result<(), Failure> {
+        match held.destroy().await {
+            Ok(()) => {
+                lock(&self.shared.sandboxes).remove(&number);
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(sandbox = held.sandbox.id(), %error, "cannot destroy a sandbox");
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Tries again what could not be destroyed before.
+    pub(crate) async fn retry(&self) {
+        let all = self.held();
+        for (number, held) in all.into_iter().filter(|(_, held)| held.doomed.load(Ordering::SeqCst)) {
+            let _ = self.destroy(number, &held).await;
+        }
+    }
+
+    fn held(&self) -> Vec<(u64, Arc<Held>)> {
+        lock(&self.shared.sandboxes).iter().map(|(number, held)| (*number, held.clone())).collect()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.shared.sandboxes).len()
+    }
+
+    /// Destroys what is left, then lets the back end make sure. No sandbox is made afterwards.
+    pub(crate) async fn shutdown(&self) {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        let mut destroying = tokio::task::JoinSet::new();
+        for (number, held) in self.held() {
+            let live = self.clone();
+            destroying.spawn(async move { live.destroy(number, &held).await.is_ok() });
+        }
+        while destroying.join_next().await.is_some() {}
+        self.shared.backend.shutdown().await;
+    }
+}
+
+async fn connect(held: &Held, wait: Duration) -> Result<GuestClient, Failure> {
+    let connecting = tokio::time::timeout(wait, held.sandbox.connect());
+    let stream = connecting.await.map_err(|_| Failure::new(format!("the guest was not there within {wait:?}")))??;
+    Ok(GuestClient::open(stream).await?)
+}
+
+/// One live sandbox with the connection to its guest.
+pub(crate) struct Place {
+    number: u64,
+    held: Arc<Held>,
+    pub(crate) guest: GuestClient,
+    live: Live,
+}
+
+impl Place {
+    pub(crate) fn isolation(&self) -> &Isolation {
+        self.held.sandbox.isolation()
+    }
+
+    pub(crate) async fn oom_kills(&self) -> Option<u64> {
+        self.held.sandbox.stats().await.ok().map(|stats| stats.oom_kills)
+    }
+
+    /// Ends whatever runs in it, with `why` as the reason callers see, and returns when nothing of it is left.
+    pub(crate) async fn destroy(&self, why: &str) -> Result<(), Failure> {
+        self.guest.close(why);
+        self.live.destroy(self.number, &self.held).await
+    }
+
+    pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, Failure> {
+        let wait = self.live.shared.start_timeout;
+        self.guest.take_exited(kernel);
+        match self.guest.ask(&ToGuest::StartKernel { kernel, spec }, wait).await? {
+            FromGuest::KernelReady { version } => Ok(version),
+            FromGuest::Failed { message, .. } => Err(Failure::new(format!("the interpreter did not start: {}", one_line(&message)))),
+            _ => Err(self.guest.close("the guest answered something else").into()),
+        }
+    }
+
+    pub(crate) async fn stop_kernel(&self, kernel: KernelId) -> Result<(), Failure> {
+        match self.guest.ask(&ToGuest::StopKernel { kernel }, Duration::from_secs(10)).await? {
+            FromGuest::Done => Ok(()),
+            FromGuest::Failed { message, .. } => Err(Failure::new(one_line(&message))),
+            _ => Err(self.guest.close("the guest answered something else").into()),
+        }
+    }
+}
+
+/// Text of a guest, fit for a message.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
+}
+
+pub(crate) fn describe(how: Ended) -> String {
+    match how {
+        Ended::Exited { code } => format!("exit status {code}"),
+        Ended::Signaled { signal } => format!("signal {signal}"),
+    }
+}
