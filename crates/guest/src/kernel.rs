@@ -148,6 +148,18 @@ impl Kernel {
         }
     }
 
+    pub fn id(&self) -> KernelId {
+        self.id
+    }
+
+    /// The call of a cell that is still with the transpiler.
+    pub fn preparing(&self) -> Option<u64> {
+        match &self.state {
+            State::Running(run) if run.preparing => Some(run.call),
+            State::Starting { .. } | State::Idle | State::Running(_) => None,
+        }
+    }
+
     /// Begins a run: from here on it has a clock and gets the output. The code follows in `submit` or `refuse`.
     pub fn begin(
         &mut self,
@@ -190,7 +202,7 @@ impl Kernel {
     pub fn refuse(&mut self, name: &str, value: String, text: String, host: &mut Host) {
         let Some(call) = self.running() else { return };
         let event = KernelEvent::Error { name: name.to_owned(), value, text };
-        host.send(call, &FromGuest::Event { event });
+        self.send_event(call, event, host);
         self.end_run(RunStatus::Error, host);
     }
 

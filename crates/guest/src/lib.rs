@@ -6,6 +6,7 @@
 mod command;
 mod config;
 mod event;
+mod files;
 mod host;
 mod kernel;
 pub mod kernels;
@@ -14,6 +15,8 @@ mod output;
 mod process;
 mod server;
 mod term;
+pub mod transpile;
+mod transpiler;
 
 use std::io;
 use std::os::fd::OwnedFd;

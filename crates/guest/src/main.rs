@@ -1,4 +1,5 @@
 //! `sandpool-guest [--grace SECONDS]`: the guest on the listening socket that is descriptor 3.
+//! `sandpool-guest transpile`: its transpiler, on standard input and output.
 
 use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ fn run() -> Result<(), String> {
         .map_err(|error| format!("cannot become undumpable: {error}"))?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let config = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["transpile"] => return transpile(),
         [] => Config::default(),
         ["--grace", seconds] => {
             let seconds = seconds.parse().map_err(|_| format!("`{seconds}` is not a number of seconds"))?;
@@ -36,4 +38,10 @@ fn run() -> Result<(), String> {
     let signals = jail::inherited::signal_fd(&[Signal::CHILD.as_raw(), Signal::TERM.as_raw()])
         .map_err(|error| format!("cannot take signals: {error}"))?;
     guest::serve_listener(UnixListener::from(listener), signals, config).map_err(|error| error.to_string())
+}
+
+fn transpile() -> Result<(), String> {
+    // What a panic says goes into the answer.
+    std::panic::set_hook(Box::new(|_| {}));
+    guest::transpile::serve(std::io::stdin(), std::io::stdout()).map_err(|error| error.to_string())
 }

@@ -9,15 +9,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
-use proto::{Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Stream, ToGuest};
+use proto::{Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Language, Stream, ToGuest};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, WaitStatus};
 
 use crate::command::{Job, Order};
 use crate::config::Config;
+use crate::files::Files;
 use crate::host::{Broken, Host};
 use crate::kernel::Kernel;
 use crate::process::{Process, reap_any};
+use crate::transpile::{Answer, Cell};
+use crate::transpiler::{Client, Transpiler};
 
 /// What a descriptor in the poll belongs to.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +34,9 @@ enum Source {
     KernelEvents(KernelId),
     KernelRequests(KernelId),
     JobOutput(u64, Stream),
+    /// Handled in each turn; here only to wake up.
+    TranspilerAnswers,
+    TranspilerRequests,
 }
 
 /// Whether the loop goes on.
@@ -47,6 +53,8 @@ pub struct Server {
     signals: Option<OwnedFd>,
     kernels: BTreeMap<KernelId, Kernel>,
     jobs: BTreeMap<u64, Job>,
+    files: Files,
+    transpiler: Transpiler,
     alone_since: Option<Instant>,
     /// PID 1 inherits orphans and reaps them.
     is_init: bool,
@@ -73,6 +81,8 @@ impl Server {
 
     fn new(config: Config) -> Self {
         Self {
+            files: Files::new(config.root.clone()),
+            transpiler: Transpiler::new(config.transpiler.clone()),
             config,
             host: Host::default(),
             listener: None,
@@ -139,7 +149,14 @@ impl Server {
                 }
             }
         }
-        let timeout = self.wake_at().map(|at| timespec_until(now, at));
+        if let Some(fd) = self.transpiler.answers_fd() {
+            watch(Source::TranspilerAnswers, fd, PollFlags::IN);
+        }
+        if let Some(fd) = self.transpiler.requests_fd() {
+            watch(Source::TranspilerRequests, fd, PollFlags::OUT);
+        }
+        let at_once = (read && self.files.is_busy()).then_some(now);
+        let timeout = self.wake_at().into_iter().chain(at_once).min().map(|at| timespec_until(now, at));
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
@@ -153,7 +170,7 @@ impl Server {
         let kernels = self.kernels.values().filter_map(Kernel::wake_at);
         let jobs = self.jobs.values().filter_map(Job::wake_at);
         let alone = self.alone_since.map(|since| since + self.config.adoption_grace);
-        kernels.chain(jobs).chain(alone).min()
+        kernels.chain(jobs).chain(alone).chain(self.transpiler.wake_at()).min()
     }
 
     fn serve(&mut self, ready: &[Source]) -> Flow {
@@ -185,8 +202,12 @@ impl Server {
                     }
                 }
                 Source::JobOutput(call, stream) => self.read_job_output(call, stream),
+                Source::TranspilerAnswers => {}
+                Source::TranspilerRequests => self.transpiler.write_requests(),
             }
         }
+        self.transpile();
+        self.files.advance(&mut self.host);
         if children {
             self.reap();
         }
@@ -196,7 +217,11 @@ impl Server {
     fn tick(&mut self) -> Flow {
         let now = Instant::now();
         for kernel in self.kernels.values_mut() {
+            let preparing = kernel.preparing();
             kernel.tick(now, &mut self.host);
+            if let (Some(call), None) = (preparing, kernel.preparing()) {
+                self.transpiler.forget(Client { kernel: kernel.id(), call });
+            }
         }
         for job in self.jobs.values_mut() {
             job.tick(now, &mut self.host);
@@ -241,7 +266,7 @@ impl Server {
     fn note_reaped(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let kernels = self.kernels.values_mut().map(Kernel::process_mut);
         let jobs = self.jobs.values_mut().map(Job::process_mut);
-        match kernels.chain(jobs).find(|process| process.pid() == pid) {
+        match kernels.chain(jobs).chain(self.transpiler.process_mut()).find(|process| process.pid() == pid) {
             Some(process) => {
                 process.reaped(status);
                 true
@@ -309,6 +334,7 @@ impl Server {
     /// Nobody waits for these any more; the kernels stay.
     fn drop_calls(&mut self) {
         let now = Instant::now();
+        self.files.forget();
         self.kernels.values_mut().for_each(|kernel| kernel.cancel(now));
         self.jobs.values_mut().for_each(|job| job.cancel(now));
     }
@@ -326,6 +352,7 @@ impl Server {
         let call = frame.call;
         match frame.kind {
             Kind::Message => {}
+            Kind::File if self.host.greeted => return self.files.receive(call, &frame.payload, &mut self.host),
             Kind::File | Kind::Stdout | Kind::Stderr => return Err(Broken),
         }
         let message = frame.message::<ToGuest>().map_err(|_| Broken)?;
@@ -347,9 +374,9 @@ impl Server {
                 self.start_job(call, &order)?;
             }
             ToGuest::Interrupt => self.interrupt(call),
-            ToGuest::WriteFile { .. } | ToGuest::ReadFile { .. } | ToGuest::ListFiles { .. } => {
-                self.fail(call, Failure::Io, "files are not served yet".into());
-            }
+            ToGuest::WriteFile { path, size } => self.files.write(call, &path, size, &mut self.host),
+            ToGuest::ReadFile { path, max_bytes } => self.files.read(call, &path, max_bytes, &mut self.host),
+            ToGuest::ListFiles { path, max_entries } => self.files.list(call, &path, max_entries, &mut self.host),
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
         Ok(())
@@ -384,6 +411,9 @@ impl Server {
         }
         match Kernel::start(id, call, spec, Instant::now()) {
             Ok(kernel) => {
+                if kernel.language != Language::Python {
+                    self.transpiler.warm_up();
+                }
                 self.kernels.insert(id, kernel);
             }
             Err(error) => {
@@ -397,9 +427,30 @@ impl Server {
         let Some(kernel) = self.kernels.get_mut(&id) else {
             return self.fail(call, Failure::Kernel, format!("there is no kernel `{id}`"));
         };
-        match kernel.begin(call, deadline, forward_bytes, Instant::now(), &mut self.host) {
-            Ok(()) => kernel.submit(code, None),
-            Err(why) => self.fail(call, Failure::Kernel, why.into()),
+        if let Err(why) = kernel.begin(call, deadline, forward_bytes, Instant::now(), &mut self.host) {
+            return self.fail(call, Failure::Kernel, why.into());
+        }
+        match kernel.language {
+            Language::Python => kernel.submit(code, None),
+            language @ (Language::Javascript | Language::Typescript) => {
+                let cell = Cell { language, number: kernel.number(), code };
+                self.transpiler.submit(Client { kernel: id, call }, cell);
+            }
+        }
+    }
+
+    fn transpile(&mut self) {
+        for (client, answer) in self.transpiler.advance(Instant::now()) {
+            let waits = |kernel: &&mut Kernel| kernel.preparing() == Some(client.call);
+            let Some(kernel) = self.kernels.get_mut(&client.kernel).filter(waits) else { continue };
+            match answer {
+                Answer::Done(output) => kernel.submit(&output.code, output.map.as_deref()),
+                Answer::Refused(refusal) => kernel.refuse("SyntaxError", refusal.value, refusal.text, &mut self.host),
+                Answer::Broken(why) => {
+                    let text = format!("TranspilerError: {why}\n");
+                    kernel.refuse("TranspilerError", why, text, &mut self.host);
+                }
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 mod harness;
 
 use harness::*;
-use proto::{Deadline, Ended, Failure, FromGuest, KernelSpec, Language, RunStatus, Stream, ToGuest};
+use proto::{Deadline, Ended, Failure, FileKind, FromGuest, KernelSpec, Language, RunStatus, Stream, ToGuest};
 
 const SHORT: Deadline = Deadline { after_ms: 300, grace_ms: 300 };
 
@@ -91,4 +91,63 @@ fn a_flood_is_cut_counted_and_its_tail_kept() {
     assert_eq!(ran.gaps, [(Stream::Stdout, total - 100_000 - 65_536)]);
     assert!(ran.stdout.ends_with(b"xxEND"));
     client.nothing_left();
+}
+
+#[test]
+fn files_are_written_read_and_listed_beneath_the_root() {
+    let root = Scratch::new();
+    let mut client = Client::raw(guest::Config { root: root.path().to_owned(), ..config() });
+    client.hello();
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7) as u8).collect();
+    let call = client.send(&ToGuest::WriteFile { path: "a/b/c.bin".into(), size: bytes.len() as u64 });
+    client.send_file(call, &bytes);
+    assert_eq!(client.answer(call), FromGuest::Written { size: bytes.len() as u64 });
+    let absolute = root.path().join("empty").to_str().unwrap().to_owned();
+    assert_eq!(client.call(&ToGuest::WriteFile { path: absolute, size: 0 }), FromGuest::Written { size: 0 });
+
+    assert_eq!(client.read_file("a/b/c.bin", u64::MAX), Ok(bytes));
+    assert_eq!(client.read_file("empty", 0), Ok(Vec::new()));
+    assert_eq!(client.read_file("a/b/c.bin", 10).unwrap_err().0, Failure::TooLarge);
+    assert_eq!(client.read_file("none", 10).unwrap_err().0, Failure::NotFound);
+    assert_eq!(client.read_file("a", 10).unwrap_err().0, Failure::InvalidPath);
+    assert_eq!(client.read_file("/etc/passwd", 10).unwrap_err().0, Failure::InvalidPath);
+    assert_eq!(client.read_file("a/../../x", 10).unwrap_err().0, Failure::InvalidPath);
+    std::os::unix::fs::symlink("/etc/passwd", root.path().join("out")).unwrap();
+    assert_eq!(client.read_file("out", 10_000).unwrap_err().0, Failure::InvalidPath);
+
+    let listed = |client: &mut Client, path: &str, max_entries| {
+        let answer = client.call(&ToGuest::ListFiles { path: path.into(), max_entries });
+        let FromGuest::Files { entries, total } = answer else { panic!("{answer:?}") };
+        (entries.into_iter().map(|e| (e.path, e.kind)).collect::<Vec<_>>(), total)
+    };
+    let all = [
+        ("a", FileKind::Directory),
+        ("a/b", FileKind::Directory),
+        ("a/b/c.bin", FileKind::File),
+        ("empty", FileKind::File),
+        ("out", FileKind::Symlink),
+    ];
+    let all = all.map(|(path, kind)| (path.to_owned(), kind));
+    assert_eq!(listed(&mut client, "", 100), (all.to_vec(), 5));
+    assert_eq!(listed(&mut client, root.path().to_str().unwrap(), 2), (all[..2].to_vec(), 5));
+    assert_eq!(listed(&mut client, "a/b", 9), (vec![("c.bin".to_owned(), FileKind::File)], 1));
+    client.nothing_left();
+    client.bye();
+}
+
+#[test]
+fn bytes_for_a_refused_file_come_to_nothing() {
+    let root = Scratch::new();
+    let mut client = Client::raw(guest::Config { root: root.path().to_owned(), ..config() });
+    client.hello();
+    let call = client.send(&ToGuest::WriteFile { path: "../x".into(), size: 300_000 });
+    client.send_file(call, &[0; 300_000]);
+    assert!(matches!(client.answer(call), FromGuest::Failed { failure: Failure::InvalidPath, .. }));
+    client.nothing_left();
+    // A host that goes away in the middle leaves nothing.
+    let call = client.send(&ToGuest::WriteFile { path: "half".into(), size: 300_000 });
+    client.send_file(call, &[0; 100_000]);
+    client.call(&ToGuest::Ping);
+    client.bye();
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
 }

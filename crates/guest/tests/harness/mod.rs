@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use proto::{
-    Deadline, Decoder, Frame, FromGuest, KernelEvent, KernelSpec, Kind, Language, RunEnd, RunStatus, Stream, ToGuest,
+    Deadline, Decoder, Failure, Frame, FromGuest, KernelEvent, KernelSpec, Kind, Language, RunEnd, RunStatus, Stream,
+    ToGuest,
 };
 
 /// Longer than anything may take on a loaded machine.
@@ -220,6 +221,24 @@ impl Client {
         self.send_as(call, &ToGuest::Interrupt);
     }
 
+    pub fn read_file(&mut self, path: &str, max_bytes: u64) -> Result<Vec<u8>, (Failure, String)> {
+        let call = self.send(&ToGuest::ReadFile { path: path.into(), max_bytes });
+        let mut bytes = Vec::new();
+        loop {
+            let frame = self.frame_of(call);
+            match frame.kind {
+                Kind::File => bytes.extend(frame.payload),
+                Kind::Stdout | Kind::Stderr => panic!("output in a file"),
+                Kind::Message => match frame.message().unwrap() {
+                    FromGuest::FileStart { .. } => {}
+                    FromGuest::Done => return Ok(bytes),
+                    FromGuest::Failed { failure, message } => return Err((failure, message)),
+                    other => panic!("unexpected {other:?}"),
+                },
+            }
+        }
+    }
+
     /// After a ping nothing more may come for earlier calls but what is asked for here.
     pub fn nothing_left(&mut self) {
         let answer = self.call(&ToGuest::Ping);
@@ -294,4 +313,27 @@ fn runtime(variable: &str) -> Option<String> {
 
 fn kernel_file(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels").join(name).to_str().unwrap().to_owned()
+}
+
+/// A directory that goes away with the test.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("guest-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

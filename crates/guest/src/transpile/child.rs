@@ -1,0 +1,108 @@
+//! The transpiler as a process of its own: requests on standard input, answers on standard output.
+//!
+//! ```text
+//! request: language u8, number u64, length u32, code
+//! answer:  0 u8, length u32, length u32, code, map (empty: none)
+//!          1 u8, length u32, length u32, value, text      the code is at fault
+//!          2 u8, length u32, length u32, message, empty   the transpiler is
+//! ```
+
+use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use proto::Language;
+
+use super::{Cell, Output, Refusal, transpile};
+
+/// Deep nesting is recursion. Only what is used of it costs memory.
+const STACK: usize = 256 << 20;
+
+/// An answer longer than this is none of ours.
+pub const MAX_ANSWER: usize = 64 << 20;
+
+const REQUEST_HEADER: usize = 13;
+const ANSWER_HEADER: usize = 9;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    Done(Output),
+    Refused(Refusal),
+    Broken(String),
+}
+
+pub fn request(cell: Cell<'_>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(REQUEST_HEADER + cell.code.len());
+    bytes.push(u8::from(cell.language == Language::Typescript));
+    bytes.extend_from_slice(&cell.number.to_le_bytes());
+    bytes.extend_from_slice(&(cell.code.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(cell.code.as_bytes());
+    bytes
+}
+
+/// The answer at the beginning of the bytes: `None` while it is not whole, an error if it can be none.
+pub fn answer_from(bytes: &[u8]) -> Result<Option<Answer>, &'static str> {
+    let Some(&[kind, a0, a1, a2, a3, b0, b1, b2, b3]) = bytes.first_chunk::<ANSWER_HEADER>() else { return Ok(None) };
+    let first = u32::from_le_bytes([a0, a1, a2, a3]) as usize;
+    let second = u32::from_le_bytes([b0, b1, b2, b3]) as usize;
+    if first.saturating_add(second) > MAX_ANSWER {
+        return Err("the answer is too long");
+    }
+    let Some(body) = bytes.get(ANSWER_HEADER..ANSWER_HEADER + first + second) else { return Ok(None) };
+    let (first, second) = body.split_at(first);
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| "the answer is not text");
+    let (first, second) = (text(first)?, text(second)?);
+    match kind {
+        0 => Ok(Some(Answer::Done(Output { code: first, map: Some(second).filter(|map| !map.is_empty()) }))),
+        1 => Ok(Some(Answer::Refused(Refusal { value: first, text: second }))),
+        2 => Ok(Some(Answer::Broken(first))),
+        _ => Err("the answer is of no known kind"),
+    }
+}
+
+fn answer(out: &mut impl Write, answer: &Answer) -> io::Result<()> {
+    let (kind, first, second) = match answer {
+        Answer::Done(done) => (0, done.code.as_str(), done.map.as_deref().unwrap_or_default()),
+        Answer::Refused(refusal) => (1, refusal.value.as_str(), refusal.text.as_str()),
+        Answer::Broken(message) => (2, message.as_str(), ""),
+    };
+    out.write_all(&[kind])?;
+    out.write_all(&(first.len() as u32).to_le_bytes())?;
+    out.write_all(&(second.len() as u32).to_le_bytes())?;
+    out.write_all(first.as_bytes())?;
+    out.write_all(second.as_bytes())?;
+    out.flush()
+}
+
+/// Answers requests until the input ends.
+pub fn serve(input: impl Read + Send + 'static, output: impl Write + Send + 'static) -> io::Result<()> {
+    let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || answer_all(input, output))?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the transpiler panicked")))
+}
+
+fn answer_all(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
+    loop {
+        let mut header = [0; REQUEST_HEADER];
+        match input.read_exact(&mut header) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            read => read?,
+        }
+        let [language, n0, n1, n2, n3, n4, n5, n6, n7, length @ ..] = header;
+        let mut code = Vec::new();
+        (&mut input).take(u64::from(u32::from_le_bytes(length))).read_to_end(&mut code)?;
+        let code = String::from_utf8(code).map_err(io::Error::other)?;
+        let language = if language == 1 { Language::Typescript } else { Language::Javascript };
+        let number = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
+        answer(&mut output, &guarded(Cell { language, number, code: &code }))?;
+    }
+}
+
+fn guarded(cell: Cell<'_>) -> Answer {
+    match catch_unwind(AssertUnwindSafe(|| transpile(cell))) {
+        Ok(Ok(output)) => Answer::Done(output),
+        Ok(Err(refusal)) => Answer::Refused(refusal),
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            Answer::Broken(format!("the transpiler failed on this code: {}", said.unwrap_or("no reason given")))
+        }
+    }
+}

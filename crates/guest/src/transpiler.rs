@@ -1,0 +1,169 @@
+//! The guest's side of the transpiler: one child, one cell at a time, a short time each.
+//!
+//! The child lives beside hostile code and reads hostile code: its death, its silence and its answers are all survived.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use proto::KernelId;
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
+
+use crate::lines::Writer;
+use crate::output::{pipe_from_child, pipe_to_child};
+use crate::process::{Launch, Process};
+use crate::transpile::{self, Answer, Cell};
+
+/// A cell takes a millisecond; even a megabyte of code takes less than this.
+const LIMIT: Duration = Duration::from_secs(2);
+const READ: usize = 64 << 10;
+
+/// For whom a cell is transpiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client {
+    pub kernel: KernelId,
+    pub call: u64,
+}
+
+struct Work {
+    client: Client,
+    request: Vec<u8>,
+}
+
+struct Child {
+    process: Process,
+    requests: Writer,
+    answers: OwnedFd,
+    received: Vec<u8>,
+}
+
+pub struct Transpiler {
+    command: Vec<String>,
+    child: Option<Child>,
+    waiting: VecDeque<Work>,
+    current: Option<(Client, Instant)>,
+}
+
+impl Transpiler {
+    pub fn new(command: Vec<String>) -> Self {
+        Self { command, child: None, waiting: VecDeque::new(), current: None }
+    }
+
+    /// Starts the child ahead of the first cell. A failure shows with that cell.
+    pub fn warm_up(&mut self) {
+        let _ = self.ensure_child();
+    }
+
+    pub fn process_mut(&mut self) -> Option<&mut Process> {
+        self.child.as_mut().map(|child| &mut child.process)
+    }
+
+    pub fn answers_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.child.as_ref().map(|child| child.answers.as_fd())
+    }
+
+    pub fn requests_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.child.as_ref().and_then(|child| child.requests.fd())
+    }
+
+    pub fn write_requests(&mut self) {
+        if let Some(child) = &mut self.child {
+            child.requests.write();
+        }
+    }
+
+    pub fn wake_at(&self) -> Option<Instant> {
+        self.current.map(|(_, until)| until)
+    }
+
+    pub fn submit(&mut self, client: Client, cell: Cell<'_>) {
+        self.waiting.push_back(Work { client, request: transpile::request(cell) });
+    }
+
+    /// Nobody waits for this cell any more.
+    pub fn forget(&mut self, client: Client) {
+        self.waiting.retain(|work| work.client != client);
+        if self.current.is_some_and(|(current, _)| current == client) {
+            self.drop_child();
+            self.current = None;
+        }
+    }
+
+    /// Reads once, and begins what can be begun. Gives the cells that are finished, one way or another.
+    pub fn advance(&mut self, now: Instant) -> Vec<(Client, Answer)> {
+        let mut finished = Vec::new();
+        if let Some(answer) = self.read() {
+            finished.extend(self.current.take().map(|(client, _)| (client, answer)));
+        }
+        if let Some((client, until)) = self.current
+            && now >= until
+        {
+            self.drop_child();
+            self.current = None;
+            finished.push((client, Answer::Broken("the transpiler took too long over this code".to_owned())));
+        }
+        while self.current.is_none() {
+            let Some(work) = self.waiting.pop_front() else { break };
+            match self.ensure_child() {
+                Ok(child) => {
+                    child.requests.push(&work.request);
+                    self.current = Some((work.client, now + LIMIT));
+                }
+                Err(error) => {
+                    finished.push((work.client, Answer::Broken(format!("the transpiler does not start: {error}"))));
+                }
+            }
+        }
+        finished
+    }
+
+    /// The answer to the current cell, once it is whole or can no longer come.
+    fn read(&mut self) -> Option<Answer> {
+        let child = self.child.as_mut()?;
+        child.received.reserve(READ);
+        let gone = match rustix::io::read(&child.answers, spare_capacity(&mut child.received)) {
+            Ok(read) => read == 0,
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => true,
+        };
+        let answer = match transpile::answer_from(&child.received) {
+            // An answer to no question: this child is not ours any more.
+            _ if self.current.is_none() && !child.received.is_empty() => None,
+            Ok(None) if !gone => return None,
+            Ok(Some(answer)) => {
+                child.received = Vec::new();
+                return Some(answer);
+            }
+            Ok(None) => {
+                Some(Answer::Broken("the transpiler ended over this code (is it nested very deeply?)".to_owned()))
+            }
+            Err(why) => Some(Answer::Broken(format!("the transpiler cannot be understood: {why}"))),
+        };
+        self.drop_child();
+        answer
+    }
+
+    fn drop_child(&mut self) {
+        self.child = None;
+    }
+
+    fn ensure_child(&mut self) -> std::io::Result<&mut Child> {
+        let child = match self.child.take() {
+            Some(child) => child,
+            None => Child::start(&self.command)?,
+        };
+        Ok(self.child.insert(child))
+    }
+}
+
+impl Child {
+    fn start(command: &[String]) -> std::io::Result<Self> {
+        let (requests_fd, requests) = pipe_to_child()?;
+        let (answers, answers_fd) = pipe_from_child()?;
+        let fds = vec![(0, requests_fd), (1, answers_fd)];
+        let process = Process::start(Launch { argv: command, env: &BTreeMap::new(), cwd: None, fds })?;
+        process.offer_to_oom_killer();
+        Ok(Self { process, requests: Writer::new(requests), answers, received: Vec::new() })
+    }
+}
