@@ -1,0 +1,40 @@
+//! The flags that are settings, made from the table of settings.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+use crate::config::settings::SETTINGS;
+
+/// The settings given as flags: key and text.
+#[derive(Debug, Default)]
+pub struct Flags {
+    pub given: Vec<(&'static str, String)>,
+}
+
+impl Args for Flags {
+    fn augment_args(mut command: Command) -> Command {
+        for setting in SETTINGS {
+            let Some((name, value)) = setting.flag else { continue };
+            let env = setting.env.map(|env| format!(" [env: {env}]")).unwrap_or_default();
+            let arg = Arg::new(setting.key).long(name).value_name(value).help(format!("{}{env}", setting.help));
+            command = command.arg(arg.action(ArgAction::Set).global(true).help_heading("Settings"));
+        }
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Flags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let flags = SETTINGS.iter().filter(|setting| setting.flag.is_some());
+        let given = flags.filter_map(|setting| Some((setting.key, matches.get_one::<String>(setting.key)?.clone())));
+        Ok(Self { given: given.collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

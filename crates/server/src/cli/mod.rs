@@ -1,0 +1,132 @@
+//! The command line: one command a file. Parses to a value, loads the configuration, then acts.
+
+mod config;
+mod doctor;
+mod flags;
+mod output;
+mod run;
+mod setup;
+mod signals;
+mod stdio;
+mod wiring;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use self::flags::Flags;
+use crate::config::{Config, Environment, Sources};
+
+/// Runs AI agents' code in kernel sandboxes, over the Model Context Protocol.
+#[derive(Debug, Parser)]
+#[command(name = "sandpool", version, max_term_width = 110, propagate_version = true)]
+#[command(
+    after_help = "Each setting can also stand in `sandpool.toml` or in the environment; `sandpool config` prints what is in effect and \
+                        where it came from.\nOn a new machine: `sandpool doctor` says what it can do, `sandpool setup` prepares the languages."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Stdio(stdio::Args),
+    Run(run::Args),
+    Doctor(doctor::Args),
+    Setup(setup::Args),
+    Config(config::Args),
+}
+
+/// What every command gets.
+#[derive(Clone)]
+struct Context {
+    config: Config,
+    environment: Environment,
+}
+
+/// A command that failed: one clear line on stderr.
+struct Failed(String);
+
+impl<E: std::error::Error> From<E> for Failed {
+    fn from(error: E) -> Self {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text.push_str(&format!(": {cause}"));
+            source = cause.source();
+        }
+        Self(text)
+    }
+}
+
+type Done = Result<ExitCode, Failed>;
+
+pub fn main() -> ExitCode {
+    let cli = match Cli::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    dispatch(cli).unwrap_or_else(|Failed(why)| {
+        output::error(&format!("error: {why}"));
+        ExitCode::FAILURE
+    })
+}
+
+fn dispatch(cli: Cli) -> Done {
+    let environment = Environment::of_process();
+    let sources = Sources { environment, flags: cli.flags.given, is_root: rustix::process::geteuid().is_root() };
+    let config = Config::load(&sources)?;
+    let usual = if matches!(cli.command, Command::Stdio(_)) { "info" } else { "warn" };
+    start_log(config.log.as_deref().unwrap_or(usual), &sources.environment)?;
+    let context = Context { config, environment: sources.environment };
+    match cli.command {
+        Command::Stdio(args) => stdio::main(args, context),
+        Command::Run(args) => run::main(args, context),
+        Command::Doctor(args) => doctor::main(args, context),
+        Command::Setup(args) => setup::main(args, context),
+        Command::Config(args) => config::main(args, &context),
+    }
+}
+
+/// On stderr: stdout belongs to the protocol.
+fn start_log(filter: &str, environment: &Environment) -> Result<(), Failed> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| Failed(format!("`--log {filter}`: {error}")))?;
+    let colour = std::io::stderr().is_terminal() && environment.get("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
+    Ok(())
+}
+
+/// The threads start here, after everything that must come before them.
+fn block_on<T>(work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(work);
+    // A blocking read of stdin cannot be cancelled; do not wait for it.
+    runtime.shutdown_background();
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_flag_may_stand_before_or_after_the_command() {
+        for line in [["sandpool", "--log", "debug", "config"], ["sandpool", "config", "--log", "debug"]] {
+            let cli = Cli::try_parse_from(line).unwrap();
+            assert_eq!(cli.flags.given, [("log", "debug".to_owned())]);
+        }
+    }
+}

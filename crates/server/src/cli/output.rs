@@ -1,0 +1,38 @@
+//! Writing to the terminal. A reader that went away is not an error worth a word.
+
+use std::io::Write;
+
+/// To stdout: what the command was asked for.
+pub fn line(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush());
+}
+
+/// To stderr: what the user should know besides.
+pub fn error(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// To one of the streams as it is, at once.
+pub fn raw(stderr: bool, text: &str) {
+    let _ = if stderr {
+        std::io::stderr().lock().write_all(text.as_bytes())
+    } else {
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+    };
+}
+
+/// Columns as wide as their widest cell; the last is not padded.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let lines = rows.iter().map(|row| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,255 @@
+//! `sandpool run`: one piece of code in a fresh sandbox, its output as it comes, its success as the exit code.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use engine::op::{Ended, Language, MimeBundle, Ran, RunOutcome, Stream};
+use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::signals::Signals;
+use super::wiring::{self, Native};
+use super::{Context, Done, Failed, block_on, output};
+use crate::runtimes::{self, Progress};
+
+/// Run code in a sandbox
+///
+/// Exit code: 0, or 1 after an error, what the code gave to exit(), 124 after a time-out, 130 when interrupted, 137 when it ran out of
+/// memory.
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "sandpool run [OPTIONS] [FILE | -c CODE | -]")]
+pub struct Args {
+    /// The file to run; `-` or nothing means standard input
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The code to run
+    #[arg(short = 'c', value_name = "CODE", conflicts_with = "file", allow_hyphen_values = true)]
+    code: Option<String>,
+    /// The language; without it the file's extension decides, else Python
+    #[arg(long, short = 'l', value_name = "LANGUAGE", value_parser = language)]
+    language: Option<Language>,
+    /// Seconds the code may take [default: the dialect's timeout]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Save pictures and other rich displays as files into this directory
+    #[arg(long, value_name = "DIR")]
+    save: Option<PathBuf>,
+}
+
+/// Of each stream, before the middle is left out.
+const TEXT_BUDGET: usize = 64 << 20;
+/// Events on their way to the terminal; a cell is never slowed down by it.
+const EVENTS: usize = 1 << 16;
+
+pub fn main(args: Args, context: Context) -> Done {
+    let (code, language) = source(&args)?;
+    let native = Native::launch(&context.config)?;
+    block_on(run(args, context, native, code, language))
+}
+
+fn source(args: &Args) -> Result<(String, Language), Failed> {
+    let file = args.file.as_deref().filter(|file| *file != Path::new("-"));
+    let code = match (&args.code, file) {
+        (Some(code), _) => code.clone(),
+        (None, Some(file)) => {
+            std::fs::read_to_string(file).map_err(|error| Failed(format!("`{}`: {error}", file.display())))?
+        }
+        (None, None) => {
+            let mut code = String::new();
+            std::io::stdin().read_to_string(&mut code).map_err(|error| Failed(format!("standard input: {error}")))?;
+            code
+        }
+    };
+    let by_name = file.and_then(Path::extension).and_then(|extension| match extension.to_str()? {
+        "js" | "mjs" | "cjs" => Some(Language::Javascript),
+        "ts" | "mts" | "cts" => Some(Language::Typescript),
+        _ => None,
+    });
+    Ok((code, args.language.or(by_name).unwrap_or(Language::Python)))
+}
+
+async fn run(args: Args, context: Context, native: Native, code: String, language: Language) -> Done {
+    let signals = Signals::listen()?;
+    let (progress, _watch) = Progress::new();
+    let config = &context.config;
+    let prepared = tokio::select! {
+        prepared = runtimes::prepare(&config.runtimes, &context.environment, &progress, false) => prepared?,
+        () = signals.first.cancelled() => return Ok(ExitCode::from(130)),
+    };
+    if language != Language::Python
+        && let Err(why) = prepared.node
+    {
+        return Err(why.into());
+    }
+    let limits = engine::EngineConfig { pool_size: 1, text_budget: TEXT_BUDGET, ..wiring::engine_config(config) };
+    let engine = Engine::new(limits, native.backend());
+    let work = async {
+        engine.start_pool(prepared.kernels(config.runtimes.threads)).await?;
+        cell(&engine, &signals.first, code, language, args.timeout).await
+    };
+    let result = tokio::select! {
+        result = work => result,
+        () = signals.second.cancelled() => Err(Failed("interrupted".into())),
+    };
+    engine.shutdown(Duration::ZERO).await;
+    let ran = result?;
+    show(&ran);
+    keep(&ran, args.save.as_deref())?;
+    Ok(ExitCode::from(exit_code(&ran.end)))
+}
+
+async fn cell(
+    engine: &Engine,
+    interrupt: &CancellationToken,
+    code: String,
+    language: Language,
+    timeout: Option<Duration>,
+) -> Result<Ran, Failed> {
+    let (sender, mut events) = mpsc::channel(EVENTS);
+    let call = Call { tenant: Tenant::local(), cancel: interrupt.clone(), events: EventSink(Some(sender)) };
+    let create = Op::CreateContext { name: "run".into(), language, description: String::new() };
+    let Outcome::Created(made) = engine.execute(&call, create).await? else {
+        return Err(Failed("no context was made".into()));
+    };
+    // On a thread of its own: the terminal may be slow.
+    let printing = tokio::task::spawn_blocking(move || {
+        let mut printed = [0u64; 2];
+        while let Some(event) = events.blocking_recv() {
+            if let Event::Output { stream, text } = event {
+                output::raw(stream == Stream::Stderr, &text);
+                printed[usize::from(stream == Stream::Stderr)] += text.len() as u64;
+            }
+        }
+        printed
+    });
+    let outcome = engine.execute(&call, Op::RunCode { context: made.id, code, timeout }).await;
+    drop(call);
+    let printed = printing.await?;
+    let Outcome::Ran(ran) = outcome? else { return Err(Failed("no result came".into())) };
+    for (captured, printed) in [&ran.stdout, &ran.stderr].into_iter().zip(printed) {
+        if captured.total_bytes > printed {
+            output::error(&format!("sandpool: {} bytes of output were left out", captured.total_bytes - printed));
+        }
+    }
+    Ok(ran)
+}
+
+/// What is not a stream: the last value, the error, how it ended.
+fn show(ran: &Ran) {
+    if let Some(text) = ran.value.as_ref().and_then(|value| value.get("text/plain")).and_then(|text| text.as_str()) {
+        output::line(text);
+    }
+    if let Some(error) = &ran.error {
+        output::error(error.text.trim_end());
+    }
+    let said = match &ran.end {
+        RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } => return,
+        RunOutcome::TimedOut { after, .. } => format!("timed out after {} s", after.as_secs_f64()),
+        RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => "interrupted".into(),
+        RunOutcome::OutOfMemory { limit_bytes } => {
+            format!("killed: it needed more than {} MB of memory", limit_bytes >> 20)
+        }
+        RunOutcome::Ended { how: Ended::Exited { code } } => format!("the interpreter ended with exit code {code}"),
+        RunOutcome::Ended { how: Ended::Signaled { signal } } => {
+            format!("the interpreter was ended by signal {signal}")
+        }
+        RunOutcome::SandboxLost { why } => format!("the sandbox was lost: {why}"),
+    };
+    output::error(&format!("sandpool: {said}"));
+}
+
+fn exit_code(end: &RunOutcome) -> u8 {
+    let low = |code: i32| u8::try_from(code & 0xff).unwrap_or(1);
+    match end {
+        RunOutcome::Ok => 0,
+        RunOutcome::Error | RunOutcome::SandboxLost { .. } => 1,
+        RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => low(*code),
+        RunOutcome::TimedOut { .. } => 124,
+        RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => 130,
+        RunOutcome::OutOfMemory { .. } => 137,
+        RunOutcome::Ended { how: Ended::Signaled { signal } } => low(128 + signal),
+    }
+}
+
+/// Pictures as files `figure-1.png`, …; without a directory at least a word.
+fn keep(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
+    let shown: Vec<(&str, Vec<u8>)> = ran.displays.iter().chain(&ran.value).filter_map(picture).collect();
+    let Some(dir) = save else {
+        if !shown.is_empty() {
+            output::error(&format!("sandpool: {} picture(s) made; `--save DIR` keeps them", shown.len()));
+        }
+        return Ok(());
+    };
+    std::fs::create_dir_all(dir).map_err(|error| Failed(format!("`{}`: {error}", dir.display())))?;
+    for (number, (extension, bytes)) in shown.iter().enumerate() {
+        let path = dir.join(format!("figure-{}.{extension}", number + 1));
+        std::fs::write(&path, bytes).map_err(|error| Failed(format!("`{}`: {error}", path.display())))?;
+        output::error(&format!("saved {}", path.display()));
+    }
+    Ok(())
+}
+
+/// The best picture of a display: its file extension and bytes.
+fn picture(bundle: &MimeBundle) -> Option<(&'static str, Vec<u8>)> {
+    let text = |mime: &str| bundle.get(mime).and_then(|value| value.as_str());
+    let binary = |mime: &str| STANDARD.decode(text(mime)?).ok();
+    binary("image/png")
+        .map(|bytes| ("png", bytes))
+        .or_else(|| Some(("jpg", binary("image/jpeg")?)))
+        .or_else(|| Some(("pdf", binary("application/pdf")?)))
+        .or_else(|| Some(("svg", text("image/svg+xml")?.as_bytes().to_vec())))
+}
+
+fn language(name: &str) -> Result<Language, String> {
+    match name {
+        "python" | "py" => Ok(Language::Python),
+        "javascript" | "js" => Ok(Language::Javascript),
+        "typescript" | "ts" => Ok(Language::Typescript),
+        _ => Err("use `python`, `javascript` or `typescript`".into()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "give a number of seconds, up to 86400".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_tells_how_it_ended() {
+        let after = Duration::from_secs(1);
+        let cases = [
+            (RunOutcome::Ok, 0),
+            (RunOutcome::Error, 1),
+            (RunOutcome::Exit { code: 7 }, 7),
+            (RunOutcome::Exit { code: -1 }, 255),
+            (RunOutcome::TimedOut { after, state_kept: true }, 124),
+            (RunOutcome::Cancelled { state_kept: true }, 130),
+            (RunOutcome::OutOfMemory { limit_bytes: 1 }, 137),
+            (RunOutcome::Ended { how: Ended::Signaled { signal: 11 } }, 139),
+        ];
+        for (end, code) in cases {
+            assert_eq!(exit_code(&end), code, "{end:?}");
+        }
+    }
+
+    #[test]
+    fn a_picture_is_taken_in_its_best_form() {
+        let bundle =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(mime, value)| ((*mime).into(), (*value).into())).collect();
+        assert_eq!(
+            picture(&bundle(&[("image/svg+xml", "<svg/>"), ("image/png", "aGk=")])),
+            Some(("png", b"hi".to_vec()))
+        );
+        assert_eq!(picture(&bundle(&[("image/svg+xml", "<svg/>")])), Some(("svg", b"<svg/>".to_vec())));
+        assert_eq!(picture(&bundle(&[("text/plain", "x")])), None);
+    }
+}

@@ -1,0 +1,27 @@
+//! SIGINT and SIGTERM: the first asks for an orderly end, the second for one now.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+pub struct Signals {
+    pub first: CancellationToken,
+    pub second: CancellationToken,
+}
+
+impl Signals {
+    pub fn listen() -> std::io::Result<Self> {
+        let (first, second) = (CancellationToken::new(), CancellationToken::new());
+        let (mut int, mut term) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let tokens = [first.clone(), second.clone()];
+        tokio::spawn(async move {
+            for token in tokens {
+                tokio::select! {
+                    _ = int.recv() => {}
+                    _ = term.recv() => {}
+                }
+                token.cancel();
+            }
+        });
+        Ok(Self { first, second })
+    }
+}

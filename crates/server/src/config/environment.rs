@@ -1,0 +1,166 @@
+//! The one place that reads the environment, and the one list of what is read; `docs/environment.md` is made from it.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::settings::{Fallback, SETTINGS};
+
+/// Variables that are not settings: where things are.
+const PLACES: &[(&str, &str)] = &[
+    ("HOME", "The user's directory; the XDG directories are below it when they are not set"),
+    ("PATH", "Where `sandpool setup` looks for Python, Node and npm"),
+    ("XDG_CONFIG_HOME", "Configuration directory, else `~/.config`"),
+    ("XDG_DATA_HOME", "Data directory, else `~/.local/share`"),
+    ("XDG_STATE_HOME", "State directory, else `~/.local/state`"),
+    ("NO_COLOR", "If set and not empty, logs have no colour"),
+];
+
+/// Handed on, unread, to `pip` and `npm` while runtimes are prepared, so that proxies, mirrors and certificates work.
+/// Nothing else is: a `PYTHONPATH`, `NODE_OPTIONS` or `PIP_TARGET` of the caller would change what is installed.
+const HANDED_ON: &[&str] = &[
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "XDG_CACHE_HOME",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "PIP_CACHE_DIR",
+    "PIP_CERT",
+    "PIP_CLIENT_CERT",
+    "PIP_CONFIG_FILE",
+    "PIP_DEFAULT_TIMEOUT",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_INDEX_URL",
+    "PIP_NO_INDEX",
+    "PIP_PROXY",
+    "PIP_RETRIES",
+    "PIP_TRUSTED_HOST",
+    "NPM_CONFIG_CACHE",
+    "NPM_CONFIG_CAFILE",
+    "NPM_CONFIG_REGISTRY",
+    "NPM_CONFIG_USERCONFIG",
+    "npm_config_cache",
+    "npm_config_cafile",
+    "npm_config_registry",
+    "npm_config_userconfig",
+];
+
+/// The environment as it was at start. Only variables of the list are in it.
+#[derive(Debug, Clone, Default)]
+pub struct Environment(BTreeMap<&'static str, OsString>);
+
+impl Environment {
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+    pub fn of_process() -> Self {
+        Self(listed().filter_map(|name| Some((name, std::env::var_os(name)?))).collect())
+    }
+
+    /// Nothing but these. A name that is not on the list is a mistake of the caller's.
+    #[cfg(test)]
+    pub fn of(pairs: &[(&str, &str)]) -> Self {
+        let name = |given: &str| listed().find(|name| *name == given).expect("a listed variable");
+        Self(pairs.iter().map(|(key, value)| (name(key), OsString::from(value))).collect())
+    }
+
+    /// An empty value counts as not set: that is how wrappers and unit files switch one off.
+    pub fn get(&self, name: &str) -> Option<&OsStr> {
+        self.0.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
+    }
+
+    /// `XDG_<name>_HOME` if it is absolute, as the specification asks, else below the home directory.
+    pub fn xdg(&self, name: &str, below_home: &str) -> Option<PathBuf> {
+        let set = self.get(&format!("XDG_{name}_HOME")).map(PathBuf::from).filter(|path| path.is_absolute());
+        set.or_else(|| Some(self.home()?.join(below_home)))
+    }
+
+    pub fn home(&self) -> Option<&Path> {
+        self.get("HOME").map(Path::new).filter(|path| path.is_absolute())
+    }
+
+    /// The absolute directories of `PATH`: a relative one would make the working directory part of the program.
+    pub fn path(&self) -> Vec<PathBuf> {
+        let path = self.get("PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+        std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect()
+    }
+
+    pub fn handed_on(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
+        HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?)))
+    }
+}
+
+fn listed() -> impl Iterator<Item = &'static str> {
+    let settings = SETTINGS.iter().filter_map(|setting| setting.env);
+    settings.chain(PLACES.iter().map(|(name, _)| *name)).chain(HANDED_ON.iter().copied())
+}
+
+/// `docs/environment.md`.
+pub fn page() -> String {
+    let mut page = String::from(
+        "# Environment variables\n\n\
+         Every variable Sandpool reads; there are no others. This page is printed by `sandpool config --environment`.\n\n\
+         ## Settings\n\
+         Each is also a flag and, but for `SANDPOOL_CONFIG`, a key of `sandpool.toml`. A flag wins over the variable, the variable \
+         over the file. A variable that is empty counts as not set.\n\n\
+         | variable | flag | key in `sandpool.toml` | default | |\n|---|---|---|---|---|\n",
+    );
+    for setting in SETTINGS {
+        let (Some(env), Some((flag, value))) = (setting.env, setting.flag) else { continue };
+        let key = if env == "SANDPOOL_CONFIG" { "–".into() } else { format!("`{}`", setting.key) };
+        let default = match setting.default {
+            Fallback::Is(value) => format!("`{}`", value.trim_matches('"')),
+            Fallback::Unset => "unset".into(),
+            Fallback::Computed(how) => how.into(),
+        };
+        let _ = writeln!(page, "| `{env}` | `--{flag} {value}` | {key} | {default} | {} |", setting.help);
+    }
+    page.push_str("\n## Places\n\n| variable | |\n|---|---|\n");
+    for (name, help) in PLACES {
+        let _ = writeln!(page, "| `{name}` | {help} |");
+    }
+    page.push_str(
+        "\n## Handed on to `pip` and `npm`\n\
+         While runtimes are prepared, and only then; nothing else of the environment reaches them. No variable reaches a sandbox.\n\n",
+    );
+    let names: Vec<String> = HANDED_ON.iter().map(|name| format!("`{name}`")).collect();
+    page.push_str(&names.join(", "));
+    page.push('\n');
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_in_docs_is_the_one_the_list_makes() {
+        let committed = include_str!("../../../../docs/environment.md");
+        assert_eq!(committed, page(), "run `sandpool config --environment > docs/environment.md`");
+    }
+
+    #[test]
+    fn empty_and_relative_values_count_as_not_set() {
+        let env = Environment::of(&[
+            ("HOME", "/home/u"),
+            ("XDG_DATA_HOME", "here"),
+            ("SANDPOOL_LOG", ""),
+            ("PATH", ".:/bin:bin"),
+        ]);
+        assert_eq!(env.xdg("DATA", ".local/share"), Some(PathBuf::from("/home/u/.local/share")));
+        assert_eq!(env.get("SANDPOOL_LOG"), None);
+        assert_eq!(env.path(), [PathBuf::from("/bin")]);
+    }
+}

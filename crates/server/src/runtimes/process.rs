@@ -1,0 +1,130 @@
+//! The one place of the server that starts processes: interpreters to ask them something, `pip`, `npm`.
+//!
+//! Each gets a chosen environment, no stdin and a process group of its own that dies with the call.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::Command;
+
+use super::SetupError;
+
+/// Lines of a failed tool's output that go into the error.
+const TAIL: usize = 12;
+
+pub struct Tool {
+    name: String,
+    command: Command,
+}
+
+impl Tool {
+    /// `name` is what messages call it.
+    #[allow(clippy::disallowed_methods, reason = "the one place of the server that starts processes")]
+    pub fn new(name: &str, program: impl AsRef<OsStr>) -> Self {
+        let mut command = Command::new(program);
+        command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).kill_on_drop(true);
+        Self { name: name.into(), command }
+    }
+
+    pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub fn envs<'a>(mut self, pairs: impl IntoIterator<Item = (&'static str, &'a OsStr)>) -> Self {
+        self.command.envs(pairs);
+        self
+    }
+
+    /// The directories a tool finds its own helpers in.
+    pub fn path(self, dirs: &[std::path::PathBuf]) -> Self {
+        let joined = std::env::join_paths(dirs).unwrap_or_else(|_| OsString::from("/usr/local/bin:/usr/bin:/bin"));
+        self.env("PATH", joined)
+    }
+
+    pub fn dir(mut self, dir: &Path) -> Self {
+        self.command.current_dir(dir);
+        self
+    }
+
+    /// Runs it to its end and hands each line to `on_line` as it comes. The whole of stdout is returned.
+    pub async fn run(mut self, mut on_line: impl FnMut(&str)) -> Result<String, SetupError> {
+        let failed = |why: String| SetupError::Tool { name: self.name.clone(), why };
+        let mut child = self.command.spawn().map_err(|error| failed(error.to_string()))?;
+        let _group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+        let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err(failed("its output is not a pipe".into()));
+        };
+        let (mut stdout, mut stderr) = (lines(stdout), lines(stderr));
+        let (mut out, mut tail) = (String::new(), VecDeque::new());
+        let (mut stdout_open, mut stderr_open) = (true, true);
+        while stdout_open || stderr_open {
+            let line = tokio::select! {
+                line = next(&mut stdout), if stdout_open => {
+                    stdout_open = line.is_some();
+                    out.extend(line.iter().flat_map(|line| [line.as_str(), "\n"]));
+                    line
+                }
+                line = next(&mut stderr), if stderr_open => { stderr_open = line.is_some(); line }
+            };
+            let Some(line) = line else { continue };
+            on_line(&line);
+            tail.push_back(line);
+            if tail.len() > TAIL {
+                tail.pop_front();
+            }
+        }
+        let status = child.wait().await.map_err(|error| failed(error.to_string()))?;
+        if status.success() {
+            return Ok(out);
+        }
+        let tail: String = tail.iter().map(|line| format!("\n  {line}")).collect();
+        Err(failed(format!("ended with {status}{tail}")))
+    }
+
+    /// For short questions: no lines, and an end.
+    pub async fn ask(self, within: Duration) -> Result<String, SetupError> {
+        let name = self.name.clone();
+        tokio::time::timeout(within, self.run(|_| ()))
+            .await
+            .unwrap_or_else(|_| Err(SetupError::Tool { name, why: format!("no answer within {within:?}") }))
+    }
+}
+
+/// `pip` and `npm` start helpers, which must not outlive an interrupted set-up.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
+struct Lines<R>(BufReader<R>, Vec<u8>);
+
+fn lines<R: AsyncRead + Unpin>(stream: R) -> Lines<R> {
+    Lines(BufReader::new(stream), Vec::new())
+}
+
+/// Safe to drop half way: what was read so far stays in the buffer.
+async fn next<R: AsyncRead + Unpin>(lines: &mut Lines<R>) -> Option<String> {
+    let _ = lines.0.read_until(b'\n', &mut lines.1).await;
+    if lines.1.is_empty() {
+        return None;
+    }
+    let line = String::from_utf8_lossy(&std::mem::take(&mut lines.1)).trim_end().to_owned();
+    Some(line)
+}

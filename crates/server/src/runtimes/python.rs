@@ -1,0 +1,353 @@
+//! Python: the machine's interpreter, found and asked; an environment of ours on it, from a pinned and hashed list.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::process::Tool;
+use super::store::{self, Lock, Marker, Runtime};
+use super::{Progress, SetupError};
+use crate::config::{Environment, RuntimeConfig};
+
+/// Each version we support and its list, in the order we prefer them.
+const LISTS: &[(&str, &str)] = &[
+    ("3.13", include_str!("../../runtimes/python-3.13.txt")),
+    ("3.12", include_str!("../../runtimes/python-3.12.txt")),
+    ("3.11", include_str!("../../runtimes/python-3.11.txt")),
+    ("3.14", include_str!("../../runtimes/python-3.14.txt")),
+];
+
+/// What an interpreter says about itself. `base` and `prefix` are those behind a virtual environment.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Interpreter {
+    version: (u32, u32, u32),
+    implementation: String,
+    base: PathBuf,
+    prefix: PathBuf,
+    ensurepip: bool,
+    pip: bool,
+}
+
+const QUESTION: &str = "\
+import importlib.util as util, json, os, sys
+print(json.dumps({
+    'version': sys.version_info[:3], 'implementation': sys.implementation.name,
+    'base': os.path.realpath(getattr(sys, '_base_executable', None) or sys.executable), 'prefix': sys.base_prefix,
+    'ensurepip': util.find_spec('ensurepip') is not None, 'pip': util.find_spec('pip') is not None,
+}))";
+
+/// Imports everything once, so that what is broken is seen now, and reports the versions.
+const CHECK: &str = "\
+import json, importlib.metadata as metadata
+import IPython, PIL, matplotlib.pyplot, matplotlib_inline, numpy, openpyxl, pandas, requests, scipy.optimize, sympy
+print(json.dumps({d.metadata['Name'].lower(): d.version for d in metadata.distributions()}))";
+
+/// matplotlib wants a directory it can write to and builds its font list there, which takes seconds. This runs at each start of
+/// Python and puts a link to the list made at set-up into the writable one.
+const SITE: &str = "\
+import os
+def link(target=os.environ.get('MPLCONFIGDIR'), made=os.path.join(__import__('sys').prefix, 'share', 'matplotlib-cache')):
+    if target and target.startswith('/tmp/') and not os.path.isdir(target):
+        try:
+            os.mkdir(target, 0o700)
+            for name in os.listdir(made):
+                os.symlink(os.path.join(made, name), os.path.join(target, name))
+        except OSError:
+            pass
+link()
+del link, os
+";
+
+/// A prepared environment that fits the configuration, if there is one. Not yet verified.
+pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
+    let wanted = match &config.python {
+        Some(path) => Some(ask(path).await.ok()?.base),
+        None => None,
+    };
+    let fits = |runtime: &Runtime| {
+        let list = list_for(&runtime.marker.version);
+        let base = runtime.marker.base.as_deref();
+        list.is_some_and(|list| runtime.marker.recipe == recipe(list, &config.packages))
+            && wanted.as_deref().is_none_or(|wanted| base == Some(wanted))
+    };
+    store::complete(&config.dir, "python-").into_iter().find(fits)
+}
+
+/// That the environment still stands on the interpreter it was made for, and is as it was made.
+pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
+    let now = ask(&runtime.dir.join("bin/python")).await.ok().map(|found| found.short());
+    let then = short(&runtime.marker.version);
+    if now.as_deref() != Some(then) {
+        let now = now.unwrap_or_else(|| "missing".into());
+        let dir = runtime.dir.clone();
+        return Err(SetupError::Modified { dir, expected: format!("Python {then}"), found: format!("Python {now}") });
+    }
+    runtime.verify()
+}
+
+pub async fn build(
+    lock: &Lock,
+    config: &RuntimeConfig,
+    env: &Environment,
+    progress: &Progress,
+) -> Result<Runtime, SetupError> {
+    progress.step(1, "finding Python");
+    let python = choose(config, env).await?;
+    let version = python.full();
+    let list = list_for(&version).ok_or_else(|| SetupError::NoPython(vec![python.unsupported()]))?;
+    let recipe = recipe(list, &config.packages);
+    let name =
+        format!("python-{}-{}", python.short(), &store::recipe(&[&recipe, &python.base.to_string_lossy()])[..12]);
+    let dir = lock.start(&name)?;
+    progress.step(1, &format!("making an environment for Python {version}"));
+    let mut venv = vec!["-I", "-m", "venv"];
+    venv.extend((!python.ensurepip).then_some("--without-pip"));
+    tool("python -m venv", &python.base, env).args(venv).args([&dir]).run(|_| ()).await?;
+    install(&python, &dir, list, config, env, progress).await?;
+    progress.step(3, "compiling Python packages");
+    let packages = finish(&dir, env, progress).await?;
+    let marker = Marker {
+        recipe,
+        version,
+        base: Some(python.base),
+        base_prefix: Some(python.prefix),
+        packages,
+        completed: 0,
+        digest: String::new(),
+    };
+    lock.finish(dir, marker)
+}
+
+async fn install(
+    python: &Interpreter,
+    dir: &Path,
+    list: &str,
+    config: &RuntimeConfig,
+    env: &Environment,
+    progress: &Progress,
+) -> Result<(), SetupError> {
+    let requirements = dir.join("requirements.txt");
+    fs::write(&requirements, list).map_err(SetupError::io(&requirements))?;
+    let total = pins(list).count();
+    let mut seen = 0;
+    progress.step(2, &format!("installing Python packages … {total} to fetch"));
+    pip(python, dir, env)
+        .args(["--require-hashes", "--no-deps", "--requirement"])
+        .args([&requirements])
+        .run(|line| {
+            if let Some(package) = line.strip_prefix("Collecting ") {
+                seen += 1;
+                let package = package.split([' ', ';']).next().unwrap_or_default().replacen("==", " ", 1);
+                progress.step(2, &format!("installing Python packages … {package} ({seen} of {total})"));
+            } else if line.starts_with("Installing collected packages") {
+                progress.step(2, &format!("installing Python packages … unpacking {total}"));
+            }
+        })
+        .await?;
+    if config.packages.is_empty() {
+        return Ok(());
+    }
+    progress
+        .say(&format!("warning: `{}` from `runtimes.packages` are not pinned to hashes", config.packages.join("`, `")));
+    // A constraint with hashes would demand hashes of everything.
+    let constraints = dir.join("constraints.txt");
+    let pinned: String = pins(list).map(|pin| format!("{pin}\n")).collect();
+    fs::write(&constraints, pinned).map_err(SetupError::io(&constraints))?;
+    let pip = pip(python, dir, env).args(["--constraint"]).args([&constraints]).args(["--"]).args(&config.packages);
+    pip.run(|line| {
+        if let Some(package) = line.strip_prefix("Collecting ") {
+            progress.step(2, &format!("installing your Python packages … {package}"));
+        }
+    })
+    .await
+    .map(drop)
+}
+
+/// Bytecode and font list are made now: a sandbox sees all this read-only. Returns what is installed.
+async fn finish(dir: &Path, env: &Environment, progress: &Progress) -> Result<BTreeMap<String, String>, SetupError> {
+    let python = dir.join("bin/python");
+    let site = fs::read_dir(dir.join("lib"))
+        .map_err(SetupError::io(dir))?
+        .flatten()
+        .map(|entry| entry.path().join("site-packages"));
+    let site = site
+        .into_iter()
+        .find(|path| path.is_dir())
+        .ok_or_else(|| SetupError::tool("python -m venv", "made no site-packages"))?;
+    fs::write(site.join("_sandpool_site.py"), SITE).map_err(SetupError::io(&site))?;
+    fs::write(site.join("sandpool.pth"), "import _sandpool_site\n").map_err(SetupError::io(&site))?;
+    // Some packages carry files that are not meant to compile; what matters is checked by importing it.
+    let compile = ["-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"];
+    let _ = tool("python -m compileall", &python, env).args(compile).args([&site]).run(|_| ()).await;
+    progress.step(3, "checking Python packages and building the font list");
+    let cache = dir.join("share/matplotlib-cache");
+    fs::create_dir_all(&cache).map_err(SetupError::io(&cache))?;
+    let check =
+        tool("the check of the Python packages", &python, env).env("MPLCONFIGDIR", &cache).env("MPLBACKEND", "agg");
+    let report = check.args(["-I", "-B", "-c", CHECK]).run(|_| ()).await?;
+    let last = report.lines().last().unwrap_or_default();
+    serde_json::from_str(last).map_err(|error| SetupError::tool("the check of the Python packages", &error.to_string()))
+}
+
+fn pip(python: &Interpreter, dir: &Path, env: &Environment) -> Tool {
+    let inside = dir.join("bin/python");
+    let pip = if python.ensurepip {
+        tool("pip", &inside, env).args(["-I", "-m", "pip"])
+    } else {
+        tool("pip", &python.base, env).args(["-I", "-m", "pip", "--python"]).args([&inside])
+    };
+    pip.args(["install", "--only-binary", ":all:", "--no-compile", "--no-input", "--disable-pip-version-check"])
+        .args(["--progress-bar", "off", "--no-warn-script-location"])
+        .env("PIP_ROOT_USER_ACTION", "ignore")
+}
+
+fn tool(name: &str, program: &Path, env: &Environment) -> Tool {
+    Tool::new(name, program).envs(env.handed_on()).path(&env.path())
+}
+
+/// The first usable one; one that can make a whole environment by itself before one that cannot.
+async fn choose(config: &RuntimeConfig, env: &Environment) -> Result<Interpreter, SetupError> {
+    let candidates = match &config.python {
+        Some(path) => vec![path.clone()],
+        None => candidates(env),
+    };
+    let (mut usable, mut refused): (Vec<Interpreter>, Vec<String>) = (Vec::new(), Vec::new());
+    for path in candidates {
+        match ask(&path).await {
+            Ok(found) if usable.contains(&found) => {}
+            Ok(found) if list_for(&found.full()).is_none() || found.implementation != "cpython" => {
+                refused.push(found.unsupported())
+            }
+            Ok(found) if !found.ensurepip && !found.pip => refused.push(format!(
+                "Python {} at `{}` has neither `ensurepip` nor `pip` (on Debian: apt-get install python{}-venv)",
+                found.full(),
+                found.base.display(),
+                found.short()
+            )),
+            Ok(found) if exposes_home(&found.prefix, env) => refused.push(format!(
+                "Python at `{}` is installed in `{}` itself, which a sandbox would then see",
+                found.base.display(),
+                found.prefix.display()
+            )),
+            Ok(found) => usable.push(found),
+            Err(error) => refused.push(format!("`{}`: {error}", path.display())),
+        }
+    }
+    let best = usable.iter().position(|found| found.ensurepip).unwrap_or(0);
+    usable.into_iter().nth(best).ok_or(SetupError::NoPython(refused))
+}
+
+/// The interpreter's prefix is shown in each sandbox: it must be a directory of its own.
+fn exposes_home(prefix: &Path, env: &Environment) -> bool {
+    let special = prefix == Path::new("/usr");
+    !special && (prefix.parent().is_none() || env.home().is_some_and(|home| home.starts_with(prefix)))
+}
+
+fn candidates(env: &Environment) -> Vec<PathBuf> {
+    let usual = ["/usr/local/bin", "/usr/bin"].map(PathBuf::from);
+    let dirs: Vec<PathBuf> = env.path().into_iter().chain(usual).collect();
+    let names = LISTS.iter().map(|(version, _)| format!("python{version}")).chain(["python3".into()]);
+    let mut found: Vec<PathBuf> =
+        names.flat_map(|name| dirs.iter().map(move |dir| dir.join(&name)).collect::<Vec<_>>()).collect();
+    for versions in [".pyenv/versions", ".local/share/uv/python", ".asdf/installs/python"] {
+        let Some(dir) = env.home().map(|home| home.join(versions)) else { continue };
+        let mut installed: Vec<PathBuf> =
+            fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        installed.sort();
+        found.extend(installed.into_iter().rev().map(|dir| dir.join("bin/python3")));
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    found.retain(|path| is_binary(path) && path.canonicalize().is_ok_and(|real| seen.insert(real)));
+    found
+}
+
+/// A shim of pyenv, asdf or the like is a script: slow, and led by the environment and the directory it is started in.
+pub fn is_binary(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF"
+}
+
+async fn ask(python: &Path) -> Result<Interpreter, SetupError> {
+    let answer = Tool::new("python", python).args(["-I", "-c", QUESTION]).ask(Duration::from_secs(20)).await?;
+    serde_json::from_str(&answer).map_err(|error| SetupError::tool("python", &error.to_string()))
+}
+
+impl Interpreter {
+    fn full(&self) -> String {
+        format!("{}.{}.{}", self.version.0, self.version.1, self.version.2)
+    }
+
+    fn short(&self) -> String {
+        format!("{}.{}", self.version.0, self.version.1)
+    }
+
+    fn unsupported(&self) -> String {
+        format!("{} {} at `{}` is not supported", self.implementation, self.full(), self.base.display())
+    }
+}
+
+fn short(version: &str) -> &str {
+    version.rsplit_once('.').map_or(version, |(short, _)| short)
+}
+
+fn list_for(version: &str) -> Option<&'static str> {
+    LISTS.iter().find(|(known, _)| *known == short(version)).map(|(_, list)| *list)
+}
+
+fn recipe(list: &str, packages: &[String]) -> String {
+    let mut packages = packages.to_vec();
+    packages.sort();
+    store::recipe(&[list, &packages.join(" "), SITE])
+}
+
+/// `name==version` of each package of a list.
+fn pins(list: &str) -> impl Iterator<Item = &str> {
+    let starts = list.lines().filter(|line| line.contains("==") && !line.starts_with('#'));
+    starts.filter_map(|line| line.split([' ', ';']).next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_list_pins_every_package_with_hashes_and_names_no_index() {
+        let asked = include_str!("../../runtimes/python.in").lines().filter(|line| !line.starts_with('#'));
+        let asked: Vec<&str> = asked.map(|line| line.split(['>', '<', '=']).next().unwrap()).collect();
+        for (version, list) in LISTS {
+            for name in &asked {
+                assert!(pins(list).any(|pin| pin.starts_with(&format!("{name}=="))), "{name} for Python {version}");
+            }
+            for line in list.lines().filter(|line| !line.starts_with('#')) {
+                let line = line.trim_end_matches(" \\").trim_start();
+                assert!(line.starts_with("--hash=sha256:") || line.contains("=="), "{version}: {line}");
+            }
+            let joined = list.replace("\\\n", " ");
+            let unhashed = joined.lines().find(|line| line.contains("==") && !line.contains("--hash=sha256:"));
+            assert_eq!(unhashed, None, "Python {version}");
+        }
+    }
+
+    #[test]
+    fn a_shim_is_not_an_interpreter() {
+        let shim = std::env::temp_dir().join(format!("sandpool-shim-{}", uuid::Uuid::new_v4()));
+        fs::write(&shim, "#!/bin/sh\nexec python3 \"$@\"\n").unwrap();
+        assert!(!is_binary(&shim));
+        assert!(is_binary(Path::new("/bin/sh")));
+        fs::remove_file(shim).unwrap();
+    }
+
+    #[test]
+    fn a_prefix_that_holds_the_home_directory_is_refused() {
+        let env = Environment::of(&[("HOME", "/home/u")]);
+        assert!(exposes_home(Path::new("/"), &env));
+        assert!(exposes_home(Path::new("/home"), &env));
+        assert!(exposes_home(Path::new("/home/u"), &env));
+        assert!(!exposes_home(Path::new("/home/u/.pyenv/versions/3.13.0"), &env));
+        assert!(!exposes_home(Path::new("/usr"), &env));
+    }
+}

@@ -1,0 +1,211 @@
+//! The directory the runtimes are kept in: one subdirectory each, whole or worthless.
+//!
+//! A Python environment cannot be built elsewhere and moved (scripts and bytecode hold its path), so it is built in place and a
+//! marker file is written last. What has no marker is rubbish, and removed under the lock by whoever prepares next.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{FdFlags, fcntl_setfd};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{Progress, SetupError};
+
+/// Raised when what is put into a runtime changes other than by its list.
+const LAYOUT: &str = "1";
+const MARKER: &str = "complete.json";
+const LOCK: &str = "lock";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marker {
+    /// Hash of the list it was made from; another list is another runtime.
+    pub recipe: String,
+    /// Of the interpreter.
+    pub version: String,
+    /// The interpreter an environment stands on.
+    pub base: Option<PathBuf>,
+    /// Where that one's library is.
+    pub base_prefix: Option<PathBuf>,
+    /// What is installed, and in which version.
+    pub packages: BTreeMap<String, String>,
+    /// Seconds since 1970.
+    pub completed: u64,
+    /// Over name, size, time and mode of each file.
+    pub digest: String,
+}
+
+#[derive(Debug, Clone)]
+pub struct Runtime {
+    pub dir: PathBuf,
+    pub marker: Marker,
+}
+
+/// The hash that names what a runtime is made of.
+pub fn recipe(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in [LAYOUT, std::env::consts::ARCH].iter().chain(parts) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hex(&hash.finalize())
+}
+
+/// Complete runtimes whose name begins so, the newest first. Not yet verified.
+pub fn complete(store: &Path, prefix: &str) -> Vec<Runtime> {
+    let entries = fs::read_dir(store).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    let mut found: Vec<Runtime> = named.filter_map(|entry| read(&entry.path())).collect();
+    found.sort_by_key(|runtime| std::cmp::Reverse(runtime.marker.completed));
+    found
+}
+
+fn read(dir: &Path) -> Option<Runtime> {
+    let marker = serde_json::from_slice(&fs::read(dir.join(MARKER)).ok()?).ok()?;
+    Some(Runtime { dir: dir.into(), marker })
+}
+
+impl Runtime {
+    /// That nothing in it was changed, added or removed since it was made.
+    pub fn verify(&self) -> Result<(), SetupError> {
+        let found = digest(&self.dir).map_err(SetupError::io(&self.dir))?;
+        if found == self.marker.digest {
+            return Ok(());
+        }
+        let expected = self.marker.digest.clone();
+        Err(SetupError::Modified { dir: self.dir.clone(), expected, found })
+    }
+}
+
+/// Held while runtimes are made. The descriptor is handed to `pip` and `npm`, so that one that outlived a killed set-up keeps
+/// the next from building into the directory it still writes to.
+pub struct Lock {
+    store: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    pub async fn take(store: &Path, progress: &Progress) -> Result<Self, SetupError> {
+        fs::create_dir_all(store).map_err(SetupError::io(store))?;
+        let path = store.join(LOCK);
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(SetupError::io(&path))?;
+        let mut said = false;
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if !said {
+                progress.say("another sandpool is preparing the runtimes; waiting for it");
+                said = true;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        fcntl_setfd(&file, FdFlags::empty()).map_err(|error| SetupError::io(&path)(error.into()))?;
+        Ok(Self { store: store.into(), _file: file })
+    }
+
+    /// What interrupted set-ups left.
+    pub fn remove_rubbish(&self) -> Result<(), SetupError> {
+        let entries = fs::read_dir(&self.store).map_err(SetupError::io(&self.store))?;
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            if read(&entry.path()).is_none() {
+                fs::remove_dir_all(entry.path()).map_err(SetupError::io(&entry.path()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An empty directory to build in. One of that name that exists is removed, marker first.
+    pub fn start(&self, name: &str) -> Result<PathBuf, SetupError> {
+        let dir = self.store.join(name);
+        let _ = fs::remove_file(dir.join(MARKER));
+        if dir.exists() {
+            fs::remove_dir_all(&dir).map_err(SetupError::io(&dir))?;
+        }
+        fs::create_dir(&dir).map_err(SetupError::io(&dir))?;
+        fs::set_permissions(&dir, Permissions::from_mode(0o755)).map_err(SetupError::io(&dir))?;
+        Ok(dir)
+    }
+
+    /// Seals what was built, and only then says that it is there.
+    pub fn finish(&self, dir: PathBuf, mut marker: Marker) -> Result<Runtime, SetupError> {
+        let work = || -> std::io::Result<Marker> {
+            seal(&dir)?;
+            marker.completed =
+                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            marker.digest = digest(&dir)?;
+            let (new, last) = (dir.join(".complete.json.new"), dir.join(MARKER));
+            let file = File::create(&new)?;
+            serde_json::to_writer_pretty(&file, &marker)?;
+            file.sync_all()?;
+            fs::rename(new, last)?;
+            Ok(marker)
+        };
+        let marker = work().map_err(SetupError::io(&dir))?;
+        Ok(Runtime { dir, marker })
+    }
+}
+
+/// Readable for the uid a sandbox runs as, whatever the umask was; writable for nobody but by intent; nothing setuid.
+fn seal(dir: &Path) -> std::io::Result<()> {
+    for (path, meta) in walk(dir)? {
+        if meta.is_symlink() {
+            continue;
+        }
+        let executable = meta.is_dir() || meta.mode() & 0o111 != 0;
+        let mode = match (meta.is_dir(), executable) {
+            (true, _) => 0o755,
+            (false, true) => 0o555,
+            (false, false) => 0o444,
+        };
+        if meta.mode() & 0o7777 != mode {
+            fs::set_permissions(path, Permissions::from_mode(mode))?;
+        }
+    }
+    Ok(())
+}
+
+/// Cheap enough for each start: no file is opened.
+fn digest(dir: &Path) -> std::io::Result<String> {
+    let mut hash = Sha256::new();
+    for (path, meta) in walk(dir)? {
+        let name = path.strip_prefix(dir).unwrap_or(&path).as_os_str().as_bytes();
+        if meta.is_dir() || name == MARKER.as_bytes() {
+            continue;
+        }
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name);
+        if meta.is_symlink() {
+            hash.update(fs::read_link(&path)?.as_os_str().as_bytes());
+        } else {
+            for number in
+                [meta.len(), meta.mtime().cast_unsigned(), meta.mtime_nsec().cast_unsigned(), meta.mode().into()]
+            {
+                hash.update(number.to_le_bytes());
+            }
+        }
+    }
+    Ok(format!("sha256:{}", hex(&hash.finalize())))
+}
+
+/// Everything below, sorted, links not followed.
+fn walk(dir: &Path) -> std::io::Result<BTreeMap<PathBuf, fs::Metadata>> {
+    let (mut found, mut todo) = (BTreeMap::new(), vec![dir.to_owned()]);
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            let meta = entry.metadata()?;
+            if meta.is_dir() {
+                todo.push(entry.path());
+            }
+            found.insert(entry.path(), meta);
+        }
+    }
+    Ok(found)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
