@@ -44,7 +44,7 @@ const sessionPost = uncurry(Session.prototype.post);
 const runInContext = uncurry(vm.Script.prototype.runInContext), runInThisContext = uncurry(vm.Script.prototype.runInThisContext);
 const Script = vm.Script, mainLoader = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
 const findEntry = uncurry(SourceMap.prototype.findEntry);
-const { pid, kill, reallyExit, cwd } = process;
+const { pid, kill, cwd } = process;
 const now = performance.now.bind(performance);
 const round = Math.round;
 
@@ -53,7 +53,6 @@ const PICTURE_LIMIT = 8_000_000;    // base64 characters of one picture
 const LINE_LIMIT = 12_000_000;      // bytes of one event
 const MAPS_LIMIT = 16_000_000;      // characters of old cells' source maps
 const LATE_LIMIT = 100;             // late errors told between one cell and the next
-const LOST = 70;                    // exit status when the control pipes are gone
 
 const [REQ, EVT, KINT] = ['KREQ', 'KEVT', 'KINT'].map((name, i) => {
   const value = process.env[name];
@@ -66,9 +65,12 @@ const [REQ, EVT, KINT] = ['KREQ', 'KEVT', 'KINT'].map((name, i) => {
 const evtInode = fstatSync(EVT).ino;
 let n = 0;
 
+// An orderly exit would wait for the watchdog, which waits for a byte.
+const die = () => kill.call(process, pid, 'SIGKILL');
+
 function lost(why) {
   try { writeSync(2, `sandpool: ${why}\n`); } catch {}
-  reallyExit.call(process, LOST);
+  die();
 }
 
 function send(line) {
@@ -281,10 +283,10 @@ function safeDescribe(thrown) {
   }
 }
 
-const ended = (text) => (endsWith(text, '\n') ? text : text + '\n');
+const withNewline = (text) => (endsWith(text, '\n') ? text : text + '\n');
 
 function report(d) {
-  event('error', `,"name":${quote(cut(d.name))},"value":${quote(cut(d.value))},"text":${quote(ended(cut(d.text)))}`);
+  event('error', `,"name":${quote(cut(d.name))},"value":${quote(cut(d.value))},"text":${quote(withNewline(cut(d.text)))}`);
 }
 
 // A cell that does not compile has no frame of its own; V8 says where.
@@ -315,6 +317,7 @@ function run(request, next) {
   if (typeof request.map === 'string') keepMap(n, request.map);
   startWatchdog();
   guardProcess();
+  repairStreams();
   renewRequire();
   const started = now();
   const mine = (outcome) => {
@@ -556,7 +559,7 @@ function onSigint() {
 function onLate(error) {
   if (error === EXIT || (lateCount += 1) > LATE_LIMIT) return;
   const text = lateCount === LATE_LIMIT ? 'further errors are not shown' : safeDescribe(error).text;
-  event('late', `,"text":${quote(ended(cut(text)))}`);
+  event('late', `,"text":${quote(withNewline(cut(text)))}`);
 }
 
 const bootHandlers = ['newListener', 'removeListener'].map((name) => ({ __proto__: null, name, handlers: process.listeners(name) }));
@@ -582,9 +585,12 @@ function guardProcess() {
   for (let i = 0; i < ownHandlers.length; i++) ensure(ownHandlers[i].name, ownHandlers[i].handler);
 }
 
-// Pipes are written in the background by default, and `done` would overtake the output.
-function makeSynchronous(stream) {
+// Pipes are written in the background by default, and `done` would overtake the output. An ended stream looks as good
+// as new a moment later, but its handle is shut.
+const ended = [false, false];
+function prepareStream(stream, i) {
   stream._handle?.setBlocking?.(true);
+  on(stream, 'finish', () => { ended[i] = true; });
 }
 
 // A second way to the pipes for a cell that closes 1 or 2. Node cannot duplicate a descriptor, but can open it again.
@@ -596,7 +602,7 @@ function repairStreams() {
   for (let i = 0; i < 2; i++) {
     const fd = i + 1, name = i === 0 ? 'stdout' : 'stderr';
     try {
-      if (reopen(fd, spare[i]) || !usable(process[name])) replaceStream(fd, name);
+      if (reopen(fd, spare[i]) || ended[i] || !usable(process[name])) replaceStream(fd, name);
     } catch {}
   }
 }
@@ -616,6 +622,8 @@ const usable = (stream) => typeof stream === 'object' && stream !== null && !str
 function replaceStream(fd, name) {
   const stream = new Writable({ decodeStrings: true, write(chunk, _encoding, done) { writeAll(fd, chunk); done(); } });
   stream.fd = fd;
+  ended[fd - 1] = false;
+  prepareStream(stream, fd - 1);
   defineProperty(process, name, { __proto__: null, value: stream, configurable: true, enumerable: true, writable: true });
   console[`_${name}`] = stream;
   writeSync(2, `sandpool: process.${name} was closed by the code and has been restored\n`);
@@ -660,14 +668,15 @@ function startWatchdog() {
 
 // ---------------------------------------------------------------- start
 
-makeSynchronous(process.stdout);
-makeSynchronous(process.stderr);
+prepareStream(process.stdout, 0);
+prepareStream(process.stderr, 1);
 connect();
 guardProcess();
 renewRequire();
 const { emitWarning } = process;
 process.emitWarning = () => {};     // the loader is marked experimental, and says so once
 renewImporter(base ?? '/');
+importer('node:fs');
 process.emitWarning = emitWarning;
 
 const requests = new Socket({ fd: REQ, readable: true, writable: false });
@@ -675,7 +684,6 @@ const requests = new Socket({ fd: REQ, readable: true, writable: false });
 for (const name of ['emit', 'push', 'read', 'on', 'once', '_read', 'destroy', 'listenerCount']) {
   defineProperty(requests, name, { __proto__: null, value: requests[name] });
 }
-const die = () => kill.call(process, pid, 'SIGKILL');    // an orderly exit would wait for the watchdog
 requests.setEncoding('utf8');
 requests.on('end', die);
 requests.on('error', die);

@@ -50,6 +50,7 @@ try:
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.formatters import DisplayFormatter
+    from IPython.core.inputtransformer2 import leading_empty_lines
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.magics.script import ScriptMagics
     from IPython.core.profiledir import ProfileDir
@@ -63,12 +64,14 @@ TEXT_LIMIT = 1_000_000  # bytes of one text
 PICTURE_LIMIT = 8_000_000  # base64 characters of one picture
 LINE_LIMIT = 12_000_000  # bytes of one event
 SOURCE_LIMIT = 16_000_000  # characters of old cells kept for `inspect.getsource`
+ARGUMENT_LIMIT = 100_000  # the kernel allows 128 KiB
 LOST = 70  # exit status when the control pipes are gone
 INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 NO_INPUT = "input() is not available: this sandbox has no interactive stdin"
 
 ALL_SIGNALS = signal.valid_signals()
 BOOT_PATH = list(sys.path)
+OWN_FILE = sys._getframe().f_code.co_filename
 STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code that IPython compiles from a cell's text under a name of its own.
 USER_NAMES = frozenset(("<string>", "<timed exec>", "<timed eval>", "<magic-timeit>", "<prun>"))
@@ -104,7 +107,7 @@ def cut(text: str) -> str:
     if len(text) * 4 > TEXT_LIMIT:
         half = TEXT_LIMIT // 2
         head = text[:half].encode("utf-8", "backslashreplace")
-        tail = text[half:][-half:].encode("utf-8", "backslashreplace")
+        tail = text[max(half, len(text) - half):].encode("utf-8", "backslashreplace")
         if len(text) > TEXT_LIMIT or len(head) + len(tail) > TEXT_LIMIT:
             left_out = len(text) - 2 * half if len(text) > TEXT_LIMIT else 0
             left_out += len(head[half:].decode("utf-8", "ignore")) + len(tail[:-half].decode("utf-8", "ignore"))
@@ -276,7 +279,11 @@ class Scripts(ScriptMagics):
 
         args, argv = ScriptMagics.shebang.parser.parse_known_args(arg_split(line, posix=True))
         ns = self.shell.user_ns
-        script = script_file(cell if cell.endswith("\n") else cell + "\n")
+        cell = cell if cell.endswith("\n") else cell + "\n"
+        if takes_argument(argv) and len(cell.encode("utf-8", "surrogateescape")) < ARGUMENT_LIMIT:
+            argv, script = [*argv, "-c", cell], os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            script = script_file(cell)
         if args.bg:
             self._background(args, argv, script)
             return
@@ -378,6 +385,13 @@ class Shell(InteractiveShell):
         return SList(text.splitlines()) if split else LSString(text)
 
 
+def blank_lines_before_magic(lines: list[str]) -> list[str]:
+    """IPython drops the empty lines at the top of every cell, and tracebacks then count wrongly. They only need to go
+    where a cell magic must come first."""
+    rest = leading_empty_lines(lines)
+    return rest if rest and rest[0].startswith("%%") else lines
+
+
 def print_page(shell: Any, data: Any, start: int = 0, screen_lines: int = 0, **_: Any) -> None:
     """`obj?` and the other users of a pager print."""
     text = data.get("text/plain", "") if isinstance(data, dict) else data
@@ -397,6 +411,12 @@ def child_env() -> dict[str, str]:
     if env.get("MPLBACKEND") == INLINE_BACKEND:
         del env["MPLBACKEND"]
     return env
+
+
+def takes_argument(argv: list[str]) -> bool:
+    """Whether a shell takes the script by `-c`. On its standard input, `read` would eat the rest of it."""
+    return bool(argv) and os.path.basename(argv[0]) in ("bash", "sh", "dash", "zsh") and all(
+        arg.startswith("-") and arg not in ("-s", "-c", "-") for arg in argv[1:])
 
 
 def script_file(text: str) -> int:
@@ -485,7 +505,7 @@ def is_user_file(filename: str) -> bool:
     """Whether a frame is the user's own: a cell, or a file that is neither a library's nor ours."""
     if filename.startswith("<"):
         return is_cell(filename) or filename in USER_NAMES
-    return not (filename == __file__ or filename.startswith(STDLIB)
+    return not (filename == OWN_FILE or filename.startswith(STDLIB)
                 or "site-packages" in filename or "dist-packages" in filename)
 
 
@@ -790,7 +810,7 @@ class Kernel:
                     self.open_stream(fd, name)
                     if keep:
                         setattr(sys, name, replaced)
-            self.note(f"sys.{name} was closed by the code and has been restored")
+            self.note(f"sys.{name} was lost and has been restored")
 
     def repair_descriptors(self) -> None:
         for fd, copy in self.spare.items():
@@ -946,6 +966,8 @@ def make_shell() -> Shell:
     shell = Shell.instance(config=config, ipython_dir=directory, profile_dir=profile, displayhook_class=Hook,
                            display_pub_class=Publisher, compiler_class=Sources)
     shell.loop_runner = KERNEL.run_async
+    transforms = shell.input_transformer_manager.cleanup_transforms
+    transforms[transforms.index(leading_empty_lines)] = blank_lines_before_magic
     shell.set_hook("show_in_pager", print_page, priority=0)
     shell.register_magics(Scripts)
     shell.events.register("post_execute", close_shown_figures)

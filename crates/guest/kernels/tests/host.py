@@ -146,7 +146,11 @@ class Kernel:
                 held -= self.take(outcome, fd, name, held)
 
     def died(self, outcome: Outcome) -> Outcome:
-        outcome.status = f"died {self.process.wait()}"
+        try:
+            outcome.status = f"died {self.process.wait(5)}"
+        except subprocess.TimeoutExpired:
+            outcome.status = "hung"
+            self.stop()
         self.drain(outcome)
         return outcome
 

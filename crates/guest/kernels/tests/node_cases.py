@@ -1,0 +1,192 @@
+"""The JavaScript driver's cases. Cells are given as the transpiler leaves them, and some as the user wrote them."""
+
+from __future__ import annotations
+
+import json
+
+from cases import ANY, Case, Cell, has
+
+STOPPED = "Interrupted: the cell was interrupted\n"
+TURN = "await __hold(new Promise((r) => setTimeout(r, 40)));"
+
+
+def vlq(value: int) -> str:
+    digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    value = value << 1 if value >= 0 else (-value << 1) | 1
+    out = ""
+    while True:
+        digit, value = value & 31, value >> 5
+        out += digits[digit | (32 if value else 0)]
+        if not value:
+            return out
+
+
+def source_map(source: str, content: str, *lines: tuple[int, int]) -> str:
+    """A map in which column 0 of each generated line comes from (line, column) of the source, counted from 0."""
+    mappings, last = [], (0, 0)
+    for line, column in lines:
+        mappings.append(vlq(0) + vlq(0) + vlq(line - last[0]) + vlq(column - last[1]))
+        last = (line, column)
+    return json.dumps({"version": 3, "sources": [source], "sourcesContent": [content], "names": [], "mappings": ";".join(mappings)})
+
+
+def stopped(code: str, within: float = 1.0, late: object = ANY) -> Cell:
+    return Cell(code, status="interrupted", error=STOPPED, interrupt=0.2, within=within, late=late)
+
+
+VALUES = [
+    Case("the last value is the result", [
+        Cell("1 + 1", result="2"), Cell("let x = 42"), Cell("x", result="42"), Cell("'a'", result="'a'"), Cell("undefined"), Cell(""), Cell("null", result="null"),
+        Cell("({ a: 1, b: [1, 2], c: { d: { e: {} } } })", result="{ a: 1, b: [ 1, 2 ], c: { d: { e: {} } } }"), Cell("10n ** 20n", result="100000000000000000000n"),
+        Cell("-0", result="-0"), Cell("NaN", result="NaN"), Cell("Symbol('s')", result="Symbol(s)"), Cell("new Map([[1, { a: 2 }]])", result="Map(1) { 1 => { a: 2 } }"),
+        Cell("function named() {}; named", result="[Function: named]"), Cell("const c = {}; c.self = c; c", result="<ref *1> { self: [Circular *1] }"),
+        Cell("new Proxy({ p: 1 }, { get() { throw 1 } })", result="{ p: 1 }")]),
+    Case("names live on and may be declared again", [
+        Cell("let a = 1; const b = 2; class K {}"), Cell("let a = 3; const b = 4; class K { k = 1 }"), Cell("[a, b, new K()]", result="[ 3, 4, K { k: 1 } ]"),
+        Cell("globalThis.later = 5"), Cell("later", result="5")]),
+    Case("_ is the last value", [Cell("41", result="41"), Cell("_ + 1", result="42"), Cell("globalThis._ = 'mine'", result="'mine'"), Cell("7", result="7"), Cell("_", result="'mine'")], fresh=True),
+    Case("await works at top level", [
+        Cell("await __hold(new Promise((r) => setTimeout(() => r('slept'), 5)))", result="'slept'"), Cell("await 5", result="5"),
+        Cell("let total = 0; for await (const v of [1, 2, 3]) total += v; total", result="6"),
+        Cell("await __hold({ calls: 0, then(r) { r(++this.calls) } })", result="1"), Cell("await __hold(7)", result="7"),
+        Cell("await __hold(Promise.reject(new RangeError('no')))", status="error", error=has("RangeError: no\n    at cell-"))]),
+    Case("a pending promise survives collection", [
+        Cell("require('node:v8').setFlagsFromString('--expose-gc'); globalThis.gc = require('node:vm').runInNewContext('gc'); 0", result="0"),
+        stopped("setTimeout(() => gc(), 20); await __hold(new Promise(() => {}))"), Cell("gc(); 1", result="1"),
+        Cell("setTimeout(() => gc(), 5); setTimeout(() => gc(), 15); await __hold(new Promise((r) => { setTimeout(r, 30, 'ok') }))", result="'ok'")], fresh=True),
+    Case("invalid surrogates still give valid JSON", [Cell("'\\ud800'", result="'\\uD800'"), Cell("({ toString: 1, [Symbol.for('nodejs.util.inspect.custom')]() { return 'a\\udfff\\u0000\\u2028' } })", result="a\ufffd\0\u2028"),
+                                                      Cell("display({ s: '\\ud800' }, 'application/json')", displays=[{"application/json": {"s": "\ufffd"}}])]),
+    Case("a long text is cut in the middle", [
+        Cell("({ [Symbol.for('nodejs.util.inspect.custom')]() { return 'x'.repeat(5e6) } })", result=lambda r: len(r) < 1_000_100 and "\n[... 4000000 characters left out ...]\n" in r),
+        Cell("display('é'.repeat(900000))", displays=lambda d: len(d[0]["text/plain"].encode()) < 1_000_100),
+        Cell("display('\\0'.repeat(2e6))", displays=ANY)]),
+    Case("displays", [
+        Cell("display('<b>', 'text/html'); display({ a: [1] }, 'application/json'); display({ a: 1 }); display('s')",
+             displays=[{"text/html": "<b>"}, {"application/json": {"a": [1]}}, {"text/plain": "{ a: 1 }"}, {"text/plain": "s"}]),
+        Cell("display(Buffer.from([0x89, 0x50, 0x4e, 0x47, 1]))", displays=[{"image/png": "iVBORwE="}]),
+        Cell("display(new Uint8Array([0xff, 0xd8, 0xff, 1]))", displays=[{"image/jpeg": "/9j/AQ=="}]),
+        Cell("display('data:image/png;base64,iVBO\\nRwE=', 'image/png')", displays=[{"image/png": "iVBORwE="}]),
+        Cell("display(Buffer.alloc(7e6, 1), 'image/png')", displays=[{"text/plain": "[image/png left out: it is larger than 8 MB]"}]),
+        Cell("Buffer.from([1, 2])", result="<Buffer 01 02>")]),
+    Case("output is complete and in order", [
+        Cell("console.log('a'); display(1); console.error('b'); process.stdout.write('c')", out="a\nc", err="b\n", displays=ANY, result="true"),
+        Cell("process.stdout.write('x'.repeat(1e6) + 'end\\n'); 0", out=lambda t: len(t) == 1_000_004 and t.endswith("end\n"), result="0"),
+        Cell("console.log(1); require('child_process').execSync('echo 2', { stdio: 'inherit' }); console.log(3)", out="1\n2\n3\n")]),
+]
+
+MODULES = [
+    Case("require and import work from the working directory", [
+        Cell("require('./c.cjs').z", result="1"), Cell("const { a, default: d } = await __hold(__import('./m.mjs')); [a, d]", result="[ 7, 8 ]"),
+        Cell("(await __hold(__import('node:fs'))).default === require('fs')", result="true"), Cell("(await __hold(__import('pkg'))).kind", result="'esm'"), Cell("require('pkg').kind", result="'cjs'"),
+        Cell("(await __hold(__import('./d.json', { with: { type: 'json' } }))).default.k", result="1"),
+        Cell("await __hold(__import('no-such'))", status="error", error=has("ERR_MODULE_NOT_FOUND", "Cannot find package 'no-such'")),
+        Cell("require.main === module", result="true"), Cell("[__dirname === process.cwd(), typeof exports]", result="[ true, 'object' ]"),
+        Cell("require('fs').mkdirSync('sub'); require('fs').writeFileSync('sub/s.cjs', 'module.exports = 9'); process.chdir('sub')"), Cell("require('./s.cjs')", result="9"),
+        Cell("process.chdir('..')"), Cell("Object.keys(globalThis).filter((k) => /__|babel|display|require|module/.test(k))", result="[]")], fresh=True,
+         files={"m.mjs": "export const a = 7; export default 8", "c.cjs": "module.exports = { z: 1 }", "d.json": '{"k":1}'}),
+    Case("helpers of the transpiler cannot be replaced", [
+        Cell("__hold = 1; typeof __hold", result="'function'"), Cell("'use strict'; try { __import = 1 } catch (e) { e.constructor.name }", result=ANY),
+        Cell("const log = []; class D { m() { return 1 } }\n"
+             "babelHelpers.decorate([(t, k, d) => ({ ...d, value: () => 2 }), babelHelpers.decorateParam(0, (t, k, i) => { log.push([k, i]) }), babelHelpers.decorateMetadata('design:type', Function)], D.prototype, 'm', null);\n"
+             "let E = class E {}; E = babelHelpers.decorate([(c) => class extends c { x = 1 }], E);\n[new D().m(), log, new E().x]", result="[ 2, [ [ 'm', 0 ] ], 1 ]")]),
+    Case("workers, children and inspectors of the user's work", [
+        Cell("await __hold(new Promise((r) => new (require('worker_threads').Worker)('require(\"worker_threads\").parentPort.postMessage(6)', { eval: true }).on('message', r)))", result="6"),
+        Cell("require('child_process').execFileSync('sh', ['-c', 'ls /proc/self/fd | tr \"\\\\n\" \" \"']).toString()", result="'0 1 2 3 '"),
+        Cell("Object.keys(process.env).filter((k) => ['KREQ', 'KEVT', 'KINT'].includes(k))", result="[]"),
+        Cell("const s = new (require('inspector').Session)(); s.connect(); let got; s.post('Runtime.evaluate', { expression: '1+2' }, (e, r) => { got = r.result.value }); s.disconnect(); got", result="3")]),
+    Case("standard input is at its end", [
+        Cell("process.stdin.resume(); await __hold(new Promise((r) => process.stdin.on('end', () => r('end'))))", result="'end'", within=2), Cell("require('fs').readFileSync(0, 'utf8')", result="''")]),
+]
+
+ERRORS = [
+    Case("an error has the user's frames", [
+        Cell("function thrower(v) {\n  throw new TypeError('bad ' + v);\n}"),
+        Cell("\nthrower(3)", status="error", error=lambda t: t == "TypeError: bad 3\n    at thrower (cell-{}.js:2:9)\n    at cell-{}.js:2:1\n".format(*numbers(t)),
+             check=lambda o: (o.of("error")[0]["name"], o.of("error")[0]["value"]) == ("TypeError", "bad 3")),
+        Cell("JSON.parse('{')", status="error", error=has("SyntaxError: ", "at JSON.parse", "at cell-")),
+        Cell("require('fs').readFileSync('/no')", status="error", error=lambda t: "code: 'ENOENT'" in t and "node:" not in t),
+        Cell("nope", status="error", error=has("ReferenceError: nope is not defined\n    at cell-"))]),
+    Case("causes and properties are shown", [
+        Cell("const e = new Error('a', { cause: new TypeError('b') }); e.code = 'X'; throw e", status="error",
+             error=lambda t: t == "Error: a\n    at cell-{0}.js:1:11 {{\n  code: 'X',\n  [cause]: TypeError: b\n      at cell-{0}.js:1:32\n}}\n".format(numbers(t)[0])),
+        Cell("throw new AggregateError([new Error('p')], 'all')", status="error", error=has("AggregateError: all", "Error: p"))]),
+    Case("anything may be thrown", [Cell("throw 5", status="error", error="Uncaught 5\n"), Cell("throw null", status="error", error="Uncaught null\n"), Cell("throw undefined", status="error", error="Uncaught undefined\n"),
+                                    Cell("throw { a: 1 }", status="error", error="Uncaught { a: 1 }\n"), Cell("throw Symbol('s')", status="error", error="Uncaught Symbol(s)\n")]),
+    Case("syntax errors show the line", [Cell("1;\nlet y = = 1", status="error", error=has(".js:2\nlet y = = 1\n        ^\n\nSyntaxError: Unexpected token '='\n"),
+                                             check=lambda o: o.of("error")[0]["value"] == "Unexpected token '='"),
+                                         Cell("eval('var = 1')", status="error", error=has("SyntaxError: ", "at cell-"))]),
+    Case("an error that cannot be shown", [
+        Cell("const h = new Error('h'); Object.defineProperty(h, 'stack', { get() { throw 1 } }); throw h", status="error", error=ANY),
+        Cell("const i = new Error('i'); Object.defineProperty(i, 'message', { get() { throw 1 } }); throw i", status="error", error="Error: <the error could not be shown>\n"),
+        Cell("Error.prepareStackTrace = () => { throw 2 }; throw new Error('j')", status="error", error=ANY), Cell("delete Error.prepareStackTrace", result="true"),
+        Cell("const l = new Error('l'); l.name = { toString() { for (;;); } }; throw l", status="interrupted", error=STOPPED, interrupt=0.2, within=1),
+        Cell("throw new Error('m'.repeat(3e6))", status="error", error=lambda t: len(t) < 1_000_100), Cell("1", result="1")]),
+    Case("positions go through the source map", [
+        Cell("const one = 1;\nthrow new Error('mapped');\n", map=source_map("cell.ts", "type T = 1;\n\n\nconst one = 1;\n    throw new Error('mapped');", (3, 0), (4, 4)), status="error",
+             error=lambda t: t == "Error: mapped\n    at cell-{}.ts:5:5\n".format(numbers(t)[0])),
+        Cell("function old() {\nthrow new Error('old');\n}", map=source_map("cell.tsx", "", (9, 0), (10, 2), (11, 0))),
+        Cell("old()", status="error", error=lambda t: "at old (cell-{}.ts:11:3)".format(numbers(t)[0]) in t and ".js:1:1" in t),
+        Cell("throw new Error('plain')", map=source_map("cell.js", "", (6, 0)), status="error", error=has(".js:7:1\n")),
+        Cell("throw new Error('bad map')", map="{", status="error", error=has(".js:1:7\n"))]),
+    Case("process.exit ends the cell only", [
+        Cell("let kept = 1; process.exit(3)", status="exit", exit_code=3), Cell("process.exit()", status="exit", exit_code=0), Cell("process.exitCode = 4; process.exit()", status="exit", exit_code=4),
+        Cell("try { process.exit(5) } catch {} console.log('on')", status="exit", exit_code=5, out="on\n"), Cell("setTimeout(() => process.exit(6), 5); await __hold(new Promise(() => {}))", status="exit", exit_code=6),
+        Cell("await __hold(1); process.exit(7)", status="exit", exit_code=7), Cell("process.abort()", status="exit", exit_code=134), Cell("kept", result="1")]),
+    Case("late errors are told and kill nothing", [
+        Cell("setTimeout(() => { throw new Error('timer') }, 5); " + TURN, late=lambda x: len(x) == 1 and x[0].startswith("Error: timer\n    at Timeout")),
+        Cell("Promise.reject(new Error('nobody')); " + TURN, late=lambda x: len(x) == 1 and x[0].startswith("Error: nobody\n    at cell-")),
+        Cell("setTimeout(() => { throw { get a() { return 1 } } }, 1); " + TURN, late=["Uncaught { a: [Getter] }\n"]),
+        Cell("const storm = setInterval(() => { for (let i = 0; i < 200; i++) Promise.reject(i) }, 1); " + TURN + " clearInterval(storm)", late=lambda x: len(x) == 100 and x[-1] == "further errors are not shown\n"),
+        Cell(TURN, late=ANY), Cell("new (require('events').EventEmitter)().emit('error', new Error('ee'))", status="error", error=has("Error: ee")),
+        Cell("1", result="1")]),
+]
+
+INTERRUPTS = [
+    Case("an interrupt ends the cell and keeps the state", [
+        Cell("let state = 'kept'"), stopped("for (;;);"), stopped("await __hold(new Promise(() => {}))"), stopped("await __hold(1); for (;;);"),
+        stopped("setTimeout(() => { for (;;); }, 1); await __hold(new Promise(() => {}))"), stopped("for (;;) { try { for (;;); } catch {} finally { continue } }"),
+        stopped("(function g() { Promise.resolve().then(g) })(); await __hold(new Promise(() => {}))", 2), stopped("(function t() { process.nextTick(t) })(); await __hold(new Promise(() => {}))", 2),
+        stopped("/(a+)+b/.test('a'.repeat(40))"), stopped("Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)"), stopped("({ [Symbol.for('nodejs.util.inspect.custom')]() { for (;;); } })"),
+        stopped("for (;;) console.log(1)", 2) if False else Cell("0", result="0"), Cell("state", result="'kept'"), Cell(TURN + " 'later'", result="'later'", late=ANY)]),
+    Case("a timer that hangs between cells is ended", [
+        Cell("setTimeout(() => { for (;;); }, 1)", result=ANY), Cell("'through'", result=ANY, status=ANY, error=ANY, interrupt=0.3, within=2), Cell("2", result="2")]),
+    Case("a late byte does no harm", [Cell("1", result="1"), Cell("2", result="2", interrupt=0.0, status=ANY, error=ANY), Cell("for (let i = 0; i < 1e6; i++); 3", result="3")]),
+]
+
+HOSTILE = [
+    Case("a closed stdout comes back", [
+        Cell("process.stdout.end(); 0", result="0", err=ANY), Cell("console.log(1)", out="1\n", err=ANY), Cell("require('fs').closeSync(1)", err=ANY), Cell("console.log(2)", out="2\n", err=ANY),
+        Cell("process.stdout.destroy(); 0", result="0", err=ANY), Cell("console.log(3)", out="3\n", err=ANY), Cell("Object.defineProperty(process, 'stdout', { value: null, configurable: true }); 0", result="0", err=ANY), Cell("process.stdout.write('4'); 0", out="4", result="0"),
+        Cell("process.stdout.write = () => { throw new Error('w') }; 0", result="0"), Cell("5", result="5")], fresh=True),
+    Case("the process's listeners come back", [Cell("process.removeAllListeners(); 0", result="0"), stopped("await __hold(new Promise(() => {}))"), Cell("setTimeout(() => { throw 1 }, 1); " + TURN, late=["Uncaught 1\n"]),
+                                               Cell("process.on = process.addListener = process.emitWarning = () => { throw 2 }; 0", result="0"), stopped("for (;;);"), stopped("await __hold(new Promise(() => {}))"), Cell("3", result="3")], fresh=True),
+    Case("changed builtins do not reach the driver", [
+        Cell("const no = () => { throw new Error('patched') };\n"
+             "JSON.stringify = JSON.parse = no; Array.prototype.push = Array.prototype.map = Array.prototype.join = no; Array.prototype[Symbol.iterator] = no; Buffer.from = Buffer.alloc = no; globalThis.setImmediate = globalThis.setTimeout = no;\n"
+             "Promise.prototype.then = Promise.resolve = no; globalThis.Promise = no; String.prototype.split = String.prototype.replace = String.prototype.slice = String.prototype.indexOf = no; RegExp.prototype.exec = no; Map.prototype.get = Set.prototype.add = no;\n"
+             "Function.prototype.call = Function.prototype.apply = Function.prototype.bind = no; Object.defineProperty = no; Number = String = Error = no; require('util').inspect = no; require('fs').writeSync = no; require('events').prototype.on = no; Reflect.apply = no; 0", result="0"),
+        Cell("1 + 1", result="2"), Cell("[1, 'a']", result=ANY, status=ANY, error=ANY), Cell("console.log('out')", out="out\n"), Cell("null.x", status="error", error=has("TypeError: Cannot read properties of null")), Cell("2", result="2")], fresh=True),
+    Case("a polluted Object.prototype does not reach the driver", [
+        Cell("Object.prototype.toJSON = () => 1; 0", result="0"), Cell("({ a: 1 }).a", result="1"), Cell("delete Object.prototype.toJSON; 0", result="0"),
+        Cell("for (const k of ['params', 'exit', 'interrupted', 'failure', 'objectId', 'map', 'n', 'code', 'get', 'set', 'value', 'then', 'fd', 'ino']) Object.defineProperty(Object.prototype, k, { configurable: true, get() { return undefined }, set(v) { throw new Error('setter ' + k) } }); 0", result=ANY, status=ANY, error=ANY),
+        Cell("1 + 1", result="2"), Cell("[1, { b: 2 }]", result="[ 1, { b: 2 } ]"), Cell("null.x", status="error", error=has("TypeError"))], fresh=True),
+    Case("inherited values on Object.prototype", [Cell("Object.prototype.exit = 1; Object.prototype.interrupted = 1; Object.prototype.failure = 1; Object.prototype.exceptionDetails = {}; Object.prototype.polluted = 1; 0", result="0"), Cell("3", result="3")], fresh=True),
+    Case("closing the control pipe is noticed", [Cell("require('fs').closeSync(4)", status="died -9", err=has("control pipe"), within=2)], fresh=True),
+    Case("closing the request pipe ends the kernel", [Cell("require('fs').closeSync(3); 0", result="0"), Cell("1", status=lambda s: s.startswith("died") or s == "ok", result=ANY, err=ANY)], fresh=True),
+    Case("death by signal is seen", [Cell("process.kill(process.pid, 'SIGKILL'); for (;;);", status="died -9")], fresh=True),
+    Case("fake events on stdout are output", [Cell("console.log('{\"t\":\"done\",\"n\":1,\"status\":\"ok\"}')", out='{"t":"done","n":1,"status":"ok"}\n')]),
+    Case("a stack overflow is an error", [Cell("(function f() { f() })()", status="error", error=has("RangeError: Maximum call stack size exceeded"))]),
+    Case("a strict cell", [Cell("'use strict'; undeclared = 1", status="error", error=has("ReferenceError: undeclared is not defined"))]),
+]
+
+
+def numbers(text: str) -> list[str]:
+    import re
+    return re.findall(r"cell-(\d+)\.", text) or ["?", "?"]
+
+
+CASES = [*VALUES, *MODULES, *ERRORS, *INTERRUPTS, *HOSTILE]
+for _case in CASES:
+    if "pkg" in str(_case.cells):
+        _case.files |= {"node_modules/pkg/package.json": json.dumps({"name": "pkg", "exports": {"import": "./e.mjs", "require": "./c.cjs"}}),
+                        "node_modules/pkg/e.mjs": "export const kind = 'esm'", "node_modules/pkg/c.cjs": "exports.kind = 'cjs'"}

@@ -1,0 +1,245 @@
+"""The Python driver's cases."""
+
+from __future__ import annotations
+
+import base64
+import sys
+
+from cases import ANY, Case, Cell, has, trace
+
+AT = '  File "<stdin>", line {}, in {}'.format
+MODULE_FRAME = AT(1, "<module>")
+INTERRUPTED = has("Traceback", "KeyboardInterrupt\n")
+PNG = base64.b64encode(b"\x89PNG").decode()[:5]
+
+
+def one_png(displays: list[dict[str, str]]) -> bool:
+    return len(displays) == 1 and displays[0].get("image/png", "").startswith(PNG)
+
+
+SHADOWED = sorted(name for name in sys.stdlib_module_names if name.isidentifier() and name not in (
+    "antigravity", "this", "__main__", "encodings", "_frozen_importlib", "_frozen_importlib_external", "zipimport"))
+
+VALUES = [
+    Case("the last value is the result", [Cell("1 + 1", result="2"), Cell("x = 42"), Cell("x", result="42"), Cell("'a'", result="'a'"),
+                                          Cell("None"), Cell("1;"), Cell("x; # no value\n3  # three", result="3"), Cell("")]),
+    Case("underscores keep the last three values", [Cell("10", result="10"), Cell("20", result="20"), Cell("30", result="30"),
+                                                   Cell("(_, __, ___)", result="(30, 20, 10)"), Cell("len(Out)", result="0")]),
+    Case("names live on", [Cell("def double(v):\n    return v * 2"), Cell("double(21)", result="42"), Cell("__name__", result="'__main__'")]),
+    Case("a semicolon silences", [Cell("'quiet';"), Cell("'a;'", result="'a;'"), Cell("'x' # ;", result="'x'")]),
+    Case("an invalid surrogate still gives valid JSON", [Cell("'\\ud800'", result="'\\ud800'"), Cell("print('\\ud800')", out="\\ud800\n"),
+                                                        Cell("class S:\n    def __repr__(self): return 'a\\udfff\\0\\u2028b'\nS()", result="a\\udfff\0\nb")]),
+    Case("output bytes pass as they are", [Cell("import sys; n = sys.stdout.buffer.write(b'\\xff\\x00\\x1b[1m')", out="\udcff\0\x1b[1m")]),
+    Case("a long text is cut in the middle", [Cell("'x' * 5_000_000", check=lambda o: 1_000_000 <= len(o.result) <= 1_000_100
+                                                   and has("\n[... 4000002 characters left out ...]\n")(o.result), result=ANY),
+                                              Cell("'é' * 900_000", result=lambda r: len(r.encode()) < 1_000_100 and "left out" in r)]),
+    Case("a picture over the limit is replaced", [Cell("display({'image/png': 'A' * 9_000_000, 'text/plain': 'p'}, raw=True)",
+                                                       displays=[{"text/plain": "p\n[image/png left out: it is larger than 8 MB]"}])]),
+    Case("a line stays below its limit", [Cell("display({f'text/x{i}': '\\0' * 1_000_000 for i in range(20)}, raw=True)",
+                                               displays=lambda d: "left out" in d[0]["text/plain"])]),
+    Case("rich displays", [
+        Cell("from IPython.display import HTML, JSON, SVG, Image, clear_output\ndisplay(HTML('<b>x</b>'))",
+             displays=[{"text/plain": "<IPython.core.display.HTML object>", "text/html": "<b>x</b>"}]),
+        Cell("display(Image(b'\\x89PNG\\r\\n\\x1a\\n' + b'0' * 60))", displays=one_png),
+        Cell("display({'image/png': b'\\x89PNG'}, raw=True)", displays=[{"image/png": "iVBORw=="}]),
+        Cell("JSON({'a': [1, float('nan')]})", result="<IPython.core.display.JSON object>"),
+        Cell("h = display('a', display_id='k'); h.update('b')", displays=ANY,
+             check=lambda o: [(e.get("id"), e.get("update")) for e in o.of("display")] == [("k", None), ("k", True)]),
+        Cell("clear_output(wait=True)", check=lambda o: [e["wait"] for e in o.of("clear")] == [True]),
+        Cell("class H:\n    def _repr_html_(self): return '<i>'\n    def __repr__(self): return 'H'\nH()", result="H",
+             check=lambda o: o.of("result")[0]["data"]["text/html"] == "<i>")]),
+    Case("displays and output stay in order", [
+        Cell("for i in range(3):\n    print('a', i, end='')\n    display(i)\nimport os; _ = os.write(1, b'end')",
+             out="a 0a 1a 2end", displays=ANY,
+             check=lambda o: [k if k != "event" else t for k, t in o.order] == ["stdout", "display"] * 3 + ["stdout", "done"])]),
+    Case("what C wrote is flushed", [Cell("import ctypes; ctypes.CDLL(None).printf(b'from C\\n');", out="from C\n")]),
+]
+
+MAGICS = [
+    Case("! runs without a terminal", [Cell("!echo out; echo err >&2; tty; read x || echo eof", out="out\nnot a tty\neof\n", err="err\n"),
+                                       Cell("!exit 4"), Cell("_exit_code", result="4"), Cell("v = 'w'"), Cell("!echo $v {v}", out="w w\n")]),
+    Case("a = ! gives the lines", [Cell("a = !printf 'x\\ny\\n'; echo z >&2"), Cell("list(a)", result="['x', 'y', 'z']"),
+                                   Cell("b = !sleep 30 & echo now\nlist(b)", result="['now']", within=3)]),
+    Case("%%bash is ours", [Cell("%%bash\necho a\nread x\necho [$x]\necho err >&2", out="a\n[]\n", err="err\n"),
+                            Cell("%%bash\nexit 3", status="error", error=trace(MODULE_FRAME, "subprocess.CalledProcessError: Command 'bash' returned non-zero exit status 3.")),
+                            Cell("\n\n%%bash\necho b", out="b\n"), Cell("%%bash --no-raise-error\nexit 3"), Cell("%%sh --out o --err e\necho 1; echo 2 >&2"), Cell("o, e", result="('1\\n', '2\\n')"),
+                            Cell("%%script python3 -\nprint(6 * 7)", out="42\n"), Cell("%%script cat\nxyz", out="xyz\n"),
+                            Cell("%%script no-such-program\nx", out="Couldn't find program: 'no-such-program'\n"),
+                            Cell("%%bash --bg --out pipe\necho late"), Cell("pipe.read()", result="b'late\\n'"),
+                            Cell("import threading; threading.active_count()", result="1")]),
+    Case("%%capture takes children's output too", [Cell("%%capture c\n!echo child\nprint('own')"), Cell("c.stdout", result="'child\\nown\\n'")]),
+    Case("magics", [Cell("%%writefile w.py\nprint('from w')\nw = 5", out="Writing w.py\n"), Cell("%run w.py", out="from w\n"), Cell("w", result="5"),
+                    Cell("%time 5", out=has("Wall time"), result="5"), Cell("%who", out=ANY), Cell("%timeit -n1 -r1 pass", out=has("per loop")),
+                    Cell("%pwd", result=ANY), Cell("%env NOPE=1", out="env: NOPE=1\n"), Cell("%no_such", status="error", error="UsageError: Line magic function `%no_such` not found.\n"),
+                    Cell("len?", out=has("Docstring"))]),
+    Case("%reset leaves a working kernel", [Cell("z = 1"), Cell("%reset -f"), Cell("'z' in globals()", result="False"), Cell("exit(2)", status="exit", exit_code=2)]),
+]
+
+ERRORS = [
+    Case("an error is CPython's plain traceback", [
+        Cell("x = 1 / 0", status="error", error="Traceback (most recent call last):\n  File \"<stdin>\", line 1, in <module>\nZeroDivisionError: division by zero\n",
+             check=lambda o: (o.of("error")[0]["name"], o.of("error")[0]["value"]) == ("ZeroDivisionError", "division by zero"))]),
+    Case("frames of older cells have their own lines", [
+        Cell("def outer(v):\n    return inner(v)\n\ndef inner(v):\n    raise KeyError(v)"),
+        Cell("\n\nouter('k')", status="error", error=trace(AT(3, "<module>"), AT(2, "outer"), AT(5, "inner"), "KeyError: 'k'"))]),
+    Case("the sources of older cells are kept", [Cell("def kept():\n    return 'of cell one'"), Cell("y = 2"),
+                                                 Cell("import inspect; inspect.getsource(kept)", result='"def kept():\\n    return \'of cell one\'\\n"')]),
+    Case("a user's file keeps its source line, a library's frames go", [
+        Cell("import usermod; usermod.fail()", status="error", error=lambda t: t.startswith(trace(MODULE_FRAME)) and "usermod.py\", line 3, in fail\n    json.loads('{')\n" in t
+             and "json/" not in t and t.endswith("\njson.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)\n"))],
+         files={"usermod.py": "import json\ndef fail():\n    json.loads('{')\n"}, fresh=True),
+    Case("syntax errors say <stdin>", [
+        Cell("x = = 1", status="error", error='  File "<stdin>", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n',
+             check=lambda o: o.of("error")[0]["value"] == "invalid syntax (<stdin>, line 1)"),
+        Cell("def f():\nreturn 1", status="error", error=has('File "<stdin>", line 2', "IndentationError: expected an indented block")),
+        Cell("a = 1\nreturn 5", status="error", error=has('File "<stdin>", line 2', "SyntaxError: 'return' outside function"))]),
+    Case("causes and contexts are kept", [
+        Cell("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('v') from e", status="error",
+             error=trace(AT(2, "<module>"), "ZeroDivisionError: division by zero") + "\nThe above exception was the direct cause of the following exception:\n\n"
+             + trace(AT(4, "<module>"), "ValueError: v")),
+        Cell("try:\n    1 / 0\nexcept ZeroDivisionError:\n    undefined_name", status="error", error=has("During handling of the above exception", "NameError"))]),
+    Case("exception groups are kept", [Cell("raise ExceptionGroup('g', [ValueError(1), TypeError(2)])", status="error",
+                                            error=has('Exception Group Traceback', 'File "<stdin>", line 1, in <module>', "ValueError: 1", "TypeError: 2"))]),
+    Case("notes are kept", [Cell("e = ValueError('v'); e.add_note('a note'); raise e", status="error", error=trace(MODULE_FRAME, "ValueError: v", "a note"))]),
+    Case("recursion is folded", [Cell("def r(): return r()\nr()", status="error", error=has("[Previous line repeated", "RecursionError"))]),
+    Case("warnings say <stdin>", [Cell("import warnings; warnings.warn('hm')", err="<stdin>:1: UserWarning: hm\n")]),
+    Case("an exception that cannot be shown", [
+        Cell("class A(Exception):\n    def __str__(self): raise ValueError\nraise A()", status="error", error=trace(AT(3, "<module>"), "A: <exception str() failed>")),
+        Cell("class B(Exception):\n    def __str__(self): return 5\nraise B()", status="error", error=trace(AT(3, "<module>"), "B: <exception str() failed>")),
+        Cell("class C(Exception):\n    def __str__(self): return 'x' * 50_000_000\nraise C()", status="error", error=lambda t: "left out" in t and len(t) < 1_100_000),
+        Cell("class D(Exception):\n    __cause__ = property(lambda s: 1 / 0)\nraise D('d')", status="error", error=has("D: ")),
+        Cell("class E(Exception):\n    __traceback__ = property(lambda s: 1 / 0)\nraise E('e')", status="error", error=trace(AT(3, "<module>"), "E: e")),
+        Cell("class M(type):\n    __name__ = property(lambda s: 1 / 0)\nclass F(Exception, metaclass=M): pass\nraise F('f')", status="error", error=has("F: ")),
+        Cell("class G(Exception):\n    def __str__(self):\n        while True: pass\nraise G()", status=ANY, error=ANY, interrupt=0.2, within=1)]),
+    Case("a value that cannot be shown", [
+        Cell("class R:\n    def __repr__(self): raise ValueError('r')\nR()", status="error", error=trace(AT(2, "__repr__"), "ValueError: r")),
+        Cell("class N:\n    def __repr__(self): return 5\nN()", status="error", error=has("TypeError: __repr__ returned non-string")),
+        Cell("class L:\n    def __repr__(self):\n        while True: pass\nL()", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("class Big:\n    def __repr__(self): return 'y' * 300_000_000\nBig()", result=lambda r: len(r) < 1_000_100),
+        Cell("l = []; l.append(l); l", result="[[...]]"),
+        Cell("class T(str):\n    def __len__(self): return 1 / 0\n    def encode(self, *a): return None\nclass U:\n    def __repr__(self): return T('t')\nU()", result="t")]),
+    Case("exit ends the cell only", [
+        Cell("kept = 1; exit()", status="exit", exit_code=0), Cell("quit(7)", status="exit", exit_code=7), Cell("import sys; sys.exit('bye')", status="exit", exit_code=1, err="bye\n"),
+        Cell("raise SystemExit", status="exit", exit_code=0), Cell("sys.exit(-1)", status="exit", exit_code=255), Cell("kept", result="1")]),
+    Case("a user's own KeyboardInterrupt is an error", [Cell("raise KeyboardInterrupt", status="error", error=trace(MODULE_FRAME, "KeyboardInterrupt"))]),
+    Case("the cell after an error runs", [Cell("1 / 0", status="error", error=ANY), Cell("2", result="2")]),
+    Case("errors keep nothing alive", [Cell("import weakref\nclass W: pass\ndef g():\n    w = W(); global ref; ref = weakref.ref(w); 1 / 0\ng()", status="error", error=ANY),
+                                       Cell("import gc; n = gc.collect()\nref() is None", result="True")]),
+]
+
+INPUT = [
+    Case("input() says why not", [
+        Cell("input('Name: ')", out="Name: ", status="error", error=trace(MODULE_FRAME, "EOFError: input() is not available: this sandbox has no interactive stdin")),
+        Cell("import sys; sys.stdin.read()", result="''"), Cell("sys.stdin.readline()", result="''"), Cell("list(sys.stdin)", result="[]"),
+        Cell("import io; old, sys.stdin = sys.stdin, io.StringIO('typed\\n')\ninput()", result="'typed'"), Cell("sys.stdin = old"),
+        Cell("import os; os.read(0, 1)", result="b''"), Cell("breakpoint()", out=ANY, status="error", error=has("BdbQuit"), within=3)]),
+]
+
+ASYNC = [
+    Case("await works at top level", [
+        Cell("import asyncio\nawait asyncio.sleep(0.01, 'slept')", result="'slept'"),
+        Cell("async def co():\n    await asyncio.sleep(0)\n    raise ValueError('in co')\nawait co()", status="error", error=trace(AT(4, "<module>"), AT(3, "co"), "ValueError: in co")),
+        Cell("asyncio.run(asyncio.sleep(0, 'ran'))", result="'ran'"),
+        Cell("await asyncio.gather(*[asyncio.sleep(0, i) for i in range(3)])", result="[0, 1, 2]"),
+        Cell("await asyncio.sleep(60)", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("await asyncio.sleep(0, 'again')", result="'again'"),
+        Cell("import sys\nawait asyncio.sleep(0)\nsys.exit(3)", status="exit", exit_code=3)]),
+]
+
+INTERRUPTS = [
+    Case("an interrupt ends the cell and keeps the state", [
+        Cell("state = 'kept'"),
+        Cell("while True: pass", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("import time; time.sleep(60)", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("import threading; threading.Lock().acquire() and threading.Event().wait()", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("import re; re.match('(a+)+b', 'a' * 40)", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=2),
+        Cell("!sleep 60 & sleep 61", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("%%bash\ntrap '' INT\nsleep 60", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=2),
+        Cell("x = !sleep 60", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("import subprocess; subprocess.run(['sleep', '60'])", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("def spin():\n    while True: pass\nt = threading.Thread(target=spin); t.start(); t.join()", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+        Cell("for _ in range(100):\n    if threading.active_count() == 1: break\n    time.sleep(0.02)\nthreading.active_count()", result="1"),
+        Cell("try:\n    time.sleep(60)\nexcept BaseException:\n    print('swallowed')", out="swallowed\n", interrupt=0.2, within=1),
+        Cell("for i in range(10**6): display(i)", displays=ANY, status="interrupted", error=INTERRUPTED, interrupt=0.1, within=2),
+        Cell("state", result="'kept'")]),
+    Case("a signal between cells does nothing", [Cell("import os, signal, threading\nthreading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()"),
+                                                 Cell("import time; time.sleep(0.0); 'fine'", result="'fine'", status=ANY, error=ANY), Cell("3", result="3", status=ANY, error=ANY)]),
+    Case("a replaced handler is put back", [Cell("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"),
+                                            Cell("while True: pass", status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1),
+                                            Cell("signal.alarm(1);"), Cell("import time; time.sleep(1.1)"),
+                                            Cell("def ring(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, ring); signal.setitimer(signal.ITIMER_REAL, 0.05)\ntime.sleep(0.03)"),
+                                            Cell("time.sleep(0.1)", status=ANY, error=ANY), Cell("4", result="4")]),
+]
+
+HOSTILE = [
+    Case("a lost stdout comes back", [
+        Cell("import sys, os; sys.stdout = None", err="sandpool: sys.stdout was lost and has been restored\n"), Cell("print(1)", out="1\n"),
+        Cell("sys.stdout.close()", err="sandpool: sys.stdout was lost and has been restored\n"), Cell("print(2)", out="2\n"),
+        Cell("sys.stdout.detach();", err="sandpool: sys.stdout was lost and has been restored\n"), Cell("print(3)", out="3\n"),
+        Cell("os.close(1)", err="sandpool: descriptor 1 was closed by the code and has been restored\n"), Cell("print(4)", out="4\n"),
+        Cell("del sys.stderr", err="sandpool: sys.stderr was lost and has been restored\n"), Cell("print(5, file=sys.stderr)", err="5\n"),
+        Cell("class Bad:\n    def write(self, *a): raise OSError('bad')\n    flush = write\nold, sys.stdout = sys.stdout, Bad()", status=ANY, error=ANY),
+        Cell("print(6)", status="error", error=has("OSError: bad")), Cell("sys.stdout = old; print(7)", out="7\n"),
+        Cell("class Slow(Bad):\n    def write(self, *a): pass\n    def flush(self):\n        while True: pass\nsys.stdout = Slow()", status=ANY, error=ANY, interrupt=0.2, within=2),
+        Cell("sys.stdout = old\n8", result=ANY, status=ANY, error=ANY, interrupt=0.2, within=2), Cell("9", result="9"),
+        Cell("os.closerange(0, 3)", err=ANY), Cell("print(10)", out="10\n")]),
+    Case("a forked child never answers", [
+        Cell("import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('parent' if pid else 'child')\ndisplay(1)\npid > 0",
+             out="child\nparent\n", result="True", displays=ANY, check=lambda o: len(o.events) == 3),
+        Cell("pid = os.fork()\nif not pid: 1 / 0\nos.waitpid(pid, 0)[1] >> 8", err=trace(AT(2, "<module>"), "ZeroDivisionError: division by zero"), result="1"),
+        Cell("pid = os.fork()\nif not pid: exit(9)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", result="9"),
+        Cell("import ctypes\npid = ctypes.CDLL(None).fork()\nif pid: os.waitpid(pid, 0)\n'once'", result="'once'", check=lambda o: len(o.of("result")) == 1)]),
+    Case("multiprocessing by fork works", [
+        Cell("import multiprocessing as mp\ndef square(v): return v * v\nclass P:\n    def __init__(self, v): self.v = v\nctx = mp.get_context('fork')"),
+        Cell("with ctx.Pool(2) as pool: got = pool.map(square, range(4))\ngot", result="[0, 1, 4, 9]"),
+        Cell("import pickle; pickle.loads(pickle.dumps(P(3))).v", result="3")]),
+    Case("closing the control pipe is noticed", [Cell("import os; os.close(4)", status="died 70", err=has("control pipe"), within=2)], fresh=True),
+    Case("a file over the control pipe is noticed", [Cell("import os; f = os.open('/dev/null', os.O_WRONLY); os.dup2(f, 4);", status="died 70", err=has("control pipe"), within=2)], fresh=True),
+    Case("closing the request pipe ends the kernel", [Cell("import os; os.close(3)", err=ANY), Cell("1", status="died 70", err=ANY, within=2)], fresh=True),
+    Case("all descriptors closed", [Cell("import os; os.closerange(3, 1000)", status="died 70", err=ANY, within=2)], fresh=True),
+    Case("death by signal is seen", [Cell("import os; os.kill(os.getpid(), 9)", status="died -9")], fresh=True),
+    Case("lowered limits", [Cell("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0)); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"),
+                            Cell("print('still'); 1 / 0", out="still\n", status="error", error=trace(MODULE_FRAME, "ZeroDivisionError: division by zero"))], fresh=True),
+    Case("memory refused", [Cell("import resource\nresource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))"),
+                            Cell("x = bytearray(1 << 30)", status="error", error=trace(MODULE_FRAME, "MemoryError")), Cell("'alive'", result="'alive'")], fresh=True),
+    Case("trace and profile functions do not see the driver", [
+        Cell("import sys\ndef tracer(*a): raise RuntimeError('traced')\nsys.settrace(tracer)", status=ANY, error=ANY), Cell("1", result="1"),
+        Cell("sys.setprofile(tracer)", status=ANY, error=ANY), Cell("2", result="2")]),
+    Case("patched modules do not reach the driver", [
+        Cell("import json, os, time, io, sys, signal, threading, base64, traceback, contextlib\nboom = lambda *a, **k: 1 / 0\n"
+             "json.dumps = json.loads = json.JSONEncoder.encode = json.JSONDecoder.decode = boom\nos.write = os.read = os.getpid = os.fstat = boom\n"
+             "time.perf_counter = time.time = boom\nsignal.signal = boom\nthreading.enumerate = boom\nbase64.b64encode = boom\n"),
+        Cell("print('x'); 3", out="x\n", result="3"), Cell("1 / 0", status="error", error=trace(MODULE_FRAME, "ZeroDivisionError: division by zero"))], fresh=True),
+    Case("shadow modules in the working directory", [
+        Cell("1 + 1", result="2"), Cell("1 / 0", status="error", error=ANY), Cell("!echo ok", out="ok\n"), Cell("%%bash\necho ok", out="ok\n"),
+        Cell("import mine; mine.v", result="11"), Cell("a = !echo b\nlist(a)", result="['b']"), Cell("x = = 1", status="error", error=ANY),
+        Cell("import sys; sys.path[0]", result="''"),
+        Cell("async def f(): return 5\nawait f()", result="5"), Cell("import warnings; warnings.warn('w')", err=has("UserWarning: w"))],
+         files={"mine.py": "v = 11", **{f"{name}.py": "raise RuntimeError('shadow: ' + __name__)" for name in SHADOWED}}, fresh=True),
+    Case("threads left behind may print and display", [
+        Cell("import threading, time\ndef late():\n    time.sleep(0.05); print('late'); display('late')\nt = threading.Thread(target=late); t.start()"),
+        Cell("t.join(); time.sleep(0.05)", out="late\n", displays=[{"text/plain": "'late'"}])]),
+    Case("children inherit no control pipe", [Cell("!ls /proc/self/fd | tr '\\n' ' '", out="0 1 2 3 "),
+                                              Cell("import os; [k for k in os.environ if k in ('KREQ', 'KEVT', 'KINT')]", result="[]")]),
+    Case("deleted builtins", [Cell("import builtins; del builtins.print, builtins.display"), Cell("5", result="5")], fresh=True),
+    Case("a broken `len` ends at worst the kernel", [Cell("import builtins; builtins.len = None", status=ANY, error=ANY, err=ANY), Cell("5", status=ANY, result=ANY, error=ANY, err=ANY, within=3)], fresh=True),
+    Case("exit handlers do not hold the kernel", [Cell("import atexit, time; atexit.register(time.sleep, 60);")], fresh=True),
+]
+
+FIGURES = [
+    Case("figures are shown once", [
+        Cell("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", displays=one_png),
+        Cell("plt.plot([1, 2]); plt.show()", displays=one_png),
+        Cell("fig, ax = plt.subplots(); ax.plot([1]); fig", result="<Figure size 640x480 with 1 Axes>", displays=[],
+             check=lambda o: o.of("result")[0]["data"]["image/png"].startswith(PNG)),
+        Cell("fig, ax = plt.subplots(); display(fig)", displays=one_png),
+        Cell("%matplotlib inline\nplt.plot([2]);", displays=one_png),
+        Cell("plt.plot([2]); 1 / 0", status="error", error=ANY, displays=one_png),
+        Cell("a, b = plt.figure(), plt.figure()", displays=lambda d: len(d) == 2),
+        Cell("'nothing'", result="'nothing'"), Cell("!echo [$MPLBACKEND]", out="[]\n")], needs="matplotlib"),
+    Case("a table has text and html", [Cell("import pandas as pd\npd.DataFrame({'a': [1, 2]})", result="   a\n0  1\n1  2",
+                                            check=lambda o: "<table" in o.of("result")[0]["data"]["text/html"])], needs="pandas"),
+    Case("an interrupted numpy loop", [Cell("import numpy as np\nwhile True: np.ones(1000).sum()", status="interrupted", error=INTERRUPTED, interrupt=0.3, within=1)], needs="numpy"),
+]
+
+CASES = [*VALUES, *MAGICS, *ERRORS, *INPUT, *ASYNC, *INTERRUPTS, *HOSTILE, *FIGURES]

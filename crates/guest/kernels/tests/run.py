@@ -1,0 +1,127 @@
+"""Run the drivers' cases: `run.py --python PATH --node PATH [--only WORD]`. One of the two is enough."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cases import Case  # noqa: E402
+from host import Kernel  # noqa: E402
+import node_cases  # noqa: E402
+import python_cases  # noqa: E402
+
+KERNELS = Path(__file__).resolve().parent.parent
+
+
+class Suite:
+    """The cases of one driver, in as few kernels as they allow."""
+
+    def __init__(self, name: str, argv: list[str], cases: list[Case], interrupt_pipe: bool, can: set[str]) -> None:
+        self.name, self.argv, self.cases, self.interrupt_pipe, self.can = name, argv, cases, interrupt_pipe, can
+        self.shared: Kernel | None = None
+        self.lines: list[str] = []
+        self.passed = self.failed = 0
+
+    def start(self, case: Case, directory: str) -> Kernel:
+        for name, text in case.files.items():
+            path = Path(directory, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        home = tempfile.mkdtemp(dir=directory, prefix="home")
+        kernel = Kernel(self.argv, {"HOME": home, "MPLCONFIGDIR": tempfile.gettempdir(), **case.env}, directory, self.interrupt_pipe)
+        ready = kernel.ready()
+        assert ready.status == "ready", f"{self.name} did not start: {ready.status} {ready.stderr}"
+        return kernel
+
+    def kernel_for(self, case: Case) -> Kernel:
+        if case.fresh:
+            return self.start(case, tempfile.mkdtemp(prefix="kernel-test-"))
+        if self.shared is None or self.shared.process.poll() is not None:
+            self.shared = self.start(case, tempfile.mkdtemp(prefix="kernel-test-"))
+        return self.shared
+
+    def run(self) -> None:
+        for case in self.cases:
+            if case.needs is not None and case.needs not in self.can:
+                self.lines.append(f"SKIP {self.name}: {case.name} (no {case.needs})")
+                continue
+            started = time.perf_counter()
+            found = self.failures(case)
+            took = time.perf_counter() - started
+            self.passed, self.failed = self.passed + (not found), self.failed + bool(found)
+            self.lines.append(f"{'FAIL' if found else 'ok  '} {self.name}: {case.name} ({took:.2f} s)")
+            self.lines.extend(f"       {line}" for line in found)
+        if self.shared is not None:
+            self.shared.close()
+
+    def failures(self, case: Case) -> list[str]:
+        kernel = self.kernel_for(case)
+        found: list[str] = []
+        for cell in case.cells:
+            outcome = kernel.run(cell.code, interrupt=cell.interrupt, map=cell.map)
+            numbers = {event["n"] for event in outcome.events}
+            wrong = cell.failures(outcome)
+            if numbers - {kernel.n}:
+                wrong.append(f"events of another cell: {numbers}")
+            found.extend(f"{cell.code[:80]!r}: {line}" for line in wrong)
+            if outcome.status in ("silent", "killed"):
+                kernel.stop()
+                break
+        if case.fresh:
+            kernel.close()
+        elif found:
+            kernel.stop()  # the next case gets a clean one
+        return found
+
+
+def modules(python: str) -> set[str]:
+    names = ("matplotlib", "numpy", "pandas")
+    code = f"import importlib.util as u; print(*[n for n in {names!r} if u.find_spec(n)])"
+    return set(subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", help="an interpreter that has IPython")
+    parser.add_argument("--node")
+    parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("-q", action="store_true", help="failures only")
+    args = parser.parse_args()
+    suites = []
+    if args.python:
+        argv = [args.python, "-I", "-X", "utf8", str(KERNELS / "driver.py")]
+        suites.append(Suite("python", argv, python_cases.CASES, False, modules(args.python)))
+    if args.node:
+        version = subprocess.run([args.node, "--version"], capture_output=True, text=True, check=True).stdout
+        major = int(version.lstrip("v").split(".")[0])
+        argv = [args.node, "--no-force-async-hooks-checks", str(KERNELS / "driver.mjs")]
+        suites.append(Suite("node", argv, node_cases.CASES, True, {f"node {n}" for n in range(18, major + 1)}))
+    if not suites:
+        parser.error("--python or --node is needed")
+    for suite in suites:
+        suite.cases = [case for case in suite.cases if args.only in case.name]
+    threads = [threading.Thread(target=suite.run) for suite in suites]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for suite in suites:
+        for line in suite.lines:
+            if not args.q or not line.startswith("ok"):
+                print(line)
+    passed, failed = sum(s.passed for s in suites), sum(s.failed for s in suites)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    sys.exit(main())
