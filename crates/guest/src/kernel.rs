@@ -259,11 +259,11 @@ impl Kernel {
                 self.process.signal(Signal::INT);
                 self.process.signal(Signal::CONT);
             }
-            Step::Nudge => {
-                if let Some(interrupts) = &mut self.interrupts {
-                    interrupts.push(b"x");
-                }
-            }
+            Step::Nudge => match &mut self.interrupts {
+                Some(interrupts) => interrupts.push(b"x"),
+                None if run.term.stopped_soon() => self.process.signal(Signal::INT),
+                None => {}
+            },
             Step::Kill => self.process.kill(),
         }
     }

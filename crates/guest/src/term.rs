@@ -8,6 +8,8 @@ use proto::{Deadline, RunStatus};
 
 /// Between the interrupt and its second rung, for interpreters that have one.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
+/// An interrupt that comes this soon may have found the interpreter still reading the cell, where it ignores interrupts.
+const SOON: Duration = Duration::from_secs(1);
 /// A deadline beyond any sense must not overflow the clock.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -57,6 +59,11 @@ impl Term {
 
     pub fn stopping(&self) -> Option<Why> {
         self.stop.as_ref().map(|stop| stop.why)
+    }
+
+    /// Whether the stop came so soon that its interrupt may be lost.
+    pub fn stopped_soon(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.at < self.started + SOON)
     }
 
     /// What the call ends with if it was told to stop.

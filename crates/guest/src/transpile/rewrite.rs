@@ -1,10 +1,11 @@
 //! The changes that make a cell fit for V8's REPL mode.
 //!
-//! REPL mode lets `let`, `const` and `class` be declared again in a later cell, but not `var` and `function`, and has neither
-//! `import` nor `export`:
+//! REPL mode lets a name be declared again in a later cell, but only `let` and `class` after each other and `const` after
+//! `const`; not `var` and `function`. It has neither `import` nor `export`:
 //! - imports and `export … from` become `await __import(…)` at the head, `import(…)` becomes `__import(…)`, `export` vanishes;
 //! - `await X` at top level becomes `await __hold(X)`, which keeps the promise from being collected while it is waited for;
 //! - `var` becomes `let` where it stands, if nothing looks at it earlier; otherwise `let` at the head and an assignment;
+//! - `const` becomes `let`, unless the cell itself assigns to it, which is to fail as ever;
 //! - a function becomes `let f = function …`, where it stands or, if something looks at it earlier, at the head.
 
 use std::collections::{HashMap, HashSet};
@@ -80,6 +81,7 @@ struct Name {
     /// Where it is first looked at.
     first_use: usize,
     declared_once: bool,
+    written: bool,
 }
 
 fn names(semantic: &Semantic<'_>) -> HashMap<String, Name> {
@@ -90,6 +92,7 @@ fn names(semantic: &Semantic<'_>) -> HashMap<String, Name> {
         let name = Name {
             first_use: uses.min().unwrap_or(usize::MAX),
             declared_once: scoping.symbol_redeclarations(symbol).len() <= 1,
+            written: semantic.symbol_references(symbol).any(|reference| reference.is_write()),
         };
         (scoping.symbol_name(symbol).to_owned(), name)
     };
@@ -291,10 +294,10 @@ impl<'s> Rewriter<'s> {
         }
         let named = named.join(", ");
         self.imports.push(match namespace {
-            Some(all) if named.is_empty() => format!("const {all} = {call}; "),
-            Some(all) => format!("const {all} = {call}; const {{ {named} }} = {all}; "),
+            Some(all) if named.is_empty() => format!("let {all} = {call}; "),
+            Some(all) => format!("let {all} = {call}, {{ {named} }} = {all}; "),
             None if named.is_empty() => format!("void {call}; "),
-            None => format!("const {{ {named} }} = {call}; "),
+            None => format!("let {{ {named} }} = {call}; "),
         });
         self.remove(range(import.span));
     }
@@ -350,12 +353,24 @@ impl<'s> Rewriter<'s> {
                     Declaration::FunctionDeclaration(function) if function.id.is_some() => {
                         self.function_declaration(function);
                     }
+                    Declaration::VariableDeclaration(declaration) => self.top_variables(declaration),
                     declaration => self.visit_declaration(declaration),
                 }
             }
             Statement::FunctionDeclaration(function) => self.function_declaration(function),
+            Statement::VariableDeclaration(declaration) => self.top_variables(declaration),
             statement => self.visit_statement(statement),
         }
+    }
+
+    fn top_variables(&mut self, declaration: &VariableDeclaration<'_>) {
+        let written = |name: &String| self.names.get(name).is_none_or(|known| known.written);
+        if declaration.kind == VariableDeclarationKind::Const && !names_of(declaration).iter().any(written) {
+            let start = declaration.span.start as usize;
+            // As long as it was: columns stay.
+            self.edit(start..start + "const".len(), "let  ");
+        }
+        self.visit_variable_declaration(declaration);
     }
 
     fn function_declaration(&mut self, function: &Function<'_>) {

@@ -88,6 +88,19 @@ fn var_becomes_redeclarable() {
 }
 
 #[test]
+fn const_becomes_redeclarable_unless_it_is_assigned_to() {
+    insta::assert_snapshot!(shown(
+        Javascript,
+        &[
+            "const a = 1, { b } = c",
+            "const a = 1; a = 2",
+            "{ const a = 1 } for (const b of c) {}",
+            "export const e = 1"
+        ]
+    ));
+}
+
+#[test]
 fn functions_become_redeclarable_and_stay_hoisted() {
     insta::assert_snapshot!(shown(
         Javascript,
@@ -106,7 +119,7 @@ fn functions_become_redeclarable_and_stay_hoisted() {
 
 #[test]
 fn code_that_needs_no_change_is_not_touched() {
-    let code = "let a = 1;\n// comment\nconst b = `x${a}`, c = class { #p };\n{ a: 1 }\n({ b })\nfor (const x of []) { }\nwith (b) {}\n010";
+    let code = "let a = 1;\n// comment\nlet b = `x${a}`, c = class { #p };\n{ a: 1 }\n({ b })\nfor (const x of []) { }\nwith (b) {}\n010";
     let output = transpile(Cell { language: Javascript, number: 1, code }).unwrap();
     assert_eq!(output, Output { code: code.to_owned(), map: None });
 }

@@ -337,3 +337,12 @@ impl Drop for Scratch {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
+
+/// Waits until the file is there, and takes it away.
+pub fn wait_for(file: &std::path::Path) {
+    let start = Instant::now();
+    while std::fs::remove_file(file).is_err() {
+        assert!(start.elapsed() < PATIENCE, "{} never came", file.display());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
