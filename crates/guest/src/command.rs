@@ -6,7 +6,7 @@ use std::time::Instant;
 use proto::{Deadline, Ended, FromGuest, RunEnd, RunStatus, Stream};
 use rustix::process::Signal;
 
-use crate::host::Host;
+use crate::host::{Host, NOBODY};
 use crate::kernel::micros_since;
 use crate::output::Output;
 use crate::process::{Launch, Process};
@@ -41,6 +41,10 @@ impl Job {
         Ok(Self { call, process, stdout, stderr, term: Term::new(now, order.deadline) })
     }
 
+    pub fn call(&self) -> u64 {
+        self.call
+    }
+
     pub fn process(&self) -> &Process {
         &self.process
     }
@@ -51,6 +55,14 @@ impl Job {
 
     pub fn cancel(&mut self, now: Instant) {
         self.term.cancel(now);
+    }
+
+    /// Its host is gone.
+    pub fn abandon(&mut self, now: Instant) {
+        self.cancel(now);
+        self.call = NOBODY;
+        self.stdout.abandon();
+        self.stderr.abandon();
     }
 
     pub fn wake_at(&self) -> Option<Instant> {

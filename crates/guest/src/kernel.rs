@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::event::{self, Done, Line};
-use crate::host::Host;
+use crate::host::{Host, NOBODY};
 use crate::lines::{Lines, Read, Writer};
 use crate::output::{Output, pipe_from_child, pipe_to_child};
 use crate::process::{Launch, Process};
@@ -152,10 +152,10 @@ impl Kernel {
         self.id
     }
 
-    /// The call of a cell that is still with the transpiler.
+    /// The number of a cell that is still with the transpiler.
     pub fn preparing(&self) -> Option<u64> {
         match &self.state {
-            State::Running(run) if run.preparing => Some(run.call),
+            State::Running(run) if run.preparing => Some(self.n),
             State::Starting { .. } | State::Idle | State::Running(_) => None,
         }
     }
@@ -210,6 +210,19 @@ impl Kernel {
         if let State::Running(run) = &mut self.state {
             run.term.cancel(now);
         }
+    }
+
+    /// Its host is gone: what runs is interrupted, the interpreter stays.
+    pub fn abandon(&mut self, now: Instant) {
+        self.cancel(now);
+        match &mut self.state {
+            State::Starting { call, .. } => *call = NOBODY,
+            State::Running(run) => run.call = NOBODY,
+            State::Idle => {}
+        }
+        self.stops.fill(NOBODY);
+        self.stdout.abandon();
+        self.stderr.abandon();
     }
 
     /// Kills; the answer to `call` comes when the process is gone.

@@ -11,7 +11,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 
-use crate::host::Host;
+use crate::host::{Host, NOBODY};
 
 /// A chunk leaves when this much is together,
 const CHUNK: usize = 32 << 10;
@@ -94,6 +94,13 @@ impl Output {
         self.owner = Some(Owner { call, forward_bytes });
         self.total = 0;
         self.quiet_until = None;
+    }
+
+    /// The call goes on without anybody to tell.
+    pub fn abandon(&mut self) {
+        if let Some(owner) = &mut self.owner {
+            owner.call = NOBODY;
+        }
     }
 
     /// Sends all that is left for the call; gives the count of all its bytes.

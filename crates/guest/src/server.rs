@@ -16,11 +16,14 @@ use rustix::process::{Pid, WaitStatus};
 use crate::command::{Job, Order};
 use crate::config::Config;
 use crate::files::Files;
-use crate::host::{Broken, Host};
+use crate::host::{Broken, Host, NOBODY};
 use crate::kernel::Kernel;
 use crate::process::{Process, reap_any};
 use crate::transpile::{Answer, Cell};
 use crate::transpiler::{Client, Transpiler};
+
+/// A command, whichever host's: call numbers are each host's own.
+type JobId = u64;
 
 /// What a descriptor in the poll belongs to.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +36,7 @@ enum Source {
     KernelOutput(KernelId, Stream),
     KernelEvents(KernelId),
     KernelRequests(KernelId),
-    JobOutput(u64, Stream),
+    JobOutput(JobId, Stream),
     /// Handled in each turn; here only to wake up.
     TranspilerAnswers,
     TranspilerRequests,
@@ -52,7 +55,8 @@ pub struct Server {
     listener: Option<UnixListener>,
     signals: Option<OwnedFd>,
     kernels: BTreeMap<KernelId, Kernel>,
-    jobs: BTreeMap<u64, Job>,
+    jobs: BTreeMap<JobId, Job>,
+    next_job: JobId,
     files: Files,
     transpiler: Transpiler,
     alone_since: Option<Instant>,
@@ -89,6 +93,7 @@ impl Server {
             signals: None,
             kernels: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            next_job: 0,
             alone_since: None,
             is_init: false,
         }
@@ -140,12 +145,12 @@ impl Server {
                 watch(Source::KernelEvents(id), fd, PollFlags::IN);
             }
         }
-        for (&call, job) in &self.jobs {
+        for (&id, job) in &self.jobs {
             watch(Source::Child, job.process().fd(), PollFlags::IN);
             let outputs = [(Stream::Stdout, &job.stdout), (Stream::Stderr, &job.stderr)];
             for (stream, output) in outputs.into_iter().filter(|_| read) {
                 if let Some(fd) = output.fd(now) {
-                    watch(Source::JobOutput(call, stream), fd, PollFlags::IN);
+                    watch(Source::JobOutput(id, stream), fd, PollFlags::IN);
                 }
             }
         }
@@ -201,7 +206,7 @@ impl Server {
                         kernel.write_requests();
                     }
                 }
-                Source::JobOutput(call, stream) => self.read_job_output(call, stream),
+                Source::JobOutput(id, stream) => self.read_job_output(id, stream),
                 Source::TranspilerAnswers => {}
                 Source::TranspilerRequests => self.transpiler.write_requests(),
             }
@@ -219,8 +224,8 @@ impl Server {
         for kernel in self.kernels.values_mut() {
             let preparing = kernel.preparing();
             kernel.tick(now, &mut self.host);
-            if let (Some(call), None) = (preparing, kernel.preparing()) {
-                self.transpiler.forget(Client { kernel: kernel.id(), call });
+            if let (Some(number), None) = (preparing, kernel.preparing()) {
+                self.transpiler.forget(Client { kernel: kernel.id(), number });
             }
         }
         for job in self.jobs.values_mut() {
@@ -238,8 +243,8 @@ impl Server {
         }
     }
 
-    fn read_job_output(&mut self, call: u64, stream: Stream) {
-        let Some(job) = self.jobs.get_mut(&call) else { return };
+    fn read_job_output(&mut self, id: JobId, stream: Stream) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
         match stream {
             Stream::Stdout => job.stdout.read(Instant::now(), &mut self.host),
             Stream::Stderr => job.stderr.read(Instant::now(), &mut self.host),
@@ -335,8 +340,8 @@ impl Server {
     fn drop_calls(&mut self) {
         let now = Instant::now();
         self.files.forget();
-        self.kernels.values_mut().for_each(|kernel| kernel.cancel(now));
-        self.jobs.values_mut().for_each(|job| job.cancel(now));
+        self.kernels.values_mut().for_each(|kernel| kernel.abandon(now));
+        self.jobs.values_mut().for_each(|job| job.abandon(now));
     }
 
     fn read_host(&mut self) -> Result<(), Broken> {
@@ -350,6 +355,9 @@ impl Server {
 
     fn handle(&mut self, frame: Frame) -> Result<(), Broken> {
         let call = frame.call;
+        if call == NOBODY {
+            return Err(Broken);
+        }
         match frame.kind {
             Kind::Message => {}
             Kind::File if self.host.greeted => return self.files.receive(call, &frame.payload, &mut self.host),
@@ -433,15 +441,15 @@ impl Server {
         match kernel.language {
             Language::Python => kernel.submit(code, None),
             language @ (Language::Javascript | Language::Typescript) => {
-                let cell = Cell { language, number: kernel.number(), code };
-                self.transpiler.submit(Client { kernel: id, call }, cell);
+                let number = kernel.number();
+                self.transpiler.submit(Client { kernel: id, number }, Cell { language, number, code });
             }
         }
     }
 
     fn transpile(&mut self) {
         for (client, answer) in self.transpiler.advance(Instant::now()) {
-            let waits = |kernel: &&mut Kernel| kernel.preparing() == Some(client.call);
+            let waits = |kernel: &&mut Kernel| kernel.preparing() == Some(client.number);
             let Some(kernel) = self.kernels.get_mut(&client.kernel).filter(waits) else { continue };
             match answer {
                 Answer::Done(output) => kernel.submit(&output.code, output.map.as_deref()),
@@ -455,12 +463,13 @@ impl Server {
     }
 
     fn start_job(&mut self, call: u64, order: &Order<'_>) -> Result<(), Broken> {
-        if self.jobs.contains_key(&call) {
+        if self.jobs.values().any(|job| job.call() == call) {
             return Err(Broken);
         }
         match Job::start(call, order, Instant::now()) {
             Ok(job) => {
-                self.jobs.insert(call, job);
+                self.next_job += 1;
+                self.jobs.insert(self.next_job, job);
             }
             Err(error) => {
                 let failure = match error.kind() {
@@ -476,7 +485,7 @@ impl Server {
 
     fn interrupt(&mut self, call: u64) {
         let now = Instant::now();
-        if let Some(job) = self.jobs.get_mut(&call) {
+        if let Some(job) = self.jobs.values_mut().find(|job| job.call() == call) {
             job.cancel(now);
         }
         if let Some(kernel) = self.kernels.values_mut().find(|kernel| kernel.running() == Some(call)) {

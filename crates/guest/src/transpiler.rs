@@ -23,7 +23,8 @@ const READ: usize = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     pub kernel: KernelId,
-    pub call: u64,
+    /// Of the cell.
+    pub number: u64,
 }
 
 struct Work {
