@@ -78,10 +78,9 @@ async fn installed(env: &Environment) -> Option<Node> {
     let mut seen = std::collections::BTreeSet::new();
     for dir in env.path().into_iter().chain(usual) {
         let path = dir.join("node");
-        if is_binary(&path) && path.canonicalize().is_ok_and(|real| seen.insert(real)) {
-            if let Ok(node) = host(&path).await {
-                return Some(node);
-            }
+        let new = is_binary(&path) && path.canonicalize().is_ok_and(|real| seen.insert(real));
+        if new && let Ok(node) = host(&path).await {
+            return Some(node);
         }
     }
     None

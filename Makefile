@@ -1,0 +1,45 @@
+# build   release binaries, the static guest inside        test   everything that must hold, for CI
+# run     build, prepare the languages, serve on stdio     check  format, lints, licences, documents
+# hostile the hostile tests in full                        clean  remove what was built
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+.PHONY: build run test hostile check clean needs
+
+CARGO ?= cargo
+TARGET := $(shell uname -m)-unknown-linux-gnu
+OUT := $(or $(CARGO_TARGET_DIR),target)
+GUEST := $(abspath $(OUT))/$(TARGET)/release/sandpool-guest
+SANDPOOL := $(abspath $(OUT))/release/sandpool
+
+build:
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --locked --release --package sandpool-guest --bin sandpool-guest --target $(TARGET)
+	SANDPOOL_GUEST_EMBED='$(GUEST)' $(CARGO) build --locked --release --package sandpool --bin sandpool
+
+run: build
+	@$(SANDPOOL) setup >&2
+	@scripts/client-config '$(SANDPOOL)'
+	@exec $(SANDPOOL) stdio
+
+needs:
+	@scripts/test-needs
+
+test: needs
+	$(CARGO) build --locked --workspace --all-targets
+	@scripts/test
+
+hostile: needs
+	$(CARGO) build --locked --workspace --all-targets
+	@scripts/test hostile
+
+check:
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --locked --workspace --all-targets -- --deny warnings
+	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked
+	$(CARGO) deny --locked check licenses bans sources
+	@if $(CARGO) deny --locked fetch db; then $(CARGO) deny --locked check advisories; else echo 'SKIP advisories: the database is out of reach' >&2; fi
+	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --workspace --no-deps --quiet
+
+clean:
+	$(CARGO) clean

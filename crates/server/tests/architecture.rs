@@ -1,0 +1,122 @@
+//! The shape of the program, held: which crate may import which, who speaks MCP, where `unsafe` and the environment are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Each crate and what of ours it may import. `testkit` is for tests only, so nobody may import it but as a dev-dependency.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("sandpool-proto", &[]),
+    ("sandpool-jail", &[]),
+    ("sandpool-guest", &["sandpool-jail", "sandpool-proto"]),
+    ("sandpool-sandbox", &["sandpool-jail"]),
+    ("sandpool-engine", &["sandpool-proto", "sandpool-sandbox"]),
+    ("sandpool", &["sandpool-engine", "sandpool-sandbox"]),
+    ("sandpool-testkit", &["sandpool-engine", "sandpool-guest", "sandpool-proto", "sandpool-sandbox"]),
+];
+
+/// Libraries that one crate alone may know.
+const OWNED: &[(&str, &str)] = &[
+    ("rmcp", "sandpool"),
+    ("axum", "sandpool"),
+    ("clap", "sandpool"),
+    ("oxc", "sandpool-guest"),
+    ("landlock", "sandpool-jail"),
+];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Of each crate of the workspace, the names of what it imports outside of tests.
+#[allow(clippy::disallowed_methods, reason = "the test asks cargo")]
+fn imports() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline", "--locked"])
+        .current_dir(workspace())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let name = |value: &serde_json::Value| value["name"].as_str().unwrap().to_owned();
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    packages
+        .map(|package| {
+            let all = package["dependencies"].as_array().unwrap().iter();
+            (name(package), all.filter(|one| one["kind"] != "dev").map(name).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn each_crate_imports_only_what_it_may() {
+    let ours: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
+    let imports = imports();
+    let known: Vec<&str> = imports.keys().map(String::as_str).collect();
+    assert_eq!(known, ours.keys().copied().collect::<Vec<_>>(), "a crate is missing in the table, or gone");
+    for (krate, imported) in &imports {
+        let of_ours = imported.iter().map(String::as_str).filter(|name| ours.contains_key(name));
+        let forbidden: Vec<&str> = of_ours.filter(|name| !ours[krate.as_str()].contains(name)).collect();
+        assert_eq!(forbidden, Vec::<&str>::new(), "`{krate}` must not import these");
+    }
+}
+
+#[test]
+fn a_vocabulary_of_the_outside_is_known_in_one_crate_only() {
+    for (krate, imported) in imports() {
+        for (library, owner) in OWNED {
+            assert!(
+                !imported.contains(*library) || krate == *owner,
+                "`{krate}` imports `{library}`, which is `{owner}`'s"
+            );
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_in_jail_and_nowhere_else() {
+    let marks = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern", "allow(unsafe_code"];
+    let home = |path: &Path| {
+        // The probe attacks a sandbox from inside with raw system calls; it is linked into nothing that is shipped.
+        path.starts_with("crates/jail/") || path.starts_with("crates/testkit/src/bin/probe/")
+    };
+    assert_eq!(files_with(&marks, home), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn the_environment_is_read_in_one_file() {
+    let home = |path: &Path| {
+        path == Path::new("crates/server/src/config/environment.rs")
+            || path.ends_with("build.rs")
+            // Tests are told where the prepared runtimes are.
+            || path.components().any(|part| part.as_os_str() == "tests")
+    };
+    assert_eq!(files_with(&["env::var(", "env::var_os(", "env::vars"], home), Vec::<PathBuf>::new());
+}
+
+/// Rust files below `crates/` that hold one of the marks outside a comment, but for those excused.
+fn files_with(marks: &[&str], excused: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let root = workspace();
+    let mut todo = vec![root.join("crates")];
+    let mut found = Vec::new();
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            let name = path.strip_prefix(&root).unwrap().to_owned();
+            if entry.file_type().unwrap().is_dir() {
+                todo.push(path);
+            } else if path.extension().is_some_and(|ext| ext == "rs")
+                && !name.ends_with("tests/architecture.rs")
+                && !excused(&name)
+            {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let mut code = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+                if code.any(|line| marks.iter().any(|mark| line.contains(mark))) {
+                    found.push(name);
+                }
+            }
+        }
+    }
+    found.sort();
+    found
+}
