@@ -98,7 +98,10 @@ pub struct Answer {
 pub enum Block {
     Text(String),
     /// `data` is base64.
-    Image { data: String, mime: &'static str },
+    Image {
+        data: String,
+        mime: &'static str,
+    },
 }
 
 impl Answer {
@@ -159,7 +162,8 @@ impl Field {
     }
 
     fn schema(&self, section: &str) -> Value {
-        let mut schema = json!({ "type": "string", "description": prose::field(section, self.name).unwrap_or_default() });
+        let mut schema =
+            json!({ "type": "string", "description": prose::field(section, self.name).unwrap_or_default() });
         if !self.choices.is_empty() {
             schema["enum"] = json!(self.choices);
         }

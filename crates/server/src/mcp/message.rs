@@ -52,7 +52,8 @@ impl Fault {
             id: &'a Value,
             error: Body<'a>,
         }
-        let envelope = Envelope { jsonrpc: "2.0", id: &self.id, error: Body { code: self.code, message: &self.message } };
+        let envelope =
+            Envelope { jsonrpc: "2.0", id: &self.id, error: Body { code: self.code, message: &self.message } };
         serde_json::to_vec(&envelope).expect("plain data")
     }
 }
@@ -65,9 +66,15 @@ pub(super) enum Incoming {
 
 #[derive(Debug)]
 pub(super) enum Message {
-    Request { id: Value, request: Box<ClientRequest> },
+    Request {
+        id: Value,
+        request: Box<ClientRequest>,
+    },
     /// The request with this id is no longer wanted.
-    Cancelled { id: Value, reason: Option<String> },
+    Cancelled {
+        id: Value,
+        reason: Option<String>,
+    },
     /// Another notification, or an answer to a question that we never ask: nothing to do, nothing to say.
     Ignored,
 }
@@ -77,9 +84,11 @@ pub(super) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
     // RFC 8259 lets a reader ignore a byte order mark, and some shells write one.
     let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
     match parse(line)? {
-        Value::Array(_) if !batches => {
-            Err(Fault::new(Value::Null, INVALID_REQUEST, "batches are not part of this protocol revision; send one message a line"))
-        }
+        Value::Array(_) if !batches => Err(Fault::new(
+            Value::Null,
+            INVALID_REQUEST,
+            "batches are not part of this protocol revision; send one message a line",
+        )),
         Value::Array(items) if items.is_empty() => Err(Fault::new(Value::Null, INVALID_REQUEST, "the batch is empty")),
         Value::Array(items) if items.len() > MAX_BATCH => {
             let message = format!("a batch of {} messages is over the limit of {MAX_BATCH}", items.len());
@@ -268,7 +277,10 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        *self.0 = self.0.checked_sub(1).ok_or_else(|| D::Error::custom(format_args!("more than {MAX_VALUES} values in one message")))?;
+        *self.0 = self
+            .0
+            .checked_sub(1)
+            .ok_or_else(|| D::Error::custom(format_args!("more than {MAX_VALUES} values in one message")))?;
         deserializer.deserialize_any(self)
     }
 }

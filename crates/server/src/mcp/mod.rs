@@ -52,7 +52,12 @@ pub struct McpServer {
 }
 
 impl McpServer {
-    pub fn new(engine: Arc<dyn Execute>, dialect: &'static Dialect, lang: Option<Lang>, halt: CancellationToken) -> Self {
+    pub fn new(
+        engine: Arc<dyn Execute>,
+        dialect: &'static Dialect,
+        lang: Option<Lang>,
+        halt: CancellationToken,
+    ) -> Self {
         let lang = lang.unwrap_or(dialect.default_lang);
         let tools = dialect.tools.iter().map(|row| tool(dialect, row, lang)).collect();
         Self { engine, dialect, lang, tools, halt, making: Arc::default() }
@@ -171,7 +176,11 @@ impl ServerHandler for McpServer {
 
     // rmcp answers these with success and an empty list although nothing was declared.
 
-    async fn complete(&self, _: CompleteRequestParams, _: RequestContext<RoleServer>) -> Result<CompleteResult, ErrorData> {
+    async fn complete(
+        &self,
+        _: CompleteRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<CompleteResult, ErrorData> {
         Err(ErrorData::method_not_found::<CompleteRequestMethod>())
     }
 
@@ -215,7 +224,8 @@ fn tool(dialect: &Dialect, row: &ToolRow, lang: Lang) -> Tool {
         .destructive(row.hints.destructive)
         .idempotent(row.hints.idempotent)
         .open_world(false);
-    let mut tool = Tool::new(row.name, dialect.description(row, lang), Arc::new(members(dialect.input_schema(row, lang))));
+    let mut tool =
+        Tool::new(row.name, dialect.description(row, lang), Arc::new(members(dialect.input_schema(row, lang))));
     tool.output_schema = Some(Arc::new(members((row.output_schema)())));
     tool.annotations = Some(hints);
     tool

@@ -271,7 +271,13 @@ impl Session {
     }
 
     /// Our id for a request of the client's, unless one with that id still runs.
-    fn enter(&self, id: &Value, revision: Option<String>, batch: Option<&Arc<Batch>>, room: OwnedSemaphorePermit) -> Option<i64> {
+    fn enter(
+        &self,
+        id: &Value,
+        revision: Option<String>,
+        batch: Option<&Arc<Batch>>,
+        room: OwnedSemaphorePermit,
+    ) -> Option<i64> {
         let mut waiting = self.waiting();
         let key = id.to_string();
         if waiting.ids.contains_key(&key) {
@@ -361,7 +367,8 @@ fn encode<T: Serialize>(message: &T) -> Vec<u8> {
 }
 
 fn over_limit(id: Value, length: usize) -> Vec<u8> {
-    let message = format!("an answer of {length} bytes is over the limit of {MAX_ANSWER} bytes; ask for less at a time");
+    let message =
+        format!("an answer of {length} bytes is over the limit of {MAX_ANSWER} bytes; ask for less at a time");
     Fault::new(id, INTERNAL_ERROR, message).encode()
 }
 

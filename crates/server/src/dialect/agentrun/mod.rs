@@ -12,15 +12,8 @@ use super::{Dialect, Field, Hints, Lang, NewContext, ToolRow, shown};
 mod render;
 
 /// `run_code {code, context_id}`, as the body of the document has it.
-pub static DIALECT: Dialect = dialect(&[
-    RUN_CODE,
-    CREATE_CONTEXT,
-    STOP_CONTEXT,
-    LIST_CONTEXTS,
-    UPLOAD_FILE,
-    DOWNLOAD_FILE,
-    LIST_FILES,
-]);
+pub static DIALECT: Dialect =
+    dialect(&[RUN_CODE, CREATE_CONTEXT, STOP_CONTEXT, LIST_CONTEXTS, UPLOAD_FILE, DOWNLOAD_FILE, LIST_FILES]);
 
 /// `run_code {code}`, as its appendix has it: runs in a context named `default`, made at the first call.
 pub static WITH_DEFAULT_CONTEXT: Dialect = dialect(&[
@@ -208,7 +201,8 @@ fn create_context(args: &Args) -> Result<Op, ArgError> {
 const MAX_DESCRIPTION: usize = 4096;
 
 fn check_name(name: &str) -> Result<(), ArgError> {
-    let refuse = |why: &str| Err(ArgError { code: "INVALID_CONTEXT_NAME", message: format!("Invalid context name: {why}") });
+    let refuse =
+        |why: &str| Err(ArgError { code: "INVALID_CONTEXT_NAME", message: format!("Invalid context name: {why}") });
     if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.')) {
         return refuse("name cannot be empty or contain special characters");
     }
@@ -269,7 +263,8 @@ fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeError> {
 const HOME: &str = "/workspace";
 
 fn path(text: &str) -> Result<String, ArgError> {
-    let refuse = |why: &str| Err(ArgError { code: "INVALID_PATH", message: format!("Invalid path: {}: {why}", shown(text)) });
+    let refuse =
+        |why: &str| Err(ArgError { code: "INVALID_PATH", message: format!("Invalid path: {}: {why}", shown(text)) });
     let below = match text.strip_prefix(HOME) {
         Some("" | "/") => ".",
         Some(rest) => rest.strip_prefix('/').unwrap_or(text),

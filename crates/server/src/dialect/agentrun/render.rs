@@ -41,7 +41,11 @@ pub(super) fn error(error: &EngineError) -> Answer {
         E::ContextNotFound(id) => ("CONTEXT_NOT_FOUND", format!("Context not found: {}", shown(id))),
         E::AmbiguousName { name, ids } => (
             "CONTEXT_NOT_FOUND",
-            format!("Context not found: {} is the name of several contexts; use one of the ids {}", shown(name), ids.join(", ")),
+            format!(
+                "Context not found: {} is the name of several contexts; use one of the ids {}",
+                shown(name),
+                ids.join(", ")
+            ),
         ),
         E::ContextLimit(most) => (
             "CONTEXT_CREATION_FAILED",
@@ -159,7 +163,10 @@ fn stdout(ran: &Ran) -> String {
 fn stderr(ran: &Ran) -> String {
     let mut out = String::new();
     if let Some(late) = &ran.late {
-        add_lines(&mut out, &format!("[printed by background processes since the last call]\n{}", clipped(late, TEXT_BUDGET)));
+        add_lines(
+            &mut out,
+            &format!("[printed by background processes since the last call]\n{}", clipped(late, TEXT_BUDGET)),
+        );
     }
     out.push_str(&ran.stderr.text);
     if let Some(error) = &ran.error {
@@ -184,10 +191,13 @@ fn add_lines(out: &mut String, text: &str) {
 
 /// What happened, whether variables were kept, what to do next.
 fn ending(end: &RunOutcome) -> Option<String> {
-    const AFRESH: &str = "variables are lost, files are kept; the context can be used again: run the code that defines them first";
+    const AFRESH: &str =
+        "variables are lost, files are kept; the context can be used again: run the code that defines them first";
     Some(match end {
         RunOutcome::Ok | RunOutcome::Error => return None,
-        RunOutcome::Exit { code } => format!("The code called exit with code {code}: variables are kept, the context can be used further."),
+        RunOutcome::Exit { code } => {
+            format!("The code called exit with code {code}: variables are kept, the context can be used further.")
+        }
         RunOutcome::TimedOut { after, state_kept: true } => format!(
             "Execution timed out after {} and was interrupted: variables are kept; do the work in shorter steps.",
             seconds(*after)
@@ -197,12 +207,16 @@ fn ending(end: &RunOutcome) -> Option<String> {
         }
         RunOutcome::Cancelled { state_kept: true } => "Execution was cancelled: variables are kept.".into(),
         RunOutcome::Cancelled { state_kept: false } => format!("Execution was cancelled and killed: {AFRESH}."),
-        RunOutcome::Interrupted => "Execution was interrupted: variables are kept; run it again if it should complete.".into(),
+        RunOutcome::Interrupted => {
+            "Execution was interrupted: variables are kept; run it again if it should complete.".into()
+        }
         RunOutcome::OutOfMemory { limit_bytes } => format!(
             "Out of memory: the interpreter was killed at the limit of {} MB: {AFRESH}, with less data at a time.",
             limit_bytes >> 20
         ),
-        RunOutcome::Ended { how: Ended::Exited { code } } => format!("The interpreter exited with code {code}: {AFRESH}."),
+        RunOutcome::Ended { how: Ended::Exited { code } } => {
+            format!("The interpreter exited with code {code}: {AFRESH}.")
+        }
         RunOutcome::Ended { how: Ended::Signaled { signal } } => {
             format!("The interpreter crashed with signal {signal}{}: {AFRESH}.", signal_name(*signal))
         }
@@ -406,7 +420,10 @@ pub(super) fn file(args: &Args, outcome: Outcome) -> Answer {
     let (encoding, content) = match (encoding(args).ok().flatten(), String::from_utf8(content)) {
         (None | Some(Encoding::Utf8), Ok(text)) => ("utf-8", text),
         (Some(Encoding::Utf8), Err(_)) => {
-            return refusal(&invalid(format!("encoding 'utf-8' cannot show {}, which is not text; use 'base64'", shown(&path))));
+            return refusal(&invalid(format!(
+                "encoding 'utf-8' cannot show {}, which is not text; use 'base64'",
+                shown(&path)
+            )));
         }
         (_, bytes) => ("base64", STANDARD.encode(bytes.map_or_else(|e| e.into_bytes(), String::into_bytes))),
     };
@@ -446,7 +463,8 @@ struct FileRow {
 }
 
 pub(super) fn files_schema() -> Value {
-    let file = object(json!({ "path": string(), "size": { "type": "integer" }, "type": string(), "modified": string() }));
+    let file =
+        object(json!({ "path": string(), "size": { "type": "integer" }, "type": string(), "modified": string() }));
     object(json!({ "files": { "type": "array", "items": file }, "total": { "type": "integer" } }))
 }
 
