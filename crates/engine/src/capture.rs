@@ -2,8 +2,6 @@
 //!
 //! Knows bytes, characters and mime bundles; nothing of connections or contexts.
 
-use std::collections::VecDeque;
-
 use base64::Engine as _;
 use proto::{KernelEvent, MimeBundle};
 use serde_json::Value;
@@ -63,32 +61,33 @@ impl Utf8 {
 #[derive(Debug)]
 pub(crate) struct HeadTail {
     head: String,
+    /// Characters.
     head_room: usize,
-    tail: VecDeque<char>,
+    /// Longer than its limit between two trims, so that a flood costs no more than copying it.
+    tail: String,
     tail_limit: usize,
     left_out: u64,
 }
 
 impl HeadTail {
+    const SLACK: usize = 64 << 10;
+
     pub(crate) fn new(budget: usize) -> Self {
         let head_room = budget * 3 / 5;
-        Self { head: String::new(), head_room, tail: VecDeque::new(), tail_limit: budget - head_room, left_out: 0 }
+        Self { head: String::new(), head_room, tail: String::new(), tail_limit: budget - head_room, left_out: 0 }
     }
 
     pub(crate) fn push(&mut self, text: &str) {
-        let mut chars = text.chars();
-        while self.head_room > 0 {
-            let Some(c) = chars.next() else { return };
-            self.head.push(c);
-            self.head_room -= 1;
+        let mut rest = text;
+        if self.head_room > 0 {
+            let (head, after) = split_at_char(text, self.head_room);
+            self.head.push_str(head);
+            self.head_room = if after.is_empty() { self.head_room - head.chars().count() } else { 0 };
+            rest = after;
         }
-        for c in chars {
-            self.tail.push_back(c);
-            if self.tail.len() > self.tail_limit
-                && let Some(dropped) = self.tail.pop_front()
-            {
-                self.left_out = self.left_out.saturating_add(dropped.len_utf8() as u64);
-            }
+        self.tail.push_str(rest);
+        if self.tail.len() > self.tail_limit * 4 + Self::SLACK {
+            self.trim();
         }
     }
 
@@ -97,16 +96,14 @@ impl HeadTail {
         if bytes == 0 {
             return;
         }
-        let tail: usize = self.tail.drain(..).map(char::len_utf8).sum();
-        self.left_out = self.left_out.saturating_add(bytes).saturating_add(tail as u64);
+        self.left_out = self.left_out.saturating_add(bytes).saturating_add(self.tail.len() as u64);
+        self.tail.clear();
         self.head_room = 0;
     }
 
-    pub(crate) fn truncated(&self) -> bool {
-        self.left_out > 0
-    }
-
-    pub(crate) fn finish(self) -> String {
+    /// The text, and whether something is left out.
+    pub(crate) fn finish(mut self) -> (String, bool) {
+        self.trim();
         let mut text = self.head;
         if self.left_out > 0 {
             if !text.is_empty() && !text.ends_with('\n') {
@@ -114,16 +111,30 @@ impl HeadTail {
             }
             text.push_str(&format!("… [{} bytes left out] …\n", self.left_out));
         }
-        text.extend(self.tail);
-        text
+        text.push_str(&self.tail);
+        (text, self.left_out > 0)
     }
+
+    fn trim(&mut self) {
+        if self.tail_limit == 0 {
+            self.left_out = self.left_out.saturating_add(self.tail.len() as u64);
+            self.tail.clear();
+        } else if let Some((start, _)) = self.tail.char_indices().rev().nth(self.tail_limit - 1) {
+            self.left_out = self.left_out.saturating_add(start as u64);
+            self.tail.drain(..start);
+        }
+    }
+}
+
+fn split_at_char(text: &str, count: usize) -> (&str, &str) {
+    text.char_indices().nth(count).map_or((text, ""), |(at, _)| text.split_at(at))
 }
 
 /// `text`, or its head and tail.
 pub(crate) fn bounded(text: &str, budget: usize) -> String {
     let mut kept = HeadTail::new(budget);
     kept.push(text);
-    kept.finish()
+    kept.finish().0
 }
 
 /// One stream of a cell.
@@ -155,8 +166,8 @@ impl StreamCapture {
 
     pub(crate) fn finish(mut self) -> Captured {
         self.kept.push(self.utf8.finish());
-        let truncated = self.kept.truncated();
-        Captured { text: self.kept.finish(), total_bytes: self.total, truncated }
+        let (text, truncated) = self.kept.finish();
+        Captured { text, total_bytes: self.total, truncated }
     }
 }
 
@@ -246,7 +257,7 @@ impl Rich {
         if self.left_out > 0 {
             displays.push(note(&format!("[{} more displays left out: at most {MAX_DISPLAYS}]", self.left_out)));
         }
-        let late = self.has_late.then(|| self.late.finish());
+        let late = self.has_late.then(|| self.late.finish().0);
         Shown { value: self.value, displays, error: self.error, late }
     }
 

@@ -22,7 +22,7 @@ pub const STARTUP_LOG: &str = "sandpool::startup";
 /// How long calls have to give their answer after their sandboxes were destroyed.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// How often what could not be destroyed is tried again, and idle contexts are looked for at least.
-const UPKEEP: Duration = Duration::from_secs(30);
+const UPKEEP: Duration = Duration::from_secs(10);
 
 /// Cheap to clone; all clones are one engine.
 #[derive(Clone)]

@@ -126,7 +126,8 @@ impl Live {
                 let watched = place.clone();
                 shared.tasks.spawn(async move {
                     let lost = watched.guest.lost().await;
-                    tracing::debug!(sandbox = watched.held.sandbox.id(), why = %lost, "sandbox over");
+                    let stale = watched.guest.stale_frames();
+                    tracing::debug!(sandbox = watched.held.sandbox.id(), why = %lost, stale, "sandbox over");
                     let _ = watched.destroy(&lost.0).await;
                 });
                 if shared.closed.load(Ordering::SeqCst) {

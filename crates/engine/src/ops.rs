@@ -21,6 +21,7 @@ mod write_file;
 
 /// How long a guest may take for a file operation.
 const FILE_WAIT: Duration = Duration::from_secs(30);
+const MAX_PATH: usize = 4096;
 
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
     let holdings = inner.tenants.of(&call.tenant, &inner.config);
@@ -137,6 +138,15 @@ async fn unless_cancelled<T: Send + 'static>(
         result = working => result.unwrap_or_else(|_| Err(EngineError::Sandbox("internal error; the call was given up".into()))),
         () = call.cancel.cancelled() => Err(EngineError::Cancelled),
     }
+}
+
+/// The guest resolves paths; this only keeps nonsense off the wire.
+fn check_path(path: &str) -> Result<(), EngineError> {
+    if path.len() > MAX_PATH || path.contains('\0') {
+        let path: String = path.chars().take(100).collect();
+        return Err(EngineError::InvalidPath { path, why: format!("longer than {MAX_PATH} bytes, or with a zero byte") });
+    }
+    Ok(())
 }
 
 /// A refusal of the guest about a file, in the engine's words.

@@ -2,7 +2,7 @@
 
 use proto::{FileEntry, FromGuest, ToGuest};
 
-use super::{FILE_WAIT, World, file_error, unless_cancelled};
+use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::op::{Call, EngineError, Outcome};
 
 /// Of all paths of one listing together.
@@ -12,6 +12,7 @@ impl World {
     pub(super) async fn list_files(&self, call: &Call, wanted: &str, path: String) -> Result<Outcome, EngineError> {
         let (limit, max_entries) = (self.inner.config.max_file_bytes, self.inner.config.max_files_listed);
         let context = self.holdings.find(wanted)?;
+        check_path(&path)?;
         let in_use = context.file_use();
         let place = self.place_for_files(&context).await?;
         let listing = async move {

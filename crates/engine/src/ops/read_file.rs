@@ -2,7 +2,7 @@
 
 use proto::{FromGuest, Kind, ToGuest};
 
-use super::{FILE_WAIT, World, file_error, unless_cancelled};
+use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
 use crate::live::Place;
 use crate::op::{Call, EngineError, Outcome};
@@ -11,6 +11,7 @@ impl World {
     pub(super) async fn read_file(&self, call: &Call, wanted: &str, path: String) -> Result<Outcome, EngineError> {
         let limit = self.inner.config.max_file_bytes;
         let context = self.holdings.find(wanted)?;
+        check_path(&path)?;
         let in_use = context.file_use();
         let place = self.place_for_files(&context).await?;
         let reading = async move {

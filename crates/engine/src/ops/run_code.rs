@@ -171,6 +171,8 @@ enum Ending {
     Reported(RunEnd),
     /// The transpiler refused the code.
     Syntax(String),
+    /// The code never left.
+    Unsendable(String),
     Refused(String),
     Failed(String),
     /// The guest kept silent beyond all deadlines.
@@ -192,14 +194,8 @@ impl Cell<'_> {
                 duration = duration.min(Duration::from_micros(end.micros));
                 self.conclude(end.status, home).await
             }
-            Ending::Syntax(message) => {
-                fold.rich.event(proto::KernelEvent::Error {
-                    name: "SyntaxError".into(),
-                    value: message.clone(),
-                    text: message,
-                });
-                RunOutcome::Error
-            }
+            Ending::Syntax(message) => fold.error("SyntaxError", message),
+            Ending::Unsendable(why) => fold.error("CodeTooLong", format!("the code cannot be run in one call: {why}")),
             Ending::Failed(why) => {
                 // It may or may not have run: an interpreter in doubt is not used again.
                 let _ = self.place.destroy(&why).await;
@@ -232,7 +228,9 @@ impl Cell<'_> {
         let mut run: PendingCall = tokio::select! {
             sent = self.place.guest.call(&request) => match sent {
                 Ok(run) => run,
-                Err(lost) => return Ending::Lost(lost),
+                Err(lost) if self.place.guest.is_lost() => return Ending::Lost(lost),
+                // Characters that are written as six on the way.
+                Err(too_long) => return Ending::Unsendable(too_long.0),
             },
             () = tokio::time::sleep_until(until) => return Ending::Silent { cancelled: false },
         };
@@ -341,6 +339,11 @@ impl<'a> Fold<'a> {
             _ => return Err("the guest answered a run with something else"),
         }
         Ok(None)
+    }
+
+    fn error(&mut self, name: &str, message: String) -> RunOutcome {
+        self.rich.event(proto::KernelEvent::Error { name: name.into(), value: message.clone(), text: message });
+        RunOutcome::Error
     }
 
     fn stream(&mut self, stream: Stream) -> &mut StreamCapture {

@@ -2,7 +2,7 @@
 
 use proto::{FromGuest, MAX_CHUNK, ToGuest};
 
-use super::{FILE_WAIT, World, file_error, unless_cancelled};
+use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
 use crate::live::Place;
 use crate::op::{Call, EngineError, Outcome};
@@ -17,6 +17,7 @@ impl World {
     ) -> Result<Outcome, EngineError> {
         let limit = self.inner.config.max_file_bytes;
         let context = self.holdings.find(wanted)?;
+        check_path(&path)?;
         if content.len() as u64 > limit {
             return Err(EngineError::FileTooLarge { path, limit });
         }

@@ -1,0 +1,216 @@
+//! The sessions of the pool, and the start and the end of the engine.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::op::{Health, RunOutcome};
+use engine::{Engine, EngineConfig, EngineError};
+use support::*;
+use testkit::fake::FakeBackend;
+use tokio::time::Instant;
+
+#[tokio::test(start_paused = true)]
+async fn health_is_measured() {
+    let backend = FakeBackend::new();
+    let engine = Engine::new(EngineConfig::default(), Arc::new(backend.clone()));
+    let before = health(&engine).await;
+    assert_eq!((before.interpreter_ready, before.interpreter_status, before.session_pool_size), (false, "CREATING", 0));
+    engine.start_pool(runtimes()).await.unwrap();
+    let ready = health(&engine).await;
+    let expected = Health {
+        interpreter_ready: true,
+        interpreter_status: "READY",
+        session_pool_size: 3,
+        session_pool_available: 3,
+        all_sessions_healthy: true,
+        startup_time_seconds: ready.startup_time_seconds,
+    };
+    assert_eq!(ready, expected);
+    assert_eq!(backend.runs(), ["pass", "pass", "pass"], "a statement in each");
+    engine.shutdown(Duration::ZERO).await;
+    assert_eq!(engine.execute(&call(), engine::Op::Health).await, Err(EngineError::ShuttingDown));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pool_refills_behind_a_new_context() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    for n in 1..=10 {
+        create(&engine, "a").await;
+        eventually("the pool is full again", || backend.living() == 3 + n).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((health(&engine).await.session_pool_available, engine.sandboxes()), (3, 13));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_pool_still_makes_contexts() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, EngineConfig { pool_size: 1, ..EngineConfig::default() }).await;
+    let created = tokio::join!(create(&engine, "a"), create(&engine, "b"), create(&engine, "c"));
+    assert!(created.0 != created.1 && created.1 != created.2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_killed_session_is_noticed_within_a_second_and_rebuilt() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    run(&engine, &id, "set x 1").await;
+    eventually("the pool is full", || backend.created() == 4).await;
+    let killed = Instant::now();
+    backend.kill(2);
+    eventually("another is made", || backend.created() == 5).await;
+    assert!(killed.elapsed() < Duration::from_secs(1));
+    eventually("the dead one is gone", || backend.living() == 4).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(health(&engine).await.session_pool_available, 3);
+    assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_are_replaced_before_they_expire_and_contexts_keep_their_variables() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    run(&engine, &id, "set x 1").await;
+    eventually("the pool is full", || backend.created() == 4).await;
+    tokio::time::sleep(Duration::from_secs(59 * 60 - 5)).await;
+    assert_eq!(backend.created(), 4);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!((backend.created(), backend.living()), (7, 4), "before the sixty minutes are over");
+    assert_eq!(health(&engine).await.session_pool_available, 3);
+    assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_session_is_checked_every_five_minutes_and_the_unfit_are_replaced() {
+    let backend = FakeBackend::scripted({
+        let checks = std::sync::atomic::AtomicUsize::new(0);
+        move |call, request, wire| {
+            let proto::ToGuest::Run { code, .. } = request else { return None };
+            // The fifth check is the second of the second round.
+            if code != "pass" || checks.fetch_add(1, std::sync::atomic::Ordering::SeqCst) != 4 {
+                return None;
+            }
+            let wire = wire.clone();
+            Some(Box::pin(async move { wire.end(call, proto::RunStatus::Error).await }))
+        }
+    });
+    let engine = engine(&backend).await;
+    tokio::time::sleep(Duration::from_secs(301)).await;
+    assert_eq!(backend.runs().len(), 6);
+    eventually("the unfit one is replaced", || backend.created() == 4 && backend.living() == 3).await;
+    assert!(health(&engine).await.all_sessions_healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_session_is_tried_three_times_at_the_start() {
+    let backend = FakeBackend::new();
+    backend.fail_next_creates(2);
+    let engine = engine(&backend).await;
+    assert_eq!(health(&engine).await.session_pool_size, 3);
+
+    let backend = FakeBackend::new();
+    backend.fail_next_kernels(1000);
+    let error = Engine::start(EngineConfig::default(), runtimes(), Arc::new(backend.clone())).await.err().unwrap();
+    assert_eq!(error.to_string(), "the sandbox failed: the interpreter did not start: told to fail");
+    assert_eq!((backend.created(), backend.living(), backend.was_shut_down()), (9, 0, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pool_recovers_when_the_back_end_does() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    backend.fail_next_creates(5);
+    backend.kill(0);
+    backend.kill(1);
+    eventually("it fails for a while", || backend.living() == 1).await;
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(backend.living(), 3);
+    assert!(health(&engine).await.all_sessions_healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn before_it_is_ready_a_call_waits_and_then_hears_what_is_missing() {
+    let backend = FakeBackend::new();
+    let engine = Engine::new(EngineConfig::default(), Arc::new(backend.clone()));
+    engine.set_status("fetching Python packages, 40 %");
+    let begun = Instant::now();
+    let early = engine.execute(&call(), create_op("a")).await;
+    assert_eq!(early, Err(EngineError::NotReady("fetching Python packages, 40 %".into())));
+    assert_eq!(begun.elapsed().as_secs(), 10);
+
+    let waiting = {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.execute(&call(), create_op("b")).await })
+    };
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    engine.start_pool(runtimes()).await.unwrap();
+    assert!(waiting.await.unwrap().is_ok());
+
+    let failed = Engine::new(EngineConfig::default(), Arc::new(FakeBackend::new()));
+    failed.set_failed("no Python was found");
+    assert_eq!(failed.execute(&call(), create_op("a")).await, Err(EngineError::NotReady("no Python was found".into())));
+}
+
+/// HOSTILE F04.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_lets_running_code_end_and_refuses_the_rest() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let running = spawn_run(&engine, call(), &id, "sleep 5000\nprint done");
+    begun(&backend, "sleep 5000\nprint done").await;
+    let queued = spawn_run(&engine, call(), &id, "print queued");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let ending = {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.shutdown(Duration::from_secs(30)).await })
+    };
+    assert_eq!(queued.await.unwrap(), Err(EngineError::ShuttingDown));
+    assert_eq!(engine.execute(&call(), create_op("b")).await, Err(EngineError::ShuttingDown));
+    assert_eq!(text(&ran(running.await.unwrap()).stdout), "done\n");
+    ending.await.unwrap();
+    assert_eq!((backend.living(), backend.was_shut_down(), engine.sandboxes()), (0, true, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_the_grace_time_or_a_second_order_everything_ends_with_an_answer() {
+    for twice in [false, true] {
+        let backend = FakeBackend::new();
+        let engine = engine(&backend).await;
+        let id = create(&engine, "a").await;
+        let running = spawn_run(&engine, call(), &id, "hang");
+        begun(&backend, "hang").await;
+        let started = Instant::now();
+        let ending = {
+            let engine = engine.clone();
+            tokio::spawn(async move { engine.shutdown(Duration::from_secs(20)).await })
+        };
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if twice {
+            engine.shutdown(Duration::from_secs(20)).await;
+        }
+        ending.await.unwrap();
+        assert_eq!(started.elapsed().as_secs(), if twice { 1 } else { 20 });
+        assert!(matches!(ran(running.await.unwrap()).end, RunOutcome::SandboxLost { .. }));
+        assert_eq!(backend.living(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_hundred_contexts_leave_nothing_behind() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    for n in 0..200 {
+        let id = create(&engine, &format!("c{n}")).await;
+        run(&engine, &id, "print 1").await;
+        engine.execute(&call(), stop_op(&id)).await.unwrap();
+    }
+    eventually("only the pool is left", || backend.living() == 3 && engine.sandboxes() == 3).await;
+    engine.shutdown(Duration::ZERO).await;
+    assert_eq!(backend.living(), 0);
+}

@@ -1,0 +1,143 @@
+//! The engine with the real guest and a real Python, without walls.
+//!
+//! Needs `SANDPOOL_TEST_PYTHON`: a Python with ipython, and matplotlib for the figures.
+
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::op::RunOutcome;
+use engine::{Engine, EngineConfig, EngineError, Event, KernelCommand, Op, Outcome, Runtimes};
+use support::*;
+use testkit::inprocess::InProcess;
+
+/// Removed when the test ends.
+struct Base(PathBuf);
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests are told by the environment what they may use")]
+fn python() -> Option<String> {
+    let python = std::env::var("SANDPOOL_TEST_PYTHON").ok();
+    assert!(python.is_some() || std::env::var_os("CI").is_none(), "SANDPOOL_TEST_PYTHON is not set");
+    if python.is_none() {
+        eprintln!("SKIP: SANDPOOL_TEST_PYTHON is not set");
+    }
+    python
+}
+
+async fn start(config: EngineConfig) -> Option<(Engine, Base)> {
+    let python = python()?;
+    let base = std::env::temp_dir().join(format!("sandpool-test-{}", uuid::Uuid::new_v4().simple()));
+    let driver = "/opt/sandpool/driver.py";
+    let env = [("PATH", "/usr/bin:/bin"), ("LANG", "C.UTF-8"), ("MPLBACKEND", "module://matplotlib_inline.backend_inline")];
+    let python = KernelCommand {
+        argv: [python.as_str(), "-I", "-B", "-X", "utf8", driver].map(String::from).to_vec(),
+        env: env.map(|(name, value)| (name.into(), value.into())).into(),
+        binds: Vec::new(),
+    };
+    let files = vec![(driver.into(), guest::kernels::PYTHON_DRIVER.into())];
+    let backend = Arc::new(InProcess::new(&base, Vec::new()));
+    let runtimes = Runtimes { python, node: None, files };
+    let engine = Engine::start(config, runtimes, backend).await.expect("the engine starts");
+    Some((engine, Base(base)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn state_is_kept_and_contexts_are_apart() {
+    let Some((engine, base)) = start(EngineConfig::default()).await else { return };
+    let (alice, bob) = (create(&engine, "alice").await, create(&engine, "bob").await);
+    assert_eq!(run(&engine, &alice, "x = 42").await.end, RunOutcome::Ok);
+    let printed = run(&engine, &alice, "print(x)\nx + 1").await;
+    assert_eq!((text(&printed.stdout), &printed.end), ("42\n", &RunOutcome::Ok));
+    assert_eq!(printed.value.unwrap()["text/plain"], "43");
+    let missing = run(&engine, &bob, "print(x)").await;
+    let error = missing.error.unwrap();
+    assert_eq!((missing.end, error.name.as_str()), (RunOutcome::Error, "NameError"));
+    assert!(error.text.starts_with("Traceback (most recent call last):"), "{}", error.text);
+    let fresh = run(&engine, &bob, "_").await;
+    assert_eq!(fresh.value.map(|value| value["text/plain"].clone()), Some("''".into()), "the health check leaves no value");
+    engine.shutdown(Duration::ZERO).await;
+    assert_eq!(std::fs::read_dir(&base.0).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_out_keeps_variables_and_a_cancel_too() {
+    let Some((engine, _base)) = start(EngineConfig { timeout: Duration::from_secs(1), ..EngineConfig::default() }).await else {
+        return;
+    };
+    let id = create(&engine, "a").await;
+    let timed_out = run(&engine, &id, "x = 1\nwhile True: pass").await;
+    assert_eq!(timed_out.end, RunOutcome::TimedOut { after: Duration::from_secs(1), state_kept: true });
+    let caller = call();
+    let running = spawn_run(&engine, caller.clone(), &id, "import time\nprint('on', flush=True)\ntime.sleep(100)");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    caller.cancel.cancel();
+    assert_eq!(ran(running.await.unwrap()).end, RunOutcome::Cancelled { state_kept: true });
+    assert_eq!(text(&run(&engine, &id, "print(x)").await.stdout), "1\n");
+    engine.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_costs_variables_and_keeps_files() {
+    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let id = create(&engine, "a").await;
+    let write = Op::WriteFile { context: id.clone(), path: "d/in.txt".into(), content: b"kept".to_vec() };
+    assert_eq!(engine.execute(&call(), write).await, Ok(Outcome::Written { path: "d/in.txt".into(), size: 4 }));
+    let crashed = run(&engine, &id, "x = 1\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)").await;
+    assert!(matches!(crashed.end, RunOutcome::Ended { .. }), "{crashed:?}");
+    let next = run(&engine, &id, "print(open('d/in.txt').read(), 'x' in globals())").await;
+    assert_eq!(text(&next.stdout), "kept False\n");
+    run(&engine, &id, "open('out.txt', 'w').write('from python')").await;
+    let read = Op::ReadFile { context: id.clone(), path: "out.txt".into() };
+    let content = b"from python".to_vec();
+    assert_eq!(engine.execute(&call(), read).await, Ok(Outcome::File { path: "out.txt".into(), content }));
+    let list = Op::ListFiles { context: id.clone(), path: String::new() };
+    let Ok(Outcome::Files { entries, .. }) = engine.execute(&call(), list).await else { panic!() };
+    let paths: Vec<&str> = entries.iter().map(|entry| entry.path.as_str()).collect();
+    assert_eq!(paths, ["d", "d/in.txt", "out.txt"]);
+    let outside = Op::ReadFile { context: id, path: "../../../etc/passwd".into() };
+    assert!(matches!(engine.execute(&call(), outside).await, Err(EngineError::InvalidPath { .. } | EngineError::FileNotFound(_))));
+    engine.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_is_cut_and_counted() {
+    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let id = create(&engine, "a").await;
+    let flooded = run(&engine, &id, "print('head')\nprint('x' * 50_000_000)\nprint('tail')").await;
+    assert_eq!(flooded.stdout.total_bytes, 50_000_000 + 11);
+    assert!(flooded.stdout.truncated && flooded.stdout.text.starts_with("head\n") && flooded.stdout.text.ends_with("tail\n"));
+    assert!(flooded.stdout.text.chars().count() < 20_100);
+    engine.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_figure_comes_back_as_a_picture() {
+    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let id = create(&engine, "a").await;
+    let plotted = run(&engine, &id, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nNone").await;
+    assert_eq!(plotted.end, RunOutcome::Ok, "{plotted:?}");
+    assert!(plotted.displays.iter().any(|display| display.contains_key("image/png")), "{:?}", plotted.displays);
+    engine.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_is_followed_while_it_is_printed() {
+    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let id = create(&engine, "a").await;
+    let (caller, mut events) = followed();
+    let running = spawn_run(&engine, caller, &id, "import time\nprint('first', flush=True)\ntime.sleep(1.5)\nprint('second')");
+    let began = Instant::now();
+    let first = events.recv().await;
+    assert_eq!(first, Some(Event::Output { stream: proto::Stream::Stdout, text: "first\n".into() }));
+    assert!(began.elapsed() < Duration::from_secs(1) && !running.is_finished());
+    assert_eq!(text(&ran(running.await.unwrap()).stdout), "first\nsecond\n");
+    engine.shutdown(Duration::ZERO).await;
+}

@@ -1,0 +1,114 @@
+//! What every test of the engine needs: a small engine, calls, and waiting for a condition.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::op::{Captured, Ran, RunOutcome};
+use engine::{Call, Engine, EngineConfig, EngineError, Event, EventSink, KernelCommand, Op, Outcome, Runtimes, Tenant};
+use proto::Language;
+use testkit::fake::FakeBackend;
+use tokio_util::sync::CancellationToken;
+
+pub fn runtimes() -> Runtimes {
+    let command = |name: &str| KernelCommand { argv: vec![name.into()], ..KernelCommand::default() };
+    Runtimes { python: command("python"), node: Some(command("node")), files: Vec::new() }
+}
+
+pub async fn engine(backend: &FakeBackend) -> Engine {
+    engine_with(backend, EngineConfig::default()).await
+}
+
+pub async fn engine_with(backend: &FakeBackend, config: EngineConfig) -> Engine {
+    Engine::start(config, runtimes(), Arc::new(backend.clone())).await.expect("the engine starts")
+}
+
+pub fn call() -> Call {
+    call_of(&Tenant::local())
+}
+
+pub fn call_of(tenant: &Tenant) -> Call {
+    Call { tenant: tenant.clone(), cancel: CancellationToken::new(), events: EventSink::default() }
+}
+
+pub fn followed() -> (Call, tokio::sync::mpsc::Receiver<Event>) {
+    let (sender, receiver) = tokio::sync::mpsc::channel(1000);
+    (Call { events: EventSink(Some(sender)), ..call() }, receiver)
+}
+
+pub fn create_op(name: &str) -> Op {
+    Op::CreateContext { name: name.into(), language: Language::Python, description: String::new() }
+}
+
+pub fn run_op(context: &str, code: &str) -> Op {
+    Op::RunCode { context: context.into(), code: code.into(), timeout: None }
+}
+
+pub fn stop_op(context: &str) -> Op {
+    Op::StopContext { context: context.into() }
+}
+
+/// A new context's id.
+pub async fn create(engine: &Engine, name: &str) -> String {
+    match engine.execute(&call(), create_op(name)).await {
+        Ok(Outcome::Created(info)) => info.id,
+        other => panic!("not created: {other:?}"),
+    }
+}
+
+pub async fn run(engine: &Engine, context: &str, code: &str) -> Ran {
+    ran(engine.execute(&call(), run_op(context, code)).await)
+}
+
+pub fn ran(result: Result<Outcome, EngineError>) -> Ran {
+    match result {
+        Ok(Outcome::Ran(ran)) => ran,
+        other => panic!("did not run: {other:?}"),
+    }
+}
+
+/// A run in the background, once its code has begun.
+pub fn spawn_run(engine: &Engine, call: Call, context: &str, code: &str) -> tokio::task::JoinHandle<Result<Outcome, EngineError>> {
+    let (engine, op) = (engine.clone(), run_op(context, code));
+    tokio::spawn(async move { engine.execute(&call, op).await })
+}
+
+pub async fn begun(backend: &FakeBackend, code: &str) {
+    eventually("the run begins", || backend.runs().iter().any(|run| run == code)).await;
+}
+
+pub async fn names(engine: &Engine) -> Vec<String> {
+    match engine.execute(&call(), Op::ListContexts).await {
+        Ok(Outcome::Contexts(contexts)) => contexts.into_iter().map(|c| c.name).collect(),
+        other => panic!("no list: {other:?}"),
+    }
+}
+
+pub async fn health(engine: &Engine) -> engine::op::Health {
+    match engine.execute(&call(), Op::Health).await {
+        Ok(Outcome::Health(health)) => health,
+        other => panic!("no health: {other:?}"),
+    }
+}
+
+pub fn text(captured: &Captured) -> &str {
+    &captured.text
+}
+
+pub fn lost(ran: &Ran) -> &str {
+    match &ran.end {
+        RunOutcome::SandboxLost { why } => why,
+        other => panic!("the sandbox was not lost: {other:?}"),
+    }
+}
+
+/// Waits for a condition; under paused time this costs nothing.
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    for _ in 0..20_000 {
+        if condition() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("never: {what}");
+}

@@ -1,0 +1,441 @@
+//! A back end whose guests follow a script: for everything a real guest does too seldom, or never.
+//!
+//! Without a script its guests are well-behaved and understand a small language, one statement a line:
+//! `print TEXT`, `error TEXT`, `sleep MS`, `hang` (until interrupted or past its deadline), `deaf` (never answers again),
+//! `raise NAME`, `die SIGNAL`, `exit CODE`, `flood BYTES`, `set NAME TEXT`, `get NAME`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use proto::{Deadline, Decoder, Ended, Failure, Frame, FromGuest, KernelEvent, KernelId, Kind, RunEnd, RunStatus, ToGuest};
+use sandbox::{Backend, BackendError, GuestStream, Isolation, Level, Sandbox, SandboxSpec, Stats};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::{Mutex as AsyncMutex, Notify};
+
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Answers a request, or leaves it (`None`) to the well-behaved guest.
+type Script = Arc<dyn Fn(u64, &ToGuest, &Wire) -> Option<Work> + Send + Sync>;
+
+#[derive(Clone)]
+pub struct FakeBackend {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    script: Mutex<Option<Script>>,
+    sandboxes: Mutex<Vec<Arc<FakeSandbox>>>,
+    created: AtomicUsize,
+    fail_creates: AtomicU32,
+    fail_kernels: AtomicU32,
+    fail_destroys: AtomicBool,
+    oom_kills: AtomicU64,
+    shut_down: AtomicBool,
+    /// The code of every run, in the order in which it began.
+    runs: Mutex<Vec<String>>,
+    kernels: Mutex<Vec<proto::KernelSpec>>,
+    specs: Mutex<Vec<SandboxSpec>>,
+    running: AtomicUsize,
+    most_running: AtomicUsize,
+}
+
+impl FakeBackend {
+    pub fn new() -> Self {
+        Self { shared: Arc::default() }
+    }
+
+    /// With a script that sees each request first.
+    pub fn scripted(script: impl Fn(u64, &ToGuest, &Wire) -> Option<Work> + Send + Sync + 'static) -> Self {
+        let backend = Self::new();
+        *lock(&backend.shared.script) = Some(Arc::new(script));
+        backend
+    }
+
+    pub fn fail_next_creates(&self, count: u32) {
+        self.shared.fail_creates.store(count, Ordering::SeqCst);
+    }
+
+    pub fn fail_next_kernels(&self, count: u32) {
+        self.shared.fail_kernels.store(count, Ordering::SeqCst);
+    }
+
+    pub fn fail_destroys(&self, fail: bool) {
+        self.shared.fail_destroys.store(fail, Ordering::SeqCst);
+    }
+
+    pub fn set_oom_kills(&self, kills: u64) {
+        self.shared.oom_kills.store(kills, Ordering::SeqCst);
+    }
+
+    pub fn created(&self) -> usize {
+        self.shared.created.load(Ordering::SeqCst)
+    }
+
+    /// Sandboxes that were made and not destroyed.
+    pub fn living(&self) -> usize {
+        lock(&self.shared.sandboxes).iter().filter(|s| !s.destroyed.load(Ordering::SeqCst)).count()
+    }
+
+    pub fn was_shut_down(&self) -> bool {
+        self.shared.shut_down.load(Ordering::SeqCst)
+    }
+
+    pub fn runs(&self) -> Vec<String> {
+        lock(&self.shared.runs).clone()
+    }
+
+    pub fn kernels(&self) -> Vec<proto::KernelSpec> {
+        lock(&self.shared.kernels).clone()
+    }
+
+    pub fn specs(&self) -> Vec<SandboxSpec> {
+        lock(&self.shared.specs).clone()
+    }
+
+    /// The most cells that ever ran at the same time.
+    pub fn most_running(&self) -> usize {
+        self.shared.most_running.load(Ordering::SeqCst)
+    }
+
+    /// Ends the guest of a sandbox, counted in the order they were made.
+    pub fn kill(&self, number: usize) {
+        let sandbox = lock(&self.shared.sandboxes)[number].clone();
+        sandbox.gone.notify_one();
+    }
+}
+
+impl Default for FakeBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[async_trait]
+impl Backend for FakeBackend {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    async fn preflight(&self) -> Result<Isolation, BackendError> {
+        Ok(no_isolation())
+    }
+
+    async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
+        if take_one(&self.shared.fail_creates) {
+            return Err(BackendError::Create("told to fail at /host/path".into()));
+        }
+        let number = self.shared.created.fetch_add(1, Ordering::SeqCst);
+        lock(&self.shared.specs).push(spec.clone());
+        let sandbox = Arc::new(FakeSandbox {
+            id: format!("sbx-{number}"),
+            isolation: no_isolation(),
+            backend: self.clone(),
+            gone: Notify::new(),
+            destroyed: AtomicBool::new(false),
+        });
+        lock(&self.shared.sandboxes).push(sandbox.clone());
+        Ok(Box::new(Handle(sandbox)))
+    }
+
+    async fn shutdown(&self) {
+        self.shared.shut_down.store(true, Ordering::SeqCst);
+    }
+}
+
+fn no_isolation() -> Isolation {
+    Isolation { level: Level::Basic, missing: vec!["everything: a back end for tests".into()] }
+}
+
+fn take_one(count: &AtomicU32) -> bool {
+    count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok()
+}
+
+struct FakeSandbox {
+    id: String,
+    isolation: Isolation,
+    backend: FakeBackend,
+    gone: Notify,
+    destroyed: AtomicBool,
+}
+
+struct Handle(Arc<FakeSandbox>);
+
+#[async_trait]
+impl Sandbox for Handle {
+    fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    fn isolation(&self) -> &Isolation {
+        &self.0.isolation
+    }
+
+    async fn connect(&self) -> Result<GuestStream, BackendError> {
+        let (ours, theirs) = tokio::io::duplex(64 << 10);
+        let sandbox = self.0.clone();
+        tokio::spawn(async move {
+            let guest = serve(ours, sandbox.backend.shared.clone());
+            tokio::select! {
+                () = guest => {}
+                () = sandbox.gone.notified() => {}
+            }
+        });
+        Ok(Box::new(theirs))
+    }
+
+    async fn stats(&self) -> Result<Stats, BackendError> {
+        let oom_kills = self.0.backend.shared.oom_kills.load(Ordering::SeqCst);
+        Ok(Stats { memory_bytes: None, pids: None, oom_kills })
+    }
+
+    async fn destroy(&self) -> Result<(), BackendError> {
+        if self.0.backend.shared.fail_destroys.load(Ordering::SeqCst) {
+            return Err(BackendError::Launcher("told to fail at /host/path".into()));
+        }
+        self.0.destroyed.store(true, Ordering::SeqCst);
+        self.0.gone.notify_one();
+        Ok(())
+    }
+}
+
+/// The guest's end of the connection.
+#[derive(Clone)]
+pub struct Wire {
+    writer: Arc<AsyncMutex<Option<tokio::io::WriteHalf<DuplexStream>>>>,
+}
+
+impl Wire {
+    pub async fn send(&self, call: u64, message: &FromGuest) {
+        let mut bytes = Vec::new();
+        proto::encode_message(&mut bytes, call, message).expect("a short message");
+        self.raw(&bytes).await;
+    }
+
+    pub async fn data(&self, kind: Kind, call: u64, payload: &[u8]) {
+        let mut bytes = Vec::new();
+        for chunk in payload.chunks(proto::MAX_CHUNK) {
+            proto::encode(&mut bytes, kind, call, chunk);
+        }
+        self.raw(&bytes).await;
+    }
+
+    /// Anything at all. An error means that the host hung up, which is for the host's side of a test to look at.
+    pub async fn raw(&self, bytes: &[u8]) {
+        if let Some(writer) = self.writer.lock().await.as_mut() {
+            let _ = writer.write_all(bytes).await;
+        }
+    }
+
+    pub async fn hang_up(&self) {
+        if let Some(mut writer) = self.writer.lock().await.take() {
+            let _ = writer.shutdown().await;
+        }
+    }
+
+    pub async fn end(&self, call: u64, status: RunStatus) {
+        let end = RunEnd { status, micros: 1000, stdout_bytes: 0, stderr_bytes: 0 };
+        self.send(call, &FromGuest::RunEnd { end }).await;
+    }
+}
+
+/// One well-behaved guest.
+struct Guest {
+    shared: Arc<Shared>,
+    wire: Wire,
+    interrupts: Mutex<HashMap<u64, Arc<Notify>>>,
+    variables: Mutex<HashMap<KernelId, BTreeMap<String, String>>>,
+    files: Mutex<BTreeMap<String, Vec<u8>>>,
+}
+
+async fn serve(stream: DuplexStream, shared: Arc<Shared>) {
+    let (mut reader, writer) = tokio::io::split(stream);
+    let wire = Wire { writer: Arc::new(AsyncMutex::new(Some(writer))) };
+    let guest = Arc::new(Guest {
+        shared,
+        wire,
+        interrupts: Mutex::default(),
+        variables: Mutex::default(),
+        files: Mutex::default(),
+    });
+    let mut decoder = Decoder::default();
+    let mut buffer = vec![0; 64 << 10];
+    let mut uploads: HashMap<u64, (String, usize, Vec<u8>)> = HashMap::new();
+    // Cells end with their guest.
+    let mut cells = tokio::task::JoinSet::new();
+    while let Ok(n @ 1..) = reader.read(&mut buffer).await {
+        decoder.push(&buffer[..n]);
+        while let Some(frame) = decoder.next_frame().expect("the host sends good frames") {
+            guest.take(frame, &mut uploads, &mut cells).await;
+        }
+    }
+}
+
+impl Guest {
+    async fn take(
+        self: &Arc<Self>,
+        frame: Frame,
+        uploads: &mut HashMap<u64, (String, usize, Vec<u8>)>,
+        cells: &mut tokio::task::JoinSet<()>,
+    ) {
+        let call = frame.call;
+        if frame.kind == Kind::File {
+            let Some((_, _, content)) = uploads.get_mut(&call) else { return };
+            content.extend(frame.payload);
+            return self.finish_upload(call, uploads).await;
+        }
+        let request: ToGuest = frame.message().expect("the host sends good messages");
+        if let ToGuest::Run { code, .. } = &request {
+            lock(&self.shared.runs).push(code.clone());
+        }
+        let script = lock(&self.shared.script).clone();
+        if let Some(work) = script.and_then(|script| script(call, &request, &self.wire)) {
+            cells.spawn(work);
+            return;
+        }
+        match request {
+            ToGuest::WriteFile { path, size } => {
+                uploads.insert(call, (path, size as usize, Vec::new()));
+                self.finish_upload(call, uploads).await;
+            }
+            ToGuest::Run { kernel, code, deadline, .. } => {
+                let interrupt = Arc::new(Notify::new());
+                lock(&self.interrupts).insert(call, interrupt.clone());
+                let guest = self.clone();
+                cells.spawn(async move { guest.run(call, kernel, &code, deadline, &interrupt).await });
+            }
+            ToGuest::Interrupt => {
+                if let Some(interrupt) = lock(&self.interrupts).get(&call) {
+                    interrupt.notify_one();
+                }
+            }
+            other => self.answer(call, other).await,
+        }
+    }
+
+    async fn finish_upload(&self, call: u64, uploads: &mut HashMap<u64, (String, usize, Vec<u8>)>) {
+        if uploads.get(&call).is_some_and(|(_, size, content)| content.len() >= *size)
+            && let Some((path, _, content)) = uploads.remove(&call)
+        {
+            let size = content.len() as u64;
+            lock(&self.files).insert(path, content);
+            self.wire.send(call, &FromGuest::Written { size }).await;
+        }
+    }
+
+    async fn answer(&self, call: u64, request: ToGuest) {
+        let wire = &self.wire;
+        match request {
+            ToGuest::Hello { .. } => wire.send(call, &FromGuest::Hello { version: proto::VERSION }).await,
+            ToGuest::StartKernel { .. } if take_one(&self.shared.fail_kernels) => {
+                let message = "told to fail".into();
+                wire.send(call, &FromGuest::Failed { failure: Failure::Kernel, message }).await;
+            }
+            ToGuest::StartKernel { kernel, spec } => {
+                lock(&self.variables).insert(kernel, BTreeMap::new());
+                lock(&self.shared.kernels).push(spec);
+                wire.send(call, &FromGuest::KernelReady { version: "1.0".into() }).await;
+            }
+            ToGuest::StopKernel { kernel } => {
+                lock(&self.variables).remove(&kernel);
+                wire.send(call, &FromGuest::Done).await;
+            }
+            ToGuest::ReadFile { path, max_bytes } => {
+                let content = lock(&self.files).get(&path).cloned();
+                match content {
+                    None => wire.send(call, &failed(Failure::NotFound)).await,
+                    Some(content) if content.len() as u64 > max_bytes => wire.send(call, &failed(Failure::TooLarge)).await,
+                    Some(content) => {
+                        wire.send(call, &FromGuest::FileStart { size: content.len() as u64 }).await;
+                        wire.data(Kind::File, call, &content).await;
+                        wire.send(call, &FromGuest::Done).await;
+                    }
+                }
+            }
+            ToGuest::ListFiles { .. } => {
+                let entry = |(path, content): (&String, &Vec<u8>)| proto::FileEntry {
+                    path: path.clone(),
+                    size: content.len() as u64,
+                    kind: proto::FileKind::File,
+                    modified: 0,
+                };
+                let entries: Vec<_> = lock(&self.files).iter().map(entry).collect();
+                let total = entries.len() as u64;
+                wire.send(call, &FromGuest::Files { entries, total }).await;
+            }
+            _ => wire.send(call, &FromGuest::Done).await,
+        }
+    }
+
+    async fn run(&self, call: u64, kernel: KernelId, code: &str, deadline: Deadline, interrupt: &Notify) {
+        if !lock(&self.variables).contains_key(&kernel) {
+            return self.wire.send(call, &failed(Failure::Kernel)).await;
+        }
+        let running = self.shared.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.shared.most_running.fetch_max(running, Ordering::SeqCst);
+        let status = tokio::select! {
+            status = self.cell(call, kernel, code) => status,
+            () = interrupt.notified() => RunStatus::Cancelled { state_kept: true },
+            () = tokio::time::sleep(Duration::from_millis(deadline.after_ms)), if !code.contains("deaf") => {
+                RunStatus::TimedOut { state_kept: true }
+            }
+        };
+        self.shared.running.fetch_sub(1, Ordering::SeqCst);
+        if matches!(status, RunStatus::Ended { .. }) {
+            lock(&self.variables).remove(&kernel);
+        }
+        lock(&self.interrupts).remove(&call);
+        self.wire.end(call, status).await;
+    }
+
+    async fn cell(&self, call: u64, kernel: KernelId, code: &str) -> RunStatus {
+        for line in code.lines() {
+            let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+            match word {
+                "print" => self.wire.data(Kind::Stdout, call, format!("{rest}\n").as_bytes()).await,
+                "error" => self.wire.data(Kind::Stderr, call, format!("{rest}\n").as_bytes()).await,
+                "sleep" => tokio::time::sleep(Duration::from_millis(rest.parse().expect("a number"))).await,
+                "hang" => std::future::pending().await,
+                "deaf" => {
+                    lock(&self.interrupts).remove(&call);
+                    std::future::pending().await
+                }
+                "raise" => {
+                    let event = KernelEvent::Error { name: rest.into(), value: String::new(), text: format!("{rest}\n") };
+                    self.wire.send(call, &FromGuest::Event { event }).await;
+                    return RunStatus::Error;
+                }
+                "die" => return RunStatus::Ended { how: Ended::Signaled { signal: rest.parse().expect("a number") } },
+                "exit" => return RunStatus::Exit { code: rest.parse().expect("a number") },
+                "flood" => {
+                    let line = vec![b'x'; 64 << 10];
+                    for _ in 0..rest.parse::<usize>().expect("a number") / line.len() {
+                        self.wire.data(Kind::Stdout, call, &line).await;
+                    }
+                }
+                "set" => {
+                    let (name, value) = rest.split_once(' ').unwrap_or((rest, ""));
+                    lock(&self.variables).entry(kernel).or_default().insert(name.into(), value.into());
+                }
+                "get" => {
+                    let value = lock(&self.variables).get(&kernel).and_then(|v| v.get(rest).cloned());
+                    let Some(value) = value else { return RunStatus::Error };
+                    self.wire.data(Kind::Stdout, call, format!("{value}\n").as_bytes()).await;
+                }
+                _ => {}
+            }
+        }
+        RunStatus::Ok
+    }
+}
+
+fn failed(failure: Failure) -> FromGuest {
+    FromGuest::Failed { failure, message: "no".into() }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
