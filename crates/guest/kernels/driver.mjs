@@ -19,7 +19,7 @@ import fs from 'node:fs';
 import vm from 'node:vm';
 
 const { fstatSync, openSync, closeSync, writeSync } = fs;
-const { call, bind } = Function.prototype;
+const { apply, bind, call } = Function.prototype;
 const uncurry = bind.bind(call);
 const { parse, stringify } = JSON;
 const { defineProperty, getOwnPropertyDescriptor, hasOwn, freeze } = Object;
@@ -39,6 +39,7 @@ const mapGet = uncurry(Map.prototype.get), mapSet = uncurry(Map.prototype.set), 
 const { isNativeError, isPromise, isUint8Array } = types;
 const { load: atomicLoad, store: atomicStore, add: atomicAdd, notify: atomicNotify, wait: atomicWait } = Atomics;
 const on = uncurry(EventEmitter.prototype.on), listeners = uncurry(EventEmitter.prototype.rawListeners);
+const removeAllListeners = uncurry(EventEmitter.prototype.removeAllListeners);
 const sessionConnect = uncurry(Session.prototype.connect), sessionDisconnect = uncurry(Session.prototype.disconnect);
 const sessionPost = uncurry(Session.prototype.post);
 const runInContext = uncurry(vm.Script.prototype.runInContext), runInThisContext = uncurry(vm.Script.prototype.runInThisContext);
@@ -62,7 +63,7 @@ const [REQ, EVT, KINT] = ['KREQ', 'KEVT', 'KINT'].map((name, i) => {
 
 // ---------------------------------------------------------------- events
 
-const evtInode = fstatSync(EVT).ino;
+const reqInode = fstatSync(REQ).ino, evtInode = fstatSync(EVT).ino;
 let n = 0;
 
 // An orderly exit would wait for the watchdog, which waits for a byte.
@@ -73,10 +74,14 @@ function lost(why) {
   die();
 }
 
+function isOurs(fd, inode) {
+  try { return fstatSync(fd).ino === inode; } catch { return false; }
+}
+
 function send(line) {
   const bytes = encodeUtf8(encoder, line);
   try {
-    if (fstatSync(EVT).ino !== evtInode) lost("the kernel's control pipe was replaced");
+    if (!isOurs(EVT, evtInode)) lost("the kernel's control pipe was closed or replaced");
     writeAll(EVT, bytes);
   } catch (e) {
     lost(`the kernel's control pipe is gone: ${e.code}`);
@@ -123,15 +128,22 @@ const entryScript = new Script('go()', { filename: 'sandpool-entry' });
 const entryOptions = freeze({ __proto__: null, breakOnSigint: true });
 const INTERRUPTED = Symbol('interrupted');
 
-// What `f` returns, or INTERRUPTED. Throws what `f` throws.
+// What `f` returns, or INTERRUPTED. Throws what `f` throws. Listeners for SIGINT are taken off meanwhile; vm would do
+// that itself, but with methods of `process` that the user may have changed.
 function interruptible(f) {
   let value;
-  entry.go = () => { value = f(); };
+  const mine = { __proto__: null, go: () => { value = f(); }, outer: entry.go };
+  const off = listeners(process, 'SIGINT');
+  removeAllListeners(process, 'SIGINT');
+  entry.go = mine.go;
   try {
     runInContext(entryScript, entryContext, entryOptions);
   } catch (e) {
     if (isNativeError(e) && e.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return INTERRUPTED;
     throw e;
+  } finally {
+    entry.go = mine.outer;
+    for (let i = 0; i < off.length; i++) on(process, 'SIGINT', off[i]);
   }
   return value;
 }
@@ -158,18 +170,21 @@ function renew() {
   connect();
 }
 
+// The session makes an ordinary object, assigns `params` to it and serialises it. A setter or a `toJSON` on its
+// prototype would get in between; these hide the user's for the one access there is before user code runs.
 function post(method, params, callback) {
-  hideToJSON();
+  hide('params', (restore) => ({ __proto__: null, configurable: true, get() {}, set(value) {
+    restore();
+    defineProperty(this, 'params', { __proto__: null, value, enumerable: true, writable: true, configurable: true });
+  } }));
+  hide('toJSON', (restore) => ({ __proto__: null, configurable: true, get: restore }));
   sessionPost(session, method, params, callback);
 }
 
-// The session serialises an ordinary object. A `toJSON` on its prototype would replace every message; this one hides
-// the user's for the single look that is taken.
-function hideToJSON() {
-  const theirs = getOwnPropertyDescriptor(ObjectPrototype, 'toJSON');
+function hide(name, replacement) {
+  const theirs = getOwnPropertyDescriptor(ObjectPrototype, name);
   if (theirs === undefined || !theirs.configurable) return;
-  const get = () => { defineProperty(ObjectPrototype, 'toJSON', theirs); };
-  defineProperty(ObjectPrototype, 'toJSON', { __proto__: null, configurable: true, get });
+  defineProperty(ObjectPrototype, name, replacement(() => { defineProperty(ObjectPrototype, name, theirs); }));
 }
 
 // The value that a remote object stands for, not a copy of it.
@@ -273,13 +288,14 @@ function describe(thrown) {
   return { __proto__: null, name, value, text: shownStack(inspect(thrown, plain)) };
 }
 
+const UNSHOWN = freeze({ __proto__: null, name: 'Error', value: '', text: 'Error: <the error could not be shown>' });
+
 function safeDescribe(thrown) {
-  const failed = { __proto__: null, name: 'Error', value: '', text: 'Error: <the error could not be shown>' };
   try {
     const d = interruptible(() => describe(thrown));
-    return d === INTERRUPTED ? failed : d;
+    return d === INTERRUPTED ? UNSHOWN : d;
   } catch {
-    return failed;
+    return UNSHOWN;
   }
 }
 
@@ -309,6 +325,7 @@ const SyntaxErrorClass = SyntaxError;
 const EXIT = Symbol('process.exit');
 const state = new Int32Array(new SharedArrayBuffer(8));   // [a cell is running, beats of the main thread]
 let finish = null;                                        // of the running cell; the first caller wins
+let settling = null;                                      // the cell whose end is being told
 let lateCount = 0;
 
 function run(request, next) {
@@ -319,30 +336,60 @@ function run(request, next) {
   guardProcess();
   repairStreams();
   renewRequire();
-  const started = now();
+  const cell = { __proto__: null, code: request.code, started: now(), outcome: null, next };
   const mine = (outcome) => {
     if (finish !== mine) return;
     finish = null;
     atomicStore(state, 0, 0);
-    // Out of the user's stack, and out of the microtask queue.
-    soon(() => { settle(request.code, started, outcome); next(); });
+    cell.outcome = outcome;
+    soon(() => conclude(cell));             // out of the user's stack, and out of the microtask queue
   };
   finish = mine;
   atomicStore(state, 0, 1);
-  let outcome;
+  let value;
   try {
-    outcome = interruptible(() => post('Runtime.evaluate', {
-      __proto__: null, expression: `${request.code}\n//# sourceURL=cell-${n}.js`, objectGroup: 'cell',
+    value = interruptible(() => post('Runtime.evaluate', {
+      __proto__: null, expression: `${cell.code}\n//# sourceURL=cell-${n}.js`, objectGroup: 'cell',
       replMode: true, awaitPromise: true,
     }, (failure, response) => mine(failure ? { __proto__: null, failure } : { __proto__: null, response })));
   } catch (e) {
     mine({ __proto__: null, failure: e });
   }
-  if (outcome === INTERRUPTED) mine({ __proto__: null, interrupted: true });
+  if (value === INTERRUPTED) {
+    mine(null);
+    cell.outcome = { __proto__: null, interrupted: true };      // an answer given on the way out does not count
+  }
   guardProcess();
 }
 
-function settle(code, started, outcome) {
+// Exactly one `done`, whatever becomes of the rest.
+function conclude(cell) {
+  settling = cell;
+  let end;
+  try {
+    end = settle(cell.code, cell.outcome);
+  } catch {
+    report(UNSHOWN);
+    end = { __proto__: null, status: 'error', extra: '' };
+  }
+  settled(cell, end.status, end.extra);
+}
+
+function settled(cell, status, extra) {
+  settling = null;
+  if (!isOurs(REQ, reqInode)) lost("the kernel's request pipe is gone");
+  event('done', `,"status":"${status}","ms":${round((now() - cell.started) * 1000) / 1000}${extra}`);
+  cell.next();
+}
+
+// The watchdog has terminated something. If that was the driver, telling how a cell ended, it is told now.
+function recover() {
+  if (settling === null) return;
+  renew();
+  settled(settling, 'interrupted', '');
+}
+
+function settle(code, outcome) {
   let status = 'ok', extra = '';
   if (hasOwn(outcome, 'exit')) {
     status = 'exit';
@@ -363,7 +410,7 @@ function settle(code, started, outcome) {
   process.exitCode = undefined;
   guardProcess();
   repairStreams();
-  event('done', `,"status":"${status}","ms":${round((now() - started) * 1000) / 1000}${extra}`);
+  return { __proto__: null, status, extra };
 }
 
 function settleFailure(failure) {
@@ -380,7 +427,7 @@ function settleException(details, code) {
   try {
     d = interruptible(() => (isSyntaxError(thrown, details) ? syntaxError(thrown, details, code) : describe(thrown)));
   } catch {
-    d = safeDescribe(undefined);
+    d = UNSHOWN;
   }
   if (d === INTERRUPTED) return 'interrupted';
   report(d);
@@ -564,15 +611,20 @@ function onLate(error) {
 
 const bootHandlers = ['newListener', 'removeListener'].map((name) => ({ __proto__: null, name, handlers: process.listeners(name) }));
 const ownHandlers = [
-  { __proto__: null, name: 'SIGINT', handler: onSigint },
-  { __proto__: null, name: 'uncaughtException', handler: (e) => onLate(e) },
-  { __proto__: null, name: 'unhandledRejection', handler: (e) => onLate(e) },
+  { __proto__: null, name: 'SIGINT', handler: sturdy(onSigint) },
+  { __proto__: null, name: 'uncaughtException', handler: sturdy((e) => onLate(e)) },
+  { __proto__: null, name: 'unhandledRejection', handler: sturdy((e) => onLate(e)) },
 ];
 
 function ensure(name, handler) {
   const present = listeners(process, name);
   for (let i = 0; i < present.length; i++) if (present[i] === handler) return;
   on(process, name, handler);
+}
+
+// Emitters call `handler.apply`: give ours one of their own.
+function sturdy(handler) {
+  return defineProperty(handler, 'apply', { __proto__: null, value: apply });
 }
 
 // A cell may have removed the listeners that keep the process alive. The boot handlers come first: they are what
@@ -633,7 +685,7 @@ function replaceStream(fd, name) {
 
 // A thread that waits for a byte on KINT and then terminates what the main thread runs. When no cell is running, the
 // byte may be late (ignore it) or a timer of an old cell may be holding the main thread (terminate it): the main
-// thread is asked for a sign of life.
+// thread is asked for a sign of life. One termination may not be enough: a flood of `nextTick`s goes on with the next.
 const WATCHDOG = `
 const { workerData: { fd, state }, parentPort } = require('node:worker_threads');
 const { readSync } = require('node:fs');
@@ -648,7 +700,12 @@ for (;;) {
     parentPort.postMessage(0);
     if (Atomics.wait(state, 1, beat, 100) !== 'timed-out') continue;
   }
-  session.post('Runtime.terminateExecution', () => {});
+  for (let tries = 0; tries < 40; tries++) {
+    const beat = Atomics.load(state, 1);
+    session.post('Runtime.terminateExecution', () => {});
+    parentPort.postMessage(0);
+    if (Atomics.wait(state, 1, beat, 50) !== 'timed-out' || Atomics.load(state, 0) === 0) break;
+  }
 }`;
 
 let watchdog = null;
@@ -660,7 +717,7 @@ function startWatchdog() {
       eval: true, env: {}, execArgv: [], workerData: { fd: KINT, state }, stdout: false, stderr: false,
       resourceLimits: { maxOldGenerationSizeMb: 8, maxYoungGenerationSizeMb: 1, stackSizeMb: 1, codeRangeSizeMb: 0 },
     });
-    watchdog.on('message', () => { atomicAdd(state, 1, 1); atomicNotify(state, 1); });
+    watchdog.on('message', sturdy(() => { atomicAdd(state, 1, 1); atomicNotify(state, 1); recover(); }));
     watchdog.on('error', () => {});
     watchdog.unref();
   } catch {}
@@ -685,10 +742,10 @@ for (const name of ['emit', 'push', 'read', 'on', 'once', '_read', 'destroy', 'l
   defineProperty(requests, name, { __proto__: null, value: requests[name] });
 }
 requests.setEncoding('utf8');
-requests.on('end', die);
-requests.on('error', die);
+requests.on('end', sturdy(() => die()));
+requests.on('error', sturdy(() => die()));
 let pending = '', busy = false;
-requests.on('data', (chunk) => { pending += chunk; takeRequest(); });
+requests.on('data', sturdy((chunk) => { pending += chunk; takeRequest(); }));
 
 function takeRequest() {
   if (busy) return;

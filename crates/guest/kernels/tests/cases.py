@@ -69,6 +69,7 @@ class Case:
     fresh: bool = False  # needs a kernel of its own
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # in the kernel's working directory, before it starts
+    zygote: bool = False  # the kernel is a fork of a warm process; Python only
     needs: str | None = None  # a module without which the case is skipped
 
 

@@ -36,7 +36,8 @@ class Suite:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         home = tempfile.mkdtemp(dir=directory, prefix="home")
-        kernel = Kernel(self.argv, {"HOME": home, "MPLCONFIGDIR": tempfile.gettempdir(), **case.env}, directory, self.interrupt_pipe)
+        argv = [*self.argv[:-1], str(KERNELS / "tests/zygote.py"), self.argv[-1]] if case.zygote else self.argv
+        kernel = Kernel(argv, {"HOME": home, "MPLCONFIGDIR": tempfile.gettempdir(), **case.env}, directory, self.interrupt_pipe)
         ready = kernel.ready()
         assert ready.status == "ready", f"{self.name} did not start: {ready.status} {ready.stderr}"
         return kernel
@@ -54,7 +55,10 @@ class Suite:
                 self.lines.append(f"SKIP {self.name}: {case.name} (no {case.needs})")
                 continue
             started = time.perf_counter()
-            found = self.failures(case)
+            try:
+                found = self.failures(case)
+            except Exception as e:  # a kernel that does not start, an event that is not JSON
+                found = [f"{type(e).__name__}: {e}"]
             took = time.perf_counter() - started
             self.passed, self.failed = self.passed + (not found), self.failed + bool(found)
             self.lines.append(f"{'FAIL' if found else 'ok  '} {self.name}: {case.name} ({took:.2f} s)")
