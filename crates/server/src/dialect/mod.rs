@@ -90,6 +90,7 @@ impl std::str::FromStr for Lang {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     pub blocks: Vec<Block>,
+    /// Fits the tool's output schema unless it is an error.
     pub structured: Value,
     pub is_error: bool,
 }

@@ -244,7 +244,9 @@ fn to_mcp(answer: Answer) -> CallToolResult {
         Block::Image { data, mime } => ContentBlock::image(data, mime),
     });
     let mut result = CallToolResult::success(blocks.collect());
-    result.structured_content = Some(answer.structured);
+    // An error does not fit the tool's output schema, and @modelcontextprotocol/sdk 1.x checks it all the same: the model would
+    // read a complaint about the schema in its place.
+    result.structured_content = (!answer.is_error).then_some(answer.structured);
     result.is_error = Some(answer.is_error);
     result
 }

@@ -29,7 +29,7 @@ const QUEUE: usize = 256;
 const TOKEN: usize = 1024;
 
 /// The task that reports, if anybody asked for it.
-pub(super) struct Reporter(Option<(JoinHandle<()>, DropGuard)>);
+pub(super) struct Reporter(Option<(JoinHandle<Option<()>>, DropGuard)>);
 
 impl Reporter {
     /// Sends what is left and returns when it is on its way, so that the answer comes after it.
@@ -46,7 +46,8 @@ pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sende
     let (sender, events) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let report = Report { peer: context.peer.clone(), token, count: 0, pending: String::new(), last: Instant::now() };
-    let task = tokio::spawn(report.until(stop.clone(), events));
+    // After a cancellation the client no longer knows the token.
+    let task = tokio::spawn(context.ct.clone().run_until_cancelled_owned(report.until(stop.clone(), events)));
     (Some(sender), Reporter(Some((task, stop.drop_guard()))))
 }
 
@@ -71,7 +72,6 @@ impl Report {
         let mut open = true;
         loop {
             let due = self.last + if self.pending.is_empty() { ALIVE } else { PACE };
-            // Not before the first pace is over: a quick cell needs one notification, not two.
             tokio::select! {
                 event = events.recv(), if open => match event {
                     Some(event) => self.add(event),
