@@ -3,5 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // The launcher is this same executable under another name, and has to stay single-threaded.
+    sandbox::native::launcher_entry();
     server::cli::main()
 }

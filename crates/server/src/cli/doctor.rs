@@ -1,10 +1,19 @@
-//! `sandpool doctor`: what this machine can do, layer by layer.
+//! `sandpool doctor`: what this machine can do: every isolation layer, runtime and limit; on, off, why, what to do.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use super::{Context, Done};
+use sandbox::native::{Fact, Mode, State, spawn_launcher};
+use sandbox::{Isolation, Level};
+use serde::Serialize;
+
+use super::{Context, Done, Failed, block_on, output};
+use crate::config::{Config, DialectLimits, NodeChoice};
+use crate::runtimes::{Node, node, python};
 
 /// Say what isolates on this machine, what does not, why, and what to do
+///
+/// The exit code is 0 when sandboxes can be made here.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print it as JSON
@@ -12,6 +21,188 @@ pub struct Args {
     json: bool,
 }
 
-pub fn main(_args: Args, _context: Context) -> Done {
-    Ok(ExitCode::SUCCESS)
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    can_run: bool,
+    /// Why not.
+    refusal: Option<String>,
+    level: Option<Level>,
+    floor: Level,
+    mode: Mode,
+    layers: Vec<Fact>,
+    runtimes: Vec<Fact>,
+    /// What is installed for Python, and in which version.
+    packages: BTreeMap<String, String>,
+    limits: Vec<Limit>,
+}
+
+#[derive(Debug, Serialize)]
+struct Limit {
+    name: String,
+    value: String,
+    held: bool,
+    by: String,
+}
+
+/// The packages worth a word; the others are dependencies.
+const NAMED: &[&str] =
+    &["ipython", "numpy", "pandas", "matplotlib", "scipy", "pillow", "requests", "openpyxl", "sympy"];
+
+pub fn main(args: Args, context: Context) -> Done {
+    let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
+    let examination = launcher.survey(None)?;
+    let (isolation, mut refusal) = match examination.outcome {
+        Ok(isolation) => (Some(isolation), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let floor = context.config.floor;
+    if let Some(Isolation { level, .. }) = &isolation
+        && *level < floor
+    {
+        refusal = Some(format!("the isolation level is below the configured floor `{}`", word(&floor)));
+    }
+    let (runtimes, packages, usable) = block_on(async { Ok(runtimes(&context).await) })?;
+    if !usable && refusal.is_none() {
+        refusal = Some("there is no usable Python".into());
+    }
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        can_run: refusal.is_none(),
+        refusal,
+        level: isolation.map(|isolation| isolation.level),
+        floor,
+        mode: examination.mode,
+        limits: limits(&context.config, &examination.facts),
+        layers: examination.facts,
+        runtimes,
+        packages,
+    };
+    output::line(&if args.json { serde_json::to_string_pretty(&report)? } else { page(&report) });
+    Ok(if report.can_run { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What there is of each language, the Python packages, and whether Python can be used or prepared.
+async fn runtimes(context: &Context) -> (Vec<Fact>, BTreeMap<String, String>, bool) {
+    let (config, env) = (&context.config.runtimes, &context.environment);
+    let prepare = || "run `sandpool setup`, or let the first use do it".to_owned();
+    let mut packages = BTreeMap::new();
+    let (python, usable) = match python::find(config).await {
+        Some(runtime) => match python::verify(&runtime).await {
+            Ok(()) => {
+                packages = runtime.marker.packages.clone();
+                (
+                    fact(
+                        "Python",
+                        State::On,
+                        format!("{} in {}", runtime.marker.version, runtime.dir.display()),
+                        String::new(),
+                    ),
+                    true,
+                )
+            }
+            Err(error) => (fact("Python", State::Off, error.to_string(), "run `sandpool setup --force`".into()), false),
+        },
+        None => match python::available(config, env).await {
+            Ok(version) => (fact("Python", State::Off, format!("{version} found, not prepared yet"), prepare()), true),
+            Err(error) => (
+                fact(
+                    "Python",
+                    State::Absent,
+                    error.to_string(),
+                    "install Python 3.11 or newer with its venv module".into(),
+                ),
+                false,
+            ),
+        },
+    };
+    let node = match node::find(config, env)
+        .await
+        .and_then(|found| found.map(|node| node.verify().map(|()| node)).transpose())
+    {
+        Ok(Some(node)) => {
+            let whose = if matches!(node, Node::Host { .. }) { "of this machine" } else { "pinned" };
+            fact(
+                "Node",
+                State::On,
+                format!("{} ({whose}) at {}", node.version(), node.binary().display()),
+                String::new(),
+            )
+        }
+        Ok(None) => {
+            fact("Node", State::Off, "no Node 22 or newer on this machine, none prepared yet".into(), prepare())
+        }
+        Err(error) if matches!(config.node, NodeChoice::Path(_)) => {
+            fact("Node", State::Off, error.to_string(), "change `runtimes.node`".into())
+        }
+        Err(error) => fact("Node", State::Off, error.to_string(), "run `sandpool setup --force`".into()),
+    };
+    (vec![python, node], packages, usable)
+}
+
+fn fact(layer: &str, state: State, why: String, what_to_do: String) -> Fact {
+    Fact { layer: layer.into(), state, why, what_to_do }
+}
+
+/// Each limit, and whether something on this machine holds it.
+fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
+    let DialectLimits { timeout, memory_mb, cpus, pids, disk_mb, pool_size, max_contexts, .. } =
+        &config.agentrun.limits;
+    let on = |layer: &str| layers.iter().any(|fact| fact.layer == layer && fact.state == State::On);
+    let limit =
+        |name: &str, value: String, held: bool, by: &str| Limit { name: name.into(), value, held, by: by.into() };
+    vec![
+        limit("time of a run", format!("{} s", timeout.as_secs_f64()), true, "guest and server"),
+        limit("memory of a tenant", format!("{memory_mb} MB"), on("cgroup memory"), "cgroup memory"),
+        limit("processor of a tenant", format!("{cpus} cores"), on("cgroup cpu"), "cgroup cpu"),
+        limit("processes of a context", pids.to_string(), on("cgroup pids"), "cgroup pids"),
+        limit("disk of a context", format!("{disk_mb} MB"), true, "a file system of its own"),
+        limit("runs at once", pool_size.to_string(), true, "server"),
+        limit("contexts of a tenant", max_contexts.to_string(), true, "server"),
+    ]
+}
+
+fn page(report: &Report) -> String {
+    let facts = |facts: &[Fact]| {
+        let row = |fact: &Fact| {
+            let todo = if fact.what_to_do.is_empty() { String::new() } else { format!("→ {}", fact.what_to_do) };
+            vec![format!("  {}", word(&fact.state)), fact.layer.clone(), [fact.why.as_str(), &todo].join("  ")]
+        };
+        output::table(&facts.iter().map(row).collect::<Vec<_>>())
+    };
+    let limits: Vec<Vec<String>> = report
+        .limits
+        .iter()
+        .map(|limit| {
+            let held = if limit.held { "on" } else { "off" };
+            vec![format!("  {held}"), limit.name.clone(), limit.value.clone(), format!("by {}", limit.by)]
+        })
+        .collect();
+    let named = NAMED.iter().filter_map(|name| Some(format!("{name} {}", report.packages.get(*name)?)));
+    let packages = named.collect::<Vec<_>>().join(", ");
+    let mut page = format!(
+        "sandpool {}, mode `{}`\n\nIsolation\n{}\n\nRuntimes\n{}\n",
+        report.version,
+        word(&report.mode),
+        facts(&report.layers),
+        facts(&report.runtimes)
+    );
+    if !packages.is_empty() {
+        page.push_str(&format!(
+            "      packages: {packages}, and {} more\n",
+            report.packages.len().saturating_sub(NAMED.len())
+        ));
+    }
+    page.push_str(&format!("\nLimits\n{}\n\n", output::table(&limits)));
+    page.push_str(&match (&report.refusal, report.level) {
+        (Some(why), _) => format!("Cannot run: {why}"),
+        (None, Some(level)) => format!("Isolation level: {} (floor: {})", word(&level), word(&report.floor)),
+        (None, None) => "Isolation level: unknown".into(),
+    });
+    page
+}
+
+/// An enum's name as it is written in JSON.
+fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -87,7 +87,7 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
         return Err(why.into());
     }
     let limits = engine::EngineConfig { pool_size: 1, text_budget: TEXT_BUDGET, ..wiring::engine_config(config) };
-    let engine = Engine::new(limits, native.backend());
+    let engine = Engine::new(limits, native.start().await?);
     let work = async {
         engine.start_pool(prepared.kernels(config.runtimes.threads)).await?;
         cell(&engine, &signals.first, code, language, args.timeout).await

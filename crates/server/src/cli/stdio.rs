@@ -28,7 +28,7 @@ async fn serve(context: Context, native: Native) -> Done {
     let signals = Signals::listen()?;
     let config = &context.config;
     let limits = &config.agentrun.limits;
-    let engine = Engine::new(wiring::engine_config(config), native.backend());
+    let engine = Engine::new(wiring::engine_config(config), native.start().await?);
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let options = StdioOptions { lang, grace: limits.shutdown_grace };
     let dialect: &'static Dialect =

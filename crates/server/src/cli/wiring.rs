@@ -4,41 +4,55 @@ use std::sync::Arc;
 
 use engine::{Engine, EngineConfig, Op};
 use sandbox::Backend;
+use sandbox::native::{self, GuestBinary, Launcher, NativeConfig, spawn_launcher};
 
 use super::Failed;
 use crate::config::Config;
 use crate::mcp::{Execute, Executing};
 
-/// The native back end. Its launcher is started before there is a second thread.
+/// The native back end's launcher: a process of its own, started while this one still has a single thread.
 pub struct Native {
-    backend: Arc<dyn Backend>,
+    launcher: Launcher,
+    config: NativeConfig,
 }
 
 impl Native {
-    pub fn launch(_config: &Config) -> Result<Self, Failed> {
-        let _guest = guest()?;
-        Err(Failed("the native back end is not there yet".into()))
+    pub fn launch(config: &Config) -> Result<Self, Failed> {
+        let guest = guest()?;
+        let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
+        let config = NativeConfig {
+            state_dir: config.state_dir.clone(),
+            runtime_dir: None,
+            guest,
+            label: "sandpool".into(),
+            // A client starts a server of its own, so several share the directory.
+            exclusive: false,
+            mode: None,
+            floor: config.floor,
+        };
+        Ok(Self { launcher, config })
     }
 
-    pub fn backend(self) -> Arc<dyn Backend> {
-        self.backend
+    /// What holds less than it could is said once, here.
+    pub async fn start(self) -> Result<Arc<dyn Backend>, Failed> {
+        let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
+        for missing in &isolation.missing {
+            tracing::warn!("isolation is lower than it could be: {missing}");
+        }
+        Ok(Arc::new(native))
     }
 }
 
-/// The guest's executable: built in, or next to ours in a development tree.
+/// The guest's program: built in, or next to ours in a development tree.
 #[cfg(embedded_guest)]
-fn guest() -> Result<std::borrow::Cow<'static, [u8]>, Failed> {
-    Ok(include_bytes!(concat!(env!("OUT_DIR"), "/guest")).into())
+fn guest() -> Result<GuestBinary, Failed> {
+    Ok(GuestBinary::Bytes(include_bytes!(concat!(env!("OUT_DIR"), "/guest"))))
 }
 
 #[cfg(not(embedded_guest))]
-fn guest() -> Result<std::borrow::Cow<'static, [u8]>, Failed> {
+fn guest() -> Result<GuestBinary, Failed> {
     let own = std::env::current_exe().map_err(|error| Failed(format!("cannot find the own executable: {error}")))?;
-    let path = own.with_file_name("sandpool-guest");
-    let content = std::fs::read(&path).map_err(|error| {
-        Failed(format!("`{}`: {error}; build the whole workspace (`cargo build`), or use `make build`", path.display()))
-    })?;
-    Ok(content.into())
+    Ok(GuestBinary::Path(own.with_file_name("sandpool-guest")))
 }
 
 impl Execute for Engine {

@@ -89,6 +89,11 @@ pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
     runtime.verify()
 }
 
+/// The version of the interpreter a set-up would build on.
+pub async fn available(config: &RuntimeConfig, env: &Environment) -> Result<String, SetupError> {
+    choose(config, env).await.map(|found| found.full())
+}
+
 pub async fn build(
     lock: &Lock,
     config: &RuntimeConfig,
