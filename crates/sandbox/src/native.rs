@@ -1,1 +1,441 @@
-//! placeholder
+//! The back end that needs nothing but the kernel: sandboxes made by a launcher of our own.
+//!
+//! This side only talks to the launcher and connects to guests; what isolates is in `jail`. In `main`, before anything else:
+//!
+//! ```no_run
+//! # fn start(config: sandbox::native::NativeConfig) -> Result<(), Box<dyn std::error::Error>> {
+//! sandbox::native::launcher_entry(); // never returns in the launcher
+//! let launcher = sandbox::native::spawn_launcher()?; // while there is one thread
+//! tokio::runtime::Runtime::new()?.block_on(async {
+//!     let (native, isolation) = sandbox::native::Native::start(launcher, config).await?;
+//! # Ok(()) })
+//! # }
+//! ```
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use jail::cgroup::{self, Controller};
+use jail::launcher::Spawned;
+use jail::spec::FileSpec;
+use jail::survey::Survey;
+use jail::wire::{self, Call, Create, Reply, Request, Response, Start};
+use rustix::fs::{Mode as FileMode, OFlags};
+use tokio::io::Interest;
+use tokio::net::{UnixDatagram, UnixStream};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+pub use jail::ids::Mode;
+pub use jail::survey::{Fact, State};
+
+use crate::{Backend, BackendError, GuestStream, Isolation, Level, Sandbox, SandboxSpec, Stats};
+
+/// First thing in `main`: returns at once, except in the launcher, where it never does.
+pub fn launcher_entry() {
+    jail::launcher::entry();
+}
+
+/// A launcher that has been started and waits to be told what for. Dropped, it ends.
+#[derive(Debug)]
+pub struct Launcher {
+    spawned: Spawned,
+}
+
+/// Starts the launcher from this very executable. To be called while the process has one thread.
+pub fn spawn_launcher() -> io::Result<Launcher> {
+    Ok(Launcher { spawned: jail::launcher::spawn()? })
+}
+
+/// The same from another executable that calls [`launcher_entry`]: for tests, whose own `main` belongs to the harness.
+pub fn spawn_launcher_from(program: &Path) -> io::Result<Launcher> {
+    Ok(Launcher { spawned: jail::launcher::spawn_program(program)? })
+}
+
+/// What `doctor` prints: every layer, and the level that results, or why nothing would start.
+#[derive(Debug)]
+pub struct Examination {
+    pub mode: Mode,
+    pub facts: Vec<Fact>,
+    pub outcome: Result<Isolation, BackendError>,
+}
+
+impl Launcher {
+    /// Looks at the host without starting anything. Waits for the answer.
+    pub fn survey(&self, mode: Option<Mode>) -> Result<Examination, BackendError> {
+        let socket = &self.spawned.socket;
+        let request = Request { id: 0, call: Call::Survey { mode } };
+        wire::send(socket, &request, &[]).map_err(lost)?;
+        match wire::receive::<Response>(socket).map_err(lost)? {
+            Some((Response { reply: Reply::Survey(survey), .. }, _)) => Ok(examination(survey)),
+            _ => Err(BackendError::Launcher("it did not answer".into())),
+        }
+    }
+}
+
+fn examination(survey: Survey) -> Examination {
+    let outcome = match &survey.refusal {
+        Some(no) => Err(BackendError::Unavailable { why: no.why.clone(), hint: no.hint.clone() }),
+        None => Ok(isolation_of(&survey)),
+    };
+    Examination { mode: survey.mode, facts: survey.facts, outcome }
+}
+
+/// Without limits on memory and processes a sandbox is only kept apart; a second line that is missing is the middle.
+fn isolation_of(survey: &Survey) -> Isolation {
+    let has = |c| survey.cgroup.has(c);
+    let lowers = |f: &&Fact| {
+        f.state != State::On
+            && (f.layer.starts_with("cgroup ") || ["landlock", "host uid per sandbox"].contains(&&*f.layer))
+    };
+    let line = |f: &Fact| match &*f.what_to_do {
+        "" => format!("{}: {}", f.layer, f.why),
+        todo => format!("{}: {} ({todo})", f.layer, f.why),
+    };
+    let missing: Vec<String> = survey.facts.iter().filter(lowers).map(line).collect();
+    let level = if !has(Controller::Memory) || !has(Controller::Pids) {
+        Level::Basic
+    } else if missing.is_empty() {
+        Level::Full
+    } else {
+        Level::Reduced
+    };
+    Isolation { level, missing }
+}
+
+/// The guest's program.
+#[derive(Debug, Clone)]
+pub enum GuestBinary {
+    /// As released: part of the server's own executable.
+    Bytes(&'static [u8]),
+    /// As built next to it in a development tree.
+    Path(PathBuf),
+}
+
+impl GuestBinary {
+    fn load(&self, dir: &Path) -> Result<OwnedFd, BackendError> {
+        let read;
+        let bytes = match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Path(path) => {
+                read = std::fs::read(path).map_err(|e| BackendError::Unavailable {
+                    why: format!("the guest's program `{}` cannot be read: {e}", path.display()),
+                    hint: "build it: `cargo build -p sandpool-guest`".into(),
+                })?;
+                &read[..]
+            }
+        };
+        jail::image::guest(bytes, dir)
+            .map_err(|e| BackendError::Launcher(format!("cannot prepare the guest's program: {e}")))
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct NativeConfig {
+    pub state_dir: PathBuf,
+    /// Where uid slots are locked, the same for all servers; `None` takes [`default_runtime_dir`].
+    pub runtime_dir: Option<PathBuf>,
+    pub guest: GuestBinary,
+    /// Part of the names of our cgroups; `[a-z0-9-]`.
+    pub label: String,
+    /// One server a state directory (`serve`); otherwise many live side by side (`stdio`).
+    pub exclusive: bool,
+    pub mode: Option<Mode>,
+    /// Refuses to start below this level.
+    pub floor: Level,
+}
+
+/// The same for every server of this host (root) or of this user.
+pub fn default_runtime_dir() -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    let uid = rustix::process::getuid().as_raw();
+    if uid == 0 {
+        return "/run/sandpool".into();
+    }
+    let run = PathBuf::from(format!("/run/user/{uid}"));
+    if std::fs::metadata(&run).is_ok_and(|found| found.uid() == uid) {
+        return run.join("sandpool");
+    }
+    std::env::temp_dir().join(format!("sandpool-{uid}"))
+}
+
+/// The connection to a launcher; when the last owner is gone it closes, and the launcher destroys what it made.
+#[derive(Debug)]
+struct Link {
+    shared: Arc<Shared>,
+    reader: AbortHandle,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// A packet socket: only its readiness is tokio's, what is read and written is `wire`'s.
+    socket: UnixDatagram,
+    next: AtomicU64,
+    /// Who waits for which answer; `None` once the launcher is gone.
+    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Reply>>>>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+fn lost(e: impl std::fmt::Display) -> BackendError {
+    BackendError::Launcher(e.to_string())
+}
+
+impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Reply>>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn read(&self) {
+        let receive = || wire::receive::<Response>(&self.socket);
+        while let Ok(Some((response, _))) = self.socket.async_io(Interest::READABLE, receive).await {
+            let waiter = self.waiting().as_mut().and_then(|w| w.remove(&response.id));
+            if let Some(waiter) = waiter {
+                let _ = waiter.send(response.reply);
+            }
+        }
+        // Everybody who waits learns it by the end of their channel.
+        *self.waiting() = None;
+    }
+}
+
+impl Link {
+    fn open(socket: OwnedFd) -> io::Result<Self> {
+        let socket = std::os::unix::net::UnixDatagram::from(socket);
+        socket.set_nonblocking(true)?;
+        let shared = Arc::new(Shared {
+            socket: UnixDatagram::from_std(socket)?,
+            next: AtomicU64::new(1),
+            waiting: Mutex::new(Some(HashMap::new())),
+        });
+        let reader = tokio::spawn({
+            let shared = Arc::clone(&shared);
+            async move { shared.read().await }
+        });
+        Ok(Self { shared, reader: reader.abort_handle() })
+    }
+
+    async fn call(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Reply, BackendError> {
+        let gone = || BackendError::Launcher("it has ended".into());
+        let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let (tell, told) = oneshot::channel();
+        self.shared.waiting().as_mut().ok_or_else(gone)?.insert(id, tell);
+        let request = Request { id, call };
+        let socket = &self.shared.socket;
+        let sent = socket.async_io(Interest::WRITABLE, || wire::send(socket, &request, fds)).await;
+        if let Err(e) = sent {
+            self.shared.waiting().as_mut().map(|w| w.remove(&id));
+            return Err(lost(e));
+        }
+        told.await.map_err(|_| gone())
+    }
+
+    /// Says it without waiting for the answer, or for room: for those who are being dropped.
+    fn post(&self, call: Call) {
+        let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let _ = wire::send(&self.shared.socket, &Request { id, call }, &[]);
+    }
+}
+
+/// The native back end, started.
+#[derive(Debug)]
+pub struct Native {
+    link: Arc<Link>,
+    process: Mutex<Option<Child>>,
+    instance: Arc<OwnedFd>,
+    survey: Survey,
+    isolation: Isolation,
+}
+
+impl Native {
+    pub async fn start(launcher: Launcher, config: NativeConfig) -> Result<(Self, Isolation), BackendError> {
+        let Spawned { socket, process } = launcher.spawned;
+        let runtime_dir = config.runtime_dir.clone().unwrap_or_else(default_runtime_dir);
+        let guest = config.guest.load(&runtime_dir)?;
+        let link = Link::open(socket).map_err(lost)?;
+        let start = Start {
+            state_dir: config.state_dir,
+            runtime_dir,
+            label: config.label,
+            exclusive: config.exclusive,
+            mode: config.mode,
+        };
+        let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
+            Reply::Started { instance, survey } => (instance, survey),
+            Reply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
+            Reply::Failed { message } => return Err(BackendError::Launcher(message)),
+            other => return Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+        };
+        let isolation = isolation_of(&survey);
+        if isolation.level < config.floor {
+            let missing = isolation.missing.join("; ");
+            return Err(BackendError::BelowFloor { got: isolation.level, floor: config.floor, missing });
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let instance = rustix::fs::open(&instance, flags, FileMode::empty()).map_err(lost)?;
+        let native = Self {
+            link: Arc::new(link),
+            process: Mutex::new(Some(process)),
+            instance: Arc::new(instance),
+            survey,
+            isolation: isolation.clone(),
+        };
+        Ok((native, isolation))
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.survey.mode
+    }
+
+    /// Every isolation layer of this host, as found at the start.
+    pub fn survey(&self) -> &[Fact] {
+        &self.survey.facts
+    }
+
+    /// The ids of the sandboxes that exist, also those on their way in or out.
+    pub async fn list(&self) -> Result<Vec<String>, BackendError> {
+        match self.link.call(Call::List, &[]).await? {
+            Reply::List(ids) => Ok(ids),
+            other => Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+        }
+    }
+
+    /// As [`Backend::create`]; `fail_at` makes the step of this number fail, in debug builds: tests of the rollback.
+    pub async fn create_failing(
+        &self,
+        spec: &SandboxSpec,
+        fail_at: Option<usize>,
+    ) -> Result<Box<dyn Sandbox>, BackendError> {
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        // Its drop takes back what the launcher makes for us, should this future be dropped before the answer comes.
+        let sandbox = NativeSandbox {
+            id: id.clone(),
+            isolation: self.isolation.clone(),
+            link: Arc::clone(&self.link),
+            instance: Arc::clone(&self.instance),
+            destroyed: AtomicBool::new(false),
+        };
+        match self.link.call(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await? {
+            Reply::Done => Ok(Box::new(sandbox)),
+            Reply::Failed { message } => {
+                sandbox.destroyed.store(true, Ordering::Relaxed);
+                Err(BackendError::Create(message))
+            }
+            other => Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+        }
+    }
+}
+
+fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create {
+    let SandboxSpec { group, limits, runtime, files } = spec;
+    Create {
+        sandbox,
+        group: group.name.clone(),
+        group_limits: cgroup::Limits { memory_bytes: group.memory_bytes, cpu_millis: group.cpu_millis, pids: None },
+        limits: cgroup::Limits {
+            memory_bytes: Some(limits.memory_bytes),
+            cpu_millis: Some(limits.cpu_millis),
+            pids: Some(limits.pids),
+        },
+        disk_bytes: limits.disk_bytes,
+        disk_inodes: limits.disk_inodes,
+        runtime: runtime.clone(),
+        files: files
+            .iter()
+            .map(|(path, bytes)| FileSpec { path: path.clone(), content: bytes.clone().into() })
+            .collect(),
+        fail_at,
+    }
+}
+
+#[async_trait]
+impl Backend for Native {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    async fn preflight(&self) -> Result<Isolation, BackendError> {
+        Ok(self.isolation.clone())
+    }
+
+    async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
+        self.create_failing(spec, None).await
+    }
+
+    async fn shutdown(&self) {
+        let _ = self.link.call(Call::Shutdown, &[]).await;
+        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut process) = process {
+            // It ends right after its answer.
+            let _ = tokio::task::spawn_blocking(move || process.wait()).await;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct NativeSandbox {
+    id: String,
+    isolation: Isolation,
+    link: Arc<Link>,
+    instance: Arc<OwnedFd>,
+    destroyed: AtomicBool,
+}
+
+impl Drop for NativeSandbox {
+    fn drop(&mut self) {
+        if !*self.destroyed.get_mut() {
+            self.link.post(Call::Destroy { sandbox: std::mem::take(&mut self.id) });
+        }
+    }
+}
+
+#[async_trait]
+impl Sandbox for NativeSandbox {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn isolation(&self) -> &Isolation {
+        &self.isolation
+    }
+
+    async fn connect(&self) -> Result<GuestStream, BackendError> {
+        // Through the directory's descriptor: the whole path may be longer than a socket address.
+        let path = format!("/proc/self/fd/{}/{}/guest.sock", self.instance.as_raw_fd(), self.id);
+        let stream = UnixStream::connect(path).await.map_err(|_| BackendError::Gone(self.id.clone()))?;
+        Ok(Box::new(stream))
+    }
+
+    async fn stats(&self) -> Result<Stats, BackendError> {
+        match self.link.call(Call::Stats { sandbox: self.id.clone() }, &[]).await? {
+            Reply::Stats(usage) => {
+                Ok(Stats { memory_bytes: usage.memory_bytes, pids: usage.pids, oom_kills: usage.oom_kills })
+            }
+            _ => Err(BackendError::Gone(self.id.clone())),
+        }
+    }
+
+    async fn destroy(&self) -> Result<(), BackendError> {
+        if self.destroyed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match self.link.call(Call::Destroy { sandbox: self.id.clone() }, &[]).await? {
+            Reply::Done => {
+                self.destroyed.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Reply::Failed { message } => Err(BackendError::Launcher(message)),
+            other => Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! Applies a plan, in the process that is to become the guest. One loop; every failure names the step, the call and the path.
+//!
+//! Everything is done through descriptors: a mount is made or copied detached, given its attributes, and only then attached to a
+//! target that was opened beneath the new root with no symlink on the way. Nothing that is mounted can redirect what comes after it.
+
+use std::ffi::CString;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+};
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::Signal;
+use rustix::thread::{Gid, Uid};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::INSIDE;
+use crate::plan::{Op, Plan};
+use crate::spec::Volume;
+use crate::{landlock, rlimits, seccomp, sys, volume};
+
+/// The system calls of a plan, one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    Bind,
+    Chdir,
+    Chmod,
+    Chown,
+    Dup,
+    Execveat,
+    Fsconfig,
+    Fsmount,
+    Fsopen,
+    Fstatfs,
+    Ioctl,
+    Keyctl,
+    Listen,
+    Mkdir,
+    MountPrivate,
+    MountSetattr,
+    MoveMount,
+    Open,
+    OpenTree,
+    PivotRoot,
+    Prctl,
+    Recv,
+    Send,
+    Setgroups,
+    Sethostname,
+    Setresgid,
+    Setresuid,
+    Socket,
+    Stat,
+    Symlink,
+    Umount,
+    Unshare,
+    Write,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", format!("{self:?}").to_lowercase())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{call} `{}`: {errno}", at.display())]
+    Call { call: Call, at: PathBuf, errno: Errno },
+    #[error("`{}` is not what it has to be: {why}", at.display())]
+    Wrong { at: PathBuf, why: &'static str },
+    #[error(transparent)]
+    Volume(#[from] volume::Error),
+    #[error("{0}: {1}")]
+    Rlimits(rlimits::Error, io::Error),
+    #[error("capabilities: {0}")]
+    Capabilities(String),
+    #[error("landlock: {0}")]
+    Landlock(String),
+    #[error("seccomp: {0}")]
+    Seccomp(io::Error),
+    #[error("the launcher is gone")]
+    LauncherGone,
+    #[error("a failure was asked for")]
+    Asked,
+}
+
+trait At<T> {
+    fn at(self, call: Call, path: &Path) -> Result<T, Error>;
+}
+
+impl<T> At<T> for Result<T, Errno> {
+    fn at(self, call: Call, path: &Path) -> Result<T, Error> {
+        self.map_err(|errno| Error::Call { call, at: path.to_owned(), errno })
+    }
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, call: Call, path: &Path) -> Result<T, Error> {
+        self.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)).at(call, path)
+    }
+}
+
+/// What the new process tells the launcher on the way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    Loop {
+        number: u32,
+    },
+    /// Waits for its id maps.
+    WantsMaps,
+    /// About to become the guest; the connection then closes.
+    Exec,
+    Failed {
+        step: usize,
+        message: String,
+    },
+}
+
+/// What the launcher hands to the process it makes.
+#[derive(Debug)]
+pub struct Handles {
+    pub control: OwnedFd,
+    pub guest: OwnedFd,
+    pub log: OwnedFd,
+}
+
+struct Context {
+    handles: Handles,
+    root: Option<OwnedFd>,
+    listener: Option<OwnedFd>,
+}
+
+const NOWHERE: &str = "";
+
+/// Runs the plan; returns only when a step failed, after having told the launcher.
+pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
+    let mut context = Context { handles, root: None, listener: None };
+    for (step, op) in plan.ops.iter().enumerate() {
+        let done = if fail_at == Some(step) { Err(Error::Asked) } else { context.apply(op) };
+        if let Err(error) = done {
+            let message = format!("`{op}`: {error}");
+            let _ = context.report(&Report::Failed { step, message });
+            return;
+        }
+    }
+}
+
+impl Context {
+    fn apply(&mut self, op: &Op) -> Result<(), Error> {
+        match op {
+            Op::JoinCgroup { tasks } => write_existing(tasks, b"0"),
+            Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Call::Unshare, Path::new("cgroup")),
+            Op::Listen { dir } => self.listen(dir),
+            Op::PrivateMounts => {
+                let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+                rustix::mount::mount_change("/", private).at(Call::MountPrivate, Path::new("/"))
+            }
+            Op::NewRoot { at, bytes, inodes } => self.new_root(at, *bytes, *inodes),
+            Op::Dir { path, mode } => self.mkdir(path, *mode),
+            Op::Symlink { path, target } => {
+                let (parent, name) = self.parent(path)?;
+                rustix::fs::symlinkat(target, parent, name).at(Call::Symlink, path)
+            }
+            Op::File { path, content } => self.file(path, content.as_bytes()),
+            Op::BindReadOnly { path } => self.bind_read_only(path),
+            Op::Device { path, number } => self.device(path, *number),
+            Op::Devpts { path, max } => {
+                let options = [("newinstance", None), ("ptmxmode", Some("0666")), ("mode", Some("0600"))];
+                let max = max.to_string();
+                self.new_mount("devpts", path, &[&options[..], &[("max", Some(max.as_str()))]].concat(), sys::NOEXEC)
+            }
+            Op::Tmpfs { path, bytes, inodes } => self.tmpfs(path, *bytes, *inodes, "1777"),
+            Op::Proc { path } => self.proc(path),
+            Op::MaskFile { path } => self.mask_file(path),
+            Op::MaskDir { path } => self.mask_dir(path),
+            Op::ReadOnly { path } => self.read_only(path),
+            Op::Volume { volume } => self.volume(volume),
+            Op::VolumeDir { path, mode, owner } => self.volume_dir(path, *mode, *owner),
+            Op::HideVolume => self.hide_volume(),
+            Op::PivotRoot => self.pivot_root(),
+            Op::SealRoot => {
+                let root = open_dir(Path::new("/"))?;
+                sys::mount_setattr(root.as_fd(), sys::RDONLY | sys::NOSUID | sys::NODEV, false)
+                    .at(Call::MountSetattr, Path::new("/"))
+            }
+            Op::Hostname { name } => {
+                rustix::system::sethostname(name.as_bytes()).at(Call::Sethostname, Path::new(name.as_str()))
+            }
+            Op::LoopbackUp => sys::loopback_up().at(Call::Ioctl, Path::new("lo")),
+            Op::UserNamespace { .. } => self.user_namespace(),
+            Op::DropGroups => rustix::thread::set_thread_groups(&[]).at(Call::Setgroups, Path::new(NOWHERE)),
+            Op::SetIds { id } => set_ids(*id),
+            Op::SessionKeyring => sys::new_session_keyring().at(Call::Keyctl, Path::new(NOWHERE)),
+            Op::DieWithLauncher => self.die_with_launcher(),
+            Op::Rlimits => rlimits::Limits::default().apply().map_err(|e| {
+                let cause = e.source.kind().into();
+                Error::Rlimits(e, cause)
+            }),
+            Op::Descriptors => self.descriptors(),
+            Op::DropCapabilities => crate::caps::drop_all().map_err(|e| Error::Capabilities(with_sources(&e))),
+            Op::NotDumpable => crate::process::set_not_dumpable().at(Call::Prctl, Path::new("dumpable")),
+            Op::NoNewPrivileges => crate::process::set_no_new_privs().at(Call::Prctl, Path::new("no_new_privs")),
+            Op::Landlock { run } => {
+                let rules = landlock::Rules::sandbox(run.iter().cloned());
+                rules.restrict().map(drop).map_err(|e| Error::Landlock(with_sources(&e)))
+            }
+            Op::Seccomp => seccomp::install(seccomp::compile(seccomp::Profile::Code)).map_err(Error::Seccomp),
+            Op::Exec => self.exec(),
+        }
+    }
+
+    fn report(&self, report: &Report) -> Result<(), Error> {
+        let text = serde_json::to_vec(report).unwrap_or_default();
+        rustix::net::send(&self.handles.control, &text, SendFlags::NOSIGNAL).at(Call::Send, Path::new("launcher"))?;
+        Ok(())
+    }
+
+    fn root(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.root.as_ref().map(AsFd::as_fd).ok_or(Error::Wrong { at: "/".into(), why: "there is no new root yet" })
+    }
+
+    /// Opens what is at `path` in the new root; no symlink on the way or at its end.
+    fn target(&self, path: &Path) -> Result<OwnedFd, Error> {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::openat2(self.root()?, below, flags, Mode::empty(), how).at(Call::Open, path)
+    }
+
+    fn parent<'p>(&self, path: &'p Path) -> Result<(OwnedFd, &'p std::ffi::OsStr), Error> {
+        let wrong = || Error::Wrong { at: path.to_owned(), why: "it has no parent" };
+        Ok((self.target(path.parent().ok_or_else(wrong)?)?, path.file_name().ok_or_else(wrong)?))
+    }
+
+    fn mkdir(&self, path: &Path, mode: u32) -> Result<(), Error> {
+        let (parent, name) = self.parent(path)?;
+        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)).at(Call::Mkdir, path)
+    }
+
+    fn file(&self, path: &Path, content: &[u8]) -> Result<(), Error> {
+        let (parent, name) = self.parent(path)?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o444)).at(Call::Open, path)?;
+        io::Write::write_all(&mut fs::File::from(fd), content).at(Call::Write, path)
+    }
+
+    fn listen(&mut self, dir: &Path) -> Result<(), Error> {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+        const NAME: &str = "guest.sock";
+        let at = dir.join(NAME);
+        // By a name relative to the directory: the whole path may be longer than a socket address.
+        rustix::process::chdir(dir).at(Call::Chdir, dir)?;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).at(Call::Socket, &at)?;
+        let address = SocketAddrUnix::new(NAME).at(Call::Bind, &at)?;
+        bind(&socket, &address).at(Call::Bind, &at)?;
+        rustix::fs::chmod(NAME, Mode::from_raw_mode(0o600)).at(Call::Chmod, &at)?;
+        listen(&socket, 16).at(Call::Listen, &at)?;
+        rustix::process::chdir("/").at(Call::Chdir, Path::new("/"))?;
+        self.listener = Some(socket);
+        Ok(())
+    }
+
+    fn new_root(&mut self, at: &Path, bytes: u64, inodes: u64) -> Result<(), Error> {
+        let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
+        let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
+        let root = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
+        attach(&root, &open_dir(at)?, at)?;
+        self.root = Some(root);
+        Ok(())
+    }
+
+    fn new_mount(&self, kind: &str, path: &Path, options: &[(&str, Option<&str>)], extra: u64) -> Result<(), Error> {
+        let mount = detached(kind, options, sys::NOSUID | extra)?;
+        attach(&mount, &self.target(path)?, path)
+    }
+
+    fn tmpfs(&self, path: &Path, bytes: u64, inodes: u64, mode: &str) -> Result<(), Error> {
+        let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
+        let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some(mode))];
+        self.new_mount("tmpfs", path, &options, sys::NODEV)
+    }
+
+    fn bind_read_only(&self, path: &Path) -> Result<(), Error> {
+        let flags = OpenTreeFlags::AT_RECURSIVE;
+        let tree = copy_of(CWD, path, path, flags)?;
+        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOSUID | sys::NODEV, true).at(Call::MountSetattr, path)?;
+        let found = rustix::fs::fstat(&tree).at(Call::Stat, path)?;
+        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+            self.mkdir(path, 0o755)?;
+        } else {
+            self.file(path, b"")?;
+        }
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    /// The host's node, checked to be the device it is called.
+    fn device(&self, path: &Path, number: (u32, u32)) -> Result<(), Error> {
+        let tree = copy_of(CWD, path, path, OpenTreeFlags::empty())?;
+        check_device(&tree, number, path)?;
+        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOSUID | sys::NOEXEC, false)
+            .at(Call::MountSetattr, path)?;
+        self.file(path, b"")?;
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    fn proc(&self, path: &Path) -> Result<(), Error> {
+        self.new_mount("proc", path, &[], sys::NODEV | sys::NOEXEC)?;
+        let found = rustix::fs::fstatfs(self.target(path)?).at(Call::Fstatfs, path)?;
+        if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
+            return Err(Error::Wrong { at: path.to_owned(), why: "no proc file system" });
+        }
+        Ok(())
+    }
+
+    /// Our `/dev/null` over the file; checked again from above, after mounting.
+    fn mask_file(&self, path: &Path) -> Result<(), Error> {
+        let Some(target) = self.proc_target(path)? else { return Ok(()) };
+        let null =
+            copy_of(self.target(Path::new("/dev/null"))?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        check_device(&null, (1, 3), path)?;
+        attach(&null, &target, path)?;
+        check_device(&self.target(path)?, (1, 3), path)
+    }
+
+    /// An empty read-only directory over the one there.
+    fn mask_dir(&self, path: &Path) -> Result<(), Error> {
+        let Some(target) = self.proc_target(path)? else { return Ok(()) };
+        let empty = Path::new("/.empty");
+        match self.mkdir(empty, 0o555) {
+            Err(Error::Call { errno: Errno::EXIST, .. }) => {}
+            other => other?,
+        }
+        let tree = copy_of(self.target(empty)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOEXEC, false).at(Call::MountSetattr, path)?;
+        attach(&tree, &target, path)
+    }
+
+    fn read_only(&self, path: &Path) -> Result<(), Error> {
+        let Some(target) = self.proc_target(path)? else { return Ok(()) };
+        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+        let tree = copy_of(target.as_fd(), Path::new(""), path, flags)?;
+        sys::mount_setattr(tree.as_fd(), sys::RDONLY, true).at(Call::MountSetattr, path)?;
+        attach(&tree, &target, path)
+    }
+
+    /// Something in the sandbox's own `/proc`; `None` when this kernel, or this namespace, does not have it.
+    fn proc_target(&self, path: &Path) -> Result<Option<OwnedFd>, Error> {
+        let target = match self.target(path) {
+            Err(Error::Call { errno: Errno::NOENT, .. }) => return Ok(None),
+            other => other?,
+        };
+        let found = rustix::fs::fstatfs(&target).at(Call::Fstatfs, path)?;
+        if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
+            return Err(Error::Wrong { at: path.to_owned(), why: "it does not lie in a proc file system" });
+        }
+        Ok(Some(target))
+    }
+
+    fn volume(&self, volume: &Volume) -> Result<(), Error> {
+        let at = Path::new(VOLUME);
+        self.mkdir(at, 0o700)?;
+        match volume {
+            Volume::Tmpfs { bytes, inodes } => self.tmpfs(at, *bytes, *inodes, "0755"),
+            Volume::Ext4 { template, image } => {
+                volume::copy_sparse(template, image)?;
+                let device = volume::attach_loop(image)?;
+                self.report(&Report::Loop { number: device.number })?;
+                // Nothing here outlives the sandbox, so nothing has to be safe from a power failure.
+                let options = [("source", Some(device.path.as_str())), ("barrier", Some("0")), ("noinit_itable", None)];
+                self.new_mount("ext4", at, &options, sys::NODEV)
+            }
+        }
+    }
+
+    fn volume_dir(&self, path: &Path, mode: u32, owner: u32) -> Result<(), Error> {
+        let name = path.file_name().ok_or(Error::Wrong { at: path.to_owned(), why: "it has no name" })?;
+        let made = Path::new(VOLUME).join(name);
+        self.mkdir(&made, mode)?;
+        let fd = self.target(&made)?;
+        let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
+        // `mkdir` obeys the umask and knows no sticky bit.
+        rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Call::Chmod, path)?;
+        let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(owner));
+        rustix::fs::chownat(&fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Call::Chown, path)?;
+        let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    /// The copies of its directories keep the volume alive.
+    fn hide_volume(&self) -> Result<(), Error> {
+        let at = Path::new(VOLUME);
+        rustix::process::fchdir(self.root()?).at(Call::Chdir, at)?;
+        rustix::mount::unmount(&VOLUME[1..], UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).at(Call::Umount, at)?;
+        rustix::fs::unlinkat(self.root()?, &VOLUME[1..], AtFlags::REMOVEDIR).at(Call::Umount, at)?;
+        rustix::process::chdir("/").at(Call::Chdir, Path::new("/"))
+    }
+
+    fn pivot_root(&mut self) -> Result<(), Error> {
+        let root = self.root.take().ok_or(Error::Wrong { at: "/".into(), why: "there is no new root yet" })?;
+        let here = Path::new("/");
+        rustix::process::fchdir(&root).at(Call::Chdir, here)?;
+        // Old and new root on one place: the old one is on top, and goes.
+        rustix::process::pivot_root(".", ".").at(Call::PivotRoot, here)?;
+        rustix::mount::unmount(".", UnmountFlags::DETACH).at(Call::Umount, here)?;
+        rustix::process::chdir("/").at(Call::Chdir, here)
+    }
+
+    fn user_namespace(&self) -> Result<(), Error> {
+        sys::unshare(libc::CLONE_NEWUSER).at(Call::Unshare, Path::new("user"))?;
+        self.report(&Report::WantsMaps)?;
+        let mut go = [0u8; 8];
+        let (got, _) = rustix::net::recv(&self.handles.control, &mut go, RecvFlags::empty())
+            .at(Call::Recv, Path::new("launcher"))?;
+        if got == 0 { Err(Error::LauncherGone) } else { Ok(()) }
+    }
+
+    fn die_with_launcher(&self) -> Result<(), Error> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let at = Path::new("parent death signal");
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).at(Call::Prctl, at)?;
+        // It may have died just before; then there is no signal, but its end of the connection is closed.
+        let mut fds = [PollFd::new(&self.handles.control, PollFlags::empty())];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Call::Recv, Path::new("launcher"))?;
+        if fds[0].revents().contains(PollFlags::HUP) { Err(Error::LauncherGone) } else { Ok(()) }
+    }
+
+    fn descriptors(&mut self) -> Result<(), Error> {
+        let at = Path::new("/dev/null");
+        // Out of the way of the numbers that are given away below; the low ones are closed before those are filled.
+        let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).at(Call::Dup, Path::new("64"));
+        let (control, guest, log) =
+            (high(&self.handles.control)?, high(&self.handles.guest)?, high(&self.handles.log)?);
+        let listener = high(&self.listener.take().ok_or(Error::Wrong { at: "3".into(), why: "there is no socket" })?)?;
+        let null = high(&rustix::fs::open(at, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, at)?)?;
+        drop(std::mem::replace(&mut self.handles, Handles { control, guest, log }));
+        for (number, fd) in [&null, &null, &self.handles.log, &listener].into_iter().enumerate() {
+            sys::place(fd.as_fd(), number as i32).at(Call::Dup, at)?;
+        }
+        sys::close_on_exec_from(4).at(Call::Dup, at)
+    }
+
+    fn exec(&self) -> Result<(), Error> {
+        self.report(&Report::Exec)?;
+        let name = CString::from(c"sandpool-guest");
+        Err(sys::execveat(self.handles.guest.as_fd(), &[name])).at(Call::Execveat, Path::new("guest"))
+    }
+}
+
+/// Where the volume is while its directories are made.
+const VOLUME: &str = "/.volume";
+
+fn set_ids(id: u32) -> Result<(), Error> {
+    debug_assert_eq!(id, INSIDE);
+    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    rustix::thread::set_thread_res_gid(gid, gid, gid).at(Call::Setresgid, Path::new(NOWHERE))?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, Path::new(NOWHERE))
+}
+
+fn write_existing(path: &Path, text: &[u8]) -> Result<(), Error> {
+    let fd = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+        .at(Call::Open, path)?;
+    rustix::io::write(fd, text).at(Call::Write, path)?;
+    Ok(())
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd, Error> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::open(path, flags, Mode::empty()).at(Call::Open, path)
+}
+
+/// A new file system of this kind, attached nowhere.
+fn detached(kind: &str, options: &[(&str, Option<&str>)], attributes: u64) -> Result<OwnedFd, Error> {
+    let at = Path::new(kind);
+    let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).at(Call::Fsopen, at)?;
+    for (key, value) in options {
+        let set = match value {
+            Some(value) => rustix::mount::fsconfig_set_string(&fs, *key, *value),
+            None => rustix::mount::fsconfig_set_flag(&fs, *key),
+        };
+        set.at(Call::Fsconfig, Path::new(key))?;
+    }
+    rustix::mount::fsconfig_create(&fs).at(Call::Fsconfig, at)?;
+    let attributes = MountAttrFlags::from_bits_retain(attributes as u32);
+    rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).at(Call::Fsmount, at)
+}
+
+/// A detached copy of the mount at `path`.
+fn copy_of(dir: BorrowedFd<'_>, path: &Path, shown: &Path, flags: OpenTreeFlags) -> Result<OwnedFd, Error> {
+    let flags = flags | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    rustix::mount::open_tree(dir, path, flags).at(Call::OpenTree, shown)
+}
+
+fn attach(mount: &OwnedFd, target: &OwnedFd, shown: &Path) -> Result<(), Error> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(mount, "", target, "", flags).at(Call::MoveMount, shown)
+}
+
+fn check_device(fd: &OwnedFd, number: (u32, u32), at: &Path) -> Result<(), Error> {
+    let found = rustix::fs::fstat(fd).at(Call::Stat, at)?;
+    let is_char = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
+    if !is_char || (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev)) != number {
+        return Err(Error::Wrong { at: at.to_owned(), why: "another device than its name says" });
+    }
+    Ok(())
+}
+
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}

@@ -1,0 +1,530 @@
+//! Memory, cpu and process limits on cgroup v1, v2 and both at once.
+//!
+//! A tree `sandpool-<label>/<group>/<sandbox>` under the server's own cgroup of each hierarchy: the operator's limits on the
+//! server hold for its sandboxes too. Every path goes through a given file-system root, so that layouts this machine does
+//! not have are tested against a directory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Controller {
+    Memory,
+    Cpu,
+    Pids,
+}
+
+impl Controller {
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Pids];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Pids => "pids",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Version {
+    V1,
+    V2,
+}
+
+/// One hierarchy that carries at least one controller we use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hierarchy {
+    pub version: Version,
+    pub controllers: Vec<Controller>,
+    /// Where our tree hangs: the server's own cgroup, or on v2 the nearest one above it that may have children with limits.
+    pub base: PathBuf,
+}
+
+/// What can be limited here, and why the rest cannot.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Layout {
+    pub hierarchies: Vec<Hierarchy>,
+    pub absent: BTreeMap<Controller, String>,
+}
+
+/// Limits of one cgroup; `None` leaves the kernel's default, no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Limits {
+    pub memory_bytes: Option<u64>,
+    pub cpu_millis: Option<u32>,
+    pub pids: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Usage {
+    pub memory_bytes: Option<u64>,
+    pub pids: Option<u32>,
+    pub oom_kills: u64,
+}
+
+struct Mount {
+    root: PathBuf,
+    point: PathBuf,
+    kind: Version,
+    options: Vec<String>,
+}
+
+impl Layout {
+    /// Reads `/proc/self/cgroup` and `/proc/self/mountinfo` below `root` and tries out where a tree can hang. `ours` are the
+    /// processes of this server, which may be moved into a cgroup of their own where v2 asks for that.
+    pub fn detect(root: &Path, ours: &[Pid]) -> Self {
+        let read = |p: &str| fs::read_to_string(root.join(p)).unwrap_or_default();
+        let memberships = memberships(&read("proc/self/cgroup"));
+        let mounts = mounts(&read("proc/self/mountinfo"));
+        let mut layout = Self::default();
+        let mut wanted = Vec::new();
+        for controller in Controller::ALL {
+            match v1_base(root, controller, &memberships, &mounts) {
+                Some(Ok(base)) => layout.add(Version::V1, controller, base),
+                Some(Err(why)) => drop(layout.absent.insert(controller, why)),
+                None => wanted.push(controller),
+            }
+        }
+        let own = memberships.iter().find(|(c, _)| c.is_empty());
+        match (own, mounts.iter().find(|m| m.kind == Version::V2)) {
+            (Some((_, path)), Some(mount)) => {
+                let top = under(root, &mount.point);
+                layout.add_v2(&top, &directory(root, mount, path), &wanted, ours);
+            }
+            _ => layout.absent.extend(wanted.iter().map(|c| (*c, "no cgroup v2 hierarchy is mounted".to_owned()))),
+        }
+        layout
+    }
+
+    /// A process is in one v2 cgroup only, so one base has to serve all controllers: the nearest with the most.
+    fn add_v2(&mut self, top: &Path, own: &Path, wanted: &[Controller], ours: &[Pid]) {
+        let mut best: Option<(PathBuf, Vec<Controller>)> = None;
+        for dir in own.ancestors().take_while(|dir| dir.starts_with(top)) {
+            let usable: Vec<_> = wanted.iter().copied().filter(|c| v2_usable(dir, *c, ours)).collect();
+            if best.as_ref().map_or(0, |(_, most)| most.len()) < usable.len() && try_mkdir(dir).is_ok() {
+                best = Some((dir.to_owned(), usable));
+            }
+        }
+        let (base, usable) = best.unwrap_or_default();
+        for controller in wanted {
+            let name = controller.name();
+            if usable.contains(controller) {
+                self.add(Version::V2, *controller, base.clone());
+            } else if lists(top, "cgroup.controllers", *controller) {
+                let why = format!("the cgroup v2 controller `{name}` is not delegated to `{}`", own.display());
+                self.absent.insert(*controller, why);
+            } else {
+                self.absent.insert(*controller, format!("cgroup v2 has no controller `{name}` here"));
+            }
+        }
+    }
+
+    fn add(&mut self, version: Version, controller: Controller, base: PathBuf) {
+        match self.hierarchies.iter_mut().find(|h| h.base == base) {
+            Some(hierarchy) => hierarchy.controllers.push(controller),
+            None => self.hierarchies.push(Hierarchy { version, controllers: vec![controller], base }),
+        }
+    }
+
+    pub fn has(&self, controller: Controller) -> bool {
+        self.hierarchies.iter().any(|h| h.controllers.contains(&controller))
+    }
+
+    /// The same layout, with our own directory in each hierarchy as the base.
+    pub fn tree(&self, label: &str) -> Tree {
+        let mut hierarchies = self.hierarchies.clone();
+        for hierarchy in &mut hierarchies {
+            hierarchy.base.push(format!("sandpool-{label}"));
+        }
+        Tree { hierarchies }
+    }
+}
+
+/// `controllers → path` of `/proc/self/cgroup`; v2 has the empty controller list.
+fn memberships(text: &str) -> Vec<(Vec<String>, PathBuf)> {
+    let line = |l: &str| {
+        let mut parts = l.splitn(3, ':').skip(1);
+        let controllers = parts.next()?.split(',').filter(|c| !c.is_empty()).map(str::to_owned).collect();
+        Some((controllers, PathBuf::from(parts.next()?)))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+fn mounts(text: &str) -> Vec<Mount> {
+    let line = |l: &str| {
+        let (left, right) = l.split_once(" - ")?;
+        let left: Vec<&str> = left.split(' ').collect();
+        let right: Vec<&str> = right.split(' ').collect();
+        let kind = match *right.first()? {
+            "cgroup" => Version::V1,
+            "cgroup2" => Version::V2,
+            _ => return None,
+        };
+        let options = right.get(2)?.split(',').map(str::to_owned).collect();
+        Some(Mount { root: left.get(3)?.into(), point: left.get(4)?.into(), kind, options })
+    };
+    text.lines().filter_map(line).collect()
+}
+
+fn v1_base(
+    root: &Path,
+    controller: Controller,
+    memberships: &[(Vec<String>, PathBuf)],
+    mounts: &[Mount],
+) -> Option<Result<PathBuf, String>> {
+    let name = controller.name();
+    let (_, path) = memberships.iter().find(|(c, _)| c.iter().any(|c| c == name))?;
+    let Some(mount) = mounts.iter().find(|m| m.kind == Version::V1 && m.options.iter().any(|o| o == name)) else {
+        return Some(Err(format!("the cgroup v1 controller `{name}` is not mounted")));
+    };
+    let base = directory(root, mount, path);
+    Some(match try_mkdir(&base) {
+        Ok(()) => Ok(base),
+        Err(e) => Err(format!("cannot make a cgroup in `{}`: {e}", base.display())),
+    })
+}
+
+/// `path` as seen through the mount: below its root, or the mount point itself when a cgroup namespace hides the way.
+fn directory(root: &Path, mount: &Mount, path: &Path) -> PathBuf {
+    let point = under(root, &mount.point);
+    match path.strip_prefix(&mount.root) {
+        Ok(rest) if !rest.components().any(|c| c == std::path::Component::ParentDir) => {
+            let mut directory = point;
+            directory.extend(rest.components());
+            directory
+        }
+        _ => point,
+    }
+}
+
+fn under(root: &Path, absolute: &Path) -> PathBuf {
+    root.join(absolute.strip_prefix("/").unwrap_or(absolute))
+}
+
+fn try_mkdir(base: &Path) -> io::Result<()> {
+    let probe = base.join(format!("sandpool-probe-{}", std::process::id()));
+    fs::create_dir(&probe)?;
+    fs::remove_dir(probe)
+}
+
+fn lists(dir: &Path, file: &str, controller: Controller) -> bool {
+    fs::read_to_string(dir.join(file)).is_ok_and(|text| text.split_whitespace().any(|c| c == controller.name()))
+}
+
+/// Whether children of `dir` can have limits of this kind, after enabling them if need be. v2 forbids that for a cgroup that has
+/// processes itself (the topmost one excepted); when those are only ours, they move into a child.
+fn v2_usable(dir: &Path, controller: Controller, ours: &[Pid]) -> bool {
+    if !lists(dir, "cgroup.controllers", controller) {
+        return false;
+    }
+    let enabled = || lists(dir, "cgroup.subtree_control", controller);
+    let enable = || fs::write(dir.join("cgroup.subtree_control"), format!("+{}", controller.name()));
+    if enabled() || (enable().is_ok() && enabled()) {
+        return true;
+    }
+    let present = members(dir);
+    if present.is_empty() || present.iter().any(|pid| !ours.contains(pid)) {
+        return false;
+    }
+    let leaf = dir.join("sandpool-server");
+    let _ = fs::create_dir(&leaf);
+    let moved = present.iter().all(|p| fs::write(leaf.join("cgroup.procs"), p.as_raw_nonzero().to_string()).is_ok());
+    moved && enable().is_ok() && enabled()
+}
+
+/// Our own part of each hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Tree {
+    hierarchies: Vec<Hierarchy>,
+}
+
+impl Tree {
+    /// The top directory of our tree in each hierarchy.
+    pub fn tops(&self) -> Vec<PathBuf> {
+        self.hierarchies.iter().map(|h| h.base.clone()).collect()
+    }
+
+    pub fn sandbox(&self, group: &str, sandbox: &str) -> Cgroup {
+        let dirs = self.hierarchies.iter().map(|h| (h.clone(), h.base.join(group).join(sandbox))).collect();
+        Cgroup { dirs }
+    }
+
+    /// Makes the sandbox's cgroup with its limits, and its group's when that does not exist yet.
+    pub fn create(&self, group: (&str, Limits), sandbox: (&str, Limits)) -> io::Result<Cgroup> {
+        let cgroup = self.sandbox(group.0, sandbox.0);
+        for (hierarchy, dir) in &cgroup.dirs {
+            let parent = hierarchy.base.join(group.0);
+            make(hierarchy, &hierarchy.base, Limits::default(), true)?;
+            make(hierarchy, &parent, group.1, true)?;
+            make(hierarchy, dir, sandbox.1, false)?;
+        }
+        Ok(cgroup)
+    }
+
+    /// Removes what is empty of a group and of the tree; what is in use stays.
+    pub fn tidy(&self, group: &str) {
+        for hierarchy in &self.hierarchies {
+            let _ = fs::remove_dir(hierarchy.base.join(group)).and_then(|()| fs::remove_dir(&hierarchy.base));
+        }
+    }
+}
+
+fn named(dir: &Path) -> impl FnOnce(io::Error) -> io::Error + '_ {
+    move |e| io::Error::new(e.kind(), format!("`{}`: {e}", dir.display()))
+}
+
+fn make(hierarchy: &Hierarchy, dir: &Path, limits: Limits, parent: bool) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        other => other.map_err(named(dir))?,
+    }
+    if hierarchy.version == Version::V2 && parent {
+        let enable: Vec<String> = hierarchy.controllers.iter().map(|c| format!("+{}", c.name())).collect();
+        write(dir, "cgroup.subtree_control", &enable.join(" "))?;
+    }
+    hierarchy.controllers.iter().try_for_each(|c| set(hierarchy.version, *c, dir, limits))
+}
+
+fn write(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    let path = dir.join(file);
+    fs::write(&path, value).map_err(named(&path))
+}
+
+fn set(version: Version, controller: Controller, dir: &Path, limits: Limits) -> io::Result<()> {
+    const PERIOD: u64 = 100_000;
+    match (version, controller) {
+        (Version::V1, Controller::Memory) => {
+            let Some(bytes) = limits.memory_bytes else { return Ok(()) };
+            write(dir, "memory.limit_in_bytes", &bytes.to_string())?;
+            // Memory and swap together; absent when the kernel does not account swap, and then swap is not limited.
+            match fs::write(dir.join("memory.memsw.limit_in_bytes"), bytes.to_string()) {
+                Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => {
+                    Err(named(&dir.join("memory.memsw.limit_in_bytes"))(e))
+                }
+                _ => Ok(()),
+            }
+        }
+        (Version::V2, Controller::Memory) => {
+            let Some(bytes) = limits.memory_bytes else { return Ok(()) };
+            write(dir, "memory.max", &bytes.to_string())?;
+            match fs::write(dir.join("memory.swap.max"), "0") {
+                Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => {
+                    Err(named(&dir.join("memory.swap.max"))(e))
+                }
+                _ => Ok(()),
+            }
+        }
+        (_, Controller::Cpu) => {
+            let Some(millis) = limits.cpu_millis else { return Ok(()) };
+            let quota = (u64::from(millis) * PERIOD / 1000).max(1000);
+            if version == Version::V2 {
+                return write(dir, "cpu.max", &format!("{quota} {PERIOD}"));
+            }
+            write(dir, "cpu.cfs_period_us", &PERIOD.to_string())?;
+            write(dir, "cpu.cfs_quota_us", &quota.to_string())
+        }
+        (_, Controller::Pids) => limits.pids.map_or(Ok(()), |pids| write(dir, "pids.max", &pids.to_string())),
+    }
+}
+
+/// The directories of one sandbox, one per hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Cgroup {
+    dirs: Vec<(Hierarchy, PathBuf)>,
+}
+
+impl Cgroup {
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.dirs.iter().map(|(_, dir)| dir.clone()).collect()
+    }
+
+    /// v1: what the sandbox's first process writes `0` into. By `tasks`, from the process itself: any other way takes a lock
+    /// that costs milliseconds.
+    pub fn tasks(&self) -> Vec<PathBuf> {
+        self.dirs.iter().filter(|(h, _)| h.version == Version::V1).map(|(_, dir)| dir.join("tasks")).collect()
+    }
+
+    /// v2: the directory the first process is born into.
+    pub fn v2(&self) -> Option<&Path> {
+        self.dirs.iter().find(|(h, _)| h.version == Version::V2).map(|(_, dir)| dir.as_path())
+    }
+
+    fn dir(&self, controller: Controller) -> Option<(Version, &Path)> {
+        let found = self.dirs.iter().find(|(h, _)| h.controllers.contains(&controller))?;
+        Some((found.0.version, &found.1))
+    }
+
+    pub fn usage(&self) -> Usage {
+        let number = |dir: &Path, file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
+        let mut usage = Usage::default();
+        if let Some((version, dir)) = self.dir(Controller::Memory) {
+            let (current, events) = match version {
+                Version::V1 => ("memory.usage_in_bytes", "memory.oom_control"),
+                Version::V2 => ("memory.current", "memory.events"),
+            };
+            usage.memory_bytes = number(dir, current);
+            usage.oom_kills = counter(&fs::read_to_string(dir.join(events)).unwrap_or_default(), "oom_kill");
+        }
+        if let Some((_, dir)) = self.dir(Controller::Pids) {
+            usage.pids = number(dir, "pids.current").and_then(|n| u32::try_from(n).ok());
+        }
+        usage
+    }
+
+    /// Removes the directories; `Err` with one that is still busy (dead processes leave a cgroup a moment after they are reaped).
+    pub fn remove(&self) -> Result<(), (PathBuf, io::Error)> {
+        let mut busy = Ok(());
+        for (_, dir) in &self.dirs {
+            match fs::remove_dir(dir) {
+                Err(e) if e.kind() != ErrorKind::NotFound => busy = Err((dir.clone(), e)),
+                _ => {}
+            }
+        }
+        busy
+    }
+}
+
+fn counter(text: &str, name: &str) -> u64 {
+    let value = |line: &str| line.split_once(' ').filter(|(n, _)| *n == name).and_then(|(_, v)| v.trim().parse().ok());
+    text.lines().find_map(value).unwrap_or(0)
+}
+
+/// Kills every process in the tree at `top` and removes its directories: what a dead server left. True when nothing remains.
+pub fn sweep(top: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(top) else { return !top.exists() };
+    let mut gone = true;
+    for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+        gone &= sweep(&entry.path());
+    }
+    for pid in members(top) {
+        kill_member(top, pid);
+    }
+    gone && fs::remove_dir(top).is_ok()
+}
+
+fn members(dir: &Path) -> Vec<Pid> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|l| Pid::from_raw(l.parse().ok()?)).collect()
+}
+
+/// The number may have passed to somebody else since it was read: hold the process first, then look whether it is (still) a member.
+fn kill_member(dir: &Path, pid: Pid) {
+    if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+        && members(dir).contains(&pid)
+    {
+        let _ = pidfd_send_signal(pidfd, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), cpu_millis: Some(1500), pids: Some(32) };
+
+    fn put(root: &Path, path: &str, text: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// Every file below `root/sys` that is not part of the fixture, with its content.
+    fn written(dir: &Path, base: &Path, out: &mut Vec<String>) {
+        let mut entries: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
+        entries.sort();
+        for path in entries {
+            let shown = path.strip_prefix(base).unwrap().display().to_string();
+            if path.is_dir() {
+                written(&path, base, out);
+            } else if shown.contains("sandpool-") {
+                out.push(format!("{shown} = {}", fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+
+    fn create_in(root: &Path) -> (Layout, Vec<String>) {
+        let layout = Layout::detect(root, &[]);
+        let group = Limits { memory_bytes: Some(1 << 30), ..Limits::default() };
+        layout.tree("t").create(("g", group), ("s", LIMITS)).unwrap();
+        let mut out = Vec::new();
+        written(&root.join("sys"), root, &mut out);
+        (layout, out)
+    }
+
+    #[test]
+    fn v2_hangs_below_the_nearest_cgroup_that_may_have_children_with_limits() {
+        let root = crate::test_dir("cg2");
+        put(&root, "proc/self/cgroup", "0::/user.slice/server.scope\n");
+        put(&root, "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n");
+        put(&root, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n");
+        put(&root, "sys/fs/cgroup/user.slice/cgroup.controllers", "cpu memory pids\n");
+        put(&root, "sys/fs/cgroup/user.slice/cgroup.subtree_control", "cpu memory pids\n");
+        put(&root, "sys/fs/cgroup/user.slice/server.scope/cgroup.procs", "4\n");
+        let (layout, out) = create_in(&root);
+        assert!(layout.absent.is_empty());
+        insta::assert_snapshot!(out.join("\n"), @r"
+        sys/fs/cgroup/user.slice/sandpool-t/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/sandpool-t/g/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/sandpool-t/g/memory.max = 1073741824
+        sys/fs/cgroup/user.slice/sandpool-t/g/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/sandpool-t/g/s/cpu.max = 150000 100000
+        sys/fs/cgroup/user.slice/sandpool-t/g/s/memory.max = 67108864
+        sys/fs/cgroup/user.slice/sandpool-t/g/s/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/sandpool-t/g/s/pids.max = 32
+        ");
+        let cgroup = layout.tree("t").sandbox("g", "s");
+        assert_eq!(cgroup.tasks(), Vec::<PathBuf>::new());
+        assert!(cgroup.v2().unwrap().ends_with("user.slice/sandpool-t/g/s"));
+        put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/s/memory.events", "low 0\nhigh 0\noom 3\noom_kill 2\n");
+        assert_eq!(cgroup.usage().oom_kills, 2);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn hybrid_takes_each_controller_from_where_it_is() {
+        let root = crate::test_dir("hybrid");
+        put(&root, "proc/self/cgroup", "4:memory:/box/a\n3:pids:/\n2:cpu,cpuacct:/\n1:name=systemd:/\n0::/\n");
+        put(
+            &root,
+            "proc/self/mountinfo",
+            "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+             35 31 0:32 /box /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+             41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+        );
+        for dir in ["cpu,cpuacct", "memory/a", "unified"] {
+            fs::create_dir_all(root.join("sys/fs/cgroup").join(dir)).unwrap();
+        }
+        let (layout, out) = create_in(&root);
+        insta::assert_snapshot!(out.join("\n"), @r"
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/s/cpu.cfs_period_us = 100000
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/s/cpu.cfs_quota_us = 150000
+        sys/fs/cgroup/memory/a/sandpool-t/g/memory.limit_in_bytes = 1073741824
+        sys/fs/cgroup/memory/a/sandpool-t/g/memory.memsw.limit_in_bytes = 1073741824
+        sys/fs/cgroup/memory/a/sandpool-t/g/s/memory.limit_in_bytes = 67108864
+        sys/fs/cgroup/memory/a/sandpool-t/g/s/memory.memsw.limit_in_bytes = 67108864
+        ");
+        assert_eq!(layout.absent[&Controller::Pids], "the cgroup v1 controller `pids` is not mounted");
+        assert_eq!(layout.tree("t").sandbox("g", "s").tasks().len(), 2);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn without_cgroups_each_controller_says_why_it_is_absent() {
+        let root = crate::test_dir("nocg");
+        put(&root, "proc/self/cgroup", "0::/\n");
+        put(&root, "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        put(&root, "sys/fs/cgroup/cgroup.controllers", "\n");
+        let layout = Layout::detect(&root, &[]);
+        assert!(layout.hierarchies.is_empty());
+        assert_eq!(layout.absent[&Controller::Memory], "cgroup v2 has no controller `memory` here");
+        fs::remove_dir_all(root).unwrap();
+    }
+}

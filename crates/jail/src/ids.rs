@@ -1,0 +1,246 @@
+//! Who a sandbox is on the host: modes, id maps, and the slots that keep two servers from sharing a uid.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+/// The uid and gid of everything inside a sandbox.
+pub const INSIDE: u32 = 1000;
+
+/// Above what distributions hand out to users, subordinate ranges and systemd's containers; below the signed limit.
+pub const ROOT_BASE: u32 = 1_879_048_192;
+const ROOT_SLOTS: u32 = 65_536;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Started by root: every sandbox has a host uid of its own.
+    Root,
+    /// An ordinary user with newuidmap and a subordinate range: the same, from that range.
+    Sub,
+    /// An ordinary user alone: every sandbox is that user on the host.
+    Single,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Root => "root",
+            Self::Sub => "sub",
+            Self::Single => "single",
+        })
+    }
+}
+
+/// The one line of a sandbox's `uid_map` and `gid_map`: [`INSIDE`] to an id of the namespace the launcher lives in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdMap {
+    mode: Mode,
+    outer: u32,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    #[error("refusing to map a sandbox to host uid 0")]
+    HostRoot,
+    #[error("mode `{mode}` has no slot `{slot}`")]
+    NoSuchSlot { mode: Mode, slot: u32 },
+}
+
+impl IdMap {
+    /// `owner` is the host uid of the launcher: in single mode a sandbox is that user.
+    pub fn new(mode: Mode, slot: u32, slots: u32, owner: u32) -> Result<Self, MapError> {
+        if slot >= slots {
+            return Err(MapError::NoSuchSlot { mode, slot });
+        }
+        let outer = match mode {
+            Mode::Root => ROOT_BASE + slot,
+            // 0 of the launcher's namespace is the user, 1 is the first of the subordinate range.
+            Mode::Sub => 1 + slot,
+            Mode::Single if owner == 0 => return Err(MapError::HostRoot),
+            Mode::Single => 0,
+        };
+        if mode == Mode::Root && outer == 0 {
+            return Err(MapError::HostRoot);
+        }
+        Ok(Self { mode, outer })
+    }
+
+    /// The id as the launcher sees it: what volumes are chowned to.
+    pub fn outer(self) -> u32 {
+        self.outer
+    }
+
+    pub fn line(self) -> String {
+        format!("{INSIDE} {} 1", self.outer)
+    }
+
+    /// In single mode the kernel forbids setgroups; the user's extra groups stay.
+    pub fn may_set_groups(self) -> bool {
+        self.mode != Mode::Single
+    }
+}
+
+/// A range of subordinate ids, as in `/etc/subuid`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubRange {
+    pub start: u32,
+    pub count: u32,
+}
+
+/// The first usable range of `name` or `uid` in the text of `/etc/subuid` or `/etc/subgid`.
+pub fn sub_range(text: &str, name: &str, uid: u32) -> Option<SubRange> {
+    let mine = |who: &str| who == name || who.parse() == Ok(uid);
+    text.lines().find_map(|line| {
+        let mut parts = line.split(':');
+        let who = parts.next()?;
+        let range = SubRange { start: parts.next()?.trim().parse().ok()?, count: parts.next()?.trim().parse().ok()? };
+        (mine(who) && range.start > 0 && range.count > 0).then_some(range)
+    })
+}
+
+/// The login name of `uid` in the text of `/etc/passwd`.
+pub fn login_name(passwd: &str, uid: u32) -> Option<&str> {
+    passwd.lines().find_map(|line| {
+        let mut parts = line.split(':');
+        let name = parts.next()?;
+        (parts.nth(1)?.parse() == Ok(uid)).then_some(name)
+    })
+}
+
+/// Numbers taken under locks that every server of this host (root) or of this user (sub) sees.
+#[derive(Debug)]
+pub struct Slots {
+    dir: PathBuf,
+    count: u32,
+    next: u32,
+}
+
+/// A taken number; free again when dropped, or when this process dies.
+#[derive(Debug)]
+pub struct Slot {
+    pub number: u32,
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // While the lock is held, so that nobody can lock the file between the two.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Slots {
+    pub fn open(dir: PathBuf, mode: Mode, range: Option<SubRange>) -> io::Result<Self> {
+        private_dir(&dir)?;
+        let count = match mode {
+            Mode::Root => ROOT_SLOTS,
+            Mode::Sub => range.map_or(0, |r| r.count),
+            Mode::Single => u32::MAX,
+        };
+        Ok(Self { dir, count, next: 0 })
+    }
+
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Goes round instead of taking the lowest: a uid is not given out again right after its last owner died.
+    pub fn take(&mut self) -> io::Result<Slot> {
+        for _ in 0..self.count.min(ROOT_SLOTS) {
+            let number = self.next;
+            self.next = (self.next + 1) % self.count.min(ROOT_SLOTS);
+            if let Some(slot) = self.try_take(number)? {
+                return Ok(slot);
+            }
+        }
+        Err(io::Error::other(format!("all `{}` host uids of `{}` are taken", self.count, self.dir.display())))
+    }
+
+    fn try_take(&self, number: u32) -> io::Result<Option<Slot>> {
+        let path = self.dir.join(number.to_string());
+        let lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(&path)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            other => other?,
+        }
+        // Somebody may have removed the file between our open and our lock; then the lock guards nothing.
+        if lock.metadata()?.nlink() == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Slot { number, path, _lock: lock }))
+    }
+}
+
+/// Makes a directory that only we can enter, or checks that the one there is ours: it may lie in a world-writable place.
+pub fn private_dir(dir: &Path) -> io::Result<()> {
+    if let Some(parent) = dir.parent()
+        && !parent.exists()
+    {
+        private_dir(parent)?;
+    }
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+        other => other?,
+    }
+    let found = fs::symlink_metadata(dir)?;
+    let me = rustix::process::geteuid().as_raw();
+    if !found.is_dir() || found.uid() != me || found.mode() & 0o022 != 0 {
+        return Err(io::Error::other(format!(
+            "`{}` is not a directory that belongs to uid `{me}` and that only it can write",
+            dir.display()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_is_never_host_uid_0() {
+        assert_eq!(IdMap::new(Mode::Single, 0, 1, 0), Err(MapError::HostRoot));
+        assert_eq!(IdMap::new(Mode::Root, 0, 1, 0).unwrap().line(), "1000 1879048192 1");
+        assert_eq!(IdMap::new(Mode::Sub, 0, 1, 1000).unwrap().line(), "1000 1 1");
+        assert_eq!(IdMap::new(Mode::Single, 5, 9, 1000).unwrap().line(), "1000 0 1");
+        assert_eq!(IdMap::new(Mode::Sub, 9, 9, 1000), Err(MapError::NoSuchSlot { mode: Mode::Sub, slot: 9 }));
+    }
+
+    #[test]
+    fn a_sub_range_is_found_by_name_or_number_and_never_starts_at_0() {
+        let text = "root:0:65536\nann:100000:65536\n1001:200000:10\nbad line\n";
+        assert_eq!(sub_range(text, "ann", 1000), Some(SubRange { start: 100_000, count: 65_536 }));
+        assert_eq!(sub_range(text, "bob", 1001), Some(SubRange { start: 200_000, count: 10 }));
+        assert_eq!(sub_range(text, "root", 0), None);
+        assert_eq!(sub_range(text, "eve", 7), None);
+        assert_eq!(login_name("root:x:0:0::/:/bin/sh\nann:x:1000:1000::/:/bin/sh", 1000), Some("ann"));
+    }
+
+    #[test]
+    fn two_servers_never_hold_the_same_slot_and_a_dropped_one_comes_free() {
+        let dir = crate::test_dir("slots");
+        let mut a = Slots::open(dir.clone(), Mode::Root, None).unwrap();
+        let mut b = Slots::open(dir.clone(), Mode::Root, None).unwrap();
+        let (x, y) = (a.take().unwrap(), b.take().unwrap());
+        assert_ne!(x.number, y.number);
+        drop(x);
+        assert_eq!(Slots::open(dir.clone(), Mode::Root, None).unwrap().take().unwrap().number, 0);
+        drop(y);
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+        fs::remove_dir(dir).unwrap();
+    }
+}

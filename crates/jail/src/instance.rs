@@ -1,0 +1,170 @@
+//! What a server keeps on disk: a directory of its own, locked while it lives, from which the next one can clean up after it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::private_dir;
+use crate::{cgroup, volume};
+
+/// A restarted server waits this long for the launcher of the one before, which may still be cleaning up.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+#[derive(Debug)]
+pub struct Instance {
+    pub state_dir: PathBuf,
+    pub dir: PathBuf,
+    _lock: File,
+    _server: Option<File>,
+}
+
+/// In each sandbox's directory: what belongs to it elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub cgroups: Vec<PathBuf>,
+    pub uid: u32,
+    pub image: PathBuf,
+}
+
+impl Record {
+    pub fn write(&self, dir: &Path) -> io::Result<()> {
+        fs::write(dir.join("record.json"), serde_json::to_vec(self)?)
+    }
+}
+
+/// In the instance's directory: the tops of its cgroup trees, whose names nobody else has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Owned {
+    cgroups: Vec<PathBuf>,
+}
+
+pub fn random_name() -> io::Result<String> {
+    let mut bytes = [0u8; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+impl Instance {
+    /// Makes the directory, after destroying what dead servers left. `exclusive`: refuses when another server lives here.
+    pub fn open(state_dir: &Path, name: &str, exclusive: bool, cgroups: Vec<PathBuf>) -> io::Result<Self> {
+        private_dir(state_dir)?;
+        let server = if exclusive { Some(sole(state_dir)?) } else { None };
+        let all = state_dir.join("instances");
+        private_dir(&all)?;
+        // One at a time: between its mkdir and its lock an instance looks like a dead one.
+        let gate = lock_file(&state_dir.join("instances.lock"))?;
+        flock(&gate, FlockOperation::LockExclusive)?;
+        sweep_dead(&all);
+        let dir = all.join(name);
+        private_dir(&dir)?;
+        let lock = lock_file(&dir.join("lock"))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        fs::write(dir.join("instance.json"), serde_json::to_vec(&Owned { cgroups })?)?;
+        Ok(Self { state_dir: state_dir.to_owned(), dir, _lock: lock, _server: server })
+    }
+
+    /// At the end, when no sandbox is left.
+    pub fn remove(&self) {
+        sweep_cgroups(&self.dir);
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn lock_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+}
+
+fn sole(state_dir: &Path) -> io::Result<File> {
+    let lock = lock_file(&state_dir.join("server.lock"))?;
+    let until = Instant::now() + PATIENCE;
+    while let Err(e) = flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        if e != rustix::io::Errno::WOULDBLOCK {
+            return Err(e.into());
+        }
+        if Instant::now() > until {
+            return Err(io::Error::other(format!(
+                "another server uses the state directory `{}`; end it, or give this one another with --state-dir",
+                state_dir.display()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(lock)
+}
+
+fn sweep_dead(all: &Path) {
+    for entry in fs::read_dir(all).into_iter().flatten().flatten() {
+        let dir = entry.path();
+        // Whoever lives holds its lock.
+        let Ok(lock) = lock_file(&dir.join("lock")) else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            sweep(&dir);
+        }
+    }
+}
+
+/// Destroys what belongs to the instance in `dir`, and `dir`. Unreadable records cost their cgroups, not the start.
+fn sweep(dir: &Path) {
+    let until = Instant::now() + PATIENCE;
+    while !sweep_cgroups(dir) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let image = entry.path().join("volume.img");
+        if image.exists() {
+            volume::release_loops(&image);
+        }
+    }
+    let _ = fs::remove_dir_all(dir);
+}
+
+/// True when nothing is left.
+fn sweep_cgroups(dir: &Path) -> bool {
+    let read = fs::read(dir.join("instance.json")).ok();
+    let Some(owned) = read.and_then(|text| serde_json::from_slice::<Owned>(&text).ok()) else { return true };
+    let ours = |top: &&PathBuf| top.file_name().is_some_and(|n| n.to_string_lossy().starts_with("sandpool-"));
+    let left = owned.cgroups.iter().filter(ours).filter(|top| !cgroup::sweep(top)).count();
+    left == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_server_is_refused_and_side_by_side_instances_are_not() {
+        let dir = crate::test_dir("instance");
+        let a = Instance::open(&dir, "a", true, vec![]).unwrap();
+        let b = Instance::open(&dir, "b", false, vec![]).unwrap();
+        let refused = Instance::open(&dir, "c", true, vec![]).unwrap_err().to_string();
+        assert!(refused.starts_with("another server uses the state directory"), "{refused}");
+        assert!(a.dir.exists() && b.dir.exists());
+        drop(a);
+        let _c = Instance::open(&dir, "c", true, vec![]).unwrap();
+        assert!(!dir.join("instances/a").exists(), "a dead instance is swept");
+        assert!(dir.join("instances/b").exists(), "a living one is not");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_corrupt_record_does_not_stop_the_start() {
+        let dir = crate::test_dir("corrupt");
+        drop(Instance::open(&dir, "a", false, vec![]).unwrap());
+        fs::write(dir.join("instances/a/instance.json"), b"{\"cgroups\": [7").unwrap();
+        Instance::open(&dir, "b", false, vec![]).unwrap();
+        assert!(!dir.join("instances/a").exists());
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,417 @@
+//! The steps that make a sandbox, as a list: printed, compared and then applied by one loop ([`crate::apply`]).
+//!
+//! A pure function of the spec. The order is the design: mounts and network first, by a process that is root in the launcher's
+//! user namespace; then the sandbox's own user namespace, in which even every capability reaches neither; then everything is
+//! given up; the guest last.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::ids::{INSIDE, IdMap};
+use crate::spec::{Content, JailSpec, Volume};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Writes itself into a v1 cgroup.
+    JoinCgroup {
+        tasks: PathBuf,
+    },
+    /// After joining: its root is then the sandbox's own cgroup, and no name of ours shows inside.
+    CgroupNamespace,
+    /// Binds the guest's socket in the sandbox's directory, in the sandbox's network namespace.
+    Listen {
+        dir: PathBuf,
+    },
+    PrivateMounts,
+    NewRoot {
+        at: PathBuf,
+        bytes: u64,
+        inodes: u64,
+    },
+    Dir {
+        path: PathBuf,
+        mode: u32,
+    },
+    Symlink {
+        path: PathBuf,
+        target: PathBuf,
+    },
+    File {
+        path: PathBuf,
+        content: Content,
+    },
+    BindReadOnly {
+        path: PathBuf,
+    },
+    Device {
+        path: PathBuf,
+        number: (u32, u32),
+    },
+    Devpts {
+        path: PathBuf,
+        max: u32,
+    },
+    Tmpfs {
+        path: PathBuf,
+        bytes: u64,
+        inodes: u64,
+    },
+    Proc {
+        path: PathBuf,
+    },
+    MaskFile {
+        path: PathBuf,
+    },
+    MaskDir {
+        path: PathBuf,
+    },
+    ReadOnly {
+        path: PathBuf,
+    },
+    /// Mounts the volume on a directory that nobody sees later.
+    Volume {
+        volume: Volume,
+    },
+    /// A directory of the volume, owned by the sandbox, at `path`.
+    VolumeDir {
+        path: PathBuf,
+        mode: u32,
+        owner: u32,
+    },
+    HideVolume,
+    PivotRoot,
+    SealRoot,
+    Hostname {
+        name: String,
+    },
+    LoopbackUp,
+    /// The launcher writes the maps.
+    UserNamespace {
+        map: IdMap,
+    },
+    DropGroups,
+    SetIds {
+        id: u32,
+    },
+    SessionKeyring,
+    DieWithLauncher,
+    Rlimits,
+    /// 0 and 1 on `/dev/null`, 2 to the launcher's log, 3 the listening socket, nothing else.
+    Descriptors,
+    DropCapabilities,
+    NotDumpable,
+    NoNewPrivileges,
+    Landlock {
+        run: Vec<PathBuf>,
+    },
+    Seccomp,
+    Exec,
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::JoinCgroup { tasks } => write!(f, "join {}", tasks.display()),
+            Self::CgroupNamespace => write!(f, "unshare cgroup"),
+            Self::Listen { dir } => write!(f, "listen {}/guest.sock", dir.display()),
+            Self::PrivateMounts => write!(f, "private mounts"),
+            Self::NewRoot { at, bytes, inodes } => {
+                write!(f, "root tmpfs {bytes} bytes {inodes} inodes on {}", at.display())
+            }
+            Self::Dir { path, mode } => write!(f, "dir {} {mode:o}", path.display()),
+            Self::Symlink { path, target } => write!(f, "symlink {} -> {}", path.display(), target.display()),
+            Self::File { path, content } => write!(f, "file {} {content:?}", path.display()),
+            Self::BindReadOnly { path } => write!(f, "bind {} ro,nosuid,nodev", path.display()),
+            Self::Device { path, number: (major, minor) } => write!(f, "device {} {major}:{minor}", path.display()),
+            Self::Devpts { path, max } => write!(f, "devpts {} max {max}", path.display()),
+            Self::Tmpfs { path, bytes, inodes } => write!(f, "tmpfs {} {bytes} bytes {inodes} inodes", path.display()),
+            Self::Proc { path } => write!(f, "proc {}", path.display()),
+            Self::MaskFile { path } => write!(f, "mask file {}", path.display()),
+            Self::MaskDir { path } => write!(f, "mask dir {}", path.display()),
+            Self::ReadOnly { path } => write!(f, "read-only {}", path.display()),
+            Self::Volume { volume: Volume::Ext4 { template, image } } => {
+                write!(f, "volume ext4 {} from {}", image.display(), template.display())
+            }
+            Self::Volume { volume: Volume::Tmpfs { bytes, inodes } } => {
+                write!(f, "volume tmpfs {bytes} bytes {inodes} inodes")
+            }
+            Self::VolumeDir { path, mode, owner } => write!(f, "volume dir {} {mode:o} owner {owner}", path.display()),
+            Self::HideVolume => write!(f, "hide volume"),
+            Self::PivotRoot => write!(f, "pivot root"),
+            Self::SealRoot => write!(f, "root read-only"),
+            Self::Hostname { name } => write!(f, "hostname {name}"),
+            Self::LoopbackUp => write!(f, "loopback up"),
+            Self::UserNamespace { map } => write!(f, "unshare user, map {}", map.line()),
+            Self::DropGroups => write!(f, "drop groups"),
+            Self::SetIds { id } => write!(f, "uid and gid {id}"),
+            Self::SessionKeyring => write!(f, "new session keyring"),
+            Self::DieWithLauncher => write!(f, "die with launcher"),
+            Self::Rlimits => write!(f, "rlimits"),
+            Self::Descriptors => write!(f, "descriptors 0 1 2 3"),
+            Self::DropCapabilities => write!(f, "drop capabilities"),
+            Self::NotDumpable => write!(f, "not dumpable"),
+            Self::NoNewPrivileges => write!(f, "no new privileges"),
+            Self::Landlock { run } => {
+                write!(f, "landlock")?;
+                run.iter().try_for_each(|p| write!(f, " {}", p.display()))
+            }
+            Self::Seccomp => write!(f, "seccomp"),
+            Self::Exec => write!(f, "exec guest"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub ops: Vec<Op>,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ops.iter().try_for_each(|op| writeln!(f, "{op}"))
+    }
+}
+
+const DEVICES: &[(&str, (u32, u32))] =
+    &[("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9))];
+
+/// The directory, in the sandbox's own, on which its root is mounted while it is being made.
+pub const ROOT: &str = "root";
+
+const SHM_INODES: u64 = 10_000;
+
+/// Our own `/etc`: the host's would tell about its users and its network, and names there mean other ids.
+fn etc(hostname: &str) -> [(&'static str, String); 6] {
+    [
+        ("passwd", "sandbox:x:1000:1000:sandbox:/workspace:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n".into()),
+        ("group", "sandbox:x:1000:\nnogroup:x:65534:\n".into()),
+        ("hosts", format!("127.0.0.1 localhost {hostname}\n::1 localhost\n")),
+        ("hostname", format!("{hostname}\n")),
+        ("resolv.conf", String::new()),
+        ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n".into()),
+    ]
+}
+
+/// The steps of one sandbox, in order.
+pub fn plan(spec: &JailSpec) -> Plan {
+    let mut steps = Steps::default();
+    steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
+    steps.ops.extend([Op::CgroupNamespace, Op::Listen { dir: spec.dir.clone() }, Op::PrivateMounts]);
+    let (bytes, inodes) = root_size(spec);
+    steps.ops.push(Op::NewRoot { at: spec.dir.join(ROOT), bytes, inodes });
+    system(spec, &mut steps);
+    volume(spec, &mut steps);
+    runtime(spec, &mut steps);
+    dev(spec, &mut steps);
+    proc(spec, &mut steps);
+    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: spec.hostname.clone() }, Op::LoopbackUp]);
+    give_up(spec, &mut steps);
+    Plan { ops: steps.ops }
+}
+
+/// Ops, and the directories that exist so far.
+#[derive(Default)]
+struct Steps {
+    ops: Vec<Op>,
+    dirs: BTreeSet<PathBuf>,
+}
+
+impl Steps {
+    /// The directory and those above it, each once.
+    fn dir(&mut self, path: &Path) {
+        let Some(parent) = path.parent() else { return };
+        self.dir(parent);
+        if self.dirs.insert(path.to_owned()) {
+            self.ops.push(Op::Dir { path: path.to_owned(), mode: 0o755 });
+        }
+    }
+
+    /// An op that makes a file at `path`.
+    fn file(&mut self, path: &Path, op: Op) {
+        if let Some(parent) = path.parent() {
+            self.dir(parent);
+        }
+        self.ops.push(op);
+    }
+}
+
+/// Our own files, with room for the directories and mount points around them.
+fn root_size(spec: &JailSpec) -> (u64, u64) {
+    let content: u64 = spec.files.iter().map(|f| f.content.as_bytes().len() as u64 + 4096).sum();
+    let depth = |p: &PathBuf| p.components().count() as u64;
+    let inodes: u64 = spec.files.iter().map(|f| &f.path).chain(&spec.runtime).map(depth).sum();
+    ((1 << 20) + content.next_multiple_of(4096), 256 + inodes)
+}
+
+fn system(spec: &JailSpec, steps: &mut Steps) {
+    for path in &spec.host.binds {
+        steps.file(path, Op::BindReadOnly { path: path.clone() });
+    }
+    for (path, target) in &spec.host.symlinks {
+        steps.file(path, Op::Symlink { path: path.clone(), target: target.clone() });
+    }
+    for (name, text) in etc(&spec.hostname) {
+        let path = Path::new("/etc").join(name);
+        steps.file(&path, Op::File { path: path.clone(), content: Content::Text(text) });
+    }
+}
+
+fn volume(spec: &JailSpec, steps: &mut Steps) {
+    steps.ops.push(Op::Volume { volume: spec.volume.clone() });
+    for (path, mode) in [("/workspace", 0o755), ("/data", 0o755), ("/tmp", 0o1777)] {
+        steps.dir(Path::new(path));
+        steps.ops.push(Op::VolumeDir { path: path.into(), mode, owner: spec.map.outer() });
+    }
+    steps.ops.push(Op::HideVolume);
+}
+
+/// After the volume: a runtime may lie below `/tmp`.
+fn runtime(spec: &JailSpec, steps: &mut Steps) {
+    for path in shown_runtime(spec) {
+        steps.file(path, Op::BindReadOnly { path: path.clone() });
+    }
+    for file in &spec.files {
+        steps.file(&file.path, Op::File { path: file.path.clone(), content: file.content.clone() });
+    }
+}
+
+/// The runtime paths that no other bind shows already; parents before what lies below them.
+fn shown_runtime(spec: &JailSpec) -> Vec<&PathBuf> {
+    let mut shown: Vec<&PathBuf> = Vec::new();
+    let sorted: BTreeSet<&PathBuf> = spec.runtime.iter().collect();
+    for path in sorted {
+        if !spec.host.shows(path) && !shown.iter().any(|s| path.starts_with(s)) {
+            shown.push(path);
+        }
+    }
+    shown
+}
+
+fn dev(spec: &JailSpec, steps: &mut Steps) {
+    for (name, number) in DEVICES {
+        let path = Path::new("/dev").join(name);
+        steps.file(&path, Op::Device { path: path.clone(), number: *number });
+    }
+    for (name, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
+        steps.ops.push(Op::Symlink { path: Path::new("/dev").join(name), target: target.into() });
+    }
+    steps.dir(Path::new("/dev/pts"));
+    steps.ops.push(Op::Devpts { path: "/dev/pts".into(), max: spec.ptys });
+    steps.ops.push(Op::Symlink { path: "/dev/ptmx".into(), target: "pts/ptmx".into() });
+    steps.dir(Path::new("/dev/shm"));
+    steps.ops.push(Op::Tmpfs { path: "/dev/shm".into(), bytes: spec.shm_bytes, inodes: SHM_INODES });
+}
+
+fn proc(spec: &JailSpec, steps: &mut Steps) {
+    steps.dir(Path::new("/proc"));
+    steps.ops.push(Op::Proc { path: "/proc".into() });
+    steps.ops.extend(spec.host.masked_files.iter().map(|path| Op::MaskFile { path: path.clone() }));
+    steps.ops.extend(spec.host.masked_dirs.iter().map(|path| Op::MaskDir { path: path.clone() }));
+    steps.ops.extend(spec.host.read_only.iter().map(|path| Op::ReadOnly { path: path.clone() }));
+}
+
+fn give_up(spec: &JailSpec, steps: &mut Steps) {
+    steps.ops.push(Op::UserNamespace { map: spec.map });
+    if spec.map.may_set_groups() {
+        steps.ops.push(Op::DropGroups);
+    }
+    // Ids before the death signal: the kernel forgets the signal when ids change.
+    steps.ops.extend([Op::SetIds { id: INSIDE }, Op::SessionKeyring]);
+    if spec.die_with_launcher {
+        steps.ops.push(Op::DieWithLauncher);
+    }
+    let run = readable(spec);
+    steps.ops.extend([
+        Op::Rlimits,
+        Op::Descriptors,
+        Op::DropCapabilities,
+        Op::NotDumpable,
+        Op::NoNewPrivileges,
+        Op::Landlock { run },
+        Op::Seccomp,
+        Op::Exec,
+    ]);
+}
+
+/// What may be read and run: system, runtimes, the files we wrote.
+fn readable(spec: &JailSpec) -> Vec<PathBuf> {
+    let system = spec.host.binds.iter().filter(|p| !p.starts_with("/etc")).cloned();
+    let runtime = shown_runtime(spec).into_iter().cloned();
+    let files = spec.files.iter().map(|f| f.path.clone());
+    let paths: BTreeSet<PathBuf> = system.chain([PathBuf::from("/etc")]).chain(runtime).chain(files).collect();
+    paths.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Mode;
+    use crate::spec::{FileSpec, Host};
+
+    fn spec(mode: Mode) -> JailSpec {
+        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
+        let dir = PathBuf::from("/state/instances/i/s");
+        JailSpec {
+            hostname: "sandbox".into(),
+            map: IdMap::new(mode, 7, 100, 1001).unwrap(),
+            host: Host {
+                binds: paths(&["/usr", "/etc/ld.so.cache", "/etc/ssl/certs"]),
+                symlinks: vec![("/bin".into(), "usr/bin".into()), ("/lib".into(), "usr/lib".into())],
+                masked_files: paths(&["/proc/kcore", "/proc/keys"]),
+                masked_dirs: paths(&["/proc/acpi"]),
+                read_only: paths(&["/proc/sys"]),
+            },
+            runtime: paths(&["/home/u/rt/node/bin", "/home/u/rt/node", "/usr/lib/python3", "/bin/sh", "/tmp/rt"]),
+            files: vec![FileSpec { path: "/opt/sandpool/driver.py".into(), content: Content::Text("pass".into()) }],
+            volume: match mode {
+                Mode::Root => {
+                    Volume::Ext4 { template: "/state/templates/ext4-1.img".into(), image: dir.join("volume.img") }
+                }
+                Mode::Sub | Mode::Single => Volume::Tmpfs { bytes: 64 << 20, inodes: 1000 },
+            },
+            shm_bytes: 32 << 20,
+            ptys: 64,
+            cgroup_tasks: if mode == Mode::Root {
+                paths(&["/sys/fs/cgroup/pids/sandpool-t/g/s/tasks"])
+            } else {
+                vec![]
+            },
+            dir,
+            die_with_launcher: true,
+        }
+    }
+
+    #[test]
+    fn the_plan_of_each_mode_is_this_one() {
+        insta::assert_snapshot!("plan_root", plan(&spec(Mode::Root)));
+        insta::assert_snapshot!("plan_sub", plan(&spec(Mode::Sub)));
+        insta::assert_snapshot!("plan_single", plan(&spec(Mode::Single)));
+    }
+
+    #[test]
+    fn nothing_of_the_host_is_shown_over_the_sandboxs_own_parts() {
+        for path in ["/", "relative", "/usr/../etc", "/proc/sys", "/dev", "/workspace/x", "/tmp", "/etc/shadow"] {
+            let spec = JailSpec { runtime: vec![path.into()], ..spec(Mode::Root) };
+            assert!(spec.check().is_err(), "{path}");
+        }
+        assert_eq!(spec(Mode::Root).check(), Ok(()));
+    }
+
+    #[test]
+    fn privileges_end_after_the_last_mount_and_the_guest_is_last() {
+        for mode in [Mode::Root, Mode::Sub, Mode::Single] {
+            let ops = plan(&spec(mode)).ops;
+            let user = ops.iter().position(|op| matches!(op, Op::UserNamespace { .. })).unwrap();
+            let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
+            assert!(seal < user);
+            assert_eq!(ops.last(), Some(&Op::Exec));
+            assert_eq!(ops[ops.len() - 2], Op::Seccomp);
+        }
+    }
+}

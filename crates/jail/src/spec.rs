@@ -1,0 +1,242 @@
+//! What a sandbox is to be, as data: everything [`crate::plan`] needs, so that the plan is a pure function of it.
+//!
+//! The host is looked at here once ([`Host::detect`]) and nowhere later.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::IdMap;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JailSpec {
+    pub hostname: String,
+    pub map: IdMap,
+    pub host: Host,
+    /// Directories and files of the language runtimes, shown read-only at the same path.
+    pub runtime: Vec<PathBuf>,
+    /// Written into the root before it is sealed.
+    pub files: Vec<FileSpec>,
+    pub volume: Volume,
+    pub shm_bytes: u64,
+    pub ptys: u32,
+    /// v1 files the first process writes itself into; on v2 it is born into its cgroup.
+    pub cgroup_tasks: Vec<PathBuf>,
+    /// The sandbox's directory on the host: the guest's socket and its volume are in it.
+    pub dir: PathBuf,
+    /// Ends the sandbox when the launcher ends, however that happens.
+    pub die_with_launcher: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileSpec {
+    pub path: PathBuf,
+    pub content: Content,
+}
+
+/// Bytes that stay readable in JSON when they are text.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl Content {
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Text(text) => text.as_bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Content {
+    fn from(bytes: Vec<u8>) -> Self {
+        String::from_utf8(bytes).map_or_else(|e| Self::Bytes(e.into_bytes()), Self::Text)
+    }
+}
+
+impl std::fmt::Debug for Content {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.as_bytes().len())
+    }
+}
+
+/// Where `/workspace`, `/data` and `/tmp` live: one volume, so that one quota holds for all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Volume {
+    /// A file system of its own in a sparse file: on disk, not charged to memory. Needs root.
+    Ext4 { template: PathBuf, image: PathBuf },
+    /// In memory, charged to the sandbox.
+    Tmpfs { bytes: u64, inodes: u64 },
+}
+
+/// How this host's system directories look, and which of its files a sandbox needs to see.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Host {
+    /// Shown read-only at the same path.
+    pub binds: Vec<PathBuf>,
+    /// `/bin → usr/bin` on merged systems.
+    pub symlinks: Vec<(PathBuf, PathBuf)>,
+    /// Files below `/proc` that are to read as empty, directories that are to be empty, and what is to be read-only.
+    pub masked_files: Vec<PathBuf>,
+    pub masked_dirs: Vec<PathBuf>,
+    pub read_only: Vec<PathBuf>,
+}
+
+const SYSTEM: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+
+/// Of `/etc` only what programs need to find libraries, certificates, fonts and the time; names and passwords are our own.
+const ETC: &[&str] = &[
+    "/etc/alternatives",
+    "/etc/ca-certificates",
+    "/etc/crypto-policies",
+    "/etc/fonts",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/os-release",
+    "/etc/pki/ca-trust",
+    "/etc/pki/tls/certs",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+];
+
+/// What tells about the host or the kernel's insides. Those that are absent when a sandbox is made are skipped: kernels differ.
+const MASKED_FILES: &[&str] = &[
+    "/proc/cmdline",
+    "/proc/config.gz",
+    "/proc/diskstats",
+    "/proc/interrupts",
+    "/proc/iomem",
+    "/proc/ioports",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/kmsg",
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/latency_stats",
+    "/proc/modules",
+    "/proc/mtrr",
+    "/proc/pagetypeinfo",
+    "/proc/partitions",
+    "/proc/sched_debug",
+    "/proc/schedstat",
+    "/proc/slabinfo",
+    "/proc/softirqs",
+    "/proc/swaps",
+    "/proc/sysrq-trigger",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmallocinfo",
+    "/proc/zoneinfo",
+];
+const MASKED_DIRS: &[&str] = &[
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/bus",
+    "/proc/driver",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/pressure",
+    "/proc/scsi",
+];
+const READ_ONLY: &[&str] = &["/proc/sys"];
+
+impl Host {
+    /// `root` is `/`, or a fixture.
+    pub fn detect(root: &Path) -> Self {
+        let on_host = |path: &str| root.join(path.trim_start_matches('/'));
+        let mut host = Self::default();
+        for path in SYSTEM.iter().chain(ETC) {
+            match fs::symlink_metadata(on_host(path)) {
+                Ok(found) if found.is_symlink() => host.add_symlink(root, path),
+                Ok(_) => host.binds.push(path.into()),
+                Err(_) => {}
+            }
+        }
+        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
+        host.masked_files = paths(MASKED_FILES);
+        host.masked_dirs = paths(MASKED_DIRS);
+        host.read_only = paths(READ_ONLY);
+        host
+    }
+
+    /// A link into what is shown anyway stays a link; of any other the file is shown in its place.
+    fn add_symlink(&mut self, root: &Path, path: &str) {
+        let Ok(target) = fs::read_link(root.join(path.trim_start_matches('/'))) else { return };
+        let absolute = normal(&Path::new(path).parent().unwrap_or(Path::new("/")).join(&target));
+        if absolute.starts_with("/usr") {
+            self.symlinks.push((path.into(), target));
+        } else if root.join(path.trim_start_matches('/')).exists() {
+            self.binds.push(path.into());
+        }
+    }
+
+    /// Whether `path` is visible through one of the binds or links already.
+    pub fn shows(&self, path: &Path) -> bool {
+        self.binds.iter().chain(self.symlinks.iter().map(|(link, _)| link)).any(|shown| path.starts_with(shown))
+    }
+}
+
+/// The path without `.` and `..`, by text alone.
+fn normal(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(out.pop()),
+            Component::CurDir => {}
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    #[error("`{0}` is not an absolute path without `..`")]
+    NotAbsolute(PathBuf),
+    #[error("`{0}` lies where a sandbox has its own files")]
+    Reserved(PathBuf),
+}
+
+/// What a sandbox has of its own; nothing of the host may be shown there.
+const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/workspace", "/data", "/etc"];
+
+impl JailSpec {
+    /// Refuses paths that would cover or leave the sandbox's own parts.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let paths = self.runtime.iter().chain(self.files.iter().map(|f| &f.path));
+        for path in paths {
+            if !path.is_absolute() || normal(path) != *path || path == Path::new("/") {
+                return Err(SpecError::NotAbsolute(path.clone()));
+            }
+            if RESERVED.iter().any(|r| path.starts_with(r)) || path == Path::new("/tmp") {
+                return Err(SpecError::Reserved(path.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_stays_readable_on_the_wire_and_bytes_survive() {
+        for (bytes, json) in [(b"x = 1".to_vec(), "\"x = 1\""), (vec![0xff, 0], "[255,0]")] {
+            let content = Content::from(bytes.clone());
+            assert_eq!(serde_json::to_string(&content).unwrap(), json);
+            assert_eq!(serde_json::from_str::<Content>(json).unwrap().as_bytes(), bytes);
+        }
+    }
+}

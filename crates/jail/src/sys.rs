@@ -1,0 +1,264 @@
+//! The system calls that no safe crate offers, each behind a safe function. Policy lives elsewhere.
+
+use std::ffi::{CString, c_char, c_int, c_long};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+type Result<T> = std::result::Result<T, Errno>;
+
+fn last() -> Errno {
+    io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+fn check(result: c_long) -> Result<c_long> {
+    if result < 0 { Err(last()) } else { Ok(result) }
+}
+
+/// `clone_args` of clone3(2); the C library's headers have it only on some targets.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+pub enum Cloned {
+    Child,
+    Parent { pid: Pid, pidfd: OwnedFd },
+}
+
+/// A fork with namespaces, a pidfd and, on cgroup v2, a cgroup. The caller must be the only thread of its process: the child
+/// goes on with a copy of whatever locks other threads held.
+pub fn clone3(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> Result<Cloned> {
+    let mut pidfd: RawFd = -1;
+    let mut args = CloneArgs {
+        flags: (namespaces | libc::CLONE_PIDFD) as u64,
+        pidfd: ptr::from_mut(&mut pidfd) as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        ..CloneArgs::default()
+    };
+    if let Some(cgroup) = cgroup {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: without CLONE_VM the child has its own copy of the memory and of this stack, as after fork(2); `args` is a
+    // whole `clone_args` and `pidfd` is written only before the call returns.
+    let pid = check(unsafe { libc::syscall(libc::SYS_clone3, ptr::from_ref(&args), size_of::<CloneArgs>()) })?;
+    match Pid::from_raw(pid as i32) {
+        None => Ok(Cloned::Child),
+        // SAFETY: the kernel has just put this descriptor there for us.
+        Some(pid) => Ok(Cloned::Parent { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+    }
+}
+
+/// A plain fork for short-lived helpers; same condition as [`clone3`].
+pub fn fork() -> Result<Option<Pid>> {
+    // SAFETY: the process has one thread (launcher) or the child only makes async-signal-safe calls (its callers' contract).
+    let pid = check(c_long::from(unsafe { libc::fork() }))?;
+    Ok(Pid::from_raw(pid as i32))
+}
+
+/// Leaves without running destructors or exit handlers: the way out of a forked child.
+pub fn leave(code: c_int) -> ! {
+    // SAFETY: `_exit` has no preconditions.
+    unsafe { libc::_exit(code) }
+}
+
+/// New namespaces for the calling, single-threaded process.
+pub fn unshare(namespaces: c_int) -> Result<()> {
+    // SAFETY: only CLONE_NEW* flags are passed; memory and descriptors stay shared as they are.
+    check(c_long::from(unsafe { libc::unshare(namespaces) })).map(drop)
+}
+
+pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+
+/// Adds attributes to the mount `fd` stands for, and to those below it. Attributes are only ever added: what the host locked stays.
+pub fn mount_setattr(fd: BorrowedFd<'_>, set: u64, recursive: bool) -> Result<()> {
+    let attr = libc::mount_attr { attr_set: set, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: the path is an empty C string, `attr` a whole `mount_attr`; both outlive the call.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            ptr::from_ref(&attr),
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    check(done).map(drop)
+}
+
+/// Marks every descriptor from `first` on close-on-exec.
+pub fn close_on_exec_from(first: RawFd) -> Result<()> {
+    const CLOEXEC: libc::c_uint = 4;
+    // SAFETY: only the close-on-exec flag changes; no descriptor becomes invalid in this program.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
+}
+
+/// Puts `fd` at a fixed number that the next program will find there.
+pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> Result<()> {
+    // SAFETY: the numbers 0 to 4 are reserved by the caller for what it hands over; no owned descriptor lives there.
+    check(c_long::from(unsafe { libc::dup2(fd.as_raw_fd(), number) })).map(drop)
+}
+
+/// Replaces this program by the one behind `fd`, with these arguments and an empty environment.
+pub fn execveat(fd: BorrowedFd<'_>, args: &[CString]) -> Errno {
+    let argv: Vec<*const c_char> = args.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect();
+    let envp: [*const c_char; 1] = [ptr::null()];
+    // SAFETY: `argv` and `envp` are null-terminated arrays of C strings that outlive the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            fd.as_raw_fd(),
+            c"".as_ptr(),
+            argv.as_ptr(),
+            envp.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    last()
+}
+
+/// Leaves the session keyring of whoever started us: keyrings are no namespace. A kernel without keyrings is fine.
+pub fn new_session_keyring() -> Result<()> {
+    // SAFETY: a null name asks for a new anonymous keyring.
+    match check(unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<c_char>()) }) {
+        Ok(_) | Err(Errno::NOSYS) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Brings up the loopback interface of the current network namespace.
+pub fn loopback_up() -> Result<()> {
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // SAFETY: an all-zero `ifreq` is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[0] = b'l' as c_char;
+    request.ifr_name[1] = b'o' as c_char;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+    // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which outlives the call.
+    check(c_long::from(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, ptr::from_ref(&request)) }))
+        .map(drop)
+}
+
+/// Ignores a signal; used for those that would end the launcher before it has cleaned up.
+pub fn ignore(signal: c_int) {
+    // SAFETY: SIG_IGN installs no code.
+    unsafe { libc::signal(signal, libc::SIG_IGN) };
+}
+
+/// Back to the default, and nothing blocked: what a program expects to be started with.
+pub fn default_signals() {
+    // SAFETY: SIG_DFL installs no code; the set is initialised by `sigemptyset` before it is used.
+    unsafe {
+        for signal in 1..32 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
+    }
+}
+
+/// Reaps one dead child, whichever it is.
+pub fn reap_any() -> Option<Pid> {
+    // SAFETY: a null status pointer is allowed.
+    Pid::from_raw(unsafe { libc::waitpid(-1, ptr::null_mut(), libc::WNOHANG | libc::__WALL) }.max(0))
+}
+
+/// The newest landlock ABI of the kernel; `None` where landlock is absent or switched off.
+pub fn landlock_abi() -> Option<u32> {
+    const VERSION: u32 = 1;
+    // SAFETY: with the version flag the kernel reads no attribute: null and 0 are what it asks for.
+    let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<u8>(), 0usize, VERSION) };
+    u32::try_from(abi).ok().filter(|abi| *abi > 0)
+}
+
+/// Whether the kernel takes seccomp filters that kill the process.
+pub fn seccomp_available() -> bool {
+    let action: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+    // SAFETY: the kernel reads one `u32`.
+    unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, ptr::from_ref(&action)) == 0 }
+}
+
+/// Loop devices: see loop(4).
+pub mod loop_device {
+    use super::{AsFd, AsRawFd, Errno, OwnedFd, RawFd, Result, check, ptr};
+
+    const CTL_GET_FREE: libc::Ioctl = 0x4C82;
+    const CONFIGURE: libc::Ioctl = 0x4C0A;
+    const CLR_FD: libc::Ioctl = 0x4C01;
+    const AUTOCLEAR: u32 = 4;
+
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    struct Info {
+        device: u64,
+        inode: u64,
+        rdevice: u64,
+        offset: u64,
+        sizelimit: u64,
+        number: u32,
+        encrypt_type: u32,
+        encrypt_key_size: u32,
+        flags: u32,
+        file_name: [u8; 64],
+        crypt_name: [u8; 64],
+        encrypt_key: [u8; 32],
+        init: [u64; 2],
+    }
+
+    #[repr(C)]
+    struct Config {
+        fd: u32,
+        block_size: u32,
+        info: Info,
+        reserved: [u64; 8],
+    }
+
+    pub fn free_number(control: impl AsFd) -> Result<u32> {
+        // SAFETY: the request takes no argument.
+        let number = check(unsafe { libc::ioctl(control.as_fd().as_raw_fd(), CTL_GET_FREE) }.into())?;
+        Ok(number as u32)
+    }
+
+    /// Ties `file` to the device, which lets go of it by itself when nobody has the device open or mounted any more.
+    pub fn configure(device: &OwnedFd, file: RawFd) -> Result<()> {
+        // SAFETY: all-zero is a valid value for these plain structs.
+        let mut config: Config = unsafe { std::mem::zeroed() };
+        config.fd = u32::try_from(file).map_err(|_| Errno::BADF)?;
+        config.info.flags = AUTOCLEAR;
+        // SAFETY: LOOP_CONFIGURE reads one `loop_config`, whose layout `Config` has.
+        check(unsafe { libc::ioctl(device.as_raw_fd(), CONFIGURE, ptr::from_ref(&config)) }.into()).map(drop)
+    }
+
+    pub fn clear(device: &OwnedFd) -> Result<()> {
+        // SAFETY: the request takes no argument.
+        check(unsafe { libc::ioctl(device.as_raw_fd(), CLR_FD) }.into()).map(drop)
+    }
+}

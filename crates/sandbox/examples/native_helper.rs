@@ -1,0 +1,103 @@
+//! For the tests of the native back end: an executable that can be the launcher, a guest that runs shell lines, and a server that
+//! an ordinary user starts.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use sandbox::native::{GuestBinary, Mode, Native, NativeConfig};
+use sandbox::{Backend, Group, Level, Limits, SandboxSpec};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+fn main() {
+    sandbox::native::launcher_entry();
+    let args: Vec<String> = std::env::args().collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["sandpool-guest"] => guest(),
+        [_, "serve", mode, state_dir, ref lines @ ..] => serve(mode, state_dir, lines),
+        [_, "survey"] => survey(),
+        _ => eprintln!("usage: native_helper serve root|sub|single STATE_DIR LINE... | survey"),
+    }
+}
+
+/// PID 1: answers each connection with the output of the shell line it sends.
+fn guest() {
+    let listener = UnixListener::from(jail::inherited::take_fd(3).unwrap());
+    for stream in listener.incoming() {
+        let stream = stream.unwrap();
+        std::thread::spawn(|| answer(stream));
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "a test's guest")]
+fn answer(stream: UnixStream) {
+    let mut line = String::new();
+    BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
+    let output = || Stdio::from(OwnedFd::from(stream.try_clone().unwrap()));
+    let status = Command::new("/bin/sh")
+        .args(["-c", &line])
+        .env("PATH", "/usr/bin:/bin:/usr/sbin")
+        .current_dir("/workspace")
+        .stdin(Stdio::null())
+        .stdout(output())
+        .stderr(output())
+        .status();
+    match status {
+        Ok(status) if status.success() => {}
+        other => drop(writeln!(&stream, "[{other:?}]")),
+    }
+}
+
+/// Starts a server, makes a sandbox, prints what each line prints inside, destroys everything.
+fn serve(mode: &str, state_dir: &str, lines: &[&str]) {
+    let mode = match mode {
+        "sub" => Some(Mode::Sub),
+        "single" => Some(Mode::Single),
+        _ => None,
+    };
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = NativeConfig {
+        state_dir: PathBuf::from(state_dir),
+        runtime_dir: None,
+        guest: GuestBinary::Path(std::env::current_exe().unwrap()),
+        label: "test".into(),
+        exclusive: false,
+        mode,
+        floor: Level::Basic,
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, isolation) = Native::start(launcher, config).await.unwrap();
+        eprintln!("mode {} level {:?}", native.mode(), isolation.level);
+        let sandbox = native.create(&spec()).await.unwrap();
+        let mut out = tokio::io::stderr();
+        for line in lines {
+            let mut stream = sandbox.connect().await.unwrap();
+            stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+            let mut text = Vec::new();
+            stream.read_to_end(&mut text).await.unwrap();
+            out.write_all(&text).await.unwrap();
+        }
+        sandbox.destroy().await.unwrap();
+        native.shutdown().await;
+    });
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec {
+        group: Group { name: "g".into(), memory_bytes: None, cpu_millis: None },
+        limits: Limits { memory_bytes: 256 << 20, cpu_millis: 1000, pids: 64, disk_bytes: 64 << 20, disk_inodes: 2000 },
+        runtime: vec![],
+        files: vec![("/opt/sandpool/hello.txt".into(), b"hello".to_vec())],
+    }
+}
+
+fn survey() {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let found = launcher.survey(None).unwrap();
+    for fact in &found.facts {
+        eprintln!("{:?} {}: {} {}", fact.state, fact.layer, fact.why, fact.what_to_do);
+    }
+    eprintln!("{:?}", found.outcome);
+}
