@@ -4,7 +4,9 @@
 // Cells share this process, and may have changed every builtin by the time the driver runs again. So:
 //  - what the driver calls is bound below, before the first cell; its objects have no prototype; its loops are plain;
 //  - there is not one promise here: terminating a cell inside a microtask drops the whole microtask queue;
-//  - user code (getters, `inspect.custom`, the cell itself) is only ever entered through `interruptible()`.
+//  - an interrupt unwinds every frame, the driver's too, up to the event loop; what is left undone is found again from
+//    there (`onSigint`, `recover`). Nothing here relies on `finally`. (`breakOnSigint` of the vm module would stop a
+//    synchronous cell more gently, but leaves moments before and after the cell in which SIGINT kills the process.)
 // Start with `--no-force-async-hooks-checks`: else a termination inside a timer aborts the process.
 
 import { Session } from 'node:inspector';
@@ -39,10 +41,9 @@ const mapGet = uncurry(Map.prototype.get), mapSet = uncurry(Map.prototype.set), 
 const { isNativeError, isPromise, isUint8Array } = types;
 const { load: atomicLoad, store: atomicStore, add: atomicAdd, notify: atomicNotify, wait: atomicWait } = Atomics;
 const on = uncurry(EventEmitter.prototype.on), listeners = uncurry(EventEmitter.prototype.rawListeners);
-const removeAllListeners = uncurry(EventEmitter.prototype.removeAllListeners);
 const sessionConnect = uncurry(Session.prototype.connect), sessionDisconnect = uncurry(Session.prototype.disconnect);
 const sessionPost = uncurry(Session.prototype.post);
-const runInContext = uncurry(vm.Script.prototype.runInContext), runInThisContext = uncurry(vm.Script.prototype.runInThisContext);
+const runInThisContext = uncurry(vm.Script.prototype.runInThisContext);
 const Script = vm.Script, mainLoader = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
 const findEntry = uncurry(SourceMap.prototype.findEntry);
 const { pid, kill, cwd } = process;
@@ -117,36 +118,6 @@ function cut(text) {
 }
 
 const dataMember = (mime, json) => `,"data":{${quote(mime)}:${json}}`;
-
-// ---------------------------------------------------------------- entering user code
-
-// The vm module stops a synchronous script on SIGINT, and says so by an exception. It runs in a context of its own,
-// to leave nothing in the user's global scope.
-const entry = { __proto__: null, go: null };
-const entryContext = vm.createContext(entry);
-const entryScript = new Script('go()', { filename: 'sandpool-entry' });
-const entryOptions = freeze({ __proto__: null, breakOnSigint: true });
-const INTERRUPTED = Symbol('interrupted');
-
-// What `f` returns, or INTERRUPTED. Throws what `f` throws. Listeners for SIGINT are taken off meanwhile; vm would do
-// that itself, but with methods of `process` that the user may have changed.
-function interruptible(f) {
-  let value;
-  const mine = { __proto__: null, go: () => { value = f(); }, outer: entry.go };
-  const off = listeners(process, 'SIGINT');
-  removeAllListeners(process, 'SIGINT');
-  entry.go = mine.go;
-  try {
-    runInContext(entryScript, entryContext, entryOptions);
-  } catch (e) {
-    if (isNativeError(e) && e.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return INTERRUPTED;
-    throw e;
-  } finally {
-    entry.go = mine.outer;
-    for (let i = 0; i < off.length; i++) on(process, 'SIGINT', off[i]);
-  }
-  return value;
-}
 
 // ---------------------------------------------------------------- the inspector session
 
@@ -252,7 +223,7 @@ function original(number, line, column) {
 const OWN_FILE = slice(import.meta.url, import.meta.url.lastIndexOf('/') + 1);
 const FRAME = /^\s+at /;
 const POSITION = /cell-(\d+)\.js:(\d+):(\d+)/;
-const INTERNAL = /[( ]node:|sandpool-entry|new Promise \(<anonymous>\)/;
+const INTERNAL = /[( ]node:|new Promise \(<anonymous>\)/;
 const ELIDED = /^\s+\.\.\. \d+ lines matching cause stack trace \.\.\./;      // frames like those of the cause, which follows
 
 // A stack (or an inspected error, which holds stacks) with the user's frames, at the places the user wrote.
@@ -292,8 +263,7 @@ const UNSHOWN = freeze({ __proto__: null, name: 'Error', value: '', text: 'Error
 
 function safeDescribe(thrown) {
   try {
-    const d = interruptible(() => describe(thrown));
-    return d === INTERRUPTED ? UNSHOWN : d;
+    return describe(thrown);
   } catch {
     return UNSHOWN;
   }
@@ -324,11 +294,13 @@ const SyntaxErrorClass = SyntaxError;
 
 const EXIT = Symbol('process.exit');
 const state = new Int32Array(new SharedArrayBuffer(8));   // [a cell is running, beats of the main thread]
-let finish = null;                                        // of the running cell; the first caller wins
-let settling = null;                                      // the cell whose end is being told
+let current = null;                                       // the cell that has no `done` yet
+let finish = null;                                        // ends the running cell; the first caller wins
 let lateCount = 0;
 
-function run(request, next) {
+function run(request) {
+  const cell = { __proto__: null, code: request.code, started: now(), outcome: null, settling: false };
+  current = cell;
   n = request.n;
   lateCount = 0;
   if (typeof request.map === 'string') keepMap(n, request.map);
@@ -336,7 +308,6 @@ function run(request, next) {
   guardProcess();
   repairStreams();
   renewRequire();
-  const cell = { __proto__: null, code: request.code, started: now(), outcome: null, next };
   const mine = (outcome) => {
     if (finish !== mine) return;
     finish = null;
@@ -346,25 +317,22 @@ function run(request, next) {
   };
   finish = mine;
   atomicStore(state, 0, 1);
-  let value;
   try {
-    value = interruptible(() => post('Runtime.evaluate', {
+    post('Runtime.evaluate', {
       __proto__: null, expression: `${cell.code}\n//# sourceURL=cell-${n}.js`, objectGroup: 'cell',
       replMode: true, awaitPromise: true,
-    }, (failure, response) => mine(failure ? { __proto__: null, failure } : { __proto__: null, response })));
+    }, (failure, response) => mine(failure ? { __proto__: null, failure } : { __proto__: null, response }));
   } catch (e) {
     mine({ __proto__: null, failure: e });
-  }
-  if (value === INTERRUPTED) {
-    mine(null);
-    cell.outcome = { __proto__: null, interrupted: true };      // an answer given on the way out does not count
   }
   guardProcess();
 }
 
 // Exactly one `done`, whatever becomes of the rest.
 function conclude(cell) {
-  settling = cell;
+  if (cell !== current) return;
+  cell.settling = true;
+  atomicStore(state, 0, 1);             // showing a value or an error is user code
   let end;
   try {
     end = settle(cell.code, cell.outcome);
@@ -376,18 +344,25 @@ function conclude(cell) {
 }
 
 function settled(cell, status, extra) {
-  settling = null;
+  current = null;
+  atomicStore(state, 0, 0);
   if (!isOurs(REQ, reqInode)) lost("the kernel's request pipe is gone");
   event('done', `,"status":"${status}","ms":${round((now() - cell.started) * 1000) / 1000}${extra}`);
-  cell.next();
+  takeRequest();
 }
 
-// The watchdog has terminated something. If that was the driver, telling how a cell ended, it is told now.
+// The watchdog got a byte, and may have terminated what the main thread ran: a cell, or the driver at any point.
 function recover() {
-  if (settling === null) return;
+  const cell = current;
+  if (cell === null) return takeRequest();
+  if (finish !== null) return finish({ __proto__: null, interrupted: true });
+  if (!cell.settling && cell.outcome !== null) { soon(() => conclude(cell)); return; }
+  atomicStore(state, 0, 0);
   renew();
-  settled(settling, 'interrupted', '');
+  report(STOPPED);
+  settled(cell, 'interrupted', '');
 }
+const STOPPED = freeze({ __proto__: null, name: 'Interrupted', value: 'the cell was interrupted', text: 'Interrupted: the cell was interrupted' });
 
 function settle(code, outcome) {
   let status = 'ok', extra = '';
@@ -405,7 +380,7 @@ function settle(code, outcome) {
   } else {
     status = settleValue(live(outcome.response.result));
   }
-  if (status === 'interrupted') report({ __proto__: null, name: 'Interrupted', value: 'the cell was interrupted', text: 'Interrupted: the cell was interrupted' });
+  if (status === 'interrupted') report(STOPPED);
   post('Runtime.releaseObjectGroup', { __proto__: null, objectGroup: 'cell' }, () => {});
   process.exitCode = undefined;
   guardProcess();
@@ -425,11 +400,10 @@ function settleException(details, code) {
   const thrown = live(details.exception);
   let d;
   try {
-    d = interruptible(() => (isSyntaxError(thrown, details) ? syntaxError(thrown, details, code) : describe(thrown)));
+    d = isSyntaxError(thrown, details) ? syntaxError(thrown, details, code) : describe(thrown);
   } catch {
     d = UNSHOWN;
   }
-  if (d === INTERRUPTED) return 'interrupted';
   report(d);
   return 'error';
 }
@@ -439,12 +413,11 @@ function settleValue(value) {
   if (value === undefined) return 'ok';
   let text;
   try {
-    text = interruptible(() => inspect(value, plain));
+    text = inspect(value, plain);
   } catch (e) {
     report(safeDescribe(e));
     return 'error';
   }
-  if (text === INTERRUPTED) return 'interrupted';
   keepLastValue(value);
   event('result', dataMember('text/plain', quote(cut(text))));
   return 'ok';
@@ -683,9 +656,10 @@ function replaceStream(fd, name) {
 
 // ---------------------------------------------------------------- the watchdog
 
-// A thread that waits for a byte on KINT and then terminates what the main thread runs. When no cell is running, the
-// byte may be late (ignore it) or a timer of an old cell may be holding the main thread (terminate it): the main
-// thread is asked for a sign of life. One termination may not be enough: a flood of `nextTick`s goes on with the next.
+// A thread that waits for a byte on KINT. The main thread is told; if it takes no notice, what it runs is terminated,
+// and again, for a flood of `nextTick`s goes on with the next. A main thread that does take notice is never terminated:
+// that would hit the next thing it runs, which may be the driver. When no cell is running, the byte is either late, or
+// meant for a timer of an old cell that holds the main thread; the longer patience tells these apart.
 const WATCHDOG = `
 const { workerData: { fd, state }, parentPort } = require('node:worker_threads');
 const { readSync } = require('node:fs');
@@ -695,16 +669,14 @@ session.connectToMainThread();
 const byte = Buffer.alloc(1);
 for (;;) {
   try { if (readSync(fd, byte) === 0) break; } catch (e) { if (e.code === 'EAGAIN') { Atomics.wait(state, 0, -1, 5); continue; } break; }
-  if (Atomics.load(state, 0) === 0) {
-    const beat = Atomics.load(state, 1);
-    parentPort.postMessage(0);
-    if (Atomics.wait(state, 1, beat, 100) !== 'timed-out') continue;
-  }
+  let patience = Atomics.load(state, 0) === 0 ? 400 : 20;
   for (let tries = 0; tries < 40; tries++) {
     const beat = Atomics.load(state, 1);
-    session.post('Runtime.terminateExecution', () => {});
     parentPort.postMessage(0);
-    if (Atomics.wait(state, 1, beat, 50) !== 'timed-out' || Atomics.load(state, 0) === 0) break;
+    if (Atomics.wait(state, 1, beat, patience) !== 'timed-out') break;
+    session.post('Runtime.terminateExecution', () => {});
+    if (Atomics.wait(state, 1, beat, 50) !== 'timed-out') break;
+    patience = 20;
   }
 }`;
 
@@ -744,18 +716,16 @@ for (const name of ['emit', 'push', 'read', 'on', 'once', '_read', 'destroy', 'l
 requests.setEncoding('utf8');
 requests.on('end', sturdy(() => die()));
 requests.on('error', sturdy(() => die()));
-let pending = '', busy = false;
+let pending = '';
 requests.on('data', sturdy((chunk) => { pending += chunk; takeRequest(); }));
 
 function takeRequest() {
-  if (busy) return;
+  if (current !== null) return;
   const end = indexOf(pending, '\n');
   if (end < 0) return;
   const request = parse(slice(pending, 0, end));
   pending = slice(pending, end + 1);
-  if (request.t !== 'run') return;
-  busy = true;
-  run(request, () => { busy = false; takeRequest(); });
+  if (request.t === 'run') run(request);
 }
 
 event('ready', `,"version":${quote(slice(process.version, 1))}`);
