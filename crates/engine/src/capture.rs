@@ -296,7 +296,9 @@ impl Rich {
                 Ok(value) => {
                     let size = mime.len() + weight(&value);
                     if size > self.room {
-                        notes.push(format!("[{mime} of {size} bytes left out: at most {MAX_RICH_BYTES} for all displays]"));
+                        notes.push(format!(
+                            "[{mime} of {size} bytes left out: at most {MAX_RICH_BYTES} for all displays]"
+                        ));
                         continue;
                     }
                     self.room -= size;
@@ -439,7 +441,11 @@ mod tests {
     }
 
     fn show(rich: &mut Rich, mime: &str, value: Value, id: Option<&str>, update: bool) {
-        rich.event(KernelEvent::Display { data: MimeBundle::from([(mime.into(), value)]), id: id.map(Into::into), update });
+        rich.event(KernelEvent::Display {
+            data: MimeBundle::from([(mime.into(), value)]),
+            id: id.map(Into::into),
+            update,
+        });
     }
 
     #[test]

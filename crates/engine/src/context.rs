@@ -153,7 +153,8 @@ struct Contexts {
 impl Holdings {
     fn new(tenant: &Tenant, config: &EngineConfig) -> Self {
         // Only the one built-in name goes to the back end as it is; others could collide or be no valid name.
-        let name = if *tenant == Tenant::local() { "local".into() } else { format!("t-{}", uuid::Uuid::new_v4().simple()) };
+        let name =
+            if *tenant == Tenant::local() { "local".into() } else { format!("t-{}", uuid::Uuid::new_v4().simple()) };
         Self {
             group: Group { name, memory_bytes: config.group_memory_bytes, cpu_millis: config.group_cpu_millis },
             permits: Arc::new(Semaphore::new(config.pool_size.max(1))),
@@ -225,7 +226,10 @@ impl Contexts {
             [only] => Ok((*only).clone()),
             _ => {
                 named.sort_by_key(|c| std::cmp::Reverse(c.number));
-                Err(EngineError::AmbiguousName { name: wanted.into(), ids: named.iter().map(|c| c.id.clone()).collect() })
+                Err(EngineError::AmbiguousName {
+                    name: wanted.into(),
+                    ids: named.iter().map(|c| c.id.clone()).collect(),
+                })
             }
         }
     }
@@ -290,7 +294,8 @@ impl Home {
     pub(crate) fn kernel_ended_between_runs(&mut self, how: Ended) {
         self.kernel = None;
         let how = crate::live::describe(how);
-        self.notice = Some(format!("[the interpreter ended between two calls ({how}): variables are lost, files are kept]"));
+        self.notice =
+            Some(format!("[the interpreter ended between two calls ({how}): variables are lost, files are kept]"));
     }
 }
 

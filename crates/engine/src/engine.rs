@@ -1,5 +1,6 @@
 //! The engine itself: readiness, dispatch, upkeep, the end.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -40,6 +41,7 @@ pub(crate) struct Inner {
     born: Instant,
     /// No new calls; those that wait give up.
     pub(crate) closing: CancellationToken,
+    begun_closing: AtomicBool,
     /// The grace time of a shutdown is cut short.
     now: CancellationToken,
     closed: watch::Sender<bool>,
@@ -73,6 +75,7 @@ impl Engine {
             state: watch::Sender::new(State::Preparing("starting".into())),
             born: Instant::now(),
             closing: CancellationToken::new(),
+            begun_closing: AtomicBool::new(false),
             now: CancellationToken::new(),
             closed: watch::Sender::new(false),
             calls: TaskTracker::new(),
@@ -82,7 +85,11 @@ impl Engine {
     }
 
     /// A ready engine, or the reason why there is none; then nothing is left behind.
-    pub async fn start(config: EngineConfig, runtimes: Runtimes, backend: Arc<dyn Backend>) -> Result<Self, EngineError> {
+    pub async fn start(
+        config: EngineConfig,
+        runtimes: Runtimes,
+        backend: Arc<dyn Backend>,
+    ) -> Result<Self, EngineError> {
         let engine = Self::new(config, backend);
         if let Err(error) = engine.start_pool(runtimes).await {
             engine.shutdown(Duration::ZERO).await;
@@ -134,11 +141,11 @@ impl Engine {
     /// Runs one operation. Exactly one outcome; a dropped future is a cancelled call; a panic is an error.
     pub async fn execute(&self, call: &Call, op: Op) -> Result<Outcome, EngineError> {
         let inner = &self.inner;
-        if inner.closing.is_cancelled() {
-            return Err(EngineError::ShuttingDown);
-        }
         if op == Op::Health {
             return Ok(Outcome::Health(inner.health()));
+        }
+        if inner.closing.is_cancelled() {
+            return Err(EngineError::ShuttingDown);
         }
         inner.wait_until_ready(&call.cancel).await?;
         // The work goes on in a task of its own, so that whatever happens to the caller it is ended in an orderly way.
@@ -152,26 +159,32 @@ impl Engine {
     }
 
     /// Refuses new calls, lets running ones end within `grace`, destroys everything. A second call cuts the grace short.
+    /// Goes on by itself once begun; the future only waits for it.
     pub async fn shutdown(&self, grace: Duration) {
         let inner = &self.inner;
-        if inner.closing.is_cancelled() {
+        let mut closed = inner.closed.subscribe();
+        if inner.begun_closing.swap(true, Ordering::SeqCst) {
             inner.now.cancel();
-            let _ = inner.closed.subscribe().wait_for(|closed| *closed).await;
-            return;
+        } else {
+            inner.closing.cancel();
+            tokio::spawn(close(inner.clone(), grace));
         }
-        inner.closing.cancel();
-        inner.calls.close();
-        tokio::select! {
-            () = inner.calls.wait() => {}
-            () = tokio::time::sleep(grace) => {}
-            () = inner.now.cancelled() => {}
-        }
-        inner.live.shutdown().await;
-        let _ = tokio::time::timeout(LAST_ANSWERS, inner.calls.wait()).await;
-        inner.tasks.close();
-        let _ = tokio::time::timeout(LAST_ANSWERS, inner.tasks.wait()).await;
-        inner.closed.send_replace(true);
+        let _ = closed.wait_for(|closed| *closed).await;
     }
+}
+
+async fn close(inner: Arc<Inner>, grace: Duration) {
+    inner.calls.close();
+    tokio::select! {
+        () = inner.calls.wait() => {}
+        () = tokio::time::sleep(grace) => {}
+        () = inner.now.cancelled() => {}
+    }
+    inner.live.shutdown().await;
+    let _ = tokio::time::timeout(LAST_ANSWERS, inner.calls.wait()).await;
+    inner.tasks.close();
+    let _ = tokio::time::timeout(LAST_ANSWERS, inner.tasks.wait()).await;
+    inner.closed.send_replace(true);
 }
 
 impl Inner {
@@ -189,7 +202,9 @@ impl Inner {
         let group = self.tenants.of(&self.config.pool_tenant, &self.config).group.clone();
         let pool = Pool::new(maker.clone(), group, self.tasks.clone(), self.closing.clone());
         let failed = |failure: Failure| EngineError::Sandbox(failure.log);
-        pool.fill(|number, id| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}")).await.map_err(failed)?;
+        pool.fill(|number, id| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}"))
+            .await
+            .map_err(failed)?;
 
         tracing::info!(target: STARTUP_LOG, "执行健康检查...");
         tracing::info!(target: STARTUP_LOG, "✓ Interpreter 就绪");

@@ -255,14 +255,20 @@ impl Shared {
 
     fn count_stale(&self, frame: &Frame) -> Result<(), String> {
         let frames = self.stale_frames.fetch_add(1, Ordering::Relaxed) + 1;
-        let bytes = self.stale_bytes.fetch_add(frame.payload.len() as u64, Ordering::Relaxed) + frame.payload.len() as u64;
+        let bytes =
+            self.stale_bytes.fetch_add(frame.payload.len() as u64, Ordering::Relaxed) + frame.payload.len() as u64;
         if frames > MAX_STALE_FRAMES || bytes > MAX_STALE_BYTES {
             return Err("the guest keeps sending what nobody asked for".into());
         }
         Ok(())
     }
 
-    async fn route(&self, frame: Frame, room: &Arc<Semaphore>, hello: &mut Option<oneshot::Sender<u32>>) -> Result<(), String> {
+    async fn route(
+        &self,
+        frame: Frame,
+        room: &Arc<Semaphore>,
+        hello: &mut Option<oneshot::Sender<u32>>,
+    ) -> Result<(), String> {
         if frame.call == 0 {
             return self.unasked(&frame, hello);
         }
@@ -302,11 +308,7 @@ impl Shared {
     }
 }
 
-async fn read(
-    mut stream: tokio::io::ReadHalf<GuestStream>,
-    shared: Arc<Shared>,
-    said_hello: oneshot::Sender<u32>,
-) {
+async fn read(mut stream: tokio::io::ReadHalf<GuestStream>, shared: Arc<Shared>, said_hello: oneshot::Sender<u32>) {
     let mut hello = Some(said_hello);
     let room = Arc::new(Semaphore::new(ROOM as usize));
     let reading = read_frames(&mut stream, &shared, &room, &mut hello);

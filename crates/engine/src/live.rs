@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use proto::{Ended, FromGuest, KernelId, KernelSpec, ToGuest};
@@ -31,6 +31,8 @@ struct Shared {
 
 struct Held {
     sandbox: Box<dyn Sandbox>,
+    /// Once it was greeted.
+    guest: OnceLock<GuestClient>,
     /// Its end was ordered; until `destroyed` it is tried again now and then.
     doomed: AtomicBool,
     destroyed: tokio::sync::Mutex<bool>,
@@ -117,10 +119,16 @@ impl Live {
             .await
             .map_err(|_| Failure::new(format!("the back end made no sandbox within {:?}", shared.start_timeout)))??;
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let held = Arc::new(Held { sandbox, doomed: AtomicBool::new(false), destroyed: tokio::sync::Mutex::new(false) });
+        let held = Arc::new(Held {
+            sandbox,
+            guest: OnceLock::new(),
+            doomed: AtomicBool::new(false),
+            destroyed: tokio::sync::Mutex::new(false),
+        });
         lock(&shared.sandboxes).insert(number, held.clone());
         match connect(&held, shared.start_timeout).await {
             Ok(guest) => {
+                let _ = held.guest.set(guest.clone());
                 let place = Arc::new(Place { number, held, guest, live: self.clone() });
                 // Whatever ends the connection ends the sandbox.
                 let watched = place.clone();
@@ -178,6 +186,7 @@ impl Live {
         self.shared.closed.store(true, Ordering::SeqCst);
         let mut destroying = tokio::task::JoinSet::new();
         for (number, held) in self.held() {
+            held.guest.get().map(|guest| guest.close("the server is shutting down"));
             let live = self.clone();
             destroying.spawn(async move { live.destroy(number, &held).await.is_ok() });
         }
@@ -220,7 +229,9 @@ impl Place {
         self.guest.take_exited(kernel);
         match self.guest.ask(&ToGuest::StartKernel { kernel, spec }, wait).await? {
             FromGuest::KernelReady { version } => Ok(version),
-            FromGuest::Failed { message, .. } => Err(Failure::new(format!("the interpreter did not start: {}", one_line(&message)))),
+            FromGuest::Failed { message, .. } => {
+                Err(Failure::new(format!("the interpreter did not start: {}", one_line(&message))))
+            }
             _ => Err(self.guest.close("the guest answered something else").into()),
         }
     }

@@ -41,21 +41,46 @@ impl EventSink {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    Output { stream: Stream, text: String },
+    Output {
+        stream: Stream,
+        text: String,
+    },
     /// The call waits, and for what.
-    Waiting { why: String },
+    Waiting {
+        why: String,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    CreateContext { name: String, language: Language, description: String },
+    CreateContext {
+        name: String,
+        language: Language,
+        description: String,
+    },
     ListContexts,
     /// `context` is an id, or a name that only one context has.
-    StopContext { context: String },
-    RunCode { context: String, code: String, timeout: Option<Duration> },
-    WriteFile { context: String, path: String, content: Vec<u8> },
-    ReadFile { context: String, path: String },
-    ListFiles { context: String, path: String },
+    StopContext {
+        context: String,
+    },
+    RunCode {
+        context: String,
+        code: String,
+        timeout: Option<Duration>,
+    },
+    WriteFile {
+        context: String,
+        path: String,
+        content: Vec<u8>,
+    },
+    ReadFile {
+        context: String,
+        path: String,
+    },
+    ListFiles {
+        context: String,
+        path: String,
+    },
     Health,
 }
 
@@ -78,11 +103,22 @@ pub enum Outcome {
     Created(ContextInfo),
     /// Newest first.
     Contexts(Vec<ContextInfo>),
-    Stopped { context_id: String },
+    Stopped {
+        context_id: String,
+    },
     Ran(Ran),
-    Written { path: String, size: u64 },
-    File { path: String, content: Vec<u8> },
-    Files { entries: Vec<FileEntry>, total: u64 },
+    Written {
+        path: String,
+        size: u64,
+    },
+    File {
+        path: String,
+        content: Vec<u8>,
+    },
+    Files {
+        entries: Vec<FileEntry>,
+        total: u64,
+    },
     Health(Health),
 }
 
@@ -134,16 +170,29 @@ pub struct CellError {
 pub enum RunOutcome {
     Ok,
     Error,
-    Exit { code: i32 },
-    TimedOut { after: Duration, state_kept: bool },
-    Cancelled { state_kept: bool },
+    Exit {
+        code: i32,
+    },
+    TimedOut {
+        after: Duration,
+        state_kept: bool,
+    },
+    Cancelled {
+        state_kept: bool,
+    },
     Interrupted,
     /// The kernel killed the interpreter for memory.
-    OutOfMemory { limit_bytes: u64 },
+    OutOfMemory {
+        limit_bytes: u64,
+    },
     /// The interpreter ended: exit, signal, crash. State is lost, files are kept.
-    Ended { how: Ended },
+    Ended {
+        how: Ended,
+    },
     /// The sandbox itself is gone (guest died, or spoke nonsense): state and files are lost.
-    SandboxLost { why: String },
+    SandboxLost {
+        why: String,
+    },
 }
 
 /// The six fields of the health check, measured.

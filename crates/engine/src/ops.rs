@@ -28,7 +28,9 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
     let world = World { inner, holdings };
     let wanted = op.context().map(str::to_owned);
     let result = match op {
-        Op::CreateContext { name, language, description } => world.create_context(&call, name, language, description).await,
+        Op::CreateContext { name, language, description } => {
+            world.create_context(&call, name, language, description).await
+        }
         Op::ListContexts => Ok(world.list_contexts()),
         Op::StopContext { context } => world.stop_context(&call, &context).await,
         Op::RunCode { context, code, timeout } => world.run_code(&call, &context, code, timeout).await,
@@ -106,9 +108,10 @@ impl World {
             return Ok(place);
         }
         let why = home.place.as_ref().map(|place| place.guest.why_lost().0);
-        let notice = home.notice.take().or_else(|| {
-            why.map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
-        });
+        let notice = home
+            .notice
+            .take()
+            .or_else(|| why.map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]")));
         let settled = self.settle(context.language).await;
         *home = settled.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
@@ -144,7 +147,10 @@ async fn unless_cancelled<T: Send + 'static>(
 fn check_path(path: &str) -> Result<(), EngineError> {
     if path.len() > MAX_PATH || path.contains('\0') {
         let path: String = path.chars().take(100).collect();
-        return Err(EngineError::InvalidPath { path, why: format!("longer than {MAX_PATH} bytes, or with a zero byte") });
+        return Err(EngineError::InvalidPath {
+            path,
+            why: format!("longer than {MAX_PATH} bytes, or with a zero byte"),
+        });
     }
     Ok(())
 }

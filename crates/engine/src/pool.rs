@@ -57,7 +57,12 @@ impl Maker {
         self.live.make(spec).await
     }
 
-    pub(crate) async fn start_kernel(&self, place: &Place, kernel: KernelId, language: Language) -> Result<(), Failure> {
+    pub(crate) async fn start_kernel(
+        &self,
+        place: &Place,
+        kernel: KernelId,
+        language: Language,
+    ) -> Result<(), Failure> {
         let spec = self.runtimes.kernel(language, &self.config.cwd);
         let spec = spec.ok_or_else(|| Failure::new("no JavaScript runtime is installed"))?;
         place.start_kernel(kernel, spec).await.map(drop)
@@ -99,8 +104,7 @@ pub(crate) struct Count {
 impl Pool {
     pub(crate) fn new(maker: Arc<Maker>, group: Group, tasks: TaskTracker, closing: CancellationToken) -> Self {
         let size = maker.config.pool_size;
-        let shared =
-            Shared { maker, group, size, sessions: Mutex::default(), changed: Notify::new(), tasks, closing };
+        let shared = Shared { maker, group, size, sessions: Mutex::default(), changed: Notify::new(), tasks, closing };
         Self { shared: Arc::new(shared) }
     }
 
@@ -324,7 +328,9 @@ async fn run_statement(place: &Place) -> Result<(), String> {
         loop {
             match run.next().await.map_err(|lost| lost.0)? {
                 Answer::Message(FromGuest::RunEnd { end }) if end.status == RunStatus::Ok => return Ok(()),
-                Answer::Message(FromGuest::RunEnd { end }) => return Err(format!("the statement ended as {:?}", end.status)),
+                Answer::Message(FromGuest::RunEnd { end }) => {
+                    return Err(format!("the statement ended as {:?}", end.status));
+                }
                 Answer::Message(FromGuest::Failed { message, .. }) => return Err(crate::live::one_line(&message)),
                 _ => {}
             }

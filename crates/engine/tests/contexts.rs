@@ -57,14 +57,22 @@ async fn nothing_of_one_tenant_exists_for_another() {
     let id = create(&engine, "mine").await;
     let stranger = call_of(&Tenant("stranger".into()));
     let file = |path: &str| Op::ReadFile { context: id.clone(), path: path.into() };
-    for op in [run_op(&id, "print 1"), stop_op(&id), stop_op("mine"), file("x"), Op::ListFiles { context: id.clone(), path: ".".into() }] {
+    for op in [
+        run_op(&id, "print 1"),
+        stop_op(&id),
+        stop_op("mine"),
+        file("x"),
+        Op::ListFiles { context: id.clone(), path: ".".into() },
+    ] {
         assert!(matches!(engine.execute(&stranger, op).await, Err(EngineError::ContextNotFound(_))));
     }
     assert_eq!(engine.execute(&stranger, Op::ListContexts).await, Ok(Outcome::Contexts(vec![])));
     engine.execute(&stranger, create_op("mine")).await.unwrap();
     let groups: std::collections::BTreeSet<String> = backend.specs().into_iter().map(|spec| spec.group.name).collect();
     assert_eq!(groups.len(), 2, "a budget each");
-    assert!(groups.iter().all(|name| name.len() <= 64 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')));
+    assert!(groups.iter().all(
+        |name| name.len() <= 64 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    ));
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,7 +113,8 @@ async fn a_javascript_context_takes_a_session_and_changes_its_interpreter() {
 async fn without_node_javascript_is_refused_and_nothing_is_lost() {
     let backend = FakeBackend::new();
     let without = engine::Runtimes { node: None, ..runtimes() };
-    let engine = engine::Engine::start(Default::default(), without, std::sync::Arc::new(backend.clone())).await.unwrap();
+    let engine =
+        engine::Engine::start(Default::default(), without, std::sync::Arc::new(backend.clone())).await.unwrap();
     let op = Op::CreateContext { name: "js".into(), language: Language::Javascript, description: String::new() };
     let refused = engine.execute(&call(), op).await;
     assert_eq!(refused, Err(EngineError::CreateFailed("no JavaScript runtime is installed".into())));
@@ -121,6 +130,32 @@ async fn a_failed_creation_names_no_host_path_and_leaves_nothing() {
     let refused = engine.execute(&call(), create_op("too many")).await.unwrap_err();
     assert_eq!(refused, EngineError::CreateFailed("the back end failed; the server's log says why".into()));
     assert_eq!((names(&engine).await.len(), backend.living()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_creation_that_was_cancelled_or_dropped_leaves_nothing() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let caller = call();
+    caller.cancel.cancel();
+    assert_eq!(engine.execute(&caller, create_op("a")).await, Err(EngineError::Cancelled));
+    for polls in 0..20 {
+        let caller = call();
+        let mut creating = Box::pin(engine.execute(&caller, create_op("b")));
+        for _ in 0..polls {
+            tokio::select! {
+                biased;
+                created = &mut creating => {
+                    let Ok(Outcome::Created(info)) = created else { panic!("{created:?}") };
+                    engine.execute(&call(), stop_op(&info.id)).await.unwrap();
+                    break;
+                }
+                () = tokio::task::yield_now() => {}
+            }
+        }
+    }
+    eventually("only the pool is left", || backend.living() == 3 && engine.sandboxes() == 3).await;
+    assert!(names(&engine).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,7 +211,11 @@ async fn a_stop_the_back_end_refuses_is_told_and_tried_again_later() {
 #[tokio::test(start_paused = true)]
 async fn idle_contexts_are_stopped_and_busy_ones_are_not() {
     let backend = FakeBackend::new();
-    let config = EngineConfig { idle_timeout: Some(Duration::from_secs(60)), timeout: Duration::from_secs(200), ..EngineConfig::default() };
+    let config = EngineConfig {
+        idle_timeout: Some(Duration::from_secs(60)),
+        timeout: Duration::from_secs(200),
+        ..EngineConfig::default()
+    };
     let engine = engine_with(&backend, config).await;
     let (idle, busy) = (create(&engine, "idle").await, create(&engine, "busy").await);
     let running = spawn_run(&engine, call(), &busy, "sleep 100000");
@@ -207,5 +246,8 @@ async fn files_go_in_and_out_while_a_cell_runs() {
     let missing = Op::ReadFile { context: id.clone(), path: "no".into() };
     assert_eq!(engine.execute(&call(), missing).await, Err(EngineError::FileNotFound("no".into())));
     let large = Op::WriteFile { context: id, path: "big".into(), content: vec![0; (16 << 20) + 1] };
-    assert_eq!(engine.execute(&call(), large).await, Err(EngineError::FileTooLarge { path: "big".into(), limit: 16 << 20 }));
+    assert_eq!(
+        engine.execute(&call(), large).await,
+        Err(EngineError::FileTooLarge { path: "big".into(), limit: 16 << 20 })
+    );
 }

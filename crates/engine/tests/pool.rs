@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::op::{Health, RunOutcome};
+use engine::op::Health;
 use engine::{Engine, EngineConfig, EngineError};
 use support::*;
 use testkit::fake::FakeBackend;
@@ -30,7 +30,7 @@ async fn health_is_measured() {
     assert_eq!(ready, expected);
     assert_eq!(backend.runs(), ["pass", "pass", "pass"], "a statement in each");
     engine.shutdown(Duration::ZERO).await;
-    assert_eq!(engine.execute(&call(), engine::Op::Health).await, Err(EngineError::ShuttingDown));
+    assert_eq!(health(&engine).await.interpreter_status, "STOPPING");
 }
 
 #[tokio::test(start_paused = true)]
@@ -196,9 +196,19 @@ async fn after_the_grace_time_or_a_second_order_everything_ends_with_an_answer()
         }
         ending.await.unwrap();
         assert_eq!(started.elapsed().as_secs(), if twice { 1 } else { 20 });
-        assert!(matches!(ran(running.await.unwrap()).end, RunOutcome::SandboxLost { .. }));
+        assert_eq!(lost(&ran(running.await.unwrap())), "the server is shutting down");
         assert_eq!(backend.living(), 0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_nobody_waits_for_goes_on() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let given_up = tokio::time::timeout(Duration::ZERO, engine.shutdown(Duration::from_secs(1))).await;
+    assert!(given_up.is_err());
+    eventually("it ends all the same", || backend.living() == 0 && backend.was_shut_down()).await;
+    engine.shutdown(Duration::ZERO).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -164,9 +164,8 @@ async fn a_guest_of_another_version_or_without_a_word_makes_no_session() {
         })
     });
     let silent = FakeBackend::scripted(|_, request, _| {
-        matches!(request, ToGuest::Hello { .. }).then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-            Box::pin(std::future::pending())
-        })
+        matches!(request, ToGuest::Hello { .. })
+            .then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> { Box::pin(std::future::pending()) })
     });
     for (backend, expected) in [(other, "version `999`"), (silent, "did not answer the greeting")] {
         let started = engine::Engine::start(Default::default(), runtimes(), Arc::new(backend.clone())).await;
@@ -212,4 +211,66 @@ async fn a_file_larger_than_announced_or_allowed_is_not_collected() {
     let read = engine.execute(&call(), Op::ReadFile { context: context.clone(), path: "x".into() }).await;
     assert!(read.unwrap_err().to_string().contains("not what it announced"));
     assert_eq!(run(&engine, &context, "print on").await.end, RunOutcome::Ok);
+}
+
+/// HOSTILE G01: frames that are almost right, and bytes that are not at all, from a fixed seed.
+#[tokio::test(start_paused = true)]
+async fn no_bytes_of_a_guest_harm_anything_but_its_sandbox() {
+    let seed = Arc::new(AtomicU64::new(0x5eed));
+    let backend = attacked_by(move |call, wire| {
+        let mut random = Random(seed.fetch_add(1, Ordering::SeqCst).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        async move {
+            for _ in 0..20 {
+                wire.raw(&random.frame(call)).await;
+            }
+            wire.end(call, RunStatus::Ok).await;
+            wire.hang_up().await;
+        }
+    });
+    let engine = engine(&backend).await;
+    let (victim, neighbour) = (create(&engine, "victim").await, create(&engine, "neighbour").await);
+    run(&engine, &neighbour, "set x 1").await;
+    for _ in 0..300 {
+        run(&engine, &victim, "attack").await;
+    }
+    assert_eq!(text(&run(&engine, &neighbour, "get x").await.stdout), "1\n");
+    assert_eq!(text(&run(&engine, &victim, "print on").await.stdout), "on\n");
+}
+
+/// xorshift: enough to vary bytes, the same each time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn frame(&mut self, call: u64) -> Vec<u8> {
+        let end = proto::RunEnd { status: RunStatus::Error, micros: u64::MAX, stdout_bytes: u64::MAX, stderr_bytes: 0 };
+        let bundle = proto::MimeBundle::from([("image/png".into(), "AAAA".into()), ("x\n".into(), 1.into())]);
+        let messages = [
+            FromGuest::Gap { stream: proto::Stream::Stdout, bytes: u64::MAX },
+            FromGuest::LateOutput { stdout: "a\0b".into(), stderr: String::new(), dropped: u64::MAX },
+            FromGuest::Event { event: proto::KernelEvent::Result { data: bundle } },
+            FromGuest::Event { event: proto::KernelEvent::Clear { wait: true } },
+            FromGuest::KernelExited { kernel: self.next() as u32, how: proto::Ended::Signaled { signal: -1 } },
+            FromGuest::Hello { version: 7 },
+            FromGuest::RunEnd { end },
+        ];
+        let call = [call, call, call, 0, self.next()][self.next() as usize % 5];
+        let mut bytes = Vec::new();
+        match self.next() % 10 {
+            0 => proto::encode(&mut bytes, Kind::Stderr, call, &self.next().to_le_bytes()),
+            1 => proto::encode(&mut bytes, Kind::Stdout, call, b"\xf0\x9f"),
+            _ => proto::encode_message(&mut bytes, call, &messages[self.next() as usize % messages.len()]).unwrap(),
+        }
+        if self.next().is_multiple_of(8) {
+            let at = self.next() as usize % bytes.len();
+            bytes[at] ^= 1 << (self.next() % 8);
+        }
+        bytes
+    }
 }

@@ -36,7 +36,8 @@ async fn start(config: EngineConfig) -> Option<(Engine, Base)> {
     let python = python()?;
     let base = std::env::temp_dir().join(format!("sandpool-test-{}", uuid::Uuid::new_v4().simple()));
     let driver = "/opt/sandpool/driver.py";
-    let env = [("PATH", "/usr/bin:/bin"), ("LANG", "C.UTF-8"), ("MPLBACKEND", "module://matplotlib_inline.backend_inline")];
+    let env =
+        [("PATH", "/usr/bin:/bin"), ("LANG", "C.UTF-8"), ("MPLBACKEND", "module://matplotlib_inline.backend_inline")];
     let python = KernelCommand {
         argv: [python.as_str(), "-I", "-B", "-X", "utf8", driver].map(String::from).to_vec(),
         env: env.map(|(name, value)| (name.into(), value.into())).into(),
@@ -62,14 +63,20 @@ async fn state_is_kept_and_contexts_are_apart() {
     assert_eq!((missing.end, error.name.as_str()), (RunOutcome::Error, "NameError"));
     assert!(error.text.starts_with("Traceback (most recent call last):"), "{}", error.text);
     let fresh = run(&engine, &bob, "_").await;
-    assert_eq!(fresh.value.map(|value| value["text/plain"].clone()), Some("''".into()), "the health check leaves no value");
+    assert_eq!(
+        fresh.value.map(|value| value["text/plain"].clone()),
+        Some("''".into()),
+        "the health check leaves no value"
+    );
     engine.shutdown(Duration::ZERO).await;
     assert_eq!(std::fs::read_dir(&base.0).unwrap().count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_time_out_keeps_variables_and_a_cancel_too() {
-    let Some((engine, _base)) = start(EngineConfig { timeout: Duration::from_secs(1), ..EngineConfig::default() }).await else {
+    let Some((engine, _base)) =
+        start(EngineConfig { timeout: Duration::from_secs(1), ..EngineConfig::default() }).await
+    else {
         return;
     };
     let id = create(&engine, "a").await;
@@ -103,7 +110,10 @@ async fn a_crash_costs_variables_and_keeps_files() {
     let paths: Vec<&str> = entries.iter().map(|entry| entry.path.as_str()).collect();
     assert_eq!(paths, ["d", "d/in.txt", "out.txt"]);
     let outside = Op::ReadFile { context: id, path: "../../../etc/passwd".into() };
-    assert!(matches!(engine.execute(&call(), outside).await, Err(EngineError::InvalidPath { .. } | EngineError::FileNotFound(_))));
+    assert!(matches!(
+        engine.execute(&call(), outside).await,
+        Err(EngineError::InvalidPath { .. } | EngineError::FileNotFound(_))
+    ));
     engine.shutdown(Duration::ZERO).await;
 }
 
@@ -113,7 +123,11 @@ async fn a_flood_is_cut_and_counted() {
     let id = create(&engine, "a").await;
     let flooded = run(&engine, &id, "print('head')\nprint('x' * 50_000_000)\nprint('tail')").await;
     assert_eq!(flooded.stdout.total_bytes, 50_000_000 + 11);
-    assert!(flooded.stdout.truncated && flooded.stdout.text.starts_with("head\n") && flooded.stdout.text.ends_with("tail\n"));
+    assert!(
+        flooded.stdout.truncated
+            && flooded.stdout.text.starts_with("head\n")
+            && flooded.stdout.text.ends_with("tail\n")
+    );
     assert!(flooded.stdout.text.chars().count() < 20_100);
     engine.shutdown(Duration::ZERO).await;
 }
@@ -133,7 +147,8 @@ async fn output_is_followed_while_it_is_printed() {
     let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
     let id = create(&engine, "a").await;
     let (caller, mut events) = followed();
-    let running = spawn_run(&engine, caller, &id, "import time\nprint('first', flush=True)\ntime.sleep(1.5)\nprint('second')");
+    let running =
+        spawn_run(&engine, caller, &id, "import time\nprint('first', flush=True)\ntime.sleep(1.5)\nprint('second')");
     let began = Instant::now();
     let first = events.recv().await;
     assert_eq!(first, Some(Event::Output { stream: proto::Stream::Stdout, text: "first\n".into() }));

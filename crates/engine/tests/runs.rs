@@ -126,7 +126,9 @@ async fn cancellations_at_any_moment_leave_everything_as_it_was() {
             for run in running.drain(..) {
                 let result = run.await.unwrap();
                 let fine = match &result {
-                    Ok(Outcome::Ran(ran)) => matches!(ran.end, RunOutcome::Ok | RunOutcome::Cancelled { state_kept: true }),
+                    Ok(Outcome::Ran(ran)) => {
+                        matches!(ran.end, RunOutcome::Ok | RunOutcome::Cancelled { state_kept: true })
+                    }
                     Err(EngineError::Cancelled) => true,
                     _ => false,
                 };
@@ -147,7 +149,11 @@ async fn an_end_at_the_deadline_is_one_outcome() {
     let engine = engine(&backend).await;
     let id = create(&engine, "a").await;
     for late in 0..50 {
-        let op = Op::RunCode { context: id.clone(), code: format!("sleep {}", 75 + late), timeout: Some(Duration::from_millis(100)) };
+        let op = Op::RunCode {
+            context: id.clone(),
+            code: format!("sleep {}", 75 + late),
+            timeout: Some(Duration::from_millis(100)),
+        };
         let end = ran(engine.execute(&call(), op).await).end;
         assert!(matches!(end, RunOutcome::Ok | RunOutcome::TimedOut { state_kept: true, .. }), "{end:?}");
     }

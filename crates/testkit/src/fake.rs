@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use proto::{Deadline, Decoder, Ended, Failure, Frame, FromGuest, KernelEvent, KernelId, Kind, RunEnd, RunStatus, ToGuest};
+use proto::{
+    Deadline, Decoder, Ended, Failure, Frame, FromGuest, KernelEvent, KernelId, Kind, RunEnd, RunStatus, ToGuest,
+};
 use sandbox::{Backend, BackendError, GuestStream, Isolation, Level, Sandbox, SandboxSpec, Stats};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
@@ -347,7 +349,9 @@ impl Guest {
                 let content = lock(&self.files).get(&path).cloned();
                 match content {
                     None => wire.send(call, &failed(Failure::NotFound)).await,
-                    Some(content) if content.len() as u64 > max_bytes => wire.send(call, &failed(Failure::TooLarge)).await,
+                    Some(content) if content.len() as u64 > max_bytes => {
+                        wire.send(call, &failed(Failure::TooLarge)).await
+                    }
                     Some(content) => {
                         wire.send(call, &FromGuest::FileStart { size: content.len() as u64 }).await;
                         wire.data(Kind::File, call, &content).await;
@@ -404,7 +408,8 @@ impl Guest {
                     std::future::pending().await
                 }
                 "raise" => {
-                    let event = KernelEvent::Error { name: rest.into(), value: String::new(), text: format!("{rest}\n") };
+                    let event =
+                        KernelEvent::Error { name: rest.into(), value: String::new(), text: format!("{rest}\n") };
                     self.wire.send(call, &FromGuest::Event { event }).await;
                     return RunStatus::Error;
                 }

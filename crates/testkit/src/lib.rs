@@ -1,1 +1,6 @@
-//! placeholder
+//! For tests only: back ends that isolate nothing, and clients of the built programs.
+
+pub mod client;
+pub mod fake;
+pub mod inprocess;
+pub mod probe;

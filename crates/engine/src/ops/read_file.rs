@@ -17,7 +17,8 @@ impl World {
         let reading = async move {
             let _in_use = in_use;
             let read = tokio::time::timeout(FILE_WAIT, read(&place, &path, limit)).await;
-            let content = read.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))?;
+            let content =
+                read.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))?;
             Ok(Outcome::File { path, content })
         };
         unless_cancelled(call, reading, &self.inner).await
@@ -31,7 +32,9 @@ async fn read(place: &Place, path: &str, limit: u64) -> Result<Vec<u8>, EngineEr
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
     let size = match pending.next().await.map_err(lost)? {
         Answer::Message(FromGuest::FileStart { size }) if size <= limit => size,
-        Answer::Message(FromGuest::FileStart { .. }) => return Err(EngineError::FileTooLarge { path: path.into(), limit }),
+        Answer::Message(FromGuest::FileStart { .. }) => {
+            return Err(EngineError::FileTooLarge { path: path.into(), limit });
+        }
         Answer::Message(other) => return Err(file_error(path, limit, other, place)),
         Answer::Data(..) => return Err(nonsense()),
     };

@@ -37,7 +37,8 @@ impl World {
         if code.len() > config.max_code_bytes {
             return Ok(Outcome::Ran(too_long(code.len(), config.max_code_bytes)));
         }
-        let timeout = timeout.unwrap_or(config.timeout).clamp(Duration::from_millis(1), config.max_timeout);
+        let longest = config.max_timeout.max(config.timeout);
+        let timeout = timeout.unwrap_or(config.timeout).clamp(Duration::from_millis(1), longest);
         let (mut home, permit) = self.admit(call, &context).await?;
         let result = self.run_in(call, &context, &mut home, code, timeout).await;
         context.used();
@@ -47,7 +48,11 @@ impl World {
     }
 
     /// The turn first, then a permit: who waits for an earlier run of the same context takes no permit from others.
-    async fn admit(&self, call: &Call, context: &Context) -> Result<(OwnedMutexGuard<Home>, OwnedSemaphorePermit), EngineError> {
+    async fn admit(
+        &self,
+        call: &Call,
+        context: &Context,
+    ) -> Result<(OwnedMutexGuard<Home>, OwnedSemaphorePermit), EngineError> {
         let config = &self.inner.config;
         if let Ok(home) = context.turn.clone().try_lock_owned()
             && let Ok(permit) = self.holdings.permits.clone().try_acquire_owned()
@@ -66,7 +71,13 @@ impl World {
         }
     }
 
-    async fn wait<T>(&self, call: &Call, context: &Context, why: &str, work: impl Future<Output = T>) -> Result<T, EngineError> {
+    async fn wait<T>(
+        &self,
+        call: &Call,
+        context: &Context,
+        why: &str,
+        work: impl Future<Output = T>,
+    ) -> Result<T, EngineError> {
         let mut work = pin!(work);
         let mut tell = pin!(tokio::time::sleep(TELL_WAITING));
         let mut told = false;
@@ -129,7 +140,11 @@ impl World {
                 Ok((place, kernel))
             }
             Err(failure) => {
-                tracing::warn!(context = context.id, why = failure.log, "the interpreter cannot be started again; a new sandbox");
+                tracing::warn!(
+                    context = context.id,
+                    why = failure.log,
+                    "the interpreter cannot be started again; a new sandbox"
+                );
                 let _ = place.destroy("its interpreter could not be started again").await;
                 let place = self.move_in(context, home).await?;
                 Ok((place, home.kernel.unwrap_or(kernel)))
@@ -176,7 +191,9 @@ enum Ending {
     Refused(String),
     Failed(String),
     /// The guest kept silent beyond all deadlines.
-    Silent { cancelled: bool },
+    Silent {
+        cancelled: bool,
+    },
     Lost(Lost),
 }
 
@@ -206,7 +223,11 @@ impl Cell<'_> {
                 let _ = self.place.destroy("its guest did not end a run in time").await;
                 home.kernel_ended();
                 let after = self.timeout;
-                if cancelled { RunOutcome::Cancelled { state_kept: false } } else { RunOutcome::TimedOut { after, state_kept: false } }
+                if cancelled {
+                    RunOutcome::Cancelled { state_kept: false }
+                } else {
+                    RunOutcome::TimedOut { after, state_kept: false }
+                }
             }
             Ending::Lost(lost) => {
                 let _ = self.place.destroy(&lost.0).await;
@@ -221,7 +242,8 @@ impl Cell<'_> {
 
     async fn converse(&self, kernel: KernelId, fold: &mut Fold<'_>) -> Ending {
         let config = &self.world.inner.config;
-        let deadline = Deadline { after_ms: self.timeout.as_millis() as u64, grace_ms: config.grace.as_millis() as u64 };
+        let deadline =
+            Deadline { after_ms: self.timeout.as_millis() as u64, grace_ms: config.grace.as_millis() as u64 };
         let forward_bytes = (config.text_budget as u64 * 4).max(256 << 10);
         let request = ToGuest::Run { kernel, code: self.code.clone(), deadline, forward_bytes };
         let mut until = Instant::now() + self.timeout + config.grace + BACKSTOP;
@@ -424,7 +446,8 @@ impl<'a> Follow<'a> {
 }
 
 fn too_long(length: usize, limit: usize) -> Ran {
-    let value = format!("the code has {length} bytes, at most {limit} are run in one call; write it to a file and run that");
+    let value =
+        format!("the code has {length} bytes, at most {limit} are run in one call; write it to a file and run that");
     Ran {
         stdout: Default::default(),
         stderr: Default::default(),

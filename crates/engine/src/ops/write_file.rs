@@ -49,6 +49,8 @@ async fn write(place: &Place, path: &str, content: &[u8], limit: u64) -> Result<
     match answer.map_err(lost)? {
         Answer::Message(FromGuest::Written { size }) if size == content.len() as u64 => Ok(()),
         Answer::Message(other) => Err(file_error(path, limit, other, place)),
-        Answer::Data(..) => Err(EngineError::Sandbox(place.guest.close("the guest sent data where an answer was due").0)),
+        Answer::Data(..) => {
+            Err(EngineError::Sandbox(place.guest.close("the guest sent data where an answer was due").0))
+        }
     }
 }

@@ -68,7 +68,12 @@ pub fn ran(result: Result<Outcome, EngineError>) -> Ran {
 }
 
 /// A run in the background, once its code has begun.
-pub fn spawn_run(engine: &Engine, call: Call, context: &str, code: &str) -> tokio::task::JoinHandle<Result<Outcome, EngineError>> {
+pub fn spawn_run(
+    engine: &Engine,
+    call: Call,
+    context: &str,
+    code: &str,
+) -> tokio::task::JoinHandle<Result<Outcome, EngineError>> {
     let (engine, op) = (engine.clone(), run_op(context, code));
     tokio::spawn(async move { engine.execute(&call, op).await })
 }
