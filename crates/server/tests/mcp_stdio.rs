@@ -268,6 +268,7 @@ async fn the_modern_revision_needs_no_handshake() {
     client.say(call.replace("META", MODERN), 1).await;
     client.say(call.replace("META", &MODERN.replace("2026-07-28", "2031-01-01")), 1).await;
     client.say(r#"{"jsonrpc":"2.0","id":6,"method":"ping","params":{META}}"#.replace("META", MODERN), 1).await;
+    client.say(r#"[{"jsonrpc":"2.0","id":7,"method":"tools/list"}]"#, 1).await;
     insta::assert_snapshot!(client.end().await);
 }
 
@@ -323,7 +324,7 @@ async fn a_line_over_16_mib_is_answered_and_the_next_one_is_read() {
             r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"run_code","arguments":{{"code":"{code}"}}}}}}"#
         ),
         format!(
-            r#"{{"method":"tools/call","params":{{"name":"run_code","arguments":{{"code":"{code}"}}}},"jsonrpc":"2.0","id":"last"}}"#
+            r#"{{"method":"tools/call","params":{{"name":"run_code","arguments":{{"code":"{code}"}}}},"jsonrpc":"2.0", "id": "last" }}"#
         ),
         format!(r#"{{"method":"tools/call","params":{{"code":"{code}","id":5}}}}"#),
         code.clone(),

@@ -356,10 +356,12 @@ fn id_at_head(head: &[u8]) -> Option<Value> {
 /// The id of a message of which only the end is there: `,"id":7}`. A string's own quotes would be escaped, so for a message
 /// that is JSON this can only be a member of the outermost object.
 fn id_at_tail(tail: &[u8]) -> Option<Value> {
-    let tail = tail.trim_ascii_end().strip_suffix(b"}")?;
-    let key = b",\"id\":";
-    let at = tail.windows(key.len()).rposition(|window| window == key)?;
-    serde_json::from_slice(&tail[at + key.len()..]).ok().filter(is_id)
+    let key = b"\"id\"";
+    let members = tail.trim_ascii_end().strip_suffix(b"}")?;
+    let at = members.windows(key.len()).rposition(|window| window == key)?;
+    let value = members[at + key.len()..].trim_ascii_start().strip_prefix(b":")?;
+    let follows_a_member = members[..at].trim_ascii_end().ends_with(b",");
+    serde_json::from_slice(value).ok().filter(|id| follows_a_member && is_id(id))
 }
 
 enum Seen {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rmcp::RoleServer;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
-    JsonRpcMessage, RequestId,
+    GetMeta, JsonRpcMessage, RequestId,
 };
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage, serve_directly_with_ct};
 use rmcp::transport::Transport;
@@ -177,7 +177,7 @@ struct Waiting {
     calls: HashMap<i64, Waiter>,
     /// Ours by the client's, as JSON: `1` and `"1"` are two.
     ids: HashMap<String, i64>,
-    /// The revision that `initialize` asked for.
+    /// The revision that `initialize` asked for, or the last request that named one.
     revision: Option<String>,
 }
 
@@ -261,7 +261,7 @@ impl Session {
         let Ok(slot) = service.reserve().await else { return };
         let revision = match &*request {
             ClientRequest::InitializeRequest(request) => Some(request.params.protocol_version.as_str().to_owned()),
-            _ => None,
+            other => other.get_meta().protocol_version().map(|version| version.as_str().to_owned()),
         };
         let Some(ours) = self.enter(&id, revision, batch, room) else {
             let fault = Fault::new(id, INVALID_REQUEST, "a request with this `id` is still running");
