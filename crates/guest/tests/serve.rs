@@ -356,23 +356,21 @@ fn a_transpiler_that_hangs_or_lies_costs_one_cell() {
 #[test]
 fn what_a_background_process_prints_comes_with_the_next_cell() {
     let scratch = Scratch::new();
-    let marker = scratch.path().join("printed");
-    // Waits in the cell's own child until the cell is over, then prints, then says so.
+    let (go, printed) = (scratch.path().join("go"), scratch.path().join("printed"));
+    // The cell's child waits for the end of the cell, prints, and says so.
     let behind = |print: &str| {
         format!(
-            "r, w = os.pipe()\nif os.fork() == 0:\n os.close(w); os.read(r, 1); {print}; open({marker:?}, 'w'); os._exit(0)\n\
-             os.close(r); globals()['release'] = w"
+            "if os.fork() == 0:\n while not os.path.exists({go:?}): time.sleep(0.002)\n \
+             os.unlink({go:?}); {print}; open({printed:?}, 'w'); os._exit(0)"
         )
     };
     let mut client = Client::new();
-    client.started(
-        1,
-        &fake("exec(code)\nev(t='done',n=n,status='ok')\nglobals().get('release') and os.close(release)\nrelease=None"),
-    );
+    client.started(1, &exec_fake());
     let mut late_of = |print: &str| {
         let ran = client.run(&behind(print));
         assert_eq!((ran.status(), ran.out().as_str()), (&RunStatus::Ok, ""));
-        wait_for(&marker);
+        std::fs::write(&go, "").unwrap();
+        wait_for(&printed);
         let ran = client.run("out('now')");
         assert_eq!(ran.out(), "now");
         ran.late.unwrap()
