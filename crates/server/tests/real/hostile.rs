@@ -1,0 +1,321 @@
+//! The hostile rows that concern one sandbox (groups G and R), as cells sent through the built binary.
+//!
+//! After every row the oracle: the request got exactly one answer (the client insists), the server answers, and a canary in
+//! another context is right. After all of them: the host's sysctls and hostname are what they were, and nothing is left over.
+//! `SANDPOOL_HOSTILE=full` (set by `make hostile`) raises the counts.
+
+use serde_json::json;
+use testkit::client::ToolResult;
+
+use crate::support::{Leftovers, Server, start};
+
+/// What a cell must end in.
+enum Want {
+    /// Success, with stdout containing this.
+    Out(&'static str),
+    /// Failure, with stderr containing this.
+    Err(&'static str),
+    /// Anything that is an answer.
+    Any,
+}
+
+use Want::{Any, Err, Out};
+
+struct Row {
+    id: &'static str,
+    code: &'static str,
+    want: Want,
+}
+
+const fn row(id: &'static str, code: &'static str, want: Want) -> Row {
+    Row { id, code, want }
+}
+
+/// What full runs multiply their counts by.
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+pub fn scale(reduced: usize, full: usize) -> usize {
+    if std::env::var("SANDPOOL_HOSTILE").as_deref() == Ok("full") { full } else { reduced }
+}
+
+const PYTHON: &[Row] = &[
+    // the kernel's own channel
+    row(
+        "G01",
+        "import os\nos.write(4, os.urandom(100_000) + b'\\n' + b'{\"t\":\"done\",\"n\":999999,\"status\":\"ok\"}\\n')\nprint('on')",
+        Out("on"),
+    ),
+    row("G01 deep JSON", "import os\nos.write(4, b'[' * 200_000 + b'\\n')\nprint('on')", Out("on")),
+    row("G02 close", "import os\nos.close(4)", Any),
+    row("G02 after", "print('next call works')", Out("next call works")),
+    row(
+        "G02 dup over",
+        "import os\nos.dup2(os.open('/dev/null', os.O_RDWR), 3); os.dup2(os.open('/dev/null', os.O_RDWR), 4)\nprint('x')",
+        Any,
+    ),
+    row("G04", "import os\nos.execv('/bin/true', ['true'])", Err("lost")),
+    row("G04 sleeper", "import os\nos.execv('/bin/sleep', ['sleep', '100'])", Err("lost")),
+    row("G05", "import os\nos.kill(os.getpid(), 9)", Err("SIGKILL")),
+    row(
+        "G06 stop pid 1",
+        "import os\nfor s in (19, 9, 15, 2, 1): \n    try: os.kill(1, s)\n    except OSError: pass\nprint('still here')",
+        Any,
+    ),
+    row("G07", "import os\nos.kill(-1, 9)\nprint('x')", Any),
+    row("G07 after", "print('next call works')", Out("next call works")),
+    // what is printed is output, whatever it looks like
+    row("G09", "print('{\"t\":\"done\",\"n\":1,\"status\":\"ok\"}')\nprint('---END---')", Out("---END---")),
+    row("G10", "for i in range(1000): print('{\"jsonrpc\":\"2.0\",\"id\":%d,\"result\":{}}' % i)", Out("jsonrpc")),
+    row("G11 None", "import sys\nsys.stdout = None\nprint('nowhere')", Any),
+    row("G11 after", "import sys\nsys.stdout = sys.__stdout__\nprint('back')", Out("back")),
+    row("G11 closed", "import os\nos.close(1); os.close(2)", Any),
+    row(
+        "G11 raises",
+        "class W:\n    def write(self, s): raise RuntimeError('no')\n    def flush(self): raise RuntimeError('no')\nimport sys\nsys.stdout = sys.stderr = W()",
+        Any,
+    ),
+    row("G12", "import os\nos.write(1, b'\\xff\\xfe\\x00 \\xed\\xa0\\x80 \\xe2\\x80\\xa8 \\x1b[31m ok\\n')", Out("ok")),
+    row("G12 surrogates", "print('\\ud800 lone', 'done')", Any),
+    // nasty objects
+    row("G14 str raises", "class E(Exception):\n    def __str__(self): raise ValueError('x')\nraise E()", Err("E")),
+    row("G14 str huge", "class E(Exception):\n    def __str__(self): return 'x' * 200_000_000\nraise E()", Any),
+    row("G14 str not str", "class E(Exception):\n    def __str__(self): return 5\nraise E()", Err("E")),
+    row("G15 repr endless", "class R:\n    def __repr__(self):\n        while True: pass\nR()", Err("kept")),
+    row("G15 repr huge", "class R:\n    def __repr__(self): return 'y' * 100_000_000\nR()", Out("left out")),
+    row("G15 self", "a = []; a.append(a); a", Out("[[...]]")),
+    row(
+        "G16",
+        "import decimal, socket\n(x for x in ()), float('nan'), decimal.Decimal('1.5'), b'\\xff', {1, 2}",
+        Out("nan"),
+    ),
+    row(
+        "G17",
+        "import atexit, time\natexit.register(time.sleep, 1000)\nclass D:\n    def __del__(self): time.sleep(1000)\nd = D()",
+        Out(""),
+    ),
+    row("G19", "import sys\ndef t(*a): return t\nsys.settrace(t); sys.setprofile(t)\nprint('traced')", Any),
+    row("G19 audit", "import sys\nsys.settrace(None); sys.setprofile(None)\nprint('clean')", Out("clean")),
+    row("G20 never", "import asyncio\nawait asyncio.Event().wait()", Err("kept")),
+    row("G20 run", "import asyncio\nasync def f(): return 5\nasyncio.run(f())", Any),
+    row(
+        "G20 pending",
+        "import asyncio\nt = asyncio.get_event_loop_policy()\nasync def forever():\n    while True: await asyncio.sleep(0.01)\ntask = asyncio.ensure_future(forever()) if False else None\nprint('p')",
+        Out("p"),
+    ),
+    row("G21 input", "input()", Err("EOFError")),
+    row("G21 read", "import sys\nprint(repr(sys.stdin.read()))", Out("''")),
+    row("G21 shell read", "!read x; echo got $?", Out("got 1")),
+    row(
+        "G22",
+        "import signal\nfor s in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        Any,
+    ),
+    row(
+        "G22 masked",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
+        Err("lost"),
+    ),
+    row("G24 files", "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", Any),
+    row("G24 after", "print('answered')", Any),
+    row("G24 memory", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))", Any),
+    row("G24 fresh", "import os\nos.abort()", Err("SIGABRT")),
+    row("G25", "import ctypes\nctypes.string_at(0)", Err("SIGSEGV")),
+    row(
+        "G26",
+        "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('parent' if pid else 'child')",
+        Out("parent"),
+    ),
+    row("G26 bomb", "import os\nfor i in range(20): \n    if os.fork() == 0: break\nprint('one of many')", Any),
+    row("G27", "import multiprocessing as m\np = m.Pool(2)\nprint(p.map(abs, [-1, -2]))", Out("[1, 2]")),
+    row(
+        "G31",
+        "import os\nprint('env', [k for k in os.environ if 'TOKEN' in k or 'SANDPOOL' in k])\ntry: print(open('/proc/1/environ').read())\nexcept OSError as e: print('refused', e.errno)",
+        Out("env []"),
+    ),
+    row(
+        "G36",
+        "open('sitecustomize.py', 'w').write('raise SystemExit(9)')\nopen('usercustomize.py', 'w').write('raise SystemExit(9)')\nopen('json.py', 'w').write('raise RuntimeError(\"shadowed\")')\nimport os\nos._exit(0)",
+        Err("lost"),
+    ),
+    row("G37", "print('the runner does not import from the working directory')", Out("does not import")),
+    row("G37 clean", "import os\nfor f in ('sitecustomize.py', 'usercustomize.py', 'json.py'): os.remove(f)", Out("")),
+    // resources
+    row(
+        "R01",
+        "import subprocess\nsubprocess.run(['bash', '-c', ':(){ :|:& };:'], capture_output=True)\nimport time\ntime.sleep(0.5)",
+        Any,
+    ),
+    row("R01 after", "print('next call works')", Any),
+    row(
+        "R02",
+        "import threading, time\nn = 0\ntry:\n    while True:\n        threading.Thread(target=time.sleep, args=(3,), daemon=True).start(); n += 1\nexcept RuntimeError: print('stopped below 300:', n < 300)",
+        Out("stopped below 300: True"),
+    ),
+    row(
+        "R04",
+        "try:\n    f = open('/dev/shm/x', 'wb')\n    while True: f.write(b'0' * (1 << 20))\nexcept OSError as e: print('errno', e.errno)",
+        Any,
+    ),
+    row("R04 clean", "import os\ntry: f.close(); os.remove('/dev/shm/x')\nexcept Exception: pass", Any),
+    row(
+        "R09",
+        "try:\n    f = open('fill', 'wb')\n    while True: f.write(b'0' * (1 << 20))\nexcept OSError as e: print('errno', e.errno)",
+        Any,
+    ),
+    row(
+        "R09 clean",
+        "import os\ntry:\n    f.close()\nexcept Exception: pass\nif os.path.exists('fill'): os.remove('fill')\nopen('small', 'w').write('x'); print('room again')",
+        Out("room again"),
+    ),
+    row(
+        "R10",
+        "import os\nos.makedirs('many', exist_ok=True)\ntry:\n    for i in range(10**7): open(f'many/{i}', 'w').close()\nexcept OSError as e: print('errno', e.errno)",
+        Any,
+    ),
+    row("R10 clean", "import shutil\nshutil.rmtree('many', ignore_errors=True)", Any),
+    row(
+        "R11",
+        "import os\ntry:\n    fd = os.open('sparse', os.O_CREAT | os.O_RDWR); os.posix_fallocate(fd, 0, 1 << 40)\nexcept OSError as e: print('refused', e.errno)",
+        Out("refused"),
+    ),
+    row(
+        "R12",
+        "import os\nfds = []\ntry:\n    while True: fds.append(os.open('/dev/null', os.O_RDONLY))\nexcept OSError as e: print('errno', e.errno)\nfor f in fds: os.close(f)",
+        Out("errno 24"),
+    ),
+    row("R14", "import os\nb = b'x' * 65536\nfor i in range(4000): os.write(1, b)", Out("left out")),
+    row("R15", "import os\nb = b'x' * 65536\nfor i in range(1000): os.write(1, b); os.write(2, b)", Out("left out")),
+    row("R16", "import sys\nsys.stdout.write('z' * 200_000_000)", Out("left out")),
+    row("R17", "import os\nfor i in range(200_000): os.write(1, b'.')", Out("left out")),
+    row(
+        "R19",
+        "import threading\ndef spin():\n    import time\n    end = time.time() + 1\n    while time.time() < end: pass\nts = [threading.Thread(target=spin) for _ in range(64)]\n[t.start() for t in ts]; [t.join() for t in ts]; print('spun')",
+        Any,
+    ),
+    row("R20", "sum(range(10**11))", Err("lost")),
+    row("R22", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('went on')", Out("went on")),
+    row("R22 for good", "import os, signal\npid = os.getpid()\nif os.fork() == 0:\n    while True: os.kill(pid, signal.SIGSTOP)\nwhile True: pass", Any),
+    row("R24", "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nprint('left a daemon')", Out("left a daemon")),
+    row(
+        "R24 setsid",
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    import time\n    time.sleep(1000)\nprint('main')",
+        Out("main"),
+    ),
+    row(
+        "R25",
+        "import os\nfor i in range(300):\n    if os.fork() == 0: os._exit(0)\n    os.wait()\nprint('all reaped')",
+        Out("all reaped"),
+    ),
+    row(
+        "R27",
+        "import os\nn = 0\ntry:\n    while n < 5000: os.openpty(); n += 1\nexcept OSError as e: print('stopped', n < 5000)",
+        Any,
+    ),
+    row("R34", "x = bytearray(3 << 30)\nfor i in range(0, len(x), 4096): x[i] = 1", Err("emory")),
+    row("R34 again", "x = [b'1' * (1 << 20) for _ in range(3000)]", Err("emory")),
+    row(
+        "R37",
+        "import subprocess\ntry: subprocess.run(['true', 'x' * (3 << 20)])\nexcept OSError as e: print('E2BIG', e.errno)",
+        Out("E2BIG 7"),
+    ),
+    row(
+        "R05",
+        "import multiprocessing.shared_memory as s, os\nm = s.SharedMemory(create=True, size=1 << 20); fd = os.memfd_create('x'); os.ftruncate(fd, 1 << 20); print('made')",
+        Out("made"),
+    ),
+];
+
+const JAVASCRIPT: &[Row] = &[
+    row(
+        "G01 js",
+        "require('fs').writeSync(4, Buffer.alloc(100000, 120)); require('fs').writeSync(4, '\\n'); console.log('on')",
+        Out("on"),
+    ),
+    row("G05 js", "process.kill(process.pid, 'SIGKILL'); await new Promise(() => {})", Err("SIGKILL")),
+    row("G16 js", "[1n, Symbol('s'), new Map([[1, 2]]), NaN, () => {}]", Out("Map(1)")),
+    row("G20 js never", "await new Promise(() => {})", Err("kept")),
+    row("G20 js microtasks", "const f = () => Promise.resolve().then(f); await f()", Any),
+    row("G20 js rejection", "Promise.reject(new Error('late one')); 5", Any),
+    row("G20 js after", "console.log('alive')", Out("alive")),
+    row("G11 js", "process.stdout.write = () => { throw new Error('no') }; 1", Any),
+    row("G14 js", "throw { toString() { throw 1 }, get stack() { throw 2 } }", Any),
+    row("G15 js", "({ [Symbol.for('nodejs.util.inspect.custom')]() { while (true) {} } })", Err("kept")),
+    row(
+        "G16 js pollution",
+        "Object.prototype.toJSON = () => 'x'; Array.prototype.push = null; JSON.stringify = null; 7",
+        Any,
+    ),
+    row("R14 js", "for (let i = 0; i < 2000; i++) require('fs').writeSync(1, 'x'.repeat(65536))", Any),
+    row("R21 js", "process.on('SIGINT', () => {}); while (true) {}", Any),
+    row("R34 js", "const a = []; for (;;) a.push(new Array(1e6).fill(1.5))", Any),
+    row("js last", "1 + 1", Any),
+];
+
+#[test]
+fn hostile_cells_cost_only_their_own_context() {
+    let before = Leftovers::count();
+    let host = host_facts();
+    let mut s = start("hostile", "[dialect.agentrun]\ntimeout = 3\nmemory_mb = 1024\ndisk_mb = 64\npids = 128\n");
+    let canary = s.create(json!({"name": "canary"}));
+    s.print(&canary, "secret = 12345");
+    for (language, rows) in [("python", PYTHON), ("javascript", JAVASCRIPT)] {
+        let victim = s.create(json!({"name": format!("victim-{language}"), "language": language}));
+        for row in rows {
+            let result = s.run(&victim, row.code);
+            check(row, &result);
+            assert_eq!(s.print(&canary, "print(secret)"), "12345\n", "after {}", row.id);
+        }
+        s.client.call("stop_context", json!({"context_id": victim}));
+    }
+    assert_eq!(host_facts(), host);
+    assert!(s.client.finish().success());
+    drop(s.state);
+    before.assert_same();
+}
+
+fn check(row: &Row, result: &ToolResult) {
+    let json = result.json();
+    match row.want {
+        Out(text) => assert!(json["success"] == true && result.field("stdout").contains(text), "{}: {json}", row.id),
+        Err(text) => assert!(json["success"] == false && result.field("stderr").contains(text), "{}: {json}", row.id),
+        Any => assert!(json["success"].is_boolean(), "{}: {json}", row.id),
+    }
+}
+
+fn host_facts() -> Vec<String> {
+    ["kernel/core_pattern", "kernel/hostname", "kernel/domainname", "vm/overcommit_memory", "kernel/modprobe"]
+        .iter()
+        .map(|name| std::fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default())
+        .collect()
+}
+
+#[test]
+fn contexts_created_used_and_stopped_leave_nothing_behind() {
+    let before = Leftovers::count();
+    let mut s = start("leaks", "");
+    for round in 0..scale(24, 200) {
+        let context = s.create(json!({"name": format!("c{round}")}));
+        assert_eq!(s.print(&context, "print(1)"), "1\n");
+        s.client.call("stop_context", json!({"context_id": context}));
+    }
+    finish_clean(s, &before);
+}
+
+fn finish_clean(s: Server, before: &Leftovers) {
+    assert!(s.client.finish().success());
+    drop(s.state);
+    before.assert_same();
+}
+
+#[test]
+fn a_killed_server_leaves_nothing_behind() {
+    let before = Leftovers::count();
+    let mut s = start("killed", "");
+    let context = s.create(json!({"name": "c"}));
+    s.print(&context, "import subprocess; p = subprocess.Popen(['sleep', '1000'])");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(s.client.pid() as i32).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    before.assert_same();
+}

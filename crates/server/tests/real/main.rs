@@ -1,0 +1,6 @@
+//! The built binary in real sandboxes, over stdio. One test binary; few servers, since each start fills a pool.
+//! Needs the runtimes of `sandpool setup` (`make test` prepares them).
+
+mod document;
+mod hostile;
+mod support;
