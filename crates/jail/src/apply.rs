@@ -77,8 +77,8 @@ pub enum Error {
     Wrong { at: PathBuf, why: &'static str },
     #[error(transparent)]
     Volume(#[from] volume::Error),
-    #[error("{0}: {1}")]
-    Rlimits(rlimits::Error, io::Error),
+    #[error("{0}")]
+    Rlimits(String),
     #[error("capabilities: {0}")]
     Capabilities(String),
     #[error("landlock: {0}")]
@@ -200,10 +200,10 @@ impl Context {
             Op::SetIds { id } => set_ids(*id),
             Op::SessionKeyring => sys::new_session_keyring().at(Call::Keyctl, Path::new(NOWHERE)),
             Op::DieWithLauncher => self.die_with_launcher(),
-            Op::Rlimits => rlimits::Limits::default().apply().map_err(|e| {
-                let cause = e.source.kind().into();
-                Error::Rlimits(e, cause)
-            }),
+            Op::Rlimits { processes } => {
+                let limits = rlimits::Limits { processes: *processes, ..rlimits::Limits::default() };
+                limits.apply().map_err(|e| Error::Rlimits(with_sources(&e)))
+            }
             Op::Descriptors => self.descriptors(),
             Op::DropCapabilities => crate::caps::drop_all().map_err(|e| Error::Capabilities(with_sources(&e))),
             Op::NotDumpable => crate::process::set_not_dumpable().at(Call::Prctl, Path::new("dumpable")),

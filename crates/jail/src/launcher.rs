@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::apply::{self, Handles, Report};
-use crate::cgroup::{Cgroup, Tree};
+use crate::cgroup::{Cgroup, Controller, Tree};
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance, Record};
 use crate::plan::{ROOT, plan};
@@ -51,7 +51,29 @@ const LOG_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Spawned {
     pub socket: OwnedFd,
-    pub process: Child,
+    pub process: Process,
+}
+
+/// The launcher's process, waited for in the end so that it does not stay as a zombie.
+#[derive(Debug)]
+pub struct Process(Option<Child>);
+
+impl Process {
+    /// Returns when it has ended, which it does after the connection is closed or a shutdown is answered.
+    pub fn wait(mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have sandboxes to destroy first, for which nobody here has to wait.
+        if let Some(mut child) = self.0.take() {
+            std::thread::spawn(move || child.wait());
+        }
+    }
 }
 
 /// Starts the launcher. To be called before the process has a second thread.
@@ -70,7 +92,7 @@ pub fn spawn_program(program: &Path) -> io::Result<Spawned> {
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
         .spawn()?;
-    Ok(Spawned { socket, process })
+    Ok(Spawned { socket, process: Process(Some(process)) })
 }
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
@@ -563,9 +585,16 @@ impl Launcher {
             shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
             ptys: PTYS,
             cgroup_tasks: cell.cgroup.tasks(),
+            processes: self.process_limit(create),
             dir: cell.dir.clone(),
             die_with_launcher: true,
         }
+    }
+
+    fn process_limit(&self, create: &Create) -> Option<u64> {
+        let counted = self.survey.cgroup.has(Controller::Pids);
+        let countable = self.survey.counts_processes || self.survey.mode == Mode::Sub;
+        create.limits.pids.filter(|_| !counted && countable).map(u64::from)
     }
 
     fn launch(&self, key: u64, cell: &mut Cell, spec: &JailSpec) -> io::Result<()> {

@@ -96,7 +96,10 @@ pub enum Op {
     },
     SessionKeyring,
     DieWithLauncher,
-    Rlimits,
+    /// `processes` only where no cgroup counts them.
+    Rlimits {
+        processes: Option<u64>,
+    },
     /// 0 and 1 on `/dev/null`, 2 to the launcher's log, 3 the listening socket, nothing else.
     Descriptors,
     DropCapabilities,
@@ -147,7 +150,8 @@ impl fmt::Display for Op {
             Self::SetIds { id } => write!(f, "uid and gid {id}"),
             Self::SessionKeyring => write!(f, "new session keyring"),
             Self::DieWithLauncher => write!(f, "die with launcher"),
-            Self::Rlimits => write!(f, "rlimits"),
+            Self::Rlimits { processes: None } => write!(f, "rlimits"),
+            Self::Rlimits { processes: Some(processes) } => write!(f, "rlimits, {processes} processes"),
             Self::Descriptors => write!(f, "descriptors 0 1 2 3"),
             Self::DropCapabilities => write!(f, "drop capabilities"),
             Self::NotDumpable => write!(f, "not dumpable"),
@@ -328,7 +332,7 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
     }
     let run = readable(spec);
     steps.ops.extend([
-        Op::Rlimits,
+        Op::Rlimits { processes: spec.processes },
         Op::Descriptors,
         Op::DropCapabilities,
         Op::NotDumpable,
@@ -382,6 +386,7 @@ mod tests {
             } else {
                 vec![]
             },
+            processes: if mode == Mode::Root { None } else { Some(64) },
             dir,
             die_with_launcher: true,
         }

@@ -23,6 +23,8 @@ pub struct JailSpec {
     pub ptys: u32,
     /// v1 files the first process writes itself into; on v2 it is born into its cgroup.
     pub cgroup_tasks: Vec<PathBuf>,
+    /// The most processes, where no cgroup counts them: the kernel then counts those of this user in this user namespace.
+    pub processes: Option<u64>,
     /// The sandbox's directory on the host: the guest's socket and its volume are in it.
     pub dir: PathBuf,
     /// Ends the sandbox when the launcher ends, however that happens.

@@ -53,6 +53,8 @@ pub struct Survey {
     /// Whether volumes are ext4 images on disk; otherwise they are in memory.
     pub ext4: bool,
     pub sub: Option<Subordinate>,
+    /// Whether the kernel counts processes per user namespace (5.14), so that a limit can stand in for the pids cgroup.
+    pub counts_processes: bool,
 }
 
 /// What newuidmap and newgidmap are to map besides the user.
@@ -66,7 +68,9 @@ impl Survey {
     /// `ours`: see [`Layout::detect`]. `wanted` overrides the mode, downwards only: nobody becomes root by asking.
     pub fn take(wanted: Option<Mode>, ours: &[Pid]) -> Self {
         let mut facts = Vec::new();
-        facts.push(kernel(&rustix::system::uname().release().to_string_lossy()));
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        facts.push(kernel(&release));
+        let counts_processes = series(&release).is_some_and(|(series, _)| series >= (5, 14));
         let uid = rustix::process::getuid().as_raw();
         let (sub, sub_fact) = subordinate(uid);
         let mode = match (uid, wanted, sub) {
@@ -96,7 +100,7 @@ impl Survey {
             hint: "use a kernel with CONFIG_SECCOMP_FILTER, or another back end".into(),
         };
         let refusal = refusal.or_else(|| (!seccomp).then(no_seccomp));
-        Self { mode, refusal, facts, cgroup, landlock, ext4, sub }
+        Self { mode, refusal, facts, cgroup, landlock, ext4, sub, counts_processes }
     }
 }
 
@@ -116,12 +120,16 @@ const HOLES: &[((u32, u32), u32, &str)] = &[
 /// Needs mount_setattr.
 const OLDEST: (u32, u32) = (5, 12);
 
+/// `(major, minor)` and the patch level.
+fn series(release: &str) -> Option<((u32, u32), u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
+    Some(((numbers.next()?, numbers.next()?), numbers.next().unwrap_or(0)))
+}
+
 fn kernel(release: &str) -> Fact {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
-    let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
+    let Some((series, patch)) = series(release) else {
         return fact("kernel", false, format!("cannot read the version `{release}`"), "");
     };
-    let (series, patch) = ((major, minor), numbers.next().unwrap_or(0));
     if series < OLDEST {
         let why = format!("`{release}` is older than {}.{}", OLDEST.0, OLDEST.1);
         return fact("kernel", false, why, "use a newer kernel");

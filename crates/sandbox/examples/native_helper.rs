@@ -18,7 +18,8 @@ fn main() {
         ["sandpool-guest"] => guest(),
         [_, "serve", mode, state_dir, ref lines @ ..] => serve(mode, state_dir, lines),
         [_, "survey"] => survey(),
-        _ => eprintln!("usage: native_helper serve root|sub|single STATE_DIR LINE... | survey"),
+        [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap()),
+        _ => eprintln!("usage: native_helper serve root|sub|single STATE_DIR LINE... | survey | bench STATE_DIR N"),
     }
 }
 
@@ -58,15 +59,7 @@ fn serve(mode: &str, state_dir: &str, lines: &[&str]) {
         _ => None,
     };
     let launcher = sandbox::native::spawn_launcher().unwrap();
-    let config = NativeConfig {
-        state_dir: PathBuf::from(state_dir),
-        runtime_dir: None,
-        guest: GuestBinary::Path(std::env::current_exe().unwrap()),
-        label: "test".into(),
-        exclusive: false,
-        mode,
-        floor: Level::Basic,
-    };
+    let config = config(state_dir, mode);
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, isolation) = Native::start(launcher, config).await.unwrap();
         eprintln!("mode {} level {:?}", native.mode(), isolation.level);
@@ -82,6 +75,18 @@ fn serve(mode: &str, state_dir: &str, lines: &[&str]) {
         sandbox.destroy().await.unwrap();
         native.shutdown().await;
     });
+}
+
+fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
+    NativeConfig {
+        state_dir: PathBuf::from(state_dir),
+        runtime_dir: None,
+        guest: GuestBinary::Path(std::env::current_exe().unwrap()),
+        label: "test".into(),
+        exclusive: false,
+        mode,
+        floor: Level::Basic,
+    }
 }
 
 fn spec() -> SandboxSpec {
@@ -100,4 +105,36 @@ fn survey() {
         eprintln!("{:?} {}: {} {}", fact.state, fact.layer, fact.why, fact.what_to_do);
     }
     eprintln!("{:?}", found.outcome);
+}
+
+/// Creation, first answer and destruction, against starting `/bin/true`.
+#[allow(clippy::disallowed_methods, reason = "the yardstick")]
+fn bench(state_dir: &str, count: usize) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, None);
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        let mut rows: [Vec<f64>; 4] = Default::default();
+        let ms = |since: std::time::Instant| since.elapsed().as_secs_f64() * 1e3;
+        for _ in 0..count {
+            let at = std::time::Instant::now();
+            Command::new("/bin/true").status().unwrap();
+            rows[0].push(ms(at));
+            let at = std::time::Instant::now();
+            let sandbox = native.create(&spec()).await.unwrap();
+            rows[1].push(ms(at));
+            let mut stream = sandbox.connect().await.unwrap();
+            stream.write_all(b"\n").await.unwrap();
+            stream.read_to_end(&mut Vec::new()).await.unwrap();
+            rows[2].push(ms(at));
+            let at = std::time::Instant::now();
+            sandbox.destroy().await.unwrap();
+            rows[3].push(ms(at));
+        }
+        for (name, row) in ["fork+exec true", "create", "create+sh", "destroy"].iter().zip(&mut rows) {
+            row.sort_by(f64::total_cmp);
+            eprintln!("{name}: min {:.2} median {:.2} p90 {:.2} ms", row[0], row[count / 2], row[count * 9 / 10]);
+        }
+        native.shutdown().await;
+    });
 }

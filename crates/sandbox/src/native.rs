@@ -16,13 +16,12 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use jail::cgroup::{self, Controller};
-use jail::launcher::Spawned;
+use jail::launcher::{Process, Spawned};
 use jail::spec::FileSpec;
 use jail::survey::Survey;
 use jail::wire::{self, Call, Create, Reply, Request, Response, Start};
@@ -251,7 +250,7 @@ impl Link {
 #[derive(Debug)]
 pub struct Native {
     link: Arc<Link>,
-    process: Mutex<Option<Child>>,
+    process: Mutex<Option<Process>>,
     instance: Arc<OwnedFd>,
     survey: Survey,
     isolation: Isolation,
@@ -375,7 +374,7 @@ impl Backend for Native {
     async fn shutdown(&self) {
         let _ = self.link.call(Call::Shutdown, &[]).await;
         let process = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mut process) = process {
+        if let Some(process) = process {
             // It ends right after its answer.
             let _ = tokio::task::spawn_blocking(move || process.wait()).await;
         }

@@ -1,0 +1,465 @@
+//! The native back end against the kernel it runs on: real sandboxes, probed from inside by a guest that runs shell lines, and the
+//! host counted before and after.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use sandbox::native::{GuestBinary, Mode, Native, NativeConfig, spawn_launcher_from};
+use sandbox::{Backend, BackendError, Group, Level, Limits, Sandbox, SandboxSpec};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const LIMITS: Limits =
+    Limits { memory_bytes: 128 << 20, cpu_millis: 1500, pids: 40, disk_bytes: 32 << 20, disk_inodes: 1000 };
+
+/// Built by cargo along with the tests of this package.
+fn helper() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().unwrap().parent().unwrap().join("examples/native_helper")
+}
+
+/// These tests need root; elsewhere than in CI that is no failure.
+#[allow(clippy::disallowed_methods, reason = "CI says by a variable that nothing may be skipped")]
+fn skip(reason: &str) {
+    assert!(std::env::var_os("CI").is_none(), "cannot be skipped in CI: {reason}");
+    eprintln!("SKIP: {reason}");
+}
+
+fn root() -> bool {
+    let root = rustix::process::getuid().is_root();
+    if !root {
+        skip("this test starts as root");
+    }
+    root
+}
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("sandpool-native-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn config(dir: &Path) -> NativeConfig {
+    NativeConfig {
+        state_dir: dir.join("state"),
+        runtime_dir: Some(dir.join("run")),
+        guest: GuestBinary::Path(helper()),
+        label: "test".into(),
+        exclusive: true,
+        mode: None,
+        floor: Level::Basic,
+    }
+}
+
+async fn start(dir: &Path) -> Native {
+    Native::start(spawn_launcher_from(&helper()).unwrap(), config(dir)).await.unwrap().0
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec {
+        group: Group { name: "tenant".into(), memory_bytes: Some(512 << 20), cpu_millis: None },
+        limits: LIMITS,
+        runtime: vec![],
+        files: vec![("/opt/sandpool/driver.py".into(), b"print(1)\n".to_vec())],
+    }
+}
+
+/// What the shell line prints inside.
+async fn sh(sandbox: &dyn Sandbox, line: &str) -> String {
+    let mut stream = sandbox.connect().await.unwrap();
+    stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    let mut out = Vec::new();
+    let _ = stream.read_to_end(&mut out).await;
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Everything a sandbox of this test could leave on the host.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    processes: usize,
+    mounts: usize,
+    cgroups: BTreeSet<PathBuf>,
+    loops: usize,
+    files: BTreeSet<PathBuf>,
+    descriptors: usize,
+}
+
+impl Left {
+    /// `dir` holds the state and the slots; processes are those below this one.
+    fn count(dir: &Path) -> Self {
+        let below = descendants();
+        let descriptors = |pid: &u32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        let launcher: Vec<u32> =
+            below.iter().filter(|(_, name)| name.starts_with("native_helper")).map(|(p, _)| *p).collect();
+        Self {
+            processes: below.len(),
+            mounts: fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
+            cgroups: cgroups(),
+            loops: loops_in(dir),
+            files: files(dir),
+            descriptors: launcher.iter().map(descriptors).sum(),
+        }
+    }
+}
+
+fn descendants() -> BTreeMap<u32, String> {
+    let mut parents = BTreeMap::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        let (Some(open), Some(close)) = (stat.find('('), stat.rfind(')')) else { continue };
+        let parent: u32 = stat[close + 2..].split(' ').nth(1).unwrap().parse().unwrap();
+        parents.insert(pid, (parent, stat[open + 1..close].to_owned()));
+    }
+    let mut below = BTreeMap::new();
+    let mut front = vec![std::process::id()];
+    while let Some(parent) = front.pop() {
+        for (pid, (of, name)) in &parents {
+            if *of == parent {
+                below.insert(*pid, name.clone());
+                front.push(*pid);
+            }
+        }
+    }
+    below
+}
+
+/// Directories of sandboxes of this label in all hierarchies; groups and trees stay as long as the server.
+fn cgroups() -> BTreeSet<PathBuf> {
+    fn walk(dir: &Path, out: &mut BTreeSet<PathBuf>) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                if entry.file_name().to_string_lossy().starts_with("sandpool-test-") {
+                    out.insert(entry.path());
+                }
+                walk(&entry.path(), out);
+            }
+        }
+    }
+    let mut out = BTreeSet::new();
+    walk(Path::new("/sys/fs/cgroup"), &mut out);
+    out
+}
+
+fn loops_in(dir: &Path) -> usize {
+    let holds = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("loop/backing_file")).is_ok_and(|b| b.starts_with(dir.to_str().unwrap()))
+    };
+    fs::read_dir("/sys/block").unwrap().flatten().filter(holds).count()
+}
+
+fn files(dir: &Path) -> BTreeSet<PathBuf> {
+    let mut out = BTreeSet::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            out.extend(files(&entry.path()));
+        }
+        out.insert(entry.path());
+    }
+    // The template of the size is meant to stay.
+    out.retain(|p| !p.components().any(|c| c.as_os_str() == "templates"));
+    out
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < until, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_is_what_it_says_and_leaves_nothing() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("whole");
+    let native = start(&place.0).await;
+    assert_eq!(native.mode(), Mode::Root);
+    let before = Left::count(&place.0);
+
+    let sandbox = native.create(&spec()).await.unwrap();
+    assert_eq!(
+        sh(&*sandbox, "ls -A /").await.split_whitespace().collect::<Vec<_>>(),
+        [".empty", "bin", "data", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "tmp", "usr", "workspace"]
+            .into_iter()
+            .filter(|n| Path::new("/").join(n).exists() || [".empty", "data", "workspace"].contains(n))
+            .collect::<Vec<_>>()
+    );
+    let seen = sh(
+        &*sandbox,
+        "id -u; id -g; hostname; cat /opt/sandpool/driver.py; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status",
+    )
+    .await;
+    assert_eq!(seen, "1000\n1000\nsandbox\nprint(1)\nCapEff:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n");
+    for refused in [
+        "touch /usr/x",
+        "touch /x",
+        "touch /etc/x",
+        "touch /opt/sandpool/x",
+        "cat /proc/1/environ",
+        "ls /proc/1/fd",
+        "echo x > /proc/sys/kernel/core_pattern",
+        "ls /sys",
+        "mount -t tmpfs x /tmp",
+        "unshare -U true",
+        "cat /etc/shadow",
+    ] {
+        let said = sh(&*sandbox, &format!("{refused} 2>/dev/null && echo DONE")).await;
+        assert!(!said.contains("DONE"), "`{refused}` worked");
+    }
+    for masked in ["kallsyms", "keys", "kmsg", "timer_list", "slabinfo", "config.gz"] {
+        assert_eq!(sh(&*sandbox, &format!("cat /proc/{masked} 2>/dev/null | wc -c")).await, "0\n", "{masked}");
+    }
+    // Of the host's descriptors only the connection's own.
+    assert_eq!(sh(&*sandbox, "ls /proc/self/fd | wc -l").await, "4\n");
+    assert!(!sh(&*sandbox, "cat /proc/self/mountinfo /proc/self/cgroup").await.contains("sandpool-test"));
+    // Pseudo-terminals of its own.
+    assert!(sh(&*sandbox, "script -qc 'tty' /dev/null < /dev/null").await.contains("/dev/pts/0"));
+
+    // All processes belong to a uid of the sandbox's own, none to root.
+    let inner: Vec<u32> = descendants().into_keys().collect();
+    let uids: BTreeSet<u32> = inner.iter().filter_map(|p| uid_of(*p)).collect();
+    assert!(uids.iter().any(|uid| *uid >= jail::ids::ROOT_BASE), "{uids:?}");
+
+    // The limits are in the kernel's files.
+    let limits = cgroup_files(sandbox.id());
+    assert_eq!(limits.get("memory.limit_in_bytes").or(limits.get("memory.max")).map(|s| &**s), Some("134217728"));
+    assert_eq!(limits.get("pids.max").map(|s| &**s), Some("40"));
+    assert!(limits.get("cpu.cfs_quota_us").or(limits.get("cpu.max")).is_some_and(|s| s.starts_with("150000")));
+    let stats = sandbox.stats().await.unwrap();
+    assert!(stats.memory_bytes.unwrap() > 0 && stats.pids == Some(1), "{stats:?}");
+
+    sandbox.destroy().await.unwrap();
+    sandbox.destroy().await.unwrap();
+    assert!(matches!(sandbox.connect().await, Err(BackendError::Gone(_))));
+    assert_eq!(Left::count(&place.0), before);
+    native.shutdown().await;
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+fn uid_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|l| l.strip_prefix("Uid:\t"))?.split('\t').next()?.parse().ok()
+}
+
+/// The limits in the cgroups called `id`, by file name.
+fn cgroup_files(id: &str) -> BTreeMap<String, String> {
+    fn walk(dir: &Path, id: &str, out: &mut BTreeMap<String, String>) {
+        for entry in
+            fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        {
+            if entry.file_name().to_string_lossy() == id {
+                for file in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                    let text = fs::read_to_string(file.path()).unwrap_or_default();
+                    out.insert(file.file_name().to_string_lossy().into_owned(), text.trim().to_owned());
+                }
+            }
+            walk(&entry.path(), id, out);
+        }
+    }
+    let mut out = BTreeMap::new();
+    walk(Path::new("/sys/fs/cgroup"), id, &mut out);
+    out
+}
+
+#[tokio::test]
+async fn a_creation_that_fails_at_any_step_leaves_nothing() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("steps");
+    let native = start(&place.0).await;
+    native.create(&spec()).await.unwrap().destroy().await.unwrap();
+    let before = Left::count(&place.0);
+    let mut step = 0;
+    let made = loop {
+        match native.create_failing(&spec(), Some(step)).await {
+            Ok(sandbox) => break sandbox,
+            Err(BackendError::Create(message)) => {
+                assert!(message.contains("a failure was asked for"), "{step}: {message}")
+            }
+            Err(other) => panic!("step {step}: {other}"),
+        }
+        assert_eq!(Left::count(&place.0), before, "after step {step}");
+        step += 1;
+    };
+    assert!(step > 60, "only {step} steps");
+    made.destroy().await.unwrap();
+    assert_eq!(Left::count(&place.0), before);
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_and_a_fork_bomb_and_a_memory_bomb_stay_inside() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("limits");
+    let native = start(&place.0).await;
+    let spec = spec();
+    let (one, other) = tokio::join!(native.create(&spec), native.create(&spec));
+    let (one, other) = (one.unwrap(), other.unwrap());
+    let full =
+        sh(&*one, "dd if=/dev/zero of=/workspace/big bs=1M 2>&1; stat -c %s /workspace/big; rm /workspace/big").await;
+    assert!(full.contains("No space left"), "{full}");
+    let inodes = sh(&*one, "i=0; while true > /data/f$i; do i=$((i+1)); done 2>/dev/null; echo made $i").await;
+    let made: u64 = inodes.split_whitespace().last().unwrap().parse().unwrap_or_else(|_| panic!("{inodes}"));
+    assert!((900..=LIMITS.disk_inodes).contains(&made), "{inodes}");
+    assert_eq!(sh(&*other, "echo fine > /workspace/x; cat /workspace/x").await, "fine\n");
+
+    let forks = sh(&*one, "i=0; while [ $i -lt 100 ]; do sleep 30 & i=$((i+1)); done 2>&1 | tail -1; wait").await;
+    assert!(forks.contains("fork") || forks.contains("Resource temporarily unavailable"), "{forks}");
+    assert!(one.stats().await.unwrap().pids.unwrap() <= LIMITS.pids);
+
+    sh(&*other, "python3 -c 'x = bytearray(400 << 20)' || tail -c 400m /dev/zero | tail > /dev/null").await;
+    assert!(other.stats().await.unwrap().oom_kills >= 1);
+    assert_eq!(sh(&*other, "echo alive").await, "alive\n");
+
+    // Sixty processes, and gone at once.
+    let began = Instant::now();
+    one.destroy().await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    drop(other); // without destroy: taken back all the same
+    wait_for("the end of a dropped sandbox", || descendants().len() == 1);
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_floor_refuses_and_a_second_server_is_refused() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("floor");
+    let native = start(&place.0).await;
+    let second = Native::start(spawn_launcher_from(&helper()).unwrap(), config(&place.0)).await;
+    let Err(BackendError::Launcher(message)) = second else { panic!("{second:?}") };
+    assert!(message.contains("another server uses the state directory"), "{message}");
+    native.shutdown().await;
+}
+
+#[allow(clippy::disallowed_methods, reason = "the server under test")]
+fn server(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(helper());
+    command
+        .args(["serve", "root", dir.join("state").to_str().unwrap(), line])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn whoever_dies_the_sandboxes_go_too() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("killed");
+    let before = cgroups();
+    for kill_launcher in [false, true] {
+        let mut child = server(&place.0, "sleep 1000").spawn().unwrap();
+        wait_for("a running sandbox", || descendants().values().any(|name| name == "sleep"));
+        let all: Vec<u32> = descendants().into_keys().collect();
+        let launcher = launcher_below(child.id());
+        if kill_launcher {
+            kill(launcher);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait_for("the end of all processes", || all.iter().all(|pid| !alive(*pid)));
+        if kill_launcher {
+            // Nobody was left to clean up: the next server does.
+            assert!(!fs::read_dir(place.0.join("state/instances")).unwrap().flatten().collect::<Vec<_>>().is_empty());
+            assert!(server(&place.0, "true").status().unwrap().success());
+        }
+        wait_for("an empty state directory", || {
+            fs::read_dir(place.0.join("state/instances")).unwrap().next().is_none()
+        });
+        wait_for("the end of all cgroups", || cgroups() == before);
+        assert_eq!(loops_in(&place.0), 0);
+    }
+}
+
+fn launcher_below(server: u32) -> u32 {
+    let path = format!("/proc/{server}/task/{server}/children");
+    fs::read_to_string(path).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn alive(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "))
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+const USER: &str = "sandpool-tester";
+
+/// An ordinary user with a home that holds the helper; made when it is missing.
+#[allow(clippy::disallowed_methods, reason = "the test's own user")]
+fn as_user(place: &Place, args: &[&str]) -> Option<Output> {
+    let exists = || Command::new("id").arg(USER).output().is_ok_and(|o| o.status.success());
+    if !exists() {
+        let _ = Command::new("useradd").args(["--no-create-home", USER]).output();
+    }
+    if !exists() {
+        skip("cannot make an ordinary user");
+        return None;
+    }
+    let program = place.0.join("native_helper");
+    fs::copy(helper(), &program).unwrap();
+    let output = Command::new("setpriv")
+        .args(["--reuid", USER, "--regid", USER, "--clear-groups", "--"])
+        .arg(&program)
+        .args(args)
+        .output()
+        .unwrap();
+    Some(output)
+}
+
+#[test]
+fn an_ordinary_user_has_sandboxes_with_and_without_subordinate_ids() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("user");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let probe = "id -u; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ 2>&1; touch /usr/x 2>&1; \
+                 dd if=/dev/zero of=/workspace/big bs=1M 2>&1 | grep -o 'No space left'; rm /workspace/big; \
+                 i=0; while [ $i -lt 200 ]; do sleep 9 & i=$((i+1)); done 2>&1 | grep -o -m1 'annot fork'; kill $(pidof sleep); true";
+    for mode in ["sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let Some(output) = as_user(&place, &["serve", mode, state.to_str().unwrap(), probe]) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let shown =
+            said.replace("level Basic", "level -").replace("level Full", "level -").replace("level Reduced", "level -");
+        assert_eq!(
+            shown,
+            format!(
+                "mode {mode} level -\n1000\nCapEff:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n\
+                 cat: /proc/1/environ: Permission denied\ntouch: cannot touch '/usr/x': Read-only file system\n\
+                 No space left\nannot fork\n"
+            )
+        );
+        assert!(fs::read_dir(state.join("instances")).unwrap().next().is_none());
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
