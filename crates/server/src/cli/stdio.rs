@@ -72,6 +72,8 @@ async fn prepare(engine: Engine, context: Context, stop: CancellationToken) -> R
         if let Err(why) = &prepared.node {
             tracing::warn!("no JavaScript and TypeScript: {why}");
         }
+        drop(progress); // ends the telling, so that it does not come after the next word
+        let _ = telling.await;
         engine.set_status("starting the session pool");
         Ok(engine.start_pool(prepared.kernels(config.threads)).await?)
     };
@@ -79,7 +81,6 @@ async fn prepare(engine: Engine, context: Context, stop: CancellationToken) -> R
         result = work => result,
         () = stop.cancelled() => Ok(()),
     };
-    telling.abort();
     if result.is_err() {
         stop.cancel();
     }
