@@ -76,10 +76,8 @@ impl World {
             return Ok(Home::at(place, FIRST_KERNEL));
         }
         let kernel = FIRST_KERNEL + 1;
-        let exchange = async {
-            place.stop_kernel(FIRST_KERNEL).await?;
-            maker.start_kernel(&place, kernel, language).await
-        };
+        let exchange =
+            async { tokio::try_join!(place.stop_kernel(FIRST_KERNEL), maker.start_kernel(&place, kernel, language)) };
         if let Err(failure) = exchange.await {
             let _ = place.destroy("its interpreter did not start").await;
             return Err(failed(failure));

@@ -285,6 +285,8 @@ impl Pool {
             }
             match self.build().await {
                 Ok(session) => self.add(session),
+                // What a shutdown cuts off has not failed.
+                Err(_) if self.shared.closing.is_cancelled() => return true,
                 Err(failure) => {
                     tracing::warn!(why = failure.log, "a session could not be made; trying again");
                     return false;
