@@ -299,7 +299,6 @@ enum Phase {
     Building {
         request: u64,
         until: Instant,
-        failure: Option<String>,
         exec: bool,
     },
     Running,
@@ -523,7 +522,7 @@ impl Launcher {
             logged: 0,
             loop_number: None,
             fail_at: create.fail_at,
-            phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, failure: None, exec: false },
+            phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, exec: false },
         };
         let key = self.next;
         self.next += 1;
@@ -600,8 +599,8 @@ impl Launcher {
     fn launch(&self, key: u64, cell: &mut Cell, spec: &JailSpec) -> io::Result<()> {
         let plan = plan(spec);
         let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let (log_end, log) =
-            rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK)?;
+        let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&log_end, true)?;
         let guest = self.guest.try_clone()?;
         let fail_at = cell.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
         let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -644,7 +643,7 @@ impl Launcher {
             }
             (Ok(Report::Exec), Phase::Building { exec, .. }) => *exec = true,
             (Ok(Report::Failed { message, .. }), _) => self.fail(key, &message),
-            (Err(_), Phase::Building { request, failure: None, exec: true, .. }) => {
+            (Err(_), Phase::Building { request, exec: true, .. }) => {
                 let request = *request;
                 cell.control = None;
                 cell.phase = Phase::Running;
@@ -674,9 +673,11 @@ impl Launcher {
                 cell.logged += got;
                 if cell.logged <= LOG_BYTES {
                     let text = String::from_utf8_lossy(&buffer[..got]);
-                    let clean: String =
-                        text.trim_end().chars().map(|c| if c.is_control() && c != '\n' { '.' } else { c }).collect();
-                    log(&format!("guest {}: {clean}", &cell.id[..cell.id.len().min(8)]));
+                    let name = &cell.id[..cell.id.len().min(8)];
+                    for line in text.lines() {
+                        let clean: String = line.chars().map(|c| if c.is_control() { '.' } else { c }).collect();
+                        log(&format!("guest {name}: {clean}"));
+                    }
                 }
             }
         }
@@ -738,7 +739,7 @@ impl Launcher {
         for key in keys {
             match &self.cells[&key].phase {
                 Phase::Building { until, .. } if now > *until => self.fail(key, "the sandbox was not ready in time"),
-                Phase::Ending { .. } if self.cells[&key].pid.is_none() => self.finish(key),
+                Phase::Ending { .. } => self.finish(key),
                 _ => {}
             }
         }
@@ -746,27 +747,34 @@ impl Launcher {
 
     /// Removes what is left of a dead sandbox; tried again soon when something is still busy.
     fn finish(&mut self, key: u64) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        let busy = clear(cell);
-        let Phase::Ending { requests, until } = &mut cell.phase else { return };
-        if let Some(what) = busy {
-            if Instant::now() > *until {
-                let requests = std::mem::take(requests);
-                *until = Instant::now() + END_TIME;
-                for (id, _) in requests {
-                    self.answer(id, failed(format!("the sandbox is dead, but {what}; it is tried again")));
-                }
-            }
+        let Some(cell) = self.cells.get(&key) else { return };
+        match if cell.pid.is_some() { Some("its process does not end".into()) } else { clear(cell) } {
+            Some(busy) => self.complain(key, &busy),
+            None => self.forget(key),
+        }
+    }
+
+    /// When the time is over: whoever waits is told, and it is tried again.
+    fn complain(&mut self, key: u64, busy: &str) {
+        let Some(Cell { phase: Phase::Ending { requests, until }, .. }) = self.cells.get_mut(&key) else { return };
+        if Instant::now() < *until {
             return;
         }
-        let requests = std::mem::take(requests);
-        let group = cell.group.clone();
-        self.cells.remove(&key);
-        if !self.cells.values().any(|c| c.group == group) {
-            self.tree.tidy(&group);
+        *until = Instant::now() + END_TIME;
+        for (id, _) in std::mem::take(requests) {
+            self.answer(id, failed(format!("the sandbox was killed, but {busy}; it is tried again")));
         }
-        for (id, reply) in requests {
-            self.answer(id, reply);
+    }
+
+    fn forget(&mut self, key: u64) {
+        let Some(cell) = self.cells.remove(&key) else { return };
+        if !self.cells.values().any(|c| c.group == cell.group) {
+            self.tree.tidy(&cell.group);
+        }
+        if let Phase::Ending { requests, .. } = cell.phase {
+            for (id, reply) in requests {
+                self.answer(id, reply);
+            }
         }
     }
 }

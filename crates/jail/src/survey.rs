@@ -80,6 +80,7 @@ impl Survey {
         };
         let sub = sub.filter(|_| mode == Mode::Sub);
         let (refusal, namespaces) = namespaces(mode);
+        let refusal = refusal.or_else(|| (mode == Mode::Root).then(unmapped_root).flatten());
         facts.push(namespaces);
         facts.push(identity(mode));
         facts.extend((mode != Mode::Root).then_some(sub_fact));
@@ -156,6 +157,23 @@ fn identity(mode: Mode) -> Fact {
         ),
     };
     fact("host uid per sandbox", own, why, hint)
+}
+
+/// Root of a user namespace that maps few ids (a rootless container) has none to give to sandboxes.
+fn unmapped_root() -> Option<Refusal> {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    (!maps(&map, ids::ROOT_BASE)).then(|| Refusal {
+        why: format!("root here cannot use the uids from {} on, which sandboxes are given", ids::ROOT_BASE),
+        hint: "start the server as an ordinary user, or outside of the user namespace".into(),
+    })
+}
+
+fn maps(map: &str, id: u32) -> bool {
+    let covers = |line: &str| {
+        let numbers: Vec<u64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+        matches!(numbers[..], [start, _, count] if (start..start + count).contains(&u64::from(id)))
+    };
+    map.lines().any(covers)
 }
 
 fn extra_groups() -> Fact {
@@ -414,6 +432,12 @@ pub fn map_self(uid: u32, gid: u32) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_of_a_small_namespace_has_no_ids_to_give() {
+        assert!(maps("         0          0 4294967295\n", ids::ROOT_BASE));
+        assert!(!maps("         0       1000          1\n         1     100000      65536\n", ids::ROOT_BASE));
+    }
 
     #[test]
     fn kernels_with_known_holes_are_named() {

@@ -438,3 +438,41 @@ impl Sandbox for NativeSandbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jail::cgroup::{Hierarchy, Layout, Version};
+
+    fn survey(controllers: &[Controller], off: &[&str]) -> Survey {
+        let fact = |layer: &str, state| Fact { layer: layer.into(), state, why: "why".into(), what_to_do: "do".into() };
+        let layers = ["landlock", "host uid per sandbox", "cgroup memory", "cgroup cpu", "cgroup pids", "open files"];
+        let state = |layer| if off.contains(layer) { State::Off } else { State::On };
+        let hierarchy = Hierarchy { version: Version::V2, controllers: controllers.to_vec(), base: "/sys".into() };
+        Survey {
+            mode: Mode::Root,
+            refusal: None,
+            facts: layers.iter().map(|layer| fact(layer, state(layer))).collect(),
+            cgroup: Layout { hierarchies: vec![hierarchy], ..Layout::default() },
+            landlock: None,
+            ext4: true,
+            sub: None,
+            counts_processes: true,
+        }
+    }
+
+    #[test]
+    fn the_level_falls_with_what_is_missing_and_says_what() {
+        use Controller::{Cpu, Memory, Pids};
+        let level = |controllers: &[Controller], off: &[&str]| {
+            let found = isolation_of(&survey(controllers, off));
+            (found.level, found.missing)
+        };
+        assert_eq!(level(&[Memory, Cpu, Pids], &["open files"]), (Level::Full, vec![]));
+        assert_eq!(level(&[Memory, Cpu, Pids], &["landlock"]), (Level::Reduced, vec!["landlock: why (do)".into()]));
+        assert_eq!(level(&[Memory, Cpu, Pids], &["host uid per sandbox"]).0, Level::Reduced);
+        assert_eq!(level(&[Memory, Pids], &["cgroup cpu"]).0, Level::Reduced);
+        assert_eq!(level(&[Memory, Cpu], &["cgroup pids"]).0, Level::Basic);
+        assert_eq!(level(&[], &["cgroup memory", "cgroup cpu", "cgroup pids"]).1.len(), 3);
+    }
+}

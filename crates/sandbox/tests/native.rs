@@ -339,11 +339,11 @@ async fn a_full_disk_and_a_fork_bomb_and_a_memory_bomb_stay_inside() {
 }
 
 #[tokio::test]
-async fn a_floor_refuses_and_a_second_server_is_refused() {
+async fn a_second_server_on_one_state_directory_is_refused() {
     if !root() {
         return;
     }
-    let place = Place::new("floor");
+    let place = Place::new("second");
     let native = start(&place.0).await;
     let second = Native::start(spawn_launcher_from(&helper()).unwrap(), config(&place.0)).await;
     let Err(BackendError::Launcher(message)) = second else { panic!("{second:?}") };
