@@ -19,10 +19,8 @@ if __name__ == "__main__" and sys.version_info < (3, 11):
 import base64
 import bdb  # noqa: F401  (IPython imports it in the middle of a cell, when the working directory may hold another)
 import builtins
-import codeop  # noqa: F401
 import contextlib
 import ctypes
-import errno
 import gc
 import io
 import json
@@ -40,7 +38,7 @@ from collections.abc import Callable, Iterator
 from json.encoder import encode_basestring as quote
 from os import close, dup, dup2, fstat, getpid, killpg, read, waitid, write
 from signal import pthread_sigmask
-from time import monotonic, perf_counter
+from time import perf_counter
 from types import FrameType
 from typing import Any, NoReturn
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,9 +29,12 @@ class Suite:
         self.name, self.argv, self.cases, self.interrupt_pipe, self.can = name, argv, cases, interrupt_pipe, can
         self.shared: Kernel | None = None
         self.lines: list[str] = []
+        self.directories: list[str] = []
         self.passed = self.failed = 0
 
-    def start(self, case: Case, directory: str) -> Kernel:
+    def start(self, case: Case) -> Kernel:
+        directory = tempfile.mkdtemp(prefix="kernel-test-")
+        self.directories.append(directory)
         for name, text in case.files.items():
             path = Path(directory, name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,9 +48,9 @@ class Suite:
 
     def kernel_for(self, case: Case) -> Kernel:
         if case.fresh:
-            return self.start(case, tempfile.mkdtemp(prefix="kernel-test-"))
+            return self.start(case)
         if self.shared is None or self.shared.process.poll() is not None:
-            self.shared = self.start(case, tempfile.mkdtemp(prefix="kernel-test-"))
+            self.shared = self.start(case)
         return self.shared
 
     def run(self) -> None:
@@ -65,6 +69,8 @@ class Suite:
             self.lines.extend(f"       {line}" for line in found)
         if self.shared is not None:
             self.shared.close()
+        for directory in self.directories:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def failures(self, case: Case) -> list[str]:
         kernel = self.kernel_for(case)
