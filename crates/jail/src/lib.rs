@@ -1,7 +1,7 @@
 //! How a sandbox is made on Linux: a spec becomes a plan, a plan is applied, and a small process of its own does both.
 //!
 //! `JailSpec → Plan → apply` ([`spec`], [`plan`](mod@plan), [`apply`]) is what one sandbox is; [`launcher`] is the process that makes,
-//! watches and destroys them; [`wire`] is what the server tells it. The other modules are the layers. Nothing here knows what
+//! watches and destroys them ([`keeper`]); [`wire`] is what the server tells it. The other modules are the layers. Nothing here knows what
 //! runs in a sandbox, and nothing here is asynchronous.
 #![allow(unsafe_code)] // The one crate (besides the zygote) that talks to the kernel directly.
 
@@ -13,6 +13,7 @@ pub mod ids;
 pub mod image;
 pub mod inherited;
 pub mod instance;
+pub mod keeper;
 pub mod landlock;
 pub mod launcher;
 pub mod plan;

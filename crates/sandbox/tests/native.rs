@@ -109,7 +109,7 @@ impl Left {
             cgroups: cgroups(),
             loops: loops_in(dir),
             files: files(dir),
-            descriptors: launcher.iter().map(descriptors).sum(),
+            descriptors: launcher.iter().chain([&std::process::id()]).map(descriptors).sum(),
         }
     }
 }
