@@ -84,7 +84,8 @@ fn dispatch(cli: Cli) -> Done {
     let environment = Environment::of_process();
     let sources = Sources { environment, flags: cli.flags.given, is_root: rustix::process::geteuid().is_root() };
     let config = Config::load(&sources)?;
-    let usual = if matches!(cli.command, Command::Stdio(_)) { "info" } else { "warn" };
+    // rmcp warns of each error answer, which is none of the operator's business.
+    let usual = if matches!(cli.command, Command::Stdio(_)) { "info,rmcp=error" } else { "warn" };
     start_log(config.log.as_deref().unwrap_or(usual), &sources.environment)?;
     let context = Context { config, environment: sources.environment };
     match cli.command {

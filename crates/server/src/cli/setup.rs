@@ -20,9 +20,6 @@ pub struct Args {
     /// The Python interpreter to build on
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// Python packages to install besides the pinned list (not checked against hashes)
-    #[arg(long = "package", value_name = "NAME")]
-    packages: Vec<String>,
     /// Print the prepared interpreters as shell variables, for scripts
     #[arg(long)]
     shell: bool,
@@ -31,7 +28,6 @@ pub struct Args {
 pub fn main(args: Args, context: Context) -> Done {
     let mut config = context.config.runtimes;
     config.python = args.python.or(config.python);
-    config.packages.extend(args.packages);
     let (progress, _) = Progress::new();
     let prepared = block_on(async {
         let signals = Signals::listen()?;

@@ -36,8 +36,13 @@ impl Native {
     /// What holds less than it could is said once, here.
     pub async fn start(self) -> Result<Arc<dyn Backend>, Failed> {
         let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
-        for missing in &isolation.missing {
-            tracing::warn!("isolation is lower than it could be: {missing}");
+        if !isolation.missing.is_empty() {
+            let names: Vec<&str> = isolation.missing.iter().filter_map(|missing| missing.split(':').next()).collect();
+            let level = format!("{:?}", isolation.level).to_lowercase();
+            tracing::warn!(
+                "isolation level `{level}`, without: {}; `sandpool doctor` says what to do",
+                names.join(", ")
+            );
         }
         Ok(Arc::new(native))
     }

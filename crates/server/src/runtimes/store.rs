@@ -209,3 +209,94 @@ fn walk(dir: &Path) -> std::io::Result<BTreeMap<PathBuf, fs::Metadata>> {
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new() -> Self {
+            Self(std::env::temp_dir().join(format!("sandpool-store-{}", uuid::Uuid::new_v4())))
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn marker() -> Marker {
+        Marker {
+            recipe: "r".into(),
+            version: "1".into(),
+            base: None,
+            base_prefix: None,
+            packages: BTreeMap::new(),
+            completed: 0,
+            digest: String::new(),
+        }
+    }
+
+    async fn built(place: &Place) -> (Lock, Runtime) {
+        let lock = Lock::take(&place.0, &Progress::new().0).await.unwrap();
+        let dir = lock.start("python-1").unwrap();
+        fs::create_dir(dir.join("bin")).unwrap();
+        fs::write(dir.join("bin/tool"), "content").unwrap();
+        fs::set_permissions(dir.join("bin/tool"), Permissions::from_mode(0o4777)).unwrap();
+        let runtime = lock.finish(dir, marker()).unwrap();
+        (lock, runtime)
+    }
+
+    #[tokio::test]
+    async fn what_has_no_marker_is_not_there_and_is_removed() {
+        let place = Place::new();
+        let (lock, _) = built(&place).await;
+        let half = lock.start("python-2").unwrap();
+        fs::write(half.join("file"), "x").unwrap();
+        let names = |found: Vec<Runtime>| found.into_iter().map(|one| one.dir).collect::<Vec<_>>();
+        assert_eq!(names(complete(&place.0, "python-")), [place.0.join("python-1")]);
+        lock.remove_rubbish().unwrap();
+        assert!(!half.exists());
+        assert_eq!(names(complete(&place.0, "python-")), [place.0.join("python-1")]);
+    }
+
+    /// F27 and S06 of the hostile list.
+    #[tokio::test]
+    async fn a_changed_an_added_and_a_removed_file_are_each_noticed_and_nothing_is_setuid() {
+        let place = Place::new();
+        let (_lock, runtime) = built(&place).await;
+        runtime.verify().unwrap();
+        let tool = runtime.dir.join("bin/tool");
+        assert_eq!(fs::metadata(&tool).unwrap().mode() & 0o7777, 0o555);
+
+        let added = runtime.dir.join("bin/more");
+        fs::write(&added, "").unwrap();
+        assert!(matches!(runtime.verify(), Err(SetupError::Modified { .. })));
+        fs::remove_file(added).unwrap();
+        runtime.verify().unwrap();
+
+        fs::set_permissions(&tool, Permissions::from_mode(0o755)).unwrap();
+        fs::write(&tool, "cOntent").unwrap();
+        fs::set_permissions(&tool, Permissions::from_mode(0o555)).unwrap();
+        let error = runtime.verify().unwrap_err().to_string();
+        assert!(error.contains("expected sha256:") && error.ends_with("run `sandpool setup --force`"), "{error}");
+        fs::remove_file(tool).unwrap();
+        assert!(matches!(runtime.verify(), Err(SetupError::Modified { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_second_one_waits_for_the_lock() {
+        let place = Place::new();
+        let (lock, _) = built(&place).await;
+        let (progress, status) = Progress::new();
+        let second = Lock::take(&place.0, &progress);
+        let waited = tokio::time::timeout(Duration::from_millis(50), second).await;
+        assert!(waited.is_err());
+        assert_eq!(*status.borrow(), "another sandpool is preparing the runtimes; waiting for it");
+        drop(lock);
+        Lock::take(&place.0, &progress).await.unwrap();
+    }
+}
