@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use testkit::client::ToolResult;
 
-use crate::support::{Server, pair, start};
+use crate::support::{pair, start};
 
 #[test]
 fn every_example_of_the_document_gives_what_the_document_says() {

