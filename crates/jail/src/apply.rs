@@ -59,6 +59,7 @@ pub enum Call {
     Stat,
     Symlink,
     Umount,
+    Unlink,
     Unshare,
     Write,
 }
@@ -375,6 +376,9 @@ impl Context {
                 volume::copy_sparse(template, image)?;
                 let device = volume::attach_loop(image)?;
                 self.report(&Report::Loop { number: device.number })?;
+                // The device keeps the file. Without a name it goes with the sandbox, whoever dies first, and freeing its blocks
+                // is the kernel's work and not the launcher's.
+                fs::remove_file(image).at(Call::Unlink, image)?;
                 // Nothing here outlives the sandbox, so nothing has to be safe from a power failure.
                 let options = [("source", Some(device.path.as_str())), ("barrier", Some("0")), ("noinit_itable", None)];
                 self.new_mount("ext4", at, &options, sys::NODEV)

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup;
 use crate::ids::private_dir;
-use crate::{cgroup, volume};
 
 /// A restarted server waits this long for the launcher of the one before, which may still be cleaning up.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -120,12 +120,6 @@ fn sweep(dir: &Path) {
     let until = Instant::now() + PATIENCE;
     while !sweep_cgroups(dir) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(2));
-    }
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let image = entry.path().join("volume.img");
-        if image.exists() {
-            volume::release_loops(&image);
-        }
     }
     let _ = fs::remove_dir_all(dir);
 }

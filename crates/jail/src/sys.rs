@@ -212,7 +212,6 @@ pub mod loop_device {
 
     const CTL_GET_FREE: libc::Ioctl = 0x4C82;
     const CONFIGURE: libc::Ioctl = 0x4C0A;
-    const CLR_FD: libc::Ioctl = 0x4C01;
     const AUTOCLEAR: u32 = 4;
 
     #[repr(C)]
@@ -255,10 +254,5 @@ pub mod loop_device {
         config.info.flags = AUTOCLEAR;
         // SAFETY: LOOP_CONFIGURE reads one `loop_config`, whose layout `Config` has.
         check(unsafe { libc::ioctl(device.as_raw_fd(), CONFIGURE, ptr::from_ref(&config)) }.into()).map(drop)
-    }
-
-    pub fn clear(device: &OwnedFd) -> Result<()> {
-        // SAFETY: the request takes no argument.
-        check(unsafe { libc::ioctl(device.as_raw_fd(), CLR_FD) }.into()).map(drop)
     }
 }

@@ -155,18 +155,6 @@ pub fn loop_backing(number: u32) -> Option<PathBuf> {
     Some(PathBuf::from(path.strip_suffix(" (deleted)").unwrap_or(path)))
 }
 
-/// Lets go of every loop device that holds `image`: what a dead server left.
-pub fn release_loops(image: &Path) {
-    for number in (0..).take_while(|n| Path::new(&format!("/sys/block/loop{n}")).exists()) {
-        if loop_backing(number).as_deref() == Some(image)
-            && let Ok(device) =
-                rustix::fs::open(format!("/dev/loop{number}"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        {
-            let _ = loop_device::clear(&device);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

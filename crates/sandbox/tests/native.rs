@@ -241,7 +241,7 @@ async fn a_sandbox_is_what_it_says_and_leaves_nothing() {
     assert_eq!(limits.get("pids.max").map(|s| &**s), Some("40"));
     assert!(limits.get("cpu.cfs_quota_us").or(limits.get("cpu.max")).is_some_and(|s| s.starts_with("150000")));
     let stats = sandbox.stats().await.unwrap();
-    assert!(stats.memory_bytes.unwrap() > 0 && stats.pids == Some(1), "{stats:?}");
+    assert!(stats.memory_bytes.unwrap() > 0 && (1..=LIMITS.pids).contains(&stats.pids.unwrap()), "{stats:?}");
 
     sandbox.destroy().await.unwrap();
     sandbox.destroy().await.unwrap();
@@ -388,7 +388,7 @@ fn whoever_dies_the_sandboxes_go_too() {
             fs::read_dir(place.0.join("state/instances")).unwrap().next().is_none()
         });
         wait_for("the end of all cgroups", || cgroups() == before);
-        assert_eq!(loops_in(&place.0), 0);
+        wait_for("the end of all loop devices", || loops_in(&place.0) == 0);
     }
 }
 
