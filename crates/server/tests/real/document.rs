@@ -262,3 +262,22 @@ fn stop_waits_for_running_code_and_cancel_reaches_it() {
     assert!(begun.elapsed() < Duration::from_secs(20), "the next call waited for the cancelled one");
     assert!(s.client.finish().success());
 }
+
+#[test]
+fn the_examples_also_run_without_a_context_when_the_operator_says_so() {
+    let mut s = start("default", "[agentrun]\ndefault_context = true\n");
+    let mut run = |code: &str| s.client.call("run_code", json!({"code": code}));
+    assert_eq!(run("result = 2 + 2\nprint(f'2 + 2 = {result}')").field("stdout"), "2 + 2 = 4\n");
+    let describe = run("import pandas as pd\ndf = pd.DataFrame({'age': [25, 30, 35]})\nprint(df.describe())");
+    assert!(describe.field("stdout").contains("mean   30.0"), "{}", describe.json());
+    let error = run("x = 1 / 0");
+    assert_eq!(
+        error.field("stderr"),
+        "Traceback (most recent call last):\n  File \"<stdin>\", line 1, in <module>\nZeroDivisionError: division by zero\n"
+    );
+    run("counter = 0\nfor i in range(5):\n    counter += i\nprint(f'Counter: {counter}')");
+    assert_eq!(run("counter += 10\nprint(f'Counter now: {counter}')").field("stdout"), "Counter now: 20\n");
+    let list = s.client.call("list_contexts", json!({})).json();
+    assert_eq!((&list["total"], &list["contexts"][0]["name"]), (&json!(1), &json!("default")));
+    assert!(s.client.finish().success());
+}

@@ -7,7 +7,7 @@
 use serde_json::json;
 use testkit::client::ToolResult;
 
-use crate::support::{Leftovers, Server, start};
+use crate::support::{Leftovers, Server, StateDir, start};
 
 /// What a cell must end in.
 enum Want {
@@ -306,10 +306,6 @@ fn contexts_created_used_and_stopped_leave_nothing_behind() {
         assert_eq!(s.print(&context, "print(1)"), "1\n");
         s.client.call("stop_context", json!({"context_id": context}));
     }
-    finish_clean(s, &before);
-}
-
-fn finish_clean(s: Server, before: &Leftovers) {
     assert!(s.client.finish().success());
     drop(s.state);
     before.assert_same();
@@ -321,10 +317,30 @@ fn a_killed_server_leaves_nothing_behind() {
     let mut s = start("killed", "");
     let context = s.create(json!({"name": "c"}));
     s.print(&context, "import subprocess; p = subprocess.Popen(['sleep', '1000'])");
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(s.client.pid() as i32).unwrap(),
-        rustix::process::Signal::KILL,
-    )
-    .unwrap();
+    s.kill();
+    before.assert_same();
+}
+
+#[test]
+fn two_servers_side_by_side_do_not_disturb_each_other() {
+    let before = Leftovers::count();
+    let state = StateDir::new("shared");
+    let mut first = Server::in_state(&state, "");
+    let mut second = Server::in_state(&state, "");
+    let a = first.create(json!({"name": "same-name"}));
+    let b = second.create(json!({"name": "same-name"}));
+    first.print(&a, "x = 'first'; open('f', 'w').write(x)");
+    assert!(second.run(&b, "x").field("stderr").contains("NameError"));
+    assert!(second.run(&b, "open('f')").field("stderr").contains("FileNotFoundError"));
+    assert_eq!(second.error("run_code", json!({"code": "1", "context_id": a})).0, "CONTEXT_NOT_FOUND");
+    // One ends, even by force; the other goes on, also when a third starts and sweeps what was left.
+    second.kill();
+    let mut third = Server::in_state(&state, "");
+    let c = third.create(json!({"name": "same-name"}));
+    assert_eq!(third.print(&c, "1"), "1\n");
+    assert_eq!(first.print(&a, "x"), "'first'\n");
+    assert!(first.client.finish().success() && third.client.finish().success());
+    drop(second);
+    drop(state);
     before.assert_same();
 }

@@ -8,7 +8,8 @@ use testkit::client::{Client, ToolResult};
 
 pub struct Server {
     pub client: Client,
-    pub state: StateDir,
+    /// Removed with the server, unless several share it.
+    pub state: Option<StateDir>,
 }
 
 pub struct StateDir(pub PathBuf);
@@ -43,10 +44,21 @@ pub fn stdio(state: &Path, settings: &str) -> Command {
 
 pub fn start(name: &str, settings: &str) -> Server {
     let state = StateDir::new(name);
-    Server { client: Client::start(stdio(&state.0, settings)), state }
+    Server { client: Client::start(stdio(&state.0, settings)), state: Some(state) }
 }
 
 impl Server {
+    /// One of several servers over the same state directory.
+    pub fn in_state(state: &StateDir, settings: &str) -> Self {
+        Self { client: Client::start(stdio(&state.0, settings)), state: None }
+    }
+
+    /// Ends the server without giving it a chance to clean up.
+    pub fn kill(&self) {
+        let pid = rustix::process::Pid::from_raw(self.client.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    }
+
     pub fn create(&mut self, arguments: Value) -> String {
         self.client.call("create_context", arguments).field("context_id")
     }
