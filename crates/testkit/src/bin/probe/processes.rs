@@ -194,7 +194,7 @@ fn core_dump(_: &Args) -> Found {
     }
     let pid = fork();
     if pid == 0 {
-        let _ = kill(std::process::id() as i32, libc::SIGSEGV);
+        let _ = kill(std::process::id() as i32, libc::SIGQUIT);
         exit(0);
     }
     let status = crate::sys::wait(pid);
