@@ -304,12 +304,18 @@ impl Server {
         let mut info = [0u8; 128 * 4];
         let mut flow = Flow::On;
         while let Ok(read) = rustix::io::read(signals, &mut info) {
-            let numbers = info[..read].chunks_exact(128).filter_map(|one| one.first_chunk::<4>());
-            if numbers.map(|n| u32::from_ne_bytes(*n)).any(|n| n == rustix::process::Signal::TERM.as_raw() as u32) {
+            if info[..read].chunks_exact(128).any(|one| self.ends_us(one)) {
                 flow = Flow::End;
             }
         }
         flow
+    }
+
+    /// A SIGTERM (`signalfd_siginfo`: signal at 0, sender's pid at 12) that may end us. Code in the sandbox has our uid and must
+    /// not end its PID 1; a sender outside the pid namespace has no pid in it.
+    fn ends_us(&self, info: &[u8]) -> bool {
+        let word = |at: usize| info.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+        word(0) == Some(rustix::process::Signal::TERM.as_raw() as u32) && (!self.is_init || word(12) == Some(0))
     }
 
     // ---- the host
