@@ -53,19 +53,17 @@ async fn a_kill_is_out_of_memory_only_if_the_sandbox_counted_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guest_silent_past_the_deadline_costs_its_sandbox_and_is_a_time_out() {
+async fn a_guest_silent_past_the_deadline_costs_its_sandbox_and_says_so() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
     let id = create(&engine, "a").await;
     let begun = Instant::now();
     let silent = run(&engine, &id, "deaf").await;
-    assert_eq!(silent.end, RunOutcome::TimedOut { after: Duration::from_secs(30), state_kept: false });
+    assert!(lost(&silent).contains("timed out after 30s"), "files are lost too: {silent:?}");
     assert_eq!(begun.elapsed().as_secs(), 34, "deadline, grace, and two seconds for the guest");
     let next = run(&engine, &id, "print on").await;
     assert_eq!(text(&next.stdout), "on\n");
-    let late = next.late.unwrap();
-    assert!(late.contains("variables and files are gone"), "{late}");
-    assert_eq!(run(&engine, &id, "print on").await.late, None);
+    assert_eq!((next.notice, next.late), (None, None), "it was told already");
 }
 
 #[tokio::test(start_paused = true)]
@@ -92,7 +90,7 @@ async fn cancelling_a_deaf_cell_ends_within_the_grace_time() {
     begun(&backend, "deaf").await;
     let cancelled = Instant::now();
     caller.cancel.cancel();
-    assert_eq!(ran(running.await.unwrap()).end, RunOutcome::Cancelled { state_kept: false });
+    assert!(lost(&ran(running.await.unwrap())).contains("cancelled"));
     assert_eq!(cancelled.elapsed().as_secs(), 4);
 }
 
@@ -174,6 +172,25 @@ async fn runs_on_one_context_go_in_order_of_arrival() {
     for run in running {
         assert_eq!(ran(run.await.unwrap()).end, RunOutcome::Ok);
     }
+    let cells: Vec<String> = backend.runs().into_iter().filter(|code| code != "pass").collect();
+    assert_eq!(cells, codes);
+}
+
+/// A client may send the next call before it has the answer to the last: on many threads, too, they run in that order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn runs_that_are_asked_for_at_once_go_in_the_order_they_were_asked_for() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let codes: Vec<String> = (0..60).map(|n| format!("print {n}")).collect();
+    let caller = call();
+    let mut running: Vec<_> =
+        codes.iter().map(|code| Box::pin(engine.execute(&caller, run_op(&id, code)))).collect();
+    std::future::poll_fn(|context| {
+        running.retain_mut(|run| run.as_mut().poll(context).is_pending());
+        if running.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
     let cells: Vec<String> = backend.runs().into_iter().filter(|code| code != "pass").collect();
     assert_eq!(cells, codes);
 }
@@ -337,7 +354,7 @@ async fn an_interpreter_that_ends_between_runs_is_replaced_and_the_next_run_says
     let next = run(&engine, &id, "get x").await;
     assert_eq!(next.end, RunOutcome::Error);
     assert_eq!(
-        next.late.as_deref(),
+        next.notice.as_deref(),
         Some("[the interpreter ended between two calls (exit status 7): variables are lost, files are kept]")
     );
 }
@@ -351,7 +368,29 @@ async fn an_interpreter_that_cannot_be_started_again_costs_the_sandbox_not_the_c
     backend.fail_next_kernels(1);
     let next = run(&engine, &id, "print on").await;
     assert_eq!((text(&next.stdout), next.end), ("on\n", RunOutcome::Ok));
-    assert!(next.late.unwrap().contains("files are gone"));
+    assert!(next.notice.unwrap().contains("files are gone"));
+}
+
+/// Of two losses the greater is told.
+#[tokio::test(start_paused = true)]
+async fn an_interpreter_that_ended_and_cannot_be_started_again_has_taken_the_files_along() {
+    let backend = FakeBackend::scripted(|call, request, wire| {
+        let proto::ToGuest::Run { code, kernel, .. } = request else { return None };
+        let (wire, kernel) = (wire.clone(), *kernel);
+        (code == "quit later").then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+            Box::pin(async move {
+                wire.end(call, proto::RunStatus::Ok).await;
+                wire.send(0, &FromGuest::KernelExited { kernel, how: Ended::Exited { code: 7 } }).await;
+            })
+        })
+    });
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    run(&engine, &id, "quit later").await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    backend.fail_next_kernels(1);
+    let notice = run(&engine, &id, "print on").await.notice.unwrap();
+    assert!(notice.contains("files are gone") && !notice.contains("files are kept"), "{notice}");
 }
 
 #[tokio::test(start_paused = true)]

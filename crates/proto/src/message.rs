@@ -70,21 +70,49 @@ pub enum ToGuest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum FromGuest {
-    Hello { version: u32 },
-    KernelReady { version: String },
-    Event { event: KernelEvent },
+    Hello {
+        version: u32,
+    },
+    KernelReady {
+        version: String,
+    },
+    Event {
+        event: KernelEvent,
+    },
     /// What background processes printed since the last cell; sent at the start of a run, before its own output.
-    LateOutput { stdout: String, stderr: String, dropped: u64 },
+    LateOutput {
+        stdout: String,
+        stderr: String,
+        dropped: u64,
+    },
     /// At this point of the stream `bytes` were left out.
-    Gap { stream: Stream, bytes: u64 },
-    RunEnd { end: RunEnd },
+    Gap {
+        stream: Stream,
+        bytes: u64,
+    },
+    RunEnd {
+        end: RunEnd,
+    },
     /// A kernel ended while no cell ran in it (call 0).
-    KernelExited { kernel: KernelId, how: Ended },
-    Written { size: u64 },
-    FileStart { size: u64 },
-    Files { entries: Vec<FileEntry>, total: u64 },
+    KernelExited {
+        kernel: KernelId,
+        how: Ended,
+    },
+    Written {
+        size: u64,
+    },
+    FileStart {
+        size: u64,
+    },
+    Files {
+        entries: Vec<FileEntry>,
+        total: u64,
+    },
     Done,
-    Failed { failure: Failure, message: String },
+    Failed {
+        failure: Failure,
+        message: String,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,12 +127,26 @@ pub enum Stream {
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum KernelEvent {
     /// The value of the last expression, as a mime bundle.
-    Result { data: MimeBundle },
-    Display { data: MimeBundle, id: Option<String>, update: bool },
-    Clear { wait: bool },
-    Error { name: String, value: String, text: String },
+    Result {
+        data: MimeBundle,
+    },
+    Display {
+        data: MimeBundle,
+        id: Option<String>,
+        update: bool,
+    },
+    Clear {
+        wait: bool,
+    },
+    Error {
+        name: String,
+        value: String,
+        text: String,
+    },
     /// An error outside a cell (timer, unhandled rejection).
-    Late { text: String },
+    Late {
+        text: String,
+    },
 }
 
 pub type MimeBundle = BTreeMap<String, serde_json::Value>;
@@ -125,15 +167,23 @@ pub enum RunStatus {
     /// The code raised; an `Error` event went before (not for commands).
     Error,
     /// `exit()` in a cell (the kernel lives on).
-    Exit { code: i32 },
+    Exit {
+        code: i32,
+    },
     /// The deadline passed; the kernel lives on if the interrupt was heeded.
-    TimedOut { state_kept: bool },
+    TimedOut {
+        state_kept: bool,
+    },
     /// The host asked for an interrupt.
-    Cancelled { state_kept: bool },
+    Cancelled {
+        state_kept: bool,
+    },
     /// The code interrupted itself, or an interrupt came from elsewhere.
     Interrupted,
     /// The process running the cell is gone: state lost. For a command: how it ended.
-    Ended { how: Ended },
+    Ended {
+        how: Ended,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
