@@ -1,7 +1,10 @@
 //! The engine itself: readiness, dispatch, upkeep, the end.
 
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use sandbox::Backend;
@@ -152,10 +155,17 @@ impl Engine {
         let cancel = call.cancel.child_token();
         let dropped = cancel.clone().drop_guard();
         let call = Call { cancel, ..call.clone() };
-        let working = inner.calls.spawn(ops::run(inner.clone(), call, op));
-        let result = working.await;
+        let mut work = Box::pin(ops::run(inner.clone(), call, op));
+        // Begun here and now: calls made one after the other take their turns in this order, whichever thread goes on with them.
+        let begun = poll_fn(|context| {
+            Poll::Ready(catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))).unwrap_or(Poll::Ready(given_up())))
+        });
+        let result = match begun.await {
+            Poll::Ready(result) => result,
+            Poll::Pending => inner.calls.spawn(work).await.unwrap_or_else(|_| given_up()),
+        };
         dropped.disarm();
-        result.unwrap_or_else(|_| Err(EngineError::Sandbox("internal error; the call was given up".into())))
+        result
     }
 
     /// Refuses new calls, lets running ones end within `grace`, destroys everything. A second call cuts the grace short.
@@ -171,6 +181,11 @@ impl Engine {
         }
         let _ = closed.wait_for(|closed| *closed).await;
     }
+}
+
+/// What a panic becomes.
+pub(crate) fn given_up<T>() -> Result<T, EngineError> {
+    Err(EngineError::Sandbox("internal error; the call was given up".into()))
 }
 
 async fn close(inner: Arc<Inner>, grace: Duration) {

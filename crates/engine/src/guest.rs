@@ -101,6 +101,10 @@ impl GuestClient {
             id
         };
         let pending = PendingCall { id, answers, client: self.clone() };
+        // Entered after `close` emptied the table, it would wait for ever.
+        if self.shared.closed.is_cancelled() {
+            return Err(self.why_lost());
+        }
         self.send(id, request).await?;
         Ok(pending)
     }
@@ -407,6 +411,20 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A call made at the moment of the end: its request may still find room, its answer never comes.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_on_a_closed_connection_ends_at_once() {
+        for _ in 0..64 {
+            let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+            let mut hello = Vec::new();
+            proto::encode_message(&mut hello, 0, &FromGuest::Hello { version: proto::VERSION }).unwrap();
+            theirs.write_all(&hello).await.unwrap();
+            let client = GuestClient::open(Box::new(ours)).await.unwrap();
+            client.close("the end");
+            assert_eq!(client.ask(&ToGuest::Ping, HELLO_WAIT).await, Err(Lost("the end".into())));
+        }
+    }
 
     #[test]
     fn structure_inside_strings_is_not_counted() {

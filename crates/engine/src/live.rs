@@ -14,6 +14,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::guest::{GuestClient, Lost, lock};
 
+const STATS_WAIT: Duration = Duration::from_secs(2);
+
 #[derive(Clone)]
 pub(crate) struct Live {
     shared: Arc<Shared>,
@@ -214,8 +216,10 @@ impl Place {
         self.held.sandbox.isolation()
     }
 
+    /// Not worth waiting for: a caller, or the next run, would wait along.
     pub(crate) async fn oom_kills(&self) -> Option<u64> {
-        self.held.sandbox.stats().await.ok().map(|stats| stats.oom_kills)
+        let stats = tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?;
+        stats.ok().map(|stats| stats.oom_kills)
     }
 
     /// Ends whatever runs in it, with `why` as the reason callers see, and returns when nothing of it is left.
@@ -229,9 +233,11 @@ impl Place {
         self.guest.take_exited(kernel);
         match self.guest.ask(&ToGuest::StartKernel { kernel, spec }, wait).await? {
             FromGuest::KernelReady { version } => Ok(version),
-            FromGuest::Failed { message, .. } => {
-                Err(Failure::new(format!("the interpreter did not start: {}", one_line(&message))))
-            }
+            // It names the interpreter, which lies at the same path on the host.
+            FromGuest::Failed { message, .. } => Err(Failure {
+                public: "the interpreter did not start; the server's log says why".into(),
+                log: format!("the interpreter did not start: {}", one_line(&message)),
+            }),
             _ => Err(self.guest.close("the guest answered something else").into()),
         }
     }

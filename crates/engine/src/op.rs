@@ -145,6 +145,8 @@ pub struct Ran {
     pub error: Option<CellError>,
     /// What processes left behind by earlier cells printed meanwhile.
     pub late: Option<String>,
+    /// What was lost since the last run: variables, or files too.
+    pub notice: Option<String>,
     pub end: RunOutcome,
     /// Of the cell itself, as the guest measured it.
     pub duration: Duration,
@@ -217,6 +219,8 @@ pub enum EngineError {
     ContextLimit(usize),
     #[error("all sessions were busy for {0:?}; retry later")]
     Busy(Duration),
+    #[error("{0} runs wait already; retry later")]
+    QueueFull(usize),
     #[error("not ready: {0}")]
     NotReady(String),
     #[error("cannot create a context: {0}")]

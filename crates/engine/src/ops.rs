@@ -6,7 +6,7 @@ use std::time::Duration;
 use proto::{FromGuest, Language};
 
 use crate::context::{Context, Holdings, Home};
-use crate::engine::Inner;
+use crate::engine::{Inner, given_up};
 use crate::live::{Failure, Place};
 use crate::op::{Call, EngineError, Op, Outcome};
 use crate::pool::FIRST_KERNEL;
@@ -105,17 +105,16 @@ impl World {
         if let Some(place) = home.place.clone().filter(|place| !place.guest.is_lost()) {
             return Ok(place);
         }
-        let why = home.place.as_ref().map(|place| place.guest.why_lost().0);
-        let notice = home
-            .notice
-            .take()
-            .or_else(|| why.map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]")));
-        let settled = self.settle(context.language).await;
-        *home = settled.map_err(|error| match error {
+        let mut settled = self.settle(context.language).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
         })?;
-        home.notice = notice;
+        // A sandbox that is lost since the last run takes the files along, whatever else there was to tell.
+        let lost = home.place.as_ref().map(|place| place.guest.why_lost().0);
+        settled.notice = lost
+            .map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
+            .or_else(|| home.notice.take());
+        *home = settled;
         let place = home.place.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
         context.moved(&place);
         Ok(place)
@@ -136,7 +135,7 @@ async fn unless_cancelled<T: Send + 'static>(
 ) -> Result<T, EngineError> {
     let working = inner.tasks.spawn(work);
     tokio::select! {
-        result = working => result.unwrap_or_else(|_| Err(EngineError::Sandbox("internal error; the call was given up".into()))),
+        result = working => result.unwrap_or_else(|_| given_up()),
         () = call.cancel.cancelled() => Err(EngineError::Cancelled),
     }
 }

@@ -34,8 +34,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    fn is_dead(&self) -> bool {
-        self.place.guest.is_lost() || self.place.guest.has_exited(FIRST_KERNEL)
+    fn is_fit(&self) -> bool {
+        self.healthy && !self.place.guest.is_lost() && !self.place.guest.has_exited(FIRST_KERNEL)
     }
 }
 
@@ -164,7 +164,7 @@ impl Pool {
     /// The oldest session that is fit; the pool refills behind it.
     pub(crate) fn take(&self) -> Option<Session> {
         let mut sessions = lock(&self.shared.sessions);
-        let at = sessions.iter().position(|s| !s.checking && !s.is_dead())?;
+        let at = sessions.iter().position(|s| !s.checking && s.is_fit())?;
         let session = sessions.remove(at);
         drop(sessions);
         self.shared.changed.notify_one();
@@ -177,8 +177,8 @@ impl Pool {
 
     pub(crate) fn count(&self) -> Count {
         let sessions = lock(&self.shared.sessions);
-        let available = sessions.iter().filter(|s| !s.is_dead()).count();
-        let healthy = !sessions.is_empty() && sessions.iter().all(|s| s.healthy && !s.is_dead());
+        let available = sessions.iter().filter(|s| s.is_fit()).count();
+        let healthy = !sessions.is_empty() && available == sessions.len();
         Count { sessions: sessions.len(), available, healthy }
     }
 
@@ -234,8 +234,8 @@ impl Pool {
         let mut next_check = Instant::now() + shared.maker.config.health_interval;
         let mut pause = Duration::ZERO;
         loop {
-            self.sweep().await;
-            pause = if self.refill().await { Duration::ZERO } else { next_pause(pause) };
+            let complete = self.sweep().await && self.refill().await;
+            pause = if complete { Duration::ZERO } else { next_pause(pause) };
             let wake = if pause.is_zero() { self.next_expiry().min(next_check) } else { Instant::now() + pause };
             tokio::select! {
                 () = shared.closing.cancelled() => return,
@@ -260,37 +260,48 @@ impl Pool {
         oldest + self.lifetime()
     }
 
-    /// Removes what is dead or unfit at once, and replaces what is old one by one, the new before the old is gone.
-    async fn sweep(&self) {
+    /// Removes what is dead or unfit at once, and replaces what is old one by one, the new before the old is gone. False when
+    /// a session could not be made.
+    async fn sweep(&self) -> bool {
         self.remove_unfit();
         let lifetime = self.lifetime();
         for _ in 0..self.shared.size {
             if !lock(&self.shared.sessions).iter().any(|s| s.born.elapsed() >= lifetime) {
-                return;
+                return true;
             }
-            let Ok(young) = self.build().await else { return };
-            self.add(young);
+            if !self.build_one().await {
+                return false;
+            }
             if let Some(old) = self.remove_one(|s| !s.checking && s.born.elapsed() >= lifetime) {
                 tracing::info!(session = old.id, "a session is replaced before it expires");
                 self.discard(old);
             }
         }
+        true
     }
 
     /// False when a session could not be made.
     async fn refill(&self) -> bool {
         while lock(&self.shared.sessions).len() < self.shared.size {
-            if self.shared.closing.is_cancelled() {
-                return true;
+            if !self.build_one().await {
+                return false;
             }
-            match self.build().await {
-                Ok(session) => self.add(session),
+        }
+        true
+    }
+
+    async fn build_one(&self) -> bool {
+        if self.shared.closing.is_cancelled() {
+            return false;
+        }
+        match self.build().await {
+            Ok(session) => self.add(session),
+            Err(failure) => {
                 // What a shutdown cuts off has not failed.
-                Err(_) if self.shared.closing.is_cancelled() => return true,
-                Err(failure) => {
+                if !self.shared.closing.is_cancelled() {
                     tracing::warn!(why = failure.log, "a session could not be made; trying again");
-                    return false;
                 }
+                return false;
             }
         }
         true
@@ -298,7 +309,7 @@ impl Pool {
 
     fn remove_unfit(&self) {
         let unfit: Vec<Session> =
-            lock(&self.shared.sessions).extract_if(.., |s| !s.checking && (s.is_dead() || !s.healthy)).collect();
+            lock(&self.shared.sessions).extract_if(.., |s| !s.checking && !s.is_fit()).collect();
         for session in unfit {
             tracing::info!(session = session.id, "a session is gone; making another");
             self.discard(session);

@@ -224,3 +224,37 @@ async fn two_hundred_contexts_leave_nothing_behind() {
     engine.shutdown(Duration::ZERO).await;
     assert_eq!(backend.living(), 0);
 }
+
+/// A back end that fails fast must not be asked as fast.
+#[tokio::test(start_paused = true)]
+async fn a_session_that_cannot_be_replaced_is_tried_again_with_pauses() {
+    let backend = FakeBackend::new();
+    let config = EngineConfig { session_ttl: Duration::from_secs(100), ..EngineConfig::default() };
+    let engine = engine_with(&backend, config).await;
+    backend.fail_next_creates(1000);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(backend.created(), 3, "a thousand failures in half a minute");
+    assert_eq!(health(&engine).await.session_pool_available, 3, "the old ones still serve");
+}
+
+/// HOSTILE A43: interpreters lie at the same path inside and outside.
+#[tokio::test(start_paused = true)]
+async fn an_interpreter_that_does_not_start_is_not_named_to_the_caller() {
+    let backend = FakeBackend::scripted(|call, request, wire| {
+        let wire = wire.clone();
+        let proto::ToGuest::StartKernel { spec, .. } = request else { return None };
+        (spec.language == proto::Language::Javascript).then(
+            || -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+                Box::pin(async move {
+                    let message = "cannot start `/srv/runtimes/node`: not there".into();
+                    wire.send(call, &proto::FromGuest::Failed { failure: proto::Failure::Kernel, message }).await;
+                })
+            },
+        )
+    });
+    let engine = engine(&backend).await;
+    let language = proto::Language::Javascript;
+    let op = engine::Op::CreateContext { name: "a".into(), language, description: String::new() };
+    let error = engine.execute(&call(), op).await.unwrap_err().to_string();
+    assert!(error.contains("the interpreter did not start") && !error.contains("/srv"), "{error}");
+}

@@ -268,7 +268,7 @@ async fn the_queue_is_bounded_per_tenant() {
     for run in queued {
         match run.await.unwrap() {
             Ok(Outcome::Ran(_)) => ok += 1,
-            Err(EngineError::Busy(_)) => busy += 1,
+            Err(EngineError::QueueFull(100)) => busy += 1,
             other => panic!("{other:?}"),
         }
     }

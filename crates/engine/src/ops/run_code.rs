@@ -59,7 +59,7 @@ impl World {
         {
             return Ok((home, permit));
         }
-        let _queued = self.holdings.enqueue(config.queue_length).ok_or(EngineError::Busy(Duration::ZERO))?;
+        let _queued = self.holdings.enqueue(config.queue_length).ok_or(EngineError::QueueFull(config.queue_length))?;
         let turn = context.turn.clone().lock_owned();
         let home = self.wait(call, context, "an earlier run in this context is not finished", turn).await?;
         let permit = tokio::time::timeout(config.queue_wait, self.holdings.permits.clone().acquire_owned());
@@ -190,10 +190,6 @@ enum Ending {
     Unsendable(String),
     Refused(String),
     Failed(String),
-    /// The guest kept silent beyond all deadlines.
-    Silent {
-        cancelled: bool,
-    },
     Lost(Lost),
 }
 
@@ -218,16 +214,6 @@ impl Cell<'_> {
                 let _ = self.place.destroy(&why).await;
                 home.place = None;
                 RunOutcome::SandboxLost { why }
-            }
-            Ending::Silent { cancelled } => {
-                let _ = self.place.destroy("its guest did not end a run in time").await;
-                home.kernel_ended();
-                let after = self.timeout;
-                if cancelled {
-                    RunOutcome::Cancelled { state_kept: false }
-                } else {
-                    RunOutcome::TimedOut { after, state_kept: false }
-                }
             }
             Ending::Lost(lost) => {
                 let _ = self.place.destroy(&lost.0).await;
@@ -254,13 +240,13 @@ impl Cell<'_> {
                 // Characters that are written as six on the way.
                 Err(too_long) => return Ending::Unsendable(too_long.0),
             },
-            () = tokio::time::sleep_until(until) => return Ending::Silent { cancelled: false },
+            () = tokio::time::sleep_until(until) => return self.silent(false),
         };
         let mut cancelled = false;
         loop {
             tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(until) => return Ending::Silent { cancelled },
+                () = tokio::time::sleep_until(until) => return self.silent(cancelled),
                 () = self.call.cancel.cancelled(), if !cancelled => {
                     cancelled = true;
                     until = until.min(Instant::now() + config.grace + BACKSTOP);
@@ -279,6 +265,12 @@ impl Cell<'_> {
                 },
             }
         }
+    }
+
+    /// The guest kept silent beyond all deadlines: with it go the files.
+    fn silent(&self, cancelled: bool) -> Ending {
+        let what = if cancelled { "was cancelled".into() } else { format!("timed out after {:?}", self.timeout) };
+        Ending::Lost(self.place.guest.close(&format!("the code {what} and its guest did not end it")))
     }
 
     /// What a reported end means for the context.
@@ -383,17 +375,14 @@ impl<'a> Fold<'a> {
     fn finish(mut self, end: RunOutcome, duration: Duration, notice: Option<String>) -> Ran {
         self.follow.flush();
         let shown = self.rich.finish();
-        let late = match (notice, shown.late) {
-            (Some(notice), Some(late)) => Some(format!("{notice}\n{late}")),
-            (notice, late) => notice.or(late),
-        };
         Ran {
             stdout: self.stdout.finish(),
             stderr: self.stderr.finish(),
             value: shown.value,
             displays: shown.displays,
             error: shown.error,
-            late,
+            late: shown.late,
+            notice,
             end,
             duration,
         }
@@ -455,6 +444,7 @@ fn too_long(length: usize, limit: usize) -> Ran {
         displays: Vec::new(),
         error: Some(CellError { name: "CodeTooLong".into(), text: value.clone(), value }),
         late: None,
+        notice: None,
         end: RunOutcome::Error,
         duration: Duration::ZERO,
     }
