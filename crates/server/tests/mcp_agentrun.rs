@@ -265,7 +265,10 @@ async fn every_end_of_a_run_says_what_happened_and_what_to_do() {
         "crashed",
         "lost",
         "late",
+        "notice",
+        "markup",
         "busy",
+        "queue full",
         "not ready",
         "back end",
     ] {
@@ -273,6 +276,28 @@ async fn every_end_of_a_run_says_what_happened_and_what_to_do() {
             &format!("{code}\n{}\n", tools.text("run_code", json!({ "code": code, "context_id": "a" })).await);
     }
     insta::assert_snapshot!(transcript);
+}
+
+/// However much is displayed, the answer stays far below what clients read.
+#[tokio::test]
+async fn texts_that_are_displayed_have_one_budget_together() {
+    let tools = Tools::new();
+    tools.text("create_context", json!({ "name": "a" })).await;
+    let answer = tools.answer("run_code", json!({ "code": "displays", "context_id": "a" })).await;
+    let stdout = answer.structured["stdout"].as_str().unwrap();
+    assert!(stdout.chars().count() < 20_100 && stdout.ends_with("the end\n"), "{}", stdout.chars().count());
+}
+
+#[tokio::test]
+async fn a_listing_is_cut_to_what_one_answer_holds() {
+    let tools = Tools::new();
+    tools.text("create_context", json!({ "name": "a" })).await;
+    let path = format!("many/{}", "x".repeat(4000));
+    let answer = tools.answer("list_files", json!({ "path": path, "context_id": "a" })).await;
+    let listed = answer.structured["files"].as_array().unwrap().len();
+    let Block::Text(text) = &answer.blocks[0] else { panic!() };
+    assert!((500..1000).contains(&listed) && text.len() < 4 << 20, "{listed} in {}", text.len());
+    assert_eq!(answer.structured["total"], 123_456);
 }
 
 #[tokio::test]

@@ -567,6 +567,21 @@ async fn answers_never_cross() {
     client.end().await;
 }
 
+/// A client need not wait for an answer before its next call: they begin in the order of their lines.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn calls_begin_in_the_order_of_their_lines() {
+    let mut client = Client::new();
+    client.context("a").await;
+    let codes: Vec<String> = (0..200).map(|n| format!("cell {n}")).collect();
+    let lines: String = codes.iter().enumerate().map(|(id, code)| run(id, code)).collect();
+    client.write(lines.as_bytes()).await;
+    for _ in &codes {
+        client.answer().await;
+    }
+    assert_eq!(*client.engine.ran.lock().unwrap(), codes);
+    client.end().await;
+}
+
 #[tokio::test]
 async fn a_flood_of_notifications_and_pings_is_survived() {
     let mut client = Client::new();

@@ -60,8 +60,24 @@ fn assert_nothing_wrong(output: &Output) {
     let wrong: Vec<&str> = said.lines().filter(|l| !l.starts_with("ok ")).collect();
     assert!(output.status.success(), "{}\n{errors}", wrong.join("\n"));
     assert!(said.lines().filter(|l| l.starts_with("ok ")).count() > 130, "{said}");
-    // Seen with `--nocapture`, and kept by `make hostile`.
+    keep(&said);
+}
+
+/// `make hostile` makes its report of this; otherwise it is seen with `--nocapture`.
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+fn keep(said: &str) {
     eprintln!("{said}");
+    let mode = said.split_whitespace().nth(1).unwrap_or_default().trim_end_matches(',').to_lowercase();
+    if let Some(dir) = std::env::var_os("SANDPOOL_HOSTILE_REPORT") {
+        fs::write(Path::new(&dir).join(format!("probe-{mode}.txt")), said).unwrap();
+    }
+}
+
+/// A machine for CI has everything; elsewhere what is missing is said.
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{why}");
+    eprintln!("SKIP: {why}");
 }
 
 /// In a mount namespace with our own account files, so that the machine's are not touched; then as that user.
@@ -88,7 +104,7 @@ fn as_user(bench: &Bench, uid: u32, subordinate: bool, words: &[String]) -> Outp
 #[test]
 fn nothing_of_the_kernel_rows_works_in_a_sandbox_made_by_root() {
     if !is_root() {
-        eprintln!("SKIP: needs root");
+        skip("needs root");
         return;
     }
     let bench = Bench::new("root", 0);
@@ -100,7 +116,7 @@ fn nothing_of_the_kernel_rows_works_in_a_sandbox_made_by_root() {
 fn nor_in_one_made_by_a_user_with_subordinate_ids() {
     let able = ["/usr/bin/newuidmap", "/etc/subuid", "/etc/subgid"].iter().all(|p| Path::new(p).exists());
     if !is_root() || !able {
-        eprintln!("SKIP: needs root to become an ordinary user, newuidmap, and /etc/subuid to be laid over");
+        skip("needs root to become an ordinary user, newuidmap, and /etc/subuid to be laid over");
         return;
     }
     let bench = Bench::new("sub", 61_234);
@@ -110,7 +126,7 @@ fn nor_in_one_made_by_a_user_with_subordinate_ids() {
 #[test]
 fn nor_in_one_made_by_a_user_alone() {
     if !is_root() {
-        eprintln!("SKIP: needs root to become an ordinary user");
+        skip("needs root to become an ordinary user");
         return;
     }
     let bench = Bench::new("single", 61_235);

@@ -23,6 +23,8 @@ pub struct FakeEngine {
     made: AtomicUsize,
     pub running: AtomicUsize,
     pub cancelled: AtomicUsize,
+    /// Every code in the order in which it came.
+    pub ran: Mutex<Vec<String>>,
 }
 
 struct Context {
@@ -49,6 +51,10 @@ impl Execute for FakeEngine {
                     Some(content) => Ok(Outcome::File { path, content: content.clone() }),
                     None => Err(EngineError::FileNotFound(path)),
                 }),
+                Op::ListFiles { path, .. } if path.starts_with("many") => {
+                    let entries = (0..10_000).map(|n| entry(&format!("{n:05}"), 1)).collect();
+                    Ok(Outcome::Files { entries, total: 123_456 })
+                }
                 Op::ListFiles { context, .. } => self.with(&context, |c| {
                     let entries: Vec<FileEntry> =
                         c.files.iter().map(|(path, content)| entry(path, content.len())).collect();
@@ -119,6 +125,7 @@ impl FakeEngine {
     async fn run(&self, call: &Call, context: &str, code: &str) -> Result<Outcome, EngineError> {
         self.with(context, |_| Ok(()))?;
         self.running.fetch_add(1, Ordering::SeqCst);
+        self.ran.lock().unwrap().push(code.into());
         let ran = self.cell(call, context, code).await;
         self.running.fetch_sub(1, Ordering::SeqCst);
         ran.map(Outcome::Ran)
@@ -184,6 +191,18 @@ impl FakeEngine {
             "big" => Ok(printed(&"x".repeat(2 << 20))),
             "panic" => panic!("the fake engine panics on purpose"),
             "late" => Ok(Ran { late: Some("from the background".into()), ..printed("") }),
+            "notice" => {
+                Ok(Ran { notice: Some("[the sandbox was lost: variables and files are gone]".into()), ..printed("") })
+            }
+            "displays" => Ok(Ran {
+                displays: vec![plain(&"😀".repeat(20_000)); 64],
+                value: Some(plain("the end")),
+                ..printed("")
+            }),
+            "markup" => Ok(Ran {
+                displays: vec![MimeBundle::from([("text/html".into(), "<b>bold</b>".into())])],
+                ..printed("")
+            }),
             "exit" => end(RunOutcome::Exit { code: 3 }),
             "timeout kept" => end(RunOutcome::TimedOut { after: Duration::from_secs(30), state_kept: true }),
             "timeout lost" => end(RunOutcome::TimedOut { after: Duration::from_secs(30), state_kept: false }),
@@ -192,6 +211,7 @@ impl FakeEngine {
             "exited" => end(RunOutcome::Ended { how: Ended::Exited { code: 7 } }),
             "crashed" => end(RunOutcome::Ended { how: Ended::Signaled { signal: 11 } }),
             "lost" => end(RunOutcome::SandboxLost { why: "its first process died".into() }),
+            "queue full" => Err(EngineError::QueueFull(100)),
             "busy" => Err(EngineError::Busy(Duration::from_secs(30))),
             "not ready" => Err(EngineError::NotReady("preparing python, 3 of 9 packages".into())),
             "back end" => Err(EngineError::Sandbox("connection reset".into())),
@@ -212,6 +232,7 @@ fn printed(text: &str) -> Ran {
         displays: Vec::new(),
         error: None,
         late: None,
+        notice: None,
         end: RunOutcome::Ok,
         duration: Duration::from_micros(12_345),
     }

@@ -73,7 +73,11 @@ const PYTHON: &[Row] = &[
         "class W:\n    def write(self, s): raise RuntimeError('no')\n    def flush(self): raise RuntimeError('no')\nimport sys\nsys.stdout = sys.stderr = W()",
         Any,
     ),
-    row("G11 mended", "import sys\nsys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__\nprint('mended')", Out("mended")),
+    row(
+        "G11 mended",
+        "import sys\nsys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__\nprint('mended')",
+        Out("mended"),
+    ),
     row("G12", "import os\nos.write(1, b'\\xff\\xfe\\x00 \\xed\\xa0\\x80 \\xe2\\x80\\xa8 \\x1b[31m ok\\n')", Out("ok")),
     row("G12 surrogates", "print('\\ud800 lone', 'done')", Any),
     // nasty objects
@@ -196,7 +200,11 @@ const PYTHON: &[Row] = &[
     ),
     row("R20", "sum(range(10**11))", Err("lost")),
     row("R22", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('went on')", Out("went on")),
-    row("R22 for good", "import os, signal\npid = os.getpid()\nif os.fork() == 0:\n    while True: os.kill(pid, signal.SIGSTOP)\nwhile True: pass", Any),
+    row(
+        "R22 for good",
+        "import os, signal\npid = os.getpid()\nif os.fork() == 0:\n    while True: os.kill(pid, signal.SIGSTOP)\nwhile True: pass",
+        Any,
+    ),
     row("R24", "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nprint('left a daemon')", Out("left a daemon")),
     row(
         "R24 setsid",
@@ -265,6 +273,7 @@ fn hostile_cells_cost_only_their_own_context() {
         for row in rows {
             let result = s.run(&victim, row.code);
             check(row, &result);
+            keep(language, row, &result);
             assert_eq!(s.print(&canary, "print(secret)"), "12345\n", "after {}", row.id);
         }
         s.client.call("stop_context", json!({"context_id": victim}));
@@ -285,9 +294,26 @@ fn check(row: &Row, result: &ToolResult) {
     }
 }
 
+/// A line for the report of `make hostile`: how the cell ended.
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+fn keep(language: &str, row: &Row, result: &ToolResult) {
+    use std::io::Write;
+    let Some(dir) = std::env::var_os("SANDPOOL_HOSTILE_REPORT") else { return };
+    let (out, err) = (result.field("stdout"), result.field("stderr"));
+    let last = [&err, &out].into_iter().find_map(|text| text.trim_end().lines().last()).unwrap_or_default();
+    let ended = if result.json()["success"] == true { "success" } else { "failure" };
+    let path = std::path::Path::new(&dir).join("cells.txt");
+    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+    writeln!(file, "{language}\t{}\t{ended}\t{}", row.id, brief(last.to_owned())).unwrap();
+}
+
 /// Long outputs would bury the failure.
 fn brief(text: String) -> String {
-    if text.len() < 2000 { text } else { format!("{:.800} … {}", text, &text[text.floor_char_boundary(text.len() - 800)..]) }
+    if text.len() < 600 {
+        text
+    } else {
+        format!("{:.300} … {}", text, &text[text.floor_char_boundary(text.len() - 200)..])
+    }
 }
 
 fn host_facts() -> Vec<String> {
