@@ -14,6 +14,9 @@ use crate::{MAX_CHUNK, MAX_MESSAGE};
 
 pub const HEADER: usize = 16;
 
+/// What an empty decoder holds on to; one large message must not be paid for as long as its connection lives.
+const KEPT: usize = 64 << 10;
+
 /// What a payload is. Data frames are raw bytes: output and files are never JSON-escaped on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -92,7 +95,7 @@ pub struct Decoder {
 
 impl Decoder {
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.start > 0 && (self.start == self.buffer.len() || self.start >= 64 << 10) {
+        if self.start > 0 && (self.start == self.buffer.len() || self.start >= KEPT) {
             self.buffer.drain(..self.start);
             self.start = 0;
         }
@@ -115,6 +118,11 @@ impl Decoder {
         let Some(payload) = rest.get(HEADER..HEADER + length) else { return Ok(None) };
         let frame = Frame { kind, call: u64::from_le_bytes(call), payload: payload.to_vec() };
         self.start += HEADER + length;
+        if self.start == self.buffer.len() {
+            self.buffer.clear();
+            self.buffer.shrink_to(KEPT);
+            self.start = 0;
+        }
         Ok(Some(frame))
     }
 }
@@ -154,6 +162,16 @@ mod tests {
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..2000), cut in 1usize..64) {
             let _ = frames_of(&bytes, cut);
         }
+    }
+
+    #[test]
+    fn a_large_message_leaves_nothing_behind() {
+        let mut bytes = Vec::new();
+        encode(&mut bytes, Kind::Message, 1, &vec![b' '; MAX_MESSAGE]);
+        let mut decoder = Decoder::default();
+        bytes.chunks(64 << 10).for_each(|chunk| decoder.push(chunk));
+        assert_eq!(decoder.next_frame().unwrap().unwrap().payload.len(), MAX_MESSAGE);
+        assert!(decoder.buffer.capacity() <= KEPT, "{}", decoder.buffer.capacity());
     }
 
     #[test]

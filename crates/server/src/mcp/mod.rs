@@ -112,6 +112,11 @@ impl McpServer {
     }
 }
 
+/// Comes with a tool call and is cancelled when the call has its place in the engine's queue. rmcp starts the handlers of several
+/// requests in any order; a transport that waits for this in between keeps the client's.
+#[derive(Clone)]
+struct Begun(CancellationToken);
+
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
         let info = ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
@@ -161,7 +166,16 @@ impl ServerHandler for McpServer {
             let message = format!("Unknown tool: {}", shown(&request.name));
             return Err(ErrorData::new(ErrorCode(self.dialect.unknown_tool_code), message, None));
         };
-        match caught(self.call(row, request.arguments.unwrap_or_default(), &context)).await {
+        let mut begun = context.extensions.get::<Begun>().cloned();
+        let mut call = pin!(caught(self.call(row, request.arguments.unwrap_or_default(), &context)));
+        let called = poll_fn(|task| {
+            let polled = call.as_mut().poll(task);
+            if let Some(Begun(begun)) = begun.take() {
+                begun.cancel();
+            }
+            polled
+        });
+        match called.await {
             Ok(answer) => Ok(to_mcp(answer).into()),
             Err(Panicked) => {
                 tracing::error!(tool = row.name, "a handler panicked");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rmcp::RoleServer;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
-    GetMeta, JsonRpcMessage, RequestId,
+    GetExtensions, GetMeta, JsonRpcMessage, RequestId,
 };
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage, serve_directly_with_ct};
 use rmcp::transport::Transport;
@@ -21,11 +21,11 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::line::{Line, Lines, MAX_LINE};
 use super::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message};
-use super::{Execute, McpServer};
+use super::{Begun, Execute, McpServer};
 use crate::dialect::{Dialect, Lang};
 
 /// The longest answer. TypeScript clients close the connection at 10 MiB.
@@ -187,6 +187,8 @@ struct Waiter {
     batch: Option<Arc<Batch>>,
     /// Given back when the answer is on its way.
     _room: OwnedSemaphorePermit,
+    /// An answer ends the wait for the beginning, too.
+    _begun: DropGuard,
 }
 
 impl Session {
@@ -249,7 +251,7 @@ impl Session {
     async fn forward(
         &self,
         id: Value,
-        request: Box<ClientRequest>,
+        mut request: Box<ClientRequest>,
         batch: Option<&Arc<Batch>>,
         service: &mpsc::Sender<ClientJsonRpcMessage>,
     ) {
@@ -263,11 +265,20 @@ impl Session {
             ClientRequest::InitializeRequest(request) => Some(request.params.protocol_version.as_str().to_owned()),
             other => other.get_meta().protocol_version().map(|version| version.as_str().to_owned()),
         };
-        let Some(ours) = self.enter(&id, revision, batch, room) else {
+        let begun = CancellationToken::new();
+        let Some(ours) = self.enter(&id, revision, batch, room, begun.clone().drop_guard()) else {
             let fault = Fault::new(id, INVALID_REQUEST, "a request with this `id` is still running");
             return self.deliver(batch, fault.encode()).await;
         };
+        let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
+        request.extensions_mut().insert(Begun(begun.clone()));
         slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
+        if is_call {
+            tokio::select! {
+                () = begun.cancelled() => {}
+                () = service.closed() => {}
+            }
+        }
     }
 
     /// Our id for a request of the client's, unless one with that id still runs.
@@ -277,6 +288,7 @@ impl Session {
         revision: Option<String>,
         batch: Option<&Arc<Batch>>,
         room: OwnedSemaphorePermit,
+        begun: DropGuard,
     ) -> Option<i64> {
         let mut waiting = self.waiting();
         let key = id.to_string();
@@ -286,7 +298,7 @@ impl Session {
         waiting.last += 1;
         let ours = waiting.last;
         waiting.ids.insert(key, ours);
-        waiting.calls.insert(ours, Waiter { id: id.clone(), batch: batch.cloned(), _room: room });
+        waiting.calls.insert(ours, Waiter { id: id.clone(), batch: batch.cloned(), _room: room, _begun: begun });
         if revision.is_some() {
             waiting.revision = revision;
         }

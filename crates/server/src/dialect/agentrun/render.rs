@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{ContextInfo, Ended, EngineError, FileKind, Language, MimeBundle, Outcome, Ran, RunOutcome};
+use engine::op::{
+    ContextInfo, Ended, EngineError, FileEntry, FileKind, Language, MimeBundle, Outcome, Ran, RunOutcome,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -19,6 +21,9 @@ const PICTURE_BUDGET: usize = 5 << 20;
 
 /// A file's content stands in the answer twice (text and object), and base64 or escapes make it longer.
 const FILE_BUDGET: usize = 3 << 20;
+
+/// A row of a listing without its path: names of members, indents, a size of twenty digits, a time.
+const FILE_ROW: usize = 200;
 
 #[derive(Serialize)]
 struct Failure<'a> {
@@ -52,6 +57,7 @@ pub(super) fn error(error: &EngineError) -> Answer {
             format!("Failed to create context: at most {most} contexts; stop one with stop_context first"),
         ),
         E::Busy(waited) => ("BUSY", format!("All sessions were busy for {}; retry later", seconds(*waited))),
+        E::QueueFull(most) => ("BUSY", format!("{most} runs wait for a session already; retry later")),
         E::NotReady(why) => ("SERVER_NOT_READY", format!("AgentRun manager not initialized or not ready: {why}")),
         E::ShuttingDown => ("SERVER_NOT_READY", "AgentRun manager not initialized or not ready: shutting down".into()),
         E::CreateFailed(why) => ("CONTEXT_CREATION_FAILED", format!("Failed to create context: {why}")),
@@ -150,18 +156,25 @@ pub(super) fn ran(_: &Args, outcome: Outcome) -> Answer {
 
 /// What was printed, then what was displayed as text, then the last value as the REPL prints it.
 fn stdout(ran: &Ran) -> String {
-    let mut out = ran.stdout.text.clone();
+    let mut shown = String::new();
     for bundle in ran.displays.iter().filter(|bundle| picture(bundle).is_none()).chain(&ran.value) {
-        if let Some(text) = bundle.get("text/plain").and_then(Value::as_str) {
-            add_lines(&mut out, &clipped(text, TEXT_BUDGET));
+        if let Some(text) = bundle.get("text/plain").or_else(|| bundle.values().next()).and_then(Value::as_str) {
+            add_lines(&mut shown, text);
         }
+    }
+    let mut out = ran.stdout.text.clone();
+    if !shown.is_empty() {
+        add_lines(&mut out, &clipped(&shown, TEXT_BUDGET));
     }
     out
 }
 
-/// What went to stderr, then the traceback, then how it ended if that needs a word: always the last line.
+/// What was lost before, what went to stderr, then the traceback, then how it ended if that needs a word: always the last line.
 fn stderr(ran: &Ran) -> String {
     let mut out = String::new();
+    if let Some(notice) = &ran.notice {
+        add_lines(&mut out, notice);
+    }
     if let Some(late) = &ran.late {
         add_lines(
             &mut out,
@@ -476,7 +489,15 @@ pub(super) fn files(args: &Args, outcome: Outcome) -> Answer {
         "" | "." => String::new(),
         below => format!("{}/", below.trim_end_matches('/')),
     };
-    let files = entries.into_iter().map(|entry| FileRow {
+    let mut left = FILE_BUDGET;
+    let fits = |entry: &FileEntry| {
+        let needed = written_length(&prefix) + written_length(&entry.path) + FILE_ROW;
+        let fits = needed <= left;
+        left = left.saturating_sub(needed);
+        fits
+    };
+    // `total` tells of those that do not fit.
+    let files = entries.into_iter().take_while(fits).map(|entry| FileRow {
         path: format!("{prefix}{}", entry.path),
         size: entry.size,
         r#type: match entry.kind {
