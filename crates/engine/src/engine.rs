@@ -158,7 +158,9 @@ impl Engine {
         let mut work = Box::pin(ops::run(inner.clone(), call, op));
         // Begun here and now: calls made one after the other take their turns in this order, whichever thread goes on with them.
         let begun = poll_fn(|context| {
-            Poll::Ready(catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))).unwrap_or(Poll::Ready(given_up())))
+            Poll::Ready(
+                catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))).unwrap_or(Poll::Ready(given_up())),
+            )
         });
         let result = match begun.await {
             Poll::Ready(result) => result,

@@ -308,8 +308,7 @@ impl Pool {
     }
 
     fn remove_unfit(&self) {
-        let unfit: Vec<Session> =
-            lock(&self.shared.sessions).extract_if(.., |s| !s.checking && !s.is_fit()).collect();
+        let unfit: Vec<Session> = lock(&self.shared.sessions).extract_if(.., |s| !s.checking && !s.is_fit()).collect();
         for session in unfit {
             tracing::info!(session = session.id, "a session is gone; making another");
             self.discard(session);

@@ -243,14 +243,12 @@ async fn an_interpreter_that_does_not_start_is_not_named_to_the_caller() {
     let backend = FakeBackend::scripted(|call, request, wire| {
         let wire = wire.clone();
         let proto::ToGuest::StartKernel { spec, .. } = request else { return None };
-        (spec.language == proto::Language::Javascript).then(
-            || -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-                Box::pin(async move {
-                    let message = "cannot start `/srv/runtimes/node`: not there".into();
-                    wire.send(call, &proto::FromGuest::Failed { failure: proto::Failure::Kernel, message }).await;
-                })
-            },
-        )
+        (spec.language == proto::Language::Javascript).then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+            Box::pin(async move {
+                let message = "cannot start `/srv/runtimes/node`: not there".into();
+                wire.send(call, &proto::FromGuest::Failed { failure: proto::Failure::Kernel, message }).await;
+            })
+        })
     });
     let engine = engine(&backend).await;
     let language = proto::Language::Javascript;

@@ -184,8 +184,7 @@ async fn runs_that_are_asked_for_at_once_go_in_the_order_they_were_asked_for() {
     let id = create(&engine, "a").await;
     let codes: Vec<String> = (0..60).map(|n| format!("print {n}")).collect();
     let caller = call();
-    let mut running: Vec<_> =
-        codes.iter().map(|code| Box::pin(engine.execute(&caller, run_op(&id, code)))).collect();
+    let mut running: Vec<_> = codes.iter().map(|code| Box::pin(engine.execute(&caller, run_op(&id, code)))).collect();
     std::future::poll_fn(|context| {
         running.retain_mut(|run| run.as_mut().poll(context).is_pending());
         if running.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }

@@ -23,6 +23,8 @@ import vm from 'node:vm';
 const { fstatSync, openSync, closeSync, writeSync } = fs;
 const { apply, bind, call } = Function.prototype;
 const uncurry = bind.bind(call);
+const invoke = uncurry(call);
+const { asyncIterator, iterator } = Symbol;
 const { parse, stringify } = JSON;
 const { defineProperty, getOwnPropertyDescriptor, hasOwn, freeze } = Object;
 const ObjectPrototype = Object.prototype;
@@ -292,7 +294,7 @@ const SyntaxErrorClass = SyntaxError;
 // ---------------------------------------------------------------- one cell
 
 const EXIT = Symbol('process.exit');
-const state = new Int32Array(new SharedArrayBuffer(8));   // [a cell is running, beats of the main thread]
+const state = new Int32Array(new SharedArrayBuffer(12));  // [a cell is running, beats of the main thread, its number]
 let current = null;                                       // the cell that has no `done` yet
 let finish = null;                                        // ends the running cell; the first caller wins
 let lateCount = 0;
@@ -301,6 +303,7 @@ function run(request) {
   const cell = { __proto__: null, code: request.code, started: now(), outcome: null, settling: false };
   current = cell;
   n = request.n;
+  atomicStore(state, 2, n | 0);
   lateCount = 0;
   if (typeof request.map === 'string') keepMap(n, request.map);
   startWatchdog();
@@ -350,10 +353,11 @@ function settled(cell, status, extra) {
   takeRequest();
 }
 
-// The watchdog got a byte, and may have terminated what the main thread ran: a cell, or the driver at any point.
-function recover() {
+// The watchdog was told to stop a cell, and may have terminated what the main thread ran: that cell, or the driver at any
+// point. Another cell than the one that was meant goes on.
+function recover(number) {
   const cell = current;
-  if (cell === null) return takeRequest();
+  if (cell === null || (n | 0) !== number) return takeRequest();
   if (finish !== null) return finish({ __proto__: null, interrupted: true });
   if (!cell.settling && cell.outcome !== null) { soon(() => conclude(cell)); return; }
   atomicStore(state, 0, 0);
@@ -441,7 +445,7 @@ const drop = (p) => { setDelete(held, p); };
 
 // The transpiler writes `await X` at top level as `await __hold(X)`: when only the suspended cell refers to the
 // promise, V8 may collect both, and an answer is never given (or kills the process, see `renew`).
-define('__hold', (value) => {
+const hold = (value) => {
   if (value === null || (typeof value !== 'object' && typeof value !== 'function')) return value;
   if (!isPromise(value)) {
     if (typeof value.then !== 'function') return value;
@@ -450,6 +454,23 @@ define('__hold', (value) => {
   setAdd(held, value);
   then(value, () => drop(value), () => drop(value));
   return value;
+};
+define('__hold', hold);
+
+// The same for `for await (… of X)`, written as `for await (… of __holdEach(X))`: what the loop waits for is held.
+define('__holdEach', (iterable) => {
+  if (iterable === null || iterable === undefined) return iterable;
+  const ofPromises = iterable[asyncIterator] ?? null;
+  const each = ofPromises ?? iterable[iterator];
+  if (typeof each !== 'function') return iterable;      // the loop says so
+  const inner = invoke(each, iterable);
+  const held = ofPromises !== null ? hold : (step) => ({ done: step.done, value: hold(step.value) });
+  return {
+    __proto__: null,
+    [ofPromises !== null ? asyncIterator : iterator]() { return this; },
+    next: () => held(inner.next()),
+    get return() { return typeof inner.return === 'function' ? () => held(inner.return()) : undefined; },
+  };
 });
 
 // `import()` with the working directory as its base; scripts of the inspector have no import of their own.
@@ -655,10 +676,11 @@ function replaceStream(fd, name) {
 
 // ---------------------------------------------------------------- the watchdog
 
-// A thread that waits for a byte on KINT. The main thread is told; if it takes no notice, what it runs is terminated,
-// and again, for a flood of `nextTick`s goes on with the next. A main thread that does take notice is never terminated:
-// that would hit the next thing it runs, which may be the driver. When no cell is running, the byte is either late, or
-// meant for a timer of an old cell that holds the main thread; the longer patience tells these apart.
+// A thread that waits for the number of a cell on KINT. The main thread is told; if it takes no notice, what it runs is
+// terminated, and again, for a flood of `nextTick`s goes on with the next. A main thread that does take notice is never
+// terminated: that would hit the next thing it runs, which may be the driver. The number of a cell that is over is late
+// and means nothing; that of a cell that has not begun is meant for a timer of an old cell that holds the main thread.
+// With no cell running, the longer patience tells that from a cell that is about to begin or to end.
 // V8 13 compiles some loops that allocate (`a.push(new Array(100))`) without the check that takes this request; such a
 // cell is killed by the guest.
 const WATCHDOG = `
@@ -667,14 +689,16 @@ const { readSync } = require('node:fs');
 const { Session } = require('node:inspector');
 const session = new Session();
 session.connectToMainThread();
-const byte = Buffer.alloc(1);
+const bytes = Buffer.alloc(4);
 for (;;) {
-  try { if (readSync(fd, byte) === 0) break; } catch (e) { if (e.code === 'EAGAIN') { Atomics.wait(state, 0, -1, 5); continue; } break; }
+  try { if (readSync(fd, bytes) === 0) break; } catch (e) { if (e.code === 'EAGAIN') { Atomics.wait(state, 0, -1, 5); continue; } break; }
+  const number = bytes.readInt32LE();
+  const isOver = () => ((number - Atomics.load(state, 2)) | 0) < 0;
   let patience = Atomics.load(state, 0) === 0 ? 400 : 20;
-  for (let tries = 0; tries < 40; tries++) {
+  for (let tries = 0; tries < 40 && !isOver(); tries++) {
     const beat = Atomics.load(state, 1);
-    parentPort.postMessage(0);
-    if (Atomics.wait(state, 1, beat, patience) !== 'timed-out') break;
+    parentPort.postMessage(number);
+    if (Atomics.wait(state, 1, beat, patience) !== 'timed-out' || isOver()) break;
     session.post('Runtime.terminateExecution', () => {});
     if (Atomics.wait(state, 1, beat, 50) !== 'timed-out') break;
     patience = 20;
@@ -690,7 +714,7 @@ function startWatchdog() {
       eval: true, env: {}, execArgv: [], workerData: { fd: KINT, state }, stdout: false, stderr: false,
       resourceLimits: { maxOldGenerationSizeMb: 8, maxYoungGenerationSizeMb: 1, stackSizeMb: 1, codeRangeSizeMb: 0 },
     });
-    watchdog.on('message', sturdy(() => { atomicAdd(state, 1, 1); atomicNotify(state, 1); recover(); }));
+    watchdog.on('message', sturdy((number) => { atomicAdd(state, 1, 1); atomicNotify(state, 1); recover(number); }));
     watchdog.on('error', () => {});
     watchdog.unref();
   } catch {}

@@ -2,7 +2,7 @@
 //!
 //! Big files move in pieces between the other work of the loop. Knows no kernels.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ pub struct Files {
     root: PathBuf,
     reading: BTreeMap<u64, Reading>,
     writing: BTreeMap<u64, Writing>,
+    /// Listings not yet begun: calls, paths, entries wanted.
+    listing: VecDeque<(u64, String, u32)>,
 }
 
 struct Reading {
@@ -45,18 +47,19 @@ type Result<T> = std::result::Result<T, Refused>;
 
 impl Files {
     pub fn new(root: PathBuf) -> Self {
-        Self { root, reading: BTreeMap::new(), writing: BTreeMap::new() }
+        Self { root, reading: BTreeMap::new(), writing: BTreeMap::new(), listing: VecDeque::new() }
     }
 
     /// Whether there is something to send.
     pub fn is_busy(&self) -> bool {
-        !self.reading.is_empty()
+        !self.reading.is_empty() || !self.listing.is_empty()
     }
 
     /// The host is gone: nothing is left half written.
     pub fn forget(&mut self) {
         self.reading.clear();
         self.writing.clear();
+        self.listing.clear();
     }
 
     // ---- writing
@@ -138,11 +141,21 @@ impl Files {
             }
             true
         });
+        if !host.is_full()
+            && let Some((call, path, max_entries)) = self.listing.pop_front()
+        {
+            self.list_now(call, &path, max_entries, host);
+        }
     }
 
     // ---- listing
 
-    pub fn list(&self, call: u64, path: &str, max_entries: u32, host: &mut Host) {
+    /// One a turn of the loop: a large tree takes a good part of a second, in which no deadline is kept.
+    pub fn list(&mut self, call: u64, path: String, max_entries: u32) {
+        self.listing.push_back((call, path, max_entries));
+    }
+
+    fn list_now(&self, call: u64, path: &str, max_entries: u32, host: &mut Host) {
         let listed = self.resolve(path).and_then(|(root, path)| Ok(root.list(path, max_entries as usize)?));
         match listed {
             Ok(listing) => {
@@ -223,4 +236,34 @@ fn entry(entry: beneath::Entry) -> FileEntry {
         beneath::Kind::Other => FileKind::Other,
     };
     FileEntry { path: entry.path.to_string_lossy().into_owned(), size: entry.size, kind, modified: entry.modified }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn of_many_listings_one_is_made_in_each_turn() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut host = Host::default();
+        host.connect(ours).unwrap();
+        let mut files = Files::new(env!("CARGO_MANIFEST_DIR").into());
+        (1..=3).for_each(|call| files.list(call, "kernels".into(), 10));
+        for call in 1..=3 {
+            assert!(files.is_busy());
+            files.advance(&mut host);
+            host.flush().unwrap();
+            let mut bytes = vec![0; 64 << 10];
+            let read = theirs.read(&mut bytes).unwrap();
+            let mut decoder = proto::Decoder::default();
+            decoder.push(&bytes[..read]);
+            assert_eq!(decoder.next_frame().unwrap().map(|frame| frame.call), Some(call));
+            assert_eq!(decoder.next_frame().unwrap(), None);
+        }
+        assert!(!files.is_busy());
+    }
 }

@@ -99,6 +99,14 @@ impl Host {
         }
     }
 
+    /// Half of the buffer at least, so that each byte is moved about once.
+    fn forget_sent(&mut self) {
+        if self.sent > self.out.len() / 2 {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
     /// Writes what the socket takes.
     pub fn flush(&mut self) -> Result<(), Broken> {
         let Some(link) = &self.link else { return Ok(()) };
@@ -106,7 +114,10 @@ impl Host {
             match rustix::net::send(link, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
                 Ok(written) => self.sent += written,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::AGAIN) => {
+                    self.forget_sent();
+                    return Ok(());
+                }
                 Err(_) => return Err(Broken),
             }
         }
@@ -116,5 +127,30 @@ impl Host {
             self.out = Vec::new();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// HOSTILE R14: a reader that is never done reading must not make the buffer grow with all that ever went through it.
+    #[test]
+    fn what_was_sent_takes_no_room_while_there_is_more_to_send() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut host = Host::default();
+        host.connect(ours).unwrap();
+        let (mut chunk, mut most) = (vec![0; 64 << 10], 0);
+        for _ in 0..2000 {
+            while !host.is_full() {
+                host.send_data(Kind::Stdout, 1, &[b'x'; 32 << 10]);
+            }
+            host.flush().unwrap();
+            theirs.read_exact(&mut chunk).unwrap();
+            most = most.max(host.out.capacity());
+        }
+        assert!(most <= 4 * HIGH_WATER, "{most}");
     }
 }

@@ -260,8 +260,8 @@ impl Kernel {
             self.stopped_check = now + STOPPED_CHECK;
             self.process.continue_if_stopped();
         }
-        if run.term.stopping().is_none() && run.term.is_over(now) {
-            // The answer may lie in the pipe already; then the cell was in time.
+        if run.term.wake_at().is_some_and(|at| now >= at) {
+            // The answer may lie in the pipe already; then the cell was in time, and an interrupt would meet the next.
             self.read_events(host);
         }
         let State::Running(run) = &mut self.state else { return };
@@ -273,7 +273,8 @@ impl Kernel {
                 self.process.signal(Signal::CONT);
             }
             Step::Nudge => match &mut self.interrupts {
-                Some(interrupts) => interrupts.push(b"x"),
+                // With its number: the cell may be over before this arrives.
+                Some(interrupts) => interrupts.push(&(self.n as u32).to_le_bytes()),
                 None if run.term.stopped_soon() => self.process.signal(Signal::INT),
                 None => {}
             },

@@ -390,7 +390,7 @@ impl Server {
             ToGuest::Interrupt => self.interrupt(call),
             ToGuest::WriteFile { path, size } => self.files.write(call, &path, size, &mut self.host),
             ToGuest::ReadFile { path, max_bytes } => self.files.read(call, &path, max_bytes, &mut self.host),
-            ToGuest::ListFiles { path, max_entries } => self.files.list(call, &path, max_entries, &mut self.host),
+            ToGuest::ListFiles { path, max_entries } => self.files.list(call, path, max_entries),
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
         Ok(())

@@ -32,6 +32,7 @@ class Cell:
     interrupt: float | None = None
     within: float = 20.0  # seconds; after the interrupt, when there is one
     map: str | None = None
+    stale: bool = False  # an interrupt of the cell before arrives in this one
     check: Callable[[Outcome], Any] | None = None
 
     def failures(self, got: Outcome) -> list[str]:

@@ -73,7 +73,8 @@ class Kernel:
         return self.wait("ready", timeout)
 
     def run(self, code: str, timeout: float = 20, interrupt: float | None = None, grace: float = 4,
-            map: str | None = None) -> Outcome:
+            map: str | None = None, stale: bool = False) -> Outcome:
+        """`stale`: the interrupt of the cell before comes only now."""
         self.n += 1
         request = {"t": "run", "n": self.n, "code": code}
         if map is not None:
@@ -84,7 +85,12 @@ class Kernel:
                 data = data[os.write(self.req, data):]
         except BrokenPipeError:
             return self.died(Outcome())
+        if stale:
+            self.nudge(self.n - 1)
         return self.wait("done", timeout, interrupt, grace)
+
+    def nudge(self, n: int) -> None:
+        os.write(self.int, struct.pack("<I", n))
 
     def wait(self, until: str, timeout: float, interrupt: float | None = None, grace: float = 4) -> Outcome:
         outcome = Outcome()
@@ -96,7 +102,7 @@ class Kernel:
                 os.kill(self.process.pid, signal.SIGINT)
                 sent = now
             if sent is not None and escalated is None and self.interrupt_pipe and now - sent > 0.1:
-                os.write(self.int, b"x")
+                self.nudge(self.n)
                 escalated = now
             if sent is not None and now - sent > grace:
                 self.stop()

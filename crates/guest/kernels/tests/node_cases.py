@@ -48,11 +48,19 @@ VALUES = [
     Case("await works at top level", [
         Cell("await __hold(new Promise((r) => setTimeout(() => r('slept'), 5)))", result="'slept'"), Cell("await 5", result="5"),
         Cell("let total = 0; for await (const v of [1, 2, 3]) total += v; total", result="6"),
+        Cell("let seen = []; for await (const x of __holdEach([1, Promise.resolve(2), 'c'])) seen.push(x); seen", result="[ 1, 2, 'c' ]"),
+        Cell("seen = []; async function* count() { try { for (let i = 0; ; i++) yield i } finally { seen.push('closed') } } for await (const x of __holdEach(count())) { if (x > 1) break; seen.push(x) } seen", result="[ 0, 1, 'closed' ]"),
+        Cell("for await (const x of __holdEach(new Set([7]))) seen = x; seen", result="7"), Cell("for await (const x of __holdEach(5)) ;", status="error", error=has("not async iterable")),
         Cell("await __hold({ calls: 0, then(r) { r(++this.calls) } })", result="1"), Cell("await __hold(7)", result="7"),
         Cell("await __hold(Promise.reject(new RangeError('no')))", status="error", error=has("RangeError: no\n    at cell-"))]),
+    Case("an interrupt that comes late stops no other cell", [
+        Cell("let kept = 1"), Cell(TURN * 10 + "kept", result="1", stale=True),
+        Cell("{ const end = Date.now() + 400; while (Date.now() < end); } kept", result="1", stale=True), stopped("for (;;);"), Cell("kept", result="1")]),
     Case("a pending promise survives collection", [
         Cell("require('node:v8').setFlagsFromString('--expose-gc'); globalThis.gc = require('node:vm').runInNewContext('gc'); 0", result="0"),
         stopped("setTimeout(() => gc(), 20); await __hold(new Promise(() => {}))"), Cell("gc(); 1", result="1"),
+        stopped("setTimeout(() => gc(), 20); for await (const x of __holdEach({ [Symbol.asyncIterator]: () => ({ next: () => new Promise(() => {}) }) })) {}"), Cell("gc(); 1", result="1"),
+        stopped("setTimeout(() => gc(), 20); for await (const x of __holdEach([1, new Promise(() => {})])) {}"), Cell("gc(); 1", result="1"),
         Cell("setTimeout(() => gc(), 5); setTimeout(() => gc(), 15); await __hold(new Promise((r) => { setTimeout(r, 30, 'ok') }))", result="'ok'")], fresh=True),
     Case("invalid surrogates still give valid JSON", [Cell("'\\ud800'", result=lambda r: r.lower() == "'\\ud800'"), Cell("({ toString: 1, [Symbol.for('nodejs.util.inspect.custom')]() { return 'a\\udfff\\u0000\\u2028' } })", result="a\ufffd\0\u2028"),
                                                       Cell("display({ s: '\\ud800' }, 'application/json')", displays=[{"application/json": {"s": "\ufffd"}}])]),

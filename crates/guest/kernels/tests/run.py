@@ -76,7 +76,7 @@ class Suite:
         kernel = self.kernel_for(case)
         found: list[str] = []
         for cell in case.cells:
-            outcome = kernel.run(cell.code, interrupt=cell.interrupt, map=cell.map)
+            outcome = kernel.run(cell.code, interrupt=cell.interrupt, map=cell.map, stale=cell.stale)
             numbers = {event["n"] for event in outcome.events}
             wrong = cell.failures(outcome)
             if numbers - {kernel.n}:

@@ -3,7 +3,8 @@
 //! REPL mode lets a name be declared again in a later cell, but only `let` and `class` after each other and `const` after
 //! `const`; not `var` and `function`. It has neither `import` nor `export`:
 //! - imports and `export … from` become `await __import(…)` at the head, `import(…)` becomes `__import(…)`, `export` vanishes;
-//! - `await X` at top level becomes `await __hold(X)`, which keeps the promise from being collected while it is waited for;
+//! - `await X` at top level becomes `await __hold(X)`, which keeps the promise from being collected while it is waited for, and
+//!   `for await (… of X)` becomes `for await (… of __holdEach(X))`;
 //! - `var` becomes `let` where it stands, if nothing looks at it earlier; otherwise `let` at the head and an assignment;
 //! - `const` becomes `let`, unless the cell itself assigns to it, which is to fail as ever;
 //! - a function becomes `let f = function …`, where it stands or, if something looks at it earlier, at the head.
@@ -182,8 +183,16 @@ impl<'s> Rewriter<'s> {
 
     /// Takes a range away and leaves its line ends, so that what follows keeps its line.
     fn remove(&mut self, range: Range<usize>) {
-        let newlines = "\n".repeat(self.source[range.clone()].matches('\n').count());
-        self.edit(range, newlines);
+        self.edit(range.clone(), self.line_ends(range));
+    }
+
+    /// The same for a whole statement. The semicolon keeps the one before, which may have none, from going on in the one after.
+    fn remove_statement(&mut self, range: Range<usize>) {
+        self.edit(range.clone(), format!(";{}", self.line_ends(range)));
+    }
+
+    fn line_ends(&self, range: Range<usize>) -> String {
+        "\n".repeat(self.source[range].matches('\n').count())
     }
 
     fn text(&self, span: Span) -> &'s str {
@@ -265,7 +274,7 @@ impl<'s> Rewriter<'s> {
         self.visit_function(function, ScopeFlags::Function);
         let edits = std::mem::replace(&mut self.edits, outside);
         self.moved.push(Moved { name: name.name.to_string(), range: whole.clone(), edits });
-        self.remove(whole);
+        self.remove_statement(whole);
     }
 
     // ---- modules
@@ -299,7 +308,7 @@ impl<'s> Rewriter<'s> {
             None if named.is_empty() => format!("void {call}; "),
             None => format!("let {{ {named} }} = {call}; "),
         });
-        self.remove(range(import.span));
+        self.remove_statement(range(import.span));
     }
 
     fn import_call(&self, source: &StringLiteral<'_>, with: Option<&WithClause<'_>>) -> String {
@@ -313,7 +322,7 @@ impl<'s> Rewriter<'s> {
     fn import_for_effect(&mut self, source: &StringLiteral<'_>, with: Option<&WithClause<'_>>, span: Span) {
         let call = self.import_call(source, with);
         self.imports.push(format!("void {call}; "));
-        self.remove(range(span));
+        self.remove_statement(range(span));
     }
 
     fn export_default(&mut self, export: &ExportDefaultDeclaration<'_>) {
@@ -345,7 +354,7 @@ impl<'s> Rewriter<'s> {
             Statement::ExportFromDeclaration(export) => {
                 self.import_for_effect(&export.source, export.with_clause.as_deref(), export.span);
             }
-            Statement::ExportNamedDeclaration(export) => self.remove(range(export.span)),
+            Statement::ExportNamedDeclaration(export) => self.remove_statement(range(export.span)),
             Statement::ExportDefaultDeclaration(export) => self.export_default(export),
             Statement::ExportDeclaration(export) => {
                 self.remove(export.span.start as usize..export.declaration.span().start as usize);
@@ -445,7 +454,15 @@ impl<'a> Visit<'a> for Rewriter<'_> {
         self.loop_head = Some(LoopHead::Each);
         self.visit_for_statement_left(&statement.left);
         self.loop_head = None;
+        let waits = statement.r#await && self.depth == 0;
+        let each = range(statement.right.span());
+        if waits {
+            self.insert(each.start, "__holdEach(");
+        }
         self.visit_expression(&statement.right);
+        if waits {
+            self.insert(each.end, ")");
+        }
         self.visit_statement(&statement.body);
     }
 

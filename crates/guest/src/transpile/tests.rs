@@ -61,6 +61,7 @@ fn what_is_waited_for_at_the_top_is_held() {
             "for await (const x of await y) { await z }",
             "await import('m')",
             "export default await x",
+            "for await (const x of y) {}\nasync () => { for await (const x of y) {} }",
         ]
     ));
 }
@@ -83,6 +84,20 @@ fn var_becomes_redeclarable() {
             "var a = 1; var a = await 2",
             "function f() { var inner = 1 }\nconst g = () => { var i }\nclass A { static { var s } }",
             "var s = 1; function t() { return s }",
+        ]
+    ));
+}
+
+/// A statement that is taken away still stands between its neighbours.
+#[test]
+fn what_is_taken_away_does_not_join_its_neighbours() {
+    insta::assert_snapshot!(shown(
+        Javascript,
+        &[
+            "const x = f()\nfunction f() {}\n[1, 2].forEach(f)",
+            "let y = x\nimport z from 'm'\n(z)",
+            "let y = x\nexport { y }\n`text`",
+            "let y = x\nexport * from 'm'\n(y)",
         ]
     ));
 }
