@@ -21,8 +21,9 @@ const FRAME_COST: u32 = 1 << 10;
 /// Frames and bytes for calls that are over or never were: more than an honest guest can have under way.
 const MAX_STALE_FRAMES: u64 = 10_000;
 const MAX_STALE_BYTES: u64 = 64 << 20;
-/// Structural characters of one message outside its strings. Each may cost a hundred bytes once it is decoded.
-const MAX_TOKENS: usize = 200_000;
+/// Structural characters of one message outside its strings, each of which may cost a hundred bytes once it is decoded: a colon, a
+/// comma and a bracket for each value, and some for the message itself.
+const MAX_TOKENS: usize = 3 * proto::MAX_VALUES + 64;
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 
 /// Why a connection is over. Fit to be shown.

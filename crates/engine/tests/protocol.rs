@@ -82,6 +82,23 @@ async fn deep_or_wide_messages_cost_the_sandbox() {
     assert_eq!(run(&engine, &context, "attack").await.end, RunOutcome::Ok, "120,000 members are still fine");
 }
 
+/// What an honest guest passes on of a cell is never taken for an attack.
+#[tokio::test(start_paused = true)]
+async fn the_largest_object_a_guest_passes_on_is_read() {
+    let backend = attacked_by(|call, wire| async move {
+        let members: Vec<String> = (0..proto::MAX_VALUES - 2).map(|n| format!("\"{n}\":{{}}")).collect();
+        let object = format!("{{{}}}", members.join(","));
+        let event = format!(r#"{{"t":"event","event":{{"t":"result","data":{{"application/json":{object}}}}}}}"#);
+        let mut bytes = Vec::new();
+        proto::encode(&mut bytes, Kind::Message, call, event.as_bytes());
+        wire.raw(&bytes).await;
+        wire.end(call, RunStatus::Ok).await;
+    });
+    let engine = engine(&backend).await;
+    let context = create(&engine, "a").await;
+    assert_eq!(run(&engine, &context, "attack").await.end, RunOutcome::Ok);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_answer_of_the_wrong_kind_costs_the_sandbox() {
     let backend = attacked_by(|call, wire| async move { wire.send(call, &FromGuest::Written { size: 1 }).await });

@@ -10,9 +10,6 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-/// A mime bundle with more values than this is no display: each costs tens of bytes of PID 1.
-const MAX_VALUES: u32 = 200_000;
-
 /// A line of a driver.
 #[derive(Debug, PartialEq)]
 pub enum Line {
@@ -105,7 +102,7 @@ fn done(status: Status, code: Option<i64>) -> Done {
 }
 
 fn bundle<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MimeBundle, D::Error> {
-    let mut budget = MAX_VALUES;
+    let mut budget = proto::MAX_VALUES;
     match (Bounded { budget: &mut budget }).deserialize(deserializer)? {
         Value::Object(map) => Ok(map.into_iter().collect::<BTreeMap<_, _>>()),
         Value::Null => Ok(MimeBundle::new()),
@@ -115,7 +112,7 @@ fn bundle<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MimeBundle, D::E
 
 /// Builds a `Value` out of at most `budget` values.
 struct Bounded<'b> {
-    budget: &'b mut u32,
+    budget: &'b mut usize,
 }
 
 impl<'de> DeserializeSeed<'de> for Bounded<'_> {

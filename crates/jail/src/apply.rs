@@ -52,9 +52,11 @@ pub enum Call {
     Recv,
     Send,
     Setgroups,
+    Setpriority,
     Sethostname,
     Setresgid,
     Setresuid,
+    Setsid,
     Socket,
     Stat,
     Symlink,
@@ -136,6 +138,8 @@ pub struct Handles {
 struct Context {
     handles: Handles,
     root: Option<OwnedFd>,
+    /// The sandbox's own `/proc` with nothing over it, attached nowhere.
+    proc: Option<OwnedFd>,
     listener: Option<OwnedFd>,
 }
 
@@ -143,7 +147,7 @@ const NOWHERE: &str = "";
 
 /// Runs the plan; returns only when a step failed, after having told the launcher.
 pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
-    let mut context = Context { handles, root: None, listener: None };
+    let mut context = Context { handles, root: None, proc: None, listener: None };
     for (step, op) in plan.ops.iter().enumerate() {
         let done = if fail_at == Some(step) { Err(Error::Asked) } else { context.apply(op) };
         if let Err(error) = done {
@@ -158,6 +162,8 @@ impl Context {
     fn apply(&mut self, op: &Op) -> Result<(), Error> {
         match op {
             Op::JoinCgroup { tasks } => write_existing(tasks, b"0"),
+            Op::Session => rustix::process::setsid().map(drop).at(Call::Setsid, Path::new(NOWHERE)),
+            Op::OrdinaryPriority => ordinary_priority(),
             Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Call::Unshare, Path::new("cgroup")),
             Op::Listen { dir } => self.listen(dir),
             Op::PrivateMounts => {
@@ -196,7 +202,8 @@ impl Context {
                 rustix::system::sethostname(name.as_bytes()).at(Call::Sethostname, Path::new(name.as_str()))
             }
             Op::LoopbackUp => sys::loopback_up().at(Call::Ioctl, Path::new("lo")),
-            Op::UserNamespace { .. } => self.user_namespace(),
+            Op::UserNamespace { map } => self.user_namespace(map.outer()),
+            Op::UserLimits => self.user_limits(),
             Op::DropGroups => rustix::thread::set_thread_groups(&[]).at(Call::Setgroups, Path::new(NOWHERE)),
             Op::SetIds { id } => set_ids(*id),
             Op::SessionKeyring => sys::new_session_keyring().at(Call::Keyctl, Path::new(NOWHERE)),
@@ -314,12 +321,14 @@ impl Context {
         attach(&tree, &self.target(path)?, path)
     }
 
-    fn proc(&self, path: &Path) -> Result<(), Error> {
+    fn proc(&mut self, path: &Path) -> Result<(), Error> {
         self.new_mount("proc", path, &[], sys::NODEV | sys::NOEXEC)?;
-        let found = rustix::fs::fstatfs(self.target(path)?).at(Call::Fstatfs, path)?;
+        let target = self.target(path)?;
+        let found = rustix::fs::fstatfs(&target).at(Call::Fstatfs, path)?;
         if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
             return Err(Error::Wrong { at: path.to_owned(), why: "no proc file system" });
         }
+        self.proc = Some(copy_of(target.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?);
         Ok(())
     }
 
@@ -419,13 +428,28 @@ impl Context {
         rustix::process::chdir("/").at(Call::Chdir, here)
     }
 
-    fn user_namespace(&self) -> Result<(), Error> {
+    fn user_namespace(&self, owner: u32) -> Result<(), Error> {
+        become_owner(owner)?;
         sys::unshare(libc::CLONE_NEWUSER).at(Call::Unshare, Path::new("user"))?;
         self.report(&Report::WantsMaps)?;
         let mut go = [0u8; 8];
         let (got, _) = rustix::net::recv(&self.handles.control, &mut go, RecvFlags::empty())
             .at(Call::Recv, Path::new("launcher"))?;
         if got == 0 { Err(Error::LauncherGone) } else { Ok(()) }
+    }
+
+    /// Through the `/proc` that is not read-only; the files are those of the user namespace the caller is in.
+    fn user_limits(&mut self) -> Result<(), Error> {
+        let proc = self.proc.take().ok_or(Error::Wrong { at: "/proc".into(), why: "it is not mounted yet" })?;
+        for (name, limit) in USER_LIMITS {
+            let path = Path::new("sys/user").join(name);
+            match rustix::fs::openat(&proc, &path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+                // A kernel that does not know the kind has none of it to limit.
+                Err(Errno::NOENT) => {}
+                fd => drop(rustix::io::write(fd.at(Call::Open, &path)?, limit.as_bytes()).at(Call::Write, &path)?),
+            }
+        }
+        Ok(())
     }
 
     fn die_with_launcher(&self) -> Result<(), Error> {
@@ -462,6 +486,47 @@ impl Context {
 
 /// Where the volume is while its directories are made.
 const VOLUME: &str = "/.volume";
+
+/// What the kernel counts per user: for a sandbox. Namespaces are refused by the system-call filter too; inotify is not, and in the
+/// modes of an ordinary user all sandboxes draw from that user's share (128 instances by default).
+const USER_LIMITS: &[(&str, &str)] = &[
+    ("max_user_namespaces", "0"),
+    ("max_mnt_namespaces", "0"),
+    ("max_pid_namespaces", "0"),
+    ("max_net_namespaces", "0"),
+    ("max_ipc_namespaces", "0"),
+    ("max_uts_namespaces", "0"),
+    ("max_cgroup_namespaces", "0"),
+    ("max_time_namespaces", "0"),
+    ("max_inotify_instances", "32"),
+    ("max_inotify_watches", "32768"),
+];
+
+/// The least an operator can mean for foreign code, whatever the server was given; a nice above 0 is kept.
+fn ordinary_priority() -> Result<(), Error> {
+    let at = Path::new(NOWHERE);
+    sys::ordinary_scheduling().at(Call::Setpriority, at)?;
+    if rustix::process::getpriority_process(None).at(Call::Setpriority, at)? < 0 {
+        rustix::process::setpriority_process(None, 0).at(Call::Setpriority, at)?;
+    }
+    // While this still has the launcher's rights: with them the lowest value that is allowed later is set too.
+    let oom = Path::new("/proc/self/oom_score_adj");
+    if fs::read_to_string(oom).at(Call::Open, oom)?.starts_with('-') { write_existing(oom, b"0") } else { Ok(()) }
+}
+
+/// Takes the uid without giving up what root may do, which the next steps need. In single mode the two are the same.
+fn become_owner(owner: u32) -> Result<(), Error> {
+    let at = Path::new(NOWHERE);
+    if owner == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    let uid = Uid::from_raw(owner);
+    rustix::thread::set_keep_capabilities(true).at(Call::Prctl, at)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, at)?;
+    let mut sets = rustix::thread::capabilities(None).at(Call::Prctl, at)?;
+    sets.effective = sets.permitted;
+    rustix::thread::set_capabilities(None, sets).at(Call::Prctl, at)
+}
 
 fn set_ids(id: u32) -> Result<(), Error> {
     debug_assert_eq!(id, INSIDE);

@@ -528,11 +528,14 @@ impl Keeper {
     }
 
     fn forget(&mut self, key: u64) {
-        let Some(cell) = self.cells.remove(&key) else { return };
+        let Some(mut cell) = self.cells.remove(&key) else { return };
+        let phase = std::mem::replace(&mut cell.phase, Phase::Running);
         if !self.cells.values().any(|c| c.group == cell.group) {
             self.tree.tidy(&cell.group);
         }
-        if let Phase::Ending { requests, .. } = cell.phase {
+        // Its uid and descriptors are free before anybody is told that nothing is left.
+        drop(cell);
+        if let Phase::Ending { requests, .. } = phase {
             for (id, reply) in requests {
                 self.answer(id, reply);
             }

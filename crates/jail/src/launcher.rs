@@ -250,10 +250,18 @@ fn serve(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     rustix::process::umask(FileMode::from_raw_mode(0o022));
     raise_open_files();
+    no_cores();
     match Keeper::new(&start, survey, socket, guest) {
         Ok(keeper) => keeper.run(id),
         Err((socket, e)) => answer(&socket, id, Reply::Failed { message: e.to_string() }),
     }
+}
+
+/// Before a sandbox lowers it for itself: from a hard limit of 0 only the host's root gets up to the value that is meant.
+fn no_cores() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let limit = Some(crate::rlimits::NO_CORE);
+    let _ = setrlimit(Resource::Core, Rlimit { current: limit, maximum: limit });
 }
 
 fn raise_open_files() {

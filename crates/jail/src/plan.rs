@@ -17,6 +17,10 @@ pub enum Op {
     JoinCgroup {
         tasks: PathBuf,
     },
+    /// Out of the launcher's session and process group: both reach across pid namespaces (signals, nice, the autogroup).
+    Session,
+    /// Nothing of what an operator may have given the server: no negative nice, no real time, no shelter from the memory killer.
+    OrdinaryPriority,
     /// After joining: its root is then the sandbox's own cgroup, and no name of ours shows inside.
     CgroupNamespace,
     /// Binds the guest's socket in the sandbox's directory, in the sandbox's network namespace.
@@ -86,10 +90,13 @@ pub enum Op {
         name: String,
     },
     LoopbackUp,
-    /// The launcher writes the maps.
+    /// Made by the sandbox's own host uid, not by root: the kernel charges what it counts per user (inotify, pending signals,
+    /// locked memory) to the maker too, so that one sandbox could use up root's. The launcher writes the maps.
     UserNamespace {
         map: IdMap,
     },
+    /// No namespaces below this one, and a share of what is counted per user.
+    UserLimits,
     DropGroups,
     SetIds {
         id: u32,
@@ -116,6 +123,8 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::JoinCgroup { tasks } => write!(f, "join {}", tasks.display()),
+            Self::Session => write!(f, "new session"),
+            Self::OrdinaryPriority => write!(f, "ordinary priority"),
             Self::CgroupNamespace => write!(f, "unshare cgroup"),
             Self::Listen { dir } => write!(f, "listen {}/guest.sock", dir.display()),
             Self::PrivateMounts => write!(f, "private mounts"),
@@ -145,7 +154,8 @@ impl fmt::Display for Op {
             Self::SealRoot => write!(f, "root read-only"),
             Self::Hostname { name } => write!(f, "hostname {name}"),
             Self::LoopbackUp => write!(f, "loopback up"),
-            Self::UserNamespace { map } => write!(f, "unshare user, map {}", map.line()),
+            Self::UserNamespace { map } => write!(f, "unshare user as {}, map {}", map.outer(), map.line()),
+            Self::UserLimits => write!(f, "user limits"),
             Self::DropGroups => write!(f, "drop groups"),
             Self::SetIds { id } => write!(f, "uid and gid {id}"),
             Self::SessionKeyring => write!(f, "new session keyring"),
@@ -201,7 +211,8 @@ fn etc(hostname: &str) -> [(&'static str, String); 6] {
 pub fn plan(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
-    steps.ops.extend([Op::CgroupNamespace, Op::Listen { dir: spec.dir.clone() }, Op::PrivateMounts]);
+    steps.ops.extend([Op::Session, Op::OrdinaryPriority, Op::CgroupNamespace]);
+    steps.ops.extend([Op::Listen { dir: spec.dir.clone() }, Op::PrivateMounts]);
     let (bytes, inodes) = root_size(spec);
     steps.ops.push(Op::NewRoot { at: spec.dir.join(ROOT), bytes, inodes });
     system(spec, &mut steps);
@@ -321,7 +332,7 @@ fn proc(spec: &JailSpec, steps: &mut Steps) {
 }
 
 fn give_up(spec: &JailSpec, steps: &mut Steps) {
-    steps.ops.push(Op::UserNamespace { map: spec.map });
+    steps.ops.extend([Op::UserNamespace { map: spec.map }, Op::UserLimits]);
     if spec.map.may_set_groups() {
         steps.ops.push(Op::DropGroups);
     }

@@ -41,7 +41,7 @@ impl Limits {
 
     fn table(&self) -> impl Iterator<Item = (Resource, u64)> {
         [
-            (Resource::Core, Some(0)),     // no core file, and no helper of the host's `core_pattern`
+            (Resource::Core, Some(NO_CORE)),
             (Resource::Nice, Some(0)),     // no negative nice
             (Resource::Rtprio, Some(0)),   // no real-time scheduling
             (Resource::Msgqueue, Some(0)), // message queues are kernel memory
@@ -55,6 +55,10 @@ impl Limits {
         .filter_map(|(resource, limit)| Some((resource, limit?)))
     }
 }
+
+/// Less than any core file, and the one value at which the kernel does not start the host's `core_pattern` helper either: at 0 it
+/// does, as root of the host.
+pub const NO_CORE: u64 = 1;
 
 /// Never above the hard limit already there: raising needs a capability, and a stricter host is to be obeyed.
 fn lower(resource: Resource, limit: u64) -> io::Result<()> {
@@ -71,7 +75,7 @@ mod tests {
         let limits = Limits { open_files: 256, processes: Some(64), file_size: None };
         let lines: Vec<String> = limits.table().map(|(r, l)| format!("{r:?} {l}")).collect();
         insta::assert_snapshot!(lines.join("\n"), @"
-        Core 0
+        Core 1
         Nice 0
         Rtprio 0
         Msgqueue 0

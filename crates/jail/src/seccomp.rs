@@ -67,7 +67,8 @@ const ARCHITECTURE: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const fn argument(index: u8) -> u32 {
-    16 + 8 * index as u32 // the low half comes first: both architectures are little endian
+    // The low half comes first: both architectures are little endian.
+    16 + 8 * (index & !policy::HIGH) as u32 + if index & policy::HIGH == 0 { 0 } else { 4 }
 }
 
 fn emit_program(rules: &[Rule]) -> Vec<sock_filter> {
@@ -230,7 +231,10 @@ impl fmt::Display for Rule {
 impl fmt::Display for Test {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let values: Vec<&str> = self.values.iter().map(|v| v.name).collect();
-        write!(f, "arg{}", self.argument)?;
+        write!(f, "arg{}", self.argument & !policy::HIGH)?;
+        if self.argument & policy::HIGH != 0 {
+            write!(f, ".high")?;
+        }
         if self.mask != u32::MAX {
             write!(f, " & {:#x}", self.mask)?;
         }

@@ -166,6 +166,23 @@ pub fn loopback_up() -> Result<()> {
         .map(drop)
 }
 
+/// Out of a real-time policy or I/O class, if the process is in one.
+pub fn ordinary_scheduling() -> Result<()> {
+    const PROCESS: c_int = 1;
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: reads the policy of the calling process.
+    let policy = unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;
+    if [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE].contains(&policy) {
+        // SAFETY: `parameters` outlives the call.
+        check(c_long::from(unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, ptr::from_ref(&parameters)) }))?;
+    }
+    // SAFETY: plain numbers; class and level 0 mean that the I/O priority follows the nice value. A kernel without them says ENOSYS.
+    match check(unsafe { libc::syscall(libc::SYS_ioprio_set, PROCESS, 0, 0) }) {
+        Ok(_) | Err(Errno::NOSYS) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
 /// Ignores a signal; used for those that would end the launcher before it has cleaned up.
 pub fn ignore(signal: c_int) {
     // SAFETY: SIG_IGN installs no code.

@@ -15,5 +15,9 @@ pub const VERSION: u32 = 1;
 /// The largest payload of a `Message` frame: a cell's picture in base64, or a cell's code.
 pub const MAX_MESSAGE: usize = 16 << 20;
 
+/// JSON values in a cell's mime bundle. Each costs many times its length once it is decoded: the guest passes on no more, and a
+/// message with many more ends the connection.
+pub const MAX_VALUES: usize = 100_000;
+
 /// The largest payload of a data frame (`Stdout`, `Stderr`, `File`).
 pub const MAX_CHUNK: usize = 256 << 10;

@@ -17,6 +17,7 @@ fn main() {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["sandpool-guest"] => guest(),
         [_, "serve", mode, state_dir, ref lines @ ..] => serve(mode, state_dir, lines),
+        [_, "floor", mode, state_dir] => floor(mode, state_dir),
         [_, "survey"] => survey(),
         [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap()),
         _ => eprintln!("usage: native_helper serve root|sub|single STATE_DIR LINE... | survey | bench STATE_DIR N"),
@@ -53,13 +54,8 @@ fn answer(stream: UnixStream) {
 
 /// Starts a server, makes a sandbox, prints what each line prints inside, destroys everything.
 fn serve(mode: &str, state_dir: &str, lines: &[&str]) {
-    let mode = match mode {
-        "sub" => Some(Mode::Sub),
-        "single" => Some(Mode::Single),
-        _ => None,
-    };
     let launcher = sandbox::native::spawn_launcher().unwrap();
-    let config = config(state_dir, mode);
+    let config = config(state_dir, mode_of(mode));
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, isolation) = Native::start(launcher, config).await.unwrap();
         eprintln!("mode {} level {:?}", native.mode(), isolation.level);
@@ -74,6 +70,29 @@ fn serve(mode: &str, state_dir: &str, lines: &[&str]) {
         }
         sandbox.destroy().await.unwrap();
         native.shutdown().await;
+    });
+}
+
+fn mode_of(name: &str) -> Option<Mode> {
+    match name {
+        "sub" => Some(Mode::Sub),
+        "single" => Some(Mode::Single),
+        _ => None,
+    }
+}
+
+/// Asks for everything, and says what the server answers.
+fn floor(mode: &str, state_dir: &str) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = NativeConfig { floor: Level::Full, ..config(state_dir, mode_of(mode)) };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        match Native::start(launcher, config).await {
+            Ok((native, isolation)) => {
+                eprintln!("started at {:?}", isolation.level);
+                native.shutdown().await;
+            }
+            Err(e) => eprintln!("{e}"),
+        }
     });
 }
 

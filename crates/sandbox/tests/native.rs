@@ -338,6 +338,60 @@ async fn a_full_disk_and_a_fork_bomb_and_a_memory_bomb_stay_inside() {
     native.shutdown().await;
 }
 
+/// Runs on in the sandbox, holding what it took; the count is in the file.
+async fn taken(sandbox: &dyn Sandbox, take: &str) -> usize {
+    let program = format!(
+        "import ctypes, time; c = ctypes.CDLL(None); n = 0\\nwhile {take}: n += 1\\nprint(n, flush=True); time.sleep(60)"
+    );
+    let line = format!(
+        "rm -f /tmp/taken; printf '{program}' > /tmp/take.py; setsid python3 /tmp/take.py > /tmp/taken 2>&1 & \
+         until [ -s /tmp/taken ]; do sleep 0.05; done; cat /tmp/taken"
+    );
+    let out = sh(sandbox, &line).await;
+    out.trim().parse().unwrap_or_else(|_| panic!("{out}"))
+}
+
+#[tokio::test]
+async fn what_the_kernel_counts_per_user_is_not_taken_from_root_or_the_server() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("counted");
+    // An operator may favour the server; that is not for sandboxes.
+    let favoured = rustix::process::setpriority_process(None, -5).is_ok();
+    let native = start(&place.0).await;
+    let _ = rustix::process::setpriority_process(None, 0);
+    let sandbox = native.create(&spec()).await.unwrap();
+    assert!(favoured && sh(&*sandbox, "nice").await == "0\n");
+
+    // inotify instances: root has 128 of them by default.
+    let took = taken(&*sandbox, "c.inotify_init() >= 0").await;
+    assert!((16..=32).contains(&took), "{took}");
+    rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).unwrap();
+    // Pending signals, which limit timers too.
+    let pending = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("SigQ:\t")).unwrap();
+        line.split('/').next().unwrap().parse::<usize>().unwrap()
+    };
+    let before = pending();
+    let blocked = "(n or c.sigprocmask(0, (ctypes.c_ulong * 16)(1 << 39), None) == 0)";
+    let took = taken(&*sandbox, &format!("{blocked} and c.sigqueue(c.getpid(), 40, 0) == 0")).await;
+    assert!(took >= 1000 && pending() < before + 1000, "{took}, {before} to {}", pending());
+
+    // A session and a process group of its own: both are reached across pid namespaces.
+    assert_eq!(sh(&*sandbox, "cut -d' ' -f5,6 /proc/1/stat").await, "1 1\n");
+    // Behind the system-call filter, the kernel has no namespaces for this one either.
+    assert_eq!(
+        sh(&*sandbox, "cat /proc/sys/user/max_user_namespaces /proc/sys/user/max_net_namespaces").await,
+        "0\n0\n"
+    );
+    // At 0 a crash would start the host's core_pattern helper; it cannot be lowered to that.
+    let core = sh(&*sandbox, "ulimit -c 0; grep core /proc/self/limits | tr -s ' '").await;
+    assert!(core.contains("Max core file size 1 1 bytes"), "{core}");
+    native.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_second_server_on_one_state_directory_is_refused() {
     if !root() {
@@ -462,4 +516,21 @@ fn an_ordinary_user_has_sandboxes_with_and_without_subordinate_ids() {
         assert!(fs::read_dir(state.join("instances")).unwrap().next().is_none());
     }
     wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+#[test]
+fn a_level_below_the_floor_is_refused_and_leaves_nothing() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("floor");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let state = place.0.join("state");
+    // Alone, a user has no host uid to give to a sandbox: never more than the middle level.
+    let Some(output) = as_user(&place, &["floor", "single", state.to_str().unwrap()]) else { return };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("is below the configured floor `Full`: "), "{said}");
+    assert!(said.contains("host uid per sandbox: single: sandboxes are your own user on the host"), "{said}");
+    wait_for("the end of the launcher", || descendants().is_empty());
+    wait_for("an empty state directory", || fs::read_dir(state.join("instances")).unwrap().next().is_none());
 }

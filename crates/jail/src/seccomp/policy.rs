@@ -47,8 +47,8 @@ pub struct Clause {
     pub then: Action,
 }
 
-/// Holds when `argument & mask` is one of `values`. Only the low 32 bits are looked at: every argument tested below is an `int`
-/// (or flags that end at bit 31) in the kernel too, so the high half has no meaning there either.
+/// Holds when `argument & mask` is one of `values`. The low 32 bits are looked at: every argument tested below is an `int` (or flags
+/// that end at bit 31) in the kernel too, so the high half has no meaning there either. Of a pointer both halves are tested ([`HIGH`]).
 #[derive(Debug)]
 pub struct Test {
     pub argument: u8,
@@ -89,6 +89,9 @@ const fn range(name: &'static str, low: u32, high: u32) -> Value {
 
 const ALL: u32 = u32::MAX;
 
+/// Added to an argument's number: its upper half.
+pub const HIGH: u8 = 0x80;
+
 macro_rules! allow {
     ($why:literal, $($name:ident)*) => { Rule { why: $why, calls: calls!($($name)*), clauses: &[], otherwise: Allow } };
 }
@@ -108,13 +111,15 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWNET) as u32;
 
 const NOTHING: &[Value] = &[value("none", 0)];
+const NULL: &[Value] = &[value("null", 0)];
+const SELF: &[Value] = &[value("self", 0)];
 
 pub const RULES: &[Rule] = &[
     // Allowed as they are.
     allow!(
         "bytes in and out of descriptors that are already open",
         SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2
-        SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl SYS_flock SYS_pipe2 SYS_sendfile SYS_copy_file_range
+        SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_flock SYS_pipe2 SYS_sendfile SYS_copy_file_range
         SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_readahead
     ),
     allow!(
@@ -135,7 +140,7 @@ pub const RULES: &[Rule] = &[
         SYS_open SYS_creat SYS_access SYS_stat SYS_lstat SYS_readlink SYS_getdents SYS_mkdir SYS_rmdir SYS_unlink SYS_rename
         SYS_link SYS_symlink SYS_chmod SYS_chown SYS_lchown SYS_utime SYS_utimes SYS_futimesat SYS_dup2 SYS_pipe SYS_select
         SYS_poll SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_signalfd SYS_inotify_init SYS_fork SYS_vfork SYS_getpgrp
-        SYS_alarm SYS_pause SYS_time SYS_getrlimit SYS_setrlimit SYS_sync_file_range
+        SYS_alarm SYS_pause SYS_time SYS_getrlimit SYS_sync_file_range
     ),
     #[cfg(target_arch = "x86_64")]
     allow!("thread-local storage, AMX permission, shadow stacks of the process itself", SYS_arch_prctl),
@@ -147,8 +152,8 @@ pub const RULES: &[Rule] = &[
     ),
     allow!(
         "memory of the process itself; what it may grow to is the cgroup's business",
-        SYS_mmap SYS_munmap SYS_mprotect SYS_mremap SYS_msync SYS_mincore SYS_brk SYS_mlock SYS_mlock2 SYS_munlock
-        SYS_munlockall SYS_memfd_create SYS_membarrier SYS_mseal
+        SYS_munmap SYS_mprotect SYS_mremap SYS_msync SYS_mincore SYS_brk SYS_mlock SYS_mlock2 SYS_munlock SYS_munlockall
+        SYS_membarrier SYS_mseal
     ),
     allow!(
         "protection keys: V8 guards its code pages with them where the CPU can",
@@ -295,6 +300,33 @@ pub const RULES: &[Rule] = &[
         otherwise: Einval,
     },
     Rule {
+        why: "memory, but not from the host's pool of huge pages: no memory limit counts those; libraries take ordinary pages instead",
+        calls: calls!(SYS_mmap),
+        clauses: &[Clause {
+            tests: &[Test { argument: 3, mask: libc::MAP_HUGETLB as u32, values: values!(MAP_HUGETLB) }],
+            then: Einval,
+        }],
+        otherwise: Allow,
+    },
+    Rule {
+        why: "as mmap",
+        calls: calls!(SYS_memfd_create),
+        clauses: &[Clause {
+            tests: &[Test { argument: 1, mask: libc::MFD_HUGETLB, values: values!(MFD_HUGETLB) }],
+            then: Einval,
+        }],
+        otherwise: Allow,
+    },
+    Rule {
+        why: "descriptors, but no leases: where files are the user's own, one on a shared file of a runtime stops others that open it",
+        calls: calls!(SYS_fcntl),
+        clauses: &[Clause {
+            tests: &[Test { argument: 1, mask: ALL, values: values!(F_SETLEASE F_NOTIFY) }],
+            then: Einval,
+        }],
+        otherwise: Allow,
+    },
+    Rule {
         why: "advice, but not KSM's: merged pages tell one tenant what another has in memory",
         calls: calls!(SYS_madvise),
         clauses: &[Clause {
@@ -305,10 +337,30 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         why: "own limits only: the kernel lets a process set those of any other with its uid, PID 1 included, and does not ask \
-              whether that one is dumpable",
+              whether that one is dumpable. The one for core files is only read: at 0 instead of ours a crash would start the \
+              host's core_pattern helper, as root (the answer is one that programs which mean well take for \"not here\")",
         calls: calls!(SYS_prlimit64),
-        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: &[value("self", 0)] }], then: Allow }],
+        clauses: &[
+            Clause {
+                tests: &[
+                    Test { argument: 1, mask: ALL, values: values!(RLIMIT_CORE) },
+                    Test { argument: 2, mask: ALL, values: NULL },
+                    Test { argument: 2 | HIGH, mask: ALL, values: NULL },
+                    Test { argument: 0, mask: ALL, values: SELF },
+                ],
+                then: Allow,
+            },
+            Clause { tests: &[Test { argument: 1, mask: ALL, values: values!(RLIMIT_CORE) }], then: Einval },
+            Clause { tests: &[Test { argument: 0, mask: ALL, values: SELF }], then: Allow },
+        ],
         otherwise: Eperm,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Rule {
+        why: "as prlimit64",
+        calls: calls!(SYS_setrlimit),
+        clauses: &[Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(RLIMIT_CORE) }], then: Einval }],
+        otherwise: Allow,
     },
     Rule {
         why: "ordinary scheduling, not real time",

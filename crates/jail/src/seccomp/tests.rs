@@ -58,7 +58,9 @@ fn decide(data: &Data) -> Action {
         return policy::UNNAMED;
     };
     let holds = |t: &Test| {
-        let got = data.args[usize::from(t.argument)] as u32 & t.mask;
+        let argument = data.args[usize::from(t.argument & !policy::HIGH)];
+        let half = if t.argument & policy::HIGH == 0 { argument } else { argument >> 32 };
+        let got = half as u32 & t.mask;
         t.values.iter().any(|v| (v.low..=v.high).contains(&got))
     };
     rule.clauses.iter().find(|c| c.tests.iter().all(holds)).map_or(rule.otherwise, |c| c.then)
@@ -101,7 +103,7 @@ fn every_argument_rule_is_answered_as_the_table_says_at_and_beside_each_value() 
                     answer_of(Data::call(call.number, &[*a, *b, c]));
                 }
                 answer_of(Data::call(call.number, &[*a, *b, *b]));
-                // The high half must change nothing.
+                // The high half must change nothing, but where the policy looks at it.
                 answer_of(Data::call(call.number, &[*a | 0xdead_beef << 32, *b | 1 << 32, *b | 1 << 63]));
             }
         }
@@ -196,6 +198,16 @@ fn namespaces_devices_terminals_and_others_limits_are_refused() {
     assert_eq!(call(libc::SYS_prctl, &[35]), Action::Einval);
     assert_eq!(call(libc::SYS_prlimit64, &[0, 7]), Action::Allow);
     assert_eq!(call(libc::SYS_prlimit64, &[1, 7]), Action::Eperm);
+    let core = u64::from(libc::RLIMIT_CORE);
+    assert_eq!(call(libc::SYS_prlimit64, &[0, core, 0, 0x7fff_0000]), Action::Allow);
+    // A pointer whose low half is 0 is a pointer.
+    for new in [0x7fff_0000, 1 << 32, 0x7fff << 32] {
+        assert_eq!(call(libc::SYS_prlimit64, &[0, core, new]), Action::Einval);
+    }
+    assert_eq!(call(libc::SYS_mmap, &[0, 4096, 3, 0x22]), Action::Allow);
+    assert_eq!(call(libc::SYS_mmap, &[0, 2 << 20, 3, 0x22 | 0x40000]), Action::Einval);
+    assert_eq!(call(libc::SYS_memfd_create, &[0, 5]), Action::Einval);
+    assert_eq!(call(libc::SYS_fcntl, &[3, 1024, 0]), Action::Einval);
 }
 
 /// Runs `attempt` in a forked child under the filter and returns what it returned.

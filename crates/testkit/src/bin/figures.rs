@@ -134,7 +134,8 @@ fn base_of(venv: &Path) -> Option<PathBuf> {
 }
 
 fn kernel(python: &str) -> KernelSpec {
-    let env = [("PATH", "/usr/bin:/bin"), ("HOME", "/workspace"), ("OPENBLAS_NUM_THREADS", "1"), ("IPYTHONDIR", "/tmp/i")];
+    let env =
+        [("PATH", "/usr/bin:/bin"), ("HOME", "/workspace"), ("OPENBLAS_NUM_THREADS", "1"), ("IPYTHONDIR", "/tmp/i")];
     KernelSpec {
         language: Language::Python,
         argv: [python, "-I", "-X", "utf8", "/opt/sandpool/driver.py"].map(String::from).to_vec(),
@@ -215,7 +216,9 @@ fn memory(server: u32) -> Vec<String> {
     for (name, want) in [("guest", "sandpool-guest"), ("Python kernel, after a cell", "driver.py")] {
         let sizes: Vec<u64> = descendants(server)
             .into_iter()
-            .filter(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).contains(want)))
+            .filter(|pid| {
+                std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).contains(want))
+            })
             .filter_map(private_kb)
             .collect();
         if let Some(most) = sizes.iter().max() {
@@ -245,7 +248,10 @@ fn descendants(root: u32) -> Vec<u32> {
 fn private_kb(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let field = |name: &str| -> u64 {
-        text.lines().find_map(|l| l.strip_prefix(name)).and_then(|l| l.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        text.lines()
+            .find_map(|l| l.strip_prefix(name))
+            .and_then(|l| l.split_whitespace().next()?.parse().ok())
+            .unwrap_or(0)
     };
     Some(field("Private_Clean:") + field("Private_Dirty:"))
 }
