@@ -283,7 +283,8 @@ fn named(dir: &Path) -> impl FnOnce(io::Error) -> io::Error + '_ {
 
 fn make(hierarchy: &Hierarchy, dir: &Path, limits: Limits, parent: bool) -> io::Result<()> {
     match fs::create_dir(dir) {
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        // A group is shared. A sandbox's own is new, or somebody else decides what is in it and under which limits.
+        Err(e) if parent && e.kind() == ErrorKind::AlreadyExists => return Ok(()),
         other => other.map_err(named(dir))?,
     }
     if hierarchy.version == Version::V2 && parent {
@@ -329,7 +330,11 @@ fn set(version: Version, controller: Controller, dir: &Path, limits: Limits) -> 
                 return write(dir, "cpu.max", &format!("{quota} {PERIOD}"));
             }
             write(dir, "cpu.cfs_period_us", &PERIOD.to_string())?;
-            write(dir, "cpu.cfs_quota_us", &quota.to_string())
+            match write(dir, "cpu.cfs_quota_us", &quota.to_string()) {
+                // v1 takes no more than a cgroup above has, and then that one is the limit.
+                Err(e) if e.kind() == ErrorKind::InvalidInput => Ok(()),
+                other => other,
+            }
         }
         (_, Controller::Pids) => limits.pids.map_or(Ok(()), |pids| write(dir, "pids.max", &pids.to_string())),
     }

@@ -137,11 +137,12 @@ impl Drop for Slot {
 }
 
 impl Slots {
-    pub fn open(dir: PathBuf, mode: Mode, range: Option<SubRange>) -> io::Result<Self> {
+    /// `subordinate`: how many ids there are to give in sub mode.
+    pub fn open(dir: PathBuf, mode: Mode, subordinate: u32) -> io::Result<Self> {
         private_dir(&dir)?;
         let count = match mode {
             Mode::Root => ROOT_SLOTS,
-            Mode::Sub => range.map_or(0, |r| r.count),
+            Mode::Sub => subordinate,
             Mode::Single => u32::MAX,
         };
         Ok(Self { dir, count, next: 0 })
@@ -233,12 +234,12 @@ mod tests {
     #[test]
     fn two_servers_never_hold_the_same_slot_and_a_dropped_one_comes_free() {
         let dir = crate::test_dir("slots");
-        let mut a = Slots::open(dir.clone(), Mode::Root, None).unwrap();
-        let mut b = Slots::open(dir.clone(), Mode::Root, None).unwrap();
+        let mut a = Slots::open(dir.clone(), Mode::Root, 0).unwrap();
+        let mut b = Slots::open(dir.clone(), Mode::Root, 0).unwrap();
         let (x, y) = (a.take().unwrap(), b.take().unwrap());
         assert_ne!(x.number, y.number);
         drop(x);
-        assert_eq!(Slots::open(dir.clone(), Mode::Root, None).unwrap().take().unwrap().number, 0);
+        assert_eq!(Slots::open(dir.clone(), Mode::Root, 0).unwrap().take().unwrap().number, 0);
         drop(y);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
         fs::remove_dir(dir).unwrap();

@@ -157,12 +157,17 @@ impl Keeper {
     ) -> io::Result<(OwnedFd, Instance, Tree, Option<Slots>, u32)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, socket, epoll::EventData::new_u64(SERVER), epoll::EventFlags::IN)?;
+        check_name(&start.label)?;
         let random = instance::random_name()?;
         let tree = survey.cgroup.tree(&format!("{}-{random}", start.label));
         let instance = Instance::open(&start.state_dir, &random, start.exclusive, tree.tops())?;
         let slots = match survey.mode {
             Mode::Single => None,
-            mode => Some(Slots::open(start.runtime_dir.join("slots"), mode, survey.sub.map(|s| s.uids))?),
+            mode => {
+                // A slot is a uid and a gid.
+                let subordinate = survey.sub.map_or(0, |s| s.uids.count.min(s.gids.count));
+                Some(Slots::open(start.runtime_dir.join("slots"), mode, subordinate)?)
+            }
         };
         // In the namespace of an ordinary user's launcher everybody is 0; the map says who that is outside.
         let map = fs::read_to_string("/proc/self/uid_map")?;
@@ -205,7 +210,11 @@ impl Keeper {
     fn timeout(&self) -> Option<Timespec> {
         let now = Instant::now();
         let of = |cell: &Cell| match &cell.phase {
-            Phase::Ending { .. } if cell.pid.is_none() => Some(Duration::from_micros(500)),
+            // What is in the way for long (somebody on the host holds it) is not asked for a thousand times a second.
+            Phase::Ending { until, .. } if cell.pid.is_none() => {
+                let waited = END_TIME.saturating_sub(until.saturating_duration_since(now));
+                Some((waited / 8).max(Duration::from_micros(500)))
+            }
             Phase::Building { until, .. } | Phase::Ending { until, .. } => Some(until.saturating_duration_since(now)),
             Phase::Running => None,
         };

@@ -111,8 +111,12 @@ const ETC: &[&str] = &[
 
 /// What tells about the host or the kernel's insides. Those that are absent when a sandbox is made are skipped: kernels differ.
 const MASKED_FILES: &[&str] = &[
+    "/proc/allocinfo",
+    "/proc/bootconfig",
+    "/proc/buddyinfo",
     "/proc/cmdline",
     "/proc/config.gz",
+    "/proc/consoles",
     "/proc/diskstats",
     "/proc/interrupts",
     "/proc/iomem",
@@ -139,6 +143,7 @@ const MASKED_FILES: &[&str] = &[
     "/proc/timer_list",
     "/proc/timer_stats",
     "/proc/vmallocinfo",
+    "/proc/vmcore",
     "/proc/zoneinfo",
 ];
 const MASKED_DIRS: &[&str] = &[
@@ -146,6 +151,7 @@ const MASKED_DIRS: &[&str] = &[
     "/proc/asound",
     "/proc/bus",
     "/proc/driver",
+    "/proc/dynamic_debug",
     "/proc/fs",
     "/proc/irq",
     "/proc/pressure",

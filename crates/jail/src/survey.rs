@@ -80,6 +80,8 @@ impl Survey {
         };
         let sub = sub.filter(|_| mode == Mode::Sub);
         let (refusal, namespaces) = namespaces(mode);
+        // First: what else fails follows from it.
+        let refusal = too_old(&release, &sys::missing_calls()).or(refusal);
         let refusal = refusal.or_else(|| (mode == Mode::Root).then(unmapped_root).flatten());
         facts.push(namespaces);
         facts.push(identity(mode));
@@ -144,6 +146,20 @@ fn kernel(release: &str) -> Fact {
     let known = HOLES.iter().any(|(s, ..)| *s == series) || series > (6, 19);
     let note = if known { "" } else { "; this series is not in the table of known holes, ask your distribution" };
     fact("kernel", true, format!("{release}{note}"), "")
+}
+
+/// Without these calls every creation would fail halfway, with an error that says little.
+fn too_old(release: &str, missing: &[&str]) -> Option<Refusal> {
+    (!missing.is_empty()).then(|| Refusal {
+        why: format!(
+            "the kernel `{release}` does not have, or a filter around this process hides: {}",
+            missing.join(", ")
+        ),
+        hint: format!(
+            "use Linux {}.{} or newer; in a container `--security-opt seccomp=unconfined`",
+            OLDEST.0, OLDEST.1
+        ),
+    })
 }
 
 fn identity(mode: Mode) -> Fact {
@@ -274,8 +290,9 @@ fn disk(mode: Mode) -> (bool, Fact) {
     if !ext4 {
         return in_memory("the kernel has no ext4", "load the module ext4");
     }
-    if fs::OpenOptions::new().read(true).open("/dev/loop-control").is_err() {
-        return in_memory("there is no loop device", "load the module loop, or give the container /dev/loop-control");
+    if let Err(e) = volume::loop_devices() {
+        let hint = "load the module loop, or give the container the host's /dev";
+        return in_memory(&format!("there is no loop device ({e})"), hint);
     }
     if volume::mkfs().is_none() {
         return in_memory("mkfs.ext4 is not installed", "install e2fsprogs");
@@ -437,6 +454,23 @@ mod tests {
     fn root_of_a_small_namespace_has_no_ids_to_give() {
         assert!(maps("         0          0 4294967295\n", ids::ROOT_BASE));
         assert!(!maps("         0       1000          1\n         1     100000      65536\n", ids::ROOT_BASE));
+    }
+
+    #[test]
+    fn a_kernel_without_a_call_is_refused_by_the_calls_name() {
+        assert_eq!(sys::missing_calls(), Vec::<&str>::new());
+        // Our own filter hides one of them. A thread's own: the other tests go on without it.
+        let hidden = std::thread::spawn(|| {
+            crate::process::set_no_new_privs().unwrap();
+            crate::seccomp::install(crate::seccomp::compile(crate::seccomp::Profile::Code)).unwrap();
+            sys::missing_calls()
+        });
+        let refusal = too_old("5.2.0", &hidden.join().unwrap()).unwrap();
+        assert_eq!(
+            refusal.why,
+            "the kernel `5.2.0` does not have, or a filter around this process hides: clone3 (5.3)"
+        );
+        assert_eq!(too_old("6.1.0", &[]), None);
     }
 
     #[test]

@@ -216,6 +216,25 @@ pub fn landlock_abi() -> Option<u32> {
     u32::try_from(abi).ok().filter(|abi| *abi > 0)
 }
 
+/// Calls that a sandbox cannot be made without, and this kernel (or a filter around us) does not have.
+pub fn missing_calls() -> Vec<&'static str> {
+    let none = ptr::null::<u8>();
+    // SAFETY: each call gets a length, flag or descriptor that is never valid, so that it fails before it reads or changes anything.
+    let tried = unsafe {
+        [
+            ("fsopen (5.2)", check(libc::syscall(libc::SYS_fsopen, none, u32::MAX))),
+            ("open_tree (5.2)", check(libc::syscall(libc::SYS_open_tree, -1, none, u32::MAX))),
+            ("move_mount (5.2)", check(libc::syscall(libc::SYS_move_mount, -1, none, -1, none, u32::MAX))),
+            ("clone3 (5.3)", check(libc::syscall(libc::SYS_clone3, none, 0usize))),
+            ("pidfd_open (5.3)", check(libc::syscall(libc::SYS_pidfd_open, -1, 0))),
+            ("openat2 (5.6)", check(libc::syscall(libc::SYS_openat2, -1, none, none, 0usize))),
+            ("close_range (5.9)", check(libc::syscall(libc::SYS_close_range, u32::MAX, 0, 0))),
+            ("mount_setattr (5.12)", check(libc::syscall(libc::SYS_mount_setattr, -1, none, 0, none, 0usize))),
+        ]
+    };
+    tried.into_iter().filter(|(_, result)| *result == Err(Errno::NOSYS)).map(|(name, _)| name).collect()
+}
+
 /// Whether the kernel takes seccomp filters that kill the process.
 pub fn seccomp_available() -> bool {
     let action: u32 = libc::SECCOMP_RET_KILL_PROCESS;

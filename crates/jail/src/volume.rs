@@ -148,6 +148,13 @@ pub fn attach_loop(image: &Path) -> Result<Attached, Error> {
     Err(at("/dev/loop-control")(Errno::BUSY))
 }
 
+/// Whether a device can be had at all: a container may have the control file and not the devices that it makes.
+pub fn loop_devices() -> Result<(), Errno> {
+    let open = |path: &str| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    let number = loop_device::free_number(open("/dev/loop-control")?)?;
+    open(&format!("/dev/loop{number}")).map(drop)
+}
+
 /// The image a loop device holds, if it holds one.
 pub fn loop_backing(number: u32) -> Option<PathBuf> {
     let text = fs::read_to_string(format!("/sys/block/loop{number}/loop/backing_file")).ok()?;

@@ -239,10 +239,16 @@ impl Link {
         told.await.map_err(|_| gone())
     }
 
-    /// Says it without waiting for the answer, or for room: for those who are being dropped.
-    fn post(&self, call: Call) {
+    /// Says it without waiting for the answer: for those who are being dropped. Waits for room elsewhere, if there is none.
+    fn post(self: &Arc<Self>, call: Call) {
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        let _ = wire::send(&self.shared.socket, &Request { id, call }, &[]);
+        let request = Request { id, call };
+        let full = wire::send(&self.shared.socket, &request, &[]).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+        if full && let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let link = Arc::clone(self);
+            // Without a runtime the connection closes soon, and everything behind it goes.
+            runtime.spawn(async move { drop(link.call(request.call, &[]).await) });
+        }
     }
 }
 
@@ -443,6 +449,22 @@ impl Sandbox for NativeSandbox {
 mod tests {
     use super::*;
     use jail::cgroup::{Hierarchy, Layout, Version};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[tokio::test]
+    async fn a_thousand_dropped_sandboxes_are_all_taken_back_by_a_launcher_that_is_busy() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let link = Arc::new(Link::open(ours).unwrap());
+        for number in 0..1000 {
+            link.post(Call::Destroy { sandbox: number.to_string() });
+        }
+        let read = move || {
+            let request = |_| wire::receive::<Request>(&theirs).unwrap().unwrap().0.call;
+            (0..1000).map(request).filter(|call| matches!(call, Call::Destroy { .. })).count()
+        };
+        assert_eq!(tokio::task::spawn_blocking(read).await.unwrap(), 1000);
+    }
 
     fn survey(controllers: &[Controller], off: &[&str]) -> Survey {
         let fact = |layer: &str, state| Fact { layer: layer.into(), state, why: "why".into(), what_to_do: "do".into() };
