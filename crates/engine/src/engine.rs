@@ -134,9 +134,12 @@ impl Engine {
     /// Makes the sessions, checks them, and becomes ready. The error is for the operator and may name paths of the host.
     pub async fn start_pool(&self, runtimes: Runtimes) -> Result<(), EngineError> {
         let result = self.inner.start_pool(runtimes).await;
-        if let Err(error) = &result {
-            tracing::error!(target: STARTUP_LOG, "启动失败: {error}");
-            self.set_failed("the session pool could not be started; the server's log says why");
+        match &result {
+            Ok(()) => self.inner.health().log(),
+            Err(error) => {
+                tracing::error!(target: STARTUP_LOG, "启动失败: {error}");
+                self.set_failed("the session pool could not be started; the server's log says why");
+            }
         }
         result
     }

@@ -208,6 +208,20 @@ pub struct Health {
     pub startup_time_seconds: f64,
 }
 
+impl Health {
+    pub(crate) fn log(&self) {
+        tracing::info!(
+            interpreter_ready = self.interpreter_ready,
+            interpreter_status = self.interpreter_status,
+            session_pool_size = self.session_pool_size,
+            session_pool_available = self.session_pool_available,
+            all_sessions_healthy = self.all_sessions_healthy,
+            startup_time_seconds = self.startup_time_seconds,
+            "health"
+        );
+    }
+}
+
 /// What the outside may read. `Display` is safe to show: no host path, no foreign id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {

@@ -54,14 +54,21 @@ impl World {
         context: &Context,
     ) -> Result<(OwnedMutexGuard<Home>, OwnedSemaphorePermit), EngineError> {
         let config = &self.inner.config;
-        if let Ok(home) = context.turn.clone().try_lock_owned()
-            && let Ok(permit) = self.holdings.permits.clone().try_acquire_owned()
-        {
-            return Ok((home, permit));
-        }
+        let turn = context.turn.clone().try_lock_owned();
+        let permit = turn.is_ok().then(|| self.holdings.permits.clone().try_acquire_owned());
+        let turn = match (turn, permit) {
+            (Ok(home), Some(Ok(permit))) => return Ok((home, permit)),
+            // A turn that was had is not given back: another run would go first.
+            (turn, _) => turn,
+        };
         let _queued = self.holdings.enqueue(config.queue_length).ok_or(EngineError::QueueFull(config.queue_length))?;
-        let turn = context.turn.clone().lock_owned();
-        let home = self.wait(call, context, "an earlier run in this context is not finished", turn).await?;
+        let home = match turn {
+            Ok(home) => home,
+            Err(_) => {
+                let turn = context.turn.clone().lock_owned();
+                self.wait(call, context, "an earlier run in this context is not finished", turn).await?
+            }
+        };
         let permit = tokio::time::timeout(config.queue_wait, self.holdings.permits.clone().acquire_owned());
         let why = format!("all {} sessions are busy", config.pool_size);
         match self.wait(call, context, &why, permit).await? {
