@@ -21,7 +21,7 @@ use crate::cgroup::{Cgroup, Controller, Tree};
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance, Record};
 use crate::launcher::{answer, failed, log};
-use crate::plan::{ROOT, plan};
+use crate::plan::{Plan, ROOT, plan};
 use crate::spec::{Host, JailSpec, Volume};
 use crate::survey::Survey;
 use crate::sys::{self, Cloned};
@@ -380,7 +380,8 @@ impl Keeper {
                 sys::default_signals();
                 let handles = Handles { control, guest, log };
                 // A panic must not return into the launcher's loop.
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| apply::run(&plan, handles, fail_at)));
+                let _ =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build_in_child(&plan, handles, fail_at)));
                 sys::leave(1)
             }
             Cloned::Parent { pid, pidfd } => {
@@ -549,6 +550,17 @@ impl Keeper {
                 self.answer(id, reply);
             }
         }
+    }
+}
+
+/// First of all it lets go of the launcher's descriptors: with the other end of its own connection open it would wait for a dead
+/// launcher for ever, with the server's connection and the locks nobody would notice that death.
+fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
+    let keep = [handles.control.as_fd(), handles.guest.as_fd(), handles.log.as_fd()];
+    let alone =
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
+    if alone.is_ok() {
+        apply::run(plan, handles, fail_at);
     }
 }
 

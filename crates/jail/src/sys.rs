@@ -115,6 +115,23 @@ pub fn close_on_exec_from(first: RawFd) -> Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
 }
 
+/// In a forked child: closes what it has from its parent, but for the standard three and `keep`. No owner of what is closed may be
+/// used or dropped afterwards: such a child ends by [`leave`] or by another program.
+pub fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut kept: Vec<u32> =
+        keep.iter().filter_map(|fd| u32::try_from(fd.as_raw_fd()).ok()).filter(|n| *n > 2).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for number in kept.into_iter().chain([u32::MAX]) {
+        if first < number {
+            // SAFETY: the numbers between two kept ones belong to owners that this process has given up, by contract.
+            check(unsafe { libc::syscall(libc::SYS_close_range, first, number - 1, 0) })?;
+        }
+        first = number.saturating_add(1);
+    }
+    Ok(())
+}
+
 /// Puts `fd` at a fixed number that the next program will find there.
 pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> Result<()> {
     // SAFETY: the numbers 0 to 4 are reserved by the caller for what it hands over; no owned descriptor lives there.

@@ -428,7 +428,7 @@ fn whoever_dies_the_sandboxes_go_too() {
         let mut child = server(&place.0, "sleep 1000").spawn().unwrap();
         wait_for("a running sandbox", || descendants().values().any(|name| name == "sleep"));
         let all: Vec<u32> = descendants().into_keys().collect();
-        let launcher = launcher_below(child.id());
+        let launcher = launcher_below(child.id()).unwrap();
         if kill_launcher {
             kill(launcher);
         }
@@ -448,9 +448,34 @@ fn whoever_dies_the_sandboxes_go_too() {
     }
 }
 
-fn launcher_below(server: u32) -> u32 {
+#[test]
+fn a_launcher_that_dies_at_any_moment_of_a_creation_leaves_no_process_and_no_server_that_waits() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("moments");
+    for moment in 0..32 {
+        let mut child = server(&place.0, "true").spawn().unwrap();
+        let mut launcher = None;
+        wait_for("a launcher", || {
+            launcher = launcher.or_else(|| launcher_below(child.id()));
+            // Until it has a child, which is on its way to be a guest; then some steps on.
+            launcher.is_some_and(|pid| launcher_below(pid).is_some()) || child.try_wait().unwrap().is_some()
+        });
+        std::thread::sleep(Duration::from_micros(1500 * moment));
+        let below: Vec<u32> = descendants().into_keys().filter(|pid| *pid != child.id()).collect();
+        launcher.iter().for_each(|pid| kill(*pid));
+        wait_for("the end of the server", || child.try_wait().unwrap().is_some());
+        wait_for("the end of all processes", || below.iter().all(|pid| !alive(*pid)));
+    }
+    assert!(server(&place.0, "true").status().unwrap().success());
+    wait_for("an empty state directory", || fs::read_dir(place.0.join("state/instances")).unwrap().next().is_none());
+    wait_for("the end of all loop devices", || loops_in(&place.0) == 0);
+}
+
+fn launcher_below(server: u32) -> Option<u32> {
     let path = format!("/proc/{server}/task/{server}/children");
-    fs::read_to_string(path).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+    fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
 }
 
 fn alive(pid: u32) -> bool {
@@ -459,7 +484,7 @@ fn alive(pid: u32) -> bool {
 
 fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
 const USER: &str = "sandpool-tester";
