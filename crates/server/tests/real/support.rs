@@ -88,7 +88,7 @@ pub fn pair(code: &str, text: &str) -> (String, String) {
 /// Everything of ours the host can count: sandbox processes, mounts, cgroups, loop devices.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Leftovers {
-    guests: usize,
+    processes: usize,
     mounts: usize,
     cgroups: usize,
     loops: usize,
@@ -96,7 +96,12 @@ pub struct Leftovers {
 
 impl Leftovers {
     pub fn count() -> Self {
-        Self { guests: guests(), mounts: mounts(), cgroups: cgroups(Path::new("/sys/fs/cgroup"), 0), loops: loops() }
+        Self {
+            processes: processes(),
+            mounts: mounts(),
+            cgroups: cgroups(Path::new("/sys/fs/cgroup"), 0),
+            loops: loops(),
+        }
     }
 
     /// Waits (bounded) until the counts are what they were.
@@ -111,13 +116,13 @@ impl Leftovers {
     }
 }
 
-fn guests() -> usize {
+/// Whatever runs in a cgroup of ours: guests, interpreters, and what code has started. (By name would find other tests' guests.)
+fn processes() -> usize {
     let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
     processes
         .flatten()
-        .filter_map(|p| std::fs::read_to_string(p.path().join("stat")).ok())
-        // `1234 (name) S …`; a zombie is the test's own child that it has not waited for yet.
-        .filter(|stat| stat.contains("(sandpool") && !stat.contains(") Z "))
+        .filter_map(|p| std::fs::read_to_string(p.path().join("cgroup")).ok())
+        .filter(|cgroups| cgroups.contains("/sandpool"))
         .count()
 }
 
