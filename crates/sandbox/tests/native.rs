@@ -545,6 +545,28 @@ fn an_ordinary_user_has_sandboxes_with_and_without_subordinate_ids() {
     wait_for("the end of the launcher", || descendants().is_empty());
 }
 
+#[tokio::test]
+async fn two_users_side_by_side_do_not_disturb_each_other() {
+    if !root() {
+        return;
+    }
+    let (ours, theirs) = (Place::new("ours"), Place::new("theirs"));
+    fs::set_permissions(&theirs.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let native = start(&ours.0).await;
+    let sandbox = native.create(&spec()).await.unwrap();
+    assert_eq!(sh(&*sandbox, "echo ours > /workspace/f; cat /workspace/f").await, "ours\n");
+    // The other user's server starts, sweeps, works and ends; it can neither see nor reach what is ours.
+    let state = theirs.0.join("state");
+    let words = ["serve", "single", state.to_str().unwrap(), "ls /workspace; kill -9 -1; echo theirs"];
+    let Some(output) = as_user(&theirs, &words) else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(sh(&*sandbox, "cat /workspace/f").await, "ours\n");
+    let mode =
+        |path: &Path| std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).unwrap().permissions()) & 0o777;
+    assert_eq!(mode(&ours.0.join("state/instances")), 0o700, "another user could connect to a guest");
+    native.shutdown().await;
+}
+
 #[test]
 fn a_level_below_the_floor_is_refused_and_leaves_nothing() {
     if !root() {

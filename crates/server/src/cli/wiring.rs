@@ -86,6 +86,7 @@ pub fn engine_config(config: &Config) -> EngineConfig {
         group_cpu_millis: Some(cpu_millis),
         pool_size: limits.pool_size,
         session_ttl: limits.session_ttl,
+        idle_timeout: limits.idle_timeout,
         max_contexts: limits.max_contexts,
         text_budget: limits.text_budget,
         shutdown_grace: limits.shutdown_grace,

@@ -88,8 +88,12 @@ impl Effective {
     }
 
     pub(super) fn time(&self, key: &str) -> Result<Duration, ConfigError> {
-        let seconds = self.0[key].value.as_ref().and_then(as_seconds);
-        seconds.map(Duration::from_secs_f64).ok_or_else(|| self.error(key, "expected a time"))
+        self.optional_time(key).ok_or_else(|| self.error(key, "expected a time"))
+    }
+
+    /// What is there was checked when it was read.
+    pub(super) fn optional_time(&self, key: &str) -> Option<Duration> {
+        self.0[key].value.as_ref().and_then(as_seconds).map(Duration::from_secs_f64)
     }
 
     pub(super) fn absolute(&self, key: &'static str) -> Result<PathBuf, ConfigError> {

@@ -146,8 +146,8 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "dialect.agentrun.idle_timeout",
         Time(1.0, 365.0 * DAY),
-        Is("86400"),
-        "A context unused for so long is removed (over stdio all end with the client anyway)",
+        Unset,
+        "A context unused for so long is removed; unset means never, since over stdio all end with the client",
     ),
     setting("dialect.agentrun.max_contexts", Whole(1, 10_000), Is("50"), "Contexts a tenant may have"),
     setting(

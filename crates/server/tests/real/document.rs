@@ -281,3 +281,16 @@ fn the_examples_also_run_without_a_context_when_the_operator_says_so() {
     assert_eq!((&list["total"], &list["contexts"][0]["name"]), (&json!(1), &json!("default")));
     assert!(s.client.finish().success());
 }
+
+#[test]
+fn a_context_left_alone_for_the_idle_time_is_removed() {
+    let mut s = start("idle", "[dialect.agentrun]\nidle_timeout = 2\n");
+    let id = s.create(json!({"name": "left-alone"}));
+    let begun = Instant::now();
+    while s.client.call("list_contexts", json!({})).json()["total"] != 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is still there");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(s.error("run_code", json!({"code": "1", "context_id": id})).0, "CONTEXT_NOT_FOUND");
+    assert!(s.client.finish().success());
+}
