@@ -75,7 +75,9 @@ async fn prepare(engine: Engine, context: Context, stop: CancellationToken) -> R
         drop(progress); // ends the telling, so that it does not come after the next word
         let _ = telling.await;
         engine.set_status("starting the session pool");
-        Ok(engine.start_pool(prepared.kernels(config.threads)).await?)
+        engine.start_pool(prepared.kernels(config.threads)).await?;
+        tracing::info!(target: engine::STARTUP_LOG, "MCP Server 就绪，等待请求...");
+        Ok(())
     };
     let result = tokio::select! {
         result = work => result,
