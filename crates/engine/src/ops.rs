@@ -163,8 +163,6 @@ fn file_error(path: &str, limit: u64, answer: FromGuest, place: &Place) -> Engin
         proto::Failure::NotFound => EngineError::FileNotFound(path),
         proto::Failure::TooLarge => EngineError::FileTooLarge { path, limit },
         proto::Failure::NoSpace => EngineError::NoSpace,
-        proto::Failure::Syntax | proto::Failure::Kernel | proto::Failure::Io => {
-            EngineError::Sandbox(crate::live::one_line(&message))
-        }
+        proto::Failure::Kernel | proto::Failure::Io => EngineError::Sandbox(crate::live::one_line(&message)),
     }
 }

@@ -220,8 +220,6 @@ pub enum Failure {
     NotFound,
     TooLarge,
     NoSpace,
-    /// The transpiler refused the code; the message is for the user.
-    Syntax,
     /// No such kernel, or it is busy, or it could not be started.
     Kernel,
     /// Anything else the system refused.

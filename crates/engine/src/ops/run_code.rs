@@ -191,8 +191,6 @@ struct Cell<'a> {
 /// How the conversation about one run ended.
 enum Ending {
     Reported(RunEnd),
-    /// The transpiler refused the code.
-    Syntax(String),
     /// The code never left.
     Unsendable(String),
     Refused(String),
@@ -214,7 +212,6 @@ impl Cell<'_> {
                 duration = duration.min(Duration::from_micros(end.micros));
                 self.conclude(end.status, home).await
             }
-            Ending::Syntax(message) => fold.error("SyntaxError", message),
             Ending::Unsendable(why) => fold.error("CodeTooLong", format!("the code cannot be run in one call: {why}")),
             Ending::Failed(why) => {
                 // It may or may not have run: an interpreter in doubt is not used again.
@@ -352,7 +349,6 @@ impl<'a> Fold<'a> {
                 self.rich.late(&stderr);
             }
             FromGuest::RunEnd { end } => return Ok(Some(Ending::Reported(end))),
-            FromGuest::Failed { failure: proto::Failure::Syntax, message } => return Ok(Some(Ending::Syntax(message))),
             FromGuest::Failed { failure: proto::Failure::Kernel, message } => {
                 return Ok(Some(Ending::Refused(crate::live::one_line(&message))));
             }
