@@ -49,10 +49,12 @@ pub(crate) struct Maker {
 impl Maker {
     pub(crate) async fn sandbox(&self, group: Group) -> Result<Arc<Place>, Failure> {
         let spec = SandboxSpec {
-            group,
+            groups: vec![group],
             limits: self.config.limits,
             runtime: self.runtimes.binds(),
             files: self.runtimes.files.clone(),
+            volumes: vec![],
+            kept: None,
         };
         self.live.make(spec).await
     }
@@ -334,7 +336,14 @@ fn next_pause(last: Duration) -> Duration {
 
 async fn run_statement(place: &Place) -> Result<(), String> {
     let deadline = Deadline { after_ms: CHECK_DEADLINE.as_millis() as u64, grace_ms: 1000 };
-    let request = ToGuest::Run { kernel: FIRST_KERNEL, code: STATEMENT.into(), deadline, forward_bytes: 1024 };
+    let request = ToGuest::Run {
+        kernel: FIRST_KERNEL,
+        code: STATEMENT.into(),
+        env: BTreeMap::new(),
+        deadline,
+        forward_bytes: 1024,
+        keep_over: None,
+    };
     let checking = async {
         let mut run = place.guest.call(&request).await.map_err(|lost| lost.0)?;
         loop {

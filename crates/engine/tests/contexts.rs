@@ -68,7 +68,7 @@ async fn nothing_of_one_tenant_exists_for_another() {
     }
     assert_eq!(engine.execute(&stranger, Op::ListContexts).await, Ok(Outcome::Contexts(vec![])));
     engine.execute(&stranger, create_op("mine")).await.unwrap();
-    let groups: std::collections::BTreeSet<String> = backend.specs().into_iter().map(|spec| spec.group.name).collect();
+    let groups: std::collections::BTreeSet<String> = backend.specs().into_iter().map(|spec| spec.groups[0].name.clone()).collect();
     assert_eq!(groups.len(), 2, "a budget each");
     assert!(groups.iter().all(
         |name| name.len() <= 64 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

@@ -110,10 +110,12 @@ fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
 
 fn spec() -> SandboxSpec {
     SandboxSpec {
-        group: Group { name: "g".into(), memory_bytes: None, cpu_millis: None },
+        groups: vec![Group { name: "g".into(), memory_bytes: None, cpu_millis: None }],
         limits: Limits { memory_bytes: 256 << 20, cpu_millis: 1000, pids: 64, disk_bytes: 64 << 20, disk_inodes: 2000 },
         runtime: vec![],
         files: vec![("/opt/sandpool/hello.txt".into(), b"hello".to_vec())],
+        volumes: vec![],
+        kept: None,
     }
 }
 

@@ -18,15 +18,45 @@ pub type GuestStream = Box<dyn Duplex>;
 /// What a sandbox is to be. Everything in it was decided by the operator, nothing by a tool argument.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SandboxSpec {
-    /// A budget shared by all sandboxes that name the same group (a tenant): a parent cgroup.
-    pub group: Group,
+    /// Budgets around it, outermost first (a tenant, then one of its tool sets): nested parent cgroups. One to three.
+    pub groups: Vec<Group>,
     pub limits: Limits,
     /// Host directories and files of the language runtimes, shown read-only at the same path.
     pub runtime: Vec<PathBuf>,
     /// Files written into the sandbox's root before it is sealed (drivers): absolute path inside, content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
+    /// Host directories the operator shares with sandboxes.
+    pub volumes: Vec<SharedVolume>,
+    /// `/data` lies on a volume of its own that outlives the sandbox; only one sandbox at a time may have it.
+    pub kept: Option<KeptVolume>,
 }
 
+/// A directory of the host, shown to sandboxes. What its owner has there belongs to the sandbox's user inside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedVolume {
+    pub host: PathBuf,
+    pub inside: PathBuf,
+    pub read_only: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptVolume {
+    /// 64 lower-case hexadecimal digits.
+    pub name: String,
+    /// What the volume is made with; one that exists keeps its size.
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+/// A kept volume that exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    pub name: String,
+    /// Seconds since 1970.
+    pub last_used: u64,
+}
+
+/// A budget shared by all sandboxes that name the same group below the same outer groups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
     /// `[a-z0-9-]{1,64}`.
@@ -81,6 +111,9 @@ pub enum BackendError {
     Create(String),
     #[error("isolation level `{got:?}` is below the configured floor `{floor:?}`: {missing}")]
     BelowFloor { got: Level, floor: Level, missing: String },
+    /// Another sandbox has the kept volume, here or under another server of the same state directory.
+    #[error("the kept volume is in use by another sandbox")]
+    InUse,
     #[error("sandbox `{0}` is gone")]
     Gone(String),
     #[error("launcher: {0}")]
@@ -93,7 +126,11 @@ pub trait Backend: Send + Sync {
     /// Says in plain words why this host cannot run this back end, or how well it can.
     async fn preflight(&self) -> Result<Isolation, BackendError>;
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError>;
-    /// Destroys everything and waits until nothing is left.
+    /// The kept volumes, with when each was last used.
+    async fn kept(&self) -> Result<Vec<Kept>, BackendError>;
+    /// Deletes a kept volume. Idempotent; refused with [`BackendError::InUse`] while a sandbox has it.
+    async fn discard(&self, name: &str) -> Result<(), BackendError>;
+    /// Destroys everything and waits until nothing is left. Kept volumes stay.
     async fn shutdown(&self);
 }
 

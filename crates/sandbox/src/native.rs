@@ -34,7 +34,7 @@ use tokio::task::AbortHandle;
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 
-use crate::{Backend, BackendError, GuestStream, Isolation, Level, Sandbox, SandboxSpec, Stats};
+use crate::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
 pub fn launcher_entry() {
@@ -330,7 +330,7 @@ impl Native {
             instance: Arc::clone(&self.instance),
             destroyed: AtomicBool::new(false),
         };
-        match self.link.call(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await? {
+        match self.link.call(Call::Create(Box::new(order(id, spec, fail_at)?)), &[]).await? {
             Reply::Done => Ok(Box::new(sandbox)),
             Reply::Failed { message } => {
                 sandbox.destroyed.store(true, Ordering::Relaxed);
@@ -341,9 +341,15 @@ impl Native {
     }
 }
 
-fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create {
-    let SandboxSpec { group, limits, runtime, files } = spec;
-    Create {
+fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Result<Create, BackendError> {
+    let SandboxSpec { groups, limits, runtime, files, volumes, kept } = spec;
+    let [group] = &groups[..] else {
+        return Err(BackendError::Create("nested groups are not there yet".into()));
+    };
+    if !volumes.is_empty() || kept.is_some() {
+        return Err(BackendError::Create("shared and kept volumes are not there yet".into()));
+    }
+    Ok(Create {
         sandbox,
         group: group.name.clone(),
         group_limits: cgroup::Limits { memory_bytes: group.memory_bytes, cpu_millis: group.cpu_millis, pids: None },
@@ -360,7 +366,7 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create 
             .map(|(path, bytes)| FileSpec { path: path.clone(), content: bytes.clone().into() })
             .collect(),
         fail_at,
-    }
+    })
 }
 
 #[async_trait]
@@ -375,6 +381,14 @@ impl Backend for Native {
 
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
         self.create_failing(spec, None).await
+    }
+
+    async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
+        Ok(vec![])
+    }
+
+    async fn discard(&self, _name: &str) -> Result<(), BackendError> {
+        Ok(())
     }
 
     async fn shutdown(&self) {

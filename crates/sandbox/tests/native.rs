@@ -69,10 +69,12 @@ async fn start(dir: &Path) -> Native {
 
 fn spec() -> SandboxSpec {
     SandboxSpec {
-        group: Group { name: "tenant".into(), memory_bytes: Some(512 << 20), cpu_millis: None },
+        groups: vec![Group { name: "tenant".into(), memory_bytes: Some(512 << 20), cpu_millis: None }],
         limits: LIMITS,
         runtime: vec![],
         files: vec![("/opt/sandpool/driver.py".into(), b"print(1)\n".to_vec())],
+        volumes: vec![],
+        kept: None,
     }
 }
 
@@ -311,8 +313,8 @@ async fn a_full_disk_and_a_fork_bomb_and_a_memory_bomb_stay_inside() {
     let place = Place::new("limits");
     let native = start(&place.0).await;
     // A group with less processor than a sandbox asks for is no reason to have none.
-    let group = Group { cpu_millis: Some(LIMITS.cpu_millis / 2), ..spec().group };
-    let spec = SandboxSpec { group, ..spec() };
+    let group = Group { cpu_millis: Some(LIMITS.cpu_millis / 2), ..spec().groups[0].clone() };
+    let spec = SandboxSpec { groups: vec![group], ..spec() };
     let (one, other) = tokio::join!(native.create(&spec), native.create(&spec));
     let (one, other) = (one.unwrap(), other.unwrap());
     let full =

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use proto::{
     Deadline, Decoder, Ended, Failure, Frame, FromGuest, KernelEvent, KernelId, Kind, RunEnd, RunStatus, ToGuest,
 };
-use sandbox::{Backend, BackendError, GuestStream, Isolation, Level, Sandbox, SandboxSpec, Stats};
+use sandbox::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
@@ -41,6 +41,8 @@ struct Shared {
     runs: Mutex<Vec<String>>,
     kernels: Mutex<Vec<proto::KernelSpec>>,
     specs: Mutex<Vec<SandboxSpec>>,
+    /// Names of kept volumes and when each was last used.
+    kept: Mutex<BTreeMap<String, u64>>,
     running: AtomicUsize,
     most_running: AtomicUsize,
 }
@@ -98,6 +100,16 @@ impl FakeBackend {
         lock(&self.shared.specs).clone()
     }
 
+    /// Makes a kept volume look as if it had last been used then.
+    pub fn set_last_used(&self, name: &str, seconds: u64) {
+        lock(&self.shared.kept).insert(name.to_owned(), seconds);
+    }
+
+    fn has_kept(&self, name: &str) -> bool {
+        let has = |s: &Arc<FakeSandbox>| s.kept.as_deref() == Some(name) && !s.destroyed.load(Ordering::SeqCst);
+        lock(&self.shared.sandboxes).iter().any(has)
+    }
+
     /// The most cells that ever ran at the same time.
     pub fn most_running(&self) -> usize {
         self.shared.most_running.load(Ordering::SeqCst)
@@ -130,12 +142,20 @@ impl Backend for FakeBackend {
         if take_one(&self.shared.fail_creates) {
             return Err(BackendError::Create("told to fail at /host/path".into()));
         }
+        let kept = spec.kept.as_ref().map(|kept| kept.name.clone());
+        if let Some(name) = &kept {
+            if self.has_kept(name) {
+                return Err(BackendError::InUse);
+            }
+            self.set_last_used(name, now());
+        }
         let number = self.shared.created.fetch_add(1, Ordering::SeqCst);
         lock(&self.shared.specs).push(spec.clone());
         let sandbox = Arc::new(FakeSandbox {
             id: format!("sbx-{number}"),
             isolation: no_isolation(),
             backend: self.clone(),
+            kept,
             gone: Notify::new(),
             destroyed: AtomicBool::new(false),
         });
@@ -143,9 +163,26 @@ impl Backend for FakeBackend {
         Ok(Box::new(Handle(sandbox)))
     }
 
+    async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
+        let kept = |(name, last_used): (&String, &u64)| Kept { name: name.clone(), last_used: *last_used };
+        Ok(lock(&self.shared.kept).iter().map(kept).collect())
+    }
+
+    async fn discard(&self, name: &str) -> Result<(), BackendError> {
+        if self.has_kept(name) {
+            return Err(BackendError::InUse);
+        }
+        lock(&self.shared.kept).remove(name);
+        Ok(())
+    }
+
     async fn shutdown(&self) {
         self.shared.shut_down.store(true, Ordering::SeqCst);
     }
+}
+
+fn now() -> u64 {
+    std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }
 
 fn no_isolation() -> Isolation {
@@ -160,6 +197,7 @@ struct FakeSandbox {
     id: String,
     isolation: Isolation,
     backend: FakeBackend,
+    kept: Option<String>,
     gone: Notify,
     destroyed: AtomicBool,
 }
@@ -239,7 +277,7 @@ impl Wire {
     }
 
     pub async fn end(&self, call: u64, status: RunStatus) {
-        let end = RunEnd { status, micros: 1000, stdout_bytes: 0, stderr_bytes: 0 };
+        let end = RunEnd { status, micros: 1000, stdout_bytes: 0, stderr_bytes: 0, stdout_kept: None, stderr_kept: None };
         self.send(call, &FromGuest::RunEnd { end }).await;
     }
 }
@@ -299,7 +337,7 @@ impl Guest {
             return;
         }
         match request {
-            ToGuest::WriteFile { path, size } => {
+            ToGuest::WriteFile { path, size, .. } => {
                 uploads.insert(call, (path, size as usize, Vec::new()));
                 self.finish_upload(call, uploads).await;
             }
@@ -345,16 +383,18 @@ impl Guest {
                 lock(&self.variables).remove(&kernel);
                 wire.send(call, &FromGuest::Done).await;
             }
-            ToGuest::ReadFile { path, max_bytes } => {
+            ToGuest::ReadFile { path, offset, length, max_size, .. } => {
                 let content = lock(&self.files).get(&path).cloned();
                 match content {
                     None => wire.send(call, &failed(Failure::NotFound)).await,
-                    Some(content) if content.len() as u64 > max_bytes => {
+                    Some(content) if max_size.is_some_and(|most| content.len() as u64 > most) => {
                         wire.send(call, &failed(Failure::TooLarge)).await
                     }
                     Some(content) => {
-                        wire.send(call, &FromGuest::FileStart { size: content.len() as u64 }).await;
-                        wire.data(Kind::File, call, &content).await;
+                        wire.send(call, &FromGuest::FileStart { size: content.len() as u64, modified_ns: 0, inode: 1 }).await;
+                        let from = content.len().min(offset as usize);
+                        let to = from + (content.len() - from).min(length as usize);
+                        wire.data(Kind::File, call, &content[from..to]).await;
                         wire.send(call, &FromGuest::Done).await;
                     }
                 }

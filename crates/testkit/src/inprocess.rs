@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use proto::{Decoder, Frame, Kind, ToGuest};
-use sandbox::{Backend, BackendError, GuestStream, Isolation, Level, Sandbox, SandboxSpec, Stats};
+use sandbox::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const WORKSPACE: &str = "/workspace";
@@ -40,6 +40,9 @@ impl Backend for InProcess {
     }
 
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
+        if !spec.volumes.is_empty() || spec.kept.is_some() {
+            return Err(BackendError::Create("a back end without walls has no volumes".into()));
+        }
         let number = self.next.fetch_add(1, Ordering::SeqCst);
         let root = self.base.join(format!("sbx-{number}"));
         write_root(&root, spec).map_err(|e| BackendError::Create(format!("{}: {e}", root.display())))?;
@@ -50,6 +53,14 @@ impl Backend for InProcess {
             isolation: isolation(),
             closing: Mutex::default(),
         }))
+    }
+
+    async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
+        Ok(vec![])
+    }
+
+    async fn discard(&self, _name: &str) -> Result<(), BackendError> {
+        Ok(())
     }
 
     async fn shutdown(&self) {}

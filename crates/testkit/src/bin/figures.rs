@@ -93,7 +93,7 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
     let (native, _) = Native::start(launcher, config).await?;
     let venv = Path::new(python).parent().and_then(Path::parent).ok_or("PYTHON is not in an environment")?;
     let spec = SandboxSpec {
-        group: Group { name: "figures".into(), memory_bytes: None, cpu_millis: None },
+        groups: vec![Group { name: "figures".into(), memory_bytes: None, cpu_millis: None }],
         limits: Limits {
             memory_bytes: 2 << 30,
             cpu_millis: 2000,
@@ -103,6 +103,8 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         },
         runtime: vec![venv.to_owned()].into_iter().chain(base_of(venv)).filter(|p| !p.starts_with("/usr")).collect(),
         files: vec![("/opt/sandpool/driver.py".into(), guest::kernels::PYTHON_DRIVER.as_bytes().to_vec())],
+        volumes: vec![],
+        kept: None,
     };
     for _ in 0..rounds {
         time_true(table)?;
@@ -113,7 +115,14 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         table.add("sandbox: create to guest's hello", start.elapsed());
         guest.ask(2, &ToGuest::StartKernel { kernel: 1, spec: kernel(python) }).await?;
         let deadline = Deadline { after_ms: 30_000, grace_ms: 1000 };
-        let run = ToGuest::Run { kernel: 1, code: "print(1)".into(), deadline, forward_bytes: 1 << 20 };
+        let run = ToGuest::Run {
+            kernel: 1,
+            code: "print(1)".into(),
+            env: BTreeMap::new(),
+            deadline,
+            forward_bytes: 1 << 20,
+            keep_over: None,
+        };
         guest.ask(3, &run).await?;
         table.add("sandbox: create to first print, cold Python", start.elapsed());
         let start = Instant::now();
@@ -141,6 +150,7 @@ fn kernel(python: &str) -> KernelSpec {
         argv: [python, "-I", "-X", "utf8", "/opt/sandpool/driver.py"].map(String::from).to_vec(),
         env: env.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
         cwd: "/workspace".into(),
+        merge_output: false,
     }
 }
 

@@ -113,7 +113,7 @@ async fn attack(args: &Args, launcher: native::Launcher) -> Result<usize> {
 
 fn spec() -> SandboxSpec {
     SandboxSpec {
-        group: Group { name: "hostile".into(), memory_bytes: None, cpu_millis: None },
+        groups: vec![Group { name: "hostile".into(), memory_bytes: None, cpu_millis: None }],
         limits: Limits {
             memory_bytes: 512 << 20,
             cpu_millis: 2000,
@@ -123,6 +123,8 @@ fn spec() -> SandboxSpec {
         },
         runtime: Vec::new(),
         files: Vec::new(),
+        volumes: vec![],
+        kept: None,
     }
 }
 
