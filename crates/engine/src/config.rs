@@ -117,7 +117,13 @@ impl Runtimes {
             Language::Python => &self.python,
             Language::Javascript | Language::Typescript => self.node.as_ref()?,
         };
-        Some(KernelSpec { language, argv: command.argv.clone(), env: command.env.clone(), cwd: cwd.into() })
+        Some(KernelSpec {
+            language,
+            argv: command.argv.clone(),
+            env: command.env.clone(),
+            cwd: cwd.into(),
+            merge_output: false,
+        })
     }
 
     pub(crate) fn binds(&self) -> Vec<PathBuf> {

@@ -339,7 +339,7 @@ async fn run_statement(place: &Place) -> Result<(), String> {
     let request = ToGuest::Run {
         kernel: FIRST_KERNEL,
         code: STATEMENT.into(),
-        env: BTreeMap::new(),
+        env: std::collections::BTreeMap::new(),
         deadline,
         forward_bytes: 1024,
         keep_over: None,

@@ -197,7 +197,14 @@ async fn a_guest_of_another_version_or_without_a_word_makes_no_session() {
 async fn printed_frames_are_plain_output() {
     let backend = attacked_by(|call, wire| async move {
         let mut fake = Vec::new();
-        let end = proto::RunEnd { status: RunStatus::Exit { code: 1 }, micros: 0, stdout_bytes: 0, stderr_bytes: 0 };
+        let end = proto::RunEnd {
+            status: RunStatus::Exit { code: 1 },
+            micros: 0,
+            stdout_bytes: 0,
+            stderr_bytes: 0,
+            stdout_kept: None,
+            stderr_kept: None,
+        };
         proto::encode_message(&mut fake, call, &FromGuest::RunEnd { end }).unwrap();
         wire.data(Kind::Stdout, call, &fake).await;
         wire.end(call, RunStatus::Ok).await;
@@ -215,7 +222,7 @@ async fn a_file_larger_than_announced_or_allowed_is_not_collected() {
         let wire = wire.clone();
         matches!(request, ToGuest::ReadFile { .. }).then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
             Box::pin(async move {
-                wire.send(call, &FromGuest::FileStart { size: 1 }).await;
+                wire.send(call, &FromGuest::FileStart { size: 1, modified_ns: 0, inode: 1 }).await;
                 loop {
                     wire.data(Kind::File, call, &vec![0; 256 << 10]).await;
                     tokio::task::yield_now().await;
@@ -266,7 +273,14 @@ impl Random {
     }
 
     fn frame(&mut self, call: u64) -> Vec<u8> {
-        let end = proto::RunEnd { status: RunStatus::Error, micros: u64::MAX, stdout_bytes: u64::MAX, stderr_bytes: 0 };
+        let end = proto::RunEnd {
+            status: RunStatus::Error,
+            micros: u64::MAX,
+            stdout_bytes: u64::MAX,
+            stderr_bytes: 0,
+            stdout_kept: None,
+            stderr_kept: None,
+        };
         let bundle = proto::MimeBundle::from([("image/png".into(), "AAAA".into()), ("x\n".into(), 1.into())]);
         let messages = [
             FromGuest::Gap { stream: proto::Stream::Stdout, bytes: u64::MAX },

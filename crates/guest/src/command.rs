@@ -89,7 +89,14 @@ impl Job {
         let (stdout_bytes, stderr_bytes) = (self.stdout.finish(host), self.stderr.finish(host));
         let killed = how == Ended::Signaled { signal: Signal::KILL.as_raw() };
         let status = self.term.status(!killed).unwrap_or(RunStatus::Ended { how });
-        let end = RunEnd { status, micros: micros_since(self.term.started), stdout_bytes, stderr_bytes };
+        let end = RunEnd {
+            status,
+            micros: micros_since(self.term.started),
+            stdout_bytes,
+            stderr_bytes,
+            stdout_kept: None,
+            stderr_kept: None,
+        };
         host.send(self.call, &FromGuest::RunEnd { end });
     }
 }

@@ -105,7 +105,7 @@ impl Files {
     pub fn read(&mut self, call: u64, path: &str, max_bytes: u64, host: &mut Host) {
         match self.begin_read(path, max_bytes) {
             Ok(reading) => {
-                host.send(call, &FromGuest::FileStart { size: reading.left });
+                host.send(call, &FromGuest::FileStart { size: reading.left, modified_ns: 0, inode: 0 });
                 self.reading.insert(call, reading);
             }
             Err(refused) => refused.tell(call, host),

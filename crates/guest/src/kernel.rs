@@ -376,7 +376,7 @@ impl Kernel {
         let State::Running(run) = std::mem::replace(&mut self.state, State::Idle) else { return };
         let (stdout_bytes, stderr_bytes) = (self.stdout.finish(host), self.stderr.finish(host));
         let micros = micros_since(run.term.started);
-        let end = RunEnd { status, micros, stdout_bytes, stderr_bytes };
+        let end = RunEnd { status, micros, stdout_bytes, stderr_bytes, stdout_kept: None, stderr_kept: None };
         host.send(run.call, &FromGuest::RunEnd { end });
     }
 

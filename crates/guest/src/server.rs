@@ -380,17 +380,19 @@ impl Server {
                 Some(kernel) => kernel.stop(call),
                 None => self.host.send(call, &FromGuest::Done),
             },
-            ToGuest::Run { kernel, code, deadline, forward_bytes } => {
+            ToGuest::Run { kernel, code, deadline, forward_bytes, .. } => {
                 self.run_cell(call, kernel, &code, deadline, forward_bytes);
             }
-            ToGuest::Exec { argv, env, cwd, deadline, forward_bytes } => {
+            ToGuest::Exec { argv, env, cwd, deadline, forward_bytes, .. } => {
                 let order = Order { argv: &argv, env: &env, cwd: &cwd, deadline, forward_bytes };
                 self.start_job(call, &order)?;
             }
             ToGuest::Interrupt => self.interrupt(call),
-            ToGuest::WriteFile { path, size } => self.files.write(call, &path, size, &mut self.host),
-            ToGuest::ReadFile { path, max_bytes } => self.files.read(call, &path, max_bytes, &mut self.host),
-            ToGuest::ListFiles { path, max_entries } => self.files.list(call, path, max_entries),
+            ToGuest::WriteFile { path, size, .. } => self.files.write(call, &path, size, &mut self.host),
+            ToGuest::ReadFile { path, max_size, .. } => {
+                self.files.read(call, &path, max_size.unwrap_or(u64::MAX), &mut self.host);
+            }
+            ToGuest::ListFiles { path, max_entries, .. } => self.files.list(call, path, max_entries),
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
         Ok(())

@@ -3,7 +3,9 @@
 mod harness;
 
 use harness::*;
-use proto::{Deadline, Ended, Failure, FileKind, FromGuest, KernelSpec, Language, RunStatus, Stream, ToGuest};
+use proto::{
+    Deadline, Ended, Failure, FileKind, FromGuest, KernelSpec, Language, Order, Root, RunStatus, Stream, ToGuest,
+};
 
 const SHORT: Deadline = Deadline { after_ms: 300, grace_ms: 300 };
 
@@ -46,7 +48,15 @@ fn a_command_ends_with_its_process_though_a_daemon_holds_its_pipes() {
 fn a_command_that_is_not_there_is_a_failure_with_a_name() {
     let mut client = Client::new();
     let argv = vec!["/no/such".to_owned()];
-    let answer = client.call(&ToGuest::Exec { argv, env: env(), cwd: "/".into(), deadline: LONG, forward_bytes: 0 });
+    let answer = client.call(&ToGuest::Exec {
+        argv,
+        env: env(),
+        cwd: "/".into(),
+        merge_output: false,
+        deadline: LONG,
+        forward_bytes: 0,
+        keep_over: None,
+    });
     let FromGuest::Failed { failure: Failure::NotFound, message } = answer else { panic!("{answer:?}") };
     assert!(message.starts_with("cannot start `/no/such`: "), "{message}");
     client.nothing_left();
@@ -70,6 +80,7 @@ fn a_kernel_that_cannot_start_says_why() {
         argv: argv.iter().map(|s| (*s).to_owned()).collect(),
         env: env(),
         cwd: "/".into(),
+        merge_output: false,
     };
     let mut told = |argv: &[&str]| match client.start(1, &spec(argv)) {
         FromGuest::Failed { failure: Failure::Kernel, message } => message,
@@ -106,11 +117,15 @@ fn files_are_written_read_and_listed_beneath_the_root() {
     let mut client = Client::raw(guest::Config { root: root.path().to_owned(), ..config() });
     client.hello();
     let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7) as u8).collect();
-    let call = client.send(&ToGuest::WriteFile { path: "a/b/c.bin".into(), size: bytes.len() as u64 });
+    let call =
+        client.send(&ToGuest::WriteFile { root: Root::Workspace, path: "a/b/c.bin".into(), size: bytes.len() as u64 });
     client.send_file(call, &bytes);
     assert_eq!(client.answer(call), FromGuest::Written { size: bytes.len() as u64 });
     let absolute = root.path().join("empty").to_str().unwrap().to_owned();
-    assert_eq!(client.call(&ToGuest::WriteFile { path: absolute, size: 0 }), FromGuest::Written { size: 0 });
+    assert_eq!(
+        client.call(&ToGuest::WriteFile { root: Root::Workspace, path: absolute, size: 0 }),
+        FromGuest::Written { size: 0 }
+    );
 
     assert_eq!(client.read_file("a/b/c.bin", u64::MAX), Ok(bytes));
     assert_eq!(client.read_file("empty", 0), Ok(Vec::new()));
@@ -123,7 +138,12 @@ fn files_are_written_read_and_listed_beneath_the_root() {
     assert_eq!(client.read_file("out", 10_000).unwrap_err().0, Failure::InvalidPath);
 
     let listed = |client: &mut Client, path: &str, max_entries| {
-        let answer = client.call(&ToGuest::ListFiles { path: path.into(), max_entries });
+        let answer = client.call(&ToGuest::ListFiles {
+            root: Root::Workspace,
+            path: path.into(),
+            max_entries,
+            order: Order::Path,
+        });
         let FromGuest::Files { entries, total } = answer else { panic!("{answer:?}") };
         (entries.into_iter().map(|e| (e.path, e.kind)).collect::<Vec<_>>(), total)
     };
@@ -147,12 +167,12 @@ fn bytes_for_a_refused_file_come_to_nothing() {
     let root = Scratch::new();
     let mut client = Client::raw(guest::Config { root: root.path().to_owned(), ..config() });
     client.hello();
-    let call = client.send(&ToGuest::WriteFile { path: "../x".into(), size: 300_000 });
+    let call = client.send(&ToGuest::WriteFile { root: Root::Workspace, path: "../x".into(), size: 300_000 });
     client.send_file(call, &[0; 300_000]);
     assert!(matches!(client.answer(call), FromGuest::Failed { failure: Failure::InvalidPath, .. }));
     client.nothing_left();
     // A host that goes away in the middle leaves nothing.
-    let call = client.send(&ToGuest::WriteFile { path: "half".into(), size: 300_000 });
+    let call = client.send(&ToGuest::WriteFile { root: Root::Workspace, path: "half".into(), size: 300_000 });
     client.send_file(call, &[0; 100_000]);
     client.call(&ToGuest::Ping);
     client.bye();

@@ -10,7 +10,7 @@ pub use frame::{Decoder, Frame, FrameError, Kind, encode, encode_message};
 pub use message::*;
 
 /// Raised when a message changes its meaning. Both sides say theirs in `Hello`; they must be equal.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The largest payload of a `Message` frame: a cell's picture in base64, or a cell's code.
 pub const MAX_MESSAGE: usize = 16 << 20;
@@ -21,3 +21,6 @@ pub const MAX_VALUES: usize = 100_000;
 
 /// The largest payload of a data frame (`Stdout`, `Stderr`, `File`).
 pub const MAX_CHUNK: usize = 256 << 10;
+
+/// Of one stream of one call, at most this much is kept as a file of [`Root::Outputs`].
+pub const MAX_KEPT: u64 = 64 << 20;

@@ -18,6 +18,16 @@ pub enum Language {
     Typescript,
 }
 
+impl Language {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Javascript => "javascript",
+            Self::Typescript => "typescript",
+        }
+    }
+}
+
 /// How to start an interpreter. Paths are those inside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSpec {
@@ -27,6 +37,29 @@ pub struct KernelSpec {
     /// The whole environment; nothing is inherited.
     pub env: BTreeMap<String, String>,
     pub cwd: String,
+    /// Descriptors 1 and 2 are the same pipe: all comes as `Stdout`, in the order written.
+    pub merge_output: bool,
+}
+
+/// Which directory a path of a file operation is below. Absolute paths are accepted if they are below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Root {
+    /// `/workspace`.
+    Workspace,
+    /// `/data`.
+    Data,
+    /// Long output that was kept whole; its names are in `KeptOutput`.
+    Outputs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// Everything, directories included, by path.
+    Path,
+    /// Regular files only, the most recently modified first.
+    Newest,
 }
 
 /// When a call has to end. Counted by the guest from the moment it starts the work, and by the host again from outside.
@@ -49,19 +82,39 @@ pub enum ToGuest {
     StopKernel { kernel: KernelId },
     /// Runs one cell. Answers: output frames, `Event`s, `Gap`s, then exactly one `RunEnd` (or `Failed`).
     /// At most `forward_bytes` of each stream are sent on; of the rest the guest keeps the tail and counts.
-    Run { kernel: KernelId, code: String, deadline: Deadline, forward_bytes: u64 },
+    /// A stream of more than `keep_over` bytes is kept whole as a file, up to `MAX_KEPT`.
+    Run {
+        kernel: KernelId,
+        code: String,
+        /// Environment variables for this one cell, besides those of the kernel.
+        env: BTreeMap<String, String>,
+        deadline: Deadline,
+        forward_bytes: u64,
+        keep_over: Option<u64>,
+    },
     /// Runs a command. Answers: output frames, `Gap`s, then exactly one `RunEnd` (or `Failed`).
-    Exec { argv: Vec<String>, env: BTreeMap<String, String>, cwd: String, deadline: Deadline, forward_bytes: u64 },
+    Exec {
+        argv: Vec<String>,
+        /// The whole environment; nothing is inherited.
+        env: BTreeMap<String, String>,
+        cwd: String,
+        /// As in `KernelSpec`.
+        merge_output: bool,
+        deadline: Deadline,
+        forward_bytes: u64,
+        keep_over: Option<u64>,
+    },
     /// Interrupts the call of this number (a `Run` or `Exec`), then kills after its grace time. No answer of its own:
     /// the interrupted call ends with `Cancelled`.
     Interrupt,
     /// `size` bytes follow in `File` frames of the same call. Directories are made. Answer: `Written`, or `Failed`
     /// (which may come before all bytes were sent; the rest is then ignored).
-    WriteFile { path: String, size: u64 },
-    /// Answers: `FileStart`, `File` frames, `Done`; or `Failed`.
-    ReadFile { path: String, max_bytes: u64 },
-    /// Answer: `Files`, or `Failed`. Entries below `path`, directories included, sorted by path.
-    ListFiles { path: String, max_entries: u32 },
+    WriteFile { root: Root, path: String, size: u64 },
+    /// Answers: `FileStart`, `File` frames with at most `length` bytes from `offset` on, `Done`; or `Failed`.
+    /// A file larger than `max_size` is `TooLarge`.
+    ReadFile { root: Root, path: String, offset: u64, length: u64, max_size: Option<u64> },
+    /// Answer: `Files`, or `Failed`. Entries below `path`, the first `max_entries` in this order.
+    ListFiles { root: Root, path: String, max_entries: u32, order: Order },
     /// Answer: `Done`.
     Ping,
 }
@@ -101,9 +154,14 @@ pub enum FromGuest {
     Written {
         size: u64,
     },
+    /// Of the whole file. Who reads a file in ranges sees by the other two that it is still the same one.
     FileStart {
         size: u64,
+        /// Nanoseconds since 1970.
+        modified_ns: i64,
+        inode: u64,
     },
+    /// `total` counts all entries, for `Newest` all regular files.
     Files {
         entries: Vec<FileEntry>,
         total: u64,
@@ -157,6 +215,17 @@ pub struct RunEnd {
     pub micros: u64,
     pub stdout_bytes: u64,
     pub stderr_bytes: u64,
+    pub stdout_kept: Option<KeptOutput>,
+    pub stderr_kept: Option<KeptOutput>,
+}
+
+/// A stream that was kept as a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptOutput {
+    /// Of the file, below [`Root::Outputs`].
+    pub name: String,
+    /// How many are in the file, from the beginning of the stream on.
+    pub bytes: u64,
 }
 
 /// How a cell or a command ended. Each is a distinct, honest outcome.
@@ -222,6 +291,10 @@ pub enum Failure {
     NoSpace,
     /// No such kernel, or it is busy, or it could not be started.
     Kernel,
+    /// As many commands as may run at once do.
+    Busy,
+    /// A variable's name or value is not one, or there are too many. No value is told.
+    Environment,
     /// Anything else the system refused.
     Io,
 }

@@ -277,7 +277,8 @@ impl Wire {
     }
 
     pub async fn end(&self, call: u64, status: RunStatus) {
-        let end = RunEnd { status, micros: 1000, stdout_bytes: 0, stderr_bytes: 0, stdout_kept: None, stderr_kept: None };
+        let end =
+            RunEnd { status, micros: 1000, stdout_bytes: 0, stderr_bytes: 0, stdout_kept: None, stderr_kept: None };
         self.send(call, &FromGuest::RunEnd { end }).await;
     }
 }
@@ -391,7 +392,8 @@ impl Guest {
                         wire.send(call, &failed(Failure::TooLarge)).await
                     }
                     Some(content) => {
-                        wire.send(call, &FromGuest::FileStart { size: content.len() as u64, modified_ns: 0, inode: 1 }).await;
+                        wire.send(call, &FromGuest::FileStart { size: content.len() as u64, modified_ns: 0, inode: 1 })
+                            .await;
                         let from = content.len().min(offset as usize);
                         let to = from + (content.len() - from).min(length as usize);
                         wire.data(Kind::File, call, &content[from..to]).await;

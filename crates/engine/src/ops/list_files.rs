@@ -1,9 +1,9 @@
 //! What is in a directory of the sandbox.
 
-use proto::{FileEntry, FromGuest, ToGuest};
+use proto::{FileEntry, FromGuest, Order, Root, ToGuest};
 
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
-use crate::op::{Call, EngineError, Outcome};
+use crate::op::{Call, EngineError, Files, Outcome};
 
 /// Of all paths of one listing together.
 const MAX_PATHS: usize = 4 << 20;
@@ -17,11 +17,12 @@ impl World {
         let place = self.place_for_files(&context).await?;
         let listing = async move {
             let _in_use = in_use;
-            let request = ToGuest::ListFiles { path: path.clone(), max_entries };
+            let request =
+                ToGuest::ListFiles { root: Root::Workspace, path: path.clone(), max_entries, order: Order::Path };
             match place.guest.ask(&request, FILE_WAIT).await.map_err(|lost| EngineError::Sandbox(lost.0))? {
                 FromGuest::Files { entries, total } => {
                     let entries = bounded(entries, max_entries as usize);
-                    Ok(Outcome::Files { total: total.max(entries.len() as u64), entries })
+                    Ok(Outcome::Files(Files { total: total.max(entries.len() as u64), entries, key: String::new() }))
                 }
                 other => Err(file_error(&path, limit, other, &place)),
             }

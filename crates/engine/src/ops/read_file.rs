@@ -1,6 +1,6 @@
 //! A file out of the sandbox, at most as large as allowed, whatever the guest announces.
 
-use proto::{FromGuest, Kind, ToGuest};
+use proto::{FromGuest, Kind, Root, ToGuest};
 
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
@@ -19,7 +19,8 @@ impl World {
             let read = tokio::time::timeout(FILE_WAIT, read(&place, &path, limit)).await;
             let content =
                 read.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))?;
-            Ok(Outcome::File { path, content })
+            let size = content.len() as u64;
+            Ok(Outcome::File { path, content, size, key: String::new() })
         };
         unless_cancelled(call, reading, &self.inner).await
     }
@@ -28,10 +29,11 @@ impl World {
 async fn read(place: &Place, path: &str, limit: u64) -> Result<Vec<u8>, EngineError> {
     let lost = |lost: crate::guest::Lost| EngineError::Sandbox(lost.0);
     let nonsense = || EngineError::Sandbox(place.guest.close("the guest sent a file that is not what it announced").0);
-    let request = ToGuest::ReadFile { path: path.into(), max_bytes: limit };
+    let request =
+        ToGuest::ReadFile { root: Root::Workspace, path: path.into(), offset: 0, length: limit, max_size: Some(limit) };
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
     let size = match pending.next().await.map_err(lost)? {
-        Answer::Message(FromGuest::FileStart { size }) if size <= limit => size,
+        Answer::Message(FromGuest::FileStart { size, .. }) if size <= limit => size,
         Answer::Message(FromGuest::FileStart { .. }) => {
             return Err(EngineError::FileTooLarge { path: path.into(), limit });
         }

@@ -16,7 +16,7 @@ use crate::capture::{Rich, StreamCapture};
 use crate::context::{Context, Home};
 use crate::guest::{Answer, Lost, PendingCall};
 use crate::live::Place;
-use crate::op::{Call, CellError, EngineError, Event, Outcome, Ran, RunOutcome};
+use crate::op::{Call, CellError, ContextInfo, EngineError, Event, Outcome, Ran, RunOutcome};
 
 /// After this the caller is told that it waits.
 const TELL_WAITING: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ impl World {
         let config = &self.inner.config;
         let context = self.holdings.find(wanted)?;
         if code.len() > config.max_code_bytes {
-            return Ok(Outcome::Ran(too_long(code.len(), config.max_code_bytes)));
+            return Ok(Outcome::Ran(Box::new(too_long(code.len(), config.max_code_bytes, context.info()))));
         }
         let longest = config.max_timeout.max(config.timeout);
         let timeout = timeout.unwrap_or(config.timeout).clamp(Duration::from_millis(1), longest);
@@ -44,7 +44,7 @@ impl World {
         context.used();
         drop(permit);
         self.settle_account(home);
-        result.map(Outcome::Ran)
+        result.map(|ran| Outcome::Ran(Box::new(ran)))
     }
 
     /// The turn first, then a permit: who waits for an earlier run of the same context takes no permit from others.
@@ -115,7 +115,7 @@ impl World {
         if call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        let mut cell = Cell { world: self, call, place, timeout, code };
+        let mut cell = Cell { world: self, call, context, place, timeout, code };
         match cell.run(kernel, home).await {
             Ok(ran) => return Ok(ran),
             Err(refused) => tracing::debug!(context = context.id, refused.why, "the interpreter took no cell"),
@@ -183,6 +183,7 @@ struct Refused {
 struct Cell<'a> {
     world: &'a World,
     call: &'a Call,
+    context: &'a Context,
     place: Arc<Place>,
     timeout: Duration,
     code: String,
@@ -227,7 +228,7 @@ impl Cell<'_> {
         };
         // Told only with a run that happened.
         let notice = home.notice.take();
-        Ok(fold.finish(end, duration, notice))
+        Ok(fold.finish(end, duration, notice, self.context.info()))
     }
 
     async fn converse(&self, kernel: KernelId, fold: &mut Fold<'_>) -> Ending {
@@ -235,7 +236,15 @@ impl Cell<'_> {
         let deadline =
             Deadline { after_ms: self.timeout.as_millis() as u64, grace_ms: config.grace.as_millis() as u64 };
         let forward_bytes = (config.text_budget as u64 * 4).max(256 << 10);
-        let request = ToGuest::Run { kernel, code: self.code.clone(), deadline, forward_bytes };
+        let code = self.code.clone();
+        let request = ToGuest::Run {
+            kernel,
+            code,
+            env: std::collections::BTreeMap::new(),
+            deadline,
+            forward_bytes,
+            keep_over: None,
+        };
         let mut until = Instant::now() + self.timeout + config.grace + BACKSTOP;
         let mut run: PendingCall = tokio::select! {
             sent = self.place.guest.call(&request) => match sent {
@@ -375,10 +384,13 @@ impl<'a> Fold<'a> {
         self.follow.push(stream, &text);
     }
 
-    fn finish(mut self, end: RunOutcome, duration: Duration, notice: Option<String>) -> Ran {
+    fn finish(mut self, end: RunOutcome, duration: Duration, notice: Option<String>, context: ContextInfo) -> Ran {
         self.follow.flush();
         let shown = self.rich.finish();
         Ran {
+            context,
+            created: false,
+            files: None,
             stdout: self.stdout.finish(),
             stderr: self.stderr.finish(),
             value: shown.value,
@@ -437,10 +449,13 @@ impl<'a> Follow<'a> {
     }
 }
 
-fn too_long(length: usize, limit: usize) -> Ran {
+fn too_long(length: usize, limit: usize, context: ContextInfo) -> Ran {
     let value =
         format!("the code has {length} bytes, at most {limit} are run in one call; write it to a file and run that");
     Ran {
+        context,
+        created: false,
+        files: None,
         stdout: Default::default(),
         stderr: Default::default(),
         value: None,

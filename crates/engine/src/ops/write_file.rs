@@ -1,6 +1,6 @@
 //! A file into the sandbox. The guest writes it; the host never touches a path the guest can change.
 
-use proto::{FromGuest, MAX_CHUNK, ToGuest};
+use proto::{FromGuest, MAX_CHUNK, Root, ToGuest};
 
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
@@ -27,7 +27,7 @@ impl World {
             let _in_use = in_use;
             let written = tokio::time::timeout(FILE_WAIT, write(&place, &path, &content, limit)).await;
             written.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))?;
-            Ok(Outcome::Written { path, size: content.len() as u64 })
+            Ok(Outcome::Written { path, size: content.len() as u64, key: String::new() })
         };
         unless_cancelled(call, writing, &self.inner).await
     }
@@ -35,7 +35,7 @@ impl World {
 
 async fn write(place: &Place, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
     let lost = |lost: crate::guest::Lost| EngineError::Sandbox(lost.0);
-    let request = ToGuest::WriteFile { path: path.into(), size: content.len() as u64 };
+    let request = ToGuest::WriteFile { root: Root::Workspace, path: path.into(), size: content.len() as u64 };
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
     let mut chunks = content.chunks(MAX_CHUNK);
     // A refusal may come before everything is sent.

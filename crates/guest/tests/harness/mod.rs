@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use proto::{
-    Deadline, Decoder, Failure, Frame, FromGuest, KernelEvent, KernelSpec, Kind, Language, RunEnd, RunStatus, Stream,
-    ToGuest,
+    Deadline, Decoder, Failure, Frame, FromGuest, KernelEvent, KernelSpec, Kind, Language, Root, RunEnd, RunStatus,
+    Stream, ToGuest,
 };
 
 /// Longer than anything may take on a loaded machine.
@@ -174,12 +174,27 @@ impl Client {
     }
 
     pub fn begin(&mut self, code: &str, deadline: Deadline, forward_bytes: u64) -> u64 {
-        self.send(&ToGuest::Run { kernel: 1, code: code.into(), deadline, forward_bytes })
+        self.send(&ToGuest::Run {
+            kernel: 1,
+            code: code.into(),
+            env: BTreeMap::new(),
+            deadline,
+            forward_bytes,
+            keep_over: None,
+        })
     }
 
     pub fn exec(&mut self, script: &str, deadline: Deadline, forward_bytes: u64) -> u64 {
         let argv = ["/bin/sh", "-c", script].map(String::from).to_vec();
-        self.send(&ToGuest::Exec { argv, env: env(), cwd: "/".into(), deadline, forward_bytes })
+        self.send(&ToGuest::Exec {
+            argv,
+            env: env(),
+            cwd: "/".into(),
+            merge_output: false,
+            deadline,
+            forward_bytes,
+            keep_over: None,
+        })
     }
 
     /// Collects a run up to its one end.
@@ -222,7 +237,13 @@ impl Client {
     }
 
     pub fn read_file(&mut self, path: &str, max_bytes: u64) -> Result<Vec<u8>, (Failure, String)> {
-        let call = self.send(&ToGuest::ReadFile { path: path.into(), max_bytes });
+        let call = self.send(&ToGuest::ReadFile {
+            root: Root::Workspace,
+            path: path.into(),
+            offset: 0,
+            length: u64::MAX,
+            max_size: Some(max_bytes),
+        });
         let mut bytes = Vec::new();
         loop {
             let frame = self.frame_of(call);
@@ -280,7 +301,7 @@ pub fn fake_in(language: Language, body: &str) -> KernelSpec {
         body.lines().map(|line| format!(" {line}\n")).collect::<String>()
     );
     let argv = ["python3", "-I", "-S", "-c", &program].map(String::from).to_vec();
-    KernelSpec { language, argv, env: env(), cwd: "/".into() }
+    KernelSpec { language, argv, env: env(), cwd: "/".into(), merge_output: false }
 }
 
 /// A fake that runs the cell's code as it is and then says `done`.
@@ -292,13 +313,13 @@ pub fn exec_fake() -> KernelSpec {
 pub fn python() -> Option<KernelSpec> {
     let interpreter = runtime("SANDPOOL_TEST_PYTHON")?;
     let argv = vec![interpreter, "-I".into(), kernel_file("driver.py")];
-    Some(KernelSpec { language: Language::Python, argv, env: env(), cwd: "/tmp".into() })
+    Some(KernelSpec { language: Language::Python, argv, env: env(), cwd: "/tmp".into(), merge_output: false })
 }
 
 pub fn node(language: Language) -> Option<KernelSpec> {
     let interpreter = runtime("SANDPOOL_TEST_NODE")?;
     let argv = vec![interpreter, "--no-force-async-hooks-checks".into(), kernel_file("driver.mjs")];
-    Some(KernelSpec { language, argv, env: env(), cwd: "/tmp".into() })
+    Some(KernelSpec { language, argv, env: env(), cwd: "/tmp".into(), merge_output: false })
 }
 
 #[allow(clippy::disallowed_methods, reason = "tests have no configuration of their own")]

@@ -118,7 +118,7 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         let run = ToGuest::Run {
             kernel: 1,
             code: "print(1)".into(),
-            env: BTreeMap::new(),
+            env: std::collections::BTreeMap::new(),
             deadline,
             forward_bytes: 1 << 20,
             keep_over: None,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use proto::{Deadline, Decoder, Frame, FromGuest, Kind, RunStatus, ToGuest};
+use proto::{Deadline, Decoder, Frame, FromGuest, Kind, Root, RunStatus, ToGuest};
 use sandbox::{GuestStream, Sandbox};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -49,8 +49,10 @@ impl Guest {
             argv: argv.iter().map(ToString::to_string).collect(),
             env: BTreeMap::from([("PATH".into(), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin".into())]),
             cwd: cwd.into(),
+            merge_output: false,
             deadline: Deadline { after_ms: 30_000, grace_ms: 1_000 },
             forward_bytes: 1 << 20,
+            keep_over: None,
         };
         let Answer { stdout, stderr, last, .. } = self.ask(&request, &[]).await?;
         match last {
@@ -60,14 +62,20 @@ impl Guest {
     }
 
     pub async fn write_file(&mut self, path: &str, bytes: &[u8]) -> Result<()> {
-        match self.ask(&ToGuest::WriteFile { path: path.into(), size: bytes.len() as u64 }, bytes).await?.last {
+        match self
+            .ask(&ToGuest::WriteFile { root: Root::Workspace, path: path.into(), size: bytes.len() as u64 }, bytes)
+            .await?
+            .last
+        {
             FromGuest::Written { .. } => Ok(()),
             other => Err(format!("`{path}`: {other:?}").into()),
         }
     }
 
     pub async fn read_file(&mut self, path: &str) -> Result<Vec<u8>> {
-        let answer = self.ask(&ToGuest::ReadFile { path: path.into(), max_bytes: 1 << 20 }, &[]).await?;
+        let (root, path, length) = (Root::Workspace, path.to_owned(), 1 << 20);
+        let request = ToGuest::ReadFile { root, path: path.clone(), offset: 0, length, max_size: Some(length) };
+        let answer = self.ask(&request, &[]).await?;
         match answer.last {
             FromGuest::Done => Ok(answer.file),
             other => Err(format!("`{path}`: {other:?}").into()),
