@@ -167,7 +167,7 @@ impl StreamCapture {
     pub(crate) fn finish(mut self) -> Captured {
         self.kept.push(self.utf8.finish());
         let (text, truncated) = self.kept.finish();
-        Captured { text, total_bytes: self.total, truncated }
+        Captured { text, total_bytes: self.total, truncated, kept: None }
     }
 }
 

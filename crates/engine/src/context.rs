@@ -86,7 +86,11 @@ impl Context {
             language: self.language,
             created_at: self.created_at,
             last_used: state.last_used,
+            busy: self.turn.try_lock().is_err(),
+            size: None,
+            limits: sandbox::Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0, disk_inodes: 0 },
             isolation: state.isolation.clone(),
+            key: String::new(),
         }
     }
 

@@ -15,4 +15,4 @@ mod pool;
 
 pub use config::{EngineConfig, KernelCommand, Runtimes, WORKSPACE};
 pub use engine::{Engine, STARTUP_LOG};
-pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Tenant};
+pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, Tenant};

@@ -2,20 +2,32 @@
 //!
 //! Knows no MCP and no dialect. A dialect lowers its arguments to an `Op` and renders an `Outcome`, both without side effects.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 // What the outside sees of the wire: a dialect renders these, and must not import `proto` itself.
 pub use proto::{Ended, FileEntry, FileKind, Language, MimeBundle, Stream};
+pub use sandbox::SharedVolume;
 
-/// Who asks, and how to reach them while the work goes on. Built by the transport.
+/// Who asks, under which rules, and how to reach them while the work goes on. Built by the transport.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub tenant: Tenant,
+    pub realm: Realm,
+    /// The client's connection where there is one that lasts (the process over stdio, a session over HTTP): what
+    /// [`Which::Current`] goes by.
+    pub connection: Option<String>,
     pub cancel: CancellationToken,
     pub events: EventSink,
 }
+
+/// One tool set's corner of the engine: a context is seen only from the realm it was made in. Limits, lifetimes and the look of
+/// ids are its own ([`crate::config::RealmConfig`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Realm(pub &'static str);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(pub String);
@@ -53,49 +65,206 @@ pub enum Event {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    CreateContext {
-        name: String,
-        language: Language,
-        description: String,
-    },
+    CreateContext(NewContext),
     ListContexts,
-    /// `context` is an id, or a name that only one context has.
     StopContext {
-        context: String,
+        which: Which,
     },
-    RunCode {
-        context: String,
-        code: String,
-        timeout: Option<Duration>,
+    RunCode(RunCode),
+    RunCommand(RunCommand),
+    /// A fresh interpreter for this call alone, with the conversation's `/data`.
+    RunOnce(RunOnce),
+    /// What a background run printed since `cursor`; waits up to `wait` for more, or for its end.
+    WaitRun {
+        run: String,
+        cursor: Option<u64>,
+        wait: Duration,
+    },
+    CancelRun {
+        run: String,
     },
     WriteFile {
-        context: String,
+        place: Holder,
         path: String,
         content: Vec<u8>,
     },
     ReadFile {
-        context: String,
+        place: Holder,
         path: String,
     },
     ListFiles {
-        context: String,
+        place: Holder,
         path: String,
     },
+    /// The file behind a link, if it is the tenant's own; at most `max_bytes`.
+    ReadLink {
+        key: String,
+        path: String,
+        max_bytes: u64,
+    },
+    /// The newest files of the tenant's contexts in this realm.
+    RecentFiles,
+    /// The host directories that sandboxes of this realm share.
+    ListVolumes,
+    /// The languages that can be run, and with what.
+    ListRuntimes,
     Health,
 }
 
-impl Op {
-    /// The context it is about.
-    pub fn context(&self) -> Option<&str> {
+/// Which context.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// An id, or a name that only one context has; an id wins.
+    Named(String),
+    /// Exactly this id.
+    Id(String),
+    /// The one that this connection made; without a connection, or when it made none, the tenant's only one.
+    Current,
+    /// None that exists.
+    New,
+}
+
+/// A context, made when it is not there and `make` says how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    pub which: Which,
+    pub make: Option<NewContext>,
+}
+
+impl Target {
+    /// One that has to exist.
+    pub fn existing(which: Which) -> Self {
+        Self { which, make: None }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewContext {
+    /// Chosen by the caller; otherwise the engine makes one.
+    pub id: Option<String>,
+    pub name: String,
+    pub description: String,
+    /// Of code that names none.
+    pub language: Language,
+    /// Otherwise the realm's own limits.
+    pub size: Option<Size>,
+    /// Takes the place of the one that this connection made before.
+    pub replace: bool,
+}
+
+impl NewContext {
+    pub fn named(name: impl Into<String>, language: Language) -> Self {
+        Self { id: None, name: name.into(), description: String::new(), language, size: None, replace: false }
+    }
+}
+
+/// Processors and memory of a context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Size {
+    Small,
+    Medium,
+    Large,
+}
+
+impl Size {
+    pub const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
+
+    pub fn name(self) -> &'static str {
         match self {
-            Self::CreateContext { .. } | Self::ListContexts | Self::Health => None,
-            Self::StopContext { context }
-            | Self::RunCode { context, .. }
-            | Self::WriteFile { context, .. }
-            | Self::ReadFile { context, .. }
-            | Self::ListFiles { context, .. } => Some(context),
+            Self::Small => "small",
+            Self::Medium => "medium",
+            Self::Large => "large",
         }
     }
+
+    pub fn cpus(self) -> u32 {
+        match self {
+            Self::Small => 1,
+            Self::Medium => 2,
+            Self::Large => 4,
+        }
+    }
+
+    pub fn memory_mb(self) -> u64 {
+        1024 * u64::from(self.cpus())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunCode {
+    pub target: Target,
+    /// Otherwise that of the context. In a realm whose contexts have one language each, another one is refused.
+    pub language: Option<Language>,
+    pub code: String,
+    pub timeout: Option<Duration>,
+    /// For this run only.
+    pub env: Environment,
+    pub network: bool,
+    /// Answers at once with [`Outcome::Started`].
+    pub background: bool,
+}
+
+impl RunCode {
+    pub fn new(target: Target, code: impl Into<String>) -> Self {
+        Self {
+            target,
+            language: None,
+            code: code.into(),
+            timeout: None,
+            env: Environment::default(),
+            network: false,
+            background: false,
+        }
+    }
+}
+
+/// Never printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Environment(pub BTreeMap<String, String>);
+
+impl std::fmt::Debug for Environment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} variables", self.0.len())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunCommand {
+    pub target: Target,
+    /// As in [`RunCode`]: only checked, or used for a context that is made.
+    pub language: Option<Language>,
+    pub command: Command,
+    pub timeout: Option<Duration>,
+    pub env: Environment,
+    pub network: bool,
+    pub background: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// For `/bin/sh -c`.
+    Shell(String),
+    /// A program and its arguments, with no shell between.
+    Argv(Vec<String>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunOnce {
+    pub conversation: String,
+    pub language: Language,
+    pub code: String,
+    pub env: Environment,
+    pub network: bool,
+}
+
+/// What has files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// `/workspace` of a context.
+    Context(Target),
+    /// `/data` of a conversation; made when it is not there.
+    Conversation(String),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -106,23 +275,81 @@ pub enum Outcome {
     Stopped {
         context_id: String,
     },
-    Ran(Ran),
+    Ran(Box<Ran>),
+    /// A background run begins.
+    Started(RunInfo),
+    /// Of a background run.
+    Progress(RunProgress),
+    Cancelled {
+        run: String,
+        /// It had not ended yet.
+        was_running: bool,
+    },
     Written {
         path: String,
         size: u64,
+        key: String,
     },
     File {
         path: String,
         content: Vec<u8>,
+        /// The whole file's, which may be more than `content`.
+        size: u64,
+        key: String,
     },
-    Files {
-        entries: Vec<FileEntry>,
-        total: u64,
-    },
+    Files(Files),
+    Recent(Vec<RecentFile>),
+    Volumes(Vec<SharedVolume>),
+    Runtimes(Vec<RuntimeInfo>),
     Health(Health),
 }
 
+/// Entries of a listing. With a `key` and a path a link is made: `/files/<key>/<path>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    pub entries: Vec<FileEntry>,
+    pub total: u64,
+    pub key: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecentFile {
+    pub key: String,
+    pub path: String,
+    pub size: u64,
+    pub modified: i64,
+    pub context_id: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeInfo {
+    pub language: Language,
+    /// `native/python-3.11`.
+    pub name: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunInfo {
+    pub run: String,
+    pub context: ContextInfo,
+    pub created: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunProgress {
+    pub run: String,
+    pub context_id: String,
+    /// Both streams in the order in which they arrived, since the cursor that was asked for.
+    pub output: String,
+    /// Bytes since that cursor that are no longer kept.
+    pub dropped: u64,
+    /// Where the next call goes on.
+    pub cursor: u64,
+    /// Set once it has ended: an outcome, or why there is none.
+    pub end: Option<Result<Box<Ran>, EngineError>>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
 pub struct ContextInfo {
     pub id: String,
     pub name: String,
@@ -131,12 +358,23 @@ pub struct ContextInfo {
     /// Seconds since 1970.
     pub created_at: u64,
     pub last_used: u64,
+    /// Something runs in it, or waits for its turn.
+    pub busy: bool,
+    pub size: Option<Size>,
+    pub limits: sandbox::Limits,
     pub isolation: sandbox::Isolation,
+    /// The permission to read its files, as in a link; 64 hex digits.
+    pub key: String,
 }
 
-/// The result of a cell, bounded.
+/// The result of a cell or a command, bounded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ran {
+    pub context: ContextInfo,
+    /// The context was made for this run.
+    pub created: bool,
+    /// What is in the conversation's `/data` now, newest first.
+    pub files: Option<Files>,
     pub stdout: Captured,
     pub stderr: Captured,
     /// The last value.
@@ -158,6 +396,15 @@ pub struct Captured {
     pub text: String,
     pub total_bytes: u64,
     pub truncated: bool,
+    /// The whole, kept for a while: the key and the name of a link.
+    pub kept: Option<KeptOutput>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptOutput {
+    pub key: String,
+    pub name: String,
+    pub bytes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,6 +419,7 @@ pub struct CellError {
 pub enum RunOutcome {
     Ok,
     Error,
+    /// `exit()` in a cell, which leaves the interpreter alive; or a command that ended with another status than 0.
     Exit {
         code: i32,
     },
@@ -231,6 +479,22 @@ pub enum EngineError {
     AmbiguousName { name: String, ids: Vec<String> },
     #[error("at most {0} contexts; stop one first")]
     ContextLimit(usize),
+    /// A limit of the operator's or of the tenant's, by its name.
+    #[error("over the limit `{what}` of {limit}")]
+    OverLimit { what: &'static str, limit: String },
+    #[error("no context of this connection, and none or several of the tenant: {}", .ids.join(", "))]
+    NoCurrent { ids: Vec<String> },
+    #[error("context `{context}` runs {}, not {}", .is.name(), .asked.name())]
+    OtherLanguage { context: String, is: Language, asked: Language },
+    #[error("network access is off: {0}")]
+    NetworkOff(String),
+    #[error("run not found: `{0}`")]
+    RunNotFound(String),
+    #[error("environment variable refused: {0}")]
+    InvalidEnvironment(String),
+    /// Another server has the conversation's files at the moment.
+    #[error("in use: {0}")]
+    InUse(String),
     #[error("all sessions were busy for {0:?}; retry later")]
     Busy(Duration),
     #[error("{0} runs wait already; retry later")]
@@ -255,4 +519,40 @@ pub enum EngineError {
     ShuttingDown,
     #[error("the sandbox failed: {0}")]
     Sandbox(String),
+}
+
+/// What one tenant may have, in all realms together; `None` is the operator's general limit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Quota {
+    pub contexts: Option<usize>,
+    /// Runs that execute at once.
+    pub runs: Option<usize>,
+    /// Of all sandboxes together: a cgroup around them.
+    pub memory_bytes: Option<u64>,
+}
+
+/// What happened without being asked for, or besides an answer: for the journal and the metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    pub tenant: Tenant,
+    pub realm: Realm,
+    /// Context, session or conversation.
+    pub id: String,
+    pub what: Happened,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Happened {
+    Created,
+    Stopped,
+    /// Nobody used it for so long.
+    Expired,
+    /// It made room for another.
+    Evicted,
+    /// Its sandbox was lost.
+    Lost,
+    TimedOut,
+    OutOfMemory,
+    Crashed,
 }

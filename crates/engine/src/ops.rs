@@ -8,7 +8,7 @@ use proto::{FromGuest, Language};
 use crate::context::{Context, Holdings, Home};
 use crate::engine::{Inner, given_up};
 use crate::live::{Failure, Place};
-use crate::op::{Call, EngineError, Op, Outcome};
+use crate::op::{Call, EngineError, Holder, Op, Outcome, Target, Which};
 use crate::pool::FIRST_KERNEL;
 
 mod create_context;
@@ -26,23 +26,25 @@ const MAX_PATH: usize = 4096;
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
     let holdings = inner.tenants.of(&call.tenant, &inner.config);
     let world = World { inner, holdings };
-    let wanted = op.context().map(str::to_owned);
-    let result = match op {
-        Op::CreateContext { name, language, description } => {
-            world.create_context(&call, name, language, description).await
-        }
-        Op::ListContexts => Ok(world.list_contexts()),
-        Op::StopContext { context } => world.stop_context(&call, &context).await,
-        Op::RunCode { context, code, timeout } => world.run_code(&call, &context, code, timeout).await,
-        Op::WriteFile { context, path, content } => world.write_file(&call, &context, path, content).await,
-        Op::ReadFile { context, path } => world.read_file(&call, &context, path).await,
-        Op::ListFiles { context, path } => world.list_files(&call, &context, path).await,
-        Op::Health => Ok(Outcome::Health(world.inner.health())),
+    let unbuilt = || Err(EngineError::Sandbox("not built yet".into()));
+    let named = |target: Target| match target.which {
+        Which::Named(context) | Which::Id(context) => Ok(context),
+        Which::Current | Which::New => Err(EngineError::Sandbox("not built yet".into())),
     };
-    // A context that was asked for by name is missed by that name.
-    match (result, wanted) {
-        (Err(EngineError::ContextNotFound(_)), Some(wanted)) => Err(EngineError::ContextNotFound(wanted)),
-        (result, _) => result,
+    let of = |place: Holder| match place {
+        Holder::Context(target) => named(target),
+        Holder::Conversation(_) => Err(EngineError::Sandbox("not built yet".into())),
+    };
+    match op {
+        Op::CreateContext(new) => world.create_context(&call, new.name, new.language, new.description).await,
+        Op::ListContexts => Ok(world.list_contexts()),
+        Op::StopContext { which } => world.stop_context(&call, &named(Target::existing(which))?).await,
+        Op::RunCode(run) => world.run_code(&call, &named(run.target)?, run.code, run.timeout).await,
+        Op::WriteFile { place, path, content } => world.write_file(&call, &of(place)?, path, content).await,
+        Op::ReadFile { place, path } => world.read_file(&call, &of(place)?, path).await,
+        Op::ListFiles { place, path } => world.list_files(&call, &of(place)?, path).await,
+        Op::Health => Ok(Outcome::Health(world.inner.health())),
+        _ => unbuilt(),
     }
 }
 
@@ -163,6 +165,8 @@ fn file_error(path: &str, limit: u64, answer: FromGuest, place: &Place) -> Engin
         proto::Failure::NotFound => EngineError::FileNotFound(path),
         proto::Failure::TooLarge => EngineError::FileTooLarge { path, limit },
         proto::Failure::NoSpace => EngineError::NoSpace,
-        proto::Failure::Kernel | proto::Failure::Io => EngineError::Sandbox(crate::live::one_line(&message)),
+        proto::Failure::Kernel | proto::Failure::Busy | proto::Failure::Environment | proto::Failure::Io => {
+            EngineError::Sandbox(crate::live::one_line(&message))
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{Ended, Language, MimeBundle, Ran, RunOutcome, Stream};
+use engine::op::{Ended, Language, MimeBundle, NewContext, Ran, Realm, RunCode, RunOutcome, Stream, Target, Which};
 use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -111,8 +111,14 @@ async fn cell(
     timeout: Option<Duration>,
 ) -> Result<Ran, Failed> {
     let (sender, mut events) = mpsc::channel(EVENTS);
-    let call = Call { tenant: Tenant::local(), cancel: interrupt.clone(), events: EventSink(Some(sender)) };
-    let create = Op::CreateContext { name: "run".into(), language, description: String::new() };
+    let call = Call {
+        tenant: Tenant::local(),
+        realm: Realm("agentrun"),
+        connection: None,
+        cancel: interrupt.clone(),
+        events: EventSink(Some(sender)),
+    };
+    let create = Op::CreateContext(NewContext::named("run", language));
     let Outcome::Created(made) = engine.execute(&call, create).await? else {
         return Err(Failed("no context was made".into()));
     };
@@ -127,7 +133,9 @@ async fn cell(
         }
         printed
     });
-    let outcome = engine.execute(&call, Op::RunCode { context: made.id, code, timeout }).await;
+    let outcome = engine
+        .execute(&call, Op::RunCode(RunCode { timeout, ..RunCode::new(Target::existing(Which::Id(made.id)), code) }))
+        .await;
     drop(call);
     let printed = printing.await?;
     let Outcome::Ran(ran) = outcome? else { return Err(Failed("no result came".into())) };
@@ -136,7 +144,7 @@ async fn cell(
             output::error(&format!("sandpool: {} bytes of output were left out", captured.total_bytes - printed));
         }
     }
-    Ok(ran)
+    Ok(*ran)
 }
 
 /// What is not a stream: the last value, the error, how it ended.

@@ -9,7 +9,8 @@ use tokio_util::sync::CancellationToken;
 use super::signals::Signals;
 use super::wiring::{self, Native};
 use super::{Context, Done, Failed, block_on};
-use crate::dialect::{Dialect, agentrun};
+use crate::dialect::{Dialect, Links, Options, agentrun};
+use crate::mcp::Surface;
 use crate::mcp::stdio::{StdioOptions, serve_stdio};
 use crate::runtimes::{self, Progress};
 
@@ -30,14 +31,15 @@ async fn serve(context: Context, native: Native) -> Done {
     let limits = &config.agentrun.limits;
     let engine = Engine::new(wiring::engine_config(config), native.start().await?);
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
-    let options = StdioOptions { lang, grace: limits.shutdown_grace };
+    let options = StdioOptions { grace: limits.shutdown_grace };
     let dialect: &'static Dialect =
         if config.agentrun.default_context { &agentrun::WITH_DEFAULT_CONTEXT } else { &agentrun::DIALECT };
 
     let stop = signals.first.child_token();
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone()));
     let second = signals.second.clone();
-    let serving = serve_stdio(Arc::new(engine.clone()), dialect, options, stop.clone());
+    let surface = Arc::new(Surface::new(dialect, lang, Options::default(), Links::default()));
+    let serving = serve_stdio(Arc::new(engine.clone()), surface, options, stop.clone());
     let served = tokio::select! {
         served = serving => served.map(drop).map_err(Failed::from),
         () = second.cancelled() => Ok(()),

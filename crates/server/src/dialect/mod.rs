@@ -3,16 +3,19 @@
 
 use std::borrow::Cow;
 
-use engine::op::{EngineError, Op, Outcome};
+use engine::op::{EngineError, Op, Outcome, Size};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 pub mod agentrun;
 mod args;
+mod links;
+pub mod mime;
 mod prose;
 mod time;
 
 pub use args::{ArgError, Args};
+pub use links::Links;
 pub use time::iso8601;
 
 /// One tool set, as one document describes it.
@@ -22,12 +25,14 @@ pub struct Dialect {
     /// The language of the document; used when the operator chose none.
     pub default_lang: Lang,
     pub tools: &'static [ToolRow],
+    /// Accepted, not advertised: another name of a tool.
+    pub aliases: &'static [(&'static str, &'static str)],
     /// The JSON-RPC code for a tool that does not exist.
     pub unknown_tool_code: i32,
     pub prose_en: &'static str,
     pub prose_zh: &'static str,
     /// Refused arguments, in the dialect's own form.
-    pub refuse: fn(&ArgError) -> Answer,
+    pub refuse: fn(&Scene<'_>, &ArgError) -> Reply,
 }
 
 /// One tool of a dialect.
@@ -36,28 +41,105 @@ pub struct ToolRow {
     /// The section of the prose file; differs from `name` where one tool has two forms.
     pub prose: &'static str,
     pub fields: &'static [Field],
+    pub form: SchemaForm,
     /// Object at the root, nothing but plain types: some clients refuse the whole list otherwise.
     pub output_schema: fn() -> Value,
     pub hints: Hints,
-    pub lower: fn(&Args) -> Result<Op, ArgError>,
-    pub render: fn(&Args, Outcome) -> Answer,
-    pub render_error: fn(&EngineError) -> Answer,
-    /// Makes the context that the call needs when it is not there yet; without it the call fails.
-    pub missing_context: Option<fn() -> NewContext>,
+    pub lower: fn(&Args, &Options) -> Result<Op, ArgError>,
+    pub render: fn(&Scene<'_>, Outcome) -> Answer,
+    pub render_error: fn(&Scene<'_>, &EngineError) -> Reply,
 }
 
-/// A context made on demand.
-pub struct NewContext {
-    pub name: &'static str,
-    pub create: Op,
+/// What the operator decided about dialects; the same for all calls.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Flavor of a microsandbox session that names none.
+    pub default_size: Size,
+    /// Conversation: advertise `sandbox_run_code` in place of `sandbox.run_code`.
+    pub underscores: bool,
+    /// The longest time a call may ask for, in seconds.
+    pub max_timeout: u64,
+    pub max_command_timeout: u64,
+    /// Tell clients where a shared volume lies on the host.
+    pub show_host_paths: bool,
 }
 
-/// One argument. All of them are strings so far.
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            default_size: Size::Small,
+            underscores: false,
+            max_timeout: 300,
+            max_command_timeout: 1800,
+            show_host_paths: true,
+        }
+    }
+}
+
+/// What rendering may look at besides the outcome.
+pub struct Scene<'a> {
+    /// The tool's name as it is advertised.
+    pub tool: &'static str,
+    pub args: &'a Args,
+    pub options: &'a Options,
+    pub links: &'a Links,
+}
+
+impl Scene<'_> {
+    /// A block with the address of a file, where links can be made.
+    pub fn link(&self, key: &str, path: &str, size: Option<u64>) -> Option<Block> {
+        let name = path.rsplit('/').next().unwrap_or(path).to_owned();
+        let uri = self.links.to(key, path)?;
+        Some(Block::Link { uri, mime: mime::of(&name), name, size })
+    }
+}
+
+/// How a call that got no outcome is answered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    Answer(Answer),
+    /// As an error of JSON-RPC.
+    Error {
+        code: i32,
+        message: String,
+        data: Option<Value>,
+    },
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self::Answer(answer)
+    }
+}
+
+/// How the document prints a tool's arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemaForm {
+    /// With `properties` and `required`, even if they are empty.
+    Full,
+    /// `{"type": "object"}` and nothing else.
+    Bare,
+}
+
+/// One argument.
 pub struct Field {
     pub name: &'static str,
     pub required: bool,
+    pub kind: FieldKind,
     /// The values that are advertised; empty for free text.
     pub choices: &'static [&'static str],
+    pub default: Option<fn(&Options) -> Value>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldKind {
+    Text,
+    Flag,
+    Whole,
+    Number,
+    TextList,
+    /// An object whose values are texts.
+    TextMap,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -93,6 +175,8 @@ pub struct Answer {
     /// Fits the tool's output schema unless it is an error.
     pub structured: Value,
     pub is_error: bool,
+    /// Members of the result beside `content`, where a document has some.
+    pub extra: Map<String, Value>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,6 +187,13 @@ pub enum Block {
         data: String,
         mime: &'static str,
     },
+    /// A file that can be fetched, by its address or as a resource.
+    Link {
+        uri: String,
+        name: String,
+        mime: &'static str,
+        size: Option<u64>,
+    },
 }
 
 impl Answer {
@@ -110,7 +201,7 @@ impl Answer {
     pub fn json<T: Serialize>(object: &T) -> Self {
         let text = serde_json::to_string_pretty(object).expect("answers are plain data");
         let structured = serde_json::to_value(object).expect("answers are plain data");
-        Self { blocks: vec![Block::Text(text)], structured, is_error: false }
+        Self { blocks: vec![Block::Text(text)], structured, is_error: false, extra: Map::new() }
     }
 
     pub fn failed(self) -> Self {
@@ -120,6 +211,8 @@ impl Answer {
 
 impl Dialect {
     pub fn find(&self, name: &str) -> Option<&'static ToolRow> {
+        let alias = self.aliases.iter().find(|(alias, _)| *alias == name);
+        let name = alias.map_or(name, |(_, name)| name);
         self.tools.iter().find(|row| row.name == name)
     }
 
@@ -133,10 +226,13 @@ impl Dialect {
     }
 
     /// The schema as the document prints it: no member of ours.
-    pub fn input_schema(&self, row: &ToolRow, lang: Lang) -> Value {
+    pub fn input_schema(&self, row: &ToolRow, lang: Lang, options: &Options) -> Value {
+        if row.form == SchemaForm::Bare {
+            return json!({ "type": "object" });
+        }
         let section = prose::section(self.prose(lang), row.prose).unwrap_or_default();
         let properties: Map<String, Value> =
-            row.fields.iter().map(|field| (field.name.to_owned(), field.schema(section))).collect();
+            row.fields.iter().map(|field| (field.name.to_owned(), field.schema(section, options))).collect();
         let required: Vec<&str> = row.fields.iter().filter(|f| f.required).map(|f| f.name).collect();
         json!({ "type": "object", "properties": properties, "required": required })
     }
@@ -150,23 +246,45 @@ impl Dialect {
 }
 
 impl Field {
+    const fn new(name: &'static str, kind: FieldKind) -> Self {
+        Self { name, required: false, kind, choices: &[], default: None }
+    }
+
     const fn required(name: &'static str) -> Self {
-        Self { name, required: true, choices: &[] }
+        Self { required: true, ..Self::new(name, FieldKind::Text) }
     }
 
     const fn optional(name: &'static str) -> Self {
-        Self { name, required: false, choices: &[] }
+        Self::new(name, FieldKind::Text)
     }
 
     const fn one_of(name: &'static str, choices: &'static [&'static str]) -> Self {
-        Self { name, required: false, choices }
+        Self { choices, ..Self::new(name, FieldKind::Text) }
     }
 
-    fn schema(&self, section: &str) -> Value {
-        let mut schema =
-            json!({ "type": "string", "description": prose::field(section, self.name).unwrap_or_default() });
+    const fn default(self, default: fn(&Options) -> Value) -> Self {
+        Self { default: Some(default), ..self }
+    }
+
+    /// A description only where the prose has one: some documents print none.
+    fn schema(&self, section: &str, options: &Options) -> Value {
+        let text = || json!({ "type": "string" });
+        let mut schema = match self.kind {
+            FieldKind::Text => text(),
+            FieldKind::Flag => json!({ "type": "boolean" }),
+            FieldKind::Whole => json!({ "type": "integer" }),
+            FieldKind::Number => json!({ "type": "number" }),
+            FieldKind::TextList => json!({ "type": "array", "items": text() }),
+            FieldKind::TextMap => json!({ "type": "object", "additionalProperties": text() }),
+        };
+        if let Some(description) = prose::field(section, self.name) {
+            schema["description"] = json!(description);
+        }
         if !self.choices.is_empty() {
             schema["enum"] = json!(self.choices);
+        }
+        if let Some(default) = self.default {
+            schema["default"] = default(options);
         }
         schema
     }

@@ -9,20 +9,20 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 
-use engine::op::{Call, EngineError, EventSink, Op, Outcome, Tenant};
+use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm, Tenant};
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestMethod, CompleteRequestParams,
     CompleteResult, ContentBlock, CustomRequest, CustomResult, DiscoverResult, ErrorCode, Implementation,
     InitializeRequestParams, InitializeResult, ListPromptsRequestMethod, ListPromptsResult,
     ListResourceTemplatesRequestMethod, ListResourceTemplatesResult, ListResourcesRequestMethod, ListResourcesResult,
-    ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+    ListToolsResult, PaginatedRequestParams, Resource, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::{Answer, Args, Block, Dialect, Lang, ToolRow, shown};
+use crate::dialect::{Answer, Args, Block, Dialect, Lang, Links, Options, Reply, Scene, ToolRow, shown};
 
 mod line;
 mod message;
@@ -39,39 +39,64 @@ pub type Executing<'a> = Pin<Box<dyn Future<Output = Result<Outcome, EngineError
 /// The tool list of an endpoint never changes while the process lives.
 const LIST_TTL_MS: u64 = 300_000;
 
+/// What one endpoint offers: a dialect in one language, under the operator's options.
+pub struct Surface {
+    dialect: &'static Dialect,
+    lang: Lang,
+    options: Options,
+    links: Links,
+    tools: Vec<Tool>,
+}
+
+impl Surface {
+    pub fn new(dialect: &'static Dialect, lang: Option<Lang>, options: Options, links: Links) -> Self {
+        let lang = lang.unwrap_or(dialect.default_lang);
+        let tools = dialect.tools.iter().map(|row| tool(dialect, row, lang, &options)).collect();
+        Self { dialect, lang, options, links, tools }
+    }
+}
+
+/// Who calls; put into a request's extensions by the transport.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    pub tenant: Tenant,
+    /// See [`engine::op::Call::connection`].
+    pub connection: Option<String>,
+}
+
 #[derive(Clone)]
 pub struct McpServer {
     engine: Arc<dyn Execute>,
-    dialect: &'static Dialect,
-    lang: Lang,
-    tools: Arc<[Tool]>,
+    surface: Arc<Surface>,
     /// Ends every call that still runs; the transport's last word.
     halt: CancellationToken,
-    /// Held while a context is made on demand, so that two calls do not make two.
-    making: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl McpServer {
-    pub fn new(
-        engine: Arc<dyn Execute>,
-        dialect: &'static Dialect,
-        lang: Option<Lang>,
-        halt: CancellationToken,
-    ) -> Self {
-        let lang = lang.unwrap_or(dialect.default_lang);
-        let tools = dialect.tools.iter().map(|row| tool(dialect, row, lang)).collect();
-        Self { engine, dialect, lang, tools, halt, making: Arc::default() }
+    pub fn new(engine: Arc<dyn Execute>, surface: Arc<Surface>, halt: CancellationToken) -> Self {
+        Self { engine, surface, halt }
     }
 
     /// Arguments down, outcome up, and a word now and then in between.
-    async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> Answer {
-        let op = match (row.lower)(&args) {
+    async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> Reply {
+        let Surface { dialect, options, links, .. } = &*self.surface;
+        let scene = Scene { tool: row.name, args: &args, options, links };
+        let op = match (row.lower)(&args, options) {
             Ok(op) => op,
-            Err(refused) => return (self.dialect.refuse)(&refused),
+            Err(refused) => return (dialect.refuse)(&scene, &refused),
         };
         let (events, reporter) = progress::start(context);
-        let call = Call { tenant: Tenant::local(), cancel: self.halt.child_token(), events: EventSink(events) };
-        let done = self.run(row, &call, op);
+        let caller = context.extensions.get::<Caller>().cloned();
+        let Caller { tenant, connection } =
+            caller.unwrap_or_else(|| Caller { tenant: Tenant::local(), connection: None });
+        let call = Call {
+            tenant,
+            realm: Realm(dialect.id),
+            connection,
+            cancel: self.halt.child_token(),
+            events: EventSink(events),
+        };
+        let done = self.engine.execute(&call, op);
         let mut done = pin!(done);
         let result = tokio::select! {
             result = &mut done => result,
@@ -82,33 +107,9 @@ impl McpServer {
         };
         reporter.finish().await;
         match result {
-            Ok(outcome) => (row.render)(&args, outcome),
-            Err(error) => (row.render_error)(&error),
+            Ok(outcome) => (row.render)(&scene, outcome).into(),
+            Err(error) => (row.render_error)(&scene, &error),
         }
-    }
-
-    async fn run(&self, row: &ToolRow, call: &Call, op: Op) -> Result<Outcome, EngineError> {
-        let Some(missing) = row.missing_context else { return self.engine.execute(call, op).await };
-        match self.engine.execute(call, op.clone()).await {
-            Err(EngineError::ContextNotFound(context)) if context == missing().name => {
-                self.make_context(call, missing().name, missing().create).await?;
-                self.engine.execute(call, op).await
-            }
-            result => result,
-        }
-    }
-
-    /// Makes the context unless another call was quicker.
-    async fn make_context(&self, call: &Call, name: &str, create: Op) -> Result<(), EngineError> {
-        let _one_at_a_time = self.making.lock().await;
-        let there = match self.engine.execute(call, Op::ListContexts).await? {
-            Outcome::Contexts(contexts) => contexts.iter().any(|context| context.name == name),
-            _ => false,
-        };
-        if !there {
-            self.engine.execute(call, create).await?;
-        }
-        Ok(())
     }
 }
 
@@ -120,8 +121,8 @@ struct Begun(CancellationToken);
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
         let info = ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
-            .with_server_info(Implementation::new(self.dialect.server_name, env!("CARGO_PKG_VERSION")));
-        match self.dialect.instructions(self.lang) {
+            .with_server_info(Implementation::new(self.surface.dialect.server_name, env!("CARGO_PKG_VERSION")));
+        match self.surface.dialect.instructions(self.surface.lang) {
             Some(text) => info.with_instructions(text),
             None => info,
         }
@@ -152,7 +153,7 @@ impl ServerHandler for McpServer {
         if page.is_some_and(|page| page.cursor.is_some()) {
             return Err(ErrorData::invalid_params("unknown cursor: the list has one page", None));
         }
-        Ok(ListToolsResult::with_all_items(self.tools.to_vec())
+        Ok(ListToolsResult::with_all_items(self.surface.tools.to_vec())
             .with_ttl_ms(LIST_TTL_MS)
             .with_cache_scope(CacheScope::Private))
     }
@@ -162,9 +163,9 @@ impl ServerHandler for McpServer {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let Some(row) = self.dialect.find(&request.name) else {
+        let Some(row) = self.surface.dialect.find(&request.name) else {
             let message = format!("Unknown tool: {}", shown(&request.name));
-            return Err(ErrorData::new(ErrorCode(self.dialect.unknown_tool_code), message, None));
+            return Err(ErrorData::new(ErrorCode(self.surface.dialect.unknown_tool_code), message, None));
         };
         let mut begun = context.extensions.get::<Begun>().cloned();
         let mut call = pin!(caught(self.call(row, request.arguments.unwrap_or_default(), &context)));
@@ -176,7 +177,8 @@ impl ServerHandler for McpServer {
             polled
         });
         match called.await {
-            Ok(answer) => Ok(to_mcp(answer).into()),
+            Ok(Reply::Answer(answer)) => Ok(to_mcp(answer).into()),
+            Ok(Reply::Error { code, message, data }) => Err(ErrorData::new(ErrorCode(code), message, data)),
             Err(Panicked) => {
                 tracing::error!(tool = row.name, "a handler panicked");
                 Err(ErrorData::internal_error(format!("internal error in {}: the call was given up", row.name), None))
@@ -185,7 +187,7 @@ impl ServerHandler for McpServer {
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        self.tools.iter().find(|tool| tool.name == name).cloned()
+        self.surface.tools.iter().find(|tool| tool.name == name).cloned()
     }
 
     // rmcp answers these with success and an empty list although nothing was declared.
@@ -232,14 +234,17 @@ impl ServerHandler for McpServer {
     }
 }
 
-fn tool(dialect: &Dialect, row: &ToolRow, lang: Lang) -> Tool {
+fn tool(dialect: &Dialect, row: &ToolRow, lang: Lang, options: &Options) -> Tool {
     let hints = ToolAnnotations::new()
         .read_only(row.hints.read_only)
         .destructive(row.hints.destructive)
         .idempotent(row.hints.idempotent)
         .open_world(false);
-    let mut tool =
-        Tool::new(row.name, dialect.description(row, lang), Arc::new(members(dialect.input_schema(row, lang))));
+    let mut tool = Tool::new(
+        row.name,
+        dialect.description(row, lang),
+        Arc::new(members(dialect.input_schema(row, lang, options))),
+    );
     tool.output_schema = Some(Arc::new(members((row.output_schema)())));
     tool.annotations = Some(hints);
     tool
@@ -256,6 +261,11 @@ fn to_mcp(answer: Answer) -> CallToolResult {
     let blocks = answer.blocks.into_iter().map(|block| match block {
         Block::Text(text) => ContentBlock::text(text),
         Block::Image { data, mime } => ContentBlock::image(data, mime),
+        Block::Link { uri, name, mime, size } => {
+            let mut resource = Resource::new(uri, name).with_mime_type(mime);
+            resource.size = size;
+            ContentBlock::resource_link(resource)
+        }
     });
     let mut result = CallToolResult::success(blocks.collect());
     // An error does not fit the tool's output schema, and @modelcontextprotocol/sdk 1.x checks it all the same: the model would

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use engine::op::Tenant;
 use rmcp::RoleServer;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
@@ -25,8 +26,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::line::{Line, Lines, MAX_LINE};
 use super::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message};
-use super::{Begun, Execute, McpServer};
-use crate::dialect::{Dialect, Lang};
+use super::{Begun, Caller, Execute, McpServer, Surface};
 
 /// The longest answer. TypeScript clients close the connection at 10 MiB.
 const MAX_ANSWER: usize = 8 << 20;
@@ -39,15 +39,13 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy)]
 pub struct StdioOptions {
-    /// The language of descriptions; the dialect's own if none.
-    pub lang: Option<Lang>,
     /// How long calls in flight may go on after the end of input or a shutdown.
     pub grace: Duration,
 }
 
 impl Default for StdioOptions {
     fn default() -> Self {
-        Self { lang: None, grace: Duration::from_secs(30) }
+        Self { grace: Duration::from_secs(30) }
     }
 }
 
@@ -73,12 +71,12 @@ pub enum StdioError {
 /// ended when this returns. Nothing else may write to standard output.
 pub async fn serve_stdio(
     engine: Arc<dyn Execute>,
-    dialect: &'static Dialect,
+    surface: Arc<Surface>,
     options: StdioOptions,
     shutdown: CancellationToken,
 ) -> Result<StdioEnd, StdioError> {
     let (input, output) = rmcp::transport::io::stdio_pipes();
-    serve(input, output, engine, dialect, options, shutdown).await
+    serve(input, output, engine, surface, options, shutdown).await
 }
 
 /// The same over any pair of streams.
@@ -86,7 +84,7 @@ pub async fn serve(
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin + Send + 'static,
     engine: Arc<dyn Execute>,
-    dialect: &'static Dialect,
+    surface: Arc<Surface>,
     options: StdioOptions,
     shutdown: CancellationToken,
 ) -> Result<StdioEnd, StdioError> {
@@ -97,7 +95,7 @@ pub async fn serve(
     let (to_service, from_client) = mpsc::channel(1);
     let session = Arc::new(Session::new(out));
     let service = serve_directly_with_ct(
-        McpServer::new(engine, dialect, options.lang, halt.clone()),
+        McpServer::new(engine, surface, halt.clone()),
         Front { session: session.clone(), from_client },
         None,
         CancellationToken::new(),
@@ -168,6 +166,7 @@ struct Session {
     out: mpsc::Sender<Vec<u8>>,
     waiting: Mutex<Waiting>,
     room: Arc<Semaphore>,
+    caller: Caller,
 }
 
 #[derive(Default)]
@@ -193,7 +192,9 @@ struct Waiter {
 
 impl Session {
     fn new(out: mpsc::Sender<Vec<u8>>) -> Self {
-        Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)) }
+        // One process, one client.
+        let caller = Caller { tenant: Tenant::local(), connection: Some("stdio".into()) };
+        Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)), caller }
     }
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
@@ -272,6 +273,7 @@ impl Session {
         };
         let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
         request.extensions_mut().insert(Begun(begun.clone()));
+        request.extensions_mut().insert(self.caller.clone());
         slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
         if is_call {
             tokio::select! {

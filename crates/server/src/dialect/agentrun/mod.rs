@@ -3,11 +3,11 @@
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use engine::op::{Language, Op};
+use engine::op::{Holder, Language, NewContext, Op, RunCode, Target, Which};
 use serde_json::Value;
 
 use super::args::{self, ArgError, Args};
-use super::{Dialect, Field, Hints, Lang, NewContext, ToolRow, shown};
+use super::{Dialect, Field, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
 
@@ -32,6 +32,7 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
         server_name: "agentrun-mcp-server",
         default_lang: Lang::Zh,
         tools,
+        aliases: &[],
         unknown_tool_code: -32602,
         prose_en: include_str!("prose.en.md"),
         prose_zh: include_str!("prose.zh.md"),
@@ -46,19 +47,18 @@ const RUN_CODE: ToolRow = ToolRow {
     name: "run_code",
     prose: "run_code",
     fields: &[Field::required("code"), Field::required("context_id")],
+    form: SchemaForm::Full,
     output_schema: render::ran_schema,
     hints: Hints { read_only: false, destructive: true, idempotent: false },
     lower: run_code,
     render: render::ran,
     render_error: render::run_error,
-    missing_context: None,
 };
 
 const RUN_CODE_IN_DEFAULT: ToolRow = ToolRow {
     prose: "run_code (default context)",
     fields: &[Field::required("code")],
     lower: run_code_in_default,
-    missing_context: Some(default_context),
     ..RUN_CODE
 };
 
@@ -70,36 +70,36 @@ const CREATE_CONTEXT: ToolRow = ToolRow {
         Field::one_of("language", &["python", "javascript"]),
         Field::optional("description"),
     ],
+    form: SchemaForm::Full,
     output_schema: render::created_schema,
     hints: Hints { read_only: false, destructive: false, idempotent: false },
     lower: create_context,
     render: render::created,
     render_error: render::create_error,
-    missing_context: None,
 };
 
 const STOP_CONTEXT: ToolRow = ToolRow {
     name: "stop_context",
     prose: "stop_context",
     fields: &[Field::required("context_id")],
+    form: SchemaForm::Full,
     output_schema: render::stopped_schema,
     hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: |args| Ok(Op::StopContext { context: required(args, "context_id")?.to_owned() }),
+    lower: |args, _| Ok(Op::StopContext { which: Which::Named(required(args, "context_id")?.to_owned()) }),
     render: render::stopped,
     render_error: render::stop_error,
-    missing_context: None,
 };
 
 const LIST_CONTEXTS: ToolRow = ToolRow {
     name: "list_contexts",
     prose: "list_contexts",
     fields: &[],
+    form: SchemaForm::Full,
     output_schema: render::contexts_schema,
     hints: READS,
-    lower: |_| Ok(Op::ListContexts),
+    lower: |_, _| Ok(Op::ListContexts),
     render: render::contexts,
     render_error: render::error,
-    missing_context: None,
 };
 
 const UPLOAD_FILE: ToolRow = ToolRow {
@@ -111,36 +111,36 @@ const UPLOAD_FILE: ToolRow = ToolRow {
         Field::required("content"),
         Field::one_of("encoding", ENCODINGS),
     ],
+    form: SchemaForm::Full,
     output_schema: render::written_schema,
     hints: Hints { read_only: false, destructive: true, idempotent: true },
     lower: upload_file,
     render: render::written,
     render_error: render::error,
-    missing_context: None,
 };
 
 const DOWNLOAD_FILE: ToolRow = ToolRow {
     name: "download_file",
     prose: "download_file",
     fields: &[Field::required("context_id"), Field::required("path"), Field::one_of("encoding", ENCODINGS)],
+    form: SchemaForm::Full,
     output_schema: render::file_schema,
     hints: READS,
     lower: download_file,
     render: render::file,
     render_error: render::error,
-    missing_context: None,
 };
 
 const LIST_FILES: ToolRow = ToolRow {
     name: "list_files",
     prose: "list_files",
     fields: &[Field::required("context_id"), Field::optional("path")],
+    form: SchemaForm::Full,
     output_schema: render::files_schema,
     hints: READS,
     lower: list_files,
     render: render::files,
     render_error: render::error,
-    missing_context: None,
 };
 
 fn invalid(why: impl std::fmt::Display) -> ArgError {
@@ -159,7 +159,7 @@ fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, ArgError> {
 }
 
 /// The document has one message for both fields, missing or invalid; a wrong type is added to it.
-fn run_code(args: &Args) -> Result<Op, ArgError> {
+fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
     const BOTH: &str = "code and context_id are required";
     let part = |field| match args.get(field) {
         None | Some(Value::Null) => Err(invalid(BOTH)),
@@ -169,24 +169,26 @@ fn run_code(args: &Args) -> Result<Op, ArgError> {
             Err(why) => Err(invalid(format!("{BOTH}; {why}"))),
         },
     };
-    Ok(Op::RunCode { code: part("code")?, context: part("context_id")?, timeout: None })
+    let code = part("code")?;
+    Ok(Op::RunCode(RunCode::new(Target::existing(Which::Named(part("context_id")?)), code)))
 }
 
-fn run_code_in_default(args: &Args) -> Result<Op, ArgError> {
+fn run_code_in_default(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    let code = required(args, "code")?;
     // A context of one's own is still welcome, just not advertised.
-    let context = optional(args, "context_id")?.unwrap_or(DEFAULT_CONTEXT);
-    Ok(Op::RunCode { code: required(args, "code")?.to_owned(), context: context.to_owned(), timeout: None })
+    let target = match optional(args, "context_id")? {
+        Some(context) => Target::existing(Which::Named(context.to_owned())),
+        None => Target {
+            which: Which::Named(DEFAULT_CONTEXT.to_owned()),
+            make: Some(NewContext::named(DEFAULT_CONTEXT, Language::Python)),
+        },
+    };
+    Ok(Op::RunCode(RunCode::new(target, code)))
 }
 
 const DEFAULT_CONTEXT: &str = "default";
 
-fn default_context() -> NewContext {
-    let name = DEFAULT_CONTEXT.to_owned();
-    let create = Op::CreateContext { name, language: Language::Python, description: String::new() };
-    NewContext { name: DEFAULT_CONTEXT, create }
-}
-
-fn create_context(args: &Args) -> Result<Op, ArgError> {
+fn create_context(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let name = optional(args, "name")?.ok_or_else(|| invalid("name is required"))?;
     check_name(name)?;
     let language = language(args.get("language"))?;
@@ -194,7 +196,7 @@ fn create_context(args: &Args) -> Result<Op, ArgError> {
     if description.chars().count() > MAX_DESCRIPTION {
         return Err(invalid(format!("description is longer than {MAX_DESCRIPTION} characters")));
     }
-    Ok(Op::CreateContext { name: name.to_owned(), language, description: description.to_owned() })
+    Ok(Op::CreateContext(NewContext { description: description.to_owned(), ..NewContext::named(name, language) }))
 }
 
 /// Descriptions come back in every list: fifty of them must stay far below the size of an answer.
@@ -288,8 +290,8 @@ fn path(text: &str) -> Result<String, ArgError> {
     Ok(below.to_owned())
 }
 
-fn upload_file(args: &Args) -> Result<Op, ArgError> {
-    let context = required(args, "context_id")?.to_owned();
+fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    let place = holder(args)?;
     let path = path(optional(args, "path")?.ok_or_else(|| invalid("path is required"))?)?;
     // An empty file is a file.
     let content = optional(args, "content")?.ok_or_else(|| invalid("content is required"))?;
@@ -297,19 +299,23 @@ fn upload_file(args: &Args) -> Result<Op, ArgError> {
         None | Some(Encoding::Utf8) => content.as_bytes().to_vec(),
         Some(Encoding::Base64) => decode(content).map_err(|why| invalid(format!("content is not base64: {why}")))?,
     };
-    Ok(Op::WriteFile { context, path, content })
+    Ok(Op::WriteFile { place, path, content })
 }
 
-fn download_file(args: &Args) -> Result<Op, ArgError> {
+fn download_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     encoding(args)?;
-    let context = required(args, "context_id")?.to_owned();
+    let place = holder(args)?;
     let path = path(optional(args, "path")?.ok_or_else(|| invalid("path is required"))?)?;
-    Ok(Op::ReadFile { context, path })
+    Ok(Op::ReadFile { place, path })
 }
 
-fn list_files(args: &Args) -> Result<Op, ArgError> {
-    let context = required(args, "context_id")?.to_owned();
-    Ok(Op::ListFiles { context, path: directory(args)? })
+fn list_files(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    let place = holder(args)?;
+    Ok(Op::ListFiles { place, path: directory(args)? })
+}
+
+fn holder(args: &Args) -> Result<Holder, ArgError> {
+    Ok(Holder::Context(Target::existing(Which::Named(required(args, "context_id")?.to_owned()))))
 }
 
 fn directory(args: &Args) -> Result<String, ArgError> {

@@ -10,8 +10,8 @@ use engine::op::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Args, Encoding, decode, directory, encoding, invalid};
-use crate::dialect::{Answer, ArgError, Block, clipped, iso8601, shown};
+use super::{Encoding, decode, directory, encoding, invalid};
+use crate::dialect::{Answer, ArgError, Block, Reply, Scene, clipped, iso8601, shown};
 
 /// Characters of one text field that the engine has not bounded itself.
 const TEXT_BUDGET: usize = 20_000;
@@ -35,12 +35,16 @@ fn failure(code: &str, error: &str) -> Answer {
     Answer::json(&Failure { error, code }).failed()
 }
 
-pub(super) fn refusal(refused: &ArgError) -> Answer {
-    failure(refused.code, &refused.message)
+pub(super) fn refusal(_: &Scene<'_>, refused: &ArgError) -> Reply {
+    failure(refused.code, &refused.message).into()
 }
 
 /// The engine's errors under the document's codes, for every tool.
-pub(super) fn error(error: &EngineError) -> Answer {
+pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
+    answer(error).into()
+}
+
+fn answer(error: &EngineError) -> Answer {
     use EngineError as E;
     let (code, message) = match error {
         E::ContextNotFound(id) => ("CONTEXT_NOT_FOUND", format!("Context not found: {}", shown(id))),
@@ -68,29 +72,40 @@ pub(super) fn error(error: &EngineError) -> Answer {
             ("FILE_TOO_LARGE", format!("File too large: {} is over the limit of {limit} bytes", shown(path)))
         }
         E::NoSpace => ("FILE_TOO_LARGE", "File too large: no space left in the context; delete files first".into()),
+        E::OverLimit { what, limit } => {
+            ("CONTEXT_CREATION_FAILED", format!("Failed to create context: over the limit {what} of {limit}"))
+        }
+        E::NoCurrent { .. } => ("CONTEXT_NOT_FOUND", "Context not found: none was named".into()),
+        E::OtherLanguage { context, is, .. } => {
+            ("INVALID_LANGUAGE", format!("Unsupported language: context {} runs {}", shown(context), is.name()))
+        }
+        E::RunNotFound(run) => ("RUN_NOT_FOUND", format!("Run not found: {}", shown(run))),
+        E::NetworkOff(why) | E::InvalidEnvironment(why) | E::InUse(why) => ("INVALID_PARAMS", why.clone()),
         E::Cancelled => ("CANCELLED", "Cancelled by the client".into()),
         E::Sandbox(why) => ("SANDBOX_FAILED", format!("The sandbox failed: {why}")),
     };
     failure(code, &message)
 }
 
-pub(super) fn create_error(e: &EngineError) -> Answer {
-    match e {
+pub(super) fn create_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
         EngineError::Sandbox(why) => failure("CONTEXT_CREATION_FAILED", &format!("Failed to create context: {why}")),
-        other => error(other),
-    }
+        other => answer(other),
+    };
+    answer.into()
 }
 
-pub(super) fn stop_error(e: &EngineError) -> Answer {
-    match e {
+pub(super) fn stop_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
         EngineError::Sandbox(why) => failure("STOP_FAILED", &format!("Failed to stop context: {why}")),
-        other => error(other),
-    }
+        other => answer(other),
+    };
+    answer.into()
 }
 
 /// A back end that fails is a result, as the document has it.
-pub(super) fn run_error(e: &EngineError) -> Answer {
-    match e {
+pub(super) fn run_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
         EngineError::Sandbox(why) => Answer::json(&RunResult {
             stdout: String::new(),
             stderr: format!(
@@ -100,8 +115,9 @@ pub(super) fn run_error(e: &EngineError) -> Answer {
             success: false,
             execution_time: None,
         }),
-        other => error(other),
-    }
+        other => answer(other),
+    };
+    answer.into()
 }
 
 /// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
@@ -142,7 +158,7 @@ pub(super) fn ran_schema() -> Value {
     })
 }
 
-pub(super) fn ran(_: &Args, outcome: Outcome) -> Answer {
+pub(super) fn ran(_: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch() };
     let mut answer = Answer::json(&RunResult {
         stdout: stdout(&ran),
@@ -320,7 +336,7 @@ pub(super) fn created_schema() -> Value {
     }))
 }
 
-pub(super) fn created(_: &Args, outcome: Outcome) -> Answer {
+pub(super) fn created(_: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Created(context) = outcome else { return mismatch() };
     let (language, title) = language(context.language);
     Answer::json(&Created {
@@ -345,7 +361,7 @@ pub(super) fn stopped_schema() -> Value {
     object(json!({ "context_id": string(), "status": string(), "message": string() }))
 }
 
-pub(super) fn stopped(_: &Args, outcome: Outcome) -> Answer {
+pub(super) fn stopped(_: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Stopped { context_id } = outcome else { return mismatch() };
     Answer::json(&Stopped { context_id, status: "stopped", message: "Context stopped successfully" })
 }
@@ -380,7 +396,7 @@ pub(super) fn contexts_schema() -> Value {
     object(json!({ "contexts": { "type": "array", "items": context }, "total": { "type": "integer" } }))
 }
 
-pub(super) fn contexts(_: &Args, outcome: Outcome) -> Answer {
+pub(super) fn contexts(_: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Contexts(contexts) = outcome else { return mismatch() };
     let total = contexts.len();
     Answer::json(&Contexts { contexts: contexts.into_iter().map(listed).collect(), total })
@@ -410,8 +426,8 @@ pub(super) fn written_schema() -> Value {
     object(json!({ "path": string(), "size": { "type": "integer" } }))
 }
 
-pub(super) fn written(_: &Args, outcome: Outcome) -> Answer {
-    let Outcome::Written { path, size } = outcome else { return mismatch() };
+pub(super) fn written(_: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Written { path, size, .. } = outcome else { return mismatch() };
     Answer::json(&Written { path, size })
 }
 
@@ -427,16 +443,15 @@ pub(super) fn file_schema() -> Value {
     object(json!({ "path": string(), "size": { "type": "integer" }, "encoding": string(), "content": string() }))
 }
 
-pub(super) fn file(args: &Args, outcome: Outcome) -> Answer {
-    let Outcome::File { path, content } = outcome else { return mismatch() };
+pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::File { path, content, key, .. } = outcome else { return mismatch() };
     let size = content.len();
-    let (encoding, content) = match (encoding(args).ok().flatten(), String::from_utf8(content)) {
+    let (encoding, content) = match (encoding(scene.args).ok().flatten(), String::from_utf8(content)) {
         (None | Some(Encoding::Utf8), Ok(text)) => ("utf-8", text),
         (Some(Encoding::Utf8), Err(_)) => {
-            return refusal(&invalid(format!(
-                "encoding 'utf-8' cannot show {}, which is not text; use 'base64'",
-                shown(&path)
-            )));
+            let refused =
+                invalid(format!("encoding 'utf-8' cannot show {}, which is not text; use 'base64'", shown(&path)));
+            return failure(refused.code, &refused.message);
         }
         (_, bytes) => ("base64", STANDARD.encode(bytes.map_or_else(|e| e.into_bytes(), String::into_bytes))),
     };
@@ -447,7 +462,10 @@ pub(super) fn file(args: &Args, outcome: Outcome) -> Answer {
         );
         return failure("FILE_TOO_LARGE", &why);
     }
-    Answer::json(&Downloaded { path, size, encoding, content })
+    let link = scene.link(&key, &path, Some(size as u64));
+    let mut answer = Answer::json(&Downloaded { path, size, encoding, content });
+    answer.blocks.extend(link);
+    answer
 }
 
 /// Upper bound of the length as a JSON string inside a JSON string, halved: a quote costs 2 and then 4, a control character 6 and then 7.
@@ -481,10 +499,10 @@ pub(super) fn files_schema() -> Value {
     object(json!({ "files": { "type": "array", "items": file }, "total": { "type": "integer" } }))
 }
 
-pub(super) fn files(args: &Args, outcome: Outcome) -> Answer {
-    let Outcome::Files { entries, total } = outcome else { return mismatch() };
+pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Files(engine::op::Files { entries, total, .. }) = outcome else { return mismatch() };
     // The guest names entries relative to the directory asked for; the next call wants them relative to /workspace.
-    let directory = directory(args).unwrap_or_else(|_| ".".into());
+    let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
     let prefix = match directory.trim_matches('/').trim_start_matches("./") {
         "" | "." => String::new(),
         below => format!("{}/", below.trim_end_matches('/')),
