@@ -5,5 +5,6 @@
 pub mod cli;
 pub mod config;
 pub mod dialect;
+pub mod logging;
 pub mod mcp;
 pub mod runtimes;

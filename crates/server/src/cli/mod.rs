@@ -14,10 +14,10 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 use self::flags::Flags;
 use crate::config::{Config, Environment, Sources};
+use crate::logging::{self, LogFormat};
 
 /// Runs AI agents' code in kernel sandboxes, over the Model Context Protocol.
 #[derive(Debug, Parser)]
@@ -86,7 +86,8 @@ fn dispatch(cli: Cli) -> Done {
     let config = Config::load(&sources)?;
     // rmcp warns of each error answer, which is none of the operator's business.
     let usual = if matches!(cli.command, Command::Stdio(_)) { "info,rmcp=error" } else { "warn" };
-    start_log(config.log.as_deref().unwrap_or(usual), &sources.environment)?;
+    let colour = std::io::stderr().is_terminal() && sources.environment.get("NO_COLOR").is_none();
+    logging::start(config.log.as_deref().unwrap_or(usual), LogFormat::default(), colour)?;
     let context = Context { config, environment: sources.environment };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
@@ -95,14 +96,6 @@ fn dispatch(cli: Cli) -> Done {
         Command::Setup(args) => setup::main(args, context),
         Command::Config(args) => config::main(args, &context),
     }
-}
-
-/// On stderr: stdout belongs to the protocol.
-fn start_log(filter: &str, environment: &Environment) -> Result<(), Failed> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| Failed(format!("`--log {filter}`: {error}")))?;
-    let colour = std::io::stderr().is_terminal() && environment.get("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour).init();
-    Ok(())
 }
 
 /// The threads start here, after everything that must come before them.

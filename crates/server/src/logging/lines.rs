@@ -1,0 +1,464 @@
+//! The lines of the documents: `[MCP]` and `[HTTP]` of 004 in its words, and the line a call of 002.
+//!
+//! Pure: a value in, its text out; `log` hands it to tracing. No line has a host path, a token, a value of the environment, code
+//! or the secret part of a file's link in it, whatever it is given; bodies are logged at debug level only.
+
+use std::fmt::{self, Display, Formatter};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::escape::escaped;
+
+/// Targets of these lines. The human form prints their messages and nothing else.
+pub const MCP_LOG: &str = "sandpool::mcp";
+pub const HTTP_LOG: &str = "sandpool::http";
+
+/// Characters of one value of a client's in a line.
+const SHOWN: usize = 64;
+/// Characters of a body in a line.
+const BODY_SHOWN: usize = 4000;
+
+/// What 004 says of a request on its way through the server, in the order of the document.
+#[derive(Debug, Clone, Copy)]
+pub enum McpLine<'a> {
+    Incoming { method: &'a str, id: &'a Value },
+    ProcessingInitialize,
+    InitializeSuccessful,
+    BuildingToolsList,
+    FoundRunners(usize),
+    ReturningTools(usize),
+    ToolCall { tool: &'a str },
+    ParsingArguments { tool: &'a str },
+    RunCode(RunCode<'a>),
+    UsingRunner(&'a str),
+    CreatingDirectory { conversation: &'a str },
+    DirectoryCreated { hex: &'a str },
+    Executing(RunCode<'a>),
+    ExecutionCompleted { success: bool, exit_code: i32 },
+    ListingFiles,
+    FoundFiles(usize),
+    FileAvailable { name: &'a str, url: &'a str },
+    Completed { tool: &'a str },
+    Failed { tool: &'a str, code: &'a str },
+}
+
+/// A `sandbox.run_code` by its sizes: neither its code nor a value of its environment.
+#[derive(Debug, Clone, Copy)]
+pub struct RunCode<'a> {
+    pub conversation: &'a str,
+    pub language: &'a str,
+    /// In bytes.
+    pub code_len: usize,
+    pub network: bool,
+    pub env_vars: usize,
+}
+
+impl McpLine<'_> {
+    pub fn log(&self) {
+        tracing::info!(target: MCP_LOG, "{self}");
+    }
+}
+
+/// What comes before a run, after its arguments were read.
+pub fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str) -> [McpLine<'a>; 5] {
+    [
+        McpLine::RunCode(run),
+        McpLine::UsingRunner(runner),
+        McpLine::CreatingDirectory { conversation: run.conversation },
+        McpLine::DirectoryCreated { hex: link_hex },
+        McpLine::Executing(run),
+    ]
+}
+
+/// What comes after it; `files` are name and URL.
+pub fn run_code_ended<'a>(
+    success: bool,
+    exit_code: i32,
+    files: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
+) -> Vec<McpLine<'a>> {
+    let mut lines = vec![McpLine::ExecutionCompleted { success, exit_code }, McpLine::ListingFiles];
+    lines.push(McpLine::FoundFiles(files.len()));
+    lines.extend(files.map(|(name, url)| McpLine::FileAvailable { name, url }));
+    lines.push(McpLine::Completed { tool: "run_code" });
+    lines
+}
+
+impl Display for McpLine<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("[MCP] ")?;
+        match *self {
+            Self::Incoming { method, id } => {
+                write!(f, "Incoming request - Method: {}, ID: {}", shown(method), shown_id(id))
+            }
+            Self::ProcessingInitialize => f.write_str("Processing initialize request"),
+            Self::InitializeSuccessful => f.write_str("Initialize successful"),
+            Self::BuildingToolsList => f.write_str("Building tools list"),
+            Self::FoundRunners(count) => write!(f, "Found {count} runners"),
+            Self::ReturningTools(count) => write!(f, "Returning {count} tools"),
+            Self::ToolCall { tool } => write!(f, "Tool call: {}", shown(tool)),
+            Self::ParsingArguments { tool } => write!(f, "Parsing {} arguments", shown(tool)),
+            Self::RunCode(RunCode { conversation, language, code_len, network, env_vars }) => write!(
+                f,
+                "run_code: conversationId={}, language={}, codeLen={code_len}, network={network}, envVars={env_vars}",
+                shown(conversation),
+                shown(language),
+            ),
+            Self::UsingRunner(runner) => write!(f, "Using runner: {}", shown(runner)),
+            Self::CreatingDirectory { conversation } => {
+                write!(f, "Creating sandbox directory for conversation {}", shown(conversation))
+            }
+            Self::DirectoryCreated { hex } => write!(f, "Sandbox directory created: {}", head(hex, 12)),
+            Self::Executing(RunCode { conversation, language, network, env_vars, .. }) => write!(
+                f,
+                "Executing {} code for conversation {} (network: {network}, env vars: {env_vars})",
+                shown(language),
+                shown(conversation),
+            ),
+            Self::ExecutionCompleted { success, exit_code } => {
+                write!(f, "Execution completed: success={success}, exitCode={exit_code}")
+            }
+            Self::ListingFiles => f.write_str("Listing files in sandbox"),
+            Self::FoundFiles(count) => write!(f, "Found {count} files"),
+            Self::FileAvailable { name, url } => {
+                write!(f, "File available: {} -> {}", shown(name), cut(&escaped(&without_secret(url)), 300))
+            }
+            Self::Completed { tool } => write!(f, "{} completed successfully", shown(tool)),
+            Self::Failed { tool, code } => write!(f, "{} failed: {}", shown(tool), shown(code)),
+        }
+    }
+}
+
+/// What 004 says of the HTTP layer.
+#[derive(Debug, Clone, Copy)]
+pub enum HttpLine<'a> {
+    Request { peer: SocketAddr },
+    RequestBody(&'a Value),
+    Parsed { method: &'a str, id: &'a Value },
+    Sending { method: &'a str },
+    Response(&'a Value),
+}
+
+impl HttpLine<'_> {
+    pub fn log(&self) {
+        match self {
+            Self::RequestBody(_) | Self::Response(_) => tracing::debug!(target: HTTP_LOG, "{self}"),
+            _ => tracing::info!(target: HTTP_LOG, "{self}"),
+        }
+    }
+}
+
+impl Display for HttpLine<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("[HTTP] ")?;
+        match *self {
+            Self::Request { peer } => write!(f, "MCP request from {peer}"),
+            Self::RequestBody(body) => write!(f, "Request body: {}", redacted(body)),
+            Self::Parsed { method, id } => {
+                write!(f, "Parsed JSON-RPC request: method={}, id={}", shown(method), shown_id(id))
+            }
+            Self::Sending { method } => write!(f, "Sending response for method={}", shown(method)),
+            Self::Response(body) => write!(f, "Response: {}", redacted(body)),
+        }
+    }
+}
+
+/// What 002 asks for of each call: tool, duration, key arguments cut and redacted, error code, sandbox.
+#[derive(Debug, Clone, Copy)]
+pub struct ToolLine<'a> {
+    pub tool: &'a str,
+    pub took: Duration,
+    pub args: &'a Map<String, Value>,
+    /// The error's code if it failed.
+    pub error: Option<&'a str>,
+    pub sandbox: Option<&'a str>,
+}
+
+impl ToolLine<'_> {
+    pub fn log(&self) {
+        let took_ms = self.took.as_millis();
+        tracing::info!(target: MCP_LOG, tool = self.tool, took_ms, error = self.error, sandbox = self.sandbox, "{self}");
+    }
+}
+
+impl Display for ToolLine<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let outcome = if self.error.is_some() { "failed" } else { "ok" };
+        write!(f, "[MCP] {} {outcome} in {} ms", shown(self.tool), self.took.as_millis())?;
+        if let Some(code) = self.error {
+            write!(f, ": {}", shown(code))?;
+        }
+        let sandbox = self.sandbox.map(|id| format!("sandbox={}", shown(id)));
+        let args = self.args.iter().map(|(name, value)| format!("{}={}", shown(name), shown_argument(name, value)));
+        let facts: Vec<String> = sandbox.into_iter().chain(args.take(20)).collect();
+        if facts.is_empty() { Ok(()) } else { write!(f, " ({})", facts.join(", ")) }
+    }
+}
+
+/// Arguments whose value helps to find a fault and is no secret. All others are shown by their size.
+const KEY_ARGUMENTS: &[&str] = &[
+    "action",
+    "background",
+    "context",
+    "context_id",
+    "conversationId",
+    "cursor",
+    "encoding",
+    "filename",
+    "flavor",
+    "language",
+    "maxTextLen",
+    "name",
+    "network",
+    "path",
+    "run",
+    "sandbox_id",
+    "selector",
+    "session_id",
+    "size",
+    "template",
+    "timeout",
+    "url",
+    "wait",
+];
+
+fn shown_argument(name: &str, value: &Value) -> String {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),
+        Value::String(url) if name == "url" => shown(&without_secret(url)),
+        Value::String(text) if KEY_ARGUMENTS.contains(&name) => shown(text),
+        Value::String(text) => format!("<{} bytes>", text.len()),
+        Value::Array(items) => format!("<{} items>", items.len()),
+        Value::Object(members) => format!("<{} members>", members.len()),
+    }
+}
+
+fn shown(text: &str) -> String {
+    escaped(&cut(text, SHOWN))
+}
+
+fn shown_id(id: &Value) -> String {
+    match id {
+        Value::String(text) => shown(text),
+        other => shown(&other.to_string()),
+    }
+}
+
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// As the documents shorten a directory's name: whoever knows the whole may read the files.
+fn head(secret: &str, most: usize) -> String {
+    let head: String = secret.chars().take(most).collect();
+    format!("{}...", escaped(&head))
+}
+
+/// A URL without what gives access: user and password, the query, the secret directory of a file's link.
+fn without_secret(url: &str) -> String {
+    let (url, rest) = match url.find(['?', '#']) {
+        Some(at) => (&url[..at], "?…"),
+        None => (url, ""),
+    };
+    let plain = match url.split_once("://") {
+        Some((scheme, after)) => {
+            let authority = after.find('/').unwrap_or(after.len());
+            let host = after[..authority].rfind('@').map_or(0, |at| at + 1);
+            format!("{scheme}://{}", &after[host..])
+        }
+        None => url.to_owned(),
+    };
+    without_links(&plain) + rest
+}
+
+/// Shortens every `/files/<64 hex>/` in a text.
+fn without_links(text: &str) -> String {
+    const MARK: &str = "/files/";
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(MARK) {
+        let (before, after) = rest.split_at(at + MARK.len());
+        out.push_str(before);
+        let hex = after.bytes().take_while(u8::is_ascii_hexdigit).count();
+        if hex >= 32 {
+            out.push_str(&head(&after[..hex], 6));
+            rest = &after[hex..];
+        } else {
+            rest = after;
+        }
+    }
+    out + rest
+}
+
+/// A body for the debug log: values of environments, what is called a secret and links are taken out; cut.
+fn redacted(body: &Value) -> String {
+    escaped(&cut(&without_secrets(body.clone()).to_string(), BODY_SHOWN))
+}
+
+fn without_secrets(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            Value::Object(members.into_iter().map(|(name, value)| redacted_member(name, value)).collect())
+        }
+        Value::Array(items) => items.into_iter().map(without_secrets).collect(),
+        // A result is often JSON within a text.
+        Value::String(text) => Value::String(without_links(&text)),
+        other => other,
+    }
+}
+
+fn redacted_member(name: String, value: Value) -> (String, Value) {
+    const HIDDEN: &str = "[redacted]";
+    const SECRETS: &[&str] = &["token", "secret", "password", "passwd", "authorization", "api_key", "apikey", "cookie"];
+    let lower = name.to_ascii_lowercase();
+    let value = match value {
+        Value::Object(variables) if matches!(lower.as_str(), "environment" | "env") => {
+            Value::Object(variables.into_iter().map(|(name, _)| (name, HIDDEN.into())).collect())
+        }
+        Value::String(_) if SECRETS.iter().any(|secret| lower.contains(secret)) => HIDDEN.into(),
+        // Typed into a page, it may be a password.
+        Value::String(ref text) if lower == "text" && !text.starts_with('{') => HIDDEN.into(),
+        other => without_secrets(other),
+    };
+    (name, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::logging::LogFormat;
+    use crate::logging::testing::logged;
+
+    const HEX: &str = "abc123def4567890abc123def4567890abc123def4567890abc123def4567890";
+
+    /// As seeds/004 prints them, but for the line with the host path.
+    const DOCUMENT: &str = "\
+[MCP] Incoming request - Method: initialize, ID: 1
+[MCP] Processing initialize request
+[MCP] Initialize successful
+[MCP] Incoming request - Method: tools/list, ID: 2
+[MCP] Building tools list
+[MCP] Found 2 runners
+[MCP] Returning 2 tools
+[MCP] Incoming request - Method: tools/call, ID: 3
+[MCP] Tool call: sandbox.run_code
+[MCP] Parsing run_code arguments
+[MCP] run_code: conversationId=user-123, language=python, codeLen=150, network=false, envVars=1
+[MCP] Using runner: mcp-sandbox-runner-python:latest
+[MCP] Creating sandbox directory for conversation user-123
+[MCP] Sandbox directory created: abc123def456...
+[MCP] Executing python code for conversation user-123 (network: false, env vars: 1)
+[MCP] Execution completed: success=true, exitCode=0
+[MCP] Listing files in sandbox
+[MCP] Found 1 files
+[MCP] File available: plot.png -> https://example.com/files/abc123.../plot.png
+[MCP] run_code completed successfully
+";
+
+    fn document() {
+        let ids = [json!(1), json!(2), json!(3)];
+        let run = RunCode { conversation: "user-123", language: "python", code_len: 150, network: false, env_vars: 1 };
+        let url = format!("https://example.com/files/{HEX}/plot.png");
+        let mut lines = vec![
+            McpLine::Incoming { method: "initialize", id: &ids[0] },
+            McpLine::ProcessingInitialize,
+            McpLine::InitializeSuccessful,
+            McpLine::Incoming { method: "tools/list", id: &ids[1] },
+            McpLine::BuildingToolsList,
+            McpLine::FoundRunners(2),
+            McpLine::ReturningTools(2),
+            McpLine::Incoming { method: "tools/call", id: &ids[2] },
+            McpLine::ToolCall { tool: "sandbox.run_code" },
+            McpLine::ParsingArguments { tool: "run_code" },
+        ];
+        lines.extend(run_code_begins(run, "mcp-sandbox-runner-python:latest", HEX));
+        lines.extend(run_code_ended(true, 0, [("plot.png", url.as_str())].into_iter()));
+        lines.iter().for_each(McpLine::log);
+    }
+
+    #[test]
+    fn the_mcp_lines_are_the_document_s() {
+        assert_eq!(logged(LogFormat::Human, document), DOCUMENT);
+    }
+
+    #[test]
+    fn the_json_form_has_the_same_words() {
+        let log = logged(LogFormat::Json, document);
+        let message = |line: &str| serde_json::from_str::<Value>(line).unwrap()["message"].as_str().unwrap().to_owned();
+        assert_eq!(log.lines().map(message).collect::<Vec<_>>(), DOCUMENT.lines().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_http_lines_are_the_document_s() {
+        let body = json!({"jsonrpc": "2.0"});
+        let id = json!(1);
+        let log = logged(LogFormat::Human, || {
+            HttpLine::Request { peer: "127.0.0.1:54321".parse().unwrap() }.log();
+            HttpLine::RequestBody(&body).log();
+            HttpLine::Parsed { method: "initialize", id: &id }.log();
+            HttpLine::Sending { method: "initialize" }.log();
+            HttpLine::Response(&body).log();
+        });
+        let document = "\
+[HTTP] MCP request from 127.0.0.1:54321
+[HTTP] Request body: {\"jsonrpc\":\"2.0\"}
+[HTTP] Parsed JSON-RPC request: method=initialize, id=1
+[HTTP] Sending response for method=initialize
+[HTTP] Response: {\"jsonrpc\":\"2.0\"}
+";
+        assert_eq!(log, document);
+    }
+
+    #[test]
+    fn a_call_of_002_is_tool_duration_key_arguments_code_and_sandbox() {
+        let args = json!({"language": "python", "code": "print('x')", "timeout": 5});
+        let line = |error, sandbox| {
+            let took = Duration::from_micros(12_345);
+            ToolLine { tool: "code_run", took, args: args.as_object().unwrap(), error, sandbox }.to_string()
+        };
+        assert_eq!(
+            line(None, Some("sbx-1")),
+            "[MCP] code_run ok in 12 ms (sandbox=sbx-1, code=<10 bytes>, language=python, timeout=5)"
+        );
+        assert_eq!(
+            line(Some("TIMEOUT"), None),
+            "[MCP] code_run failed in 12 ms: TIMEOUT (code=<10 bytes>, language=python, timeout=5)"
+        );
+    }
+
+    #[test]
+    fn no_secret_and_no_foreign_line_gets_into_a_line() {
+        let secret = "hunter2";
+        let long = "x".repeat(500);
+        let args = json!({
+            "code": secret, "content": secret, "text": secret, "command": secret, "args": [secret],
+            "environment": {"API_KEY": secret}, "env": {"A": secret}, "token": secret, "selector": long,
+            "url": format!("https://{secret}:{secret}@example.com/files/{HEX}/a?sig={secret}#{secret}"),
+            "context_id": "ctx\n[INFO] forged\x1b[2J",
+        });
+        let answer = json!({"content": [{"type": "text", "text": format!("{{\"url\":\"/files/{HEX}/a\"}}")}]});
+        let request = json!({"params": {"arguments": {"environment": {"API_KEY": secret}, "text": secret,
+            "env": {"A": secret}, "token": secret, "Authorization": secret}}});
+        let log = logged(LogFormat::Human, || {
+            let args = args.as_object().unwrap();
+            ToolLine { tool: "t", took: Duration::ZERO, args, error: None, sandbox: None }.log();
+            McpLine::FileAvailable { name: "a\nb", url: args["url"].as_str().unwrap() }.log();
+            McpLine::Incoming { method: "a\r\nb", id: &json!("1\n2\x1b") }.log();
+            HttpLine::RequestBody(&request).log();
+            HttpLine::Response(&answer).log();
+        });
+        assert_eq!(log.lines().count(), 5, "{log}");
+        assert!(
+            !log.contains(secret) && !log.contains(&HEX[..16]) && !log.contains(&long) && !log.contains('\x1b'),
+            "{log}"
+        );
+        assert!(log.contains("url=https://example.com/files/abc123.../a?…"), "{log}");
+        assert!(log.contains("context_id=ctx\\n[INFO] forged\\u{1b}[2J"), "{log}");
+    }
+}

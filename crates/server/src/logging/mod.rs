@@ -1,0 +1,164 @@
+//! Logs, on stderr: for people, in the documents' own words where these have words, or as JSON lines for machines.
+//!
+//! Sets up the subscriber and knows how a line looks. What is worth a line is the business of those who log; the words of
+//! the documents are in [`lines`].
+
+mod escape;
+mod human;
+pub mod lines;
+
+use serde::Deserialize;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
+
+pub use escape::escaped;
+pub use lines::{HTTP_LOG, MCP_LOG};
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    #[default]
+    Human,
+    Json,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    #[error("`--log {filter}` is not a filter")]
+    Filter { filter: String, source: tracing_subscriber::filter::ParseError },
+    #[error("cannot start the log")]
+    Start(#[from] TryInitError),
+}
+
+/// From here on everything logged goes to stderr: stdout belongs to the protocol. `colour` is for people only.
+pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
+    let refused = |source| LogError::Filter { filter: filter.into(), source };
+    let filter = EnvFilter::try_new(filter).map_err(refused)?;
+    Ok(Registry::default().with(layer(format, colour, std::io::stderr).with_filter(filter)).try_init()?)
+}
+
+fn layer<W>(format: LogFormat, colour: bool, writer: W) -> Box<dyn Layer<Registry> + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let layer = fmt::layer().with_writer(writer).with_ansi(colour);
+    match format {
+        LogFormat::Human => layer.fmt_fields(human::fields()).event_format(human::Human::default()).boxed(),
+        // The span around a call carries `request_id` and `tenant`; the lines within are told apart by them.
+        LogFormat::Json => {
+            layer.with_ansi(false).json().flatten_event(true).with_current_span(true).with_span_list(false).boxed()
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What `work` logs at all levels, in this form.
+    pub fn logged(format: LogFormat, work: impl FnOnce()) -> String {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let subscriber = Registry::default().with(layer(format, false, move || writer.clone()));
+        tracing::subscriber::with_default(subscriber, work);
+        let bytes = captured.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::logged;
+    use super::*;
+
+    /// As seeds/000 prints them.
+    const START_UP: &str = "\
+[INFO] AgentRun 初始化开始...
+[INFO] 创建 Code Interpreter: ci-abc123def456
+[INFO] ✓ Session 池健康 (3/3 可用)
+[INFO] MCP Server 就绪，等待请求...
+";
+
+    fn start_up() {
+        tracing::info!(target: engine::STARTUP_LOG, "AgentRun 初始化开始...");
+        tracing::info!(target: engine::STARTUP_LOG, "创建 Code Interpreter: ci-{}", "abc123def456");
+        tracing::info!(target: engine::STARTUP_LOG, "✓ Session 池健康 ({}/{} 可用)", 3, 3);
+        tracing::info!(target: engine::STARTUP_LOG, pool = 3, "MCP Server 就绪，等待请求...");
+    }
+
+    #[test]
+    fn start_up_lines_are_printed_as_the_document_has_them() {
+        assert_eq!(logged(LogFormat::Human, start_up), START_UP);
+    }
+
+    #[test]
+    fn the_json_form_has_the_same_message_and_the_fields() {
+        let log = logged(LogFormat::Json, || {
+            let call = tracing::info_span!("call", request_id = "r-1", tenant = "blue");
+            call.in_scope(|| tracing::info!(target: MCP_LOG, tool = "code_run", "[MCP] Tool call: code_run"));
+        });
+        let line: serde_json::Value = serde_json::from_str(&log).unwrap();
+        assert_eq!(line["message"], "[MCP] Tool call: code_run");
+        assert_eq!((&line["level"], &line["target"]), (&"INFO".into(), &MCP_LOG.into()));
+        assert_eq!(line["tool"], "code_run");
+        assert_eq!((&line["span"]["request_id"], &line["span"]["tenant"]), (&"r-1".into(), &"blue".into()));
+    }
+
+    #[test]
+    fn other_lines_have_time_level_target_span_and_fields() {
+        let log = logged(LogFormat::Human, || {
+            let call = tracing::info_span!("call", request_id = "r-1");
+            call.in_scope(|| tracing::warn!(target: "engine::pool", left = 2, "a session is gone"));
+        });
+        let (time, rest) = log.split_once("  WARN ").unwrap();
+        assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+        assert_eq!(rest, "call{request_id=\"r-1\"}: engine::pool: a session is gone left=2\n");
+    }
+
+    #[test]
+    fn what_a_client_sent_cannot_make_a_line_or_a_colour_of_its_own() {
+        let evil = "a\r\n[INFO] all is well\x1b[31m\u{2028}\u{202e}b\u{9b}c";
+        for target in [0, 1, 2] {
+            let work = || match target {
+                0 => tracing::info!(target: engine::STARTUP_LOG, "{evil}"),
+                1 => tracing::info!(target: MCP_LOG, "{evil}"),
+                _ => {
+                    let span = tracing::info_span!("call", id = evil, display = %evil);
+                    span.in_scope(|| tracing::info!(target: "engine", id = evil, display = %evil, "{evil}"));
+                }
+            };
+            for format in [LogFormat::Human, LogFormat::Json] {
+                let log = logged(format, work);
+                assert_eq!(log.lines().count(), 1, "{log:?}");
+                assert!(!log.trim_end().contains(|c: char| c.is_ascii_control()), "{log:?}");
+                let turned = log.contains(['\u{2028}', '\u{202e}', '\u{9b}']);
+                assert!(format == LogFormat::Json || !turned, "{log:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_filter_that_is_none_is_named() {
+        let error = start("engine=loud", LogFormat::Human, false).unwrap_err();
+        assert_eq!(error.to_string(), "`--log engine=loud` is not a filter");
+    }
+}
