@@ -5,6 +5,7 @@
 //! Links that stay beneath are followed, except as the last part of a path that is written. Only regular files are handed out.
 //! Absolute paths are the caller's business: it takes the root's own prefix off or refuses.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -54,10 +55,16 @@ pub enum Kind {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    /// The first ones by path, at most as many as were asked for.
+    /// The first ones in the order asked for, at most as many as were asked for.
     pub entries: Vec<Entry>,
     /// How many there are, as far as was counted: the walk ends after [`MAX_VISITED`].
     pub total: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Path,
+    Newest,
 }
 
 /// A walk looks at no more entries than this, so that a tree made to be endless costs a bounded time.
@@ -102,12 +109,21 @@ impl Root {
         NewFile::begin(parent, name, path, mode).map_err(|e| error(path, e))
     }
 
-    /// Everything below a directory; links are listed, not followed.
+    /// Everything below a directory, by path; links are listed, not followed.
     pub fn list(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
-        let path = path.as_ref();
+        self.walk(path.as_ref(), max, Order::Path)
+    }
+
+    /// The regular files below a directory, the most recently modified first.
+    pub fn list_newest(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
+        self.walk(path.as_ref(), max, Order::Newest)
+    }
+
+    fn walk(&self, path: &Path, max: usize, order: Order) -> Result<Listing> {
         let start = if path.as_os_str().is_empty() { Path::new(".") } else { checked(path)? };
         let top = self.resolve(start, DIRECTORY, RESOLVE).map_err(|e| error(path, e))?;
-        Walk { top: Root(top), max, total: 0, entries: BTreeMap::new() }.run().map_err(|e| error(path, e))
+        let walk = Walk { top: Root(top), max, order, visited: 0, total: 0, entries: BTreeMap::new() };
+        walk.run().map_err(|e| error(path, e))
     }
 
     fn resolve(&self, path: &Path, flags: OFlags, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
@@ -215,15 +231,18 @@ impl Drop for NewFile {
 struct Walk {
     top: Root,
     max: usize,
+    order: Order,
+    visited: u64,
     total: u64,
-    entries: BTreeMap<PathBuf, Entry>,
+    /// By what comes first: the time for [`Order::Newest`], then the path.
+    entries: BTreeMap<(Reverse<(i64, i64)>, PathBuf), Entry>,
 }
 
 impl Walk {
     fn run(mut self) -> rustix::io::Result<Listing> {
         let mut waiting = self.visit(Path::new("."), self.top.0.try_clone().map_err(|_| Errno::MFILE)?)?;
         while let Some(dir) = waiting.pop() {
-            if self.total >= MAX_VISITED {
+            if self.visited >= MAX_VISITED {
                 break;
             }
             // Gone, unreadable, too deep for a path, or no directory any more: listed as it was, with nothing below.
@@ -248,8 +267,9 @@ impl Walk {
             if kind(&stat) == FileType::Directory {
                 below.push(path.clone());
             }
+            self.visited += 1;
             self.take_down(path, &stat);
-            if self.total >= MAX_VISITED {
+            if self.visited >= MAX_VISITED {
                 break;
             }
         }
@@ -257,15 +277,20 @@ impl Walk {
     }
 
     fn take_down(&mut self, path: PathBuf, stat: &Stat) {
-        self.total += 1;
         let kind = match kind(stat) {
             FileType::RegularFile => Kind::File,
             FileType::Directory => Kind::Directory,
             FileType::Symlink => Kind::Symlink,
             _ => Kind::Other,
         };
+        let time = match self.order {
+            Order::Path => (0, 0),
+            Order::Newest if kind == Kind::File => (stat.st_mtime, stat.st_mtime_nsec as i64),
+            Order::Newest => return,
+        };
+        self.total += 1;
         let size = if kind == Kind::File { stat.st_size as u64 } else { 0 };
-        self.entries.insert(path.clone(), Entry { path, kind, size, modified: stat.st_mtime });
+        self.entries.insert((Reverse(time), path.clone()), Entry { path, kind, size, modified: stat.st_mtime });
         if self.entries.len() > self.max {
             self.entries.pop_last();
         }

@@ -1,6 +1,6 @@
 //! Memory, cpu and process limits on cgroup v1, v2 and both at once.
 //!
-//! A tree `sandpool-<label>/<group>/<sandbox>` under the server's own cgroup of each hierarchy: the operator's limits on the
+//! A tree `sandpool-<label>/<group>/…/<sandbox>` under the server's own cgroup of each hierarchy: the operator's limits on the
 //! server hold for its sandboxes too. Every path goes through a given file-system root, so that layouts this machine does
 //! not have are tested against a directory.
 
@@ -46,6 +46,13 @@ pub struct Hierarchy {
     pub controllers: Vec<Controller>,
     /// Where our tree hangs: the server's own cgroup, or on v2 the nearest one above it that may have children with limits.
     pub base: PathBuf,
+}
+
+/// A cgroup around sandboxes, shared by those that name it below the same outer ones.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    pub name: String,
+    pub limits: Limits,
 }
 
 /// What can be limited here, and why the rest cannot.
@@ -252,29 +259,41 @@ impl Tree {
         self.hierarchies.iter().map(|h| h.base.clone()).collect()
     }
 
-    pub fn sandbox(&self, group: &str, sandbox: &str) -> Cgroup {
-        let dirs = self.hierarchies.iter().map(|h| (h.clone(), h.base.join(group).join(sandbox))).collect();
-        Cgroup { dirs }
+    /// `groups` from the outermost on.
+    pub fn sandbox(&self, groups: &[Group], sandbox: &str) -> Cgroup {
+        let dir = |h: &Hierarchy| around(h, groups).pop().unwrap_or_else(|| h.base.clone()).join(sandbox);
+        Cgroup { dirs: self.hierarchies.iter().map(|h| (h.clone(), dir(h))).collect() }
     }
 
-    /// Makes the sandbox's cgroup with its limits, and its group's when that does not exist yet.
-    pub fn create(&self, group: (&str, Limits), sandbox: (&str, Limits)) -> io::Result<Cgroup> {
-        let cgroup = self.sandbox(group.0, sandbox.0);
+    /// Makes the sandbox's cgroup with its limits, and those of its groups that do not exist yet.
+    pub fn create(&self, groups: &[Group], sandbox: (&str, Limits)) -> io::Result<Cgroup> {
+        let cgroup = self.sandbox(groups, sandbox.0);
         for (hierarchy, dir) in &cgroup.dirs {
-            let parent = hierarchy.base.join(group.0);
             make(hierarchy, &hierarchy.base, Limits::default(), true)?;
-            make(hierarchy, &parent, group.1, true)?;
+            for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
+                make(hierarchy, parent, group.limits, true)?;
+            }
             make(hierarchy, dir, sandbox.1, false)?;
         }
         Ok(cgroup)
     }
 
-    /// Removes what is empty of a group and of the tree; what is in use stays.
-    pub fn tidy(&self, group: &str) {
+    /// Removes what is empty of the groups, from the innermost on, and of the tree; what is in use stays.
+    pub fn tidy(&self, groups: &[Group]) {
         for hierarchy in &self.hierarchies {
-            let _ = fs::remove_dir(hierarchy.base.join(group)).and_then(|()| fs::remove_dir(&hierarchy.base));
+            let inwards = [hierarchy.base.clone()].into_iter().chain(around(hierarchy, groups));
+            let _ = inwards.collect::<Vec<_>>().iter().rev().try_for_each(fs::remove_dir);
         }
     }
+}
+
+/// The directories of the groups, from the outermost on.
+fn around(hierarchy: &Hierarchy, groups: &[Group]) -> Vec<PathBuf> {
+    let deeper = |dir: &mut PathBuf, group: &Group| {
+        dir.push(&group.name);
+        Some(dir.clone())
+    };
+    groups.iter().scan(hierarchy.base.clone(), deeper).collect()
 }
 
 fn named(dir: &Path) -> impl FnOnce(io::Error) -> io::Error + '_ {
@@ -455,10 +474,15 @@ mod tests {
         }
     }
 
+    fn groups() -> Vec<Group> {
+        let memory = |memory| Limits { memory_bytes: Some(memory), ..Limits::default() };
+        let group = |name: &str, limits| Group { name: name.into(), limits };
+        vec![group("g", memory(1 << 30)), group("h", Limits { cpu_millis: Some(500), ..memory(1 << 29) })]
+    }
+
     fn create_in(root: &Path) -> (Layout, Vec<String>) {
         let layout = Layout::detect(root, &[]);
-        let group = Limits { memory_bytes: Some(1 << 30), ..Limits::default() };
-        layout.tree("t").create(("g", group), ("s", LIMITS)).unwrap();
+        layout.tree("t").create(&groups(), ("s", LIMITS)).unwrap();
         let mut out = Vec::new();
         written(&root.join("sys"), root, &mut out);
         (layout, out)
@@ -478,17 +502,21 @@ mod tests {
         insta::assert_snapshot!(out.join("\n"), @r"
         sys/fs/cgroup/user.slice/sandpool-t/cgroup.subtree_control = +memory +cpu +pids
         sys/fs/cgroup/user.slice/sandpool-t/g/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/cpu.max = 50000 100000
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/memory.max = 536870912
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/cpu.max = 150000 100000
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.max = 67108864
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/pids.max = 32
         sys/fs/cgroup/user.slice/sandpool-t/g/memory.max = 1073741824
         sys/fs/cgroup/user.slice/sandpool-t/g/memory.swap.max = 0
-        sys/fs/cgroup/user.slice/sandpool-t/g/s/cpu.max = 150000 100000
-        sys/fs/cgroup/user.slice/sandpool-t/g/s/memory.max = 67108864
-        sys/fs/cgroup/user.slice/sandpool-t/g/s/memory.swap.max = 0
-        sys/fs/cgroup/user.slice/sandpool-t/g/s/pids.max = 32
         ");
-        let cgroup = layout.tree("t").sandbox("g", "s");
+        let cgroup = layout.tree("t").sandbox(&groups(), "s");
         assert_eq!(cgroup.tasks(), Vec::<PathBuf>::new());
-        assert!(cgroup.v2().unwrap().ends_with("user.slice/sandpool-t/g/s"));
-        put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/s/memory.events", "low 0\nhigh 0\noom 3\noom_kill 2\n");
+        assert!(cgroup.v2().unwrap().ends_with("user.slice/sandpool-t/g/h/s"));
+        put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.events", "low 0\nhigh 0\noom 3\noom_kill 2\n");
         assert_eq!(cgroup.usage().oom_kills, 2);
         fs::remove_dir_all(root).unwrap();
     }
@@ -509,15 +537,19 @@ mod tests {
         }
         let (layout, out) = create_in(&root);
         insta::assert_snapshot!(out.join("\n"), @r"
-        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/s/cpu.cfs_period_us = 100000
-        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/s/cpu.cfs_quota_us = 150000
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/cpu.cfs_period_us = 100000
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/cpu.cfs_quota_us = 50000
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_period_us = 100000
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_quota_us = 150000
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.limit_in_bytes = 536870912
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.memsw.limit_in_bytes = 536870912
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.limit_in_bytes = 67108864
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.memsw.limit_in_bytes = 67108864
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.limit_in_bytes = 1073741824
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.memsw.limit_in_bytes = 1073741824
-        sys/fs/cgroup/memory/a/sandpool-t/g/s/memory.limit_in_bytes = 67108864
-        sys/fs/cgroup/memory/a/sandpool-t/g/s/memory.memsw.limit_in_bytes = 67108864
         ");
         assert_eq!(layout.absent[&Controller::Pids], "the cgroup v1 controller `pids` is not mounted");
-        assert_eq!(layout.tree("t").sandbox("g", "s").tasks().len(), 2);
+        assert_eq!(layout.tree("t").sandbox(&groups(), "s").tasks().len(), 2);
         fs::remove_dir_all(root).unwrap();
     }
 

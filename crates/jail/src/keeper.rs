@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
 use crate::apply::{self, Handles, Report};
-use crate::cgroup::{Cgroup, Controller, Tree};
+use crate::cgroup::{Cgroup, Controller, Group, Tree};
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance, Record};
 use crate::launcher::{answer, failed, log};
@@ -35,6 +35,7 @@ const NAMESPACES: i32 =
 const BUILD_TIME: Duration = Duration::from_secs(20);
 const END_TIME: Duration = Duration::from_secs(10);
 const PTYS: u32 = 64;
+const MAX_GROUPS: usize = 3;
 /// What a guest may write to the log in its life.
 const LOG_BYTES: usize = 64 << 10;
 
@@ -70,7 +71,7 @@ enum Phase {
 
 struct Cell {
     id: String,
-    group: String,
+    groups: Vec<Group>,
     dir: PathBuf,
     cgroup: Cgroup,
     map: IdMap,
@@ -274,15 +275,18 @@ impl Keeper {
 
     fn create(&mut self, request: u64, create: Create) -> io::Result<()> {
         check_name(&create.sandbox)?;
-        check_name(&create.group)?;
+        if create.groups.is_empty() || create.groups.len() > MAX_GROUPS {
+            return Err(io::Error::other(format!("a sandbox has one to {MAX_GROUPS} groups around it")));
+        }
+        create.groups.iter().try_for_each(|group| check_name(&group.name))?;
         if self.ending.is_some() || self.find(&create.sandbox).is_some() {
             return Err(io::Error::other("the launcher is ending, or the sandbox exists"));
         }
         let mut cell = Cell {
             dir: self.instance.dir.join(&create.sandbox),
-            cgroup: self.tree.sandbox(&create.group, &create.sandbox),
+            cgroup: self.tree.sandbox(&create.groups, &create.sandbox),
             id: create.sandbox.clone(),
-            group: create.group.clone(),
+            groups: create.groups.clone(),
             map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
             _slot: None,
             pid: None,
@@ -325,7 +329,7 @@ impl Keeper {
         let record = Record { cgroups: cell.cgroup.paths(), uid: cell.map.outer(), image: cell.image() };
         record.write(&cell.dir)?;
         cell.fails(Step::Cgroup)?;
-        cell.cgroup = self.tree.create((&create.group, create.group_limits), (&create.sandbox, create.limits))?;
+        cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits))?;
         let spec = self.spec(cell, create, volume);
         spec.check().map_err(io::Error::other)?;
         cell.fails(Step::Clone)?;
@@ -540,9 +544,7 @@ impl Keeper {
     fn forget(&mut self, key: u64) {
         let Some(mut cell) = self.cells.remove(&key) else { return };
         let phase = std::mem::replace(&mut cell.phase, Phase::Running);
-        if !self.cells.values().any(|c| c.group == cell.group) {
-            self.tree.tidy(&cell.group);
-        }
+        self.tree.tidy(&cell.groups);
         // Its uid and descriptors are free before anybody is told that nothing is left.
         drop(cell);
         if let Phase::Ending { requests, .. } = phase {

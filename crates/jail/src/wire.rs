@@ -15,7 +15,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Limits as CgroupLimits, Usage};
+use crate::cgroup::{Group, Limits as CgroupLimits, Usage};
 use crate::ids::Mode;
 use crate::spec::FileSpec;
 use crate::survey::Survey;
@@ -61,8 +61,8 @@ pub struct Start {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Create {
     pub sandbox: String,
-    pub group: String,
-    pub group_limits: CgroupLimits,
+    /// From the outermost on.
+    pub groups: Vec<Group>,
     pub limits: CgroupLimits,
     pub disk_bytes: u64,
     pub disk_inodes: u64,

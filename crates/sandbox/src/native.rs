@@ -34,7 +34,7 @@ use tokio::task::AbortHandle;
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 
-use crate::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
+use crate::{Backend, BackendError, Group, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
 pub fn launcher_entry() {
@@ -343,16 +343,12 @@ impl Native {
 
 fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Result<Create, BackendError> {
     let SandboxSpec { groups, limits, runtime, files, volumes, kept } = spec;
-    let [group] = &groups[..] else {
-        return Err(BackendError::Create("nested groups are not there yet".into()));
-    };
     if !volumes.is_empty() || kept.is_some() {
         return Err(BackendError::Create("shared and kept volumes are not there yet".into()));
     }
     Ok(Create {
         sandbox,
-        group: group.name.clone(),
-        group_limits: cgroup::Limits { memory_bytes: group.memory_bytes, cpu_millis: group.cpu_millis, pids: None },
+        groups: groups.iter().map(order_group).collect(),
         limits: cgroup::Limits {
             memory_bytes: Some(limits.memory_bytes),
             cpu_millis: Some(limits.cpu_millis),
@@ -367,6 +363,12 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Result<
             .collect(),
         fail_at,
     })
+}
+
+fn order_group(group: &Group) -> cgroup::Group {
+    let Group { name, memory_bytes, cpu_millis } = group;
+    let limits = cgroup::Limits { memory_bytes: *memory_bytes, cpu_millis: *cpu_millis, pids: None };
+    cgroup::Group { name: name.clone(), limits }
 }
 
 #[async_trait]
