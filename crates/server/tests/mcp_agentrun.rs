@@ -7,7 +7,7 @@ use std::sync::Arc;
 use engine::op::Op;
 use mcp_fake::FakeEngine;
 use serde_json::{Map, Value, json};
-use server::dialect::{Block, Dialect, Lang, ToolRow, agentrun};
+use server::dialect::{Answer, Block, Dialect, Lang, Links, Options, Reply, Scene, ToolRow, agentrun};
 use server::mcp::Execute;
 
 const DOCUMENT: [(&str, &str); 4] = [
@@ -27,7 +27,7 @@ fn names_and_schemas_equal_the_document_s() {
         let printed: Value = serde_json::from_str(printed).unwrap();
         let row = row(&agentrun::DIALECT, name);
         assert_eq!(printed["name"], row.name);
-        assert_eq!(printed["inputSchema"], agentrun::DIALECT.input_schema(row, Lang::Zh));
+        assert_eq!(printed["inputSchema"], agentrun::DIALECT.input_schema(row, Lang::Zh, &Options::default()));
         let description = agentrun::DIALECT.description(row, Lang::Zh);
         assert!(description.starts_with(printed["description"].as_str().unwrap()), "{description}");
     }
@@ -42,7 +42,7 @@ fn the_default_context_prints_the_appendix_s_run_code() {
     let printed = &appendix["result"]["tools"][0];
     let dialect = &agentrun::WITH_DEFAULT_CONTEXT;
     let row = row(dialect, "run_code");
-    assert_eq!(printed["inputSchema"], dialect.input_schema(row, Lang::Zh));
+    assert_eq!(printed["inputSchema"], dialect.input_schema(row, Lang::Zh, &Options::default()));
     assert!(dialect.description(row, Lang::Zh).starts_with(printed["description"].as_str().unwrap()));
 }
 
@@ -54,7 +54,7 @@ fn every_tool_has_prose_in_both_languages() {
             assert!(dialect.instructions(lang).is_some());
             for row in dialect.tools {
                 assert!(!dialect.description(row, lang).is_empty(), "{} {lang:?}", row.name);
-                let schema = dialect.input_schema(row, lang);
+                let schema = dialect.input_schema(row, lang, &Options::default());
                 for (field, property) in schema["properties"].as_object().unwrap() {
                     assert!(!property["description"].as_str().unwrap().is_empty(), "{}.{field} {lang:?}", row.name);
                 }
@@ -82,7 +82,7 @@ fn schemas_are_plain() {
         let output = (row.output_schema)();
         assert_eq!(output["type"], "object");
         check(&output);
-        check(&agentrun::DIALECT.input_schema(row, Lang::En));
+        check(&agentrun::DIALECT.input_schema(row, Lang::En, &Options::default()));
         assert!(row.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && row.name.len() <= 64);
     }
 }
@@ -91,7 +91,7 @@ fn schemas_are_plain() {
 fn the_texts_of_the_tools() {
     let mut text = String::new();
     for row in agentrun::DIALECT.tools {
-        let schema = agentrun::DIALECT.input_schema(row, Lang::En);
+        let schema = agentrun::DIALECT.input_schema(row, Lang::En, &Options::default());
         let description = agentrun::DIALECT.description(row, Lang::En);
         text += &format!("## {}\n{description}\n{schema:#}\n{:#}\n\n", row.name, (row.output_schema)());
     }
@@ -108,21 +108,21 @@ impl Tools {
         Self { engine: Arc::default(), dialect: &agentrun::DIALECT }
     }
 
-    async fn answer(&self, tool: &str, arguments: Value) -> server::dialect::Answer {
+    async fn answer(&self, tool: &str, arguments: Value) -> Answer {
         let row = row(self.dialect, tool);
         let Value::Object(args) = arguments else { panic!("arguments are an object") };
-        let op = match (row.lower)(&args) {
-            Ok(op) => op,
-            Err(refused) => return (self.dialect.refuse)(&refused),
+        let (options, links) = (Options::default(), Links::default());
+        let scene = Scene { tool: row.name, args: &args, options: &options, links: &links };
+        let reply = match (row.lower)(&args, &options) {
+            Err(refused) => (self.dialect.refuse)(&scene, &refused),
+            Ok(op) => match self.engine.execute(&mcp_fake::call(self.dialect), op).await {
+                Ok(outcome) => (row.render)(&scene, outcome).into(),
+                Err(error) => (row.render_error)(&scene, &error),
+            },
         };
-        let call = engine::op::Call {
-            tenant: engine::op::Tenant::local(),
-            cancel: tokio_util::sync::CancellationToken::new(),
-            events: engine::op::EventSink::default(),
-        };
-        match self.engine.execute(&call, op).await {
-            Ok(outcome) => (row.render)(&args, outcome),
-            Err(error) => (row.render_error)(&error),
+        match reply {
+            Reply::Answer(answer) => answer,
+            Reply::Error { message, .. } => panic!("an error of the protocol: {message}"),
         }
     }
 
@@ -375,7 +375,7 @@ fn wrong_values_are_refused_with_the_field_s_name() {
                 let mut args: Map<String, Value> =
                     row.fields.iter().filter(|f| f.required).map(|f| (f.name.into(), json!("a"))).collect();
                 args.insert(field.name.into(), value.clone());
-                let refused = (row.lower)(&args).expect_err(field.name);
+                let refused = (row.lower)(&args, &Options::default()).expect_err(field.name);
                 let code = if field.name == "language" { "INVALID_LANGUAGE" } else { "INVALID_PARAMS" };
                 assert_eq!(refused.code, code, "{}.{} = {value}", row.name, field.name);
                 assert!(refused.message.contains(field.name), "{}", refused.message);
@@ -393,7 +393,7 @@ fn paths_stay_below_the_workspace() {
         for b in parts {
             for path in [format!("{a}/{b}"), format!("/{a}/{b}"), format!("/workspace/{a}/{b}"), format!("{a}{b}")] {
                 let args = json!({ "context_id": "a", "path": path });
-                match (row.lower)(args.as_object().unwrap()) {
+                match (row.lower)(args.as_object().unwrap(), &Options::default()) {
                     Ok(Op::ReadFile { path, .. }) => {
                         assert!(!path.starts_with('/') && path.split('/').all(|part| part != ".."), "{path}");
                     }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use mcp_fake::FakeEngine;
 use serde_json::{Value, json};
-use server::dialect::{Dialect, Lang, agentrun};
+use server::dialect::{Dialect, Lang, Links, Options, agentrun};
+use server::mcp::Surface;
 use server::mcp::stdio::{StdioEnd, StdioError, StdioOptions, serve};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
@@ -30,12 +31,17 @@ impl Client {
     }
 
     fn with(dialect: &'static Dialect, options: StdioOptions) -> Self {
+        Self::speaking(dialect, None, options)
+    }
+
+    fn speaking(dialect: &'static Dialect, lang: Option<Lang>, options: StdioOptions) -> Self {
+        let surface = Arc::new(Surface::new(dialect, lang, Options::default(), Links::default()));
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (input, output) = tokio::io::split(theirs);
         let (from_server, to_server) = tokio::io::split(ours);
         let engine = Arc::new(FakeEngine::default());
         let shutdown = CancellationToken::new();
-        let server = tokio::spawn(serve(input, output, engine.clone(), dialect, options, shutdown.clone()));
+        let server = tokio::spawn(serve(input, output, engine.clone(), surface, options, shutdown.clone()));
         let output = BufReader::new(from_server).lines();
         Self { input: Some(to_server), output, engine, shutdown, server, transcript: String::new() }
     }
@@ -254,7 +260,7 @@ golden!(
 
 #[tokio::test]
 async fn the_modern_revision_needs_no_handshake() {
-    let mut client = Client::with(&agentrun::DIALECT, StdioOptions { lang: Some(Lang::En), ..StdioOptions::default() });
+    let mut client = Client::speaking(&agentrun::DIALECT, Some(Lang::En), StdioOptions::default());
     client.say(format!(r#"{{"jsonrpc":"2.0","id":1,"method":"server/discover","params":{{{MODERN}}}}}"#), 1).await;
     client.say(r#"{"jsonrpc":"2.0","id":2,"method":"server/discover","params":{}}"#, 1).await;
     let list = format!(r#"{{"jsonrpc":"2.0","id":3,"method":"tools/list","params":{{{MODERN}}}}}"#);
@@ -448,8 +454,7 @@ async fn at_the_end_of_input_calls_in_flight_still_get_their_answers() {
 
 #[tokio::test]
 async fn after_the_grace_time_calls_are_cancelled_and_answered() {
-    let mut client =
-        Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::from_millis(50), ..StdioOptions::default() });
+    let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::from_millis(50) });
     client.context("a").await;
     client.write(run(7, "forever").as_bytes()).await;
     until(|| client.engine.running.load(Ordering::SeqCst) == 1).await;
@@ -538,8 +543,7 @@ async fn a_flood_of_output_becomes_a_few_bounded_notifications() {
 
 #[tokio::test]
 async fn a_long_silent_call_is_kept_alive() {
-    let mut client =
-        Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO, ..StdioOptions::default() });
+    let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO });
     client.context("a").await;
     client.write(run_with_token("forever", json!(1)).as_bytes()).await;
     assert_eq!(client.answer().await["params"]["message"], "still running after 10 s");
@@ -634,8 +638,7 @@ async fn mutated_lines_never_silence_the_server() {
     let seeds: Vec<&[u8]> =
         include_bytes!("fixtures/lines.txt").split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
     let mut random = Random(0x5EED);
-    let mut client =
-        Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO, ..StdioOptions::default() });
+    let mut client = Client::with(&agentrun::DIALECT, StdioOptions { grace: Duration::ZERO });
     for round in 0..3000 {
         let line = mutated(&seeds, &mut random);
         let ping = format!("{{\"jsonrpc\":\"2.0\",\"id\":\"sync-{round}\",\"method\":\"ping\"}}\n");

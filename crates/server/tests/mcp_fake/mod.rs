@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use engine::op::{
-    Call, Captured, CellError, ContextInfo, Ended, EngineError, Event, FileEntry, FileKind, Language, MimeBundle, Op,
-    Outcome, Ran, RunOutcome, Stream,
+    Call, Captured, CellError, Command, ContextInfo, Ended, EngineError, Event, EventSink, FileEntry, FileKind, Files,
+    Holder, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode, RunCommand,
+    RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, Stream, Target, Tenant, Which,
 };
+use server::dialect::Dialect;
 use server::mcp::{Execute, Executing};
+use tokio_util::sync::CancellationToken;
 
 /// 2025-10-22T06:53:42Z.
 const NOW: u64 = 1_761_116_022;
@@ -17,9 +20,14 @@ const NOW: u64 = 1_761_116_022;
 /// One white pixel.
 pub const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mP8/x8AAwMCAO+ip1sAAAAASUVORK5CYII=";
 
+/// The largest file that is read or written.
+const MAX_FILE: usize = 16 << 20;
+
 #[derive(Default)]
 pub struct FakeEngine {
     contexts: Mutex<Vec<Context>>,
+    /// What a conversation has in `/data`.
+    conversations: Mutex<BTreeMap<String, BTreeMap<String, Vec<u8>>>>,
     made: AtomicUsize,
     pub running: AtomicUsize,
     pub cancelled: AtomicUsize,
@@ -29,38 +37,73 @@ pub struct FakeEngine {
 
 struct Context {
     info: ContextInfo,
+    realm: Realm,
+    connection: Option<String>,
     /// The value of `x`, the only variable there is.
     x: Option<String>,
     files: BTreeMap<String, Vec<u8>>,
+}
+
+/// A call as the transport makes it.
+pub fn call(dialect: &Dialect) -> Call {
+    Call {
+        tenant: Tenant::local(),
+        realm: Realm(dialect.id),
+        connection: Some("a".into()),
+        cancel: CancellationToken::new(),
+        events: EventSink::default(),
+    }
 }
 
 impl Execute for FakeEngine {
     fn execute<'a>(&'a self, call: &'a Call, op: Op) -> Executing<'a> {
         Box::pin(async move {
             match op {
-                Op::CreateContext { name, language, description } => self.create(name, language, description),
-                Op::ListContexts => Ok(Outcome::Contexts(self.list())),
-                Op::StopContext { context } => self.stop(&context),
-                Op::RunCode { context, code, .. } => self.run(call, &context, &code).await,
-                Op::WriteFile { context, path, content } => self.with(&context, |c| {
+                Op::CreateContext(new) => self.create(call, new).map(Outcome::Created),
+                Op::ListContexts => Ok(Outcome::Contexts(self.list(call))),
+                Op::StopContext { which } => self.stop(call, &which),
+                Op::RunCode(run) => self.run(call, run).await,
+                Op::RunCommand(run) => self.command(call, run).await,
+                Op::RunOnce(run) => self.once(call, run).await,
+                Op::WaitRun { run, cursor, .. } => background(run, cursor),
+                Op::CancelRun { run } => match run.as_str() {
+                    "run-1" => Ok(Outcome::Cancelled { run, was_running: true }),
+                    _ => Err(EngineError::RunNotFound(run)),
+                },
+                Op::WriteFile { place, path, content } => self.files(call, place, |files, key| {
                     let size = content.len() as u64;
-                    c.files.insert(path.clone(), content);
-                    Ok(Outcome::Written { path, size })
+                    if content.len() > MAX_FILE {
+                        return Err(EngineError::FileTooLarge { path, limit: MAX_FILE as u64 });
+                    }
+                    files.insert(path.clone(), content);
+                    Ok(Outcome::Written { path, size, key })
                 }),
-                Op::ReadFile { context, path } => self.with(&context, |c| match c.files.get(&path) {
-                    Some(content) => Ok(Outcome::File { path, content: content.clone() }),
+                Op::ReadFile { place, path } => self.files(call, place, |files, key| match files.get(&path) {
+                    Some(content) if content.len() > MAX_FILE => {
+                        Err(EngineError::FileTooLarge { path, limit: MAX_FILE as u64 })
+                    }
+                    Some(content) => {
+                        Ok(Outcome::File { path, content: content.clone(), size: content.len() as u64, key })
+                    }
                     None => Err(EngineError::FileNotFound(path)),
                 }),
                 Op::ListFiles { path, .. } if path.starts_with("many") => {
                     let entries = (0..10_000).map(|n| entry(&format!("{n:05}"), 1)).collect();
-                    Ok(Outcome::Files { entries, total: 123_456 })
+                    Ok(Outcome::Files(Files { entries, total: 123_456, key: key(0) }))
                 }
-                Op::ListFiles { context, .. } => self.with(&context, |c| {
-                    let entries: Vec<FileEntry> =
-                        c.files.iter().map(|(path, content)| entry(path, content.len())).collect();
-                    let total = entries.len() as u64;
-                    Ok(Outcome::Files { entries, total })
-                }),
+                Op::ListFiles { place, .. } => {
+                    self.files(call, place, |files, key| Ok(Outcome::Files(listing(files, key))))
+                }
+                Op::ReadLink { path, .. } => Err(EngineError::FileNotFound(path)),
+                Op::RecentFiles => Ok(Outcome::Recent(self.recent(call))),
+                Op::ListVolumes => Ok(Outcome::Volumes(vec![
+                    SharedVolume { host: "/srv/data".into(), inside: "/shared/data".into(), read_only: true },
+                    SharedVolume { host: "/srv/out".into(), inside: "/shared/out".into(), read_only: false },
+                ])),
+                Op::ListRuntimes => Ok(Outcome::Runtimes(vec![
+                    RuntimeInfo { language: Language::Python, name: "native/python-3.11".into() },
+                    RuntimeInfo { language: Language::Typescript, name: "native/node-22".into() },
+                ])),
                 Op::Health => Err(EngineError::NotReady("no health in a fake".into())),
             }
         })
@@ -71,75 +114,240 @@ fn entry(path: &str, size: usize) -> FileEntry {
     FileEntry { path: path.into(), size: size as u64, kind: FileKind::File, modified: NOW as i64 }
 }
 
+fn listing(files: &BTreeMap<String, Vec<u8>>, key: String) -> Files {
+    let entries: Vec<FileEntry> = files.iter().map(|(path, content)| entry(path, content.len())).collect();
+    Files { total: entries.len() as u64, entries, key }
+}
+
+fn key(number: u64) -> String {
+    format!("{number:064x}")
+}
+
+/// A run with three lines, of which a call sees those it has not seen.
+fn background(run: String, cursor: Option<u64>) -> Result<Outcome, EngineError> {
+    if run != "run-1" {
+        return Err(EngineError::RunNotFound(run));
+    }
+    let all = "one\ntwo\nthree\n";
+    let from = usize::try_from(cursor.unwrap_or_default()).unwrap().min(all.len());
+    let end = (from > 0).then(|| Ok(Box::new(printed(all))));
+    Ok(Outcome::Progress(RunProgress {
+        run,
+        context_id: "ctx-1".into(),
+        output: all[from..].into(),
+        dropped: 0,
+        cursor: all.len() as u64,
+        end,
+    }))
+}
+
 impl FakeEngine {
-    fn create(&self, name: String, language: Language, description: String) -> Result<Outcome, EngineError> {
-        if name == "one-too-many" {
+    fn create(&self, call: &Call, new: NewContext) -> Result<ContextInfo, EngineError> {
+        if new.name == "one-too-many" || new.id.as_deref() == Some("one-too-many") {
             return Err(EngineError::ContextLimit(50));
         }
-        if name == "broken" {
+        if new.name == "broken" || new.id.as_deref() == Some("broken") {
             return Err(EngineError::CreateFailed("internal server error".into()));
         }
         let number = self.made.fetch_add(1, Ordering::SeqCst) as u64 + 1;
+        let prefix = match call.realm.0 {
+            "microsandbox" => "session",
+            "workbench" => "sbx",
+            _ => "ctx",
+        };
+        let size = new.size.unwrap_or(Size::Medium);
         let info = ContextInfo {
-            id: format!("ctx-{number}"),
-            name,
-            description,
-            language,
+            id: new.id.unwrap_or_else(|| format!("{prefix}-{number}")),
+            name: new.name,
+            description: new.description,
+            language: new.language,
             created_at: NOW + number,
             last_used: NOW + number,
+            busy: false,
+            size: new.size,
+            limits: sandbox::Limits {
+                memory_bytes: size.memory_mb() << 20,
+                cpu_millis: size.cpus() * 1000,
+                pids: 256,
+                disk_bytes: 1 << 30,
+                disk_inodes: 100_000,
+            },
             isolation: sandbox::Isolation { level: sandbox::Level::Full, missing: Vec::new() },
+            key: key(number),
         };
-        self.contexts.lock().unwrap().push(Context { info: info.clone(), x: None, files: BTreeMap::new() });
-        Ok(Outcome::Created(info))
+        let mut contexts = self.contexts.lock().unwrap();
+        if new.replace {
+            contexts.retain(|c| c.realm != call.realm || c.connection.is_none() || c.connection != call.connection);
+        }
+        contexts.push(Context {
+            info: info.clone(),
+            realm: call.realm,
+            connection: call.connection.clone(),
+            x: None,
+            files: BTreeMap::new(),
+        });
+        Ok(info)
     }
 
-    fn list(&self) -> Vec<ContextInfo> {
-        self.contexts.lock().unwrap().iter().rev().map(|c| c.info.clone()).collect()
+    fn list(&self, call: &Call) -> Vec<ContextInfo> {
+        let contexts = self.contexts.lock().unwrap();
+        contexts.iter().rev().filter(|c| c.realm == call.realm).map(|c| c.info.clone()).collect()
     }
 
-    fn stop(&self, context: &str) -> Result<Outcome, EngineError> {
-        if context == "ctx-unstoppable" {
+    fn recent(&self, call: &Call) -> Vec<RecentFile> {
+        let contexts = self.contexts.lock().unwrap();
+        let mine = contexts.iter().filter(|c| c.realm == call.realm);
+        let files = mine.flat_map(|c| {
+            c.files.iter().map(|(path, content)| RecentFile {
+                key: c.info.key.clone(),
+                path: path.clone(),
+                size: content.len() as u64,
+                modified: NOW as i64,
+                context_id: c.info.id.clone(),
+            })
+        });
+        files.collect()
+    }
+
+    fn stop(&self, call: &Call, which: &Which) -> Result<Outcome, EngineError> {
+        if matches!(which, Which::Named(id) | Which::Id(id) if id == "ctx-unstoppable") {
             return Err(EngineError::StopFailed("the back end does not answer".into()));
         }
-        let id = self.with(context, |c| Ok(c.info.id.clone()))?;
+        let id = self.with(call, which, |c| Ok(c.info.id.clone()))?;
         self.contexts.lock().unwrap().retain(|c| c.info.id != id);
         Ok(Outcome::Stopped { context_id: id })
     }
 
-    fn with<T>(&self, context: &str, f: impl FnOnce(&mut Context) -> Result<T, EngineError>) -> Result<T, EngineError> {
+    fn with<T>(
+        &self,
+        call: &Call,
+        which: &Which,
+        f: impl FnOnce(&mut Context) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         let mut contexts = self.contexts.lock().unwrap();
-        if let Some(found) = contexts.iter_mut().find(|c| c.info.id == context) {
+        let mut mine: Vec<&mut Context> = contexts.iter_mut().filter(|c| c.realm == call.realm).collect();
+        let id = match which {
+            Which::Named(id) | Which::Id(id) => id.as_str(),
+            Which::New => return Err(EngineError::ContextNotFound("new".into())),
+            Which::Current => {
+                let own = mine.iter().rposition(|c| c.connection.is_some() && c.connection == call.connection);
+                return match (own, mine.as_mut_slice()) {
+                    (Some(own), all) => f(all[own]),
+                    (None, [only]) => f(only),
+                    (None, all) => Err(EngineError::NoCurrent { ids: all.iter().map(|c| c.info.id.clone()).collect() }),
+                };
+            }
+        };
+        if let Some(found) = mine.iter_mut().find(|c| c.info.id == id) {
             return f(found);
         }
-        let mut named: Vec<&mut Context> = contexts.iter_mut().filter(|c| c.info.name == context).collect();
+        let mut named: Vec<&mut Context> =
+            mine.into_iter().filter(|c| c.info.name == id && matches!(which, Which::Named(_))).collect();
         match named.as_mut_slice() {
-            [] => Err(EngineError::ContextNotFound(context.into())),
+            [] => Err(EngineError::ContextNotFound(id.into())),
             [one] => f(one),
             several => Err(EngineError::AmbiguousName {
-                name: context.into(),
+                name: id.into(),
                 ids: several.iter().map(|c| c.info.id.clone()).collect(),
             }),
         }
     }
 
-    async fn run(&self, call: &Call, context: &str, code: &str) -> Result<Outcome, EngineError> {
-        self.with(context, |_| Ok(()))?;
-        self.running.fetch_add(1, Ordering::SeqCst);
-        self.ran.lock().unwrap().push(code.into());
-        let ran = self.cell(call, context, code).await;
-        self.running.fetch_sub(1, Ordering::SeqCst);
-        ran.map(Outcome::Ran)
+    /// The context, made if need be, and whether it was.
+    fn target(
+        &self,
+        call: &Call,
+        target: Target,
+        language: Option<Language>,
+    ) -> Result<(ContextInfo, bool), EngineError> {
+        let found = match target.which {
+            Which::New => Err(EngineError::ContextNotFound(String::new())),
+            ref which => self.with(call, which, |c| Ok(c.info.clone())),
+        };
+        let info = match (found, target.make) {
+            (Err(EngineError::ContextNotFound(_) | EngineError::NoCurrent { .. }), Some(new)) => {
+                return Ok((self.create(call, new)?, true));
+            }
+            (found, _) => found?,
+        };
+        match language.filter(|asked| *asked != info.language && call.realm.0 == "microsandbox") {
+            Some(asked) => Err(EngineError::OtherLanguage { context: info.id, is: info.language, asked }),
+            None => Ok((info, false)),
+        }
     }
 
-    async fn cell(&self, call: &Call, context: &str, code: &str) -> Result<Ran, EngineError> {
+    fn files<T>(
+        &self,
+        call: &Call,
+        place: Holder,
+        f: impl FnOnce(&mut BTreeMap<String, Vec<u8>>, String) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        match place {
+            Holder::Context(target) => {
+                let (info, _) = self.target(call, target, None)?;
+                self.with(call, &Which::Id(info.id), |c| f(&mut c.files, info.key))
+            }
+            Holder::Conversation(id) => f(self.conversations.lock().unwrap().entry(id).or_default(), key(0xc0)),
+        }
+    }
+
+    async fn run(&self, call: &Call, run: RunCode) -> Result<Outcome, EngineError> {
+        let (context, created) = self.target(call, run.target, run.language)?;
+        if run.background {
+            return Ok(Outcome::Started(RunInfo { run: "run-1".into(), context, created }));
+        }
+        let ran = self.counted(call, &context, &run.code).await?;
+        Ok(Outcome::Ran(Box::new(Ran { context, created, ..ran })))
+    }
+
+    async fn once(&self, call: &Call, run: RunOnce) -> Result<Outcome, EngineError> {
+        if run.network {
+            return Err(EngineError::NetworkOff("set `network.policy`".into()));
+        }
+        let new = NewContext::named("once", run.language);
+        let context = self.create(call, new)?;
+        let ran = self.counted(call, &context, &run.code).await;
+        self.stop(call, &Which::Id(context.id.clone()))?;
+        let files = self.files(call, Holder::Conversation(run.conversation), |files, key| Ok(listing(files, key)))?;
+        Ok(Outcome::Ran(Box::new(Ran { context, created: true, files: Some(files), ..ran? })))
+    }
+
+    /// Prints what it was told to run; `exit N` ends with that status.
+    async fn command(&self, call: &Call, run: RunCommand) -> Result<Outcome, EngineError> {
+        let (context, created) = self.target(call, run.target, run.language)?;
+        if run.background {
+            return Ok(Outcome::Started(RunInfo { run: "run-1".into(), context, created }));
+        }
+        let ran = match run.command {
+            Command::Shell(line) => match line.strip_prefix("exit ") {
+                Some(code) => Ran { end: RunOutcome::Exit { code: code.parse().unwrap() }, ..printed("") },
+                None => match self.counted(call, &context, &line).await? {
+                    ran if ran == printed("") => printed(&format!("sh: {line}\n")),
+                    ran => ran,
+                },
+            },
+            Command::Argv(argv) => printed(&format!("argv: {argv:?}\n")),
+        };
+        Ok(Outcome::Ran(Box::new(Ran { context, created, ..ran })))
+    }
+
+    async fn counted(&self, call: &Call, context: &ContextInfo, code: &str) -> Result<Ran, EngineError> {
+        self.running.fetch_add(1, Ordering::SeqCst);
+        self.ran.lock().unwrap().push(code.into());
+        let ran = self.cell(call, &Which::Id(context.id.clone()), code).await;
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        ran
+    }
+
+    async fn cell(&self, call: &Call, context: &Which, code: &str) -> Result<Ran, EngineError> {
         if let Some(value) = code.strip_prefix("x = ") {
-            self.with(context, |c| {
+            self.with(call, context, |c| {
                 c.x = Some(value.into());
                 Ok(())
             })?;
             return Ok(printed(""));
         }
-        let x = self.with(context, |c| Ok(c.x.clone()))?;
+        let x = self.with(call, context, |c| Ok(c.x.clone()))?;
         let end = |end| Ok(Ran { end, ..printed("so far\n") });
         match code {
             "print(x)" | "console.log(x)" => {
@@ -187,6 +395,22 @@ impl FakeEngine {
                 let table = plain("   a\n0  1");
                 Ok(Ran { displays: vec![figure, table, forged, huge], ..printed("drawn\n") })
             }
+            "spilled" => {
+                let kept = |name: &str| {
+                    Some(KeptOutput { key: key(0xab), name: format!(".outputs/1/{name}.txt"), bytes: 3 << 20 })
+                };
+                let cut = |text: &str, name| Captured {
+                    text: format!("{text}\n… 3125728 bytes left out …\n{text}\n"),
+                    total_bytes: 3 << 20,
+                    truncated: true,
+                    kept: kept(name),
+                };
+                Ok(Ran { stdout: cut("out", "stdout"), stderr: cut("err", "stderr"), ..printed("") })
+            }
+            "warned" => Ok(Ran {
+                stderr: Captured { text: "a warning\n".into(), total_bytes: 10, ..Captured::default() },
+                ..printed("done\n")
+            }),
             "huge" => Ok(printed(&"x".repeat(9 << 20))),
             "big" => Ok(printed(&"x".repeat(2 << 20))),
             "panic" => panic!("the fake engine panics on purpose"),
@@ -226,7 +450,10 @@ fn plain(text: &str) -> MimeBundle {
 
 fn printed(text: &str) -> Ran {
     Ran {
-        stdout: Captured { text: text.into(), total_bytes: text.len() as u64, truncated: false },
+        context: nowhere(),
+        created: false,
+        files: None,
+        stdout: Captured { text: text.into(), total_bytes: text.len() as u64, ..Captured::default() },
         stderr: Captured::default(),
         value: None,
         displays: Vec::new(),
@@ -235,6 +462,23 @@ fn printed(text: &str) -> Ran {
         notice: None,
         end: RunOutcome::Ok,
         duration: Duration::from_micros(12_345),
+    }
+}
+
+/// Put in place of the context until it is known.
+fn nowhere() -> ContextInfo {
+    ContextInfo {
+        id: String::new(),
+        name: String::new(),
+        description: String::new(),
+        language: Language::Python,
+        created_at: NOW,
+        last_used: NOW,
+        busy: false,
+        size: None,
+        limits: sandbox::Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0, disk_inodes: 0 },
+        isolation: sandbox::Isolation { level: sandbox::Level::Full, missing: Vec::new() },
+        key: key(0),
     }
 }
 
