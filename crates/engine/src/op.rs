@@ -339,6 +339,12 @@ pub struct RunInfo {
 pub struct RunProgress {
     pub run: String,
     pub context_id: String,
+    /// A command, not code.
+    pub command: bool,
+    /// Seconds since 1970.
+    pub started_at: u64,
+    /// Once it has ended.
+    pub ended_at: Option<u64>,
     /// Both streams in the order in which they arrived, since the cursor that was asked for.
     pub output: String,
     /// Bytes since that cursor that are no longer kept.

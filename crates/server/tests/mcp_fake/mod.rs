@@ -134,6 +134,9 @@ fn background(run: String, cursor: Option<u64>) -> Result<Outcome, EngineError> 
     Ok(Outcome::Progress(RunProgress {
         run,
         context_id: "ctx-1".into(),
+        command: false,
+        started_at: NOW,
+        ended_at: end.as_ref().map(|_| NOW + 1),
         output: all[from..].into(),
         dropped: 0,
         cursor: all.len() as u64,
