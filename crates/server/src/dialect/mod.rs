@@ -9,9 +9,10 @@ use serde_json::{Map, Value, json};
 
 pub mod agentrun;
 mod args;
-mod links;
+pub mod links;
 pub mod mime;
 mod prose;
+mod shared;
 mod time;
 
 pub use args::{ArgError, Args};
@@ -53,6 +54,8 @@ pub struct ToolRow {
 /// What the operator decided about dialects; the same for all calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
+    /// Agentrun: `run_code` without a context runs in one named `default`.
+    pub default_context: bool,
     /// Flavor of a microsandbox session that names none.
     pub default_size: Size,
     /// Conversation: advertise `sandbox_run_code` in place of `sandbox.run_code`.
@@ -67,6 +70,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            default_context: false,
             default_size: Size::Small,
             underscores: false,
             max_timeout: 300,
@@ -207,6 +211,23 @@ impl Answer {
     pub fn failed(self) -> Self {
         Self { is_error: true, ..self }
     }
+}
+
+/// The tool sets by their ids, in the order in which they are shown.
+pub const IDS: &[&str] = &["agentrun"];
+
+/// The tool set with this id, in the form that the operator chose.
+pub fn find(id: &str, options: &Options) -> Option<&'static Dialect> {
+    match id {
+        "agentrun" if options.default_context => Some(&agentrun::WITH_DEFAULT_CONTEXT),
+        "agentrun" => Some(&agentrun::DIALECT),
+        _ => None,
+    }
+}
+
+/// All of them.
+pub fn all(options: &Options) -> impl Iterator<Item = &'static Dialect> {
+    IDS.iter().filter_map(|id| find(id, options))
 }
 
 impl Dialect {

@@ -1,12 +1,11 @@
 //! `agentrun`: the tool set of the AgentRun document: four tools it prints, three it planned.
 
-use base64::Engine as _;
-use base64::alphabet;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use engine::op::{Holder, Language, NewContext, Op, RunCode, Target, Which};
 use serde_json::Value;
 
-use super::args::{self, ArgError, Args};
+use super::args::{self, ArgError, Args, Refused};
+use super::shared::LANGUAGES;
+use super::shared::files::{WORKSPACE, decode, path_below};
 use super::{Dialect, Field, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
@@ -151,11 +150,12 @@ fn optional<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, ArgError
     args::text(args, field).map_err(invalid)
 }
 
+fn given<'a>(args: &'a Args, field: &str) -> Result<&'a str, ArgError> {
+    args::given(args, field).map_err(invalid)
+}
+
 fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, ArgError> {
-    match optional(args, field)? {
-        Some(text) if !text.is_empty() => Ok(text),
-        _ => Err(invalid(format!("{field} is required"))),
-    }
+    args::required(args, field).map_err(invalid)
 }
 
 /// The document has one message for both fields, missing or invalid; a wrong type is added to it.
@@ -166,7 +166,7 @@ fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
         _ => match args::text(args, field) {
             Ok(Some(text)) if !text.is_empty() => Ok(text.to_owned()),
             Ok(_) => Err(invalid(BOTH)),
-            Err(why) => Err(invalid(format!("{BOTH}; {why}"))),
+            Err(Refused(why)) => Err(invalid(format!("{BOTH}; {why}"))),
         },
     };
     let code = part("code")?;
@@ -189,8 +189,11 @@ fn run_code_in_default(args: &Args, _: &Options) -> Result<Op, ArgError> {
 const DEFAULT_CONTEXT: &str = "default";
 
 fn create_context(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let name = optional(args, "name")?.ok_or_else(|| invalid("name is required"))?;
-    check_name(name)?;
+    let name = given(args, "name")?;
+    args::check_name(name).map_err(|why| ArgError {
+        code: "INVALID_CONTEXT_NAME",
+        message: format!("Invalid context name: name {why}"),
+    })?;
     let language = language(args.get("language"))?;
     let description = optional(args, "description")?.unwrap_or_default();
     if description.chars().count() > MAX_DESCRIPTION {
@@ -202,18 +205,6 @@ fn create_context(args: &Args, _: &Options) -> Result<Op, ArgError> {
 /// Descriptions come back in every list: fifty of them must stay far below the size of an answer.
 const MAX_DESCRIPTION: usize = 4096;
 
-fn check_name(name: &str) -> Result<(), ArgError> {
-    let refuse =
-        |why: &str| Err(ArgError { code: "INVALID_CONTEXT_NAME", message: format!("Invalid context name: {why}") });
-    if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.')) {
-        return refuse("name cannot be empty or contain special characters");
-    }
-    if name.chars().count() > 128 {
-        return refuse("name cannot be longer than 128 characters");
-    }
-    Ok(())
-}
-
 /// Whatever is not a language is a wrong language, also when it is not even text.
 fn language(value: Option<&Value>) -> Result<Language, ArgError> {
     let given = match value {
@@ -221,13 +212,11 @@ fn language(value: Option<&Value>) -> Result<Language, ArgError> {
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
-    match given.as_str() {
-        "python" => Ok(Language::Python),
-        "javascript" => Ok(Language::Javascript),
-        "typescript" => Ok(Language::Typescript),
-        other => Err(ArgError {
+    match LANGUAGES.iter().find(|(name, _)| *name == given) {
+        Some((_, language)) => Ok(*language),
+        None => Err(ArgError {
             code: "INVALID_LANGUAGE",
-            message: format!("Unsupported language: {}. Must be 'python' or 'javascript'", shown(other)),
+            message: format!("Unsupported language: {}. Must be 'python' or 'javascript'", shown(&given)),
         }),
     }
 }
@@ -247,54 +236,16 @@ fn encoding(args: &Args) -> Result<Option<Encoding>, ArgError> {
     }
 }
 
-/// Whatever models and libraries write: padded or not.
-const LENIENT: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
-
-/// Base64, wrapped in lines or not.
-fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeError> {
-    if text.bytes().any(|b| b.is_ascii_whitespace()) {
-        return LENIENT.decode(text.bytes().filter(|b| !b.is_ascii_whitespace()).collect::<Vec<u8>>());
-    }
-    LENIENT.decode(text)
-}
-
-/// Where code starts; paths are relative to it, and a model that writes it out means the same.
-const HOME: &str = "/workspace";
-
 fn path(text: &str) -> Result<String, ArgError> {
-    let refuse =
-        |why: &str| Err(ArgError { code: "INVALID_PATH", message: format!("Invalid path: {}: {why}", shown(text)) });
-    let below = match text.strip_prefix(HOME) {
-        Some("" | "/") => ".",
-        Some(rest) => rest.strip_prefix('/').unwrap_or(text),
-        None => text,
-    };
-    if below.is_empty() {
-        return refuse("path cannot be empty");
-    }
-    if below.contains('\0') {
-        return refuse("path cannot contain a NUL character");
-    }
-    if below.starts_with('/') {
-        return refuse("path must be relative to /workspace");
-    }
-    if below.split('/').any(|part| part == "..") {
-        return refuse("path cannot lead out of /workspace");
-    }
-    if below.len() > 4095 {
-        return refuse("path is too long");
-    }
-    Ok(below.to_owned())
+    path_below(WORKSPACE, text)
+        .map_err(|why| ArgError { code: "INVALID_PATH", message: format!("Invalid path: {}: {why}", shown(text)) })
 }
 
 fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let place = holder(args)?;
-    let path = path(optional(args, "path")?.ok_or_else(|| invalid("path is required"))?)?;
+    let path = path(given(args, "path")?)?;
     // An empty file is a file.
-    let content = optional(args, "content")?.ok_or_else(|| invalid("content is required"))?;
+    let content = given(args, "content")?;
     let content = match encoding(args)? {
         None | Some(Encoding::Utf8) => content.as_bytes().to_vec(),
         Some(Encoding::Base64) => decode(content).map_err(|why| invalid(format!("content is not base64: {why}")))?,
@@ -304,14 +255,11 @@ fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
 
 fn download_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     encoding(args)?;
-    let place = holder(args)?;
-    let path = path(optional(args, "path")?.ok_or_else(|| invalid("path is required"))?)?;
-    Ok(Op::ReadFile { place, path })
+    Ok(Op::ReadFile { place: holder(args)?, path: path(given(args, "path")?)? })
 }
 
 fn list_files(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let place = holder(args)?;
-    Ok(Op::ListFiles { place, path: directory(args)? })
+    Ok(Op::ListFiles { place: holder(args)?, path: directory(args)? })
 }
 
 fn holder(args: &Args) -> Result<Holder, ArgError> {

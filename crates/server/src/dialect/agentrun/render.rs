@@ -1,29 +1,20 @@
 //! Outcomes as the document prints them: JSON with two-space indent, members in its order.
 
-use std::time::Duration;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{
-    ContextInfo, Ended, EngineError, FileEntry, FileKind, Language, MimeBundle, Outcome, Ran, RunOutcome,
-};
+use engine::op::{ContextInfo, EngineError, Outcome};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Encoding, decode, directory, encoding, invalid};
-use crate::dialect::{Answer, ArgError, Block, Reply, Scene, clipped, iso8601, shown};
+use super::{Encoding, directory, encoding, invalid};
+use crate::dialect::shared::files::{FILE_BUDGET, FileRow, row_schema, rows, written_length};
+use crate::dialect::shared::run::{self, Words};
+use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
+use crate::dialect::shared::{add_lines, moment, seconds, title};
+use crate::dialect::{Answer, ArgError, Block, Reply, Scene, shown};
 
-/// Characters of one text field that the engine has not bounded itself.
-const TEXT_BUDGET: usize = 20_000;
-
-/// All pictures of one answer, in base64. TypeScript clients close the connection at a message of 10 MiB.
-const PICTURE_BUDGET: usize = 5 << 20;
-
-/// A file's content stands in the answer twice (text and object), and base64 or escapes make it longer.
-const FILE_BUDGET: usize = 3 << 20;
-
-/// A row of a listing without its path: names of members, indents, a size of twenty digits, a time.
-const FILE_ROW: usize = 200;
+const WORDS: Words =
+    Words { place: "context", anew: "in a new context made with create_context if this one is not found" };
 
 #[derive(Serialize)]
 struct Failure<'a> {
@@ -125,15 +116,6 @@ fn mismatch() -> Answer {
     failure("INTERNAL_ERROR", "The engine gave another kind of answer than was asked for")
 }
 
-fn object(properties: Value) -> Value {
-    let required: Vec<&String> = properties.as_object().into_iter().flat_map(|p| p.keys()).collect();
-    json!({ "type": "object", "properties": properties, "required": required })
-}
-
-fn string() -> Value {
-    json!({ "type": "string" })
-}
-
 // ---- run_code
 
 #[derive(Serialize)]
@@ -146,172 +128,30 @@ struct RunResult {
 }
 
 pub(super) fn ran_schema() -> Value {
-    json!({
-        "type": "object",
-        "properties": {
-            "stdout": string(),
-            "stderr": string(),
-            "success": { "type": "boolean" },
-            "execution_time": { "type": "number" },
-        },
-        "required": ["stdout", "stderr", "success"],
-    })
+    let members = json!({ "stdout": string(), "stderr": string(), "success": boolean(), "execution_time": number() });
+    object_with(members, &["execution_time"])
 }
 
-pub(super) fn ran(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch() };
+    let kept = run::kept(scene, &ran);
+    // How it ended is always the last line.
+    let mut stderr = run::stderr(&ran);
+    for note in [Some(kept.lines).filter(|lines| !lines.is_empty()), run::ending(&ran.end, &WORDS)].iter().flatten() {
+        add_lines(&mut stderr, note);
+    }
     let mut answer = Answer::json(&RunResult {
-        stdout: stdout(&ran),
-        stderr: stderr(&ran),
-        success: matches!(ran.end, RunOutcome::Ok | RunOutcome::Exit { code: 0 }),
+        stdout: run::stdout(&ran),
+        stderr,
+        success: run::succeeded(&ran.end),
         execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
     });
-    answer.blocks.extend(pictures(&ran));
+    answer.blocks.extend(run::pictures(&ran));
+    answer.blocks.extend(kept.links);
     answer
 }
 
-/// What was printed, then what was displayed as text, then the last value as the REPL prints it.
-fn stdout(ran: &Ran) -> String {
-    let mut shown = String::new();
-    for bundle in ran.displays.iter().filter(|bundle| picture(bundle).is_none()).chain(&ran.value) {
-        if let Some(text) = bundle.get("text/plain").or_else(|| bundle.values().next()).and_then(Value::as_str) {
-            add_lines(&mut shown, text);
-        }
-    }
-    let mut out = ran.stdout.text.clone();
-    if !shown.is_empty() {
-        add_lines(&mut out, &clipped(&shown, TEXT_BUDGET));
-    }
-    out
-}
-
-/// What was lost before, what went to stderr, then the traceback, then how it ended if that needs a word: always the last line.
-fn stderr(ran: &Ran) -> String {
-    let mut out = String::new();
-    if let Some(notice) = &ran.notice {
-        add_lines(&mut out, notice);
-    }
-    if let Some(late) = &ran.late {
-        add_lines(
-            &mut out,
-            &format!("[printed by background processes since the last call]\n{}", clipped(late, TEXT_BUDGET)),
-        );
-    }
-    out.push_str(&ran.stderr.text);
-    if let Some(error) = &ran.error {
-        add_lines(&mut out, &clipped(&error.text, TEXT_BUDGET));
-    }
-    if let Some(note) = ending(&ran.end) {
-        add_lines(&mut out, &note);
-    }
-    out
-}
-
-/// On lines of its own.
-fn add_lines(out: &mut String, text: &str) {
-    if !out.is_empty() && !out.ends_with('\n') {
-        out.push('\n');
-    }
-    out.push_str(text);
-    if !text.ends_with('\n') {
-        out.push('\n');
-    }
-}
-
-/// What happened, whether variables were kept, what to do next.
-fn ending(end: &RunOutcome) -> Option<String> {
-    const AFRESH: &str =
-        "variables are lost, files are kept; the context can be used again: run the code that defines them first";
-    Some(match end {
-        RunOutcome::Ok | RunOutcome::Error => return None,
-        RunOutcome::Exit { code } => {
-            format!("The code called exit with code {code}: variables are kept, the context can be used further.")
-        }
-        RunOutcome::TimedOut { after, state_kept: true } => format!(
-            "Execution timed out after {} and was interrupted: variables are kept; do the work in shorter steps.",
-            seconds(*after)
-        ),
-        RunOutcome::TimedOut { after, state_kept: false } => {
-            format!("Execution timed out after {} and was killed: {AFRESH}, in shorter steps.", seconds(*after))
-        }
-        RunOutcome::Cancelled { state_kept: true } => "Execution was cancelled: variables are kept.".into(),
-        RunOutcome::Cancelled { state_kept: false } => format!("Execution was cancelled and killed: {AFRESH}."),
-        RunOutcome::Interrupted => {
-            "Execution was interrupted: variables are kept; run it again if it should complete.".into()
-        }
-        RunOutcome::OutOfMemory { limit_bytes } => format!(
-            "Out of memory: the interpreter was killed at the limit of {} MB: {AFRESH}, with less data at a time.",
-            limit_bytes >> 20
-        ),
-        RunOutcome::Ended { how: Ended::Exited { code } } => {
-            format!("The interpreter exited with code {code}: {AFRESH}.")
-        }
-        RunOutcome::Ended { how: Ended::Signaled { signal } } => {
-            format!("The interpreter crashed with signal {signal}{}: {AFRESH}.", signal_name(*signal))
-        }
-        RunOutcome::SandboxLost { why } => format!(
-            "The sandbox was lost ({why}): variables and files are lost; run the code that makes them again, in a new context \
-             made with create_context if this one is not found."
-        ),
-    })
-}
-
-fn signal_name(signal: i32) -> &'static str {
-    match signal {
-        4 => " (SIGILL)",
-        6 => " (SIGABRT)",
-        7 => " (SIGBUS)",
-        8 => " (SIGFPE)",
-        9 => " (SIGKILL)",
-        11 => " (SIGSEGV)",
-        15 => " (SIGTERM)",
-        31 => " (SIGSYS)",
-        _ => "",
-    }
-}
-
-fn seconds(duration: Duration) -> String {
-    format!("{} s", duration.as_secs_f64())
-}
-
-/// The picture of a bundle, of the kinds that models can see.
-fn picture(bundle: &MimeBundle) -> Option<(&'static str, &str)> {
-    ["image/png", "image/jpeg", "image/webp", "image/gif"]
-        .into_iter()
-        .find_map(|mime| Some((mime, bundle.get(mime)?.as_str()?)))
-}
-
-/// Pictures in the order in which they were made. Data that is not base64 would make clients throw the whole answer away.
-fn pictures(ran: &Ran) -> Vec<Block> {
-    let mut left = PICTURE_BUDGET;
-    let mut blocks = Vec::new();
-    for (number, (mime, data)) in ran.displays.iter().chain(&ran.value).filter_map(picture).enumerate() {
-        let note = |why: String| Block::Text(format!("picture {} is left out: {why}", number + 1));
-        blocks.push(if data.len() > left {
-            note(format!("{} bytes of base64 are over the limit of {PICTURE_BUDGET} for one answer", data.len()))
-        } else if let Ok(bytes) = decode(data) {
-            left -= data.len();
-            Block::Image { data: STANDARD.encode(bytes), mime }
-        } else {
-            note("it is not base64".into())
-        });
-    }
-    blocks
-}
-
 // ---- contexts
-
-fn language(language: Language) -> (&'static str, &'static str) {
-    match language {
-        Language::Python => ("python", "Python"),
-        Language::Javascript => ("javascript", "JavaScript"),
-        Language::Typescript => ("typescript", "TypeScript"),
-    }
-}
-
-fn moment(seconds: u64) -> String {
-    iso8601(i64::try_from(seconds).unwrap_or(i64::MAX))
-}
 
 #[derive(Serialize)]
 struct Created {
@@ -338,15 +178,14 @@ pub(super) fn created_schema() -> Value {
 
 pub(super) fn created(_: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Created(context) = outcome else { return mismatch() };
-    let (language, title) = language(context.language);
     Answer::json(&Created {
         context_id: context.id,
         name: context.name,
-        language,
+        language: context.language.name(),
         description: context.description,
         created_at: moment(context.created_at),
         status: "active",
-        message: format!("{title} context created successfully"),
+        message: format!("{} context created successfully", title(context.language)),
     })
 }
 
@@ -393,7 +232,7 @@ pub(super) fn contexts_schema() -> Value {
         "created_at": string(),
         "last_used": string(),
     }));
-    object(json!({ "contexts": { "type": "array", "items": context }, "total": { "type": "integer" } }))
+    object(json!({ "contexts": array(context), "total": integer() }))
 }
 
 pub(super) fn contexts(_: &Scene<'_>, outcome: Outcome) -> Answer {
@@ -407,7 +246,7 @@ fn listed(context: ContextInfo) -> Listed {
         context_id: context.id,
         name: context.name,
         description: context.description,
-        language: language(context.language).0,
+        language: context.language.name(),
         status: "active",
         created_at: moment(context.created_at),
         last_used: moment(context.last_used),
@@ -423,7 +262,7 @@ struct Written {
 }
 
 pub(super) fn written_schema() -> Value {
-    object(json!({ "path": string(), "size": { "type": "integer" } }))
+    object(json!({ "path": string(), "size": integer() }))
 }
 
 pub(super) fn written(_: &Scene<'_>, outcome: Outcome) -> Answer {
@@ -431,52 +270,60 @@ pub(super) fn written(_: &Scene<'_>, outcome: Outcome) -> Answer {
     Answer::json(&Written { path, size })
 }
 
+/// Either with the content, or with the address to fetch it from.
 #[derive(Serialize)]
 struct Downloaded {
     path: String,
-    size: usize,
-    encoding: &'static str,
-    content: String,
+    size: u64,
+    #[serde(flatten)]
+    content: Content,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Content {
+    Here { encoding: &'static str, content: String },
+    Elsewhere { link: String },
 }
 
 pub(super) fn file_schema() -> Value {
-    object(json!({ "path": string(), "size": { "type": "integer" }, "encoding": string(), "content": string() }))
+    let members = json!({
+        "path": string(),
+        "size": integer(),
+        "encoding": string(),
+        "content": string(),
+        "link": string(),
+    });
+    object_with(members, &["encoding", "content", "link"])
 }
 
 pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    let Outcome::File { path, content, key, .. } = outcome else { return mismatch() };
-    let size = content.len();
+    let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
+    let whole = content.len() as u64 == size;
     let (encoding, content) = match (encoding(scene.args).ok().flatten(), String::from_utf8(content)) {
         (None | Some(Encoding::Utf8), Ok(text)) => ("utf-8", text),
-        (Some(Encoding::Utf8), Err(_)) => {
+        (Some(Encoding::Utf8), Err(_)) if whole => {
             let refused =
                 invalid(format!("encoding 'utf-8' cannot show {}, which is not text; use 'base64'", shown(&path)));
             return failure(refused.code, &refused.message);
         }
         (_, bytes) => ("base64", STANDARD.encode(bytes.map_or_else(|e| e.into_bytes(), String::into_bytes))),
     };
-    if written_length(&content) > FILE_BUDGET {
-        let why = format!(
-            "File too large: {} has {size} bytes, too many for one answer; read it in parts with run_code",
-            shown(&path)
-        );
-        return failure("FILE_TOO_LARGE", &why);
-    }
-    let link = scene.link(&key, &path, Some(size as u64));
-    let mut answer = Answer::json(&Downloaded { path, size, encoding, content });
+    let link = scene.link(&key, &path, Some(size));
+    let content = match &link {
+        _ if whole && written_length(&content) <= FILE_BUDGET => Content::Here { encoding, content },
+        Some(Block::Link { uri, .. }) => Content::Elsewhere { link: uri.clone() },
+        _ => {
+            let why = format!(
+                "File too large: {} has {size} bytes, too many for one answer; read it in parts with run_code",
+                shown(&path)
+            );
+            return failure("FILE_TOO_LARGE", &why);
+        }
+    };
+    let mut answer = Answer::json(&Downloaded { path, size, content });
     answer.blocks.extend(link);
     answer
-}
-
-/// Upper bound of the length as a JSON string inside a JSON string, halved: a quote costs 2 and then 4, a control character 6 and then 7.
-fn written_length(text: &str) -> usize {
-    text.bytes()
-        .map(|byte| match byte {
-            b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 3,
-            0..0x20 => 7,
-            _ => 1,
-        })
-        .sum()
 }
 
 #[derive(Serialize)]
@@ -485,46 +332,13 @@ struct Files {
     total: u64,
 }
 
-#[derive(Serialize)]
-struct FileRow {
-    path: String,
-    size: u64,
-    r#type: &'static str,
-    modified: String,
-}
-
 pub(super) fn files_schema() -> Value {
-    let file =
-        object(json!({ "path": string(), "size": { "type": "integer" }, "type": string(), "modified": string() }));
-    object(json!({ "files": { "type": "array", "items": file }, "total": { "type": "integer" } }))
+    object(json!({ "files": array(row_schema()), "total": integer() }))
 }
 
+/// `total` tells of those that do not fit.
 pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Files(engine::op::Files { entries, total, .. }) = outcome else { return mismatch() };
-    // The guest names entries relative to the directory asked for; the next call wants them relative to /workspace.
     let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
-    let prefix = match directory.trim_matches('/').trim_start_matches("./") {
-        "" | "." => String::new(),
-        below => format!("{}/", below.trim_end_matches('/')),
-    };
-    let mut left = FILE_BUDGET;
-    let fits = |entry: &FileEntry| {
-        let needed = written_length(&prefix) + written_length(&entry.path) + FILE_ROW;
-        let fits = needed <= left;
-        left = left.saturating_sub(needed);
-        fits
-    };
-    // `total` tells of those that do not fit.
-    let files = entries.into_iter().take_while(fits).map(|entry| FileRow {
-        path: format!("{prefix}{}", entry.path),
-        size: entry.size,
-        r#type: match entry.kind {
-            FileKind::File => "file",
-            FileKind::Directory => "directory",
-            FileKind::Symlink => "symlink",
-            FileKind::Other => "other",
-        },
-        modified: iso8601(entry.modified),
-    });
-    Answer::json(&Files { files: files.collect(), total })
+    Answer::json(&Files { files: rows(&directory, entries), total })
 }

@@ -1,0 +1,110 @@
+//! Paths, encodings, listings and the size of an answer that holds a file.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use engine::op::{FileEntry, FileKind};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::schema::{integer, object, string};
+use crate::dialect::iso8601;
+
+/// A file's content stands in the answer twice (text and object), and base64 or escapes make it longer.
+pub(in crate::dialect) const FILE_BUDGET: usize = 3 << 20;
+
+/// A row of a listing without its path: names of members, indents, a size of twenty digits, a time.
+const FILE_ROW: usize = 200;
+
+/// Where code starts; paths are relative to it.
+pub(in crate::dialect) const WORKSPACE: &str = "/workspace";
+
+/// A path below `home`, relative to it, or why not. A model that writes `home` out means the same.
+pub(in crate::dialect) fn path_below(home: &str, text: &str) -> Result<String, String> {
+    let below = match text.strip_prefix(home) {
+        Some("" | "/") => ".",
+        Some(rest) => rest.strip_prefix('/').unwrap_or(text),
+        None => text,
+    };
+    if below.is_empty() {
+        return Err("path cannot be empty".into());
+    }
+    if below.contains('\0') {
+        return Err("path cannot contain a NUL character".into());
+    }
+    if below.starts_with('/') {
+        return Err(format!("path must be relative to {home}"));
+    }
+    if below.split('/').any(|part| part == "..") {
+        return Err(format!("path cannot lead out of {home}"));
+    }
+    if below.len() > 4095 {
+        return Err("path is too long".into());
+    }
+    Ok(below.to_owned())
+}
+
+/// Whatever models and libraries write: padded or not.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Base64, wrapped in lines or not.
+pub(in crate::dialect) fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeError> {
+    if text.bytes().any(|b| b.is_ascii_whitespace()) {
+        return LENIENT.decode(text.bytes().filter(|b| !b.is_ascii_whitespace()).collect::<Vec<u8>>());
+    }
+    LENIENT.decode(text)
+}
+
+/// Upper bound of the length as a JSON string inside a JSON string, halved: a quote costs 2 and then 4, a control character 6 and then 7.
+pub(in crate::dialect) fn written_length(text: &str) -> usize {
+    text.bytes()
+        .map(|byte| match byte {
+            b'"' | b'\\' | b'\n' | b'\r' | b'\t' => 3,
+            0..0x20 => 7,
+            _ => 1,
+        })
+        .sum()
+}
+
+#[derive(Serialize)]
+pub(in crate::dialect) struct FileRow {
+    pub path: String,
+    pub size: u64,
+    pub r#type: &'static str,
+    pub modified: String,
+}
+
+pub(in crate::dialect) fn row_schema() -> Value {
+    object(json!({ "path": string(), "size": integer(), "type": string(), "modified": string() }))
+}
+
+/// As many entries as one answer holds. The guest names them relative to the directory that was asked for; the next call wants
+/// them relative to where all paths start.
+pub(in crate::dialect) fn rows(directory: &str, entries: Vec<FileEntry>) -> Vec<FileRow> {
+    let prefix = match directory.trim_matches('/').trim_start_matches("./") {
+        "" | "." => String::new(),
+        below => format!("{}/", below.trim_end_matches('/')),
+    };
+    let mut left = FILE_BUDGET;
+    let fits = |entry: &FileEntry| {
+        let needed = written_length(&prefix) + written_length(&entry.path) + FILE_ROW;
+        let fits = needed <= left;
+        left = left.saturating_sub(needed);
+        fits
+    };
+    let row = |entry: FileEntry| FileRow {
+        path: format!("{prefix}{}", entry.path),
+        size: entry.size,
+        r#type: match entry.kind {
+            FileKind::File => "file",
+            FileKind::Directory => "directory",
+            FileKind::Symlink => "symlink",
+            FileKind::Other => "other",
+        },
+        modified: iso8601(entry.modified),
+    };
+    entries.into_iter().take_while(fits).map(row).collect()
+}

@@ -1,0 +1,46 @@
+//! What several dialects say in the same way. Nothing here belongs to one document.
+
+pub(super) mod files;
+pub(super) mod run;
+pub(super) mod schema;
+
+use std::time::Duration;
+
+use engine::op::Language;
+
+use super::iso8601;
+
+/// Characters of one text field that the engine has not bounded itself.
+pub(super) const TEXT_BUDGET: usize = 20_000;
+
+/// As arguments name it.
+pub(super) const LANGUAGES: [(&str, Language); 3] =
+    [("python", Language::Python), ("javascript", Language::Javascript), ("typescript", Language::Typescript)];
+
+/// As people write it.
+pub(super) fn title(language: Language) -> &'static str {
+    match language {
+        Language::Python => "Python",
+        Language::Javascript => "JavaScript",
+        Language::Typescript => "TypeScript",
+    }
+}
+
+pub(super) fn moment(seconds: u64) -> String {
+    iso8601(i64::try_from(seconds).unwrap_or(i64::MAX))
+}
+
+pub(super) fn seconds(duration: Duration) -> String {
+    format!("{} s", duration.as_secs_f64())
+}
+
+/// On lines of its own.
+pub(super) fn add_lines(out: &mut String, text: &str) {
+    if !out.is_empty() && !out.ends_with('\n') {
+        out.push('\n');
+    }
+    out.push_str(text);
+    if !text.ends_with('\n') {
+        out.push('\n');
+    }
+}

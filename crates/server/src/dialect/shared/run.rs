@@ -1,0 +1,211 @@
+//! How the outcome of a cell or a command reads: streams, the end of it, pictures, output that was kept.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use engine::op::{Ended, MimeBundle, Ran, RunOutcome};
+use serde_json::Value;
+
+use super::files::decode;
+use super::{TEXT_BUDGET, add_lines, seconds};
+use crate::dialect::{Block, Scene, clipped};
+
+/// All pictures of one answer, in base64. TypeScript clients close the connection at a message of 10 MiB.
+const PICTURE_BUDGET: usize = 5 << 20;
+
+/// A dialect's own words in the sentences about how a run ended.
+pub(in crate::dialect) struct Words {
+    /// What keeps the variables: context, session, sandbox.
+    pub place: &'static str,
+    /// Where to go on when that is lost.
+    pub anew: &'static str,
+}
+
+pub(in crate::dialect) fn succeeded(end: &RunOutcome) -> bool {
+    matches!(end, RunOutcome::Ok | RunOutcome::Exit { code: 0 })
+}
+
+/// What was printed, then what was displayed as text, then the last value as the REPL prints it.
+pub(in crate::dialect) fn stdout(ran: &Ran) -> String {
+    let mut shown = String::new();
+    for bundle in ran.displays.iter().filter(|bundle| picture(bundle).is_none()).chain(&ran.value) {
+        if let Some(text) = bundle.get("text/plain").or_else(|| bundle.values().next()).and_then(Value::as_str) {
+            add_lines(&mut shown, text);
+        }
+    }
+    let mut out = ran.stdout.text.clone();
+    if !shown.is_empty() {
+        add_lines(&mut out, &clipped(&shown, TEXT_BUDGET));
+    }
+    out
+}
+
+/// What was lost before, what went to stderr, then the traceback.
+pub(in crate::dialect) fn stderr(ran: &Ran) -> String {
+    let mut out = String::new();
+    if let Some(notice) = &ran.notice {
+        add_lines(&mut out, notice);
+    }
+    if let Some(late) = &ran.late {
+        add_lines(
+            &mut out,
+            &format!("[printed by background processes since the last call]\n{}", clipped(late, TEXT_BUDGET)),
+        );
+    }
+    out.push_str(&ran.stderr.text);
+    if let Some(error) = &ran.error {
+        add_lines(&mut out, &clipped(&error.text, TEXT_BUDGET));
+    }
+    out
+}
+
+/// Of code: what happened, whether variables were kept, what to do next.
+pub(in crate::dialect) fn ending(end: &RunOutcome, words: &Words) -> Option<String> {
+    let place = words.place;
+    let afresh = format!(
+        "variables are lost, files are kept; the {place} can be used again: run the code that defines them first"
+    );
+    Some(match end {
+        RunOutcome::Ok | RunOutcome::Error => return None,
+        RunOutcome::Exit { code } => {
+            format!("The code called exit with code {code}: variables are kept, the {place} can be used further.")
+        }
+        RunOutcome::TimedOut { after, state_kept: true } => format!(
+            "Execution timed out after {} and was interrupted: variables are kept; do the work in shorter steps.",
+            seconds(*after)
+        ),
+        RunOutcome::TimedOut { after, state_kept: false } => {
+            format!("Execution timed out after {} and was killed: {afresh}, in shorter steps.", seconds(*after))
+        }
+        RunOutcome::Cancelled { state_kept: true } => "Execution was cancelled: variables are kept.".into(),
+        RunOutcome::Cancelled { state_kept: false } => format!("Execution was cancelled and killed: {afresh}."),
+        RunOutcome::Interrupted => {
+            "Execution was interrupted: variables are kept; run it again if it should complete.".into()
+        }
+        RunOutcome::OutOfMemory { limit_bytes } => format!(
+            "Out of memory: the interpreter was killed at the limit of {} MB: {afresh}, with less data at a time.",
+            limit_bytes >> 20
+        ),
+        RunOutcome::Ended { how: Ended::Exited { code } } => {
+            format!("The interpreter exited with code {code}: {afresh}.")
+        }
+        RunOutcome::Ended { how: Ended::Signaled { signal } } => {
+            format!("The interpreter crashed with signal {signal}{}: {afresh}.", signal_name(*signal))
+        }
+        RunOutcome::SandboxLost { why } => lost(why, words),
+    })
+}
+
+/// Of a command, which is a process of its own: variables are not at stake.
+pub(in crate::dialect) fn command_ending(end: &RunOutcome, words: &Words) -> Option<String> {
+    Some(match end {
+        RunOutcome::Ok | RunOutcome::Exit { code: 0 } | RunOutcome::Ended { how: Ended::Exited { code: 0 } } => {
+            return None;
+        }
+        RunOutcome::Error => "The command could not be started.".into(),
+        RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => {
+            format!("The command exited with code {code}.")
+        }
+        RunOutcome::Ended { how: Ended::Signaled { signal } } => {
+            format!("The command was ended by signal {signal}{}.", signal_name(*signal))
+        }
+        RunOutcome::TimedOut { after, .. } => format!(
+            "The command timed out after {} and was killed: files are kept; do the work in shorter steps.",
+            seconds(*after)
+        ),
+        RunOutcome::Cancelled { .. } => "The command was cancelled and killed: files are kept.".into(),
+        RunOutcome::Interrupted => {
+            "The command was interrupted: files are kept; run it again if it should complete.".into()
+        }
+        RunOutcome::OutOfMemory { limit_bytes } => format!(
+            "Out of memory: the command was killed at the limit of {} MB: files are kept; work with less data at a time.",
+            limit_bytes >> 20
+        ),
+        RunOutcome::SandboxLost { why } => lost(why, words),
+    })
+}
+
+fn lost(why: &str, words: &Words) -> String {
+    format!(
+        "The sandbox was lost ({why}): variables and files are lost; run the code that makes them again, {}.",
+        words.anew
+    )
+}
+
+/// The status of a command as a shell would report it; −1 when the sandbox was lost with it.
+pub(in crate::dialect) fn exit_code(end: &RunOutcome) -> i32 {
+    match end {
+        RunOutcome::Ok => 0,
+        RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => *code,
+        RunOutcome::Ended { how: Ended::Signaled { signal } } => 128 + signal,
+        RunOutcome::Error => 127,
+        RunOutcome::TimedOut { .. } => 124,
+        RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => 130,
+        RunOutcome::OutOfMemory { .. } => 137,
+        RunOutcome::SandboxLost { .. } => -1,
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        15 => " (SIGTERM)",
+        31 => " (SIGSYS)",
+        _ => "",
+    }
+}
+
+/// The picture of a bundle, of the kinds that models can see.
+fn picture(bundle: &MimeBundle) -> Option<(&'static str, &str)> {
+    ["image/png", "image/jpeg", "image/webp", "image/gif"]
+        .into_iter()
+        .find_map(|mime| Some((mime, bundle.get(mime)?.as_str()?)))
+}
+
+/// Pictures in the order in which they were made. Data that is not base64 would make clients throw the whole answer away.
+pub(in crate::dialect) fn pictures(ran: &Ran) -> Vec<Block> {
+    let mut left = PICTURE_BUDGET;
+    let mut blocks = Vec::new();
+    for (number, (mime, data)) in ran.displays.iter().chain(&ran.value).filter_map(picture).enumerate() {
+        let note = |why: String| Block::Text(format!("picture {} is left out: {why}", number + 1));
+        blocks.push(if data.len() > left {
+            note(format!("{} bytes of base64 are over the limit of {PICTURE_BUDGET} for one answer", data.len()))
+        } else if let Ok(bytes) = decode(data) {
+            left -= data.len();
+            Block::Image { data: STANDARD.encode(bytes), mime }
+        } else {
+            note("it is not base64".into())
+        });
+    }
+    blocks
+}
+
+/// Streams that were cut and of which the whole was kept.
+#[derive(Default)]
+pub(in crate::dialect) struct KeptWhole {
+    /// A line for each, with its address.
+    pub lines: String,
+    pub links: Vec<Block>,
+}
+
+/// Nothing where no links can be made: what is kept cannot be reached in another way.
+pub(in crate::dialect) fn kept(scene: &Scene<'_>, ran: &Ran) -> KeptWhole {
+    let mut whole = KeptWhole::default();
+    for (stream, captured) in [("stdout", &ran.stdout), ("stderr", &ran.stderr)] {
+        let Some(kept) = &captured.kept else { continue };
+        let Some(link) = scene.link(&kept.key, &kept.name, Some(kept.bytes)) else { continue };
+        if let Block::Link { uri, .. } = &link {
+            let part = if kept.bytes < captured.total_bytes { "the first" } else { "all" };
+            add_lines(
+                &mut whole.lines,
+                &format!("[{stream} was cut; {part} {} bytes of it, for an hour: {uri}]", kept.bytes),
+            );
+        }
+        whole.links.push(link);
+    }
+    whole
+}

@@ -1,0 +1,38 @@
+//! Output schemas: an object at the root and plain types below, which every client reads.
+
+use serde_json::{Value, json};
+
+/// An object with all these members.
+pub(in crate::dialect) fn object(properties: Value) -> Value {
+    let required: Vec<&String> = properties.as_object().into_iter().flat_map(|p| p.keys()).collect();
+    json!({ "type": "object", "properties": properties, "required": required })
+}
+
+/// An object of which some members may be absent.
+pub(in crate::dialect) fn object_with(properties: Value, optional: &[&str]) -> Value {
+    let mut object = object(properties);
+    if let Some(required) = object["required"].as_array_mut() {
+        required.retain(|name| name.as_str().is_none_or(|name| !optional.contains(&name)));
+    }
+    object
+}
+
+pub(in crate::dialect) fn string() -> Value {
+    json!({ "type": "string" })
+}
+
+pub(in crate::dialect) fn integer() -> Value {
+    json!({ "type": "integer" })
+}
+
+pub(in crate::dialect) fn number() -> Value {
+    json!({ "type": "number" })
+}
+
+pub(in crate::dialect) fn boolean() -> Value {
+    json!({ "type": "boolean" })
+}
+
+pub(in crate::dialect) fn array(items: Value) -> Value {
+    json!({ "type": "array", "items": items })
+}
