@@ -26,7 +26,7 @@ const uncurry = bind.bind(call);
 const invoke = uncurry(call);
 const { asyncIterator, iterator } = Symbol;
 const { parse, stringify } = JSON;
-const { defineProperty, getOwnPropertyDescriptor, hasOwn, freeze } = Object;
+const { defineProperty, getOwnPropertyDescriptor, hasOwn, freeze, keys } = Object;
 const ObjectPrototype = Object.prototype;
 const BigIntFrom = BigInt, NumberFrom = Number;
 const PromiseResolve = Promise.resolve.bind(Promise);
@@ -48,7 +48,7 @@ const sessionPost = uncurry(Session.prototype.post);
 const runInThisContext = uncurry(vm.Script.prototype.runInThisContext);
 const Script = vm.Script, mainLoader = vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER;
 const findEntry = uncurry(SourceMap.prototype.findEntry);
-const { pid, kill, cwd } = process;
+const { pid, kill, cwd, env: environment } = process;
 const now = performance.now.bind(performance);
 const round = Math.round;
 
@@ -300,7 +300,7 @@ let finish = null;                                        // ends the running ce
 let lateCount = 0;
 
 function run(request) {
-  const cell = { __proto__: null, code: request.code, started: now(), outcome: null, settling: false };
+  const cell = { __proto__: null, code: request.code, started: now(), outcome: null, settling: false, borrowed: null };
   current = cell;
   n = request.n;
   atomicStore(state, 2, n | 0);
@@ -320,6 +320,7 @@ function run(request) {
   finish = mine;
   atomicStore(state, 0, 1);
   try {
+    if (hasOwn(request, 'env')) borrow(cell, request.env);
     post('Runtime.evaluate', {
       __proto__: null, expression: `${cell.code}\n//# sourceURL=cell-${n}.js`, objectGroup: 'cell',
       replMode: true, awaitPromise: true,
@@ -345,7 +346,29 @@ function conclude(cell) {
   settled(cell, end.status, end.extra);
 }
 
+// The environment variables of this one cell.
+function borrow(cell, variables) {
+  const names = keys(variables);
+  for (let i = 0; i < names.length; i++) {
+    const name = names[i], value = variables[name];
+    const before = hasOwn(environment, name) ? environment[name] : undefined;
+    cell.borrowed = { __proto__: null, name, value, before, next: cell.borrowed };
+    environment[name] = value;
+  }
+}
+
+// The environment as it was before the cell, but for the variables that the cell itself changed.
+function giveBack(cell) {
+  for (; cell.borrowed !== null; cell.borrowed = cell.borrowed.next) {
+    const { name, value, before } = cell.borrowed;
+    if (!hasOwn(environment, name) || environment[name] !== value) continue;
+    if (before === undefined) delete environment[name];
+    else environment[name] = before;
+  }
+}
+
 function settled(cell, status, extra) {
+  giveBack(cell);
   current = null;
   atomicStore(state, 0, 0);
   if (!isOurs(REQ, reqInode)) lost("the kernel's request pipe is gone");

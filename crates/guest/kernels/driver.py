@@ -69,6 +69,7 @@ NO_INPUT = "input() is not available: this sandbox has no interactive stdin"
 
 ALL_SIGNALS = signal.valid_signals()
 BOOT_PATH = list(sys.path)
+ENVIRON = os.environ
 OWN_FILE = sys._getframe().f_code.co_filename
 STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Code that IPython compiles from a cell's text under a name of its own.
@@ -188,6 +189,17 @@ class Sources(CachingCompiler):
             traceback.linecache.cache.pop(old, None)
             self._filename_map.pop(old, None)
         return name
+
+
+class MergedStderr(io.TextIOWrapper):
+    """Standard error where it is the same pipe as standard output: what was printed before comes before, to the letter."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(Exception):
+            flush_text(KERNEL.streams["stdout"])
+        written = super().write(text)
+        super().flush()
+        return written
 
 
 def is_cell(filename: str) -> bool:
@@ -583,6 +595,8 @@ class Kernel:
         self.compiled = 0  # code objects named in this cell
         self.shell: Shell = None  # type: ignore[assignment]
         self.streams: dict[str, io.TextIOWrapper] = {}
+        self.merged = False  # 1 and 2 are the same pipe
+        self.borrowed: list[tuple[str, str, str | None]] = []  # the cell's own variables: name, value, what was there
         self.spare: dict[int, int] = {}  # copies of 1 and 2 for a cell that closes them
         self.stdin: Any = None
         self.shown: BaseException | None = None
@@ -709,7 +723,7 @@ class Kernel:
 
     # -- a cell
 
-    def run(self, n: int, code: str) -> None:
+    def run(self, n: int, code: str, variables: dict[str, str] | None = None) -> None:
         """Run one cell; ends with exactly one `done`, or with the process."""
         started = perf_counter()
         self.n, self.code, self.compiled = n, code, 0
@@ -721,6 +735,7 @@ class Kernel:
         try:
             try:
                 self.in_cell = True
+                self.borrow(variables or {})
                 while self.between:
                     kind, members = self.between.popleft()
                     self.event(kind, **members)
@@ -741,6 +756,7 @@ class Kernel:
             self.report(type_name(e), "", f"{type_name(e)}\n")
         unset_hooks()
         guard_signals(self)
+        self.give_back()
         if status == "interrupted":
             stop_threads(set(list_threads()) - threads)
         error = None
@@ -749,6 +765,28 @@ class Kernel:
         ms = round((perf_counter() - started) * 1000, 3)
         extra = {} if exit_code is None else {"code": exit_code}
         self.event("done", status=f'"{status}"', ms=ms, **extra)
+
+    def borrow(self, variables: dict[str, str]) -> None:
+        """Set the environment variables of this one cell."""
+        for name, value in variables.items():
+            self.borrowed.append((name, value, ENVIRON.get(name)))
+            ENVIRON[name] = value
+
+    def give_back(self) -> None:
+        """The environment as it was before the cell, but for the variables that the cell itself changed."""
+        while self.borrowed:
+            name, value, before = self.borrowed[-1]
+            for _ in range(3):  # a signal handler of the user's may raise in here
+                try:
+                    if ENVIRON.get(name) == value:
+                        if before is None:
+                            del ENVIRON[name]
+                        else:
+                            ENVIRON[name] = before
+                    break
+                except BaseException:
+                    continue
+            self.borrowed.pop()
 
     def execute(self, code: str) -> BaseException | None:
         try:
@@ -781,6 +819,8 @@ class Kernel:
     # -- what a cell may have broken
 
     def open_streams(self) -> None:
+        with contextlib.suppress(OSError):
+            self.merged = identity(1) == identity(2)
         for fd, name in ((1, "stdout"), (2, "stderr")):
             self.open_stream(fd, name)
         self.stdin = open(os.devnull, encoding="utf-8")
@@ -788,7 +828,8 @@ class Kernel:
         builtins.input = no_input
 
     def open_stream(self, fd: int, name: str) -> None:
-        stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+        kind = MergedStderr if self.merged and name == "stderr" else io.TextIOWrapper
+        stream = kind(open(fd, "wb", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
         stream.mode = "w"
         self.streams[name] = stream
         setattr(sys, name, stream)
@@ -1025,7 +1066,7 @@ def serve(req: int = 3, evt: int = 4) -> NoReturn:
         for line in request_lines(req):
             request, _ = scan_json(line, 0)
             if request["t"] == "run":
-                kernel.run(request["n"], request["code"])
+                kernel.run(request["n"], request["code"], request.get("env"))
     except BaseException as e:  # the driver itself is broken: no answer is better than a wrong one
         lost(f"the kernel failed: {type_name(e)}")
     os._exit(0)  # no exit handlers: the cell's own may block

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use proto::{Deadline, Ended, FromGuest, RunEnd, RunStatus, Stream};
+use proto::{Deadline, Ended, FromGuest, RunStatus};
 use rustix::process::Signal;
 
 use crate::host::{Host, NOBODY};
-use crate::kernel::micros_since;
-use crate::output::Output;
+use crate::output::{Output, Share, run_end};
+use crate::outputs::Outputs;
 use crate::process::{Launch, Process};
 use crate::term::{Step, Term};
 
@@ -25,19 +25,18 @@ pub struct Order<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
     pub cwd: &'a str,
+    pub merge_output: bool,
     pub deadline: Deadline,
-    pub forward_bytes: u64,
+    pub share: Share,
 }
 
 impl Job {
-    pub fn start(call: u64, order: &Order<'_>, now: Instant) -> std::io::Result<Self> {
-        let (mut stdout, stdout_fd) = Output::new(Stream::Stdout)?;
-        let (mut stderr, stderr_fd) = Output::new(Stream::Stderr)?;
-        let fds = vec![(1, stdout_fd), (2, stderr_fd)];
+    pub fn start(call: u64, order: &Order<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+        let (mut stdout, mut stderr, fds) = Output::both(order.merge_output, outputs)?;
         let process = Process::start(Launch { argv: order.argv, env: order.env, cwd: Some(order.cwd), fds })?;
         process.offer_to_oom_killer();
-        stdout.begin(call, order.forward_bytes);
-        stderr.begin(call, order.forward_bytes);
+        stdout.begin(call, order.share);
+        stderr.begin(call, order.share);
         Ok(Self { call, process, stdout, stderr, term: Term::new(now, order.deadline) })
     }
 
@@ -79,24 +78,17 @@ impl Job {
                 self.process.signal_group(Signal::CONT);
             }
             Some(Step::Kill) => self.process.kill(),
-            Some(Step::Nudge) | None => {}
+            Some(Step::Nudge | Step::Again) | None => {}
         }
     }
 
     pub fn ended(&mut self, how: Ended, host: &mut Host) {
         self.stdout.drain(host);
         self.stderr.drain(host);
-        let (stdout_bytes, stderr_bytes) = (self.stdout.finish(host), self.stderr.finish(host));
+        let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));
         let killed = how == Ended::Signaled { signal: Signal::KILL.as_raw() };
         let status = self.term.status(!killed).unwrap_or(RunStatus::Ended { how });
-        let end = RunEnd {
-            status,
-            micros: micros_since(self.term.started),
-            stdout_bytes,
-            stderr_bytes,
-            stdout_kept: None,
-            stderr_kept: None,
-        };
+        let end = run_end(status, self.term.started, stdout, stderr);
         host.send(self.call, &FromGuest::RunEnd { end });
     }
 }

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where the file operations happen; nothing outside is reached.
-    pub root: PathBuf,
+    /// Where the file operations happen; nothing outside of these two is reached.
+    pub workspace: PathBuf,
+    pub data: PathBuf,
+    /// On which file system long output is kept. Nothing in this directory gets a name.
+    pub outputs: PathBuf,
     /// How to start the transpiler. In a sandbox the guest executes itself again.
     pub transpiler: Vec<String>,
     /// How long a guest without a host waits for one.
@@ -16,7 +19,9 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            root: "/workspace".into(),
+            workspace: "/workspace".into(),
+            data: "/data".into(),
+            outputs: "/tmp".into(),
             transpiler: vec!["/proc/self/exe".into(), "transpile".into()],
             adoption_grace: Duration::from_secs(600),
         }

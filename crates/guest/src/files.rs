@@ -1,16 +1,18 @@
-//! Files of the sandbox, for the host: written, read and listed beneath one directory, never out of it.
+//! Files of the sandbox, for the host: written, read and listed beneath a few directories, never out of them.
 //!
 //! Big files move in pieces between the other work of the loop. Knows no kernels.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use jail::beneath::{self, NewFile, Root};
-use proto::{Failure, FileEntry, FileKind, FromGuest, Kind};
+use jail::beneath::{self, NewFile};
+use proto::{Failure, FileEntry, FileKind, FromGuest, Kind, Order, Root};
 
 use crate::host::{Broken, Host};
+use crate::outputs::Outputs;
 
 const CHUNK: usize = 64 << 10;
 /// Per file and turn of the loop.
@@ -19,15 +21,34 @@ const CHUNKS_PER_TURN: usize = 4;
 const MAX_LISTING: usize = 15 << 20;
 
 pub struct Files {
-    root: PathBuf,
+    workspace: PathBuf,
+    data: PathBuf,
+    outputs: Outputs,
     reading: BTreeMap<u64, Reading>,
     writing: BTreeMap<u64, Writing>,
-    /// Listings not yet begun: calls, paths, entries wanted.
-    listing: VecDeque<(u64, String, u32)>,
+    /// Not yet begun.
+    listing: VecDeque<List>,
+}
+
+/// Which part of a file is wanted, and of how large a file at most.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    pub offset: u64,
+    pub length: u64,
+    pub max_size: Option<u64>,
+}
+
+pub struct List {
+    pub call: u64,
+    pub root: Root,
+    pub path: String,
+    pub max_entries: u32,
+    pub order: Order,
 }
 
 struct Reading {
     file: File,
+    offset: u64,
     left: u64,
 }
 
@@ -46,8 +67,9 @@ struct Refused {
 type Result<T> = std::result::Result<T, Refused>;
 
 impl Files {
-    pub fn new(root: PathBuf) -> Self {
-        Self { root, reading: BTreeMap::new(), writing: BTreeMap::new(), listing: VecDeque::new() }
+    pub fn new(workspace: PathBuf, data: PathBuf, outputs: Outputs) -> Self {
+        let (reading, writing) = (BTreeMap::new(), BTreeMap::new());
+        Self { workspace, data, outputs, reading, writing, listing: VecDeque::new() }
     }
 
     /// Whether there is something to send.
@@ -64,8 +86,11 @@ impl Files {
 
     // ---- writing
 
-    pub fn write(&mut self, call: u64, path: &str, size: u64, host: &mut Host) {
-        let begun = self.resolve(path).and_then(|(root, path)| Ok(root.create_file(path)?));
+    pub fn write(&mut self, call: u64, root: Root, path: &str, size: u64, host: &mut Host) {
+        let begun = self.resolve(root, path).and_then(|place| match place {
+            Place::Beneath(root, path) => Ok(root.create_file(path)?),
+            Place::Outputs => Err(Refused::path(format!("`{path}` is kept output, which cannot be written"))),
+        });
         match begun {
             Ok(file) => {
                 self.writing.insert(call, Writing { file, size, left: size });
@@ -102,25 +127,32 @@ impl Files {
 
     // ---- reading
 
-    pub fn read(&mut self, call: u64, path: &str, max_bytes: u64, host: &mut Host) {
-        match self.begin_read(path, max_bytes) {
-            Ok(reading) => {
-                host.send(call, &FromGuest::FileStart { size: reading.left, modified_ns: 0, inode: 0 });
+    pub fn read(&mut self, call: u64, root: Root, path: &str, part: Part, host: &mut Host) {
+        match self.begin_read(root, path, part) {
+            Ok((start, reading)) => {
+                host.send(call, &start);
                 self.reading.insert(call, reading);
             }
             Err(refused) => refused.tell(call, host),
         }
     }
 
-    fn begin_read(&self, path: &str, max_bytes: u64) -> Result<Reading> {
-        let (root, relative) = self.resolve(path)?;
-        let file = root.read_file(relative)?;
-        let size = file.metadata().map_err(|error| Refused::io(format!("cannot read `{path}`: {error}")))?.len();
-        if size > max_bytes {
-            let message = format!("`{path}` has {size} bytes, the limit is {max_bytes}");
+    fn begin_read(&self, root: Root, path: &str, part: Part) -> Result<(FromGuest, Reading)> {
+        let cannot = |error: std::io::Error| Refused::io(format!("cannot read `{path}`: {error}"));
+        let file = match self.resolve(root, path)? {
+            Place::Beneath(root, path) => root.read_file(path)?,
+            Place::Outputs => self.outputs.open(path).ok_or_else(|| Refused::not_found(path))?.map_err(cannot)?,
+        };
+        let metadata = file.metadata().map_err(cannot)?;
+        let size = metadata.len();
+        if let Some(limit) = part.max_size.filter(|limit| size > *limit) {
+            let message = format!("`{path}` has {size} bytes, the limit is {limit}");
             return Err(Refused { failure: Failure::TooLarge, message });
         }
-        Ok(Reading { file, left: size })
+        let modified_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+        let start = FromGuest::FileStart { size, modified_ns, inode: metadata.ino() };
+        let left = part.length.min(size.saturating_sub(part.offset));
+        Ok((start, Reading { file, offset: part.offset, left }))
     }
 
     /// Sends on what fits.
@@ -142,21 +174,26 @@ impl Files {
             true
         });
         if !host.is_full()
-            && let Some((call, path, max_entries)) = self.listing.pop_front()
+            && let Some(list) = self.listing.pop_front()
         {
-            self.list_now(call, &path, max_entries, host);
+            self.list_now(&list, host);
         }
     }
 
     // ---- listing
 
     /// One a turn of the loop: a large tree takes a good part of a second, in which no deadline is kept.
-    pub fn list(&mut self, call: u64, path: String, max_entries: u32) {
-        self.listing.push_back((call, path, max_entries));
+    pub fn list(&mut self, list: List) {
+        self.listing.push_back(list);
     }
 
-    fn list_now(&self, call: u64, path: &str, max_entries: u32, host: &mut Host) {
-        let listed = self.resolve(path).and_then(|(root, path)| Ok(root.list(path, max_entries as usize)?));
+    fn list_now(&self, list: &List, host: &mut Host) {
+        let most = list.max_entries as usize;
+        let listed = self.resolve(list.root, &list.path).and_then(|place| match (place, list.order) {
+            (Place::Beneath(root, path), Order::Path) => Ok(root.list(path, most)?),
+            (Place::Beneath(root, path), Order::Newest) => Ok(root.list_newest(path, most)?),
+            (Place::Outputs, order) => self.list_outputs(&list.path, most, order),
+        });
         match listed {
             Ok(listing) => {
                 let mut room = MAX_LISTING;
@@ -166,37 +203,64 @@ impl Files {
                     room > 0
                 };
                 let entries = listing.entries.into_iter().map(entry).take_while(fits).collect();
-                host.send(call, &FromGuest::Files { entries, total: listing.total });
+                host.send(list.call, &FromGuest::Files { entries, total: listing.total });
             }
-            Err(refused) => refused.tell(call, host),
+            Err(refused) => refused.tell(list.call, host),
         }
     }
 
-    /// The path below the root: given so, or absolute with the root before it.
-    fn resolve<'p>(&self, path: &'p str) -> Result<(Root, &'p Path)> {
+    fn list_outputs(&self, path: &str, most: usize, order: Order) -> Result<beneath::Listing> {
+        if !matches!(path, "" | ".") {
+            return Err(Refused::not_found(path));
+        }
+        let mut entries = Vec::new();
+        self.outputs.each(|name, file| {
+            let (size, modified) = file.metadata().map_or((0, 0), |metadata| (metadata.len(), metadata.mtime()));
+            entries.push(beneath::Entry { path: name.into(), kind: beneath::Kind::File, size, modified });
+        });
+        match order {
+            Order::Path => entries.sort_by(|a, b| a.path.cmp(&b.path)),
+            Order::Newest => entries.reverse(),
+        }
+        let total = entries.len() as u64;
+        entries.truncate(most);
+        Ok(beneath::Listing { entries, total })
+    }
+
+    /// The path below its root: given so, or absolute with the root before it.
+    fn resolve<'p>(&self, root: Root, path: &'p str) -> Result<Place<'p>> {
+        let dir = match root {
+            Root::Workspace => &self.workspace,
+            Root::Data => &self.data,
+            Root::Outputs => return Ok(Place::Outputs),
+        };
         let given = Path::new(path);
         let below = if given.is_absolute() {
-            given.strip_prefix(&self.root).map_err(|_| Refused {
-                failure: Failure::InvalidPath,
-                message: format!("`{path}` is not below `{}`", self.root.display()),
-            })?
+            given.strip_prefix(dir).map_err(|_| Refused::path(format!("`{path}` is not below `{}`", dir.display())))?
         } else {
             given
         };
-        Ok((Root::open(&self.root)?, below))
+        Ok(Place::Beneath(beneath::Root::open(dir)?, below))
     }
+}
+
+/// Where a path leads.
+enum Place<'p> {
+    Beneath(beneath::Root, &'p Path),
+    /// By names that are no paths: there is no directory.
+    Outputs,
 }
 
 impl Reading {
     /// Whether there is more.
     fn send_chunk(&mut self, call: u64, host: &mut Host) -> Result<bool> {
-        let mut chunk = Vec::new();
         let wanted = self.left.min(CHUNK as u64);
-        let read = (&mut self.file).take(wanted).read_to_end(&mut chunk);
-        read.map_err(|error| Refused::io(format!("cannot read on: {error}")))?;
-        if (chunk.len() as u64) < wanted {
-            return Err(Refused::io("the file became shorter while it was read".to_owned()));
-        }
+        let mut chunk = vec![0; wanted as usize];
+        self.file.read_exact_at(&mut chunk, self.offset).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Refused::io("the file became shorter while it was read".to_owned()),
+            _ => Refused::io(format!("cannot read on: {error}")),
+        })?;
+        self.offset += wanted;
         self.left -= wanted;
         host.send_data(Kind::File, call, &chunk);
         if self.left == 0 {
@@ -209,6 +273,14 @@ impl Reading {
 impl Refused {
     fn io(message: String) -> Self {
         Self { failure: Failure::Io, message }
+    }
+
+    fn path(message: String) -> Self {
+        Self { failure: Failure::InvalidPath, message }
+    }
+
+    fn not_found(path: &str) -> Self {
+        Self { failure: Failure::NotFound, message: format!("`{path}` does not exist") }
     }
 
     fn tell(self, call: u64, host: &mut Host) {
@@ -251,8 +323,11 @@ mod tests {
         theirs.set_nonblocking(true).unwrap();
         let mut host = Host::default();
         host.connect(ours).unwrap();
-        let mut files = Files::new(env!("CARGO_MANIFEST_DIR").into());
-        (1..=3).for_each(|call| files.list(call, "kernels".into(), 10));
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let mut files = Files::new(root.clone(), root.clone(), Outputs::new(root));
+        let list =
+            |call| List { call, root: Root::Workspace, path: "kernels".into(), max_entries: 10, order: Order::Path };
+        (1..=3).for_each(|call| files.list(list(call)));
         for call in 1..=3 {
             assert!(files.is_busy());
             files.advance(&mut host);

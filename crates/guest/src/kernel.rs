@@ -3,18 +3,18 @@
 //! Nothing the code in it does can make a call end twice, never, or with the answer of another call: the guest ends each run
 //! exactly once, at the first of `done`, the end of the process, and the kill after the deadline.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use proto::{
-    Deadline, Ended, Failure, FromGuest, KernelEvent, KernelId, KernelSpec, Language, RunEnd, RunStatus, Stream,
-};
+use proto::{Deadline, Ended, Failure, FromGuest, KernelEvent, KernelId, KernelSpec, Language, RunStatus};
 use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::event::{self, Done, Line};
 use crate::host::{Host, NOBODY};
 use crate::lines::{Lines, Read, Writer};
-use crate::output::{Output, pipe_from_child, pipe_to_child};
+use crate::output::{Output, Share, pipe_from_child, pipe_to_child, run_end};
+use crate::outputs::Outputs;
 use crate::process::{Launch, Process};
 use crate::term::{Step, Term};
 
@@ -69,6 +69,14 @@ struct Run {
     term: Term,
     /// The cell is still with the transpiler.
     preparing: bool,
+    env: BTreeMap<String, String>,
+}
+
+/// What a cell comes with, besides its code.
+pub struct Terms {
+    pub env: BTreeMap<String, String>,
+    pub deadline: Deadline,
+    pub share: Share,
 }
 
 #[derive(Serialize)]
@@ -78,18 +86,19 @@ struct Request<'a> {
     code: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     map: Option<&'a str>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    env: &'a BTreeMap<String, String>,
 }
 
 impl Kernel {
-    pub fn start(id: KernelId, call: u64, spec: &KernelSpec, now: Instant) -> std::io::Result<Self> {
-        let (stdout, stdout_fd) = Output::new(Stream::Stdout)?;
-        let (stderr, stderr_fd) = Output::new(Stream::Stderr)?;
+    pub fn start(id: KernelId, call: u64, spec: &KernelSpec, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+        let (stdout, stderr, mut fds) = Output::both(spec.merge_output, outputs)?;
         let (events, events_fd) = pipe_from_child()?;
         let (requests_fd, requests) = pipe_to_child()?;
         let mut env = spec.env.clone();
         env.insert("KREQ".into(), REQUESTS.to_string());
         env.insert("KEVT".into(), EVENTS.to_string());
-        let mut fds = vec![(1, stdout_fd), (2, stderr_fd), (REQUESTS, requests_fd), (EVENTS, events_fd)];
+        fds.extend([(REQUESTS, requests_fd), (EVENTS, events_fd)]);
         let interrupts = match spec.language {
             Language::Python => None,
             Language::Javascript | Language::Typescript => {
@@ -161,25 +170,19 @@ impl Kernel {
     }
 
     /// Begins a run: from here on it has a clock and gets the output. The code follows in `submit` or `refuse`.
-    pub fn begin(
-        &mut self,
-        call: u64,
-        deadline: Deadline,
-        forward_bytes: u64,
-        now: Instant,
-        host: &mut Host,
-    ) -> Result<(), &'static str> {
+    pub fn begin(&mut self, call: u64, terms: Terms, now: Instant, host: &mut Host) -> Result<(), &'static str> {
         match self.state {
             State::Starting { .. } => return Err("the kernel is still starting"),
             State::Running(_) => return Err("the kernel is busy with another cell"),
             State::Idle => {}
         }
         self.send_late(call, host);
-        self.stdout.begin(call, forward_bytes);
-        self.stderr.begin(call, forward_bytes);
+        self.stdout.begin(call, terms.share);
+        self.stderr.begin(call, terms.share);
         self.n += 1;
         self.stopped_check = now + STOPPED_CHECK;
-        self.state = State::Running(Run { call, term: Term::new(now, deadline), preparing: true });
+        self.state =
+            State::Running(Run { call, term: Term::new(now, terms.deadline), preparing: true, env: terms.env });
         Ok(())
     }
 
@@ -191,7 +194,7 @@ impl Kernel {
     pub fn submit(&mut self, code: &str, map: Option<&str>) {
         let State::Running(run) = &mut self.state else { return };
         run.preparing = false;
-        let request = Request { t: "run", n: self.n, code, map };
+        let request = Request { t: "run", n: self.n, code, map, env: &run.env };
         // A string in a struct always serialises.
         let Ok(mut line) = serde_json::to_vec(&request) else { return };
         line.push(b'\n');
@@ -278,6 +281,7 @@ impl Kernel {
                 None if run.term.stopped_soon() => self.process.signal(Signal::INT),
                 None => {}
             },
+            Step::Again => self.process.signal(Signal::INT),
             Step::Kill => self.process.kill(),
         }
     }
@@ -374,9 +378,8 @@ impl Kernel {
     fn end_run(&mut self, status: RunStatus, host: &mut Host) {
         self.drain(host);
         let State::Running(run) = std::mem::replace(&mut self.state, State::Idle) else { return };
-        let (stdout_bytes, stderr_bytes) = (self.stdout.finish(host), self.stderr.finish(host));
-        let micros = micros_since(run.term.started);
-        let end = RunEnd { status, micros, stdout_bytes, stderr_bytes, stdout_kept: None, stderr_kept: None };
+        let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));
+        let end = run_end(status, run.term.started, stdout, stderr);
         host.send(run.call, &FromGuest::RunEnd { end });
     }
 
@@ -445,8 +448,4 @@ fn told(how: Ended) -> String {
 fn shortened(mut text: String, most: usize) -> String {
     text.truncate(text.floor_char_boundary(most));
     text
-}
-
-pub fn micros_since(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
 }

@@ -12,6 +12,7 @@ mod kernel;
 pub mod kernels;
 mod lines;
 mod output;
+mod outputs;
 mod process;
 mod server;
 mod term;

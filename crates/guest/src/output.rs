@@ -3,15 +3,16 @@
 //! A stream belongs to a call while one runs; between calls it fills a small tail that the next call gets as late output.
 //! Knows no kernels and never waits: memory is bounded by what is declared here, however much is written.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use proto::{FromGuest, Kind, Stream};
+use proto::{FromGuest, KeptOutput, Kind, RunEnd, RunStatus, Stream};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 
 use crate::host::{Host, NOBODY};
+use crate::outputs::{Draft, Outputs};
 
 /// A chunk leaves when this much is together,
 const CHUNK: usize = 32 << 10;
@@ -53,6 +54,15 @@ impl Tail {
     }
 }
 
+/// What becomes of a call's output.
+#[derive(Debug, Clone, Copy)]
+pub struct Share {
+    /// So much is sent on,
+    pub forward_bytes: u64,
+    /// and a stream of more than this is kept.
+    pub keep_over: Option<u64>,
+}
+
 /// The call a stream belongs to at the moment.
 #[derive(Debug, Clone, Copy)]
 struct Owner {
@@ -60,9 +70,18 @@ struct Owner {
     forward_bytes: u64,
 }
 
+/// A stream of a call that is over.
+#[derive(Debug)]
+pub struct Finished {
+    bytes: u64,
+    kept: Option<KeptOutput>,
+}
+
 #[derive(Debug)]
 pub struct Output {
     fd: Option<OwnedFd>,
+    outputs: Outputs,
+    draft: Option<Draft>,
     stream: Stream,
     owner: Option<Owner>,
     held: Vec<u8>,
@@ -73,11 +92,24 @@ pub struct Output {
 }
 
 impl Output {
-    /// The stream and the end that the child writes to.
-    pub fn new(stream: Stream) -> std::io::Result<(Self, OwnedFd)> {
-        let (reader, writer) = pipe_from_child()?;
-        let output = Self {
-            fd: Some(reader),
+    /// Both streams of a child, and its descriptors 1 and 2. Merged they are one pipe, and nothing comes by the second stream.
+    pub fn both(merge: bool, outputs: &Outputs) -> std::io::Result<(Self, Self, Vec<(RawFd, OwnedFd)>)> {
+        let (stdout, one) = pipe_from_child()?;
+        let (stderr, two) = if merge {
+            (None, one.try_clone()?)
+        } else {
+            let (reader, writer) = pipe_from_child()?;
+            (Some(reader), writer)
+        };
+        let fds = vec![(1, one), (2, two)];
+        Ok((Self::new(Stream::Stdout, Some(stdout), outputs), Self::new(Stream::Stderr, stderr, outputs), fds))
+    }
+
+    fn new(stream: Stream, fd: Option<OwnedFd>, outputs: &Outputs) -> Self {
+        Self {
+            fd,
+            outputs: outputs.clone(),
+            draft: None,
             stream,
             owner: None,
             held: Vec::new(),
@@ -85,13 +117,13 @@ impl Output {
             quiet_until: None,
             total: 0,
             tail: Tail::default(),
-        };
-        Ok((output, writer))
+        }
     }
 
     /// From now on what is read belongs to `call`.
-    pub fn begin(&mut self, call: u64, forward_bytes: u64) {
-        self.owner = Some(Owner { call, forward_bytes });
+    pub fn begin(&mut self, call: u64, share: Share) {
+        self.owner = Some(Owner { call, forward_bytes: share.forward_bytes });
+        self.draft = share.keep_over.map(|over| self.outputs.draft(over));
         self.total = 0;
         self.quiet_until = None;
     }
@@ -101,10 +133,11 @@ impl Output {
         if let Some(owner) = &mut self.owner {
             owner.call = NOBODY;
         }
+        self.draft = None;
     }
 
-    /// Sends all that is left for the call; gives the count of all its bytes.
-    pub fn finish(&mut self, host: &mut Host) -> u64 {
+    /// Sends all that is left for the call.
+    pub fn finish(&mut self, host: &mut Host) -> Finished {
         self.flush(host);
         if let Some(owner) = self.owner.take() {
             let (bytes, dropped) = self.tail.take();
@@ -114,7 +147,8 @@ impl Output {
             host.send_data(self.kind(), owner.call, &bytes);
         }
         self.held = Vec::new();
-        self.total
+        let kept = self.draft.take().and_then(|draft| draft.finish(self.stream, self.total));
+        Finished { bytes: self.total, kept }
     }
 
     /// What was written while no call ran, and how many bytes of it are lost.
@@ -196,6 +230,9 @@ impl Output {
         let before = self.total;
         self.total += bytes.len() as u64;
         let Some(owner) = self.owner else { return self.tail.push(bytes) };
+        if let Some(draft) = &mut self.draft {
+            draft.push(bytes);
+        }
         let room = usize::try_from(owner.forward_bytes.saturating_sub(before)).unwrap_or(usize::MAX);
         let (send, keep) = bytes.split_at(room.min(bytes.len()));
         self.tail.push(keep);
@@ -214,6 +251,18 @@ impl Output {
             Stream::Stdout => Kind::Stdout,
             Stream::Stderr => Kind::Stderr,
         }
+    }
+}
+
+/// The end of a call that began at `started`.
+pub fn run_end(status: RunStatus, started: Instant, stdout: Finished, stderr: Finished) -> RunEnd {
+    RunEnd {
+        status,
+        micros: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+        stdout_bytes: stdout.bytes,
+        stderr_bytes: stderr.bytes,
+        stdout_kept: stdout.kept,
+        stderr_kept: stderr.kept,
     }
 }
 

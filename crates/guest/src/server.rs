@@ -9,15 +9,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
-use proto::{Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Language, Stream, ToGuest};
+use proto::{Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Language, MAX_COMMANDS, Stream, ToGuest};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, WaitStatus};
 
 use crate::command::{Job, Order};
 use crate::config::Config;
-use crate::files::Files;
+use crate::files::{Files, List, Part};
 use crate::host::{Broken, Host, NOBODY};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Terms};
+use crate::output::Share;
+use crate::outputs::Outputs;
 use crate::process::{Process, reap_any};
 use crate::transpile::{Answer, Cell};
 use crate::transpiler::{Client, Transpiler};
@@ -57,6 +59,7 @@ pub struct Server {
     kernels: BTreeMap<KernelId, Kernel>,
     jobs: BTreeMap<JobId, Job>,
     next_job: JobId,
+    outputs: Outputs,
     files: Files,
     transpiler: Transpiler,
     alone_since: Option<Instant>,
@@ -84,8 +87,10 @@ impl Server {
     }
 
     fn new(config: Config) -> Self {
+        let outputs = Outputs::new(config.outputs.clone());
         Self {
-            files: Files::new(config.root.clone()),
+            files: Files::new(config.workspace.clone(), config.data.clone(), outputs.clone()),
+            outputs,
             transpiler: Transpiler::new(config.transpiler.clone()),
             config,
             host: Host::default(),
@@ -175,7 +180,8 @@ impl Server {
         let kernels = self.kernels.values().filter_map(Kernel::wake_at);
         let jobs = self.jobs.values().filter_map(Job::wake_at);
         let alone = self.alone_since.map(|since| since + self.config.adoption_grace);
-        kernels.chain(jobs).chain(alone).chain(self.transpiler.wake_at()).min()
+        let others = [alone, self.transpiler.wake_at(), self.outputs.wake_at()];
+        kernels.chain(jobs).chain(others.into_iter().flatten()).min()
     }
 
     fn serve(&mut self, ready: &[Source]) -> Flow {
@@ -231,6 +237,7 @@ impl Server {
         for job in self.jobs.values_mut() {
             job.tick(now, &mut self.host);
         }
+        self.outputs.tick(now);
         let abandoned = self.alone_since.is_some_and(|since| now >= since + self.config.adoption_grace);
         if abandoned { Flow::End } else { Flow::On }
     }
@@ -380,19 +387,24 @@ impl Server {
                 Some(kernel) => kernel.stop(call),
                 None => self.host.send(call, &FromGuest::Done),
             },
-            ToGuest::Run { kernel, code, deadline, forward_bytes, .. } => {
-                self.run_cell(call, kernel, &code, deadline, forward_bytes);
+            ToGuest::Run { kernel, code, env, deadline, forward_bytes, keep_over } => {
+                let share = Share { forward_bytes, keep_over };
+                self.run_cell(call, kernel, &code, Terms { env, deadline, share });
             }
-            ToGuest::Exec { argv, env, cwd, deadline, forward_bytes, .. } => {
-                let order = Order { argv: &argv, env: &env, cwd: &cwd, deadline, forward_bytes };
+            ToGuest::Exec { argv, env, cwd, merge_output, deadline, forward_bytes, keep_over } => {
+                let share = Share { forward_bytes, keep_over };
+                let order = Order { argv: &argv, env: &env, cwd: &cwd, merge_output, deadline, share };
                 self.start_job(call, &order)?;
             }
             ToGuest::Interrupt => self.interrupt(call),
-            ToGuest::WriteFile { path, size, .. } => self.files.write(call, &path, size, &mut self.host),
-            ToGuest::ReadFile { path, max_size, .. } => {
-                self.files.read(call, &path, max_size.unwrap_or(u64::MAX), &mut self.host);
+            ToGuest::WriteFile { root, path, size } => self.files.write(call, root, &path, size, &mut self.host),
+            ToGuest::ReadFile { root, path, offset, length, max_size } => {
+                let part = Part { offset, length, max_size };
+                self.files.read(call, root, &path, part, &mut self.host);
             }
-            ToGuest::ListFiles { path, max_entries, .. } => self.files.list(call, path, max_entries),
+            ToGuest::ListFiles { root, path, max_entries, order } => {
+                self.files.list(List { call, root, path, max_entries, order });
+            }
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
         Ok(())
@@ -425,7 +437,7 @@ impl Server {
         if self.kernels.contains_key(&id) {
             return self.fail(call, Failure::Kernel, format!("kernel `{id}` exists already"));
         }
-        match Kernel::start(id, call, spec, Instant::now()) {
+        match Kernel::start(id, call, spec, &self.outputs, Instant::now()) {
             Ok(kernel) => {
                 if kernel.language != Language::Python {
                     self.transpiler.warm_up();
@@ -439,11 +451,14 @@ impl Server {
         }
     }
 
-    fn run_cell(&mut self, call: u64, id: KernelId, code: &str, deadline: proto::Deadline, forward_bytes: u64) {
+    fn run_cell(&mut self, call: u64, id: KernelId, code: &str, terms: Terms) {
+        if let Err(error) = proto::check_environment(&terms.env) {
+            return self.fail(call, Failure::Environment, error.to_string());
+        }
         let Some(kernel) = self.kernels.get_mut(&id) else {
             return self.fail(call, Failure::Kernel, format!("there is no kernel `{id}`"));
         };
-        if let Err(why) = kernel.begin(call, deadline, forward_bytes, Instant::now(), &mut self.host) {
+        if let Err(why) = kernel.begin(call, terms, Instant::now(), &mut self.host) {
             return self.fail(call, Failure::Kernel, why.into());
         }
         match kernel.language {
@@ -474,7 +489,11 @@ impl Server {
         if self.jobs.values().any(|job| job.call() == call) {
             return Err(Broken);
         }
-        match Job::start(call, order, Instant::now()) {
+        if self.jobs.len() >= MAX_COMMANDS {
+            self.fail(call, Failure::Busy, format!("`{MAX_COMMANDS}` commands run already"));
+            return Ok(());
+        }
+        match Job::start(call, order, &self.outputs, Instant::now()) {
             Ok(job) => {
                 self.next_job += 1;
                 self.jobs.insert(self.next_job, job);

@@ -1,4 +1,4 @@
-//! The time of one call, and the ladder down when it is over: interrupt, nudge, kill.
+//! The time of one call, and the ladder down when it is over: interrupt, nudge, interrupt again, kill.
 //!
 //! Pure: knows no processes and reads no clock.
 
@@ -8,6 +8,9 @@ use proto::{Deadline, RunStatus};
 
 /// Between the interrupt and its second rung, for interpreters that have one.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
+/// In the second half of the grace time the interrupt comes again, each time after this part of the whole. The first may have
+/// been swallowed (Python drops it in a `__del__`); code that is still cleaning up has had half of the time for it.
+const AGAIN_PARTS: u32 = 8;
 /// An interrupt that comes this soon may have found the interpreter still reading the cell, where it ignores interrupts.
 const SOON: Duration = Duration::from_secs(1);
 /// A deadline beyond any sense must not overflow the clock.
@@ -19,11 +22,12 @@ pub enum Why {
     Cancelled,
 }
 
-/// What has to be done now. Each comes once, in this order.
+/// What has to be done now. Each comes once, in this order; only `Again` comes several times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Interrupt,
     Nudge,
+    Again,
     Kill,
 }
 
@@ -40,6 +44,8 @@ struct Stop {
     why: Why,
     at: Instant,
     next: Option<Step>,
+    /// How often the interrupt came again.
+    again: u32,
 }
 
 impl Term {
@@ -50,7 +56,7 @@ impl Term {
 
     /// The host wants the call to end. The first reason stays.
     pub fn cancel(&mut self, now: Instant) {
-        self.stop.get_or_insert(Stop { why: Why::Cancelled, at: now, next: Some(Step::Interrupt) });
+        self.stop.get_or_insert(Stop::new(Why::Cancelled, now));
     }
 
     pub fn is_over(&self, now: Instant) -> bool {
@@ -77,36 +83,44 @@ impl Term {
     pub fn wake_at(&self) -> Option<Instant> {
         match &self.stop {
             None => Some(self.ends),
-            Some(stop) => stop.next.map(|step| self.time_of(stop, step)),
+            Some(stop) => stop.next.map(|step| stop.time_of(step, self.grace)),
         }
     }
 
     /// The next step, if its time has come.
     pub fn due(&mut self, now: Instant) -> Option<Step> {
         if self.stop.is_none() && self.is_over(now) {
-            self.stop = Some(Stop { why: Why::TimedOut, at: now, next: Some(Step::Interrupt) });
+            self.stop = Some(Stop::new(Why::TimedOut, now));
         }
-        let stop = self.stop.as_ref()?;
+        let grace = self.grace;
+        let stop = self.stop.as_mut()?;
         let step = stop.next?;
-        if now < self.time_of(stop, step) {
+        if now < stop.time_of(step, grace) {
             return None;
         }
-        let next = match step {
-            Step::Interrupt if NUDGE_AFTER < self.grace => Some(Step::Nudge),
-            Step::Interrupt | Step::Nudge => Some(Step::Kill),
+        stop.again += u32::from(step == Step::Again);
+        stop.next = match step {
+            Step::Interrupt if NUDGE_AFTER < grace => Some(Step::Nudge),
+            Step::Interrupt | Step::Nudge => Some(Step::Again),
+            Step::Again if stop.again < AGAIN_PARTS / 2 => Some(Step::Again),
+            Step::Again => Some(Step::Kill),
             Step::Kill => None,
         };
-        if let Some(stop) = &mut self.stop {
-            stop.next = next;
-        }
         Some(step)
     }
+}
 
-    fn time_of(&self, stop: &Stop, step: Step) -> Instant {
+impl Stop {
+    fn new(why: Why, at: Instant) -> Self {
+        Self { why, at, next: Some(Step::Interrupt), again: 0 }
+    }
+
+    fn time_of(&self, step: Step, grace: Duration) -> Instant {
         match step {
-            Step::Interrupt => stop.at,
-            Step::Nudge => stop.at + NUDGE_AFTER,
-            Step::Kill => stop.at + self.grace,
+            Step::Interrupt => self.at,
+            Step::Nudge => self.at + NUDGE_AFTER,
+            Step::Again => self.at + grace * (AGAIN_PARTS / 2 + self.again) / AGAIN_PARTS,
+            Step::Kill => self.at + grace,
         }
     }
 }
@@ -126,9 +140,11 @@ mod tests {
     #[test]
     fn a_deadline_goes_down_the_ladder_once() {
         let start = Instant::now();
-        let mut term = Term::new(start, Deadline { after_ms: 1000, grace_ms: 500 });
+        let mut term = Term::new(start, Deadline { after_ms: 1000, grace_ms: 800 });
         assert_eq!(term.due(start), None);
-        assert_eq!(steps(&mut term, start), [(1000, Step::Interrupt), (1100, Step::Nudge), (1500, Step::Kill)]);
+        let again = [1400, 1500, 1600, 1700].map(|at| (at, Step::Again));
+        let expected = [&[(1000, Step::Interrupt), (1100, Step::Nudge)], &again[..], &[(1800, Step::Kill)]].concat();
+        assert_eq!(steps(&mut term, start), expected);
         assert_eq!(term.status(true), Some(RunStatus::TimedOut { state_kept: true }));
     }
 
@@ -137,7 +153,9 @@ mod tests {
         let start = Instant::now();
         let mut term = Term::new(start, Deadline { after_ms: 10, grace_ms: 50 });
         term.cancel(start);
-        assert_eq!(steps(&mut term, start), [(0, Step::Interrupt), (50, Step::Kill)]);
+        let steps = steps(&mut term, start);
+        assert_eq!((steps.first(), steps.last()), (Some(&(0, Step::Interrupt)), Some(&(50, Step::Kill))));
+        assert!(!steps.iter().any(|(_, step)| *step == Step::Nudge), "{steps:?}");
         assert_eq!(term.status(false), Some(RunStatus::Cancelled { state_kept: false }));
     }
 

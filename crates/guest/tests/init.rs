@@ -18,8 +18,18 @@ struct Init {
 }
 
 impl Init {
-    #[allow(clippy::disallowed_methods, reason = "stands for the launcher")]
     fn start(arguments: &[&str]) -> Option<Self> {
+        Self::start_as(&[&[env!("CARGO_BIN_EXE_sandpool-guest")], arguments].concat())
+    }
+
+    /// With a `/tmp` of one MiB.
+    fn start_on_small_tmp() -> Option<Self> {
+        let script = "mount -t tmpfs -o size=1m none /tmp && exec \"$0\"";
+        Self::start_as(&["/bin/sh", "-c", script, env!("CARGO_BIN_EXE_sandpool-guest")])
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "stands for the launcher")]
+    fn start_as(guest: &[&str]) -> Option<Self> {
         let allowed = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).output();
         if !allowed.is_ok_and(|output| output.status.success()) {
             assert!(std::env::var_os("CI").is_none(), "pid namespaces are needed in CI");
@@ -29,8 +39,8 @@ impl Init {
         let scratch = Scratch::new();
         let listener = UnixListener::bind(scratch.path().join("s")).unwrap();
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", env!("CARGO_BIN_EXE_sandpool-guest")]);
-        command.args(arguments).env_clear();
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command.args(guest).env_clear();
         command.fd_mappings(vec![FdMapping { parent_fd: listener.into(), child_fd: 3 }]).unwrap();
         Some(Self { unshare: command.spawn().unwrap(), scratch })
     }
@@ -159,6 +169,24 @@ fn its_descriptors_and_signal_mask_are_not_its_childrens() {
         "grep SigBlk /proc/self/status; ls -l /proc/self/fd | grep -cE 'socket|anon_inode'; wc -c </proc/1/environ";
     let call = client.exec(probe, LONG, 1000);
     assert_eq!(client.finish(call).out(), "SigBlk:\t0000000000000000\n0\n0\n");
+}
+
+#[test]
+fn on_a_full_volume_nothing_is_kept_and_the_run_goes_on() {
+    let Some(init) = Init::start_on_small_tmp() else { return };
+    let mut client = init.connect();
+    let mut run = |script: &str| {
+        let call = client.exec_with(script, LONG, 1000, Some(10), false);
+        let end = client.finish(call).end.unwrap();
+        assert_eq!(end.status, RunStatus::Ended { how: Ended::Exited { code: 0 } });
+        (end.stdout_bytes, end.stdout_kept.map(|kept| kept.bytes))
+    };
+    assert_eq!(run("seq 10000"), (48_894, Some(48_894)));
+    // A quarter of the volume, not more.
+    assert_eq!(run("head -c 1000000 /dev/zero").1.map(|bytes| bytes <= 256 << 10 && bytes > 128 << 10), Some(true));
+    assert_eq!(run("dd if=/dev/zero of=/tmp/fill bs=4096 2>/dev/null; seq 20000"), (108_894, None));
+    assert_eq!(run("rm /tmp/fill; seq 20000"), (108_894, Some(108_894)));
+    client.nothing_left();
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The guest over a socket, with kernels that are small programs: honest ones, broken ones and hostile ones.
 
 mod harness;
+mod outputs;
 
 use harness::*;
 use proto::{
@@ -114,7 +115,7 @@ fn a_flood_is_cut_counted_and_its_tail_kept() {
 #[test]
 fn files_are_written_read_and_listed_beneath_the_root() {
     let root = Scratch::new();
-    let mut client = Client::raw(guest::Config { root: root.path().to_owned(), ..config() });
+    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
     client.hello();
     let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7) as u8).collect();
     let call =
@@ -138,13 +139,7 @@ fn files_are_written_read_and_listed_beneath_the_root() {
     assert_eq!(client.read_file("out", 10_000).unwrap_err().0, Failure::InvalidPath);
 
     let listed = |client: &mut Client, path: &str, max_entries| {
-        let answer = client.call(&ToGuest::ListFiles {
-            root: Root::Workspace,
-            path: path.into(),
-            max_entries,
-            order: Order::Path,
-        });
-        let FromGuest::Files { entries, total } = answer else { panic!("{answer:?}") };
+        let (entries, total) = client.list(Root::Workspace, path, max_entries, Order::Path);
         (entries.into_iter().map(|e| (e.path, e.kind)).collect::<Vec<_>>(), total)
     };
     let all = [
@@ -165,7 +160,7 @@ fn files_are_written_read_and_listed_beneath_the_root() {
 #[test]
 fn bytes_for_a_refused_file_come_to_nothing() {
     let root = Scratch::new();
-    let mut client = Client::raw(guest::Config { root: root.path().to_owned(), ..config() });
+    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
     client.hello();
     let call = client.send(&ToGuest::WriteFile { root: Root::Workspace, path: "../x".into(), size: 300_000 });
     client.send_file(call, &[0; 300_000]);
@@ -177,6 +172,161 @@ fn bytes_for_a_refused_file_come_to_nothing() {
     client.call(&ToGuest::Ping);
     client.bye();
     assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn each_root_is_its_own() {
+    let (root, data) = (Scratch::new(), Scratch::new());
+    let (workspace, data_dir) = (root.path().to_owned(), data.path().to_owned());
+    let mut client = Client::raw(guest::Config { workspace: workspace.clone(), data: data_dir.clone(), ..config() });
+    client.hello();
+    let write = |client: &mut Client, root, path: &str| {
+        let call = client.send(&ToGuest::WriteFile { root, path: path.into(), size: 3 });
+        client.send_file(call, b"abc");
+        client.answer(call)
+    };
+    let inside = |dir: &std::path::Path, path: &str| dir.join(path).to_str().unwrap().to_owned();
+    assert_eq!(write(&mut client, Root::Data, "d/x"), FromGuest::Written { size: 3 });
+    assert_eq!(write(&mut client, Root::Data, &inside(&data_dir, "y")), FromGuest::Written { size: 3 });
+    assert_eq!(std::fs::read(data_dir.join("d/x")).unwrap(), b"abc");
+    assert_eq!(std::fs::read_dir(&workspace).unwrap().count(), 0);
+    std::os::unix::fs::symlink(&workspace, data_dir.join("out")).unwrap();
+    std::fs::write(workspace.join("secret"), "s").unwrap();
+    for path in ["out/secret", "../x", "d/../../x", "\0", &inside(&workspace, "secret"), "/etc/passwd"] {
+        let read = client.read_part(Root::Data, path, 0, 9, None);
+        assert_eq!(read.unwrap_err().0, Failure::InvalidPath, "{path}");
+        let written = write(&mut client, Root::Data, path);
+        assert!(matches!(written, FromGuest::Failed { failure: Failure::InvalidPath, .. }), "{path}: {written:?}");
+    }
+    assert_eq!(client.read_part(Root::Workspace, "d/x", 0, 9, None).unwrap_err().0, Failure::NotFound);
+    assert_eq!(client.list(Root::Data, "", 9, Order::Newest).1, 2);
+    client.nothing_left();
+}
+
+#[test]
+fn a_file_is_read_in_ranges_and_known_again() {
+    let root = Scratch::new();
+    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    client.hello();
+    let bytes: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
+    std::fs::write(root.path().join("f"), &bytes).unwrap();
+    let mut read = |offset, length| client.read_part(Root::Workspace, "f", offset, length, None).unwrap();
+    let (start, all) = read(0, u64::MAX);
+    assert_eq!((start.0, &all), (200_000, &bytes));
+    for (offset, length) in [(0, 0), (0, 1), (65_535, 70_000), (199_999, 5), (200_000, 5), (u64::MAX, u64::MAX)] {
+        let from = bytes.len().min(usize::try_from(offset).unwrap());
+        let to = bytes.len().min(from.saturating_add(usize::try_from(length).unwrap()));
+        assert_eq!(read(offset, length), (start, bytes[from..to].to_vec()), "{offset} {length}");
+    }
+    // Another file of the same name and size, then the same one changed.
+    let other = root.path().join("other");
+    std::fs::write(&other, &bytes).unwrap();
+    std::fs::rename(&other, root.path().join("f")).unwrap();
+    let (replaced, _) = read(0, 1);
+    assert!(replaced.0 == start.0 && replaced.2 != start.2, "{start:?} {replaced:?}");
+    let file = std::fs::OpenOptions::new().write(true).open(root.path().join("f")).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::new(1, 5)).unwrap();
+    assert_eq!(read(0, 1).0, (200_000, 1_000_000_005, replaced.2));
+    assert_eq!(client.read_part(Root::Workspace, "f", 0, 1, Some(199_999)).unwrap_err().0, Failure::TooLarge);
+    client.nothing_left();
+}
+
+#[test]
+fn a_large_file_costs_no_memory() {
+    let root = Scratch::new();
+    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    client.hello();
+    std::fs::File::create(root.path().join("f")).unwrap().set_len(2 << 30).unwrap();
+    let resident_kb = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim_end_matches("kB").trim().parse::<u64>().unwrap()
+    };
+    let (before, mut most) = (resident_kb(), 0);
+    for at in (0..2048u64).step_by(8) {
+        let (start, bytes) = client.read_part(Root::Workspace, "f", at << 20, 1 << 20, None).unwrap();
+        assert_eq!((start.0, bytes.len()), (2 << 30, 1 << 20));
+        most = most.max(resident_kb());
+    }
+    assert!(most < before + (24 << 10), "{before} kB, then {most} kB");
+}
+
+#[test]
+fn the_newest_files_come_first() {
+    let root = Scratch::new();
+    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    client.hello();
+    std::fs::create_dir_all(root.path().join("d/e")).unwrap();
+    for (path, nanos) in [("old", 1), ("d/e/new", 9), ("d/mid", 5), ("twin", 5), ("z", 2)] {
+        let file = std::fs::File::create(root.path().join(path)).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::new(1000, nanos)).unwrap();
+    }
+    std::os::unix::fs::symlink("old", root.path().join("link")).unwrap();
+    let mut newest = |path, most| {
+        let (entries, total) = client.list(Root::Workspace, path, most, Order::Newest);
+        (entries.into_iter().map(|e| e.path).collect::<Vec<_>>(), total)
+    };
+    assert_eq!(newest("", 100), (["d/e/new", "d/mid", "twin", "z", "old"].map(String::from).to_vec(), 5));
+    assert_eq!(newest("", 2), (["d/e/new", "d/mid"].map(String::from).to_vec(), 5));
+    assert_eq!(newest("d", 9), (["e/new", "mid"].map(String::from).to_vec(), 2));
+}
+
+// ---- both streams, several commands, one cell's environment
+
+#[test]
+fn merged_streams_come_in_the_order_written() {
+    let mut client = Client::new();
+    let script = "for i in 0 1 2 3 4 5 6 7 8 9; do echo o$i; echo e$i >&2; done";
+    let call = client.exec_with(script, LONG, 1000, Some(10), true);
+    let ran = client.finish(call);
+    let expected: String = (0..10).map(|i| format!("o{i}\ne{i}\n")).collect();
+    assert_eq!((ran.out(), ran.err()), (expected.clone(), String::new()));
+    let end = ran.end.unwrap();
+    assert_eq!((end.stdout_bytes, end.stderr_bytes, end.stderr_kept), (60, 0, None));
+    assert_eq!(end.stdout_kept.unwrap().bytes, 60);
+    client.started(1, &KernelSpec { merge_output: true, ..exec_fake() });
+    let ran = client.run("for i in range(10): out(f'o{i}\\n'); os.write(2, f'e{i}\\n'.encode())");
+    assert_eq!((ran.out(), ran.err(), ran.status()), (expected, String::new(), &RunStatus::Ok));
+    client.nothing_left();
+}
+
+#[test]
+fn commands_run_beside_a_cell_and_each_other_but_not_without_end() {
+    let mut client = Client::new();
+    client.started(1, &exec_fake());
+    let cell = client.begin("time.sleep(30)", Deadline { after_ms: 30_000, grace_ms: 50 }, 0);
+    let sleeping: Vec<u64> = (0..proto::MAX_COMMANDS).map(|_| client.exec("echo on; sleep 30", LONG, 9)).collect();
+    let refused = client.exec("echo no", LONG, 9);
+    let FromGuest::Failed { failure: Failure::Busy, message } = client.answer(refused) else { panic!() };
+    assert_eq!(message, "`16` commands run already");
+    client.interrupt(sleeping[3]);
+    let ran = client.finish(sleeping[3]);
+    assert_eq!((ran.out().as_str(), ran.status()), ("on\n", &RunStatus::Cancelled { state_kept: true }));
+    let call = client.exec("echo yes", LONG, 9);
+    assert_eq!(client.finish(call).out(), "yes\n");
+    sleeping.iter().for_each(|&call| client.interrupt(call));
+    for (i, call) in sleeping.into_iter().enumerate().filter(|(i, _)| *i != 3) {
+        assert_eq!(client.finish(call).status(), &RunStatus::Cancelled { state_kept: true }, "{i}");
+    }
+    client.interrupt(cell);
+    assert_eq!(client.finish(cell).status(), &RunStatus::Cancelled { state_kept: false });
+    client.nothing_left();
+}
+
+#[test]
+fn a_cells_environment_is_checked_and_handed_on() {
+    let mut client = Client::new();
+    client.started(1, &fake("out(json.dumps(r.get('env')))\nev(t='done',n=n,status='ok')"));
+    assert_eq!(client.run("").out(), "null");
+    assert_eq!(client.run_with("", &[("B", "2"), ("_a1", "x\ny")]).out(), r#"{"B": "2", "_a1": "x\ny"}"#);
+    let huge = "secret".repeat(20_000);
+    for (name, value) in [("", "secret"), ("1", "secret"), ("A=secret", ""), ("A", "secret\0"), ("A", &huge)] {
+        let refused = client.run_with("", &[(name, value)]).failed.unwrap();
+        assert!(refused.contains("environment variable") && !refused.contains("secret"), "{refused}");
+    }
+    assert_eq!(client.run("").status(), &RunStatus::Ok);
+    client.started(2, &fake_in(Language::Typescript, "out(json.dumps(r.get('env')))\nev(t='done',n=n,status='ok')"));
+    client.nothing_left();
 }
 
 // ---- hostile and broken kernels
@@ -493,7 +643,7 @@ fn a_host_of_another_version_is_told_and_left() {
     let mut client = Client::raw(config());
     let call = client.send(&ToGuest::Hello { version: 99 });
     let FromGuest::Failed { message, .. } = client.answer(call) else { panic!() };
-    assert_eq!(message, "the guest speaks version `1`, not `99`");
+    assert_eq!(message, "the guest speaks version `2`, not `99`");
     assert_eq!(client.frame(), None);
 }
 

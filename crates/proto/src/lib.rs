@@ -3,9 +3,11 @@
 //! Linked into the server and into PID 1 of each sandbox. No I/O, no clock, no allocation driven by a length the other side
 //! merely claims: a payload's buffer grows only as its bytes arrive.
 
+mod environment;
 pub mod frame;
 pub mod message;
 
+pub use environment::{EnvironmentError, MAX_ENVIRONMENT, MAX_VARIABLES, check_environment};
 pub use frame::{Decoder, Frame, FrameError, Kind, encode, encode_message};
 pub use message::*;
 
@@ -24,3 +26,6 @@ pub const MAX_CHUNK: usize = 256 << 10;
 
 /// Of one stream of one call, at most this much is kept as a file of [`Root::Outputs`].
 pub const MAX_KEPT: u64 = 64 << 20;
+
+/// Commands that run in one sandbox at the same time.
+pub const MAX_COMMANDS: usize = 16;

@@ -49,7 +49,7 @@ pub enum Root {
     Workspace,
     /// `/data`.
     Data,
-    /// Long output that was kept whole; its names are in `KeptOutput`.
+    /// Long output that was kept whole: files by their names in `KeptOutput`, which cannot be written. They go after a while.
     Outputs,
 }
 
@@ -86,13 +86,14 @@ pub enum ToGuest {
     Run {
         kernel: KernelId,
         code: String,
-        /// Environment variables for this one cell, besides those of the kernel.
+        /// Environment variables for this one cell, besides those of the kernel; see `check_environment`.
         env: BTreeMap<String, String>,
         deadline: Deadline,
         forward_bytes: u64,
         keep_over: Option<u64>,
     },
-    /// Runs a command. Answers: output frames, `Gap`s, then exactly one `RunEnd` (or `Failed`).
+    /// Runs a command, beside the cells and at most `MAX_COMMANDS` others. Answers: output frames, `Gap`s, then exactly one
+    /// `RunEnd` (or `Failed`).
     Exec {
         argv: Vec<String>,
         /// The whole environment; nothing is inherited.

@@ -14,6 +14,7 @@ use sandbox::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbo
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const WORKSPACE: &str = "/workspace";
+const DATA: &str = "/data";
 
 /// Made below `base`, which the caller owns.
 pub struct InProcess {
@@ -72,6 +73,7 @@ fn isolation() -> Isolation {
 
 fn write_root(root: &Path, spec: &SandboxSpec) -> std::io::Result<()> {
     std::fs::create_dir_all(inside(root, WORKSPACE))?;
+    std::fs::create_dir_all(inside(root, DATA))?;
     for (path, content) in &spec.files {
         let path = inside(root, &path.to_string_lossy());
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
@@ -108,7 +110,9 @@ impl Sandbox for Place {
         let (host, guest) = UnixStream::pair().map_err(io)?;
         *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = Some(host.try_clone().map_err(io)?);
         let config = guest::Config {
-            root: inside(&self.root, WORKSPACE),
+            workspace: inside(&self.root, WORKSPACE),
+            data: inside(&self.root, DATA),
+            outputs: self.root.clone(),
             transpiler: self.transpiler.clone(),
             ..guest::Config::default()
         };

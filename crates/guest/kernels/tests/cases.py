@@ -32,6 +32,7 @@ class Cell:
     interrupt: float | None = None
     within: float = 20.0  # seconds; after the interrupt, when there is one
     map: str | None = None
+    env: dict[str, str] | None = None  # for this cell
     stale: bool = False  # an interrupt of the cell before arrives in this one
     check: Callable[[Outcome], Any] | None = None
 
@@ -70,6 +71,7 @@ class Case:
     fresh: bool = False  # needs a kernel of its own
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # in the kernel's working directory, before it starts
+    merged: bool = False  # standard output and error are one pipe; needs a kernel of its own
     zygote: bool = False  # the kernel is a fork of a warm process; Python only
     needs: str | None = None  # a module without which the case is skipped
 

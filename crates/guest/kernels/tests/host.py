@@ -43,12 +43,14 @@ class Outcome:
 
 class Kernel:
     def __init__(self, argv: list[str], env: dict[str, str] | None = None, cwd: str | None = None,
-                 interrupt_pipe: bool = False) -> None:
+                 interrupt_pipe: bool = False, merged: bool = False) -> None:
         req_r, self.req = os.pipe()
         self.evt, evt_w = os.pipe()
         int_r, self.int = os.pipe()
         self.out, out_w = os.pipe()
         self.err, err_w = os.pipe()
+        if merged:
+            os.dup2(out_w, err_w)
         self.interrupt_pipe = interrupt_pipe
         wanted = {3: req_r, 4: evt_w, 5: int_r}
         high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD, 200) for number, fd in wanted.items()}
@@ -73,12 +75,14 @@ class Kernel:
         return self.wait("ready", timeout)
 
     def run(self, code: str, timeout: float = 20, interrupt: float | None = None, grace: float = 4,
-            map: str | None = None, stale: bool = False) -> Outcome:
+            map: str | None = None, stale: bool = False, env: dict[str, str] | None = None) -> Outcome:
         """`stale`: the interrupt of the cell before comes only now."""
         self.n += 1
         request = {"t": "run", "n": self.n, "code": code}
         if map is not None:
             request["map"] = map
+        if env is not None:
+            request["env"] = env
         data = json.dumps(request).encode() + b"\n"
         try:
             while data:

@@ -53,6 +53,21 @@ VALUES = [
         Cell("for await (const x of __holdEach(new Set([7]))) seen = x; seen", result="7"), Cell("for await (const x of __holdEach(5)) ;", status="error", error=has("not async iterable")),
         Cell("await __hold({ calls: 0, then(r) { r(++this.calls) } })", result="1"), Cell("await __hold(7)", result="7"),
         Cell("await __hold(Promise.reject(new RangeError('no')))", status="error", error=has("RangeError: no\n    at cell-"))]),
+    Case("variables of one cell", [
+        Cell("process.env.OLD = 'o'; 0", result="0"),
+        Cell("[process.env.NEW, process.env.OLD, process.env['toString'], Object.hasOwn(process.env, '__proto__')]", env={"NEW": "n=\u00e9", "OLD": "x", "toString": "t", "__proto__": "p"}, result="[ 'n=\u00e9', 'x', 't', true ]"),
+        Cell("[process.env.NEW, process.env.OLD, typeof process.env.toString, Object.hasOwn(process.env, '__proto__')]", result="[ undefined, 'o', 'function', false ]"),
+        Cell("require('child_process').execSync('echo $NEW $OLD') + ''", env={"NEW": "child"}, result="'child o\\n'"),
+        Cell("process.env.NEW = 'mine'; delete process.env.OLD; process.env.BESIDE = 'b'; 0", env={"NEW": "n", "OLD": "x"}, result="0"),
+        Cell("[process.env.NEW, process.env.OLD, process.env.BESIDE]", result="[ 'mine', undefined, 'b' ]"), Cell("delete process.env.NEW", result="true"),
+        Cell("null.x", env={"NEW": "n"}, status="error", error=ANY), Cell("process.exit(3)", env={"NEW": "n"}, status="exit", exit_code=3), Cell("let let", env={"NEW": "n"}, status="error", error=ANY),
+        Cell("for (;;);", env={"NEW": "n"}, status="interrupted", error=STOPPED, interrupt=0.2, within=1), Cell("await __hold(new Promise(() => {}))", env={"NEW": "n"}, status="interrupted", error=STOPPED, interrupt=0.2, within=1),
+        Cell("'NEW' in process.env", result="false"),
+        Cell("await __hold(new Promise((r) => setTimeout(r, 20))); process.env.NEW", env={"NEW": "awaited"}, result="'awaited'"), Cell("process.env.NEW"),
+        Cell("globalThis.real = process.env; process.env = {}; Object.prototype.env = { BAD: 1 }; 0", result="0"), Cell("real.NEW", env={"NEW": "n"}, result="'n'"), Cell("[real.NEW, real.BAD]", result="[ undefined, undefined ]")], fresh=True),
+    Case("both streams in one pipe keep their order", [
+        Cell("for (let i = 0; i < 3; i++) { process.stdout.write('o' + i + ' '); process.stderr.write('e' + i + ' ') }", out="o0 e0 o1 e1 o2 e2 ", result=ANY),
+        Cell("console.log('a'); console.error('b'); console.log('c')", out="a\nb\nc\n")], fresh=True, merged=True),
     Case("an interrupt that comes late stops no other cell", [
         Cell("let kept = 1"), Cell(TURN * 10 + "kept", result="1", stale=True),
         Cell("{ const end = Date.now() + 400; while (Date.now() < end); } kept", result="1", stale=True), stopped("for (;;);"), Cell("kept", result="1")]),

@@ -66,6 +66,26 @@ VALUES = [
         Cell("for i in range(3):\n    print('a', i, end='')\n    display(i)\nimport os; _ = os.write(1, b'end')",
              out="a 0a 1a 2end", displays=ANY,
              check=output_precedes_displays)]),
+    Case("variables of one cell", [
+        Cell("import os; os.environ['OLD'] = 'o'"),
+        Cell("os.environ['NEW'], os.environ['OLD'], os.environ['__proto__']", env={"NEW": "n=\u00e9\n", "OLD": "x", "__proto__": ""}, result="('n=\u00e9\\n', 'x', '')"),
+        Cell("os.environ.get('NEW'), os.environ['OLD'], '__proto__' in os.environ", result="(None, 'o', False)"),
+        Cell("!echo $NEW $OLD", env={"NEW": "child"}, out="child o\n"), Cell("!echo [$NEW]", out="[]\n"),
+        Cell("os.environ['NEW'] = 'mine'; del os.environ['OLD']; os.environ['BESIDE'] = 'b'", env={"NEW": "n", "OLD": "x"}),
+        Cell("os.environ.pop('NEW'), os.environ.get('OLD'), os.environ.pop('BESIDE')", result="('mine', None, 'b')"),
+        Cell("1 / 0", env={"NEW": "n"}, status="error", error=ANY), Cell("exit(3)", env={"NEW": "n"}, status="exit", exit_code=3), Cell("x = = 1", env={"NEW": "n"}, status="error", error=ANY),
+        Cell("while True: pass", env={"NEW": "n"}, status="interrupted", error=INTERRUPTED, interrupt=0.2, within=1), Cell("'NEW' in os.environ", result="False"),
+        Cell("T = type(os.environ); get = T.__getitem__\ndef once(*_):\n    T.__getitem__ = get\n    raise TimeoutError\nT.__getitem__ = once", env={"NEW": "n"}),
+        Cell("[k for k in os.environ if k.startswith('NEW')]", result="[]")], fresh=True),
+    Case("an environment that was replaced", [
+        Cell("import os; real = os.environ; os.environ = {}"), Cell("!echo $NEW", env={"NEW": "n"}, out="\n"), Cell("real.get('NEW')", env={"NEW": "n"}, result="'n'"),
+        Cell("del type(real).__delitem__", env={"NEW": "n"}), Cell("1", result="1")], fresh=True),
+    Case("both streams in one pipe keep their order", [
+        Cell("import sys\nfor i in range(3):\n    print('o', i, end=' '); sys.stderr.write(f'e {i} '); sys.stdout.write('. ')", out="o 0 e 0 . o 1 e 1 . o 2 e 2 . "),
+        Cell("print('a', end=''); print('b', file=sys.stderr, end=''); print('c', end='')", out="abc"),
+        Cell("print('a', end='')\n!echo b; echo c >&2\nprint('d')\nimport warnings; warnings.warn('w')", out=lambda o: o.startswith("ab\nc\nd\n<stdin>") and "UserWarning: w" in o),
+        Cell("sys.stderr.writelines(['x', 'y']); sys.stdout.close(); sys.stderr.write('z')", out=has("xyz"), result=ANY), Cell("print('again')", out="again\n"),
+        Cell("sys.stderr.close()", out=ANY), Cell("print('o', end=''); print('e', file=sys.stderr, end='')", out="oe")], fresh=True, merged=True),
     Case("what C wrote is flushed", [Cell("import ctypes; ctypes.CDLL(None).printf(b'from C\\n');", out="from C\n")]),
 ]
 

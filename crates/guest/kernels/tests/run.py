@@ -41,7 +41,8 @@ class Suite:
             path.write_text(text)
         home = tempfile.mkdtemp(dir=directory, prefix="home")
         argv = [*self.argv[:-1], str(KERNELS / "tests/zygote.py"), self.argv[-1]] if case.zygote else self.argv
-        kernel = Kernel(argv, {"HOME": home, "MPLCONFIGDIR": tempfile.gettempdir(), **case.env}, directory, self.interrupt_pipe)
+        kernel = Kernel(argv, {"HOME": home, "MPLCONFIGDIR": tempfile.gettempdir(), **case.env}, directory,
+                        self.interrupt_pipe, case.merged)
         ready = kernel.ready()
         assert ready.status == "ready", f"{self.name} did not start: {ready.status} {ready.stderr}"
         return kernel
@@ -76,7 +77,7 @@ class Suite:
         kernel = self.kernel_for(case)
         found: list[str] = []
         for cell in case.cells:
-            outcome = kernel.run(cell.code, interrupt=cell.interrupt, map=cell.map, stale=cell.stale)
+            outcome = kernel.run(cell.code, interrupt=cell.interrupt, map=cell.map, stale=cell.stale, env=cell.env)
             numbers = {event["n"] for event in outcome.events}
             wrong = cell.failures(outcome)
             if numbers - {kernel.n}:

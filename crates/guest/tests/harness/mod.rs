@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use proto::{
-    Deadline, Decoder, Failure, Frame, FromGuest, KernelEvent, KernelSpec, Kind, Language, Root, RunEnd, RunStatus,
-    Stream, ToGuest,
+    Deadline, Decoder, Failure, FileEntry, Frame, FromGuest, KernelEvent, KernelSpec, Kind, Language, Order, Root,
+    RunEnd, RunStatus, Stream, ToGuest,
 };
 
 /// Longer than anything may take on a loaded machine.
@@ -174,27 +174,32 @@ impl Client {
     }
 
     pub fn begin(&mut self, code: &str, deadline: Deadline, forward_bytes: u64) -> u64 {
-        self.send(&ToGuest::Run {
-            kernel: 1,
-            code: code.into(),
-            env: BTreeMap::new(),
-            deadline,
-            forward_bytes,
-            keep_over: None,
-        })
+        let (kernel, code, env) = (1, code.into(), BTreeMap::new());
+        self.send(&ToGuest::Run { kernel, code, env, deadline, forward_bytes, keep_over: None })
+    }
+
+    pub fn run_with(&mut self, code: &str, env: &[(&str, &str)]) -> Ran {
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let (kernel, code, forward_bytes) = (1, code.into(), 1 << 20);
+        let call = self.send(&ToGuest::Run { kernel, code, env, deadline: LONG, forward_bytes, keep_over: None });
+        self.finish(call)
     }
 
     pub fn exec(&mut self, script: &str, deadline: Deadline, forward_bytes: u64) -> u64 {
+        self.exec_with(script, deadline, forward_bytes, None, false)
+    }
+
+    pub fn exec_with(
+        &mut self,
+        script: &str,
+        deadline: Deadline,
+        forward_bytes: u64,
+        keep_over: Option<u64>,
+        merge_output: bool,
+    ) -> u64 {
         let argv = ["/bin/sh", "-c", script].map(String::from).to_vec();
-        self.send(&ToGuest::Exec {
-            argv,
-            env: env(),
-            cwd: "/".into(),
-            merge_output: false,
-            deadline,
-            forward_bytes,
-            keep_over: None,
-        })
+        let (env, cwd) = (env(), "/".into());
+        self.send(&ToGuest::Exec { argv, env, cwd, merge_output, deadline, forward_bytes, keep_over })
     }
 
     /// Collects a run up to its one end.
@@ -237,26 +242,39 @@ impl Client {
     }
 
     pub fn read_file(&mut self, path: &str, max_bytes: u64) -> Result<Vec<u8>, (Failure, String)> {
-        let call = self.send(&ToGuest::ReadFile {
-            root: Root::Workspace,
-            path: path.into(),
-            offset: 0,
-            length: u64::MAX,
-            max_size: Some(max_bytes),
-        });
-        let mut bytes = Vec::new();
+        self.read_part(Root::Workspace, path, 0, u64::MAX, Some(max_bytes)).map(|(_, bytes)| bytes)
+    }
+
+    /// What `FileStart` said, and the bytes.
+    pub fn read_part(
+        &mut self,
+        root: Root,
+        path: &str,
+        offset: u64,
+        length: u64,
+        max_size: Option<u64>,
+    ) -> Result<((u64, i64, u64), Vec<u8>), (Failure, String)> {
+        let call = self.send(&ToGuest::ReadFile { root, path: path.into(), offset, length, max_size });
+        let (mut start, mut bytes) = (None, Vec::new());
         loop {
             let frame = self.frame_of(call);
             match frame.kind {
                 Kind::File => bytes.extend(frame.payload),
                 Kind::Stdout | Kind::Stderr => panic!("output in a file"),
                 Kind::Message => match frame.message().unwrap() {
-                    FromGuest::FileStart { .. } => {}
-                    FromGuest::Done => return Ok(bytes),
+                    FromGuest::FileStart { size, modified_ns, inode } => start = Some((size, modified_ns, inode)),
+                    FromGuest::Done => return Ok((start.expect("a start"), bytes)),
                     FromGuest::Failed { failure, message } => return Err((failure, message)),
                     other => panic!("unexpected {other:?}"),
                 },
             }
+        }
+    }
+
+    pub fn list(&mut self, root: Root, path: &str, max_entries: u32, order: Order) -> (Vec<FileEntry>, u64) {
+        match self.call(&ToGuest::ListFiles { root, path: path.into(), max_entries, order }) {
+            FromGuest::Files { entries, total } => (entries, total),
+            other => panic!("{other:?}"),
         }
     }
 
