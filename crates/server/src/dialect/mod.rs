@@ -34,6 +34,8 @@ pub struct Dialect {
     pub prose_zh: &'static str,
     /// Refused arguments, in the dialect's own form.
     pub refuse: fn(&Scene<'_>, &ArgError) -> Reply,
+    /// The tool that asks after a background run. Where there is one, long runs can become tasks of clients that know these.
+    pub background: Option<&'static ToolRow>,
 }
 
 /// One tool of a dialect.
@@ -173,11 +175,12 @@ impl std::str::FromStr for Lang {
 }
 
 /// What a call gives back: blocks for those who read, an object for those who compute, both with the same facts.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     pub blocks: Vec<Block>,
-    /// Fits the tool's output schema unless it is an error.
     pub structured: Value,
+    /// `structured` fits the tool's output schema. What does not is not sent: some clients check it even in an error.
+    pub fits: bool,
     pub is_error: bool,
     /// Members of the result beside `content`, where a document has some.
     pub extra: Map<String, Value>,
@@ -205,10 +208,16 @@ impl Answer {
     pub fn json<T: Serialize>(object: &T) -> Self {
         let text = serde_json::to_string_pretty(object).expect("answers are plain data");
         let structured = serde_json::to_value(object).expect("answers are plain data");
-        Self { blocks: vec![Block::Text(text)], structured, is_error: false, extra: Map::new() }
+        Self { blocks: vec![Block::Text(text)], structured, fits: true, ..Self::default() }
     }
 
+    /// An error whose object is of another shape than a success.
     pub fn failed(self) -> Self {
+        Self { is_error: true, fits: false, ..self }
+    }
+
+    /// An error whose object says so itself, in the shape of a success.
+    pub fn unsuccessful(self) -> Self {
         Self { is_error: true, ..self }
     }
 }

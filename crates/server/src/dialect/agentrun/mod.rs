@@ -36,6 +36,7 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
         prose_en: include_str!("prose.en.md"),
         prose_zh: include_str!("prose.zh.md"),
         refuse: render::refusal,
+        background: None,
     }
 }
 
