@@ -6,5 +6,6 @@ pub mod cli;
 pub mod config;
 pub mod dialect;
 pub mod logging;
+pub mod files;
 pub mod mcp;
 pub mod runtimes;

@@ -2,8 +2,8 @@
 
 /// Types of what people make in sandboxes.
 const KNOWN: &[(&str, &str)] = &[
-    ("csv", "text/csv"),
     ("css", "text/css"),
+    ("csv", "text/csv"),
     ("docx", "application/vnd.openxmlformats-officedocument.wordprocessingml.document"),
     ("gif", "image/gif"),
     ("gz", "application/gzip"),

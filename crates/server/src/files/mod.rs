@@ -1,0 +1,269 @@
+//! Files by their links, over HTTP: `GET` and `HEAD` of `/files/<key>/<path>`, in pieces, with ranges and conditions.
+//!
+//! The key is the permission, so no token is asked for, and whatever is wrong with an address gets the same answer as a file that
+//! does not exist. Everything here comes out of a sandbox: a browser may keep it, never show it as a page of this server.
+//! Knows no engine, only a [`Store`].
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::routing::any;
+use engine::EngineError;
+use futures_util::stream::{Stream, try_unfold};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Method, Response, StatusCode};
+
+use crate::dialect::links::{Address, Signed, Signer};
+use crate::dialect::mime;
+
+mod conditions;
+mod disposition;
+mod limit;
+
+use conditions::{Decision, Version};
+pub use limit::Limits;
+use limit::{Permit, Permits};
+
+/// What is read at a time, and all that a download holds in memory.
+const PIECE: u64 = 256 * 1024;
+
+/// Where files come from.
+pub trait Store: Send + Sync + 'static {
+    type File: StoredFile;
+
+    fn open(&self, key: &str, path: &str) -> impl Future<Output = Result<Self::File, EngineError>> + Send;
+}
+
+/// A file that was found. It fails as soon as it is not the same any more.
+pub trait StoredFile: Send + Sync + 'static {
+    fn stat(&self) -> Stat;
+
+    /// Exactly this much of it, at most 1 MiB.
+    fn read(&self, offset: u64, length: u32) -> impl Future<Output = Result<Vec<u8>, EngineError>> + Send;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    pub size: u64,
+    /// Since 1970; code in a sandbox can set it to anything.
+    pub modified_ns: i64,
+    pub inode: u64,
+}
+
+#[derive(Clone)]
+pub struct Settings {
+    /// Only links that it signed are served.
+    pub signer: Option<Signer>,
+    pub limits: Limits,
+    /// Is told the bytes of each piece that goes out.
+    pub sent: Arc<dyn Fn(u64) + Send + Sync>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { signer: None, limits: Limits::default(), sent: Arc::new(|_| ()) }
+    }
+}
+
+/// To be merged into another router, not nested: addresses are read from the path as it was sent.
+pub fn router<S: Store>(store: S, settings: Settings) -> Router {
+    let files = Arc::new(Files::new(store, settings));
+    let answer = any(move |request: http::Request<Body>| {
+        let files = files.clone();
+        async move { files.answer(&request.into_parts().0).await }
+    });
+    Router::new().route("/files", answer.clone()).route("/files/", answer.clone()).route("/files/{*rest}", answer)
+}
+
+/// What answers the requests.
+pub struct Files<S> {
+    store: S,
+    settings: Settings,
+    permits: Permits,
+}
+
+impl<S: Store> Files<S> {
+    pub fn new(store: S, settings: Settings) -> Self {
+        Self { store, permits: Permits::new(settings.limits), settings }
+    }
+
+    pub async fn answer(&self, request: &Parts) -> Response<Body> {
+        self.found(request).await.unwrap_or_else(Refusal::response)
+    }
+
+    async fn found(&self, request: &Parts) -> Result<Response<Body>, Refusal> {
+        if !matches!(request.method, Method::GET | Method::HEAD) {
+            return Err(Refusal::Method);
+        }
+        let now = SystemTime::now();
+        let address = Address::parse(request.uri.path()).ok_or(Refusal::NotFound)?;
+        self.check_signature(&address, request.uri.query().unwrap_or_default(), now)?;
+        let permit = self.permits.take(&address.key).ok_or(Refusal::Busy)?;
+        let file = self.store.open(&address.key, &address.path).await?;
+        let stat = file.stat();
+        let version = Version::of(&stat, now);
+        let range = match conditions::decide(&request.method, &request.headers, &version, stat.size, now) {
+            Decision::Failed => return Err(Refusal::Changed),
+            Decision::Unsatisfiable => return Err(Refusal::Range { size: stat.size }),
+            Decision::NotModified => {
+                return Ok(response(StatusCode::NOT_MODIFIED, version.headers(), Body::empty()));
+            }
+            Decision::Whole => None,
+            Decision::Part(range) => Some(range),
+        };
+        let mut headers = version.headers();
+        describe(&mut headers, &address.path);
+        let (status, bytes) = match range {
+            None => (StatusCode::OK, 0..stat.size),
+            Some(range) => {
+                let text = format!("bytes {}-{}/{}", range.start, range.end - 1, stat.size);
+                headers.insert(header::CONTENT_RANGE, plain(text));
+                (StatusCode::PARTIAL_CONTENT, range)
+            }
+        };
+        headers.insert(header::CONTENT_LENGTH, (bytes.end - bytes.start).into());
+        let body = if request.method == Method::HEAD {
+            Body::empty()
+        } else {
+            let sent = self.settings.sent.clone();
+            Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, sent, _permit: permit }))
+        };
+        Ok(response(status, headers, body))
+    }
+
+    fn check_signature(&self, address: &Address, query: &str, now: SystemTime) -> Result<(), Refusal> {
+        let Some(signer) = &self.settings.signer else { return Ok(()) };
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        match signer.check(address, query, now) {
+            Signed::Valid => Ok(()),
+            Signed::Expired => Err(Refusal::Expired),
+            Signed::Wrong => Err(Refusal::NotFound),
+        }
+    }
+}
+
+struct Download<F> {
+    file: F,
+    at: u64,
+    end: u64,
+    sent: Arc<dyn Fn(u64) + Send + Sync>,
+    _permit: Permit,
+}
+
+/// The length was promised in the header. A piece that fails or comes short therefore ends the connection: a body that is too
+/// short is seen as such, and two versions of a file are never mixed.
+fn pieces<F: StoredFile>(download: Download<F>) -> impl Stream<Item = Result<Bytes, Broken>> + Send + 'static {
+    try_unfold(download, |mut download| async move {
+        let length = (download.end - download.at).min(PIECE);
+        if length == 0 {
+            return Ok(None);
+        }
+        let piece = download.file.read(download.at, length as u32).await.map_err(|error| Broken(error.to_string()))?;
+        if piece.len() as u64 != length {
+            return Err(Broken(format!("{} bytes instead of {length}", piece.len())));
+        }
+        download.at += length;
+        (download.sent)(length);
+        Ok(Some((Bytes::from(piece), download)))
+    })
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("a download was broken off: {0}")]
+struct Broken(String);
+
+/// What the file is and how it may be used.
+fn describe(headers: &mut HeaderMap, path: &str) {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let mime = mime::of(name);
+    let charset = if mime.starts_with("text/") { "; charset=utf-8" } else { "" };
+    headers.insert(header::CONTENT_TYPE, plain(format!("{mime}{charset}")));
+    headers.insert(header::CONTENT_DISPOSITION, plain(disposition::attachment(name)));
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+}
+
+/// For text that is plain by the way it was made.
+fn plain(text: String) -> HeaderValue {
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// Stand in every answer. Pictures may be shown on other sites: there is no cookie whose use they could betray.
+const SAFE: [(HeaderName, &str); 4] = [
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "cross-origin"),
+    (header::REFERRER_POLICY, "no-referrer"),
+];
+
+fn response(status: StatusCode, headers: HeaderMap, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    for (name, value) in SAFE {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Why there is no file in the answer.
+#[derive(Debug)]
+enum Refusal {
+    Method,
+    NotFound,
+    /// The link was good once; who has it may know.
+    Expired,
+    /// If-Match or If-Unmodified-Since does not hold.
+    Changed,
+    Range {
+        size: u64,
+    },
+    Busy,
+    Failed,
+}
+
+impl From<EngineError> for Refusal {
+    fn from(error: EngineError) -> Self {
+        use EngineError as E;
+        match error {
+            E::ContextNotFound(_) | E::FileNotFound(_) | E::InvalidPath { .. } => Self::NotFound,
+            E::Busy(_) | E::QueueFull(_) | E::InUse(_) | E::OverLimit { .. } => Self::Busy,
+            E::NotReady(_) | E::Cancelled | E::ShuttingDown => Self::Busy,
+            other => {
+                tracing::warn!(error = %other, "a file could not be opened");
+                Self::Failed
+            }
+        }
+    }
+}
+
+impl Refusal {
+    fn response(self) -> Response<Body> {
+        let (status, text) = match self {
+            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "files can be read, and nothing else\n"),
+            Self::NotFound => (StatusCode::NOT_FOUND, "no such file\n"),
+            Self::Expired => (StatusCode::FORBIDDEN, "this link has expired; ask for a new one\n"),
+            Self::Changed => (StatusCode::PRECONDITION_FAILED, "the file is not the one that was asked for\n"),
+            Self::Range { .. } => (StatusCode::RANGE_NOT_SATISFIABLE, "the file has no such range\n"),
+            Self::Busy => (StatusCode::SERVICE_UNAVAILABLE, "too many downloads; try again\n"),
+            Self::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "the file could not be read\n"),
+        };
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        headers.insert(header::CONTENT_LENGTH, text.len().into());
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        match self {
+            Self::Method => drop(headers.insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"))),
+            Self::Range { size } => drop(headers.insert(header::CONTENT_RANGE, plain(format!("bytes */{size}")))),
+            Self::Busy => drop(headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))),
+            _ => (),
+        }
+        response(status, headers, Body::from(text))
+    }
+}
+
+#[cfg(test)]
+mod tests;
