@@ -3,7 +3,6 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use engine::op::{Ended, MimeBundle, Ran, RunOutcome};
-use serde_json::Value;
 
 use super::files::decode;
 use super::{TEXT_BUDGET, add_lines, seconds};
@@ -26,17 +25,28 @@ pub(in crate::dialect) fn succeeded(end: &RunOutcome) -> bool {
 
 /// What was printed, then what was displayed as text, then the last value as the REPL prints it.
 pub(in crate::dialect) fn stdout(ran: &Ran) -> String {
-    let mut shown = String::new();
-    for bundle in ran.displays.iter().filter(|bundle| picture(bundle).is_none()).chain(&ran.value) {
-        if let Some(text) = bundle.get("text/plain").or_else(|| bundle.values().next()).and_then(Value::as_str) {
-            add_lines(&mut shown, text);
-        }
+    let mut shown = text_displays(&ran.displays);
+    if let Some(value) = ran.value.as_ref().and_then(text_of) {
+        add_lines(&mut shown, value);
     }
     let mut out = ran.stdout.text.clone();
     if !shown.is_empty() {
         add_lines(&mut out, &clipped(&shown, TEXT_BUDGET));
     }
     out
+}
+
+/// Displays that are no pictures, as text on lines of their own.
+pub(in crate::dialect) fn text_displays(displays: &[MimeBundle]) -> String {
+    let mut shown = String::new();
+    for text in displays.iter().filter(|bundle| picture(bundle).is_none()).filter_map(text_of) {
+        add_lines(&mut shown, text);
+    }
+    shown
+}
+
+fn text_of(bundle: &MimeBundle) -> Option<&str> {
+    bundle.get("text/plain").or_else(|| bundle.values().next())?.as_str()
 }
 
 /// What was lost before, what went to stderr, then the traceback.
@@ -145,7 +155,7 @@ pub(in crate::dialect) fn exit_code(end: &RunOutcome) -> i32 {
     }
 }
 
-fn signal_name(signal: i32) -> &'static str {
+pub(in crate::dialect) fn signal_name(signal: i32) -> &'static str {
     match signal {
         4 => " (SIGILL)",
         6 => " (SIGABRT)",
