@@ -3,7 +3,7 @@
 //! A stream belongs to a call while one runs; between calls it fills a small tail that the next call gets as late output.
 //! Knows no kernels and never waits: memory is bounded by what is declared here, however much is written.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use proto::{FromGuest, KeptOutput, Kind, RunEnd, RunStatus, Stream};
@@ -13,6 +13,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::host::{Host, NOBODY};
 use crate::outputs::{Draft, Outputs};
+use crate::process::ChildFds;
 
 /// A chunk leaves when this much is together,
 const CHUNK: usize = 32 << 10;
@@ -93,7 +94,7 @@ pub struct Output {
 
 impl Output {
     /// Both streams of a child, and its descriptors 1 and 2. Merged they are one pipe, and nothing comes by the second stream.
-    pub fn both(merge: bool, outputs: &Outputs) -> std::io::Result<(Self, Self, Vec<(RawFd, OwnedFd)>)> {
+    pub fn both(merge: bool, outputs: &Outputs) -> std::io::Result<(Self, Self, ChildFds)> {
         let (stdout, one) = pipe_from_child()?;
         let (stderr, two) = if merge {
             (None, one.try_clone()?)

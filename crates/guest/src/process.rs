@@ -18,9 +18,12 @@ pub struct Launch<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
     pub cwd: Option<&'a str>,
-    /// Descriptors of the child by number; 0 is `/dev/null` unless given.
-    pub fds: Vec<(RawFd, OwnedFd)>,
+    /// 0 is `/dev/null` unless given.
+    pub fds: ChildFds,
 }
+
+/// Descriptors of a child by number.
+pub type ChildFds = Vec<(RawFd, OwnedFd)>;
 
 /// A child process, the leader of its own group.
 #[derive(Debug)]

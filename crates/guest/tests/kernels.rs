@@ -51,6 +51,64 @@ fn python_is_interrupted_or_killed() {
 }
 
 #[test]
+fn an_interrupt_that_a_destructor_swallows_comes_again() {
+    let Some(mut client) = started(python()) else { return };
+    let code = "kept = 1\nimport time\nclass D:\n    def __del__(self): time.sleep(0.4)\n\
+                for _ in range(6): D()\nwhile True: pass";
+    let call = client.begin(code, Deadline { after_ms: 300, grace_ms: 6000 }, 10_000);
+    let ran = client.finish(call);
+    assert_eq!(ran.status(), &RunStatus::TimedOut { state_kept: true });
+    assert!(ran.err().contains("KeyboardInterrupt"), "the first was swallowed: {}", ran.err());
+    assert_eq!(client.run("kept").result(), Some("1"));
+    client.nothing_left();
+}
+
+#[test]
+fn python_has_a_cells_environment_in_that_cell_only() {
+    let Some(mut client) = started(python()) else { return };
+    client.run("import os; os.environ['OLD'] = 'o'");
+    let look = "os.environ.get('NEW'), os.environ['OLD']";
+    assert_eq!(client.run_with(look, &[("NEW", "n"), ("OLD", "x")]).result(), Some("('n', 'x')"));
+    assert_eq!(client.run(look).result(), Some("(None, 'o')"));
+    client.nothing_left();
+}
+
+#[test]
+fn javascript_and_typescript_have_a_cells_environment_in_that_cell_only() {
+    for language in [Language::Javascript, Language::Typescript] {
+        let Some(mut client) = started(node(language)) else { return };
+        client.run("process.env.OLD = 'o'");
+        let look = "await new Promise(r => setTimeout(r, 5)); [process.env.NEW, process.env.OLD]";
+        assert_eq!(client.run_with(look, &[("NEW", "n"), ("OLD", "x")]).result(), Some("[ 'n', 'x' ]"));
+        assert_eq!(client.run(look).result(), Some("[ undefined, 'o' ]"));
+        client.nothing_left();
+    }
+}
+
+#[test]
+fn merged_output_of_a_cell_is_in_order() {
+    let cells = [
+        (
+            python(),
+            "import sys, subprocess\nfor i in range(3): print('o', end=''); print('e', end='', file=sys.stderr)\n\
+                    subprocess.run('printf O; printf E >&2', shell=True)\nprint('.')",
+        ),
+        (
+            node(Language::Javascript),
+            "for (let i = 0; i < 3; i++) { process.stdout.write('o'); process.stderr.write('e') }\n\
+                    require('child_process').execSync('printf O; printf E >&2', { stdio: 'inherit' }); console.log('.')",
+        ),
+    ];
+    for (spec, code) in cells {
+        let Some(spec) = spec else { continue };
+        let mut client = started(Some(KernelSpec { merge_output: true, ..spec })).unwrap();
+        let ran = client.run(code);
+        assert_eq!((ran.out().as_str(), ran.err().as_str()), ("oeoeoeOE.\n", ""), "{:?}", ran.error());
+        client.nothing_left();
+    }
+}
+
+#[test]
 fn python_cancelled_at_random_points_is_clean_in_the_next_cell() {
     // G29
     let Some(mut client) = started(python()) else { return };

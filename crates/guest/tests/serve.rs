@@ -325,7 +325,11 @@ fn a_cells_environment_is_checked_and_handed_on() {
         assert!(refused.contains("environment variable") && !refused.contains("secret"), "{refused}");
     }
     assert_eq!(client.run("").status(), &RunStatus::Ok);
-    client.started(2, &fake_in(Language::Typescript, "out(json.dumps(r.get('env')))\nev(t='done',n=n,status='ok')"));
+    client.nothing_left();
+    // It waits for the transpiler with the cell.
+    let mut client = Client::new();
+    client.started(1, &fake_in(Language::Typescript, "out(json.dumps(r.get('env')))\nev(t='done',n=n,status='ok')"));
+    assert_eq!(client.run_with("1", &[("A", "b")]).out(), r#"{"A": "b"}"#);
     client.nothing_left();
 }
 

@@ -73,6 +73,9 @@ pub fn config() -> guest::Config {
     guest::Config { transpiler, ..guest::Config::default() }
 }
 
+/// Size, time and inode of a file that was read.
+pub type Start = (u64, i64, u64);
+
 impl Client {
     pub fn raw(config: guest::Config) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -253,7 +256,7 @@ impl Client {
         offset: u64,
         length: u64,
         max_size: Option<u64>,
-    ) -> Result<((u64, i64, u64), Vec<u8>), (Failure, String)> {
+    ) -> Result<(Start, Vec<u8>), (Failure, String)> {
         let call = self.send(&ToGuest::ReadFile { root, path: path.into(), offset, length, max_size });
         let (mut start, mut bytes) = (None, Vec::new());
         loop {
