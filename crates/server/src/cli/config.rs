@@ -21,17 +21,19 @@ pub fn main(args: Args, context: &Context) -> Done {
     if args.environment {
         output::line(environment::page().trim_end());
     } else if args.json {
-        let entry = |value: &Option<toml::Value>, origin: String| serde_json::json!({"value": value, "origin": origin});
         let all: serde_json::Map<_, _> = effective
             .iter()
-            .map(|(setting, given)| (setting.key.into(), entry(&given.value, given.origin.to_string())))
+            .map(|(setting, given)| {
+                let value = given.shown(setting);
+                (setting.key.into(), serde_json::json!({"value": value, "origin": given.origin.to_string()}))
+            })
             .collect();
         output::line(&serde_json::to_string_pretty(&all)?);
     } else {
         let rows: Vec<Vec<String>> = effective
             .iter()
             .map(|(setting, given)| {
-                let value = given.value.as_ref().map_or("(unset)".into(), toml::Value::to_string);
+                let value = given.shown(setting).map_or("(unset)".into(), |value| value.to_string());
                 vec![setting.key.into(), format!("= {value}"), format!("# {}", given.origin)]
             })
             .collect();

@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::config::settings::SETTINGS;
+use crate::config::settings::{Kind, SETTINGS};
 
 /// The settings given as flags: key and text.
 #[derive(Debug, Default)]
@@ -12,11 +12,19 @@ pub struct Flags {
 
 impl Args for Flags {
     fn augment_args(mut command: Command) -> Command {
-        for setting in SETTINGS {
+        for setting in SETTINGS.iter() {
             let Some((name, value)) = setting.flag else { continue };
-            let env = setting.env.map(|env| format!(" [env: {env}]")).unwrap_or_default();
-            let arg = Arg::new(setting.key).long(name).value_name(value).help(format!("{}{env}", setting.help));
-            command = command.arg(arg.action(ArgAction::Set).global(true).help_heading("Settings"));
+            let env = setting.env.first().map(|env| format!(" [env: {env}]")).unwrap_or_default();
+            let mut arg =
+                Arg::new(setting.key).long(name).help(format!("{}{env}", setting.help)).action(ArgAction::Set);
+            arg = match setting.kind {
+                // `--cors` alone means yes.
+                Kind::Switch => {
+                    arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
+                }
+                _ => arg.value_name(value),
+            };
+            command = command.arg(arg.global(true).help_heading("Settings"));
         }
         command
     }

@@ -28,12 +28,12 @@ pub fn main(_: Args, context: Context) -> Done {
 async fn serve(context: Context, native: Native) -> Done {
     let signals = Signals::listen()?;
     let config = &context.config;
-    let limits = &config.agentrun.limits;
+    let limits = &config.dialects.agentrun;
     let engine = Engine::new(wiring::engine_config(config), native.start().await?);
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let options = StdioOptions { grace: limits.shutdown_grace };
     let dialect: &'static Dialect =
-        if config.agentrun.default_context { &agentrun::WITH_DEFAULT_CONTEXT } else { &agentrun::DIALECT };
+        if config.dialects.default_context { &agentrun::WITH_DEFAULT_CONTEXT } else { &agentrun::DIALECT };
 
     let stop = signals.first.child_token();
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone()));

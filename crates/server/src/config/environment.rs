@@ -103,7 +103,7 @@ impl Environment {
 }
 
 fn listed() -> impl Iterator<Item = &'static str> {
-    let settings = SETTINGS.iter().filter_map(|setting| setting.env);
+    let settings = SETTINGS.iter().flat_map(|setting| setting.env.iter().copied());
     settings.chain(PLACES.iter().map(|(name, _)| *name)).chain(HANDED_ON.iter().copied())
 }
 
@@ -113,19 +113,25 @@ pub fn page() -> String {
         "# Environment variables\n\n\
          Every variable Sandpool reads; there are no others. This page is printed by `sandpool config --environment`.\n\n\
          ## Settings\n\
-         Each is also a flag and, but for `SANDPOOL_CONFIG`, a key of `sandpool.toml`. A flag wins over the variable, the variable \
+         Where a flag or a key of `sandpool.toml` stands beside it, it is the same setting: a flag wins over the variable, the variable \
          over the file. A variable that is empty counts as not set.\n\n\
          | variable | flag | key in `sandpool.toml` | default | |\n|---|---|---|---|---|\n",
     );
-    for setting in SETTINGS {
-        let (Some(env), Some((flag, value))) = (setting.env, setting.flag) else { continue };
-        let key = if env == "SANDPOOL_CONFIG" { "–".into() } else { format!("`{}`", setting.key) };
+    for setting in SETTINGS.iter() {
+        let [env, others @ ..] = setting.env else { continue };
+        let others: String = others.iter().map(|name| format!(", also `{name}`")).collect();
+        let flag = match setting.flag {
+            Some((flag, "")) => format!("`--{flag}`"),
+            Some((flag, value)) => format!("`--{flag} {value}`"),
+            None => "–".into(),
+        };
+        let key = if *env == "SANDPOOL_CONFIG" || setting.secret { "–".into() } else { format!("`{}`", setting.key) };
         let default = match setting.default {
             Fallback::Is(value) => format!("`{}`", value.trim_matches('"')),
             Fallback::Unset => "unset".into(),
             Fallback::Computed(how) => how.into(),
         };
-        let _ = writeln!(page, "| `{env}` | `--{flag} {value}` | {key} | {default} | {} |", setting.help);
+        let _ = writeln!(page, "| `{env}`{others} | {flag} | {key} | {default} | {} |", setting.help);
     }
     page.push_str("\n## Places\n\n| variable | |\n|---|---|\n");
     for (name, help) in PLACES {

@@ -10,6 +10,7 @@ pub mod settings;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use engine::op::{SharedVolume, Size};
 pub use environment::Environment;
 pub use resolve::{ConfigError, Effective, Given, Origin, Sources};
 use sandbox::Level;
@@ -18,14 +19,115 @@ use sandbox::Level;
 pub struct Config {
     /// None: what suits the command.
     pub log: Option<String>,
+    pub log_json: bool,
     pub dialect: String,
     pub lang: Option<String>,
     pub floor: Level,
     pub state_dir: PathBuf,
     pub runtimes: RuntimeConfig,
-    pub agentrun: Agentrun,
+    pub dialects: Dialects,
+    pub serve: Serve,
+    pub auth: Auth,
+    pub quota: QuotaConfig,
+    pub files: Files,
+    pub journal: Journal,
     /// The same values untyped, for `sandpool config`.
     pub effective: Effective,
+}
+
+/// `[serve]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Serve {
+    /// Host and port.
+    pub listen: String,
+    pub public_url: Option<String>,
+    pub allowed_hosts: Vec<String>,
+    pub allowed_origins: Vec<String>,
+    pub cors: bool,
+    pub max_connections: usize,
+    pub max_sessions: usize,
+    pub session_idle: Duration,
+    pub max_body_bytes: usize,
+    pub header_timeout: Duration,
+    pub body_timeout: Duration,
+    pub idle_timeout: Duration,
+    pub write_timeout: Duration,
+}
+
+/// `[auth]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Auth {
+    pub token: Option<Secret>,
+    pub token_file: Option<PathBuf>,
+    pub tenants: Option<PathBuf>,
+    pub none: bool,
+    pub jwks: Option<String>,
+    pub audience: Option<String>,
+    pub issuer: Option<String>,
+    pub tenant_claim: String,
+    pub servers: Vec<String>,
+}
+
+/// `[quota]`: of a tenant that has no figures of its own.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct QuotaConfig {
+    pub contexts: Option<usize>,
+    pub runs: Option<usize>,
+    pub memory_mb: Option<u64>,
+    pub calls_per_second: Option<f64>,
+}
+
+/// `[files]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Files {
+    pub secret: Option<Secret>,
+    pub link_ttl: Option<Duration>,
+}
+
+/// `[journal]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Journal {
+    pub enabled: bool,
+    pub contents: bool,
+    pub days: u32,
+}
+
+/// A value that is not printed.
+#[derive(Clone, PartialEq, Eq, serde::Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(set)")
+    }
+}
+
+/// What can be said about each dialect.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dialects {
+    pub sandpool: DialectLimits,
+    pub agentrun: DialectLimits,
+    pub microsandbox: DialectLimits,
+    pub workbench: DialectLimits,
+    pub conversation: DialectLimits,
+    /// `[agentrun]`, `[microsandbox]`, `[conversation]`.
+    pub default_context: bool,
+    pub underscores: bool,
+    pub sessions: Sessions,
+}
+
+/// `[microsandbox]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sessions {
+    pub default_flavor: Size,
+    pub max_total_memory_mb: Option<u64>,
+    pub evict: bool,
+    pub cleanup_interval: Duration,
+    pub orphan_interval: Duration,
+    pub start_timeout: Duration,
+    pub volumes: Vec<SharedVolume>,
+    pub show_host_paths: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -43,12 +145,6 @@ pub enum NodeChoice {
     Auto,
     Pinned,
     Path(PathBuf),
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Agentrun {
-    pub limits: DialectLimits,
-    pub default_context: bool,
 }
 
 /// `[dialect.<id>]`.
@@ -80,6 +176,7 @@ impl Config {
         }
         Ok(Self {
             log: effective.get("log")?,
+            log_json: effective.get::<String>("log_format")? == "json",
             dialect: effective.get("dialect.default")?,
             lang: effective.get("lang")?,
             floor: effective.get("floor")?,
@@ -95,13 +192,130 @@ impl Config {
                 },
                 threads: effective.get("runtimes.threads")?,
             },
-            agentrun: Agentrun {
-                limits: DialectLimits::typed(&effective, "agentrun")?,
-                default_context: effective.get("agentrun.default_context")?,
+            dialects: Dialects::typed(&effective)?,
+            serve: Serve::typed(&effective)?,
+            auth: Auth {
+                token: effective.get("auth.token")?,
+                token_file: effective.get("auth.token_file")?,
+                tenants: effective.get("auth.tenants")?,
+                none: effective.get("auth.none")?,
+                jwks: effective.get("auth.jwks")?,
+                audience: effective.get("auth.audience")?,
+                issuer: effective.get("auth.issuer")?,
+                tenant_claim: effective.get("auth.tenant_claim")?,
+                servers: effective.get("auth.servers")?,
+            },
+            quota: QuotaConfig {
+                contexts: effective.get("quota.contexts")?,
+                runs: effective.get("quota.runs")?,
+                memory_mb: effective.get("quota.memory_mb")?,
+                calls_per_second: effective.get("quota.calls_per_second")?,
+            },
+            files: Files {
+                secret: effective.get("files.secret")?,
+                link_ttl: effective.optional_time("files.link_ttl"),
+            },
+            journal: Journal {
+                enabled: effective.get("journal.enabled")?,
+                contents: effective.get("journal.contents")?,
+                days: effective.get("journal.days")?,
             },
             effective,
         })
     }
+}
+
+impl Serve {
+    fn typed(effective: &Effective) -> Result<Self, ConfigError> {
+        let max_body_mb: usize = effective.get("serve.max_body_mb")?;
+        Ok(Self {
+            listen: listen(effective)?,
+            public_url: public_url(effective)?,
+            allowed_hosts: effective.get("serve.allowed_hosts")?,
+            allowed_origins: effective.get("serve.allowed_origins")?,
+            cors: effective.get("serve.cors")?,
+            max_connections: effective.get("serve.max_connections")?,
+            max_sessions: effective.get("serve.max_sessions")?,
+            session_idle: effective.time("serve.session_idle")?,
+            max_body_bytes: max_body_mb << 20,
+            header_timeout: effective.time("serve.header_timeout")?,
+            body_timeout: effective.time("serve.body_timeout")?,
+            idle_timeout: effective.time("serve.idle_timeout")?,
+            write_timeout: effective.time("serve.write_timeout")?,
+        })
+    }
+}
+
+/// Host and port may each be given alone; the address as a whole wins unless it comes from a weaker source.
+fn listen(effective: &Effective) -> Result<String, ConfigError> {
+    let whole: String = effective.get("serve.listen")?;
+    let Some((host, port)) = whole.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) else {
+        return Err(effective.error("serve.listen", "expected a host and a port, such as `127.0.0.1:8775`"));
+    };
+    let part = |key: &str, whole: &str| -> Result<String, ConfigError> {
+        let given: Option<toml::Value> = effective.get(key)?;
+        Ok(match given {
+            Some(value) if effective.strength(key) > effective.strength("serve.listen") => match value {
+                toml::Value::String(text) => text,
+                other => other.to_string(),
+            },
+            _ => whole.to_owned(),
+        })
+    };
+    let host = part("serve.host", host)?;
+    // An address of IPv6 needs its brackets beside a port.
+    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
+    Ok(format!("{host}:{}", part("serve.port", port)?))
+}
+
+fn public_url(effective: &Effective) -> Result<Option<String>, ConfigError> {
+    let Some(url) = effective.get::<Option<String>>("serve.public_url")? else { return Ok(None) };
+    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+    if rest.is_none_or(|rest| rest.is_empty() || rest.contains(['?', '#', ' ', '@'])) {
+        return Err(effective.error("serve.public_url", "expected an address such as `https://sandbox.example.com`"));
+    }
+    Ok(Some(url.trim_end_matches('/').to_owned()))
+}
+
+impl Dialects {
+    fn typed(effective: &Effective) -> Result<Self, ConfigError> {
+        let limits = |dialect| DialectLimits::typed(effective, dialect);
+        let volumes: Vec<String> = effective.get("microsandbox.volumes")?;
+        let volumes = volumes.iter().map(|text| volume(text)).collect::<Result<_, String>>();
+        Ok(Self {
+            sandpool: limits("sandpool")?,
+            agentrun: limits("agentrun")?,
+            microsandbox: limits("microsandbox")?,
+            workbench: limits("workbench")?,
+            conversation: limits("conversation")?,
+            default_context: effective.get("agentrun.default_context")?,
+            underscores: effective.get("conversation.underscores")?,
+            sessions: Sessions {
+                default_flavor: effective.get("microsandbox.default_flavor")?,
+                max_total_memory_mb: effective.get("microsandbox.max_total_memory_mb")?,
+                evict: effective.get("microsandbox.evict")?,
+                cleanup_interval: effective.time("microsandbox.cleanup_interval")?,
+                orphan_interval: effective.time("microsandbox.orphan_interval")?,
+                start_timeout: effective.time("microsandbox.start_timeout")?,
+                volumes: volumes.map_err(|why| effective.error("microsandbox.volumes", &why))?,
+                show_host_paths: effective.get("microsandbox.show_host_paths")?,
+            },
+        })
+    }
+}
+
+/// `host:container`, or `host:container:ro`.
+fn volume(text: &str) -> Result<SharedVolume, String> {
+    let (paths, read_only) = match text.strip_suffix(":ro") {
+        Some(paths) => (paths, true),
+        None => (text.strip_suffix(":rw").unwrap_or(text), false),
+    };
+    let wrong = || format!("`{text}` is not `host:container` or `host:container:ro`, with absolute paths");
+    let (host, inside) = paths.split_once(':').ok_or_else(wrong)?;
+    if !host.starts_with('/') || !inside.starts_with('/') || inside.contains(':') {
+        return Err(wrong());
+    }
+    Ok(SharedVolume { host: host.into(), inside: inside.into(), read_only })
 }
 
 impl DialectLimits {

@@ -46,6 +46,8 @@ pub enum ConfigError {
     Syntax { path: PathBuf, why: String },
     #[error("unknown key `{key}` in `{}`{}", path.display(), hint(nearest))]
     UnknownKey { path: PathBuf, key: String, nearest: Option<&'static str> },
+    #[error("`{key}` in `{}`: a secret does not belong in this file; set `{env}`", path.display())]
+    Secret { path: PathBuf, key: String, env: &'static str },
     #[error("`{key}` (from {origin}): {why}")]
     Value { key: String, origin: Origin, why: String },
     #[error("neither `HOME` nor the XDG directories are set; set `HOME`, or `{0}` in a file given with `--config`")]
@@ -61,6 +63,16 @@ fn hint(nearest: &Option<&'static str>) -> String {
 pub struct Given {
     pub value: Option<toml::Value>,
     pub origin: Origin,
+}
+
+impl Given {
+    /// The value, unless it is nobody's business.
+    pub fn shown(&self, setting: &Setting) -> Option<toml::Value> {
+        match self.value {
+            Some(_) if setting.secret => Some(toml::Value::String("(set)".into())),
+            ref value => value.clone(),
+        }
+    }
 }
 
 /// The effective configuration, one entry for each setting of the table.
@@ -101,6 +113,16 @@ impl Effective {
         std::path::absolute(&path).map_err(|error| self.error(key, &error.to_string()))
     }
 
+    /// How strong the source of a value is: flags over the environment over the file over the default.
+    pub(super) fn strength(&self, key: &str) -> u8 {
+        match self.0[key].origin {
+            Origin::Default => 0,
+            Origin::File(_) => 1,
+            Origin::Environment(_) => 2,
+            Origin::Flag(_) => 3,
+        }
+    }
+
     pub(super) fn error(&self, key: &str, why: &str) -> ConfigError {
         ConfigError::Value { key: key.into(), origin: self.0[key].origin.clone(), why: why.into() }
     }
@@ -115,8 +137,8 @@ pub(super) fn resolve(sources: &Sources) -> Result<Effective, ConfigError> {
         values.insert("config", Given { value: Some(text(&path)), origin });
     }
     for setting in SETTINGS.iter().filter(|setting| setting.kind != Kind::ConfigFile) {
-        let Some(name) = setting.env else { continue };
-        if let Some(given) = sources.environment.get(name) {
+        let set = setting.env.iter().find_map(|name| Some((*name, sources.environment.get(name)?)));
+        if let Some((name, given)) = set {
             values.insert(setting.key, from_text(setting, &given.to_string_lossy(), Origin::Environment(name))?);
         }
     }
@@ -140,7 +162,7 @@ pub(super) fn resolve(sources: &Sources) -> Result<Effective, ConfigError> {
 
 fn defaults(sources: &Sources) -> BTreeMap<&'static str, Given> {
     let mut values = BTreeMap::new();
-    for setting in SETTINGS {
+    for setting in SETTINGS.iter() {
         let value = match (setting.default, setting.key) {
             (Fallback::Is(toml), key) => {
                 Some(parse_toml(toml).unwrap_or_else(|| panic!("the default of `{key}` is TOML")))
@@ -183,6 +205,7 @@ fn read_file(path: &Path) -> Result<Vec<(&'static str, toml::Value)>, ConfigErro
     leaves
         .into_iter()
         .map(|(key, value)| match find(&key) {
+            Some(setting) if setting.secret => Err(ConfigError::Secret { path: path.into(), key, env: setting.env[0] }),
             Some(setting) if setting.kind != Kind::ConfigFile => Ok((setting.key, value)),
             _ => Err(ConfigError::UnknownKey { path: path.into(), nearest: nearest(&key), key }),
         })
@@ -218,11 +241,15 @@ fn nearest(key: &str) -> Option<&'static str> {
 fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<Given, ConfigError> {
     let value = match setting.kind {
         Kind::Text | Kind::OneOf(_) | Kind::ConfigFile => Some(toml::Value::String(given.into())),
+        // As the microsandbox wrapper has it.
+        Kind::List if given.trim_start().starts_with('[') => {
+            serde_json::from_str::<Vec<String>>(given).ok().map(|items| toml::Value::from(items))
+        }
         Kind::List => {
             let items = given.split(',').map(str::trim).filter(|item| !item.is_empty());
             Some(toml::Value::Array(items.map(toml::Value::from).collect()))
         }
-        Kind::Switch => match given {
+        Kind::Switch => match given.to_ascii_lowercase().as_str() {
             "true" | "1" | "yes" => Some(true.into()),
             "false" | "0" | "no" => Some(false.into()),
             _ => None,
@@ -236,7 +263,10 @@ fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<Given, Co
         None => Err(ConfigError::Value {
             key: setting.key.into(),
             origin,
-            why: format!("`{given}` is not {}", expected(setting.kind)),
+            why: match setting.secret {
+                true => format!("not {}", expected(setting.kind)),
+                false => format!("`{given}` is not {}", expected(setting.kind)),
+            },
         }),
     }
 }
@@ -297,13 +327,13 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    struct Case {
-        file: &'static str,
-        env: &'static [(&'static str, &'static str)],
-        flags: &'static [(&'static str, &'static str)],
+    struct Case<'a> {
+        file: &'a str,
+        env: &'a [(&'a str, &'a str)],
+        flags: &'a [(&'static str, &'a str)],
     }
 
-    fn load(case: Case) -> Result<Config, ConfigError> {
+    fn load(case: Case<'_>) -> Result<Config, ConfigError> {
         let dir = std::env::temp_dir().join(format!("sandpool-config-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir(&dir).unwrap();
         let path = dir.join("sandpool.toml");
@@ -350,7 +380,7 @@ mod tests {
             env: &[],
             flags: &[],
         });
-        let limits = config.unwrap().agentrun.limits;
+        let limits = config.unwrap().dialects.agentrun;
         assert_eq!(limits.timeout, Duration::from_secs(120));
         assert_eq!((limits.memory_mb, limits.cpus, limits.shutdown_grace), (512, 1.0, Duration::from_millis(500)));
         assert_eq!(limits.max_contexts, 50);
@@ -364,7 +394,7 @@ mod tests {
         );
         assert_eq!(
             refused("memory_mb = 3"),
-            "unknown key `memory_mb` in `sandpool.toml`; did you mean `dialect.agentrun.memory_mb`?"
+            "unknown key `memory_mb` in `sandpool.toml`; did you mean `quota.memory_mb`?"
         );
         assert_eq!(
             refused("dialect = 'agentrun'"),
@@ -387,10 +417,48 @@ mod tests {
     #[test]
     fn the_defaults_are_a_configuration() {
         let config = load(Case { file: "", env: &[], flags: &[] }).unwrap();
-        assert_eq!(config.dialect, "agentrun");
+        assert_eq!(config.dialect, "sandpool");
         assert_eq!(config.runtimes.dir, Path::new("/home/u/.local/share/sandpool/runtimes"));
         let root = Sources { environment: Environment::of(&[("HOME", "/root")]), flags: Vec::new(), is_root: true };
         assert_eq!(Config::load(&root).unwrap().state_dir, Path::new("/var/lib/sandpool"));
+    }
+
+    #[test]
+    fn the_address_comes_whole_or_in_parts() {
+        let listen = |case: Case<'_>| load(case).unwrap().serve.listen;
+        assert_eq!(listen(Case { file: "", env: &[], flags: &[] }), "127.0.0.1:8775");
+        let host = [("MCP_SERVER_HOST", "::1"), ("MCP_SERVER_PORT", "9000")];
+        assert_eq!(listen(Case { file: "serve.listen = '127.0.0.1:1'", env: &host, flags: &[] }), "[::1]:9000");
+        let both = [("MCP_SERVER_PORT", "9000"), ("SANDPOOL_LISTEN", "127.0.0.1:2")];
+        assert_eq!(listen(Case { file: "", env: &both, flags: &[] }), "127.0.0.1:2");
+        assert_eq!(listen(Case { file: "", env: &host, flags: &[("serve.listen", "localhost:3")] }), "localhost:3");
+        assert!(load(Case { file: "serve.listen = 'here'", env: &[], flags: &[] }).is_err());
+    }
+
+    #[test]
+    fn shared_volumes_come_in_three_forms() {
+        let volumes = |text: &str| {
+            let env = [("MSB_SHARED_VOLUME_PATH", text)];
+            let config = load(Case { file: "", env: &env, flags: &[] })?;
+            let shown =
+                |v: &engine::op::SharedVolume| format!("{}>{}>{}", v.host.display(), v.inside.display(), v.read_only);
+            Ok::<_, ConfigError>(config.dialects.sessions.volumes.iter().map(shown).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(volumes("/a:/b").unwrap(), "/a>/b>false");
+        assert_eq!(volumes("/a:/b, /c:/d:ro").unwrap(), "/a>/b>false /c>/d>true");
+        assert_eq!(volumes(r#"["/a:/b:rw", "/c,d:/e"]"#).unwrap(), "/a>/b>false /c,d>/e>false");
+        for wrong in ["/a", "a:/b", "/a:/b:/c", "[1]"] {
+            assert!(volumes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_not_shown_and_not_read_from_the_file() {
+        let config = load(Case { file: "", env: &[("MCP_API_TOKEN", "hush")], flags: &[] }).unwrap();
+        assert_eq!(config.auth.token.as_ref().unwrap().0, "hush");
+        let shown: Vec<_> = config.effective.iter().filter_map(|(s, given)| given.shown(s)).collect();
+        assert!(!format!("{shown:?} {:?}", config.auth).contains("hush"));
+        assert!(refused("auth.token = 'x'").contains("does not belong in this file"));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The one table of settings. Flags, their help, the keys of `sandpool.toml`, the environment page and `sandpool config`
 //! are all made from it; a setting that is not here does not exist.
 
+use std::sync::LazyLock;
+
 /// One setting and everywhere it can be given.
 #[derive(Debug)]
 pub struct Setting {
@@ -8,9 +10,12 @@ pub struct Setting {
     pub key: &'static str,
     pub kind: Kind,
     pub default: Fallback,
-    /// `--name`, and what stands for its value in the help.
+    /// `--name`, and what stands for its value in the help; a switch takes none.
     pub flag: Option<(&'static str, &'static str)>,
-    pub env: Option<&'static str>,
+    /// The first one that is set counts; those after the first are names that other servers gave it.
+    pub env: &'static [&'static str],
+    /// Never shown, and not read from the configuration file.
+    pub secret: bool,
     pub help: &'static str,
 }
 
@@ -47,41 +52,180 @@ use Kind::{ConfigFile, List, Number, OneOf, Switch, Text, Time, Whole};
 const DAY: f64 = 86_400.0;
 
 const fn setting(key: &'static str, kind: Kind, default: Fallback, help: &'static str) -> Setting {
-    Setting { key, kind, default, flag: None, env: None, help }
+    Setting { key, kind, default, flag: None, env: &[], secret: false, help }
 }
 
 impl Setting {
-    const fn flag(self, name: &'static str, value: &'static str, env: &'static str) -> Self {
-        Self { flag: Some((name, value)), env: Some(env), ..self }
+    const fn flag(self, name: &'static str, value: &'static str, env: &'static [&'static str]) -> Self {
+        Self { flag: Some((name, value)), env, ..self }
+    }
+
+    const fn env(self, env: &'static [&'static str]) -> Self {
+        Self { env, ..self }
+    }
+
+    const fn secret(self) -> Self {
+        Self { secret: true, ..self }
     }
 }
 
-pub const SETTINGS: &[Setting] = &[
+/// The ids of the dialects, in the order in which they are listed.
+pub const DIALECTS: &[&str] = &["sandpool", "agentrun", "microsandbox", "workbench", "conversation"];
+
+/// `[dialect.<id>]`: the same keys for each.
+macro_rules! limits {
+    ($id:literal, timeout: $timeout:literal, memory_mb: $memory:literal, cpus: $cpus:literal, disk_mb: $disk:literal,
+     pool_size: $pool:literal, idle_timeout: $idle:expr, max_contexts: $contexts:literal) => {{
+        [
+            setting(
+                concat!("dialect.", $id, ".timeout"),
+                Time(0.1, DAY),
+                Is($timeout),
+                "Longest time one run may take unless the call asks for another",
+            ),
+            setting(concat!("dialect.", $id, ".memory_mb"), Whole(64, 1 << 24), Is($memory), memory_help($id)),
+            setting(concat!("dialect.", $id, ".cpus"), Number(0.05, 1024.0), Is($cpus), cpus_help($id)),
+            setting(
+                concat!("dialect.", $id, ".pids"),
+                Whole(16, 65_536),
+                Is("256"),
+                "Processes and threads of a sandbox",
+            ),
+            setting(concat!("dialect.", $id, ".disk_mb"), Whole(8, 1 << 24), Is($disk), disk_help($id)),
+            setting(concat!("dialect.", $id, ".pool_size"), Whole(1, 64), Is($pool), pool_help($id)),
+            setting(
+                concat!("dialect.", $id, ".session_ttl"),
+                Time(10.0, 30.0 * DAY),
+                Is("3600"),
+                "Age at which a session of the pool is replaced",
+            ),
+            setting(concat!("dialect.", $id, ".idle_timeout"), Time(1.0, 365.0 * DAY), $idle, idle_help($id)),
+            setting(concat!("dialect.", $id, ".max_contexts"), Whole(1, 100_000), Is($contexts), contexts_help($id)),
+            setting(
+                concat!("dialect.", $id, ".text_budget"),
+                Whole(200, 10_000_000),
+                Is("20000"),
+                "Characters of one stream in a result; head and tail are kept",
+            ),
+            setting(
+                concat!("dialect.", $id, ".shutdown_grace"),
+                Time(0.0, 3600.0),
+                Is("30"),
+                "Time that running code gets to end when the server stops",
+            ),
+        ]
+    }};
+}
+/// Every setting, in the order in which they are printed.
+pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
+    let mut all = Vec::from(GENERAL);
+    all.extend(limits!("sandpool", timeout: "60", memory_mb: "2048", cpus: "2.0", disk_mb: "1024", pool_size: "3",
+        idle_timeout: Is("86400"), max_contexts: "1000"));
+    all.extend(limits!("agentrun", timeout: "30", memory_mb: "2048", cpus: "2.0", disk_mb: "1024", pool_size: "3",
+        idle_timeout: Computed("24 hours over HTTP, never over stdio, where all end with the client"), max_contexts: "50"));
+    all.extend(
+        limits!("microsandbox", timeout: "300", memory_mb: "4096", cpus: "4.0", disk_mb: "1024", pool_size: "3",
+        idle_timeout: Is("1800"), max_contexts: "10"),
+    );
+    all.extend(limits!("workbench", timeout: "30", memory_mb: "2048", cpus: "2.0", disk_mb: "1024", pool_size: "3",
+        idle_timeout: Is("3600"), max_contexts: "50"));
+    all.extend(limits!("conversation", timeout: "30", memory_mb: "256", cpus: "0.5", disk_mb: "512", pool_size: "3",
+        idle_timeout: Is("604800"), max_contexts: "1000"));
+    // Other servers' names for some of these.
+    for (key, name) in WRAPPER {
+        if let Some(setting) = all.iter_mut().find(|setting| setting.key == *key) {
+            setting.env = name;
+        }
+    }
+    all
+});
+
+/// What the microsandbox wrapper calls some of the limits.
+const WRAPPER: &[(&str, &[&str])] = &[
+    ("dialect.microsandbox.timeout", &["MSB_EXECUTION_TIMEOUT"]),
+    ("dialect.microsandbox.idle_timeout", &["MSB_SESSION_TIMEOUT"]),
+    ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
+];
+
+fn memory_help(dialect: &str) -> &'static str {
+    match dialect {
+        "agentrun" => "Memory of all contexts of a tenant together",
+        "microsandbox" => "The most memory a flavor may give",
+        "conversation" => "Memory of one call",
+        _ => "Memory of a context",
+    }
+}
+
+fn cpus_help(dialect: &str) -> &'static str {
+    match dialect {
+        "agentrun" => "Processor time of all contexts of a tenant together, in cores",
+        "microsandbox" => "The most processor time a flavor may give, in cores",
+        "conversation" => "Processor time of one call, in cores",
+        _ => "Processor time of a context, in cores",
+    }
+}
+
+fn disk_help(dialect: &str) -> &'static str {
+    match dialect {
+        "conversation" => "Disk quota of a conversation's `/data`",
+        _ => "Disk quota of a context",
+    }
+}
+
+fn pool_help(dialect: &str) -> &'static str {
+    match dialect {
+        "agentrun" => "Sessions kept ready; as many runs execute at once",
+        _ => "Sessions kept ready when this is the default dialect",
+    }
+}
+
+fn idle_help(dialect: &str) -> &'static str {
+    match dialect {
+        "conversation" => "Files of a conversation are deleted so long after the last call",
+        _ => "A context unused for so long is removed",
+    }
+}
+
+fn contexts_help(dialect: &str) -> &'static str {
+    match dialect {
+        "conversation" => "Conversations whose files are kept, of all tenants together",
+        _ => "Contexts a tenant may have",
+    }
+}
+
+const GENERAL: [Setting; 56] = [
     setting(
         "config",
         ConfigFile,
         Computed("`sandpool/sandpool.toml` in the XDG configuration directory, else `/etc/sandpool/sandpool.toml`"),
         "Configuration file to read",
     )
-    .flag("config", "FILE", "SANDPOOL_CONFIG"),
+    .flag("config", "FILE", &["SANDPOOL_CONFIG"]),
     setting(
         "log",
         Text,
-        Computed("`info` for `stdio`, else `warn`"),
+        Computed("`info` for `stdio` and `serve`, else `warn`"),
         "What to log, on stderr: `error`, `warn`, `info`, `debug`, or a filter such as `engine=debug`",
     )
-    .flag("log", "FILTER", "SANDPOOL_LOG"),
-    setting("dialect.default", OneOf(&["agentrun"]), Is("\"agentrun\""), "The set of tools to offer").flag(
-        "dialect",
-        "NAME",
-        "SANDPOOL_DIALECT",
+    .flag("log", "FILTER", &["SANDPOOL_LOG"]),
+    setting("log_format", OneOf(&["human", "json"]), Is("\"human\""), "Form of the log lines").flag(
+        "log-format",
+        "FORM",
+        &["SANDPOOL_LOG_FORMAT"],
     ),
+    setting(
+        "dialect.default",
+        OneOf(DIALECTS),
+        Is("\"sandpool\""),
+        "The set of tools to offer; over HTTP the one at `/mcp`",
+    )
+    .flag("dialect", "NAME", &["SANDPOOL_DIALECT"]),
     setting("lang", OneOf(&["en", "zh"]), Unset, "Language of the tools' descriptions; unset means the dialect's own")
-        .flag("lang", "LANG", "SANDPOOL_LANG"),
+        .flag("lang", "LANG", &["SANDPOOL_LANG"]),
     setting("backend", List, Is("[\"native\"]"), "Where sandboxes are made, best first").flag(
         "backend",
         "NAMES",
-        "SANDPOOL_BACKEND",
+        &["SANDPOOL_BACKEND"],
     ),
     setting(
         "floor",
@@ -95,7 +239,7 @@ pub const SETTINGS: &[Setting] = &[
         Computed("`sandpool` in the XDG state directory; for root `/var/lib/sandpool`"),
         "Directory of what belongs to running servers",
     )
-    .flag("state-dir", "DIR", "SANDPOOL_STATE_DIR"),
+    .flag("state-dir", "DIR", &["SANDPOOL_STATE_DIR"]),
     setting(
         "runtimes.dir",
         Text,
@@ -126,47 +270,139 @@ pub const SETTINGS: &[Setting] = &[
         Is("1"),
         "Threads of numeric libraries (OpenBLAS, OpenMP) in an interpreter",
     ),
-    setting("dialect.agentrun.timeout", Time(0.1, DAY), Is("30"), "Longest time one run may take"),
-    setting(
-        "dialect.agentrun.memory_mb",
-        Whole(64, 1 << 24),
-        Is("2048"),
-        "Memory of all contexts of a tenant together",
+    setting("serve.listen", Text, Is("\"127.0.0.1:8775\""), "Address `serve` listens on").flag(
+        "listen",
+        "HOST:PORT",
+        &["SANDPOOL_LISTEN"],
     ),
+    setting("serve.host", Text, Unset, "The host of `serve.listen`, where only that is to change")
+        .env(&["MCP_SERVER_HOST"]),
+    setting("serve.port", Whole(0, 65_535), Unset, "The port of `serve.listen`, where only that is to change")
+        .env(&["MCP_SERVER_PORT"]),
     setting(
-        "dialect.agentrun.cpus",
-        Number(0.05, 1024.0),
-        Is("2.0"),
-        "Processor time of all contexts of a tenant together, in cores",
+        "serve.public_url",
+        Text,
+        Computed("`http://` and the address `serve` listens on"),
+        "Where clients reach the server: links to files begin with it",
+    )
+    .flag("public-url", "URL", &["SANDPOOL_PUBLIC_URL", "PUBLIC_BASE_URL"]),
+    setting(
+        "serve.allowed_hosts",
+        List,
+        Is("[]"),
+        "Names in the `Host` header besides loopback and that of the public URL; `*` allows all",
+    )
+    .flag("allowed-hosts", "NAMES", &["SANDPOOL_ALLOWED_HOSTS"]),
+    setting("serve.allowed_origins", List, Is("[]"), "Origins of web pages that may call; others are refused").flag(
+        "allowed-origins",
+        "ORIGINS",
+        &["SANDPOOL_ALLOWED_ORIGINS"],
     ),
-    setting("dialect.agentrun.pids", Whole(16, 65_536), Is("256"), "Processes and threads of a context"),
-    setting("dialect.agentrun.disk_mb", Whole(8, 1 << 24), Is("1024"), "Disk quota of a context"),
-    setting("dialect.agentrun.pool_size", Whole(1, 64), Is("3"), "Sessions kept ready; as many runs execute at once"),
-    setting("dialect.agentrun.session_ttl", Time(10.0, 30.0 * DAY), Is("3600"), "Age at which a session is replaced"),
+    setting("serve.cors", Switch, Is("false"), "Let web pages of other origins call").flag(
+        "cors",
+        "",
+        &["SANDPOOL_CORS", "MCP_ENABLE_CORS"],
+    ),
+    setting("serve.max_connections", Whole(1, 100_000), Is("8192"), "Connections at once"),
+    setting("serve.max_sessions", Whole(1, 1_000_000), Is("10000"), "Protocol sessions of clients of older revisions"),
+    setting("serve.session_idle", Time(1.0, 30.0 * DAY), Is("1800"), "A protocol session unused for so long is ended"),
+    setting("serve.max_body_mb", Whole(1, 1024), Is("32"), "Largest request body"),
+    setting("serve.header_timeout", Time(0.1, 3600.0), Is("10"), "Time for the headers of a request"),
+    setting("serve.body_timeout", Time(0.1, DAY), Is("60"), "Time for the body of a request"),
+    setting("serve.idle_timeout", Time(1.0, DAY), Is("120"), "A connection without a request for so long is closed"),
+    setting("serve.write_timeout", Time(1.0, DAY), Is("60"), "A client that reads nothing for so long is cut off"),
+    setting("auth.token", Text, Unset, "The bearer token of the one tenant")
+        .env(&["SANDPOOL_API_TOKEN", "MCP_API_TOKEN"])
+        .secret(),
+    setting("auth.token_file", Text, Unset, "A file with that token in its first line").flag(
+        "token-file",
+        "FILE",
+        &["SANDPOOL_TOKEN_FILE"],
+    ),
+    setting("auth.tenants", Text, Unset, "A TOML file of tenants: names, hashes of tokens, quotas").flag(
+        "tenants",
+        "FILE",
+        &["SANDPOOL_TENANTS"],
+    ),
+    setting("auth.none", Switch, Is("false"), "Serve everybody who can connect, also on other addresses than loopback")
+        .flag("no-auth", "", &["SANDPOOL_NO_AUTH"]),
+    setting("auth.jwks", Text, Unset, "Keys that sign tokens (JWKS): a file, or an `https` address"),
+    setting("auth.audience", Text, Unset, "What the `aud` of such a token has to name; needed with `auth.jwks`"),
+    setting("auth.issuer", Text, Unset, "What its `iss` has to be"),
+    setting("auth.tenant_claim", Text, Is("\"sub\""), "The claim that names the tenant"),
+    setting("auth.servers", List, Is("[]"), "Authorization servers named in the protected resource's metadata"),
+    setting("quota.contexts", Whole(1, 1_000_000), Unset, "Contexts of a tenant in all dialects together"),
+    setting("quota.runs", Whole(1, 10_000), Unset, "Runs of a tenant that execute at once"),
+    setting("quota.memory_mb", Whole(64, 1 << 24), Unset, "Memory of all sandboxes of a tenant together"),
+    setting("quota.calls_per_second", Number(0.01, 1_000_000.0), Unset, "Calls of a tenant"),
     setting(
-        "dialect.agentrun.idle_timeout",
+        "files.secret",
+        Text,
+        Computed("made once, and kept in the state directory"),
+        "What the addresses of files are made with",
+    )
+    .env(&["SANDPOOL_FILE_SECRET"])
+    .secret(),
+    setting(
+        "files.link_ttl",
         Time(1.0, 365.0 * DAY),
         Unset,
-        "A context unused for so long is removed; unset means never, since over stdio all end with the client",
+        "Links to files end after this; unset means with the context",
     ),
-    setting("dialect.agentrun.max_contexts", Whole(1, 10_000), Is("50"), "Contexts a tenant may have"),
-    setting(
-        "dialect.agentrun.text_budget",
-        Whole(200, 10_000_000),
-        Is("20000"),
-        "Characters of one stream in a result; head and tail are kept",
-    ),
-    setting(
-        "dialect.agentrun.shutdown_grace",
-        Time(0.0, 3600.0),
-        Is("30"),
-        "Time that running code gets to end when the server stops",
-    ),
+    setting("journal.enabled", Switch, Is("true"), "Write down who did what when (`serve` only)"),
+    setting("journal.contents", Switch, Is("false"), "With code and output, not only their sizes"),
+    setting("journal.days", Whole(1, 3650), Is("30"), "Days that the journal is kept"),
     setting(
         "agentrun.default_context",
         Switch,
         Is("false"),
         "Let `run_code` go without `context_id`, in a context named `default`",
+    ),
+    setting(
+        "microsandbox.default_flavor",
+        OneOf(&["small", "medium", "large"]),
+        Is("\"small\""),
+        "Flavor of a session that names none",
+    )
+    .env(&["MSB_DEFAULT_FLAVOR"]),
+    setting("microsandbox.max_total_memory_mb", Whole(64, 1 << 24), Unset, "Sum of the memory of all sessions")
+        .env(&["MSB_MAX_TOTAL_MEMORY_MB"]),
+    setting(
+        "microsandbox.evict",
+        Switch,
+        Is("true"),
+        "At `max_contexts` the idle session that was not used for the longest time makes room",
+    )
+    .env(&["MSB_ENABLE_LRU_EVICTION"]),
+    setting("microsandbox.cleanup_interval", Time(1.0, DAY), Is("60"), "How often idle sessions are looked for")
+        .env(&["MSB_CLEANUP_INTERVAL"]),
+    setting(
+        "microsandbox.orphan_interval",
+        Time(1.0, DAY),
+        Is("600"),
+        "How often what dead servers left behind is looked for",
+    )
+    .env(&["MSB_ORPHAN_CLEANUP_INTERVAL"]),
+    setting("microsandbox.start_timeout", Time(1.0, 3600.0), Is("180"), "Longest time a sandbox may take to start")
+        .env(&["MSB_SANDBOX_START_TIMEOUT"]),
+    setting(
+        "microsandbox.volumes",
+        List,
+        Is("[]"),
+        "Directories of this machine that sessions share: `host:container`, with `:ro` read-only",
+    )
+    .env(&["MSB_SHARED_VOLUME_PATH"]),
+    setting(
+        "microsandbox.show_host_paths",
+        Switch,
+        Is("false"),
+        "Tell tenants with a token where shared volumes lie on this machine",
+    ),
+    setting(
+        "conversation.underscores",
+        Switch,
+        Is("false"),
+        "Advertise `sandbox_run_code` in place of `sandbox.run_code`, for hosts that refuse dots",
     ),
 ];
 
