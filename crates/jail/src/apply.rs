@@ -16,20 +16,22 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
 use rustix::net::{RecvFlags, SendFlags};
-use rustix::process::Signal;
+use rustix::process::{Signal, WaitId, WaitIdOptions};
 use rustix::thread::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::INSIDE;
+use crate::ids::{self, INSIDE, Remap};
 use crate::plan::{Op, Plan};
-use crate::spec::Volume;
-use crate::{landlock, rlimits, seccomp, sys, volume};
+use crate::spec::{Shared, Volume};
+use crate::sys::{self, Cloned};
+use crate::{landlock, rlimits, seccomp, volume};
 
 /// The system calls of a plan, one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     Bind,
     Chdir,
+    Clone,
     Chmod,
     Chown,
     Dup,
@@ -78,6 +80,8 @@ pub enum Error {
     Call { call: Call, at: PathBuf, errno: Errno },
     #[error("`{}` is not what it has to be: {why}", at.display())]
     Wrong { at: PathBuf, why: &'static str },
+    #[error("`{}` belongs to root or to root's group; give it to others, or share it read-only", at.display())]
+    RootsDirectory { at: PathBuf },
     #[error(transparent)]
     Volume(#[from] volume::Error),
     #[error("{0}")]
@@ -114,9 +118,17 @@ impl<T> At<T> for io::Result<T> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
+    /// The device of the sandbox's own volume, or of the kept one.
     Loop {
         number: u32,
+        kept: bool,
     },
+    /// Something is weaker than it could be; the sandbox is made all the same.
+    Note {
+        message: String,
+    },
+    /// Another sandbox has the kept volume. The last word.
+    InUse,
     /// Waits for its id maps.
     WantsMaps,
     /// About to become the guest; the connection then closes.
@@ -151,8 +163,11 @@ pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     for (step, op) in plan.ops.iter().enumerate() {
         let done = if fail_at == Some(step) { Err(Error::Asked) } else { context.apply(op) };
         if let Err(error) = done {
-            let message = format!("`{op}`: {error}");
-            let _ = context.report(&Report::Failed { step, message });
+            let report = match error {
+                Error::Volume(volume::Error::InUse) => Report::InUse,
+                error => Report::Failed { step, message: format!("`{op}`: {error}") },
+            };
+            let _ = context.report(&report);
             return;
         }
     }
@@ -191,7 +206,12 @@ impl Context {
             Op::ReadOnly { path } => self.read_only(path),
             Op::Volume { volume } => self.volume(volume),
             Op::VolumeDir { path, mode, owner } => self.volume_dir(path, *mode, *owner),
-            Op::HideVolume => self.hide_volume(),
+            Op::HideVolume => self.hide(VOLUME),
+            Op::KeptImage { template, image } => self.kept_image(template.as_deref(), image),
+            Op::KeptDir { path, owner } => self.kept_dir(path, *owner),
+            Op::HideKept => self.hide(KEPT),
+            Op::KeptBind { at, path, owner } => self.kept_bind(at, path, *owner),
+            Op::Share { shared, owner } => self.share(shared, *owner),
             Op::PivotRoot => self.pivot_root(),
             Op::SealRoot => {
                 let root = open_dir(Path::new("/"))?;
@@ -216,8 +236,8 @@ impl Context {
             Op::DropCapabilities => crate::caps::drop_all().map_err(|e| Error::Capabilities(with_sources(&e))),
             Op::NotDumpable => crate::process::set_not_dumpable().at(Call::Prctl, Path::new("dumpable")),
             Op::NoNewPrivileges => crate::process::set_no_new_privs().at(Call::Prctl, Path::new("no_new_privs")),
-            Op::Landlock { run } => {
-                let rules = landlock::Rules::sandbox(run.iter().cloned());
+            Op::Landlock { run, write } => {
+                let rules = landlock::Rules::sandbox(run, write);
                 rules.restrict().map(drop).map_err(|e| Error::Landlock(with_sources(&e)))
             }
             Op::Seccomp => seccomp::install(seccomp::compile(seccomp::Profile::Code)).map_err(Error::Seccomp),
@@ -383,8 +403,8 @@ impl Context {
             Volume::Tmpfs { bytes, inodes } => self.tmpfs(at, *bytes, *inodes, "0755"),
             Volume::Ext4 { template, image } => {
                 volume::copy_sparse(template, image)?;
-                let device = volume::attach_loop(image)?;
-                self.report(&Report::Loop { number: device.number })?;
+                let device = volume::attach_loop(&volume::open_image(image)?)?;
+                self.report(&Report::Loop { number: device.number, kept: false })?;
                 // The device keeps the file. Without a name it goes with the sandbox, whoever dies first, and freeing its blocks
                 // is the kernel's work and not the launcher's.
                 fs::remove_file(image).at(Call::Unlink, image)?;
@@ -403,18 +423,92 @@ impl Context {
         let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
         // `mkdir` obeys the umask and knows no sticky bit.
         rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Call::Chmod, path)?;
-        let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(owner));
-        rustix::fs::chownat(&fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Call::Chown, path)?;
+        chown(&fd, owner, path)?;
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         attach(&tree, &self.target(path)?, path)
     }
 
-    /// The copies of its directories keep the volume alive.
-    fn hide_volume(&self) -> Result<(), Error> {
-        let at = Path::new(VOLUME);
+    fn kept_image(&self, template: Option<&Path>, image: &Path) -> Result<(), Error> {
+        if let Some(template) = template {
+            volume::copy_sparse(template, image)?;
+        }
+        let device = volume::attach_loop(&volume::lock_image(image)?)?;
+        self.report(&Report::Loop { number: device.number, kept: true })?;
+        let at = Path::new(KEPT);
+        self.mkdir(at, 0o700)?;
+        // With barriers, unlike the sandbox's own. The inode tables are holes, and may stay so.
+        let options = [("source", Some(device.path.as_str())), ("errors", Some("remount-ro")), ("noinit_itable", None)];
+        self.new_mount("ext4", at, &options, sys::NODEV)
+    }
+
+    /// Below the file system's root, which has a `lost+found` and stays root's.
+    fn kept_dir(&self, path: &Path, owner: u32) -> Result<(), Error> {
+        let made = Path::new(KEPT).join("data");
+        match self.mkdir(&made, 0o755) {
+            Err(Error::Call { errno: Errno::EXIST, .. }) => {}
+            other => other?,
+        }
+        let fd = self.target(&made)?;
+        // A crash may have come between the two, the last time.
+        if rustix::fs::fstat(&fd).at(Call::Stat, path)?.st_uid != ids::KEPT {
+            chown(&fd, ids::KEPT, path)?;
+        }
+        let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
+            .map_err(|_| Error::Wrong { at: path.to_owned(), why: "its files are root's" })?;
+        sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()).at(Call::MountSetattr, path)?;
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    /// Always for the same owner, so that nothing has to be mapped.
+    fn kept_bind(&self, at: &Path, path: &Path, owner: u32) -> Result<(), Error> {
+        let tree = copy_of(CWD, at, at, OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
+        chown(&tree, owner, path)?;
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    fn share(&self, shared: &Shared, owner: Option<u32>) -> Result<(), Error> {
+        let Shared { host, inside, read_only } = shared;
+        // Opened once: what is looked at is what is shown, whoever renames it meanwhile.
+        let dir = open_dir(host)?;
+        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+        let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
+        let access = if *read_only { sys::RDONLY } else { 0 };
+        sys::mount_setattr(tree.as_fd(), sys::NOSUID | sys::NODEV | access, true).at(Call::MountSetattr, host)?;
+        if let Some(owner) = owner {
+            self.show_as(&tree, shared, owner)?;
+        }
+        attach(&tree, &self.target(inside)?, inside)
+    }
+
+    /// What the directory's owner has is the sandbox's inside, and what the sandbox makes is that owner's on the host.
+    fn show_as(&self, tree: &OwnedFd, shared: &Shared, owner: u32) -> Result<(), Error> {
+        let found = rustix::fs::fstat(tree).at(Call::Stat, &shared.host)?;
+        let remap = match Remap::new(found.st_uid, found.st_gid, owner) {
+            Ok(remap) => remap,
+            // What everybody may read can be read without.
+            Err(_) if shared.read_only => return Ok(()),
+            Err(_) => return Err(Error::RootsDirectory { at: shared.host.clone() }),
+        };
+        match sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()) {
+            Err(Errno::INVAL | Errno::PERM | Errno::OPNOTSUPP) => {
+                let inside = shared.inside.display();
+                let message = format!(
+                    "shared volume `{inside}`: its file system, or one mounted in it, cannot show files with other owners, so that \
+                     a sandbox has there what everybody has (use ext4, xfs or btrfs)"
+                );
+                self.report(&Report::Note { message })
+            }
+            other => other.at(Call::MountSetattr, &shared.host),
+        }
+    }
+
+    /// The copies of its directories keep a volume alive.
+    fn hide(&self, volume: &str) -> Result<(), Error> {
+        let at = Path::new(volume);
         rustix::process::fchdir(self.root()?).at(Call::Chdir, at)?;
-        rustix::mount::unmount(&VOLUME[1..], UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).at(Call::Umount, at)?;
-        rustix::fs::unlinkat(self.root()?, &VOLUME[1..], AtFlags::REMOVEDIR).at(Call::Umount, at)?;
+        rustix::mount::unmount(&volume[1..], UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).at(Call::Umount, at)?;
+        rustix::fs::unlinkat(self.root()?, &volume[1..], AtFlags::REMOVEDIR).at(Call::Umount, at)?;
         rustix::process::chdir("/").at(Call::Chdir, Path::new("/"))
     }
 
@@ -484,8 +578,9 @@ impl Context {
     }
 }
 
-/// Where the volume is while its directories are made.
+/// Where the volumes are while their directories are made.
 const VOLUME: &str = "/.volume";
+const KEPT: &str = "/.kept";
 
 /// What the kernel counts per user: for a sandbox. Namespaces are refused by the system-call filter too; inotify is not, and in the
 /// modes of an ordinary user all sandboxes draw from that user's share (128 instances by default).
@@ -501,6 +596,44 @@ const USER_LIMITS: &[(&str, &str)] = &[
     ("max_inotify_instances", "32"),
     ("max_inotify_watches", "32768"),
 ];
+
+fn chown(fd: &OwnedFd, owner: u32, shown: &Path) -> Result<(), Error> {
+    let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(owner));
+    rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Call::Chown, shown)
+}
+
+/// A user namespace with these maps, for a mount; a process has to be in it while they are written.
+fn namespace_of(remap: Remap) -> Result<OwnedFd, Error> {
+    let pidfd = match sys::clone3(libc::CLONE_NEWUSER, None).at(Call::Clone, Path::new("user"))? {
+        Cloned::Child => sys::wait_for_the_end(),
+        Cloned::Parent { pidfd, .. } => pidfd,
+    };
+    let made = write_remap(&pidfd, remap);
+    rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).at(Call::Clone, Path::new("user"))?;
+    rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED).at(Call::Clone, Path::new("user"))?;
+    made
+}
+
+fn write_remap(pidfd: &OwnedFd, remap: Remap) -> Result<OwnedFd, Error> {
+    // The number by which the host's `/proc` knows it; here it has another.
+    let info = PathBuf::from(format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(pidfd)));
+    let text = fs::read_to_string(&info).at(Call::Open, &info)?;
+    let number = text.lines().find_map(|l| l.strip_prefix("Pid:")).map(str::trim);
+    let number = number.ok_or(Error::Wrong { at: info, why: "there is no number in it" })?;
+    let proc = Path::new("/proc").join(number);
+    write_existing(&proc.join("uid_map"), remap.uid_line().as_bytes())?;
+    write_existing(&proc.join("gid_map"), remap.gid_line().as_bytes())?;
+    let at = proc.join("ns/user");
+    rustix::fs::open(&at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, &at)
+}
+
+/// A file system in memory on a directory, for the launcher itself.
+pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), Error> {
+    let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
+    let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
+    let mount = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
+    attach(&mount, &open_dir(at)?, at)
+}
 
 /// The least an operator can mean for foreign code, whatever the server was given; a nice above 0 is kept.
 fn ordinary_priority() -> Result<(), Error> {

@@ -16,6 +16,10 @@ pub const INSIDE: u32 = 1000;
 pub const ROOT_BASE: u32 = 1_879_048_192;
 const ROOT_SLOTS: u32 = 65_536;
 
+/// Whose the files of a kept volume are on its disk, whatever slot the sandbox has that uses it: an id that no process ever has.
+/// With root's or a user's, a set-uid file in an image that somebody mounts by hand would be a way to become that user.
+pub const KEPT: u32 = ROOT_BASE + ROOT_SLOTS;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -48,6 +52,8 @@ pub struct IdMap {
 pub enum MapError {
     #[error("refusing to map a sandbox to host uid 0")]
     HostRoot,
+    #[error("refusing to map files of root to a sandbox")]
+    RootsFiles,
     #[error("mode `{mode}` has no slot `{slot}`")]
     NoSuchSlot { mode: Mode, slot: u32 },
 }
@@ -80,9 +86,38 @@ impl IdMap {
         format!("{INSIDE} {} 1", self.outer)
     }
 
+    /// Whom files are mapped to, where the launcher may map them: with root's rights.
+    pub fn remapped(self) -> Option<u32> {
+        (self.mode == Mode::Root).then_some(self.outer)
+    }
+
     /// In single mode the kernel forbids setgroups; the user's extra groups stay.
     pub fn may_set_groups(self) -> bool {
         self.mode != Mode::Single
+    }
+}
+
+/// Whose files a sandbox sees as its own, and to whom those belong that it makes: the map of an idmapped mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remap {
+    uid: u32,
+    gid: u32,
+    outer: u32,
+}
+
+impl Remap {
+    /// `uid` and `gid` as they are on the disk, `outer` the sandbox's host id. Never root's: a set-uid file that a sandbox makes in a
+    /// shared directory would be root's on the host.
+    pub fn new(uid: u32, gid: u32, outer: u32) -> Result<Self, MapError> {
+        if uid == 0 || gid == 0 { Err(MapError::RootsFiles) } else { Ok(Self { uid, gid, outer }) }
+    }
+
+    pub fn uid_line(self) -> String {
+        format!("{} {} 1", self.uid, self.outer)
+    }
+
+    pub fn gid_line(self) -> String {
+        format!("{} {} 1", self.gid, self.outer)
     }
 }
 
@@ -218,6 +253,9 @@ mod tests {
         assert_eq!(IdMap::new(Mode::Root, 0, 1, 0).unwrap().line(), "1000 1879048192 1");
         assert_eq!(IdMap::new(Mode::Sub, 0, 1, 1000).unwrap().line(), "1000 1 1");
         assert_eq!(IdMap::new(Mode::Single, 5, 9, 1000).unwrap().line(), "1000 0 1");
+        assert_eq!(Remap::new(0, 5, 7), Err(MapError::RootsFiles));
+        assert_eq!(Remap::new(5, 0, 7), Err(MapError::RootsFiles));
+        assert_eq!(Remap::new(5, 6, 7).map(|r| (r.uid_line(), r.gid_line())), Ok(("5 7 1".into(), "6 7 1".into())));
         assert_eq!(IdMap::new(Mode::Sub, 9, 9, 1000), Err(MapError::NoSuchSlot { mode: Mode::Sub, slot: 9 }));
     }
 

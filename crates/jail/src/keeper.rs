@@ -20,12 +20,13 @@ use crate::apply::{self, Handles, Report};
 use crate::cgroup::{Cgroup, Controller, Group, Tree};
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance, Record};
+use crate::kept::{Lent, Store, Wanted};
 use crate::launcher::{answer, failed, log};
 use crate::plan::{Plan, ROOT, plan};
-use crate::spec::{Host, JailSpec, Volume};
+use crate::spec::{self, Host, JailSpec, Volume};
 use crate::survey::Survey;
 use crate::sys::{self, Cloned};
-use crate::volume;
+use crate::volume::{self, Purpose};
 use crate::wire::{self, Call, Create, Reply, Request, Start};
 
 /// The namespaces of a sandbox that are there from its first instruction; cgroup and user follow when their time has come.
@@ -40,11 +41,12 @@ const MAX_GROUPS: usize = 3;
 const LOG_BYTES: usize = 64 << 10;
 
 /// The steps before the plan's own, for the tests of the rollback: a failing step of the plan has its index plus this.
-pub const LAUNCHER_STEPS: usize = 7;
+pub const LAUNCHER_STEPS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Directory,
+    Kept,
     Slot,
     Template,
     Record,
@@ -82,6 +84,9 @@ struct Cell {
     log: Option<OwnedFd>,
     logged: usize,
     loop_number: Option<u32>,
+    kept: Option<Lent>,
+    kept_loop: Option<u32>,
+    notes: Vec<String>,
     fail_at: Option<usize>,
     phase: Phase,
 }
@@ -115,6 +120,9 @@ pub struct Keeper {
     instance: Instance,
     tree: Tree,
     slots: Option<Slots>,
+    store: Store,
+    /// Where only servers may look: the state and the locks.
+    private: [PathBuf; 2],
     owner: u32,
     cells: BTreeMap<u64, Cell>,
     next: u64,
@@ -136,8 +144,10 @@ impl Keeper {
                 socket,
                 guest,
                 epoll,
-                survey,
                 host: Host::detect(Path::new("/")),
+                store: Store::new(survey.ext4, survey.mode, &instance.state_dir, &instance.dir),
+                private: [start.state_dir.clone(), start.runtime_dir.clone()],
+                survey,
                 instance,
                 tree,
                 slots,
@@ -200,6 +210,7 @@ impl Keeper {
                 return Ok(());
             }
         }
+        self.store.close();
         self.instance.remove();
         if let Some((Some(id), _)) = self.ending {
             self.answer(id, Reply::Done);
@@ -262,6 +273,14 @@ impl Keeper {
                     self.find(&sandbox).map_or(Reply::Gone, |key| Reply::Stats(self.cells[&key].cgroup.usage()));
                 self.answer(id, reply);
             }
+            Call::Kept => {
+                let reply = self.store.list().map_or_else(|e| failed(e.to_string()), Reply::Kept);
+                self.answer(id, reply);
+            }
+            Call::Discard { name } => {
+                let reply = self.discard(&name);
+                self.answer(id, reply);
+            }
             Call::List => self.answer(id, Reply::List(self.cells.values().map(|c| c.id.clone()).collect())),
             Call::Survey { .. } => self.answer(id, Reply::Survey(self.survey.clone())),
             Call::Start(_) => self.answer(id, failed("already started")),
@@ -275,6 +294,13 @@ impl Keeper {
 
     fn create(&mut self, request: u64, create: Create) -> io::Result<()> {
         check_name(&create.sandbox)?;
+        self.check_shared(&create)?;
+        if let Some(Wanted { name, .. }) = &create.kept
+            && self.lends(name)
+        {
+            self.answer(request, Reply::InUse);
+            return Ok(());
+        }
         if create.groups.is_empty() || create.groups.len() > MAX_GROUPS {
             return Err(io::Error::other(format!("a sandbox has one to {MAX_GROUPS} groups around it")));
         }
@@ -295,6 +321,9 @@ impl Keeper {
             log: None,
             logged: 0,
             loop_number: None,
+            kept: None,
+            kept_loop: None,
+            notes: self.notes(&create),
             fail_at: create.fail_at,
             phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, exec: false },
         };
@@ -315,12 +344,16 @@ impl Keeper {
         cell.fails(Step::Directory)?;
         DirBuilder::new().mode(0o700).create(&cell.dir)?;
         DirBuilder::new().mode(0o700).create(cell.dir.join(ROOT))?;
+        cell.fails(Step::Kept)?;
+        cell.kept = create.kept.as_ref().map(|wanted| self.lend(cell, wanted, create)).transpose()?;
         cell.fails(Step::Slot)?;
-        let (slot, slots) = match &mut self.slots {
-            Some(slots) => (Some(slots.take()?), slots.count()),
-            None => (None, 1),
+        let brought = cell.kept.as_ref().and_then(|lent| lent.slot);
+        let slots = self.slots.as_ref().map_or(1, Slots::count);
+        let slot = match &mut self.slots {
+            Some(slots) if brought.is_none() => Some(slots.take()?),
+            _ => None,
         };
-        let number = slot.as_ref().map_or(0, |s| s.number);
+        let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
         cell.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
         cell._slot = slot;
         cell.fails(Step::Template)?;
@@ -336,15 +369,44 @@ impl Keeper {
         self.launch(key, cell, &spec)
     }
 
+    /// What is shared must not hold the sockets of other sandboxes, the images of their volumes or the locks of their uids.
+    fn check_shared(&self, create: &Create) -> io::Result<()> {
+        for shared in &create.shared {
+            let host = &shared.host;
+            let absent = |e: io::Error| io::Error::other(format!("shared directory `{}`: {e}", host.display()));
+            let real = host.canonicalize().map_err(absent)?;
+            let ours = self.private.iter().filter_map(|dir| dir.canonicalize().ok());
+            if ours.into_iter().any(|dir| dir.starts_with(&real) || real.starts_with(dir)) {
+                return Err(io::Error::other(format!("`{}` holds the server's own files", host.display())));
+            }
+        }
+        Ok(())
+    }
+
+    fn notes(&self, create: &Create) -> Vec<String> {
+        let strangers = self.survey.mode == Mode::Sub && !create.shared.is_empty();
+        let note =
+            "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
+        strangers.then(|| note.to_owned()).into_iter().collect()
+    }
+
+    fn lends(&self, name: &str) -> bool {
+        self.cells.values().filter_map(|cell| cell.kept.as_ref()).any(|lent| lent.name == name)
+    }
+
+    fn lend(&mut self, cell: &Cell, wanted: &Wanted, create: &Create) -> io::Result<Lent> {
+        let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
+        self.store.lend(&Wanted { bytes, ..wanted.clone() }, &cell.dir, self.slots.as_mut())
+    }
+
     fn volume(&self, cell: &Cell, create: &Create) -> io::Result<Volume> {
         if self.survey.ext4 {
             let dir = self.instance.state_dir.join("templates");
-            let template = volume::template(&dir, create.disk_bytes, create.disk_inodes).map_err(io::Error::other)?;
+            let template = volume::template(&dir, Purpose::Own, create.disk_bytes, create.disk_inodes);
+            let template = template.map_err(io::Error::other)?;
             return Ok(Volume::Ext4 { template, image: cell.image() });
         }
-        // Charged to the sandbox: a full volume has to say ENOSPC before memory runs out and something is killed.
-        let memory = create.limits.memory_bytes.unwrap_or(u64::MAX);
-        Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(memory / 2), inodes: create.disk_inodes })
+        Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(half_the_memory(create)), inodes: create.disk_inodes })
     }
 
     fn spec(&self, cell: &Cell, create: &Create, volume: Volume) -> JailSpec {
@@ -355,6 +417,8 @@ impl Keeper {
             runtime: create.runtime.clone(),
             files: create.files.clone(),
             volume,
+            kept: cell.kept.as_ref().map(|lent| lent.source.clone()),
+            shared: create.shared.clone(),
             shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
             ptys: PTYS,
             cgroup_tasks: cell.cgroup.tasks(),
@@ -410,7 +474,10 @@ impl Keeper {
         let got = rustix::net::recv(control, &mut buffer, RecvFlags::DONTWAIT).map_or(0, |(n, _)| n);
         let report = serde_json::from_slice::<Report>(&buffer[..got]);
         match (report, &mut cell.phase) {
-            (Ok(Report::Loop { number }), _) => cell.loop_number = Some(number),
+            (Ok(Report::Loop { number, kept: false }), _) => cell.loop_number = Some(number),
+            (Ok(Report::Loop { number, kept: true }), _) => cell.kept_loop = Some(number),
+            (Ok(Report::Note { message }), _) => cell.notes.push(message),
+            (Ok(Report::InUse), _) => self.fail_with(key, Reply::InUse),
             (Ok(Report::WantsMaps), _) => {
                 if let Err(e) = cell.fails(Step::Maps).and_then(|()| write_maps(cell)) {
                     self.fail(key, &format!("id maps: {e}"));
@@ -418,23 +485,48 @@ impl Keeper {
             }
             (Ok(Report::Exec), Phase::Building { exec, .. }) => *exec = true,
             (Ok(Report::Failed { message, .. }), _) => self.fail(key, &message),
-            (Err(_), Phase::Building { request, exec: true, .. }) => {
-                let request = *request;
-                cell.control = None;
-                cell.phase = Phase::Running;
-                self.answer(request, Reply::Done);
-            }
+            (Err(_), Phase::Building { exec: true, .. }) => self.runs(key),
             (Err(_), Phase::Building { .. }) => self.fail(key, "the process ended while it was being set up"),
             (_, _) => cell.control = None,
         }
     }
 
-    /// A creation that did not work: taken down, then answered.
+    /// The guest has started.
+    fn runs(&mut self, key: u64) {
+        let Some(cell) = self.cells.get_mut(&key) else { return };
+        match cell.kept.as_mut().map_or(Ok(true), |lent| self.store.settle(lent)) {
+            Ok(true) => {}
+            Ok(false) => return self.fail_with(key, Reply::InUse),
+            Err(e) => return self.fail(key, &format!("the kept volume: {e}")),
+        }
+        cell.control = None;
+        let notes = std::mem::take(&mut cell.notes);
+        if let Phase::Building { request, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
+            self.answer(request, Reply::Created { notes });
+        }
+    }
+
     fn fail(&mut self, key: u64, message: &str) {
+        self.fail_with(key, failed(message));
+    }
+
+    /// A creation that did not work: taken down, then answered.
+    fn fail_with(&mut self, key: u64, reply: Reply) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.control = None;
         if let Phase::Building { request, .. } = cell.phase {
-            self.end(key, Some((request, failed(message))));
+            self.end(key, Some((request, reply)));
+        }
+    }
+
+    fn discard(&mut self, name: &str) -> Reply {
+        if self.lends(name) {
+            return Reply::InUse;
+        }
+        match self.store.discard(name) {
+            Ok(true) => Reply::Done,
+            Ok(false) => Reply::InUse,
+            Err(e) => failed(e.to_string()),
         }
     }
 
@@ -545,6 +637,7 @@ impl Keeper {
         let Some(mut cell) = self.cells.remove(&key) else { return };
         let phase = std::mem::replace(&mut cell.phase, Phase::Running);
         self.tree.tidy(&cell.groups);
+        cell.kept.iter().for_each(|lent| self.store.take_back(lent));
         // Its uid and descriptors are free before anybody is told that nothing is left.
         drop(cell);
         if let Phase::Ending { requests, .. } = phase {
@@ -571,10 +664,15 @@ fn clear(cell: &Cell) -> Option<String> {
     if let Err((path, e)) = cell.cgroup.remove() {
         return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
     }
-    if let Some(number) = cell.loop_number
-        && volume::loop_backing(number).is_some_and(|backing| backing == cell.image())
-    {
-        return Some(format!("/dev/loop{number} still holds its volume"));
+    let own = cell.loop_number.map(|number| (number, cell.image()));
+    let kept = cell.kept_loop.zip(cell.kept.as_ref().and_then(|lent| match &lent.source {
+        spec::Kept::Ext4 { image, .. } => Some(image.clone()),
+        spec::Kept::Held { .. } => None,
+    }));
+    for (number, image) in own.into_iter().chain(kept) {
+        if volume::loop_backing(number).is_some_and(|backing| backing == image) {
+            return Some(format!("/dev/loop{number} still holds its volume"));
+        }
     }
     match fs::remove_dir_all(&cell.dir) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -596,6 +694,11 @@ fn write_maps(cell: &Cell) -> io::Result<()> {
     fs::write(proc.join("gid_map"), cell.map.line())?;
     rustix::net::send(control, b"go", SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
+}
+
+/// What is charged to the sandbox: a full volume has to say ENOSPC before memory runs out and something is killed.
+fn half_the_memory(create: &Create) -> u64 {
+    create.limits.memory_bytes.unwrap_or(u64::MAX) / 2
 }
 
 /// Names become directories and cgroups.

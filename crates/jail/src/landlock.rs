@@ -48,7 +48,7 @@ pub struct Rules {
     pub list: Vec<PathBuf>,
     /// Read and executed: the runtimes, `/etc`.
     pub run: Vec<PathBuf>,
-    /// Everything: `/workspace`, `/data`, `/tmp`, `/dev/shm`.
+    /// Everything: `/workspace`, `/data`, `/tmp`, `/dev/shm`, what the operator shares.
     pub write: Vec<PathBuf>,
     /// Read and written, ioctls too, nothing made or removed: the device nodes and `/dev/pts`.
     pub devices: Vec<PathBuf>,
@@ -57,13 +57,13 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The rules of a sandbox whose read-only parts are `runtimes`.
-    pub fn sandbox(runtimes: impl IntoIterator<Item = PathBuf>) -> Self {
-        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
+    /// The rules of a sandbox whose read-only parts are `run`, and which may write `shared` besides its own.
+    pub fn sandbox(run: &[PathBuf], shared: &[PathBuf]) -> Self {
+        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
         Self {
             list: paths(&["/", "/dev"]),
-            run: runtimes.into_iter().collect(),
-            write: paths(&["/workspace", "/data", "/tmp", "/dev/shm"]),
+            run: run.to_owned(),
+            write: [paths(&["/workspace", "/data", "/tmp", "/dev/shm"]), shared.to_owned()].concat(),
             devices: paths(&[
                 "/dev/null",
                 "/dev/zero",

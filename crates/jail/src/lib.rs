@@ -14,6 +14,7 @@ pub mod image;
 pub mod inherited;
 pub mod instance;
 pub mod keeper;
+pub mod kept;
 pub mod landlock;
 pub mod launcher;
 pub mod plan;

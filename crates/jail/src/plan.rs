@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::ids::{INSIDE, IdMap};
-use crate::spec::{Content, JailSpec, Volume};
+use crate::spec::{Content, JailSpec, Kept, Shared, Volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
@@ -84,6 +84,28 @@ pub enum Op {
         owner: u32,
     },
     HideVolume,
+    /// Mounts a kept image, made from the template if there is one, on another such directory. Locked until it is unmounted.
+    KeptImage {
+        template: Option<PathBuf>,
+        image: PathBuf,
+    },
+    /// Its one directory at `path`, its files shown as those of `owner`.
+    KeptDir {
+        path: PathBuf,
+        owner: u32,
+    },
+    HideKept,
+    /// A volume that the launcher holds.
+    KeptBind {
+        at: PathBuf,
+        path: PathBuf,
+        owner: u32,
+    },
+    /// A directory of the host. With an `owner`, what the directory's owner has in it is shown as that one's.
+    Share {
+        shared: Shared,
+        owner: Option<u32>,
+    },
     PivotRoot,
     SealRoot,
     Hostname {
@@ -114,6 +136,8 @@ pub enum Op {
     NoNewPrivileges,
     Landlock {
         run: Vec<PathBuf>,
+        /// Besides the sandbox's own.
+        write: Vec<PathBuf>,
     },
     Seccomp,
     Exec,
@@ -150,6 +174,20 @@ impl fmt::Display for Op {
             }
             Self::VolumeDir { path, mode, owner } => write!(f, "volume dir {} {mode:o} owner {owner}", path.display()),
             Self::HideVolume => write!(f, "hide volume"),
+            Self::KeptImage { template, image } => {
+                write!(f, "kept ext4 {}", image.display())?;
+                template.iter().try_for_each(|t| write!(f, " from {}", t.display()))
+            }
+            Self::KeptDir { path, owner } => write!(f, "kept dir {} shown as {owner}", path.display()),
+            Self::HideKept => write!(f, "hide kept"),
+            Self::KeptBind { at, path, owner } => {
+                write!(f, "kept {} on {} owner {owner}", at.display(), path.display())
+            }
+            Self::Share { shared: Shared { host, inside, read_only }, owner } => {
+                let access = if *read_only { "ro" } else { "rw" };
+                write!(f, "share {} on {} {access},nosuid,nodev", host.display(), inside.display())?;
+                owner.iter().try_for_each(|owner| write!(f, " shown as {owner}"))
+            }
             Self::PivotRoot => write!(f, "pivot root"),
             Self::SealRoot => write!(f, "root read-only"),
             Self::Hostname { name } => write!(f, "hostname {name}"),
@@ -166,9 +204,10 @@ impl fmt::Display for Op {
             Self::DropCapabilities => write!(f, "drop capabilities"),
             Self::NotDumpable => write!(f, "not dumpable"),
             Self::NoNewPrivileges => write!(f, "no new privileges"),
-            Self::Landlock { run } => {
+            Self::Landlock { run, write } => {
                 write!(f, "landlock")?;
-                run.iter().try_for_each(|p| write!(f, " {}", p.display()))
+                run.iter().try_for_each(|p| write!(f, " {}", p.display()))?;
+                write.iter().try_for_each(|p| write!(f, " write {}", p.display()))
             }
             Self::Seccomp => write!(f, "seccomp"),
             Self::Exec => write!(f, "exec guest"),
@@ -192,6 +231,9 @@ const DEVICES: &[(&str, (u32, u32))] =
 
 /// The directory, in the sandbox's own, on which its root is mounted while it is being made.
 pub const ROOT: &str = "root";
+
+/// What may lie on a volume that outlives the sandbox.
+const DATA: &str = "/data";
 
 const SHM_INODES: u64 = 10_000;
 
@@ -218,6 +260,7 @@ pub fn plan(spec: &JailSpec) -> Plan {
     system(spec, &mut steps);
     volume(spec, &mut steps);
     runtime(spec, &mut steps);
+    shared(spec, &mut steps);
     dev(spec, &mut steps);
     proc(spec, &mut steps);
     steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: spec.hostname.clone() }, Op::LoopbackUp]);
@@ -255,7 +298,14 @@ impl Steps {
 fn root_size(spec: &JailSpec) -> (u64, u64) {
     let content: u64 = spec.files.iter().map(|f| f.content.as_bytes().len() as u64 + 4096).sum();
     let depth = |p: &PathBuf| p.components().count() as u64;
-    let inodes: u64 = spec.files.iter().map(|f| &f.path).chain(&spec.runtime).map(depth).sum();
+    let inodes: u64 = spec
+        .files
+        .iter()
+        .map(|f| &f.path)
+        .chain(&spec.runtime)
+        .chain(spec.shared.iter().map(|s| &s.inside))
+        .map(depth)
+        .sum();
     ((1 << 20) + content.next_multiple_of(4096), 256 + inodes)
 }
 
@@ -274,11 +324,29 @@ fn system(spec: &JailSpec, steps: &mut Steps) {
 
 fn volume(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.push(Op::Volume { volume: spec.volume.clone() });
-    for (path, mode) in [("/workspace", 0o755), ("/data", 0o755), ("/tmp", 0o1777)] {
+    let owner = spec.map.outer();
+    for (path, mode) in [("/workspace", 0o755), (DATA, 0o755), ("/tmp", 0o1777)] {
         steps.dir(Path::new(path));
-        steps.ops.push(Op::VolumeDir { path: path.into(), mode, owner: spec.map.outer() });
+        if path != DATA || spec.kept.is_none() {
+            steps.ops.push(Op::VolumeDir { path: path.into(), mode, owner });
+        }
     }
     steps.ops.push(Op::HideVolume);
+    match spec.kept.clone() {
+        Some(Kept::Ext4 { template, image }) => {
+            let dir = Op::KeptDir { path: DATA.into(), owner };
+            steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept]);
+        }
+        Some(Kept::Held { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
+        None => {}
+    }
+}
+
+fn shared(spec: &JailSpec, steps: &mut Steps) {
+    for shared in &spec.shared {
+        steps.dir(&shared.inside);
+        steps.ops.push(Op::Share { shared: shared.clone(), owner: spec.map.remapped() });
+    }
 }
 
 /// After the volume: a runtime may lie below `/tmp`.
@@ -341,14 +409,16 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
     if spec.die_with_launcher {
         steps.ops.push(Op::DieWithLauncher);
     }
-    let run = readable(spec);
+    let shared = |read_only| spec.shared.iter().filter(move |s| s.read_only == read_only).map(|s| s.inside.clone());
+    let run = readable(spec).into_iter().chain(shared(true)).collect();
+    let write = shared(false).collect();
     steps.ops.extend([
         Op::Rlimits { processes: spec.processes },
         Op::Descriptors,
         Op::DropCapabilities,
         Op::NotDumpable,
         Op::NoNewPrivileges,
-        Op::Landlock { run },
+        Op::Landlock { run, write },
         Op::Seccomp,
         Op::Exec,
     ]);
@@ -390,6 +460,8 @@ mod tests {
                 }
                 Mode::Sub | Mode::Single => Volume::Tmpfs { bytes: 64 << 20, inodes: 1000 },
             },
+            kept: None,
+            shared: vec![],
             shm_bytes: 32 << 20,
             ptys: 64,
             cgroup_tasks: if mode == Mode::Root {
@@ -410,6 +482,97 @@ mod tests {
         insta::assert_snapshot!("plan_single", plan(&spec(Mode::Single)));
     }
 
+    /// With everything that may be there besides.
+    fn with_volumes(mode: Mode) -> JailSpec {
+        let spec = spec(mode);
+        let share =
+            |host: &str, inside: &str, read_only| Shared { host: host.into(), inside: inside.into(), read_only };
+        let kept = match mode {
+            Mode::Root => Kept::Ext4 {
+                template: Some("/state/templates/ext4-kept-1.img".into()),
+                image: spec.dir.join("kept.img"),
+            },
+            Mode::Sub | Mode::Single => Kept::Held { at: "/state/instances/i/kept/0af9".into() },
+        };
+        let shared = vec![share("/srv/in", "/shared/in", true), share("/srv/out", "/shared/out", false)];
+        JailSpec { kept: Some(kept), shared, ..spec }
+    }
+
+    /// Only what is there because of the volumes, and the other way round.
+    fn difference(mode: Mode) -> String {
+        let lines = |spec: &JailSpec| plan(spec).to_string().lines().map(str::to_owned).collect::<Vec<_>>();
+        let (without, with) = (lines(&spec(mode)), lines(&with_volumes(mode)));
+        let gone = without.iter().filter(|l| !with.contains(l)).map(|l| format!("- {l}"));
+        let new = with.iter().filter(|l| !without.contains(l)).map(|l| format!("+ {l}"));
+        gone.chain(new).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn shared_and_kept_volumes_change_the_plan_like_this() {
+        insta::assert_snapshot!(difference(Mode::Root), @r"
+        - root tmpfs 1056768 bytes 281 inodes on /state/instances/i/s/root
+        - volume dir /data 755 owner 1879048199
+        - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+        + root tmpfs 1056768 bytes 287 inodes on /state/instances/i/s/root
+        + kept ext4 /state/instances/i/s/kept.img from /state/templates/ext4-kept-1.img
+        + kept dir /data shown as 1879048199
+        + hide kept
+        + dir /shared 755
+        + dir /shared/in 755
+        + share /srv/in on /shared/in ro,nosuid,nodev shown as 1879048199
+        + dir /shared/out 755
+        + share /srv/out on /shared/out rw,nosuid,nodev shown as 1879048199
+        + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
+        ");
+        insta::assert_snapshot!(difference(Mode::Sub), @r"
+        - root tmpfs 1056768 bytes 281 inodes on /state/instances/i/s/root
+        - volume dir /data 755 owner 8
+        - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+        + root tmpfs 1056768 bytes 287 inodes on /state/instances/i/s/root
+        + kept /state/instances/i/kept/0af9 on /data owner 8
+        + dir /shared 755
+        + dir /shared/in 755
+        + share /srv/in on /shared/in ro,nosuid,nodev
+        + dir /shared/out 755
+        + share /srv/out on /shared/out rw,nosuid,nodev
+        + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
+        ");
+        assert_eq!(difference(Mode::Single), difference(Mode::Sub).replace("owner 8", "owner 0"));
+    }
+
+    #[test]
+    fn a_shared_directory_hides_nothing_and_nothing_is_made_in_it() {
+        for inside in [
+            "/",
+            "shared",
+            "/shared/../etc",
+            "/proc/x",
+            "/dev/shm",
+            "/data",
+            "/data/x",
+            "/workspace",
+            "/etc/x",
+            "/tmp",
+            "/tmp/x",
+            "/usr/local/x",
+            "/bin",
+            "/opt",
+            "/opt/sandpool/driver.py/x",
+            "/home",
+            "/home/u/rt/node/x",
+            "/.volume",
+            "/.kept",
+        ] {
+            let shared = vec![Shared { host: "/srv".into(), inside: inside.into(), read_only: false }];
+            let spec = JailSpec { shared, ..spec(Mode::Root) };
+            assert!(spec.check().is_err(), "{inside}");
+        }
+        let mut spec = with_volumes(Mode::Root);
+        assert_eq!(spec.check(), Ok(()));
+        spec.shared[1].inside = "/shared/in/deeper".into();
+        assert!(spec.check().is_err());
+    }
+
     #[test]
     fn nothing_of_the_host_is_shown_over_the_sandboxs_own_parts() {
         for path in ["/", "relative", "/usr/../etc", "/proc/sys", "/dev", "/workspace/x", "/tmp", "/etc/shadow"] {
@@ -422,7 +585,7 @@ mod tests {
     #[test]
     fn privileges_end_after_the_last_mount_and_the_guest_is_last() {
         for mode in [Mode::Root, Mode::Sub, Mode::Single] {
-            let ops = plan(&spec(mode)).ops;
+            let ops = plan(&with_volumes(mode)).ops;
             let user = ops.iter().position(|op| matches!(op, Op::UserNamespace { .. })).unwrap();
             let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
             assert!(seal < user);

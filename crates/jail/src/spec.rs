@@ -19,6 +19,9 @@ pub struct JailSpec {
     /// Written into the root before it is sealed.
     pub files: Vec<FileSpec>,
     pub volume: Volume,
+    /// Where `/data` lies instead of on the volume.
+    pub kept: Option<Kept>,
+    pub shared: Vec<Shared>,
     pub shm_bytes: u64,
     pub ptys: u32,
     /// v1 files the first process writes itself into; on v2 it is born into its cgroup.
@@ -74,6 +77,24 @@ pub enum Volume {
     Ext4 { template: PathBuf, image: PathBuf },
     /// In memory, charged to the sandbox.
     Tmpfs { bytes: u64, inodes: u64 },
+}
+
+/// A `/data` that outlives the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Kept {
+    /// A file system with a journal in a sparse file; with a template it is to be made first. Needs root.
+    Ext4 { template: Option<PathBuf>, image: PathBuf },
+    /// In memory, mounted there by the launcher, which holds it as long as it lives.
+    Held { at: PathBuf },
+}
+
+/// A directory of the host that the operator shares with sandboxes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    pub host: PathBuf,
+    pub inside: PathBuf,
+    pub read_only: bool,
 }
 
 /// How this host's system directories look, and which of its files a sandbox needs to see.
@@ -219,20 +240,42 @@ pub enum SpecError {
 /// What a sandbox has of its own; nothing of the host may be shown there.
 const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/workspace", "/data", "/etc"];
 
+/// What a shared directory may not be shown over either: a runtime may lie below `/tmp`, and the rest is there only for a moment.
+const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty"];
+
 impl JailSpec {
     /// Refuses paths that would cover or leave the sandbox's own parts.
     pub fn check(&self) -> Result<(), SpecError> {
         let paths = self.runtime.iter().chain(self.files.iter().map(|f| &f.path));
         for path in paths {
-            if !path.is_absolute() || normal(path) != *path || path == Path::new("/") {
-                return Err(SpecError::NotAbsolute(path.clone()));
-            }
+            check_form(path)?;
             if RESERVED.iter().any(|r| path.starts_with(r)) || path == Path::new("/tmp") {
                 return Err(SpecError::Reserved(path.clone()));
             }
         }
+        self.shared.iter().enumerate().try_for_each(|(number, shared)| self.check_shared(number, &shared.inside))
+    }
+
+    /// A shared directory hides nothing of the sandbox's own, and nothing of the sandbox's own is made in it.
+    fn check_shared(&self, number: usize, inside: &Path) -> Result<(), SpecError> {
+        check_form(inside)?;
+        let own = RESERVED.iter().chain(RESERVED_FROM_SHARED).map(Path::new);
+        let host = self.host.binds.iter().chain(self.host.symlinks.iter().map(|(link, _)| link));
+        let files = self.files.iter().map(|f| &f.path);
+        let others = self.shared[..number].iter().map(|s| &s.inside);
+        let mut taken = own.chain(host.chain(&self.runtime).chain(files).chain(others).map(PathBuf::as_path));
+        if taken.any(|path| path.starts_with(inside) || inside.starts_with(path)) {
+            return Err(SpecError::Reserved(inside.to_owned()));
+        }
         Ok(())
     }
+}
+
+fn check_form(path: &Path) -> Result<(), SpecError> {
+    if !path.is_absolute() || normal(path) != *path || path == Path::new("/") {
+        return Err(SpecError::NotAbsolute(path.to_owned()));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

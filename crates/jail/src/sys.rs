@@ -79,6 +79,14 @@ pub fn leave(code: c_int) -> ! {
     unsafe { libc::_exit(code) }
 }
 
+/// Does nothing until it is killed: a process that is there for its namespace.
+pub fn wait_for_the_end() -> ! {
+    loop {
+        // SAFETY: `pause` has no preconditions.
+        unsafe { libc::pause() };
+    }
+}
+
 /// New namespaces for the calling, single-threaded process.
 pub fn unshare(namespaces: c_int) -> Result<()> {
     // SAFETY: only CLONE_NEW* flags are passed; memory and descriptors stay shared as they are.
@@ -92,7 +100,20 @@ pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 
 /// Adds attributes to the mount `fd` stands for, and to those below it. Attributes are only ever added: what the host locked stays.
 pub fn mount_setattr(fd: BorrowedFd<'_>, set: u64, recursive: bool) -> Result<()> {
-    let attr = libc::mount_attr { attr_set: set, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    set_mount(
+        fd,
+        libc::mount_attr { attr_set: set, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 },
+        recursive,
+    )
+}
+
+/// Shows the files of a detached mount, and of those below it, with the owners that the maps of a user namespace give them.
+pub fn mount_idmap(fd: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<()> {
+    let userns_fd = u64::try_from(namespace.as_raw_fd()).map_err(|_| Errno::BADF)?;
+    set_mount(fd, libc::mount_attr { attr_set: libc::MOUNT_ATTR_IDMAP, attr_clr: 0, propagation: 0, userns_fd }, true)
+}
+
+fn set_mount(fd: BorrowedFd<'_>, attr: libc::mount_attr, recursive: bool) -> Result<()> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is an empty C string, `attr` a whole `mount_attr`; both outlive the call.
     let done = unsafe {

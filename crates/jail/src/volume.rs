@@ -1,4 +1,7 @@
-//! The volume of a sandbox as root: an ext4 file system in a sparse file, copied from a template that is made once a size.
+//! The volumes of a sandbox as root: an ext4 file system in a sparse file, copied from a template that is made once a size.
+//!
+//! A kept one is locked through the very description that its loop device holds: the lock ends when the device lets go of the image,
+//! not when some process ends, so that an image is never mounted twice, whoever dies when.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -6,8 +9,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, flock};
 use rustix::io::Errno;
 
 use crate::sys::loop_device;
@@ -22,7 +26,55 @@ pub enum Error {
     Copy { path: PathBuf, source: io::Error },
     #[error("loop device `{path}`: {errno}")]
     Loop { path: String, errno: Errno },
+    #[error("image `{}`: {errno}", path.display())]
+    Image { path: PathBuf, errno: Errno },
+    #[error("another sandbox has it")]
+    InUse,
+    #[error("it was discarded a moment ago")]
+    Discarded,
 }
+
+/// What a file system in an image is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// It ends with the sandbox.
+    Own,
+    /// It has to survive a crash.
+    Kept,
+}
+
+impl Purpose {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Own => "ext4",
+            Self::Kept => "ext4-kept",
+        }
+    }
+
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            // No journal: nothing here has to survive a crash.
+            Self::Own => {
+                &["-O", "^has_journal,^resize_inode,^metadata_csum,^uninit_bg", "-E", "nodiscard,root_owner=0:0"]
+            }
+            // The smallest journal there is. Nothing is filled with zeros that is a hole in a new file anyway.
+            Self::Kept => &[
+                "-O",
+                "has_journal,^resize_inode",
+                "-J",
+                "size=4",
+                "-E",
+                "nodiscard,root_owner=0:0,lazy_itable_init=1,lazy_journal_init=1",
+            ],
+        }
+    }
+}
+
+/// With less there is hardly room beside the journal.
+pub const SMALLEST_KEPT: u64 = 16 << 20;
+
+/// How long an image is waited for whose sandbox is on its way out: a dead launcher's go a moment after it.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Where mkfs.ext4 is, if anywhere; the launcher has no search path.
 pub fn mkfs() -> Option<PathBuf> {
@@ -33,15 +85,16 @@ pub fn mkfs() -> Option<PathBuf> {
 }
 
 /// The template for this size, made if it is not there. Complete or absent: it appears by a rename.
-pub fn template(dir: &Path, bytes: u64, inodes: u64) -> Result<PathBuf, Error> {
-    let path = dir.join(format!("ext4-{bytes}-{inodes}.img"));
+pub fn template(dir: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<PathBuf, Error> {
+    let name = format!("{}-{bytes}-{inodes}", purpose.name());
+    let path = dir.join(format!("{name}.img"));
     if path.exists() {
         return Ok(path);
     }
     let failed = |source| Error::Template { path: path.clone(), source };
     fs::create_dir_all(dir).map_err(failed)?;
-    let half = dir.join(format!(".ext4-{bytes}-{inodes}-{}", std::process::id()));
-    let made = make(&half, bytes, inodes).and_then(|()| fs::rename(&half, &path).map_err(failed));
+    let half = dir.join(format!(".{name}-{}", std::process::id()));
+    let made = make(&half, purpose, bytes, inodes).and_then(|()| fs::rename(&half, &path).map_err(failed));
     if made.is_err() {
         let _ = fs::remove_file(&half);
     }
@@ -52,17 +105,15 @@ pub fn template(dir: &Path, bytes: u64, inodes: u64) -> Result<PathBuf, Error> {
     clippy::disallowed_methods,
     reason = "the one helper program of a sandbox's creation, with a fixed path and no input"
 )]
-fn make(path: &Path, bytes: u64, inodes: u64) -> Result<(), Error> {
+fn make(path: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<(), Error> {
     let failed = |source| Error::Template { path: path.to_owned(), source };
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map_err(failed)?;
     file.set_len(bytes).map_err(failed)?;
     let mkfs = mkfs().ok_or_else(|| Error::Mkfs("not installed".into()))?;
     let output = Command::new(mkfs)
-        .args(["-q", "-F", "-m", "0", "-b", "4096"])
-        // No journal: nothing here has to survive a crash. No reserved table: it never grows.
-        .args(["-O", "^has_journal,^resize_inode,^metadata_csum,^uninit_bg"])
-        .args(["-E", "nodiscard,root_owner=0:0"])
-        .args(["-N", &inodes.to_string()])
+        // No table reserved for growth: it never grows.
+        .args(["-q", "-F", "-m", "0", "-b", "4096", "-N", &inodes.to_string()])
+        .args(purpose.options())
         .arg(path)
         .env_clear()
         .stdin(Stdio::null())
@@ -123,22 +174,45 @@ pub struct Attached {
     _device: OwnedFd,
 }
 
-pub fn attach_loop(image: &Path) -> Result<Attached, Error> {
+/// Opens an image that nobody else may have at the same time; waits a little for whoever has it and is about to end.
+pub fn lock_image(image: &Path) -> Result<OwnedFd, Error> {
+    let at = |errno| Error::Image { path: image.to_owned(), errno };
+    let file = open_image(image)?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
+            other => break other.map_err(at)?,
+        }
+    }
+    if rustix::fs::fstat(&file).map_err(at)?.st_nlink == 0 {
+        return Err(Error::Discarded);
+    }
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    rustix::fs::futimens(&file, &Timestamps { last_access: now, last_modification: now }).map_err(at)?;
+    Ok(file)
+}
+
+pub fn open_image(image: &Path) -> Result<OwnedFd, Error> {
+    rustix::fs::open(image, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+        .map_err(|errno| Error::Image { path: image.to_owned(), errno })
+}
+
+/// The device holds the description behind `image`, and with it a lock on that.
+pub fn attach_loop(image: &OwnedFd) -> Result<Attached, Error> {
     const TRIES: usize = 64;
     let at = |path: &str| {
         let path = path.to_owned();
         move |errno| Error::Loop { path, errno }
     };
     let open = |path: &str| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(at(path));
-    let shown = image.display().to_string();
-    let file = rustix::fs::open(image, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
-        .map_err(at(&shown))?;
     let control = open("/dev/loop-control")?;
     for _ in 0..TRIES {
         let number = loop_device::free_number(&control).map_err(at("/dev/loop-control"))?;
         let path = format!("/dev/loop{number}");
         let device = open(&path)?;
-        match loop_device::configure(&device, file.as_raw_fd()) {
+        match loop_device::configure(&device, image.as_raw_fd()) {
             Ok(()) => return Ok(Attached { number, path, _device: device }),
             // Somebody else took the free one first.
             Err(Errno::BUSY) => {}

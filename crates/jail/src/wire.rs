@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Group, Limits as CgroupLimits, Usage};
 use crate::ids::Mode;
-use crate::spec::FileSpec;
+use crate::kept::{Kept, Wanted};
+use crate::spec::{FileSpec, Shared};
 use crate::survey::Survey;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,6 +44,11 @@ pub enum Call {
         sandbox: String,
     },
     List,
+    /// The kept volumes.
+    Kept,
+    Discard {
+        name: String,
+    },
     /// Destroys everything, answers, ends.
     Shutdown,
 }
@@ -68,6 +74,8 @@ pub struct Create {
     pub disk_inodes: u64,
     pub runtime: Vec<PathBuf>,
     pub files: Vec<FileSpec>,
+    pub shared: Vec<Shared>,
+    pub kept: Option<Wanted>,
     /// Tests of the rollback: the step that is to fail. Debug builds only.
     pub fail_at: Option<usize>,
 }
@@ -87,6 +95,13 @@ pub enum Reply {
         survey: Survey,
     },
     Done,
+    /// The sandbox runs; what is weaker about it than about others.
+    Created {
+        notes: Vec<String>,
+    },
+    Kept(Vec<Kept>),
+    /// A sandbox has the kept volume.
+    InUse,
     Stats(Usage),
     List(Vec<String>),
     Gone,

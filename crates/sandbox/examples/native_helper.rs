@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use sandbox::native::{GuestBinary, Mode, Native, NativeConfig};
-use sandbox::{Backend, Group, Level, Limits, SandboxSpec};
+use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn main() {
@@ -17,10 +17,14 @@ fn main() {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["sandpool-guest"] => guest(),
         [_, "serve", mode, state_dir, ref lines @ ..] => serve(mode, state_dir, lines),
+        [_, "keep", mode, state_dir, ref lines @ ..] => keep(mode, state_dir, lines),
+        [_, "share", mode, state_dir, host, line] => share(mode, state_dir, host, line),
         [_, "floor", mode, state_dir] => floor(mode, state_dir),
         [_, "survey"] => survey(),
         [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap()),
-        _ => eprintln!("usage: native_helper serve root|sub|single STATE_DIR LINE... | survey | bench STATE_DIR N"),
+        _ => {
+            eprintln!("usage: native_helper serve|keep root|sub|single STATE_DIR LINE... | survey | bench STATE_DIR N")
+        }
     }
 }
 
@@ -60,14 +64,61 @@ fn serve(mode: &str, state_dir: &str, lines: &[&str]) {
         let (native, isolation) = Native::start(launcher, config).await.unwrap();
         eprintln!("mode {} level {:?}", native.mode(), isolation.level);
         let sandbox = native.create(&spec()).await.unwrap();
-        let mut out = tokio::io::stderr();
         for line in lines {
-            let mut stream = sandbox.connect().await.unwrap();
-            stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
-            let mut text = Vec::new();
-            stream.read_to_end(&mut text).await.unwrap();
-            out.write_all(&text).await.unwrap();
+            say(&*sandbox, line).await;
         }
+        sandbox.destroy().await.unwrap();
+        native.shutdown().await;
+    });
+}
+
+/// Prints what the line prints inside.
+async fn say(sandbox: &dyn Sandbox, line: &str) {
+    let mut stream = sandbox.connect().await.unwrap();
+    stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text).await.unwrap();
+    std::io::stderr().write_all(&text).unwrap();
+}
+
+/// Each line in a sandbox of its own, all with the same kept volume; then what there is and what can be had twice.
+fn keep(mode: &str, state_dir: &str, lines: &[&str]) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    let kept = KeptVolume { name: "0af9".repeat(16), bytes: 16 << 20, inodes: 200 };
+    let spec = SandboxSpec { kept: Some(kept.clone()), ..spec() };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        for line in lines {
+            // Others come and go meanwhile, and so do the uids.
+            let other = native.create(&self::spec()).await.unwrap();
+            let sandbox = native.create(&spec).await.unwrap();
+            say(&*sandbox, line).await;
+            assert!(matches!(native.create(&spec).await, Err(BackendError::InUse)));
+            assert!(matches!(native.discard(&kept.name).await, Err(BackendError::InUse)));
+            sandbox.destroy().await.unwrap();
+            other.destroy().await.unwrap();
+        }
+        assert_eq!(native.kept().await.unwrap().iter().map(|k| &k.name).collect::<Vec<_>>(), [&kept.name]);
+        native.discard(&kept.name).await.unwrap();
+        native.discard(&kept.name).await.unwrap();
+        assert_eq!(native.kept().await.unwrap(), []);
+        native.shutdown().await;
+    });
+}
+
+fn share(mode: &str, state_dir: &str, host: &str, line: &str) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    let volume =
+        |inside: &str, read_only| SharedVolume { host: PathBuf::from(host), inside: PathBuf::from(inside), read_only };
+    let spec = SandboxSpec { volumes: vec![volume("/rw", false), volume("/ro", true)], ..spec() };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        let sandbox = native.create(&spec).await.unwrap();
+        say(&*sandbox, line).await;
+        let notes = sandbox.isolation().missing.iter().filter(|line| line.starts_with("shared volumes: "));
+        eprintln!("{} notes", notes.count());
         sandbox.destroy().await.unwrap();
         native.shutdown().await;
     });

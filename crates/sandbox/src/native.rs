@@ -21,8 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use jail::cgroup::{self, Controller};
+use jail::kept::Wanted;
 use jail::launcher::{Process, Spawned};
-use jail::spec::FileSpec;
+use jail::spec::{self, FileSpec};
 use jail::survey::Survey;
 use jail::wire::{self, Call, Create, Reply, Request, Response, Start};
 use rustix::fs::{Mode as FileMode, OFlags};
@@ -34,7 +35,10 @@ use tokio::task::AbortHandle;
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 
-use crate::{Backend, BackendError, Group, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
+use crate::{
+    Backend, BackendError, Group, GuestStream, Isolation, Kept, KeptVolume, Level, Sandbox, SandboxSpec, SharedVolume,
+    Stats,
+};
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
 pub fn launcher_entry() {
@@ -190,6 +194,13 @@ fn lost(e: impl std::fmt::Display) -> BackendError {
     BackendError::Launcher(e.to_string())
 }
 
+fn unexpected(reply: Reply) -> BackendError {
+    match reply {
+        Reply::Failed { message } => BackendError::Launcher(message),
+        other => BackendError::Launcher(format!("unexpected answer `{other:?}`")),
+    }
+}
+
 impl Shared {
     fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Reply>>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
@@ -278,8 +289,7 @@ impl Native {
         let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
             Reply::Started { instance, survey } => (instance, survey),
             Reply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
-            Reply::Failed { message } => return Err(BackendError::Launcher(message)),
-            other => return Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+            other => return Err(unexpected(other)),
         };
         let isolation = isolation_of(&survey);
         if isolation.level < config.floor {
@@ -311,7 +321,7 @@ impl Native {
     pub async fn list(&self) -> Result<Vec<String>, BackendError> {
         match self.link.call(Call::List, &[]).await? {
             Reply::List(ids) => Ok(ids),
-            other => Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+            other => Err(unexpected(other)),
         }
     }
 
@@ -323,30 +333,35 @@ impl Native {
     ) -> Result<Box<dyn Sandbox>, BackendError> {
         let id = uuid::Uuid::new_v4().simple().to_string();
         // Its drop takes back what the launcher makes for us, should this future be dropped before the answer comes.
-        let sandbox = NativeSandbox {
+        let mut sandbox = NativeSandbox {
             id: id.clone(),
             isolation: self.isolation.clone(),
             link: Arc::clone(&self.link),
             instance: Arc::clone(&self.instance),
             destroyed: AtomicBool::new(false),
         };
-        match self.link.call(Call::Create(Box::new(order(id, spec, fail_at)?)), &[]).await? {
-            Reply::Done => Ok(Box::new(sandbox)),
+        match self.link.call(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await? {
+            Reply::Created { notes } => {
+                notes.iter().for_each(|note| tracing::warn!("{note}"));
+                sandbox.isolation.missing.extend(notes);
+                Ok(Box::new(sandbox))
+            }
+            Reply::InUse => {
+                sandbox.destroyed.store(true, Ordering::Relaxed);
+                Err(BackendError::InUse)
+            }
             Reply::Failed { message } => {
                 sandbox.destroyed.store(true, Ordering::Relaxed);
                 Err(BackendError::Create(message))
             }
-            other => Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+            other => Err(unexpected(other)),
         }
     }
 }
 
-fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Result<Create, BackendError> {
+fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create {
     let SandboxSpec { groups, limits, runtime, files, volumes, kept } = spec;
-    if !volumes.is_empty() || kept.is_some() {
-        return Err(BackendError::Create("shared and kept volumes are not there yet".into()));
-    }
-    Ok(Create {
+    Create {
         sandbox,
         groups: groups.iter().map(order_group).collect(),
         limits: cgroup::Limits {
@@ -361,8 +376,20 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Result<
             .iter()
             .map(|(path, bytes)| FileSpec { path: path.clone(), content: bytes.clone().into() })
             .collect(),
+        shared: volumes.iter().map(order_volume).collect(),
+        kept: kept.as_ref().map(order_kept),
         fail_at,
-    })
+    }
+}
+
+fn order_volume(volume: &SharedVolume) -> spec::Shared {
+    let SharedVolume { host, inside, read_only } = volume.clone();
+    spec::Shared { host, inside, read_only }
+}
+
+fn order_kept(kept: &KeptVolume) -> Wanted {
+    let KeptVolume { name, bytes, inodes } = kept.clone();
+    Wanted { name, bytes, inodes }
 }
 
 fn order_group(group: &Group) -> cgroup::Group {
@@ -386,11 +413,18 @@ impl Backend for Native {
     }
 
     async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
-        Ok(vec![])
+        match self.link.call(Call::Kept, &[]).await? {
+            Reply::Kept(kept) => Ok(kept.into_iter().map(|k| Kept { name: k.name, last_used: k.last_used }).collect()),
+            other => Err(unexpected(other)),
+        }
     }
 
-    async fn discard(&self, _name: &str) -> Result<(), BackendError> {
-        Ok(())
+    async fn discard(&self, name: &str) -> Result<(), BackendError> {
+        match self.link.call(Call::Discard { name: name.to_owned() }, &[]).await? {
+            Reply::Done => Ok(()),
+            Reply::InUse => Err(BackendError::InUse),
+            other => Err(unexpected(other)),
+        }
     }
 
     async fn shutdown(&self) {
@@ -455,8 +489,7 @@ impl Sandbox for NativeSandbox {
                 self.destroyed.store(true, Ordering::Relaxed);
                 Ok(())
             }
-            Reply::Failed { message } => Err(BackendError::Launcher(message)),
-            other => Err(BackendError::Launcher(format!("unexpected answer `{other:?}`"))),
+            other => Err(unexpected(other)),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use sandbox::native::{GuestBinary, Mode, Native, NativeConfig, spawn_launcher_from};
-use sandbox::{Backend, BackendError, Group, Level, Limits, Sandbox, SandboxSpec};
+use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const LIMITS: Limits =
@@ -285,11 +285,19 @@ async fn a_creation_that_fails_at_any_step_leaves_nothing() {
     }
     let place = Place::new("steps");
     let native = start(&place.0).await;
-    native.create(&spec()).await.unwrap().destroy().await.unwrap();
+    let shared = owned(&place, "shared", 4321);
+    let spec = SandboxSpec {
+        groups: vec![group("tenant", None), group("set", None)],
+        volumes: vec![share(&shared, "/shared", false)],
+        kept: Some(kept('a')),
+        ..spec()
+    };
+    native.create(&spec).await.unwrap().destroy().await.unwrap();
+    native.discard(&kept('a').name).await.unwrap();
     let before = Left::count(&place.0);
     let mut step = 0;
     let made = loop {
-        match native.create_failing(&spec(), Some(step)).await {
+        match native.create_failing(&spec, Some(step)).await {
             Ok(sandbox) => break sandbox,
             Err(BackendError::Create(message)) => {
                 assert!(message.contains("a failure was asked for"), "{step}: {message}")
@@ -301,6 +309,7 @@ async fn a_creation_that_fails_at_any_step_leaves_nothing() {
     };
     assert!(step > 60, "only {step} steps");
     made.destroy().await.unwrap();
+    native.discard(&kept('a').name).await.unwrap();
     assert_eq!(Left::count(&place.0), before);
     native.shutdown().await;
 }
@@ -339,6 +348,271 @@ async fn a_full_disk_and_a_fork_bomb_and_a_memory_bomb_stay_inside() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     drop(other); // without destroy: taken back all the same
     wait_for("the end of a dropped sandbox", || descendants().len() == 1);
+    native.shutdown().await;
+}
+
+fn group(name: &str, memory_bytes: Option<u64>) -> Group {
+    Group { name: name.into(), memory_bytes, cpu_millis: None }
+}
+
+fn share(host: &Path, inside: &str, read_only: bool) -> SharedVolume {
+    SharedVolume { host: host.to_owned(), inside: inside.into(), read_only }
+}
+
+fn kept(digit: char) -> KeptVolume {
+    KeptVolume { name: digit.to_string().repeat(64), bytes: 16 << 20, inodes: 200 }
+}
+
+/// A directory that belongs to this uid and gid.
+fn owned(place: &Place, name: &str, id: u32) -> PathBuf {
+    let dir = place.0.join(name);
+    fs::create_dir_all(&dir).unwrap();
+    std::os::unix::fs::chown(&dir, Some(id), Some(id)).unwrap();
+    dir
+}
+
+fn owner(path: &Path) -> u32 {
+    std::os::unix::fs::MetadataExt::uid(&fs::metadata(path).unwrap())
+}
+
+/// How many cgroups of this name there are below those of this test, in all hierarchies.
+fn groups_called(name: &str) -> usize {
+    fn walk(dir: &Path, name: &str) -> usize {
+        let below = fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
+        below.map(|e| usize::from(e.file_name() == name) + walk(&e.path(), name)).sum()
+    }
+    cgroups().iter().map(|top| walk(top, name)).sum()
+}
+
+#[tokio::test]
+async fn a_group_within_a_group_is_held_by_both_and_goes_with_its_last_sandbox() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("nested");
+    let native = start(&place.0).await;
+    let before = Left::count(&place.0);
+    let names = ["outer-nest", "inner-nest-a", "inner-nest-b"];
+    let within = |inner: &str| SandboxSpec {
+        groups: vec![group(names[0], Some(80 << 20)), group(inner, Some(LIMITS.memory_bytes))],
+        ..spec()
+    };
+    let one = native.create(&within(names[1])).await.unwrap();
+    let other = native.create(&within(names[2])).await.unwrap();
+    assert!(names.iter().all(|name| groups_called(name) > 0));
+    // Neither its own limit nor the inner group's is reached.
+    sh(&*one, "python3 -c 'x = bytearray(100 << 20)'").await;
+    assert!(one.stats().await.unwrap().oom_kills >= 1);
+    assert_eq!(sh(&*one, "echo alive").await, "alive\n");
+    assert_eq!(sh(&*other, "echo alive").await, "alive\n");
+    let forks = sh(&*other, "i=0; while [ $i -lt 100 ]; do sleep 1 & i=$((i+1)); done 2>&1 | tail -1").await;
+    assert!(forks.contains("fork") || forks.contains("Resource temporarily unavailable"), "{forks}");
+    one.destroy().await.unwrap();
+    assert_eq!(groups_called(names[1]), 0);
+    assert!(groups_called(names[0]) > 0 && groups_called(names[2]) > 0);
+    other.destroy().await.unwrap();
+    assert_eq!(names.map(groups_called), [0, 0, 0]);
+    assert_eq!(Left::count(&place.0), before);
+
+    for groups in [vec![], vec![group("x", None); 4], vec![group("a/b", None)], vec![group("A", None)]] {
+        let made = native.create(&SandboxSpec { groups, ..spec() }).await.err();
+        assert!(matches!(made, Some(BackendError::Create(_))), "{made:?}");
+    }
+    assert_eq!(Left::count(&place.0), before);
+    native.shutdown().await;
+}
+
+/// A file system mounted on the host for one test.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(kind: &str, at: &Path, owner: u32) -> Self {
+        fs::create_dir_all(at).unwrap();
+        rustix::mount::mount(kind, at, kind, rustix::mount::MountFlags::empty(), None).unwrap();
+        std::os::unix::fs::chown(at, Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(at, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test]
+async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("shared");
+    let (rw, ro) = (owned(&place, "rw", 4321), owned(&place, "ro", 4321));
+    let put = |path: &Path, mode: u32, owner: u32| {
+        fs::write(path, "theirs\n").unwrap();
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
+    };
+    put(&rw.join("theirs"), 0o600, 4321);
+    put(&rw.join("strangers"), 0o644, 5555);
+    put(&ro.join("theirs"), 0o600, 4321);
+    let below = Mounted::new("tmpfs", &ro.join("below"), 4321);
+    put(&ro.join("below/theirs"), 0o666, 4321);
+    let plain = Mounted::new("ramfs", &place.0.join("plain"), 4321);
+    let native = start(&place.0).await;
+    let before = Left::count(&place.0);
+    let volumes = vec![
+        share(&rw, "/shared/rw", false),
+        share(&ro, "/shared/ro", true),
+        share(&place.0.join("plain"), "/shared/plain", false),
+        share(Path::new("/etc"), "/shared/etc", true),
+    ];
+    let sandbox = native.create(&SandboxSpec { volumes, ..spec() }).await.unwrap();
+
+    let seen = sh(&*sandbox, "cd /shared/rw; stat -c '%u %g %n' theirs strangers; cat theirs strangers").await;
+    assert_eq!(seen, "1000 1000 theirs\n65534 65534 strangers\ntheirs\ntheirs\n");
+    let made = sh(&*sandbox, "cd /shared/rw; echo x >> theirs; mkdir d; echo y > d/ours; stat -c %u d/ours").await;
+    assert_eq!(made, "1000\n");
+    assert_eq!(fs::read_to_string(rw.join("theirs")).unwrap(), "theirs\nx\n");
+    assert_eq!((owner(&rw.join("d")), owner(&rw.join("d/ours"))), (4321, 4321));
+    assert_eq!(sh(&*sandbox, "cd /shared/ro; cat theirs below/theirs").await, "theirs\ntheirs\n");
+    for refused in [
+        "echo x > /shared/rw/strangers",
+        "mv /shared/rw /shared/x",
+        "touch /shared/ro/x",
+        "echo x >> /shared/ro/theirs",
+        "rm -f /shared/ro/theirs",
+        "echo x > /shared/ro/below/theirs",
+        "touch /shared/ro/below/x",
+        "touch /shared/x",
+        "cat /shared/etc/shadow",
+        "mknod /shared/rw/null c 1 3",
+        "cd /shared/rw/../../..; ls root",
+    ] {
+        let said = sh(&*sandbox, &format!("{refused} 2>/dev/null && echo DONE")).await;
+        assert!(!said.contains("DONE"), "`{refused}` worked");
+    }
+    assert_eq!(sh(&*sandbox, "cat /shared/etc/passwd").await, fs::read_to_string("/etc/passwd").unwrap());
+    let mounts = sh(&*sandbox, "grep ' /shared/' /proc/self/mountinfo").await;
+    assert_eq!(mounts.lines().count(), 5, "{mounts}");
+    assert!(mounts.lines().all(|line| line.contains("nosuid,nodev")), "{mounts}");
+
+    // No file system of a host's that takes part in mapping.
+    let notes: Vec<_> = sandbox.isolation().missing.iter().filter(|l| l.contains("/shared/plain")).collect();
+    assert_eq!(notes.len(), 1, "{:?}", sandbox.isolation());
+    assert_eq!(sandbox.isolation().level, native.preflight().await.unwrap().level);
+    assert_eq!(sh(&*sandbox, "echo x > /shared/plain/ours; stat -c %u /shared/plain/ours").await, "1000\n");
+    assert!(owner(&place.0.join("plain/ours")) >= jail::ids::ROOT_BASE);
+    sandbox.destroy().await.unwrap();
+    fs::remove_dir_all(rw.join("d")).unwrap();
+    fs::remove_file(place.0.join("plain/ours")).unwrap();
+    assert_eq!(Left::count(&place.0), before);
+    drop((below, plain));
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_shared_is_refused_with_a_reason() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("unshared");
+    let good = owned(&place, "good", 4321);
+    let roots = owned(&place, "roots", 0);
+    std::os::unix::fs::symlink(&good, place.0.join("link")).unwrap();
+    fs::write(place.0.join("file"), "").unwrap();
+    let native = start(&place.0).await;
+    let before = Left::count(&place.0);
+    for (host, inside, read_only, why) in [
+        (place.0.join("missing"), "/shared", false, "No such file or directory"),
+        (place.0.join("file"), "/shared", false, "Not a directory"),
+        (place.0.join("link"), "/shared", false, "Not a directory"),
+        (roots, "/shared", false, "belongs to root"),
+        (place.0.join("state"), "/shared", true, "holds the server's own files"),
+        (place.0.join("state/instances"), "/shared", true, "holds the server's own files"),
+        (place.0.clone(), "/shared", true, "holds the server's own files"),
+        (good.clone(), "shared", false, "is not an absolute path"),
+        (good.clone(), "/data/x", false, "where a sandbox has its own files"),
+        (good.clone(), "/usr/x", false, "where a sandbox has its own files"),
+    ] {
+        let volumes = vec![share(&host, inside, read_only)];
+        let made = native.create(&SandboxSpec { volumes, ..spec() }).await.err();
+        let Some(BackendError::Create(message)) = made else { panic!("{host:?} at {inside}: {made:?}") };
+        assert!(message.contains(why), "{message}");
+    }
+    assert_eq!(Left::count(&place.0), before);
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("kept");
+    let config = NativeConfig { exclusive: false, ..config(&place.0) };
+    let launch = || spawn_launcher_from(&helper()).unwrap();
+    let native = Native::start(launch(), config.clone()).await.unwrap().0;
+    let spec = SandboxSpec { kept: Some(kept('a')), ..spec() };
+    let image = place.0.join("state/data").join(format!("{}.img", kept('a').name));
+    let host_uids = || descendants().into_keys().filter_map(uid_of).filter(|uid| *uid >= jail::ids::ROOT_BASE);
+
+    let one = native.create(&spec).await.unwrap();
+    let first: BTreeSet<u32> = host_uids().collect();
+    let made =
+        "cd /data; ls -A; stat -c %u .; echo one > f; mkdir -p d/e; ln -s f l; chmod 600 f; cp /bin/sh s; chmod 4755 s";
+    assert_eq!(sh(&*one, made).await, "1000\n");
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&image).unwrap()) & 0o777, 0o600);
+    assert!(matches!(native.create(&spec).await, Err(BackendError::InUse)));
+    assert!(matches!(native.discard(&kept('a').name).await, Err(BackendError::InUse)));
+    // Another server of the same state directory.
+    let second = Native::start(launch(), config.clone()).await.unwrap().0;
+    assert!(matches!(second.create(&spec).await, Err(BackendError::InUse)));
+    assert!(matches!(second.discard(&kept('a').name).await, Err(BackendError::InUse)));
+    one.destroy().await.unwrap();
+    assert_eq!(loops_in(&place.0), 0);
+
+    let two = second.create(&spec).await.unwrap();
+    assert!(host_uids().all(|uid| !first.contains(&uid)), "{first:?}");
+    let seen = "cd /data; stat -c '%u %g %a %n' f d s; cat l; echo two >> f; touch d/e/g; rm s; cat f; ls -A";
+    assert_eq!(sh(&*two, seen).await, "1000 1000 600 f\n1000 1000 755 d\n1000 1000 4755 s\none\none\ntwo\nd\nf\nl\n");
+    let mount = sh(&*two, "grep ' /data ' /proc/self/mountinfo").await;
+    assert!(mount.contains("nosuid,nodev") && mount.lines().count() == 1, "{mount}");
+    // Full, by bytes and by inodes: an error, no harm to the rest, and not for ever.
+    let full = sh(&*two, "dd if=/dev/zero of=/data/big bs=1M 2>&1; echo w > /workspace/w && cat /workspace/w").await;
+    assert!(full.contains("No space left") && full.ends_with("w\n"), "{full}");
+    two.destroy().await.unwrap();
+    let three = native.create(&spec).await.unwrap();
+    let inodes =
+        "rm /data/big; i=0; while true > /data/x$i; do i=$((i+1)); done 2>/dev/null; rm /data/x*; echo $i; cat /data/f";
+    let said = sh(&*three, inodes).await;
+    let (count, rest) = said.split_once('\n').unwrap();
+    assert!((100..=200).contains(&count.parse::<u64>().unwrap()) && rest == "one\ntwo\n", "{said}");
+    drop(three);
+
+    // Dropped without a word: soon free all the same.
+    let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let four = second.create(&spec).await.unwrap();
+    let all = native.kept().await.unwrap();
+    assert!(all.len() == 1 && all[0].name == kept('a').name && all[0].last_used + 1 >= before, "{all:?}");
+    four.destroy().await.unwrap();
+    native.discard(&kept('a').name).await.unwrap();
+    native.discard(&kept('a').name).await.unwrap();
+    assert!(native.kept().await.unwrap().is_empty() && !image.exists());
+    let five = native.create(&spec).await.unwrap();
+    assert_eq!(sh(&*five, "ls -A /data").await, "");
+    native.shutdown().await;
+    second.shutdown().await;
+    assert_eq!(loops_in(&place.0), 0);
+    assert!(image.exists());
+
+    let small = KeptVolume { bytes: 1 << 20, ..kept('b') };
+    let odd = KeptVolume { name: "../x".into(), ..kept('b') };
+    let native = Native::start(launch(), config).await.unwrap().0;
+    for kept in [small, odd] {
+        let made = native.create(&SandboxSpec { kept: Some(kept), ..spec.clone() }).await.err();
+        assert!(matches!(made, Some(BackendError::Create(_))), "{made:?}");
+    }
     native.shutdown().await;
 }
 
@@ -409,13 +683,14 @@ async fn a_second_server_on_one_state_directory_is_refused() {
     native.shutdown().await;
 }
 
-#[allow(clippy::disallowed_methods, reason = "the server under test")]
 fn server(dir: &Path, line: &str) -> Command {
+    server_that("serve", dir, line)
+}
+
+#[allow(clippy::disallowed_methods, reason = "the server under test")]
+fn server_that(does: &str, dir: &Path, line: &str) -> Command {
     let mut command = Command::new(helper());
-    command
-        .args(["serve", "root", dir.join("state").to_str().unwrap(), line])
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
+    command.args([does, "root", dir.join("state").to_str().unwrap(), line]).stdin(Stdio::null()).stderr(Stdio::null());
     command
 }
 
@@ -451,13 +726,33 @@ fn whoever_dies_the_sandboxes_go_too() {
 }
 
 #[test]
+fn kept_data_survives_a_launcher_that_is_killed_and_blocks_nobody() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("survives");
+    for round in 0..3 {
+        let mut child = server_that("keep", &place.0, &format!("echo {round} >> /data/f; sleep 1000")).spawn().unwrap();
+        wait_for("a running sandbox", || descendants().values().any(|name| name == "sleep"));
+        kill(launcher_below(child.id()).unwrap());
+        // The next one starts at once, while the kernel is still taking the dead one's mounts down.
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let output = server_that("keep", &place.0, "cat /data/f; ls /data").stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "0\n1\n2\nf\n");
+    assert!(output.status.success());
+    wait_for("the end of all loop devices", || loops_in(&place.0) == 0);
+}
+
+#[test]
 fn a_launcher_that_dies_at_any_moment_of_a_creation_leaves_no_process_and_no_server_that_waits() {
     if !root() {
         return;
     }
     let place = Place::new("moments");
     for moment in 0..32 {
-        let mut child = server(&place.0, "true").spawn().unwrap();
+        let mut child = server_that("keep", &place.0, "true").spawn().unwrap();
         let mut launcher = None;
         wait_for("a launcher", || {
             launcher = launcher.or_else(|| launcher_below(child.id()));
@@ -543,6 +838,48 @@ fn an_ordinary_user_has_sandboxes_with_and_without_subordinate_ids() {
             )
         );
         assert!(fs::read_dir(state.join("instances")).unwrap().next().is_none());
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+#[test]
+fn an_ordinary_user_keeps_data_and_shares_directories_too() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("user-kept");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for mode in ["sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let words = ["keep", mode, state.to_str().unwrap()];
+        let lines = [
+            "cd /data; ls -A; stat -c '%u %a' .; echo one > f; chmod 600 f; mkdir d",
+            "cd /data; stat -c '%u %a %n' f d; cat f; dd if=/dev/zero of=big bs=1M 2>&1 | grep -o 'No space left'; \
+             echo w > /workspace/w && cat /workspace/w",
+            "cd /data; rm big; echo two >> f; cat f; rmdir d; ls -A; grep -c ' /data .*nosuid,nodev' /proc/self/mountinfo",
+        ];
+        let Some(output) = as_user(&place, &[&words[..], &lines[..]].concat()) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said, "1000 755\n1000 600 f\n1000 755 d\none\nNo space left\nw\none\ntwo\nf\n1\n", "{mode}");
+        assert!(output.status.success());
+        assert!(fs::read_dir(state.join("instances")).unwrap().next().is_none());
+
+        let shared = place.0.join(format!("shared-{mode}"));
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        fs::write(shared.join("theirs"), "theirs\n").unwrap();
+        let line = "cat /rw/theirs; echo x > /rw/ours; stat -c %u /ro/ours; touch /ro/x 2>&1 | grep -o 'Read-only'; \
+                    echo x 2>/dev/null > /rw/theirs";
+        let words = ["share", mode, state.to_str().unwrap(), shared.to_str().unwrap(), line];
+        let Some(output) = as_user(&place, &words) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.starts_with("theirs\n1000\nRead-only\n"), "{mode}: {said}");
+        assert!(said.ends_with(if mode == "sub" { "1 notes\n" } else { "0 notes\n" }), "{mode}: {said}");
+        assert_eq!(fs::read_to_string(shared.join("theirs")).unwrap(), "theirs\n");
     }
     wait_for("the end of the launcher", || descendants().is_empty());
 }

@@ -1,0 +1,297 @@
+//! Volumes that outlive sandboxes, by name: a conversation's `/data`.
+//!
+//! As root they are images in the state directory, which last; a new one gets its name only when its sandbox runs, so that a creation that
+//! fails leaves nothing. Elsewhere they are in memory, mounted in the launcher's own mount namespace, and last as long as the launcher;
+//! each has a host uid of its own there, since nothing could map its files from one sandbox's to the next one's on older kernels.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rustix::fs::{AtFlags, CWD, FlockOperation, RenameFlags, Timespec, Timestamps, UTIME_NOW, flock};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Mode, Slot, Slots, private_dir};
+use crate::volume::{self, Purpose};
+use crate::{apply, spec, sys};
+
+/// What a sandbox asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    pub name: String,
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
+/// A kept volume that exists.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    pub name: String,
+    /// Seconds since 1970.
+    pub last_used: u64,
+}
+
+/// A volume in the hands of a sandbox.
+#[derive(Debug)]
+pub struct Lent {
+    pub name: String,
+    /// Made for this sandbox, which does not run yet.
+    pub new: bool,
+    pub source: spec::Kept,
+    /// The number of its host uid, when the volume brings one.
+    pub slot: Option<u32>,
+}
+
+#[derive(Debug)]
+pub struct Store {
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Disk { dir: PathBuf, templates: PathBuf },
+    Memory { dir: PathBuf, volumes: BTreeMap<String, Held>, hidden: bool },
+}
+
+#[derive(Debug)]
+struct Held {
+    last_used: u64,
+    slot: Option<Slot>,
+}
+
+/// The name that an image has in its sandbox's directory as long as that one does not run.
+const NEW: &str = "kept.img";
+
+impl Store {
+    /// `instance`: the launcher's own directory.
+    pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
+        let place = if on_disk {
+            Place::Disk { dir: state_dir.join("data"), templates: state_dir.join("templates") }
+        } else {
+            // An ordinary user's launcher has moved into a mount namespace of its own at its start.
+            Place::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
+        };
+        Self { place }
+    }
+
+    /// `dir` is the sandbox's. Whether another sandbox has the volume, this one finds out when it takes it.
+    pub fn lend(&mut self, wanted: &Wanted, dir: &Path, slots: Option<&mut Slots>) -> io::Result<Lent> {
+        check_name(&wanted.name)?;
+        match &mut self.place {
+            Place::Disk { dir: all, templates } => {
+                private_dir(all)?;
+                let image = all.join(file_name(&wanted.name));
+                let new = !image.exists();
+                let source = if new { new_image(templates, wanted, dir)? } else { on_disk(None, image) };
+                Ok(Lent { name: wanted.name.clone(), new, source, slot: None })
+            }
+            Place::Memory { dir: all, volumes, hidden } => {
+                let at = all.join(&wanted.name);
+                let new = !volumes.contains_key(&wanted.name);
+                if new {
+                    hide(hidden)?;
+                    private_dir(all)?;
+                    volumes.insert(wanted.name.clone(), Held::mount(wanted, &at, slots)?);
+                }
+                let slot = volumes.get(&wanted.name).and_then(|held| held.slot.as_ref()).map(|slot| slot.number);
+                Ok(Lent { name: wanted.name.clone(), new, source: spec::Kept::Held { at }, slot })
+            }
+        }
+    }
+
+    /// Its sandbox runs: from now on the volume is there for others. False when another launcher made one of that name meanwhile.
+    pub fn settle(&self, lent: &mut Lent) -> io::Result<bool> {
+        if let (Place::Disk { dir, .. }, spec::Kept::Ext4 { image, .. }) = (&self.place, &mut lent.source)
+            && lent.new
+        {
+            let named = dir.join(file_name(&lent.name));
+            match rustix::fs::renameat_with(CWD, &*image, CWD, &named, RenameFlags::NOREPLACE) {
+                Err(Errno::EXIST) => return Ok(false),
+                other => other?,
+            }
+            *image = named;
+        }
+        lent.new = false;
+        Ok(true)
+    }
+
+    /// Nothing of its sandbox is left. One that never ran takes a new volume with it.
+    pub fn take_back(&mut self, lent: &Lent) {
+        match (&mut self.place, &lent.source) {
+            (Place::Disk { .. }, spec::Kept::Ext4 { image, .. }) if !lent.new => {
+                let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+                let times = Timestamps { last_access: now, last_modification: now };
+                // It may have been discarded by another launcher since.
+                let _ = rustix::fs::utimensat(CWD, image, &times, AtFlags::SYMLINK_NOFOLLOW);
+            }
+            (Place::Memory { dir, volumes, .. }, _) => {
+                if lent.new {
+                    unmount(dir, &lent.name);
+                    volumes.remove(&lent.name);
+                } else if let Some(held) = volumes.get_mut(&lent.name) {
+                    held.last_used = now();
+                }
+            }
+            (Place::Disk { .. }, _) => {}
+        }
+    }
+
+    pub fn list(&self) -> io::Result<Vec<Kept>> {
+        match &self.place {
+            Place::Disk { dir, .. } => list_images(dir),
+            Place::Memory { volumes, .. } => {
+                let kept = |(name, held): (&String, &Held)| Kept { name: name.clone(), last_used: held.last_used };
+                Ok(volumes.iter().map(kept).collect())
+            }
+        }
+    }
+
+    /// False when a sandbox of another launcher has it; the caller knows about its own. One that is not there is no error.
+    pub fn discard(&mut self, name: &str) -> io::Result<bool> {
+        check_name(name)?;
+        match &mut self.place {
+            Place::Disk { dir, .. } => remove_image(&dir.join(file_name(name))),
+            Place::Memory { dir, volumes, .. } => {
+                if volumes.contains_key(name) {
+                    unmount(dir, name);
+                    volumes.remove(name);
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Lets go of what is in memory, so that the launcher's directory can be removed.
+    pub fn close(&mut self) {
+        if let Place::Memory { dir, volumes, .. } = &mut self.place {
+            for name in std::mem::take(volumes).keys() {
+                unmount(dir, name);
+            }
+        }
+    }
+}
+
+impl Held {
+    fn mount(wanted: &Wanted, at: &Path, slots: Option<&mut Slots>) -> io::Result<Self> {
+        let slot = slots.map(Slots::take).transpose()?;
+        private_dir(at)?;
+        apply::mount_tmpfs(at, wanted.bytes, wanted.inodes).map_err(io::Error::other).inspect_err(|_| {
+            let _ = fs::remove_dir(at);
+        })?;
+        Ok(Self { last_used: now(), slot })
+    }
+}
+
+/// Root's launcher lives in the host's mount namespace, where a mount would stay after it. It still sees what the host mounts.
+fn hide(hidden: &mut bool) -> io::Result<()> {
+    if !*hidden {
+        sys::unshare(libc::CLONE_NEWNS)?;
+        rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+        *hidden = true;
+    }
+    Ok(())
+}
+
+fn unmount(dir: &Path, name: &str) {
+    let at = dir.join(name);
+    let _ = rustix::mount::unmount(&at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+    let _ = fs::remove_dir(at);
+}
+
+fn new_image(templates: &Path, wanted: &Wanted, dir: &Path) -> io::Result<spec::Kept> {
+    if wanted.bytes < volume::SMALLEST_KEPT {
+        return Err(io::Error::other(format!("a kept volume has at least `{}` bytes", volume::SMALLEST_KEPT)));
+    }
+    let template = volume::template(templates, Purpose::Kept, wanted.bytes, wanted.inodes).map_err(io::Error::other)?;
+    Ok(on_disk(Some(template), dir.join(NEW)))
+}
+
+fn on_disk(template: Option<PathBuf>, image: PathBuf) -> spec::Kept {
+    spec::Kept::Ext4 { template, image }
+}
+
+fn file_name(name: &str) -> String {
+    format!("{name}.img")
+}
+
+fn list_images(dir: &Path) -> io::Result<Vec<Kept>> {
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        other => other?,
+    };
+    let kept = |entry: fs::DirEntry| {
+        let name = entry.file_name().to_str()?.strip_suffix(".img")?.to_owned();
+        check_name(&name).ok()?;
+        // Gone meanwhile is not there.
+        let last_used = u64::try_from(entry.metadata().ok()?.mtime()).unwrap_or(0);
+        Some(Kept { name, last_used })
+    };
+    let mut all: Vec<Kept> = entries.flatten().filter_map(kept).collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(all)
+}
+
+/// Under its lock, which the loop device of a sandbox that has it holds.
+fn remove_image(image: &Path) -> io::Result<bool> {
+    let file = match volume::open_image(image) {
+        Err(volume::Error::Image { errno: Errno::NOENT, .. }) => return Ok(true),
+        other => other.map_err(io::Error::other)?,
+    };
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(false),
+        other => other?,
+    }
+    match fs::remove_file(image) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(true),
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+}
+
+fn check_name(name: &str) -> io::Result<()> {
+    let fine = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    if name.len() != 64 || !name.chars().all(fine) {
+        return Err(io::Error::other(format!("`{name}` is not a name of 64 lower-case hexadecimal digits")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_digest_is_a_name() {
+        assert!(check_name(&"0af9".repeat(16)).is_ok());
+        for name in ["", "..", &"0AF9".repeat(16), &"0".repeat(63), &"0".repeat(65), &"../x".repeat(16)] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn images_are_listed_by_name_and_a_discarded_one_is_gone() {
+        let dir = crate::test_dir("kept");
+        let mut store = Store::new(true, Mode::Root, &dir, &dir.join("i"));
+        assert_eq!(store.list().unwrap(), vec![]);
+        let (a, b) = ("a".repeat(64), "b".repeat(64));
+        fs::create_dir(dir.join("data")).unwrap();
+        for name in [&b, &a, "other"] {
+            fs::write(dir.join("data").join(file_name(name)), "").unwrap();
+        }
+        let names = |store: &Store| store.list().unwrap().into_iter().map(|k| k.name).collect::<Vec<_>>();
+        assert_eq!(names(&store), [a.clone(), b.clone()]);
+        let _held = volume::lock_image(&dir.join("data").join(file_name(&b))).unwrap();
+        assert!(!store.discard(&b).unwrap());
+        assert!(store.discard(&a).unwrap() && store.discard(&a).unwrap());
+        assert_eq!(names(&store), [b]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
