@@ -72,13 +72,14 @@ impl Job {
         self.stdout.tick(now, host);
         self.stderr.tick(now, host);
         match self.term.due(now) {
-            // To the group, as a terminal does: a shell by itself waits for its child first.
-            Some(Step::Interrupt) => {
+            // To the group, as a terminal does: a shell by itself waits for its child first. Again, because a shell that is just
+            // starting a program loses it.
+            Some(Step::Interrupt | Step::Again) => {
                 self.process.signal_group(Signal::INT);
                 self.process.signal_group(Signal::CONT);
             }
             Some(Step::Kill) => self.process.kill(),
-            Some(Step::Nudge | Step::Again) | None => {}
+            Some(Step::Nudge) | None => {}
         }
     }
 

@@ -9,7 +9,7 @@ use proto::{Deadline, RunStatus};
 /// Between the interrupt and its second rung, for interpreters that have one.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
 /// In the second half of the grace time the interrupt comes again, each time after this part of the whole. The first may have
-/// been swallowed (Python drops it in a `__del__`); code that is still cleaning up has had half of the time for it.
+/// been lost (Python drops it in a `__del__`); code that is still cleaning up has had half of the time for it.
 const AGAIN_PARTS: u32 = 8;
 /// An interrupt that comes this soon may have found the interpreter still reading the cell, where it ignores interrupts.
 const SOON: Duration = Duration::from_secs(1);
