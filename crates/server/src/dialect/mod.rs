@@ -9,9 +9,11 @@ use serde_json::{Map, Value, json};
 
 pub mod agentrun;
 mod args;
+pub mod conversation;
 pub mod links;
 pub mod mime;
 mod prose;
+pub mod sandpool;
 mod shared;
 mod time;
 

@@ -9,7 +9,7 @@ use super::{TEXT_BUDGET, add_lines, seconds};
 use crate::dialect::{Block, Scene, clipped};
 
 /// All pictures of one answer, in base64. TypeScript clients close the connection at a message of 10 MiB.
-const PICTURE_BUDGET: usize = 5 << 20;
+pub(in crate::dialect) const PICTURE_BUDGET: usize = 5 << 20;
 
 /// A dialect's own words in the sentences about how a run ended.
 pub(in crate::dialect) struct Words {
@@ -169,11 +169,12 @@ pub(in crate::dialect) fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// The picture of a bundle, of the kinds that models can see.
-fn picture(bundle: &MimeBundle) -> Option<(&'static str, &str)> {
-    ["image/png", "image/jpeg", "image/webp", "image/gif"]
-        .into_iter()
-        .find_map(|mime| Some((mime, bundle.get(mime)?.as_str()?)))
+/// The kinds of pictures that models can see.
+pub(in crate::dialect) const VISIBLE: [&str; 4] = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+
+/// The picture of a bundle, if it is to be seen.
+pub(in crate::dialect) fn picture(bundle: &MimeBundle) -> Option<(&'static str, &str)> {
+    VISIBLE.into_iter().find_map(|mime| Some((mime, bundle.get(mime)?.as_str()?)))
 }
 
 /// Pictures in the order in which they were made. Data that is not base64 would make clients throw the whole answer away.

@@ -1,0 +1,701 @@
+//! Outcomes for agents: one object for every run, whether it answered at once or went on in the background.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use engine::op::{
+    ContextInfo, Ended, EngineError, FileKind, MimeBundle, Outcome, Ran, RunInfo, RunOutcome, RunProgress,
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Encoding, directory, encoding, lines};
+use crate::dialect::shared::files::{FILE_BUDGET, FileRow, row_schema, rows};
+use crate::dialect::shared::run::{
+    PICTURE_BUDGET, VISIBLE, Words, command_ending, ending, exit_code, picture, pictures, succeeded,
+};
+use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
+use crate::dialect::shared::{TEXT_BUDGET, add_lines, moment, seconds};
+use crate::dialect::{Answer, ArgError, Block, Reply, Scene, clipped, mime, shown};
+
+const INVALID_PARAMS: i32 = -32602;
+
+pub(super) fn refusal(_: &Scene<'_>, refused: &ArgError) -> Reply {
+    invalid(refused.message.clone())
+}
+
+fn invalid(message: String) -> Reply {
+    Reply::Error { code: INVALID_PARAMS, message, data: None }
+}
+
+/// A sentence in place of an object.
+fn failure(sentence: String) -> Answer {
+    let structured = json!({ "error": sentence });
+    Answer { blocks: vec![Block::Text(sentence)], structured, ..Answer::default() }.failed()
+}
+
+/// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
+fn mismatch() -> Answer {
+    failure("The engine gave another kind of answer than was asked for.".into())
+}
+
+pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
+    failure(sentence(error)).into()
+}
+
+/// What happened and what to do next.
+fn sentence(error: &EngineError) -> String {
+    use EngineError as E;
+    match error {
+        E::ContextNotFound(context) => format!(
+            "There is no context {}: it was stopped, was idle for too long, or never existed. list_contexts shows those there \
+             are; leave context out to use the default one, or make one with create_context.",
+            shown(context)
+        ),
+        E::AmbiguousName { name, ids } => format!(
+            "{} is the name of several contexts; pass one of the ids {} as context.",
+            shown(name),
+            ids.join(", ")
+        ),
+        E::ContextLimit(most) => {
+            format!("There are {most} contexts already, which is the most; remove one with stop_context first.")
+        }
+        E::OverLimit { what, limit } => format!(
+            "Over the limit {what} of {limit}; wait until other runs have ended, or remove contexts with stop_context."
+        ),
+        E::RunNotFound(run) => format!(
+            "There is no run {}: results are kept for a while after the end, and only runs started with background=true have \
+             one.",
+            shown(run)
+        ),
+        E::NetworkOff(why) => {
+            format!("Network access is off: {why}. Leave network out, or ask the operator of this server for it.")
+        }
+        E::Busy(waited) => format!("The server was busy for {}; try again later.", seconds(*waited)),
+        E::QueueFull(most) => format!("{most} runs wait for their turn already; try again later."),
+        E::NotReady(why) => format!("The server is not ready: {why}. Try again in a moment."),
+        E::ShuttingDown => "The server is shutting down; try again later.".into(),
+        E::CreateFailed(why) => format!("The context could not be made: {why}. Try again."),
+        E::StopFailed(why) => format!("The context could not be stopped: {why}. Try again."),
+        E::FileNotFound(path) => format!("There is no file {}; list_files shows what there is.", shown(path)),
+        E::InvalidPath { path, why } => format!("The path {} is refused: {why}.", shown(path)),
+        E::FileTooLarge { path, limit } => format!(
+            "{} is over the limit of {limit} bytes for one call; read or write it in parts with run_code.",
+            shown(path)
+        ),
+        E::NoSpace => "No space is left in the context; delete files with run_command first.".into(),
+        E::Cancelled => "Cancelled by the client.".into(),
+        E::Sandbox(why) => format!(
+            "The sandbox failed: {why}. Whether variables were kept is unknown: try again, or make a new context with \
+             create_context."
+        ),
+        other @ (E::NoCurrent { .. } | E::OtherLanguage { .. } | E::InUse(_) | E::InvalidEnvironment(_)) => {
+            format!("The call failed: {other}.")
+        }
+    }
+}
+
+// ---- runs
+
+/// What every tool that runs something gives back. The first four are what clients of older servers read.
+#[derive(Default, Serialize)]
+struct Run {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stdout: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    success: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    execution_time: Option<f64>,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_code: Option<i32>,
+    /// The last value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Error>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    displays: Vec<Display>,
+    /// Of processes that earlier calls left behind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    late_output: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    truncated: Vec<Cut>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    files: Vec<NamedFile>,
+    /// Only said when it was in question.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    variables_kept: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<String>,
+    /// By this call.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    context_created: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run: Option<String>,
+    /// While it runs: both streams, since the cursor that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cursor: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Error {
+    name: String,
+    value: String,
+    traceback: String,
+}
+
+#[derive(Serialize)]
+struct Display {
+    r#type: &'static str,
+    text: String,
+}
+
+/// A stream of which only head and tail are shown.
+#[derive(Serialize)]
+struct Cut {
+    stream: &'static str,
+    bytes: u64,
+    /// Where all of it is, for an hour.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+}
+
+#[derive(Serialize)]
+struct NamedFile {
+    path: String,
+    size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+}
+
+pub(super) fn run_schema() -> Value {
+    let error = object(json!({ "name": string(), "value": string(), "traceback": string() }));
+    let display = object(json!({ "type": string(), "text": string() }));
+    let cut = object_with(json!({ "stream": string(), "bytes": integer(), "url": string() }), &["url"]);
+    let file = object_with(json!({ "path": string(), "size": integer(), "url": string() }), &["url"]);
+    let members = json!({
+        "stdout": string(),
+        "stderr": string(),
+        "success": boolean(),
+        "execution_time": number(),
+        "status": string(),
+        "exit_code": integer(),
+        "result": string(),
+        "error": error,
+        "displays": array(display),
+        "late_output": string(),
+        "truncated": array(cut),
+        "files": array(file),
+        "variables_kept": boolean(),
+        "note": string(),
+        "context": string(),
+        "context_created": boolean(),
+        "run": string(),
+        "output": string(),
+        "cursor": integer(),
+    });
+    let names: Vec<String> = members.as_object().into_iter().flat_map(|members| members.keys().cloned()).collect();
+    let optional: Vec<&str> = names.iter().map(String::as_str).filter(|name| *name != "status").collect();
+    object_with(members, &optional)
+}
+
+/// What was run, as far as its answer depends on it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Code,
+    Command,
+}
+
+pub(super) fn code(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    run(scene, outcome, What::Code)
+}
+
+pub(super) fn command(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    run(scene, outcome, What::Command)
+}
+
+fn run(scene: &Scene<'_>, outcome: Outcome, what: What) -> Answer {
+    match outcome {
+        Outcome::Ran(ran) => ended(scene, *ran, what, None),
+        Outcome::Started(started) => begun(started),
+        _ => mismatch(),
+    }
+}
+
+pub(super) fn progress(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Progress(progress) = outcome else { return mismatch() };
+    let what = if progress.command { What::Command } else { What::Code };
+    match progress.end {
+        Some(Ok(ran)) => ended(scene, *ran, what, Some(progress.run)),
+        Some(Err(error)) => not_run(&error, Some(progress.run)),
+        None => goes_on(progress),
+    }
+}
+
+/// The run did not take place. The same object, so that whoever reads only its first members learns it too.
+pub(super) fn run_error(_: &Scene<'_>, error: &EngineError) -> Reply {
+    match error {
+        EngineError::InvalidEnvironment(why) => invalid(format!("env is refused: {why}")),
+        other => not_run(other, None).into(),
+    }
+}
+
+fn not_run(error: &EngineError, run: Option<String>) -> Answer {
+    let object = Run {
+        stdout: Some(String::new()),
+        stderr: Some(String::new()),
+        success: Some(false),
+        status: "not_run",
+        note: Some(sentence(error)),
+        run,
+        ..Run::default()
+    };
+    Answer::json(&object).unsuccessful()
+}
+
+fn begun(started: RunInfo) -> Answer {
+    Answer::json(&Run {
+        status: "running",
+        note: Some(format!("Call wait_run with run {} for its output and result; cancel_run stops it.", started.run)),
+        context: Some(started.context.id),
+        context_created: started.created,
+        run: Some(started.run),
+        ..Run::default()
+    })
+}
+
+fn goes_on(progress: RunProgress) -> Answer {
+    let mut note = String::from("It still runs: call wait_run again with this cursor.");
+    if progress.dropped > 0 {
+        note.push_str(&format!(" {} bytes of output are no longer kept.", progress.dropped));
+    }
+    Answer::json(&Run {
+        status: "running",
+        note: Some(note),
+        context: Some(progress.context_id),
+        run: Some(progress.run),
+        output: Some(clipped(&progress.output, TEXT_BUDGET).into_owned()),
+        cursor: Some(progress.cursor),
+        ..Run::default()
+    })
+}
+
+fn ended(scene: &Scene<'_>, ran: Ran, what: What, run: Option<String>) -> Answer {
+    let success = match what {
+        What::Code => succeeded(&ran.end),
+        What::Command => exit_code(&ran.end) == 0,
+    };
+    let pictures = pictures(&ran);
+    let (truncated, mut links) = cuts(scene, &ran);
+    let (files, file_links) = files_of(scene, &ran);
+    links.extend(file_links);
+    let note = note(&ran, what, run.is_some());
+    let object = Run {
+        success: Some(success),
+        execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
+        status: status(&ran.end),
+        exit_code: status_code(&ran.end, what),
+        result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&text, TEXT_BUDGET).into_owned()),
+        displays: displays(&ran.displays),
+        variables_kept: if what == What::Code { variables_kept(&ran.end) } else { None },
+        late_output: ran.late.as_deref().map(|late| clipped(late, TEXT_BUDGET).into_owned()),
+        error: ran.error.map(|error| Error {
+            name: error.name,
+            value: clipped(&error.value, TEXT_BUDGET).into_owned(),
+            traceback: clipped(&error.text, TEXT_BUDGET).into_owned(),
+        }),
+        truncated,
+        files,
+        note,
+        context: Some(ran.context.id),
+        context_created: ran.created,
+        run,
+        stdout: Some(ran.stdout.text),
+        stderr: Some(ran.stderr.text),
+        output: None,
+        cursor: None,
+    };
+    let mut answer = Answer::json(&object);
+    answer.blocks.extend(pictures);
+    answer.blocks.extend(links);
+    if success { answer } else { answer.unsuccessful() }
+}
+
+fn status(end: &RunOutcome) -> &'static str {
+    match end {
+        RunOutcome::Ok | RunOutcome::Exit { code: 0 } => "ok",
+        RunOutcome::Error => "error",
+        RunOutcome::Exit { .. } | RunOutcome::Ended { how: Ended::Exited { .. } } => "exited",
+        RunOutcome::Ended { how: Ended::Signaled { .. } } => "crashed",
+        RunOutcome::TimedOut { .. } => "timed_out",
+        RunOutcome::Cancelled { .. } => "cancelled",
+        RunOutcome::Interrupted => "interrupted",
+        RunOutcome::OutOfMemory { .. } => "out_of_memory",
+        RunOutcome::SandboxLost { .. } => "lost",
+    }
+}
+
+/// Of every command that had one; of code only when it ended in that way.
+fn status_code(end: &RunOutcome, what: What) -> Option<i32> {
+    match end {
+        RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => Some(*code),
+        RunOutcome::SandboxLost { .. } => None,
+        other => (what == What::Command).then(|| exit_code(other)),
+    }
+}
+
+fn variables_kept(end: &RunOutcome) -> Option<bool> {
+    match end {
+        RunOutcome::Ok | RunOutcome::Error => None,
+        RunOutcome::Exit { .. } | RunOutcome::Interrupted => Some(true),
+        RunOutcome::TimedOut { state_kept, .. } | RunOutcome::Cancelled { state_kept } => Some(*state_kept),
+        RunOutcome::OutOfMemory { .. } | RunOutcome::Ended { .. } | RunOutcome::SandboxLost { .. } => Some(false),
+    }
+}
+
+const WORDS: Words =
+    Words { place: "context", anew: "with context left out, or in a new one made with create_context" };
+
+/// What was lost before, how it ended if that needs a word, what to do next.
+fn note(ran: &Ran, what: What, in_background: bool) -> Option<String> {
+    let mut note = ran.notice.clone().unwrap_or_default();
+    let ending = match what {
+        What::Code => ending(&ran.end, &WORDS),
+        What::Command => command_ending(&ran.end, &WORDS),
+    };
+    if let Some(mut sentence) = ending {
+        if matches!(ran.end, RunOutcome::TimedOut { .. }) && !in_background {
+            sentence.push_str(" Or give it a longer timeout with background=true and poll with wait_run.");
+        }
+        add_lines(&mut note, &sentence);
+    }
+    let note = note.trim_end();
+    (!note.is_empty()).then(|| note.to_owned())
+}
+
+/// What a reader gets of a bundle that is no picture: its text where that says something, otherwise its source.
+fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
+    const RICH: [&str; 5] = ["text/html", "image/svg+xml", "text/markdown", "text/latex", "application/json"];
+    if picture(bundle).is_some() {
+        return None;
+    }
+    let text = |mime: &'static str| match bundle.get(mime)? {
+        Value::String(text) => Some((mime, text.clone())),
+        other => Some((mime, other.to_string())),
+    };
+    let plain = text("text/plain");
+    // `<IPython.core.display.HTML object>`
+    let is_name = |text: &str| text.starts_with('<') && text.ends_with('>') && !text.contains('\n');
+    match plain {
+        Some((_, ref shown)) if !is_name(shown) => plain,
+        _ => RICH.into_iter().find_map(text).or(plain),
+    }
+}
+
+/// All of them within one budget.
+fn displays(bundles: &[MimeBundle]) -> Vec<Display> {
+    let mut left = TEXT_BUDGET;
+    let fitting = bundles.iter().filter_map(readable).map_while(|(mime, text)| {
+        let shown = clipped(&text, left).into_owned();
+        let display = (left > 0).then_some(Display { r#type: mime, text: shown });
+        left = left.saturating_sub(text.chars().count());
+        display
+    });
+    fitting.collect()
+}
+
+fn address(link: Option<&Block>) -> Option<String> {
+    match link {
+        Some(Block::Link { uri, .. }) => Some(uri.clone()),
+        _ => None,
+    }
+}
+
+/// Streams of which a part is left out, and links to all of them.
+fn cuts(scene: &Scene<'_>, ran: &Ran) -> (Vec<Cut>, Vec<Block>) {
+    let cut = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].into_iter().filter(|(_, stream)| stream.truncated);
+    let (cuts, links): (Vec<Cut>, Vec<Option<Block>>) = cut
+        .map(|(stream, captured)| {
+            let kept = captured.kept.as_ref();
+            let link = kept.and_then(|kept| scene.link(&kept.key, &kept.name, Some(kept.bytes)));
+            (Cut { stream, bytes: captured.total_bytes, url: address(link.as_ref()) }, link)
+        })
+        .unzip();
+    (cuts, links.into_iter().flatten().collect())
+}
+
+/// Files that the engine names with a run, newest first.
+fn files_of(scene: &Scene<'_>, ran: &Ran) -> (Vec<NamedFile>, Vec<Block>) {
+    /// With their links they are as long as the output.
+    const MOST: usize = 20;
+    let Some(files) = &ran.files else { return Default::default() };
+    let (named, links): (Vec<NamedFile>, Vec<Option<Block>>) = files
+        .entries
+        .iter()
+        .filter(|entry| entry.kind == FileKind::File)
+        .take(MOST)
+        .map(|entry| {
+            let link = scene.link(&files.key, &entry.path, Some(entry.size));
+            (NamedFile { path: entry.path.clone(), size: entry.size, url: address(link.as_ref()) }, link)
+        })
+        .unzip();
+    (named, links.into_iter().flatten().collect())
+}
+
+#[derive(Serialize)]
+struct Cancelled {
+    run: String,
+    was_running: bool,
+}
+
+pub(super) fn cancelled_schema() -> Value {
+    object(json!({ "run": string(), "was_running": boolean() }))
+}
+
+pub(super) fn cancelled(_: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Cancelled { run, was_running } = outcome else { return mismatch() };
+    Answer::json(&Cancelled { run, was_running })
+}
+
+// ---- contexts
+
+#[derive(Serialize)]
+struct Context {
+    context: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    name: String,
+    language: &'static str,
+    status: &'static str,
+    memory_mb: u64,
+    cpus: f64,
+    created_at: String,
+    last_used: String,
+}
+
+impl From<ContextInfo> for Context {
+    fn from(context: ContextInfo) -> Self {
+        Self {
+            context: context.id,
+            name: context.name,
+            language: context.language.name(),
+            status: if context.busy { "busy" } else { "idle" },
+            memory_mb: context.limits.memory_bytes >> 20,
+            cpus: f64::from(context.limits.cpu_millis) / 1000.0,
+            created_at: moment(context.created_at),
+            last_used: moment(context.last_used),
+        }
+    }
+}
+
+pub(super) fn created_schema() -> Value {
+    let members = json!({
+        "context": string(),
+        "name": string(),
+        "language": string(),
+        "status": string(),
+        "memory_mb": integer(),
+        "cpus": number(),
+        "created_at": string(),
+        "last_used": string(),
+    });
+    object_with(members, &["name"])
+}
+
+pub(super) fn created(_: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Created(context) = outcome else { return mismatch() };
+    Answer::json(&Context::from(context))
+}
+
+#[derive(Serialize)]
+struct Contexts {
+    contexts: Vec<Context>,
+    total: usize,
+}
+
+pub(super) fn contexts_schema() -> Value {
+    object(json!({ "contexts": array(created_schema()), "total": integer() }))
+}
+
+pub(super) fn contexts(_: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Contexts(contexts) = outcome else { return mismatch() };
+    let total = contexts.len();
+    Answer::json(&Contexts { contexts: contexts.into_iter().map(Context::from).collect(), total })
+}
+
+#[derive(Serialize)]
+struct Stopped {
+    context: String,
+    status: &'static str,
+}
+
+pub(super) fn stopped_schema() -> Value {
+    object(json!({ "context": string(), "status": string() }))
+}
+
+pub(super) fn stopped(_: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Stopped { context_id } = outcome else { return mismatch() };
+    Answer::json(&Stopped { context: context_id, status: "stopped" })
+}
+
+// ---- files
+
+#[derive(Serialize)]
+struct Written {
+    path: String,
+    size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+}
+
+pub(super) fn written_schema() -> Value {
+    object_with(json!({ "path": string(), "size": integer(), "url": string() }), &["url"])
+}
+
+pub(super) fn written(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Written { path, size, key } = outcome else { return mismatch() };
+    let link = scene.link(&key, &path, Some(size));
+    let mut answer = Answer::json(&Written { path, size, url: address(link.as_ref()) });
+    answer.blocks.extend(link);
+    answer
+}
+
+#[derive(Default, Serialize)]
+struct File {
+    path: String,
+    size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encoding: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_line: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_line: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_lines: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+}
+
+pub(super) fn file_schema() -> Value {
+    let members = json!({
+        "path": string(),
+        "size": integer(),
+        "encoding": string(),
+        "content": string(),
+        "first_line": integer(),
+        "next_line": integer(),
+        "total_lines": integer(),
+        "note": string(),
+        "url": string(),
+    });
+    object_with(members, &["encoding", "content", "first_line", "next_line", "total_lines", "note", "url"])
+}
+
+pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
+    let link = scene.link(&key, &path, Some(size));
+    let file = File { size, url: address(link.as_ref()), path, ..File::default() };
+    let asked = encoding(scene.args).ok().flatten();
+    let mut answer = match (asked, String::from_utf8(content)) {
+        (None | Some(Encoding::Utf8), Ok(text)) => text_file(scene, file, &text),
+        (Some(Encoding::Base64), content) => {
+            bytes_file(file, &content.map_or_else(|e| e.into_bytes(), String::into_bytes))
+        }
+        (Some(Encoding::Utf8), Err(_)) => {
+            return failure(format!("{} is not text in UTF-8; read it with encoding base64.", shown(&file.path)));
+        }
+        (None, Err(content)) => other_file(file, content.as_bytes()),
+    };
+    answer.blocks.extend(link);
+    answer
+}
+
+/// The content in a block of its own, as it is; then what else there is to say. The object has both.
+fn with_content(file: &File, content: String) -> Answer {
+    let mut answer = Answer::json(file);
+    answer.structured["content"] = json!(content);
+    answer.blocks.insert(0, Block::Text(content));
+    answer
+}
+
+/// As many lines as were asked for and fit.
+fn text_file(scene: &Scene<'_>, file: File, text: &str) -> Answer {
+    let (offset, limit) = lines(scene.args).unwrap_or_default();
+    let count = |lines: u64| usize::try_from(lines).unwrap_or(usize::MAX);
+    let first = offset.map_or(1, count);
+    let total = text.split_inclusive('\n').count();
+    if first > total.max(1) {
+        return failure(format!("{} has {total} lines; offset {first} is beyond its end.", shown(&file.path)));
+    }
+    let mut content = String::new();
+    let mut room = TEXT_BUDGET;
+    let mut next = first;
+    let mut note = None;
+    for line in text.split_inclusive('\n').skip(first - 1).take(limit.map_or(usize::MAX, count)) {
+        let length = line.chars().count();
+        if length > room && next > first {
+            break;
+        }
+        if length > room {
+            note = Some(format!(
+                "Line {first} has {length} characters, of which some are left out; read it with run_code."
+            ));
+        }
+        content.push_str(&clipped(line, room));
+        room = room.saturating_sub(length);
+        next += 1;
+    }
+    let next_line = (next <= total).then_some(next);
+    let first_line = (first > 1 || next_line.is_some()).then_some(first);
+    let file = File { encoding: Some("utf-8"), first_line, next_line, total_lines: Some(total), note, ..file };
+    with_content(&file, content)
+}
+
+fn bytes_file(file: File, bytes: &[u8]) -> Answer {
+    let content = STANDARD.encode(bytes);
+    if content.len() > FILE_BUDGET {
+        return failure(format!(
+            "{} has {} bytes, too many for one answer; read it in parts with run_code{}.",
+            shown(&file.path),
+            file.size,
+            if file.url.is_some() { ", or download it from the link" } else { "" }
+        ));
+    }
+    with_content(&File { encoding: Some("base64"), ..file }, content)
+}
+
+/// A picture that can be shown is shown; of other bytes only the facts are of use to a reader.
+fn other_file(file: File, bytes: &[u8]) -> Answer {
+    let mime = mime::of(&file.path);
+    let data = VISIBLE.contains(&mime).then(|| STANDARD.encode(bytes)).filter(|data| data.len() <= PICTURE_BUDGET);
+    let Some(data) = data else {
+        let note = "Not text: work on it with run_code, or read it with encoding base64.";
+        return Answer::json(&File { note: Some(note.into()), ..file });
+    };
+    let mut answer = Answer::json(&File { note: Some("The picture follows as an image block.".into()), ..file });
+    answer.blocks.push(Block::Image { data, mime });
+    answer
+}
+
+#[derive(Serialize)]
+struct Files {
+    files: Vec<FileRow>,
+    total: u64,
+}
+
+pub(super) fn files_schema() -> Value {
+    object(json!({ "files": array(row_schema()), "total": integer() }))
+}
+
+pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Files(engine::op::Files { entries, total, .. }) = outcome else { return mismatch() };
+    let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
+    Answer::json(&Files { files: rows(&directory, entries), total })
+}
