@@ -29,6 +29,14 @@ pub struct Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Realm(pub &'static str);
 
+impl Realm {
+    pub const SANDPOOL: Self = Self("sandpool");
+    pub const AGENTRUN: Self = Self("agentrun");
+    pub const MICROSANDBOX: Self = Self("microsandbox");
+    pub const WORKBENCH: Self = Self("workbench");
+    pub const CONVERSATION: Self = Self("conversation");
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(pub String);
 
@@ -270,6 +278,11 @@ pub enum Holder {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     Created(ContextInfo),
+    /// As [`Self::Created`]; the one that this connection had before, with this id, is gone. See [`NewContext::replace`].
+    Replaced {
+        context: ContextInfo,
+        old: String,
+    },
     /// Newest first.
     Contexts(Vec<ContextInfo>),
     Stopped {
