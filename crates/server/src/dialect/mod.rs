@@ -11,11 +11,13 @@ pub mod agentrun;
 mod args;
 pub mod conversation;
 pub mod links;
+pub mod microsandbox;
 pub mod mime;
 mod prose;
 pub mod sandpool;
 mod shared;
-mod time;
+pub mod time;
+pub mod workbench;
 
 pub use args::{ArgError, Args};
 pub use links::Links;
@@ -225,13 +227,18 @@ impl Answer {
 }
 
 /// The tool sets by their ids, in the order in which they are shown.
-pub const IDS: &[&str] = &["agentrun"];
+pub const IDS: &[&str] = &["sandpool", "agentrun", "microsandbox", "workbench", "conversation"];
 
 /// The tool set with this id, in the form that the operator chose.
 pub fn find(id: &str, options: &Options) -> Option<&'static Dialect> {
     match id {
+        "sandpool" => Some(&sandpool::DIALECT),
         "agentrun" if options.default_context => Some(&agentrun::WITH_DEFAULT_CONTEXT),
         "agentrun" => Some(&agentrun::DIALECT),
+        "microsandbox" => Some(&microsandbox::DIALECT),
+        "workbench" => Some(&workbench::DIALECT),
+        "conversation" if options.underscores => Some(&conversation::WITH_UNDERSCORES),
+        "conversation" => Some(&conversation::DIALECT),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::args::{self, ArgError, Args, Refused};
 use super::shared::LANGUAGES;
-use super::shared::files::{WORKSPACE, decode, path_below};
+use super::shared::files::{WORKSPACE, decode, file_schema, path_below};
 use super::{Dialect, Field, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
@@ -124,7 +124,7 @@ const DOWNLOAD_FILE: ToolRow = ToolRow {
     prose: "download_file",
     fields: &[Field::required("context_id"), Field::required("path"), Field::one_of("encoding", ENCODINGS)],
     form: SchemaForm::Full,
-    output_schema: render::file_schema,
+    output_schema: file_schema,
     hints: READS,
     lower: download_file,
     render: render::file,

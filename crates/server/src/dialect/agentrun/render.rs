@@ -7,11 +7,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Encoding, directory, encoding, invalid};
-use crate::dialect::shared::files::{FILE_BUDGET, FileRow, row_schema, rows, written_length};
+use crate::dialect::shared::files::{Content, FILE_BUDGET, FileFacts, FileRow, row_schema, rows, written_length};
 use crate::dialect::shared::run::{self, Words};
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{add_lines, moment, seconds, title};
-use crate::dialect::{Answer, ArgError, Block, Reply, Scene, shown};
+use crate::dialect::{Answer, ArgError, Reply, Scene, shown};
 
 const WORDS: Words =
     Words { place: "context", anew: "in a new context made with create_context if this one is not found" };
@@ -270,33 +270,6 @@ pub(super) fn written(_: &Scene<'_>, outcome: Outcome) -> Answer {
     Answer::json(&Written { path, size })
 }
 
-/// Either with the content, or with the address to fetch it from.
-#[derive(Serialize)]
-struct Downloaded {
-    path: String,
-    size: u64,
-    #[serde(flatten)]
-    content: Content,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Content {
-    Here { encoding: &'static str, content: String },
-    Elsewhere { link: String },
-}
-
-pub(super) fn file_schema() -> Value {
-    let members = json!({
-        "path": string(),
-        "size": integer(),
-        "encoding": string(),
-        "content": string(),
-        "link": string(),
-    });
-    object_with(members, &["encoding", "content", "link"])
-}
-
 pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
     let whole = content.len() as u64 == size;
@@ -310,18 +283,15 @@ pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
         (_, bytes) => ("base64", STANDARD.encode(bytes.map_or_else(|e| e.into_bytes(), String::into_bytes))),
     };
     let link = scene.link(&key, &path, Some(size));
-    let content = match &link {
-        _ if whole && written_length(&content) <= FILE_BUDGET => Content::Here { encoding, content },
-        Some(Block::Link { uri, .. }) => Content::Elsewhere { link: uri.clone() },
-        _ => {
-            let why = format!(
-                "File too large: {} has {size} bytes, too many for one answer; read it in parts with run_code",
-                shown(&path)
-            );
-            return failure("FILE_TOO_LARGE", &why);
-        }
+    let content = Some(content).filter(|content| whole && written_length(content) <= FILE_BUDGET);
+    let Some(content) = Content::new(encoding, content, link.as_ref()) else {
+        let why = format!(
+            "File too large: {} has {size} bytes, too many for one answer; read it in parts with run_code",
+            shown(&path)
+        );
+        return failure("FILE_TOO_LARGE", &why);
     };
-    let mut answer = Answer::json(&Downloaded { path, size, content });
+    let mut answer = Answer::json(&FileFacts { path, size, content });
     answer.blocks.extend(link);
     answer
 }

@@ -7,8 +7,8 @@ use engine::op::{FileEntry, FileKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::schema::{integer, object, string};
-use crate::dialect::iso8601;
+use super::schema::{integer, object, object_with, string};
+use crate::dialect::{Block, iso8601};
 
 /// A file's content stands in the answer twice (text and object), and base64 or escapes make it longer.
 pub(in crate::dialect) const FILE_BUDGET: usize = 3 << 20;
@@ -67,6 +67,44 @@ pub(in crate::dialect) fn written_length(text: &str) -> usize {
             _ => 1,
         })
         .sum()
+}
+
+/// A file that was read: with the content, or with the address to fetch it from.
+#[derive(Serialize)]
+pub(in crate::dialect) struct FileFacts {
+    pub path: String,
+    pub size: u64,
+    #[serde(flatten)]
+    pub content: Content,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(in crate::dialect) enum Content {
+    Here { encoding: &'static str, content: String },
+    Elsewhere { link: String },
+}
+
+impl Content {
+    /// Without content, which is too large for an answer, there has to be a link.
+    pub fn new(encoding: &'static str, content: Option<String>, link: Option<&Block>) -> Option<Self> {
+        match (content, link) {
+            (Some(content), _) => Some(Self::Here { encoding, content }),
+            (None, Some(Block::Link { uri, .. })) => Some(Self::Elsewhere { link: uri.clone() }),
+            (None, _) => None,
+        }
+    }
+}
+
+pub(in crate::dialect) fn file_schema() -> Value {
+    let members = json!({
+        "path": string(),
+        "size": integer(),
+        "encoding": string(),
+        "content": string(),
+        "link": string(),
+    });
+    object_with(members, &["encoding", "content", "link"])
 }
 
 #[derive(Serialize)]

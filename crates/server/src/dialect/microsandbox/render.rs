@@ -1,0 +1,316 @@
+//! Outcomes as the documents have them: stdout alone in the first block, facts about the session beside `content`.
+
+use std::time::Duration;
+
+use engine::op::{ContextInfo, EngineError, Language, Outcome, Ran, Size};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{flavor, session_id};
+use crate::dialect::args::{self, Args};
+use crate::dialect::shared::run::{self, Words};
+use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
+use crate::dialect::shared::{add_lines, moment, seconds};
+use crate::dialect::{Answer, ArgError, Block, Options, Reply, Scene, shown};
+
+const WORDS: Words = Words { place: "session", anew: "with the same session_id or in a new session" };
+
+const INVALID_REQUEST: i32 = -32600;
+const INVALID_PARAMS: i32 = -32602;
+const INTERNAL: i32 = -32603;
+
+pub(super) fn refusal(_: &Scene<'_>, refused: &ArgError) -> Reply {
+    Reply::Error { code: INVALID_PARAMS, message: format!("Invalid params: {}", refused.message), data: None }
+}
+
+/// What the caller or the server did wrong: limits are invalid requests, the rest of the server's troubles internal errors.
+pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
+    use EngineError as E;
+    let (code, message) = match error {
+        E::ContextLimit(most) => {
+            (INVALID_REQUEST, format!("Resource limit: at most {most} sessions; end one with stop_session first"))
+        }
+        E::OverLimit { what, limit } => (INVALID_REQUEST, format!("Resource limit: {what} is limited to {limit}")),
+        E::Busy(waited) => {
+            (INVALID_REQUEST, format!("Resource limit: all runs were busy for {}; retry later", seconds(*waited)))
+        }
+        E::QueueFull(most) => (INVALID_REQUEST, format!("Resource limit: {most} runs wait already; retry later")),
+        E::NoSpace => (INVALID_REQUEST, "Resource limit: no space left in the session; delete files first".to_owned()),
+        E::OtherLanguage { context, is, .. } => (
+            INVALID_PARAMS,
+            format!(
+                "Invalid params: template: session {} was made with {} and keeps it; leave template out, or use another session_id",
+                shown(context),
+                template(*is)
+            ),
+        ),
+        E::ContextNotFound(id) => (INVALID_PARAMS, format!("Invalid params: session_id {} is unknown", shown(id))),
+        E::CreateFailed(why) => (INTERNAL, format!("Internal error: the session could not be made: {why}")),
+        E::StopFailed(why) => (INTERNAL, format!("Internal error: the session could not be stopped: {why}")),
+        other => (INTERNAL, format!("Internal error: {other}")),
+    };
+    Reply::Error { code, message, data: None }
+}
+
+/// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
+fn mismatch() -> Answer {
+    Answer::json(&json!({ "error": "the engine gave another kind of answer than was asked for" })).failed()
+}
+
+fn template(language: Language) -> &'static str {
+    match language {
+        Language::Python => "python",
+        Language::Javascript | Language::Typescript => "node",
+    }
+}
+
+fn size(context: &ContextInfo, options: &Options) -> Size {
+    context.size.unwrap_or(options.default_size)
+}
+
+// ---- runs
+
+#[derive(Serialize)]
+struct Executed {
+    stdout: String,
+    stderr: String,
+    success: bool,
+    #[serde(flatten)]
+    command: Option<CommandFacts>,
+    #[serde(flatten)]
+    session: SessionFacts,
+    /// What has to be said about the session, if anything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+}
+
+/// Beside `content` too, where the document has them.
+#[derive(Serialize)]
+struct SessionFacts {
+    session_id: String,
+    execution_time_ms: u64,
+    session_created: bool,
+}
+
+#[derive(Serialize)]
+struct CommandFacts {
+    command: String,
+    args: Vec<String>,
+    exit_code: i32,
+}
+
+fn executed_members() -> Map<String, Value> {
+    let members = json!({
+        "stdout": string(),
+        "stderr": string(),
+        "success": boolean(),
+        "session_id": string(),
+        "execution_time_ms": integer(),
+        "session_created": boolean(),
+        "note": string(),
+    });
+    members.as_object().cloned().unwrap_or_default()
+}
+
+pub(super) fn code_schema() -> Value {
+    object_with(executed_members().into(), &["note"])
+}
+
+pub(super) fn command_schema() -> Value {
+    let mut members = executed_members();
+    members.insert("command".into(), string());
+    members.insert("args".into(), array(string()));
+    members.insert("exit_code".into(), integer());
+    object_with(members.into(), &["note"])
+}
+
+pub(super) fn code(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Ran(ran) = outcome else { return mismatch() };
+    executed(scene, &ran, None, run::ending(&ran.end, &WORDS))
+}
+
+pub(super) fn command(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Ran(ran) = outcome else { return mismatch() };
+    let facts = CommandFacts {
+        command: args::text(scene.args, "command").ok().flatten().unwrap_or_default().to_owned(),
+        args: args::text_list(scene.args, "args").ok().flatten().unwrap_or_default(),
+        exit_code: run::exit_code(&ran.end),
+    };
+    executed(scene, &ran, Some(facts), run::command_ending(&ran.end, &WORDS))
+}
+
+/// Stdout and nothing else; stderr, marked, if there is any; the session; then pictures and links.
+fn executed(scene: &Scene<'_>, ran: &Ran, command: Option<CommandFacts>, ending: Option<String>) -> Answer {
+    let session = SessionFacts {
+        session_id: ran.context.id.clone(),
+        execution_time_ms: milliseconds(ran.duration),
+        session_created: ran.created,
+    };
+    let mut stderr = run::stderr(ran);
+    if let Some(ending) = ending {
+        add_lines(&mut stderr, &ending);
+    }
+    let kept = run::kept(scene, ran);
+    let note = note(scene.args, ran, &kept.lines);
+    let mut line = format!(
+        "[session {}: {}, {}, {}; {} ms]",
+        session.session_id,
+        template(ran.context.language),
+        size(&ran.context, scene.options).name(),
+        if ran.created { "new" } else { "in use" },
+        session.execution_time_ms
+    );
+    if let Some(facts) = &command {
+        line = format!("[exit code {}]\n{line}", facts.exit_code);
+    }
+    if let Some(note) = &note {
+        add_lines(&mut line, note);
+    }
+    let stdout = run::stdout(ran);
+    let mut blocks = vec![Block::Text(stdout.clone())];
+    if !stderr.is_empty() {
+        blocks.push(Block::Text(format!("[stderr]\n{stderr}")));
+    }
+    blocks.push(Block::Text(line));
+    blocks.extend(run::pictures(ran));
+    blocks.extend(kept.links);
+    let extra = [Some(members(&session)), command.as_ref().map(members)].into_iter().flatten().flatten().collect();
+    let success = run::succeeded(&ran.end);
+    let executed = Executed { stdout, stderr, success, command, session, note };
+    Answer { blocks, structured: members(&executed).into(), fits: true, is_error: !success, extra }
+}
+
+/// State that is gone, a flavor that was not taken, output that is elsewhere: never silently.
+fn note(args: &Args, ran: &Ran, kept: &str) -> Option<String> {
+    let mut note = String::new();
+    if ran.created && session_id(args).is_ok_and(|id| id.is_some()) {
+        add_lines(
+            &mut note,
+            "There was no live session with this id: a new one was made under it. Variables and files of an earlier one are gone.",
+        );
+    }
+    if let (false, Ok(Some(asked)), Some(has)) = (ran.created, flavor(args), ran.context.size)
+        && asked != has
+    {
+        add_lines(
+            &mut note,
+            &format!(
+                "The flavor {} was ignored: this session was made as {} and keeps it; use a new session for another one.",
+                asked.name(),
+                has.name()
+            ),
+        );
+    }
+    if !kept.is_empty() {
+        add_lines(&mut note, kept);
+    }
+    (!note.is_empty()).then_some(note)
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn members<T: Serialize>(facts: &T) -> Map<String, Value> {
+    match serde_json::to_value(facts) {
+        Ok(Value::Object(members)) => members,
+        _ => unreachable!("answers are plain objects"),
+    }
+}
+
+// ---- sessions
+
+#[derive(Serialize)]
+struct Sessions {
+    sessions: Vec<Session>,
+}
+
+#[derive(Serialize)]
+struct Session {
+    session_id: String,
+    template: &'static str,
+    flavor: &'static str,
+    status: &'static str,
+    created_at: String,
+    last_accessed: String,
+}
+
+pub(super) fn sessions_schema() -> Value {
+    let session = object(json!({
+        "session_id": string(),
+        "template": string(),
+        "flavor": string(),
+        "status": string(),
+        "created_at": string(),
+        "last_accessed": string(),
+    }));
+    object(json!({ "sessions": array(session) }))
+}
+
+/// One that is not there is an empty list, not an error.
+pub(super) fn sessions(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Contexts(contexts) = outcome else { return mismatch() };
+    let asked = session_id(scene.args).ok().flatten();
+    let sessions = contexts.into_iter().filter(|context| asked.is_none_or(|id| id == context.id));
+    let session = |context: ContextInfo| Session {
+        template: template(context.language),
+        flavor: size(&context, scene.options).name(),
+        status: if context.busy { "running" } else { "ready" },
+        created_at: moment(context.created_at),
+        last_accessed: moment(context.last_used),
+        session_id: context.id,
+    };
+    Answer::json(&Sessions { sessions: sessions.map(session).collect() })
+}
+
+#[derive(Serialize)]
+struct Stopped<'a> {
+    success: bool,
+    session_id: &'a str,
+}
+
+pub(super) fn stopped_schema() -> Value {
+    object(json!({ "success": boolean(), "session_id": string() }))
+}
+
+pub(super) fn stopped(_: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Stopped { context_id } = outcome else { return mismatch() };
+    Answer::json(&Stopped { success: true, session_id: &context_id })
+}
+
+/// An unknown session is no error: it does not run, which is what was wanted.
+pub(super) fn stop_error(scene: &Scene<'_>, e: &EngineError) -> Reply {
+    match e {
+        EngineError::ContextNotFound(id) => Answer::json(&Stopped { success: false, session_id: id }).into(),
+        other => error(scene, other),
+    }
+}
+
+// ---- volumes
+
+#[derive(Serialize)]
+struct Volumes {
+    volume_mappings: Vec<Mapping>,
+}
+
+#[derive(Serialize)]
+struct Mapping {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_path: Option<String>,
+    container_path: String,
+}
+
+pub(super) fn volumes_schema() -> Value {
+    let mapping = object_with(json!({ "host_path": string(), "container_path": string() }), &["host_path"]);
+    object(json!({ "volume_mappings": array(mapping) }))
+}
+
+/// The one place that may tell a path of the host: as the operator wrote it, and only if they want it told.
+pub(super) fn volumes(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Volumes(volumes) = outcome else { return mismatch() };
+    let mapping = |volume: engine::op::SharedVolume| Mapping {
+        host_path: scene.options.show_host_paths.then(|| volume.host.to_string_lossy().into_owned()),
+        container_path: volume.inside.to_string_lossy().into_owned(),
+    };
+    Answer::json(&Volumes { volume_mappings: volumes.into_iter().map(mapping).collect() })
+}

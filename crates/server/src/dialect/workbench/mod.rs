@@ -1,0 +1,244 @@
+//! `workbench`: the tool set of the sandbox workbench: one sandbox at a time, with code, files and a browser.
+
+use engine::op::{Command, Environment, Holder, Language, NewContext, Op, RunCode, RunCommand, Target, Which};
+use serde_json::json;
+
+use super::args::{self, ArgError, Args, Refused};
+use super::shared::files::{WORKSPACE, file_schema, path_below};
+use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
+
+mod render;
+
+pub static DIALECT: Dialect = Dialect {
+    id: "workbench",
+    server_name: "sandbox-workbench",
+    default_lang: Lang::En,
+    tools: &[
+        SANDBOX_CREATE,
+        SANDBOX_DESTROY,
+        BROWSER_GOTO,
+        BROWSER_CLICK,
+        BROWSER_TYPE,
+        BROWSER_SNAPSHOT,
+        CODE_RUN,
+        FILE_READ,
+        FILE_WRITE,
+        FILE_LIST,
+    ],
+    aliases: &[],
+    unknown_tool_code: -32602,
+    prose_en: include_str!("prose.en.md"),
+    prose_zh: include_str!("prose.zh.md"),
+    refuse: render::refusal,
+    background: None,
+};
+
+const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true };
+const ACTS: Hints = Hints { read_only: false, destructive: true, idempotent: false };
+const SANDBOX_ID: Field = Field::optional("sandbox_id");
+
+const SANDBOX_CREATE: ToolRow = ToolRow {
+    name: "sandbox_create",
+    prose: "sandbox_create",
+    fields: &[SANDBOX_ID],
+    form: SchemaForm::Full,
+    output_schema: render::created_schema,
+    hints: ACTS,
+    lower: sandbox_create,
+    render: render::created,
+    render_error: render::error,
+};
+
+const SANDBOX_DESTROY: ToolRow = ToolRow {
+    name: "sandbox_destroy",
+    prose: "sandbox_destroy",
+    fields: &[SANDBOX_ID],
+    form: SchemaForm::Full,
+    output_schema: render::destroyed_schema,
+    hints: Hints { read_only: false, destructive: true, idempotent: true },
+    lower: |args, _| Ok(Op::StopContext { which: which(args)? }),
+    render: render::destroyed,
+    render_error: render::error,
+};
+
+const BROWSER_GOTO: ToolRow = ToolRow {
+    name: "browser_goto",
+    prose: "browser_goto",
+    fields: &[Field::required("url"), SANDBOX_ID],
+    form: SchemaForm::Full,
+    output_schema: render::page_schema,
+    hints: ACTS,
+    lower: |args, _| browser(args, &["url"]),
+    render: render::no_browser,
+    render_error: render::error,
+};
+
+const BROWSER_CLICK: ToolRow = ToolRow {
+    name: "browser_click",
+    prose: "browser_click",
+    fields: &[Field::required("selector"), SANDBOX_ID],
+    lower: |args, _| browser(args, &["selector"]),
+    ..BROWSER_GOTO
+};
+
+const BROWSER_TYPE: ToolRow = ToolRow {
+    name: "browser_type",
+    prose: "browser_type",
+    fields: &[Field::required("selector"), Field::required("text"), SANDBOX_ID],
+    lower: browser_type,
+    ..BROWSER_GOTO
+};
+
+const BROWSER_SNAPSHOT: ToolRow = ToolRow {
+    name: "browser_snapshot",
+    prose: "browser_snapshot",
+    fields: &[Field::new("maxTextLen", FieldKind::Whole).default(|_| json!(SNAPSHOT_TEXT)), SANDBOX_ID],
+    output_schema: render::snapshot_schema,
+    hints: READS,
+    lower: browser_snapshot,
+    ..BROWSER_GOTO
+};
+
+const CODE_RUN: ToolRow = ToolRow {
+    name: "code_run",
+    prose: "code_run",
+    fields: &[
+        Field { required: true, ..Field::one_of("language", &["python", "javascript", "typescript", "shell"]) },
+        Field::required("code"),
+        SANDBOX_ID,
+    ],
+    form: SchemaForm::Full,
+    output_schema: render::ran_schema,
+    hints: ACTS,
+    lower: code_run,
+    render: render::ran,
+    render_error: render::error,
+};
+
+const FILE_READ: ToolRow = ToolRow {
+    name: "file_read",
+    prose: "file_read",
+    fields: &[Field::required("path"), SANDBOX_ID],
+    form: SchemaForm::Full,
+    output_schema: file_schema,
+    hints: READS,
+    lower: |args, _| Ok(Op::ReadFile { place: holder(args)?, path: path(args::given(args, "path")?)? }),
+    render: render::file,
+    render_error: render::error,
+};
+
+const FILE_WRITE: ToolRow = ToolRow {
+    name: "file_write",
+    prose: "file_write",
+    fields: &[Field::required("path"), Field::required("content"), SANDBOX_ID],
+    form: SchemaForm::Full,
+    output_schema: render::written_schema,
+    hints: Hints { read_only: false, destructive: true, idempotent: true },
+    lower: file_write,
+    render: render::written,
+    render_error: render::error,
+};
+
+const FILE_LIST: ToolRow = ToolRow {
+    name: "file_list",
+    prose: "file_list",
+    fields: &[Field::optional("path").default(|_| json!(".")), SANDBOX_ID],
+    form: SchemaForm::Full,
+    output_schema: render::files_schema,
+    hints: READS,
+    lower: |args, _| Ok(Op::ListFiles { place: holder(args)?, path: directory(args)? }),
+    render: render::files,
+    render_error: render::error,
+};
+
+/// Characters of a page's text in a snapshot.
+const SNAPSHOT_TEXT: u64 = 8_000;
+const MOST_SNAPSHOT_TEXT: u64 = 100_000;
+
+fn sandbox_id(args: &Args) -> Result<Option<&str>, Refused> {
+    let id = args::filled(args, "sandbox_id")?;
+    let check = |id| {
+        args::check_name(id).map(|()| id).map_err(|why| {
+            Refused(format!("sandbox_id {why}: use letters, digits, '-', '_' and '.', got '{}'", shown(id)))
+        })
+    };
+    id.map(check).transpose()
+}
+
+/// The one that is named, otherwise the only one that can be meant.
+fn which(args: &Args) -> Result<Which, Refused> {
+    Ok(sandbox_id(args)?.map_or(Which::Current, |id| Which::Id(id.to_owned())))
+}
+
+fn holder(args: &Args) -> Result<Holder, Refused> {
+    Ok(Holder::Context(Target::existing(which(args)?)))
+}
+
+/// A connection has one sandbox: another one takes its place.
+fn sandbox_create(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    let id = sandbox_id(args)?.map(str::to_owned);
+    let name = id.clone().unwrap_or_default();
+    Ok(Op::CreateContext(NewContext { id, replace: true, ..NewContext::named(name, Language::Python) }))
+}
+
+fn code_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    const LANGUAGES: [(&str, Option<Language>); 4] = [
+        ("python", Some(Language::Python)),
+        ("javascript", Some(Language::Javascript)),
+        ("typescript", Some(Language::Typescript)),
+        ("shell", None),
+    ];
+    args::required(args, "language")?;
+    let language = args::choice(args, "language", &LANGUAGES)?.flatten();
+    let code = args::required(args, "code")?;
+    let target = Target::existing(which(args)?);
+    if language.is_some() {
+        return Ok(Op::RunCode(RunCode { language, ..RunCode::new(target, code) }));
+    }
+    if code.contains('\0') {
+        return Err(Refused("code cannot contain a NUL character".into()).into());
+    }
+    Ok(Op::RunCommand(RunCommand {
+        target,
+        language: None,
+        command: Command::Shell(code.to_owned()),
+        timeout: None,
+        env: Environment::default(),
+        network: false,
+        background: false,
+    }))
+}
+
+fn path(text: &str) -> Result<String, Refused> {
+    path_below(WORKSPACE, text).map_err(|why| Refused(format!("{why} (path=\"{}\")", render::one_line(text))))
+}
+
+fn directory(args: &Args) -> Result<String, Refused> {
+    args::text(args, "path")?.map_or(Ok(".".to_owned()), path)
+}
+
+fn file_write(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    let path = path(args::given(args, "path")?)?;
+    // An empty file is a file.
+    let content = args::given(args, "content")?.as_bytes().to_vec();
+    Ok(Op::WriteFile { place: holder(args)?, path, content })
+}
+
+/// Arguments are checked as ever; then there is no browser to pass them to.
+fn browser(args: &Args, needed: &[&str]) -> Result<Op, ArgError> {
+    for field in needed {
+        args::required(args, field)?;
+    }
+    which(args)?;
+    Err(ArgError { code: render::NO_BROWSER, message: "the browser is not available in this version".into() })
+}
+
+fn browser_type(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    args::given(args, "text")?;
+    browser(args, &["selector"])
+}
+
+fn browser_snapshot(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    args::whole(args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT)?;
+    browser(args, &[])
+}
