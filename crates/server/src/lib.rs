@@ -2,10 +2,14 @@
 //!
 //! The only crate that knows MCP, the environment and how everything is wired together.
 
+pub mod auth;
 pub mod cli;
 pub mod config;
 pub mod dialect;
-pub mod logging;
 pub mod files;
+pub mod journal;
+pub mod logging;
 pub mod mcp;
 pub mod runtimes;
+#[cfg(test)]
+mod scratch;

@@ -1,0 +1,113 @@
+//! The `Authorization` header, and the answer to one that is not good (RFC 6750).
+
+use std::fmt;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use sha2::{Digest, Sha256};
+
+/// The longest token that is looked at; tokens of identity providers are some kilobytes.
+const LONGEST: usize = 16 << 10;
+
+/// A token as the operator set it. Never shown.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl Secret {
+    /// As it stands in a variable or a file: a line end after it is not part of it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let token = text.trim_end_matches(['\r', '\n']);
+        if token.is_empty() {
+            return Err("the token is empty".into());
+        }
+        if token.len() > LONGEST || !token.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(format!("a token is at most {LONGEST} visible ASCII characters, without spaces"));
+        }
+        Ok(Self(token.into()))
+    }
+
+    pub fn sha256(&self) -> [u8; 32] {
+        Sha256::digest(&self.0).into()
+    }
+
+    pub fn is_short(&self) -> bool {
+        self.0.len() < 16
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[secret]")
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    Missing,
+    /// Not one header of the right form.
+    Malformed,
+    Wrong,
+    Expired,
+    /// Signed with a key that is not in the set; it is being fetched anew.
+    UnknownKey,
+    /// Made for somebody else.
+    OtherAudience,
+}
+
+impl Refused {
+    pub fn message(self) -> &'static str {
+        match self {
+            Self::Missing => "a token is needed: send the header `Authorization: Bearer <token>`",
+            Self::Malformed => "exactly one header `Authorization: Bearer <token>` is expected",
+            Self::Wrong => "the token is not valid",
+            Self::Expired => "the token has expired or is not valid yet",
+            Self::UnknownKey => {
+                "the token is signed with a key that is not known, or not yet: get a new one and try again"
+            }
+            Self::OtherAudience => "the token was not issued for this server",
+        }
+    }
+
+    /// The value of `WWW-Authenticate`. A request without a token gets no error code, as the RFC has it.
+    pub fn challenge(self, metadata: Option<&str>) -> String {
+        let mut challenge = String::from("Bearer realm=\"sandpool\"");
+        let code = match self {
+            Self::Missing => None,
+            Self::Malformed => Some("invalid_request"),
+            _ => Some("invalid_token"),
+        };
+        if let Some(code) = code {
+            challenge += &format!(", error=\"{code}\", error_description=\"{}\"", self.message());
+        }
+        if let Some(url) = metadata {
+            challenge += &format!(", resource_metadata=\"{url}\"");
+        }
+        challenge
+    }
+}
+
+/// The token of a request: of one header, and of no other place.
+pub fn token(headers: &HeaderMap) -> Result<&str, Refused> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next().ok_or(Refused::Missing)?;
+    if values.next().is_some() {
+        return Err(Refused::Malformed); // two readers might take one each
+    }
+    let (scheme, rest) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(Refused::Malformed)?;
+    let token = rest.trim_matches(' ');
+    let fits = (1..=LONGEST).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic() && b != b',');
+    if fits && scheme.eq_ignore_ascii_case("bearer") { Ok(token) } else { Err(Refused::Malformed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_shown_and_bad_ones_are_named() {
+        assert_eq!(format!("{:?}", Secret::parse("hunter2\n").unwrap()), "[secret]");
+        assert_eq!(Secret::parse("hunter2\n").unwrap().sha256(), Secret::parse("hunter2").unwrap().sha256());
+        assert_eq!(Secret::parse("\n").unwrap_err(), "the token is empty");
+        assert!(Secret::parse("two words").unwrap_err().contains("visible ASCII"));
+    }
+}

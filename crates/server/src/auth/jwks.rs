@@ -1,0 +1,254 @@
+//! The keys of an identity provider: a JSON Web Key Set from a file or a URL, kept fresh in the background.
+//!
+//! No request ever waits for it: one whose key is not known is refused, the set is fetched anew (at most once a minute,
+//! however many ask), and the next attempt finds the key. Providers publish a key well before they sign with it, and the set
+//! is fetched every quarter of an hour anyway.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
+use jsonwebtoken::{Algorithm, DecodingKey};
+use serde::Deserialize;
+use serde_json::Value;
+use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
+
+/// Sets of real providers are a few kilobytes.
+const MOST_BYTES: u64 = 256 << 10;
+const MOST_KEYS: usize = 100;
+/// For the whole of a request.
+const FETCH_TIME: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeySource {
+    File(PathBuf),
+    Url(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    #[error("cannot read the key set `{path}`")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot fetch the key set: {0}")]
+    Fetch(String),
+    #[error("the key set is not one: {0}")]
+    Content(String),
+    #[error("cannot start the thread that keeps the key set fresh")]
+    Thread(#[source] io::Error),
+}
+
+impl KeySource {
+    /// A path, or a URL: `https://…`, and `http://…` on this machine only, since whoever can change the answer is let in.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let Some((scheme, _)) = text.split_once("://") else { return Ok(Self::File(text.into())) };
+        let uri: http::Uri = text.parse().map_err(|error| format!("`{text}` is not a URL: {error}"))?;
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let address = host.parse::<std::net::IpAddr>();
+        let loopback = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
+        match scheme {
+            "https" => Ok(Self::Url(text.into())),
+            "http" if loopback => Ok(Self::Url(text.into())),
+            "http" => Err(format!("`{text}`: a key set from another machine has to come by `https`")),
+            _ => Err(format!("`{text}`: a key set is a file or an `https` URL")),
+        }
+    }
+
+    fn load(&self) -> Result<Arc<[Key]>, KeysError> {
+        let text = match self {
+            Self::File(path) => read(path).map_err(|source| KeysError::Read { path: path.clone(), source })?,
+            Self::Url(url) => fetch(url).map_err(KeysError::Fetch)?,
+        };
+        parse(&text).map_err(KeysError::Content)
+    }
+}
+
+/// When the set is loaded again.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    pub every: Duration,
+    /// However often a key is missed.
+    pub at_most_every: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { every: Duration::from_secs(900), at_most_every: Duration::from_secs(60) }
+    }
+}
+
+pub struct Jwks {
+    keys: Arc<RwLock<Arc<[Key]>>>,
+    /// The thread ends when this goes.
+    missed: SyncSender<()>,
+}
+
+struct Key {
+    id: Option<String>,
+    algorithm: Algorithm,
+    key: DecodingKey,
+}
+
+impl Jwks {
+    /// A file has to be good; a provider that cannot be reached now may be reached later.
+    pub fn open(source: KeySource, pace: Pace) -> Result<Self, KeysError> {
+        let (first, loaded) = match source {
+            KeySource::File(_) => (source.load()?, Some(Instant::now())),
+            KeySource::Url(_) => (Arc::default(), None),
+        };
+        let keys = Arc::new(RwLock::new(first));
+        let (missed, misses) = sync_channel(1);
+        let kept = keys.clone();
+        let thread = std::thread::Builder::new().name("key-set".into());
+        thread.spawn(move || keep_fresh(&source, &kept, &misses, pace, loaded)).map_err(KeysError::Thread)?;
+        Ok(Self { keys, missed })
+    }
+
+    /// The key a token names. One that names none is only checked when there is no choice.
+    pub fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<DecodingKey> {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut fitting =
+            keys.iter().filter(|key| key.algorithm == algorithm && (id.is_none() || key.id.as_deref() == id));
+        let (first, second) = (fitting.next(), fitting.next());
+        first.filter(|_| second.is_none()).map(|key| key.key.clone())
+    }
+
+    /// A key was not there: load the set again soon.
+    pub fn missed(&self) {
+        let _ = self.missed.try_send(()); // full: it is on its way already
+    }
+}
+
+fn keep_fresh(
+    source: &KeySource,
+    keys: &RwLock<Arc<[Key]>>,
+    misses: &Receiver<()>,
+    pace: Pace,
+    mut loaded: Option<Instant>,
+) {
+    loop {
+        if loaded.is_none_or(|at| at.elapsed() >= pace.at_most_every) {
+            loaded = Some(Instant::now());
+            match source.load() {
+                Ok(fresh) => *keys.write().unwrap_or_else(PoisonError::into_inner) = fresh,
+                Err(error) => {
+                    let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+                    tracing::warn!("{error}{cause}; tokens are checked with the keys known so far");
+                }
+            }
+        }
+        let none = keys.read().unwrap_or_else(PoisonError::into_inner).is_empty();
+        let wait = if none { pace.at_most_every } else { pace.every };
+        if let Err(RecvTimeoutError::Disconnected) = misses.recv_timeout(wait) {
+            return;
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// One request without redirects, proxies or patience, trusting the machine's certificates.
+fn fetch(url: &str) -> Result<Vec<u8>, String> {
+    let certificates = rustls_native_certs::load_native_certs();
+    let roots: Vec<_> = certificates.certs.iter().map(|cert| Certificate::from_der(cert.as_ref()).to_owned()).collect();
+    if roots.is_empty() && url.starts_with("https:") {
+        return Err("this machine has no certificates of authorities (package `ca-certificates`)".into());
+    }
+    let tls = TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .root_certs(RootCerts::new_with_certs(&roots))
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .build();
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .tls_config(tls)
+        .proxy(None)
+        .max_redirects(0)
+        .timeout_global(Some(FETCH_TIME))
+        .build()
+        .into();
+    let mut answer = agent.get(url).header("accept", "application/json").call().map_err(|error| error.to_string())?;
+    if answer.status() != http::StatusCode::OK {
+        return Err(format!("the answer is {}", answer.status()));
+    }
+    answer.body_mut().with_config().limit(MOST_BYTES).read_to_vec().map_err(|error| error.to_string())
+}
+
+/// The keys that can be used here. Others (for encryption, of other curves) are left out: a set may well have both.
+fn parse(text: &[u8]) -> Result<Arc<[Key]>, String> {
+    #[derive(Deserialize)]
+    struct Set {
+        keys: Vec<Value>,
+    }
+    if text.len() as u64 > MOST_BYTES {
+        return Err(format!("it is larger than {MOST_BYTES} bytes"));
+    }
+    let set: Set = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let keys: Arc<[Key]> = set.keys.into_iter().take(MOST_KEYS).filter_map(key).collect();
+    if keys.is_empty() {
+        return Err("there is no key for RS256, ES256 or EdDSA in it".into());
+    }
+    Ok(keys)
+}
+
+fn key(value: Value) -> Option<Key> {
+    let jwk: Jwk = serde_json::from_value(value).ok()?;
+    let (algorithm, name) = match &jwk.algorithm {
+        AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
+        AlgorithmParameters::EllipticCurve(key) if key.curve == EllipticCurve::P256 => {
+            (Algorithm::ES256, KeyAlgorithm::ES256)
+        }
+        AlgorithmParameters::OctetKeyPair(key) if key.curve == EllipticCurve::Ed25519 => {
+            (Algorithm::EdDSA, KeyAlgorithm::EdDSA)
+        }
+        _ => return None,
+    };
+    let for_signatures = jwk.common.public_key_use.as_ref().is_none_or(|purpose| *purpose == PublicKeyUse::Signature);
+    let fits = for_signatures && jwk.common.key_algorithm.is_none_or(|declared| declared == name);
+    let key = DecodingKey::from_jwk(&jwk).ok().filter(|_| fits)?;
+    Some(Key { id: jwk.common.key_id, algorithm, key })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_a_file_or_https_or_this_machine() {
+        for url in ["https://id.example.com/jwks", "http://127.0.0.1:9/j", "http://localhost/j", "http://[::1]:8/j"] {
+            assert_eq!(KeySource::parse(url), Ok(KeySource::Url(url.into())));
+        }
+        assert_eq!(KeySource::parse("/etc/jwks.json"), Ok(KeySource::File("/etc/jwks.json".into())));
+        for url in ["http://id.example.com/j", "http://localhost.evil.com/j", "http://127.0.0.1.evil.com/", "ftp://x/y"]
+        {
+            assert!(KeySource::parse(url).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn keys_that_cannot_be_used_here_are_left_out() {
+        let set = br#"{"keys": [
+            {"kty": "oct", "k": "c2VjcmV0", "kid": "shared"},
+            {"kty": "EC", "crv": "P-384", "x": "AA", "y": "AA", "kid": "other curve"},
+            {"kty": "OKP", "crv": "Ed25519", "x": "AA", "use": "enc", "kid": "for encryption"},
+            {"kty": "OKP", "crv": "Ed25519", "x": "AA", "alg": "ES256", "kid": "contradicts itself"},
+            {"kty": "strange"}, 7,
+            {"kty": "OKP", "crv": "Ed25519", "x": "AA", "kid": "good"}
+        ]}"#;
+        let keys = parse(set).unwrap();
+        assert_eq!(keys.iter().map(|key| key.id.as_deref()).collect::<Vec<_>>(), [Some("good")]);
+        for (bad, why) in [
+            (&b"{}"[..], "missing field `keys` at line 1 column 2"),
+            (br#"{"keys": []}"#, "there is no key for RS256, ES256 or EdDSA in it"),
+            (&vec![b' '; (256 << 10) + 1], "it is larger than 262144 bytes"),
+        ] {
+            assert_eq!(parse(bad).err().unwrap(), why);
+        }
+    }
+}

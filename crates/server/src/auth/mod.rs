@@ -1,0 +1,425 @@
+//! Who may do what: bearer tokens, tenants and their quotas, tokens of an identity provider, calls per second.
+//!
+//! Knows HTTP's vocabulary and no transport: the head of a request in, a [`Caller`] or a [`Denied`] out. Who a caller is comes
+//! from the `Authorization` header alone; no other header, no query and no id says anything about it.
+
+mod bearer;
+mod jwks;
+mod jwt;
+mod metadata;
+mod rate;
+mod signature;
+mod tenants;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use engine::op::Tenant;
+use http::StatusCode;
+use http::request::Parts;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use subtle::{Choice, ConstantTimeEq};
+
+pub use self::bearer::Secret;
+pub use self::jwks::{KeySource, KeysError};
+pub use self::jwt::JwtConfig;
+pub use self::metadata::WELL_KNOWN;
+pub use self::tenants::{Quotas, TenantsError};
+
+/// How callers are told apart. Nothing set: everybody is the one local tenant.
+#[derive(Debug, Clone, Default)]
+pub struct AuthConfig {
+    /// One token for everything; its holder is the local tenant.
+    pub token: Option<Secret>,
+    /// A file of tenants, read once.
+    pub tenants: Option<PathBuf>,
+    pub jwt: Option<JwtConfig>,
+    /// What the outside calls this server, such as `https://sandbox.example.com`; else what a request calls it.
+    pub public_url: Option<String>,
+    /// Who issues tokens, for the metadata; else the issuer of `jwt`.
+    pub servers: Vec<String>,
+    /// What holds where a tenant has no figure of its own.
+    pub quotas: Quotas,
+}
+
+impl AuthConfig {
+    pub fn is_set(&self) -> bool {
+        self.token.is_some() || self.tenants.is_some() || self.jwt.is_some()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AuthError {
+    #[error(transparent)]
+    Tenants(#[from] TenantsError),
+    #[error(transparent)]
+    Keys(#[from] KeysError),
+    #[error("the token of `SANDPOOL_API_TOKEN` is also tenant `{0}`'s; whose would a call be?")]
+    SharedToken(String),
+}
+
+/// A request whose sender is known.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Caller {
+    pub tenant: Tenant,
+    pub quotas: Quotas,
+}
+
+/// A request that is not let in. Says nothing that helps to guess.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Denied {
+    /// 401: who is it?
+    Unknown { challenge: String, message: &'static str },
+    /// 429: too many calls; the next one has a chance after this time.
+    TooFast { retry_after: Duration, per_second: f64 },
+}
+
+impl Denied {
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Unknown { .. } => StatusCode::UNAUTHORIZED,
+            Self::TooFast { .. } => StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+
+    /// The header that has to go with the status.
+    pub fn header(&self) -> (http::HeaderName, String) {
+        match self {
+            Self::Unknown { challenge, .. } => (http::header::WWW_AUTHENTICATE, challenge.clone()),
+            Self::TooFast { retry_after, .. } => {
+                // Whole seconds, never early.
+                (http::header::RETRY_AFTER, retry_after.as_secs_f64().ceil().max(1.0).to_string())
+            }
+        }
+    }
+
+    pub fn message(&self) -> String {
+        match self {
+            Self::Unknown { message, .. } => (*message).into(),
+            Self::TooFast { per_second, .. } => {
+                format!("over the quota `calls_per_second` ({per_second}); try again later")
+            }
+        }
+    }
+
+    /// The body: JSON-RPC, so that every client can show it.
+    pub fn body(&self) -> Value {
+        json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": self.message()}})
+    }
+}
+
+pub struct Auth {
+    token: Option<[u8; 32]>,
+    tenants: tenants::Tenants,
+    jwt: Option<jwt::Verifier>,
+    public_url: Option<String>,
+    servers: Vec<String>,
+    quotas: Quotas,
+    buckets: rate::Buckets,
+    required: bool,
+}
+
+impl Auth {
+    /// Reads the files. A key set that has to be fetched is fetched in the background, now and every while.
+    pub fn open(config: AuthConfig) -> Result<Self, AuthError> {
+        let required = config.is_set();
+        let tenants = match &config.tenants {
+            Some(path) => tenants::Tenants::read(path, config.jwt.is_some())?,
+            None => tenants::Tenants::default(),
+        };
+        let token = config.token.as_ref().map(Secret::sha256);
+        if let Some(entry) = token.and_then(|token| tenants.by_digest(&token)) {
+            return Err(AuthError::SharedToken(entry.name.clone()));
+        }
+        if config.token.as_ref().is_some_and(Secret::is_short) {
+            tracing::warn!(
+                "the token of `SANDPOOL_API_TOKEN` is short: it can be guessed; `openssl rand -hex 32` makes a good one"
+            );
+        }
+        let issuer = config.jwt.as_ref().and_then(|jwt| jwt.issuer.clone());
+        let servers = if config.servers.is_empty() { issuer.into_iter().collect() } else { config.servers };
+        let jwt = config.jwt.map(jwt::Verifier::open).transpose()?;
+        let (public_url, quotas, buckets) = (config.public_url, config.quotas, rate::Buckets::default());
+        Ok(Self { token, tenants, jwt, public_url, servers, quotas, buckets, required })
+    }
+
+    /// The tenants that are known by name, and what each may have.
+    pub fn tenants(&self) -> impl Iterator<Item = (Tenant, Quotas)> {
+        self.tenants.all().map(|(name, quotas)| (Tenant(name.into()), quotas.or(&self.quotas)))
+    }
+
+    /// Lets a request in, as one call of its sender's.
+    pub fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
+        let admitted = self.identify(parts).and_then(|caller| self.charge(&caller, 1).map(|()| caller));
+        if let Err(denied) = &admitted {
+            tracing::info!(target: crate::logging::HTTP_LOG, "[HTTP] Refused {peer}: {}", denied.message());
+        }
+        admitted
+    }
+
+    /// So many further calls of the same request: the messages of a batch after its first.
+    pub fn charge(&self, caller: &Caller, calls: u32) -> Result<(), Denied> {
+        let Some(per_second) = caller.quotas.calls_per_second else { return Ok(()) };
+        let taken = self.buckets.take(&caller.tenant.0, per_second, calls, Instant::now());
+        taken.map_err(|retry_after| Denied::TooFast { retry_after, per_second })
+    }
+
+    /// RFC 9728: what `/.well-known/oauth-protected-resource<path>` answers; none if there is nothing at that path.
+    pub fn metadata(&self, parts: &Parts, path: &str) -> Option<Value> {
+        metadata::document(&self.base(parts)?, path, &self.servers)
+    }
+
+    fn identify(&self, parts: &Parts) -> Result<Caller, Denied> {
+        if !self.required {
+            // Whoever may connect is on this machine, or the operator's own gateway.
+            let quotas = Quotas { show_host_paths: true, ..self.quotas.clone() };
+            return Ok(Caller { tenant: Tenant::local(), quotas });
+        }
+        let unknown = |refused: bearer::Refused| {
+            let metadata = self.base(parts).map(|base| metadata::url(&base, parts.uri.path()));
+            Denied::Unknown { challenge: refused.challenge(metadata.as_deref()), message: refused.message() }
+        };
+        let token = bearer::token(&parts.headers).map_err(unknown)?;
+        self.caller(token).map_err(unknown)
+    }
+
+    fn caller(&self, token: &str) -> Result<Caller, bearer::Refused> {
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        if self.token.is_some_and(|expected| same(&expected, &digest)) {
+            return Ok(Caller { tenant: Tenant::local(), quotas: self.quotas.clone() });
+        }
+        let name = match (self.tenants.by_digest(&digest), &self.jwt) {
+            (Some(entry), _) => entry.name.clone(),
+            (None, Some(jwt)) => self.tenants.name_of_subject(&jwt.subject(token)?),
+            (None, None) => return Err(bearer::Refused::Wrong),
+        };
+        let own = self.tenants.quotas_of(&name);
+        let quotas = own.map_or_else(|| self.quotas.clone(), |own| own.or(&self.quotas));
+        Ok(Caller { tenant: Tenant(name), quotas })
+    }
+
+    /// Scheme and host of this server as its clients know it. A `Host` that is none is not repeated.
+    fn base(&self, parts: &Parts) -> Option<String> {
+        if let Some(url) = &self.public_url {
+            return Some(url.trim_end_matches('/').to_owned());
+        }
+        let host = match parts.uri.authority() {
+            Some(authority) => authority.as_str(),
+            None => parts.headers.get(http::header::HOST)?.to_str().ok()?,
+        };
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b".-:[]".contains(&b);
+        (host.len() <= 255 && host.bytes().all(plain)).then(|| format!("http://{host}"))
+    }
+}
+
+/// Compares in the same time whatever is in them.
+fn same(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    let equal: Choice = one.ct_eq(other);
+    equal.into()
+}
+
+/// Without anything to tell callers by, only this machine may connect; `no_auth` is the word of an operator with a gateway of
+/// his own in front.
+pub fn bind_allowed(addr: SocketAddr, has_auth: bool, no_auth: bool) -> Result<(), String> {
+    let loopback = match addr.ip() {
+        IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(ip.is_loopback(), |ip| ip.is_loopback()),
+        IpAddr::V4(ip) => ip.is_loopback(),
+    };
+    if has_auth || no_auth || loopback {
+        return Ok(());
+    }
+    Err(format!(
+        "refusing to listen on `{addr}` without authentication: anybody who reaches it could run code here; set \
+         `SANDPOOL_API_TOKEN`, or pass `--no-auth` if a gateway of your own checks every request"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    const TOKEN: &str = "correct-horse-battery-staple";
+
+    fn peer() -> SocketAddr {
+        "192.0.2.7:4242".parse().unwrap()
+    }
+
+    fn with_token() -> Auth {
+        Auth::open(AuthConfig { token: Some(Secret::parse(TOKEN).unwrap()), ..AuthConfig::default() }).unwrap()
+    }
+
+    fn parts(uri: &str, headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::post(uri).header("host", "127.0.0.1:8775");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    /// HOSTILE A24.
+    #[test]
+    fn only_the_whole_token_in_one_header_is_let_in() {
+        const META: &str = r#"resource_metadata="http://127.0.0.1:8775/.well-known/oauth-protected-resource/mcp""#;
+        let missing = format!(r#"Bearer realm="sandpool", {META}"#);
+        let wrong = format!(
+            r#"Bearer realm="sandpool", error="invalid_token", error_description="the token is not valid", {META}"#
+        );
+        let broken = format!(
+            r#"Bearer realm="sandpool", error="invalid_request", error_description="exactly one header `Authorization: Bearer <token>` is expected", {META}"#
+        );
+        let good = format!("Bearer {TOKEN}");
+        let cases: &[(&str, &str, &[&str], Option<&str>)] = &[
+            ("right", "/mcp", &[&good], None),
+            ("lower-case scheme", "/mcp", &[&good.replace("Bearer", "bearer")], None),
+            ("two spaces", "/mcp", &[&good.replace(' ', "  ")], None),
+            ("missing", "/mcp", &[], Some(&missing)),
+            ("in the query", &format!("/mcp?access_token={TOKEN}&token={TOKEN}"), &[], Some(&missing)),
+            ("wrong", "/mcp", &["Bearer wrong"], Some(&wrong)),
+            ("a prefix", "/mcp", &[&good[..good.len() - 1]], Some(&wrong)),
+            ("longer", "/mcp", &[&format!("{good}x")], Some(&wrong)),
+            ("other case", "/mcp", &[&good.replace("horse", "Horse")], Some(&wrong)),
+            ("its hash", "/mcp", &[&format!("Bearer {}", hex(&Sha256::digest(TOKEN)))], Some(&wrong)),
+            ("empty", "/mcp", &["Bearer "], Some(&broken)),
+            ("scheme alone", "/mcp", &["Bearer"], Some(&broken)),
+            ("no scheme", "/mcp", &[TOKEN], Some(&broken)),
+            ("another scheme", "/mcp", &[&good.replace("Bearer", "Basic")], Some(&broken)),
+            ("two tokens", "/mcp", &[&format!("{good} {TOKEN}")], Some(&broken)),
+            ("a list", "/mcp", &[&format!("{good}, {good}")], Some(&broken)),
+            ("two headers", "/mcp", &[&good, &good], Some(&broken)),
+            ("two headers, one wrong", "/mcp", &["Bearer wrong", &good], Some(&broken)),
+        ];
+        let auth = with_token();
+        for (what, uri, values, challenge) in cases {
+            let headers: Vec<_> = values.iter().map(|value| ("authorization", *value)).collect();
+            let admitted = auth.admit(&parts(uri, &headers), peer());
+            match challenge {
+                None => assert_eq!(admitted.expect(what).tenant, Tenant::local(), "{what}"),
+                Some(challenge) => {
+                    let denied = admitted.expect_err(what);
+                    assert_eq!(denied.status(), 401, "{what}");
+                    assert_eq!(denied.header(), (http::header::WWW_AUTHENTICATE, challenge.to_string()), "{what}");
+                    http::HeaderValue::from_str(&denied.header().1).expect(what);
+                    assert!(!denied.body().to_string().contains(TOKEN), "{what}");
+                }
+            }
+        }
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_no_token() {
+        let mut parts = parts("/mcp", &[]);
+        parts.headers.insert("authorization", http::HeaderValue::from_bytes(b"Bearer \xff\xfe").unwrap());
+        assert_eq!(with_token().admit(&parts, peer()).unwrap_err().status(), 401);
+    }
+
+    /// HOSTILE X25.
+    #[test]
+    fn no_other_header_says_who_a_caller_is() {
+        let spoofs =
+            ["x-user", "x-tenant", "x-forwarded-user", "x-forwarded-for", "forwarded", "x-remote-user", "cookie"];
+        let auth = with_token();
+        for name in spoofs {
+            for value in [TOKEN, "admin", "for=127.0.0.1;by=admin"] {
+                let denied = auth.admit(&parts("/mcp", &[(name, value)]), peer()).unwrap_err();
+                assert_eq!(denied.status(), 401, "{name}");
+                let good = format!("Bearer {TOKEN}");
+                let caller = auth.admit(&parts("/mcp", &[("authorization", &good), (name, value)]), peer()).unwrap();
+                assert_eq!(caller.tenant, Tenant::local(), "{name}");
+            }
+        }
+        let headers = [("x-forwarded-host", "evil.example"), ("x-forwarded-proto", "https")];
+        let (_, challenge) = auth.admit(&parts("/mcp", &headers), peer()).unwrap_err().header();
+        assert!(challenge.contains("http://127.0.0.1:8775/"), "{challenge}");
+    }
+
+    #[test]
+    fn without_anything_configured_everybody_is_the_local_tenant() {
+        let auth = Auth::open(AuthConfig::default()).unwrap();
+        let caller = auth.admit(&parts("/mcp", &[("authorization", "Bearer whatever")]), peer()).unwrap();
+        assert_eq!(caller.tenant, Tenant::local());
+        assert!(caller.quotas.show_host_paths);
+    }
+
+    #[test]
+    fn each_tenant_is_who_his_token_says_with_his_own_rate() {
+        let dir = Scratch::new();
+        let tenant = |name: &str, token: &str, quotas: &str| {
+            format!("[[tenant]]\nname = '{name}'\ntoken_sha256 = '{}'\n{quotas}\n", hex(&Sha256::digest(token)))
+        };
+        let file = tenant("blue", "blue-token", "quotas = { calls_per_second = 2, runs = 1 }")
+            + &tenant("green", "green-token", "");
+        let config = AuthConfig {
+            token: Some(Secret::parse(TOKEN).unwrap()),
+            tenants: Some(dir.write("tenants.toml", &file)),
+            quotas: Quotas { contexts: Some(7), ..Quotas::default() },
+            ..AuthConfig::default()
+        };
+        let auth = Auth::open(config.clone()).unwrap();
+        let admit = |token: &str| {
+            let bearer = format!("Bearer {token}");
+            auth.admit(&parts("/mcp", &[("authorization", &bearer)]), peer())
+        };
+        let blue = admit("blue-token").unwrap();
+        assert_eq!((blue.tenant.0.as_str(), blue.quotas.runs, blue.quotas.contexts), ("blue", Some(1), Some(7)));
+        assert_eq!(admit("green-token").unwrap().tenant.0, "green");
+        assert_eq!(admit(TOKEN).unwrap().tenant, Tenant::local());
+        assert_eq!(admit("red-token").unwrap_err().status(), 401);
+        let refused = (0..10).filter_map(|_| admit("blue-token").err()).next_back().unwrap();
+        assert_eq!(refused.status(), 429);
+        assert!((0..100).all(|_| admit("green-token").is_ok()), "another's rate is none of his");
+        assert_eq!(
+            auth.tenants().map(|(tenant, quotas)| (tenant.0, quotas.contexts)).collect::<Vec<_>>(),
+            [("blue".to_owned(), Some(7)), ("green".to_owned(), Some(7))]
+        );
+        let shared = AuthConfig { token: Some(Secret::parse("blue-token").unwrap()), ..config };
+        let error = Auth::open(shared).err().unwrap().to_string();
+        assert_eq!(error, "the token of `SANDPOOL_API_TOKEN` is also tenant `blue`'s; whose would a call be?");
+    }
+
+    #[test]
+    fn a_host_that_is_none_is_not_repeated() {
+        let mut parts = parts("/mcp", &[]);
+        parts.headers.insert("host", http::HeaderValue::from_static("a\", error=\"x"));
+        let (_, challenge) = with_token().admit(&parts, peer()).unwrap_err().header();
+        assert_eq!(challenge, r#"Bearer realm="sandpool""#);
+    }
+
+    #[test]
+    fn over_calls_per_second_is_429_with_a_time_to_wait() {
+        let denied = Denied::TooFast { retry_after: Duration::from_millis(1200), per_second: 2.5 };
+        assert_eq!(denied.status(), 429);
+        assert_eq!(denied.header(), (http::header::RETRY_AFTER, "2".into()));
+        assert_eq!(
+            denied.body(),
+            json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600,
+                "message": "over the quota `calls_per_second` (2.5); try again later"}})
+        );
+    }
+
+    #[test]
+    fn without_a_token_only_loopback_is_bound() {
+        let refused = bind_allowed("0.0.0.0:8775".parse().unwrap(), false, false).unwrap_err();
+        assert_eq!(
+            refused,
+            "refusing to listen on `0.0.0.0:8775` without authentication: anybody who reaches it could run code here; set \
+             `SANDPOOL_API_TOKEN`, or pass `--no-auth` if a gateway of your own checks every request"
+        );
+        for loopback in ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert_eq!(bind_allowed(loopback.parse().unwrap(), false, false), Ok(()), "{loopback}");
+        }
+        for open in ["[::]:1", "192.0.2.1:1", "[::ffff:192.0.2.1]:1", "[fe80::1]:1"] {
+            assert!(bind_allowed(open.parse().unwrap(), false, false).is_err(), "{open}");
+            assert_eq!(bind_allowed(open.parse().unwrap(), true, false), Ok(()), "{open}");
+            assert_eq!(bind_allowed(open.parse().unwrap(), false, true), Ok(()), "{open}");
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The file of tenants: names, hashes of tokens, quotas.
+//!
+//! ```toml
+//! [[tenant]]
+//! name = "blue"
+//! token_sha256 = "…"        # printf %s "$TOKEN" | sha256sum; a list while a token is being replaced
+//! quotas = { contexts = 20, runs = 4, memory_mb = 4096, calls_per_second = 10 }
+//! ```
+
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use engine::op::Tenant;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// What one tenant may have; none means the operator's general limit.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Quotas {
+    pub contexts: Option<usize>,
+    /// Runs that execute at once.
+    pub runs: Option<usize>,
+    /// Of all sandboxes together.
+    pub memory_mb: Option<u64>,
+    pub calls_per_second: Option<f64>,
+    /// Whether `get_volume_path` shows paths of this machine.
+    pub show_host_paths: bool,
+}
+
+impl Quotas {
+    /// These, and for what they do not name the general ones.
+    pub fn or(&self, general: &Self) -> Self {
+        Self {
+            contexts: self.contexts.or(general.contexts),
+            runs: self.runs.or(general.runs),
+            memory_mb: self.memory_mb.or(general.memory_mb),
+            calls_per_second: self.calls_per_second.or(general.calls_per_second),
+            show_host_paths: self.show_host_paths || general.show_host_paths,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TenantsError {
+    #[error("cannot read the tenants file `{path}`")]
+    Read { path: PathBuf, source: io::Error },
+    #[error("the tenants file `{path}`: {why}")]
+    Content { path: PathBuf, why: String },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    pub name: String,
+    digests: Vec<[u8; 32]>,
+    pub quotas: Quotas,
+}
+
+#[derive(Debug, Default)]
+pub struct Tenants(Vec<Entry>);
+
+/// Before the name of a subject that cannot be a tenant's name as it is. No name in a file begins so.
+const HASHED: &str = "sub-";
+
+impl Tenants {
+    /// `subjects`: an identity provider names tenants too, so that an entry without a token makes sense.
+    pub fn read(path: &Path, subjects: bool) -> Result<Self, TenantsError> {
+        let read = |source| TenantsError::Read { path: path.into(), source };
+        if std::fs::metadata(path).map_err(read)?.mode() & 0o077 != 0 {
+            tracing::warn!("the tenants file `{}` can be read by other users; `chmod 600` it", path.display());
+        }
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        Self::parse(&text, subjects).map_err(|why| TenantsError::Content { path: path.into(), why })
+    }
+
+    pub fn parse(text: &str, subjects: bool) -> Result<Self, String> {
+        let file: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        known(&file, &["tenant"], "at the top")?;
+        let tables = match file.get("tenant") {
+            Some(toml::Value::Array(tables)) => tables,
+            Some(_) => return Err("`tenant` is a list: each begins with `[[tenant]]`".into()),
+            None => return Err("no `[[tenant]]` in it".into()),
+        };
+        let mut entries: Vec<Entry> = Vec::with_capacity(tables.len());
+        let mut digests = HashSet::new();
+        for (number, table) in tables.iter().enumerate() {
+            let entry = entry(table, number + 1)?;
+            if entry.digests.is_empty() && !subjects {
+                return Err(format!("tenant `{}` has no `token_sha256`", entry.name));
+            }
+            if entries.iter().any(|other| other.name == entry.name) {
+                return Err(format!("two tenants are named `{}`", entry.name));
+            }
+            if !entry.digests.iter().all(|digest| digests.insert(*digest)) {
+                return Err(format!("a token of tenant `{}` stands in the file twice", entry.name));
+            }
+            entries.push(entry);
+        }
+        Ok(Self(entries))
+    }
+
+    /// Looks at every hash, found or not: the time says nothing about the position.
+    pub fn by_digest(&self, digest: &[u8; 32]) -> Option<&Entry> {
+        let mut found = None;
+        for entry in &self.0 {
+            for known in &entry.digests {
+                if super::same(known, digest) {
+                    found = Some(entry);
+                }
+            }
+        }
+        found
+    }
+
+    /// The tenant that a subject of the identity provider is. One that is no valid name, or would be taken for a tenant with
+    /// a token of its own, goes by its hash.
+    pub fn name_of_subject(&self, subject: &str) -> String {
+        let taken = self.0.iter().any(|entry| entry.name == subject && !entry.digests.is_empty());
+        if check_name(subject).is_ok() && !taken {
+            return subject.into();
+        }
+        let hex: String = Sha256::digest(subject).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        format!("{HASHED}{hex}")
+    }
+
+    pub fn quotas_of(&self, name: &str) -> Option<&Quotas> {
+        self.0.iter().find(|entry| entry.name == name).map(|entry| &entry.quotas)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Quotas)> {
+        self.0.iter().map(|entry| (entry.name.as_str(), &entry.quotas))
+    }
+}
+
+fn entry(value: &toml::Value, number: usize) -> Result<Entry, String> {
+    let wrong = |why: String| format!("tenant {number}: {why}");
+    let table = value.as_table().ok_or_else(|| wrong("not a table".into()))?;
+    known(table, &["name", "token_sha256", "quotas"], &format!("in tenant {number}"))?;
+    let name = table.get("name").and_then(toml::Value::as_str).ok_or_else(|| wrong("`name` is missing".into()))?;
+    check_name(name).map_err(wrong)?;
+    let wrong = |why: String| format!("tenant `{name}`: {why}");
+    let digests = match table.get("token_sha256") {
+        None => Vec::new(),
+        Some(toml::Value::Array(list)) => list.iter().map(digest).collect::<Result<_, _>>().map_err(wrong)?,
+        Some(one) => vec![digest(one).map_err(wrong)?],
+    };
+    let quotas = match table.get("quotas") {
+        Some(quotas) => parse_quotas(quotas, &format!("in the quotas of tenant `{name}`"))?,
+        None => Quotas::default(),
+    };
+    Ok(Entry { name: name.into(), digests, quotas })
+}
+
+fn parse_quotas(value: &toml::Value, place: &str) -> Result<Quotas, String> {
+    const KEYS: &[&str] = &["contexts", "runs", "memory_mb", "calls_per_second", "show_host_paths"];
+    let table = value.as_table().ok_or_else(|| format!("`quotas` is a table: {place}"))?;
+    known(table, KEYS, place)?;
+    for (key, value) in table {
+        let fits = match key.as_str() {
+            "show_host_paths" => value.is_bool(),
+            "calls_per_second" => {
+                let number = value.as_float().or_else(|| value.as_integer().map(|n| n as f64));
+                number.is_some_and(|n| (0.001..=1e6).contains(&n))
+            }
+            _ => value.as_integer().is_some_and(|n| (1..=1 << 30).contains(&n)),
+        };
+        if !fits {
+            return Err(format!("`{key} = {value}` is out of range {place}"));
+        }
+    }
+    value.clone().try_into().map_err(|error: toml::de::Error| format!("{} {place}", error.message()))
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
+    if !(1..=64).contains(&name.len()) || !name.bytes().all(plain) {
+        return Err("a name is 1 to 64 of the characters `a-z`, `0-9`, `-`, `_`, `.`".into());
+    }
+    if name == Tenant::local().0 || name.starts_with(HASHED) {
+        return Err(format!(
+            "the name `{name}` is taken: `{}` and names with `{HASHED}` are the server's",
+            Tenant::local().0
+        ));
+    }
+    Ok(())
+}
+
+fn digest(value: &toml::Value) -> Result<[u8; 32], String> {
+    let wrong = "`token_sha256` is 64 hex digits: `printf %s \"$TOKEN\" | sha256sum`";
+    let text = value.as_str().filter(|text| text.len() == 64 && text.is_ascii()).ok_or(wrong)?;
+    let mut digest = [0; 32];
+    for (byte, pair) in digest.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        let pair = std::str::from_utf8(pair).map_err(|_| wrong)?;
+        *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong)?;
+    }
+    if digest == <[u8; 32]>::from(Sha256::digest("")) {
+        return Err("`token_sha256` is the hash of nothing".into());
+    }
+    Ok(digest)
+}
+
+/// A key that is not known is a mistake; the nearest right one is likely meant.
+fn known(table: &toml::Table, keys: &[&str], place: &str) -> Result<(), String> {
+    let Some(unknown) = table.keys().find(|key| !keys.contains(&key.as_str())) else { return Ok(()) };
+    let likeness = |key: &&&str| strsim::normalized_damerau_levenshtein(key, unknown);
+    let nearest = keys.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).copied().unwrap_or_default();
+    Err(format!("unknown key `{unknown}` {place}; did you mean `{nearest}`?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    const B: &str = "E3B0C44298FC1C149AFBF4C8996FB92427AE41E4649B934CA495991B7852B857";
+
+    fn sha(text: &str) -> [u8; 32] {
+        Sha256::digest(text).into()
+    }
+
+    fn hex(text: &str) -> String {
+        sha(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn a_file_of_tenants() {
+        let text = format!(
+            "[[tenant]]\nname = 'blue'\ntoken_sha256 = '{}'\n\n[[tenant]]\nname = 'green.2'\ntoken_sha256 = ['{}', '{}']\n\
+             quotas = {{ contexts = 5, runs = 2, memory_mb = 512, calls_per_second = 0.5, show_host_paths = true }}\n",
+            hex("one"),
+            hex("two").to_uppercase(),
+            hex("three")
+        );
+        let tenants = Tenants::parse(&text, false).unwrap();
+        let name = |token| tenants.by_digest(&sha(token)).map(|entry| entry.name.as_str());
+        assert_eq!([name("one"), name("two"), name("three")], [Some("blue"), Some("green.2"), Some("green.2")]);
+        assert_eq!([name("four"), name(""), name(&hex("one"))], [None; 3]);
+        assert_eq!(tenants.0[0].quotas, Quotas::default());
+        let quotas = Quotas {
+            contexts: Some(5),
+            runs: Some(2),
+            memory_mb: Some(512),
+            calls_per_second: Some(0.5),
+            show_host_paths: true,
+        };
+        assert_eq!(tenants.0[1].quotas, quotas);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_named() {
+        let tenant = |name: &str, rest: &str| format!("[[tenant]]\nname = '{name}'\n{rest}\n");
+        let good = format!("token_sha256 = '{}'", hex("one"));
+        let quotas = |quotas: &str| tenant("blue", &format!("{good}\nquotas = {{ {quotas} }}"));
+        let cases = [
+            (String::new(), "no `[[tenant]]` in it"),
+            ("[tenant]\nname = 'blue'".into(), "`tenant` is a list: each begins with `[[tenant]]`"),
+            ("[[tenants]]\n".into(), "unknown key `tenants` at the top; did you mean `tenant`?"),
+            (
+                tenant("blue", "token_sha265 = ''"),
+                "unknown key `token_sha265` in tenant 1; did you mean `token_sha256`?",
+            ),
+            (
+                quotas("call_per_second = 1"),
+                "unknown key `call_per_second` in the quotas of tenant `blue`; did you mean `calls_per_second`?",
+            ),
+            (quotas("runs = 0"), "`runs = 0` is out of range in the quotas of tenant `blue`"),
+            (
+                quotas("calls_per_second = inf"),
+                "`calls_per_second = inf` is out of range in the quotas of tenant `blue`",
+            ),
+            ("[[tenant]]\n".into(), "tenant 1: `name` is missing"),
+            (tenant("Blue", &good), "tenant 1: a name is 1 to 64 of the characters `a-z`, `0-9`, `-`, `_`, `.`"),
+            (
+                tenant("local", &good),
+                "tenant 1: the name `local` is taken: `local` and names with `sub-` are the server's",
+            ),
+            (
+                tenant("sub-1", &good),
+                "tenant 1: the name `sub-1` is taken: `local` and names with `sub-` are the server's",
+            ),
+            (tenant("blue", ""), "tenant `blue` has no `token_sha256`"),
+            (
+                tenant("blue", "token_sha256 = 'hunter2'"),
+                "tenant `blue`: `token_sha256` is 64 hex digits: `printf %s \"$TOKEN\" | sha256sum`",
+            ),
+            (tenant("blue", &format!("token_sha256 = '{A}'")), "tenant `blue`: `token_sha256` is the hash of nothing"),
+            (tenant("blue", &good) + &tenant("blue", &format!("token_sha256 = '{B}'")), "two tenants are named `blue`"),
+            (tenant("blue", &good) + &tenant("green", &good), "a token of tenant `green` stands in the file twice"),
+        ];
+        for (text, why) in cases {
+            assert_eq!(Tenants::parse(&text, false).unwrap_err(), why, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_subject_is_never_taken_for_a_tenant_with_a_token_or_for_the_local_one() {
+        let text = format!(
+            "[[tenant]]\nname = 'blue'\ntoken_sha256 = '{}'\n[[tenant]]\nname = 'alice'\nquotas = {{ contexts = 1 }}",
+            hex("one")
+        );
+        let tenants = Tenants::parse(&text, true).unwrap();
+        assert_eq!(tenants.name_of_subject("alice"), "alice");
+        assert_eq!(tenants.quotas_of("alice").unwrap().contexts, Some(1));
+        assert_eq!(tenants.name_of_subject("bob"), "bob");
+        for subject in ["blue", "local", "sub-0123", "Alice", "auth0|5f7c8e", "../etc", "a b", "é", &"x".repeat(65)] {
+            let name = tenants.name_of_subject(subject);
+            assert!(name.starts_with(HASHED) && name.len() == HASHED.len() + 32, "{name}");
+        }
+        assert_ne!(tenants.name_of_subject("a b"), tenants.name_of_subject("a  b"));
+    }
+}

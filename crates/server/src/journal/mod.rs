@@ -1,0 +1,417 @@
+//! The audit journal: who did what when, with sizes and outcomes and, unless the operator asks, without contents.
+//!
+//! JSON lines, one file a day, each line with the hash of the one before. One thread writes; a call hands its entry over and
+//! goes on. A journal that cannot keep up or has no disk left loses entries and never a call: what is lost is counted, and the
+//! count is written down as soon as there is room.
+
+mod files;
+mod verify;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+pub use self::files::lines;
+pub use self::verify::{FileReport, Report, verify};
+pub use self::writer::JournalError;
+use self::writer::Writer;
+
+#[derive(Debug, Clone)]
+pub struct JournalConfig {
+    pub dir: PathBuf,
+    /// Also arguments and results, cut.
+    pub contents: bool,
+    pub keep_days: u32,
+    /// A file this large is followed by another of the same day.
+    pub file_bytes: u64,
+    /// Entries that may wait to be written.
+    pub queue: usize,
+}
+
+impl JournalConfig {
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), contents: false, keep_days: 30, file_bytes: 64 << 20, queue: 10_000 }
+    }
+}
+
+/// One thing that happened. What is none or empty is left out of the line.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Entry {
+    /// `call`, or what happened without one: `context_removed`, `denied`, …
+    pub event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool: Option<String>,
+    /// Of the context, session, sandbox or conversation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// Arguments by name, with the size of each; see [`sizes`].
+    #[serde(rename = "args", skip_serializing_if = "BTreeMap::is_empty")]
+    pub sizes: BTreeMap<String, u64>,
+    /// `ok`, or the error's code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<String>,
+    #[serde(rename = "ms", serialize_with = "milliseconds", skip_serializing_if = "Option::is_none")]
+    pub took: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_out: Option<u64>,
+    #[serde(rename = "request", skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<SocketAddr>,
+    /// How many, in a `gap`; how many bytes, in a `torn`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Written only when the journal is told to; see [`Journal::wants_contents`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Value>,
+    /// In a `torn`: the hash of the last whole line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+}
+
+fn milliseconds<S: serde::Serializer>(took: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
+    // Microseconds are enough, and no line needs more digits.
+    let micros = took.map(|took| took.as_micros() as f64).unwrap_or_default();
+    out.serialize_f64(micros / 1000.0)
+}
+
+impl Entry {
+    pub fn event(event: &'static str) -> Self {
+        Self { event, ..Self::default() }
+    }
+
+    fn gap(count: u64, why: &str) -> Self {
+        Self { count: Some(count), why: Some(why.into()), ..Self::event("gap") }
+    }
+
+    fn torn(bytes: u64, after: String) -> Self {
+        let why = Some("the line before was not finished: the server or the machine stopped".into());
+        Self { count: Some(bytes), after: Some(after), why, ..Self::event("torn") }
+    }
+
+    /// A line stays short whatever a client sent.
+    fn bounded(mut self, contents: bool) -> Self {
+        for text in [
+            &mut self.tenant,
+            &mut self.tool,
+            &mut self.context,
+            &mut self.run,
+            &mut self.outcome,
+            &mut self.request_id,
+        ]
+        .into_iter()
+        .flatten()
+        {
+            cut(text, 256);
+        }
+        self.contents = self.contents.filter(|_| contents).map(|contents| {
+            let bytes = contents.to_string().len();
+            if bytes <= MOST_CONTENTS { contents } else { json!({"left_out_bytes": bytes}) }
+        });
+        self
+    }
+}
+
+const MOST_CONTENTS: usize = 256 << 10;
+
+fn cut(text: &mut String, most: usize) {
+    if let Some((at, _)) = text.char_indices().nth(most) {
+        text.truncate(at);
+        text.push('…');
+    }
+}
+
+/// The arguments of a call by name and size in bytes.
+pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
+    let size = |value: &Value| match value {
+        Value::String(text) => text.len() as u64,
+        other => other.to_string().len() as u64,
+    };
+    let named = |(name, value): (&String, &Value)| {
+        let mut name = name.clone();
+        cut(&mut name, 64);
+        (name, size(value))
+    };
+    args.iter().take(32).map(named).collect()
+}
+
+/// Where entries are handed in. Cheap to clone.
+#[derive(Clone)]
+pub struct Journal {
+    queue: SyncSender<Message>,
+    counts: Arc<Counts>,
+    contents: bool,
+}
+
+/// What did not get into the journal.
+#[derive(Default)]
+struct Counts {
+    /// Not yet told by a `gap`.
+    unwritten: AtomicU64,
+    /// Since the start.
+    lost: AtomicU64,
+}
+
+impl Counts {
+    fn lose(&self, entries: u64) {
+        self.unwritten.fetch_add(entries, Ordering::Relaxed);
+        self.lost.fetch_add(entries, Ordering::Relaxed);
+    }
+}
+
+enum Message {
+    Entry(SystemTime, Box<Entry>),
+    Close(SyncSender<()>),
+}
+
+impl Journal {
+    /// Takes up the chain where the last server left it, and starts the thread.
+    pub fn open(config: JournalConfig) -> Result<Self, JournalError> {
+        let (queue, messages) = sync_channel(config.queue.max(1));
+        let (counts, contents) = (Arc::<Counts>::default(), config.contents);
+        let mut writer = Writer::open(config, SystemTime::now())?;
+        let told = counts.clone();
+        let thread = std::thread::Builder::new().name("journal".into());
+        thread.spawn(move || write_on(&mut writer, &messages, &told)).map_err(JournalError::Thread)?;
+        Ok(Self { queue, counts, contents })
+    }
+
+    /// Whether it is worth to collect [`Entry::contents`].
+    pub fn wants_contents(&self) -> bool {
+        self.contents
+    }
+
+    /// Never waits and never fails; what cannot be taken is counted.
+    pub fn record(&self, entry: Entry) {
+        let entry = Box::new(entry.bounded(self.contents));
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
+            self.queue.try_send(Message::Entry(SystemTime::now(), entry))
+        {
+            self.counts.lose(1);
+        }
+    }
+
+    /// Entries that did not get in since the start, for the metrics.
+    pub fn lost(&self) -> u64 {
+        self.counts.lost.load(Ordering::Relaxed)
+    }
+
+    /// Writes what waits and brings it to the disk. Blocks; what is recorded afterwards is lost.
+    pub fn close(&self) {
+        let (done, wait) = sync_channel(1);
+        if self.queue.send(Message::Close(done)).is_ok() {
+            let _ = wait.recv();
+        }
+    }
+}
+
+/// How long a line may wait to be brought to the disk, and how often old days are looked for.
+const IDLE: Duration = Duration::from_secs(5);
+
+fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) {
+    loop {
+        match messages.recv_timeout(IDLE) {
+            Ok(Message::Entry(time, entry)) => {
+                let written = tell_gap(writer, counts).and_then(|()| writer.append(time, &entry));
+                after(written, writer, counts, 1);
+            }
+            Ok(Message::Close(done)) => {
+                let written = tell_gap(writer, counts).and_then(|()| writer.sync());
+                after(written, writer, counts, 0);
+                let _ = done.send(());
+                return;
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let written = tell_gap(writer, counts).and_then(|()| writer.sync());
+                after(written, writer, counts, 0);
+                writer.expire(SystemTime::now());
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let _ = writer.sync();
+                return;
+            }
+        }
+    }
+}
+
+/// Writes down how many entries are missing at this place.
+fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
+    let missing = counts.unwritten.load(Ordering::Relaxed);
+    if missing == 0 {
+        return Ok(());
+    }
+    let why = writer.failing.clone().unwrap_or_else(|| "more came than could be written".into());
+    writer.append(SystemTime::now(), &Entry::gap(missing, &why))?;
+    counts.unwritten.fetch_sub(missing, Ordering::Relaxed);
+    tracing::warn!("the journal has a gap of {missing} entries: {why}");
+    Ok(())
+}
+
+/// Counts what could not be written, and says so once when it begins and once when it is over.
+fn after(written: std::io::Result<()>, writer: &mut Writer, counts: &Counts, entries: u64) {
+    match written {
+        Ok(()) => {
+            if writer.failing.take().is_some() {
+                tracing::info!("the journal is written again");
+            }
+        }
+        Err(error) => {
+            counts.lose(entries);
+            if writer.failing.is_none() {
+                tracing::error!("the journal cannot be written: {error}; calls go on, and the gap will be noted");
+            }
+            writer.failing = Some(error.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn call(tool: &str) -> Entry {
+        Entry {
+            tenant: Some("blue".into()),
+            tool: Some(tool.into()),
+            outcome: Some("ok".into()),
+            ..Entry::event("call")
+        }
+    }
+
+    fn read(dir: &std::path::Path) -> Vec<Value> {
+        lines(dir).unwrap().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_line_has_what_is_known_of_a_call_and_no_contents() {
+        let dir = Scratch::new();
+        let journal = Journal::open(JournalConfig::new(dir.0.join("journal"))).unwrap();
+        assert!(!journal.wants_contents());
+        let args = json!({"code": "print('hunter2')", "context_id": "ctx-1", "timeout": 30});
+        journal.record(Entry {
+            dialect: Some("agentrun"),
+            context: Some("ctx-1".into()),
+            run: Some("run-1".into()),
+            sizes: sizes(args.as_object().unwrap()),
+            outcome: Some("TIMEOUT".into()),
+            took: Some(Duration::from_micros(12_345)),
+            bytes_out: Some(210),
+            request_id: Some("r-1".into()),
+            peer: Some("192.0.2.7:4242".parse().unwrap()),
+            contents: Some(args.clone()),
+            ..call("run_code")
+        });
+        journal.close();
+        let mut lines = read(&dir.0.join("journal"));
+        let line = lines.remove(0);
+        let time = line["time"].as_str().unwrap();
+        assert!(time.len() == 24 && time.ends_with('Z'), "{time}");
+        assert_eq!(
+            line,
+            json!({"time": time, "seq": 1, "prev": "0".repeat(64), "event": "call", "tenant": "blue", "dialect": "agentrun",
+                "tool": "run_code", "context": "ctx-1", "run": "run-1", "args": {"code": 16, "context_id": 5, "timeout": 2},
+                "outcome": "TIMEOUT", "ms": 12.345, "bytes_out": 210, "request": "r-1", "peer": "192.0.2.7:4242"})
+        );
+        assert_eq!(lines.len(), 0);
+    }
+
+    #[test]
+    fn contents_are_written_when_asked_for_and_cut() {
+        let dir = Scratch::new();
+        let journal =
+            Journal::open(JournalConfig { contents: true, ..JournalConfig::new(dir.0.join("journal")) }).unwrap();
+        assert!(journal.wants_contents());
+        journal.record(Entry { contents: Some(json!({"code": "1+1"})), ..call("a") });
+        journal.record(Entry { contents: Some("x".repeat(300 << 10).into()), ..call(&"long".repeat(100)) });
+        journal.close();
+        let lines = read(&dir.0.join("journal"));
+        assert_eq!(lines[0]["contents"], json!({"code": "1+1"}));
+        assert_eq!(lines[1]["contents"], json!({"left_out_bytes": (300 << 10) + 2}));
+        assert_eq!(lines[1]["tool"].as_str().unwrap().chars().count(), 257);
+    }
+
+    #[test]
+    fn entries_of_many_threads_make_one_chain() {
+        let dir = Scratch::new();
+        let config = JournalConfig { file_bytes: 20_000, ..JournalConfig::new(dir.0.join("journal")) };
+        let journal = Journal::open(config).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let journal = journal.clone();
+                scope.spawn(move || (0..100).for_each(|n| journal.record(call(&format!("tool-{thread}-{n}")))));
+            }
+        });
+        journal.close();
+        let report = verify(&dir.0.join("journal"), None).unwrap();
+        assert!(report.is_whole() && report.files.len() > 3, "{report:?}");
+        assert_eq!(report.files.iter().map(|file| file.lines).sum::<u64>(), 800);
+        assert_eq!(journal.lost(), 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_queue_is_counted_and_the_gap_is_written() {
+        let dir = Scratch::new();
+        let config = JournalConfig { queue: 4, ..JournalConfig::new(dir.0.join("journal")) };
+        let mut writer = Writer::open(config, SystemTime::now()).unwrap();
+        let (queue, messages) = sync_channel(4);
+        let journal = Journal { queue, counts: Arc::default(), contents: false };
+        for n in 0..10 {
+            journal.record(call(&format!("tool-{n}"))); // nobody reads yet
+        }
+        assert_eq!(journal.lost(), 6);
+        let closing = journal.clone();
+        let closer = std::thread::spawn(move || closing.close());
+        write_on(&mut writer, &messages, &journal.counts);
+        closer.join().unwrap();
+        let lines = read(&dir.0.join("journal"));
+        assert_eq!(lines.len(), 5);
+        assert_eq!((&lines[0]["event"], &lines[0]["count"]), (&json!("gap"), &json!(6)));
+        assert!(verify(&dir.0.join("journal"), None).unwrap().is_whole());
+        drop(messages);
+        journal.record(call("late"));
+        assert_eq!(journal.lost(), 7);
+    }
+
+    /// `/dev/full` has no room for anything.
+    #[test]
+    fn a_full_disk_costs_entries_and_no_call_and_the_gap_is_written_when_there_is_room() {
+        let dir = Scratch::new();
+        let mut writer = Writer::open(JournalConfig::new(dir.0.join("journal")), SystemTime::now()).unwrap();
+        let counts = Counts::default();
+        let write = |writer: &mut Writer, tool: &str| {
+            let written = tell_gap(writer, &counts).and_then(|()| writer.append(SystemTime::now(), &call(tool)));
+            after(written, writer, &counts, 1);
+        };
+        write(&mut writer, "before");
+        let real = writer.swap_file(std::fs::OpenOptions::new().append(true).open("/dev/full").unwrap());
+        for tool in ["lost-1", "lost-2", "lost-3"] {
+            write(&mut writer, tool);
+        }
+        writer.swap_file(real);
+        write(&mut writer, "after");
+        writer.sync().unwrap();
+        let lines = read(&dir.0.join("journal"));
+        let events: Vec<_> = lines.iter().map(|line| line["tool"].as_str().unwrap_or("gap")).collect();
+        assert_eq!(events, ["before", "gap", "after"]);
+        assert_eq!(lines[1]["count"], 3);
+        assert!(lines[1]["why"].as_str().unwrap().contains("No space left"), "{}", lines[1]["why"]);
+        assert!(verify(&dir.0.join("journal"), None).unwrap().is_whole());
+    }
+}

@@ -1,0 +1,364 @@
+//! Appending to the journal: the chain, the files' turn, what a crash left, what is too old.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use serde::{Deserialize, Serialize};
+
+use super::files::{GENESIS, LONGEST_LINE, Name, day, hash, list, next_line, time};
+use super::{Entry, JournalConfig};
+
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error("cannot open the journal in `{dir}`")]
+    Open { dir: PathBuf, source: io::Error },
+    #[error("another server writes the journal in `{dir}`; give this one a `--state-dir` of its own")]
+    InUse { dir: PathBuf },
+    #[error("cannot start the journal's thread")]
+    Thread(#[source] io::Error),
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    seq: u64,
+    prev: &'a str,
+    #[serde(flatten)]
+    entry: &'a Entry,
+}
+
+/// What the chain needs of a line.
+#[derive(Debug, Deserialize)]
+pub struct Link {
+    pub seq: u64,
+    pub prev: String,
+    pub event: String,
+    /// In a `torn`: bytes of the unfinished line before, and the hash of the last whole one.
+    pub count: Option<u64>,
+    pub after: Option<String>,
+}
+
+/// Where the chain stands: the number and the hash of the last line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    pub seq: u64,
+    pub hash: String,
+}
+
+pub struct Writer {
+    config: JournalConfig,
+    name: Name,
+    file: File,
+    /// Of what is good in the file; more is what a failed write left.
+    length: u64,
+    unsynced: bool,
+    head: Head,
+    expired_on: String,
+    /// Why the last write failed.
+    pub failing: Option<String>,
+    /// Held as long as this server writes here.
+    _lock: File,
+}
+
+impl Writer {
+    pub fn open(config: JournalConfig, now: SystemTime) -> Result<Self, JournalError> {
+        let dir = config.dir.clone();
+        let opened = |source| JournalError::Open { dir: dir.clone(), source };
+        let lock = lock(&dir).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => JournalError::InUse { dir: dir.clone() },
+            _ => opened(error),
+        })?;
+        let mut writer = Self::take_up(config, now, lock).map_err(opened)?;
+        writer.expire(now);
+        Ok(writer)
+    }
+
+    fn take_up(config: JournalConfig, now: SystemTime, lock: File) -> io::Result<Self> {
+        let names = list(&config.dir)?;
+        let newest = names.last().cloned();
+        // A clock that was set back must not put new lines before old ones.
+        let name = newest.filter(|newest| newest.day >= day(now)).unwrap_or(Name { day: day(now), part: 1 });
+        let file = open_file(&config.dir, &name)?;
+        let length = file.metadata()?.len();
+        let head = Head { seq: 0, hash: GENESIS.into() };
+        let (failing, expired_on) = (None, String::new());
+        let mut writer = Self { config, name, file, length, unsynced: false, head, expired_on, failing, _lock: lock };
+        writer.find_end(&names, now)?;
+        Ok(writer)
+    }
+
+    /// Goes on where the newest line is. One that was not finished is closed off in its own file.
+    fn find_end(&mut self, names: &[Name], now: SystemTime) -> io::Result<()> {
+        for name in names.iter().rev() {
+            let end = end_of(&self.config.dir.join(name.to_string()))?;
+            if let Some(head) = end.head {
+                self.head = head;
+            }
+            if let Some(rest) = end.unfinished {
+                self.close_off(name, &rest, now)?;
+            }
+            if self.head.seq > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The unfinished line stays for whoever wants to look at it, and the chain goes over it.
+    fn close_off(&mut self, name: &Name, rest: &[u8], now: SystemTime) -> io::Result<()> {
+        tracing::warn!("the journal ends in an unfinished line of {} bytes; it is closed off", rest.len());
+        let current = self.name.clone();
+        if *name != current {
+            self.turn_to(name.clone())?;
+        }
+        self.file.write_all(b"\n")?;
+        self.length = self.file.metadata()?.len();
+        let before = std::mem::replace(&mut self.head.hash, hash(rest));
+        match serde_json::from_slice::<Link>(rest) {
+            Ok(link) => self.head.seq = link.seq, // it had everything but its end
+            Err(_) => self.append_here(now, &Entry::torn(rest.len() as u64, before))?,
+        }
+        if *name != current { self.turn_to(current) } else { Ok(()) }
+    }
+
+    /// One line, whole or not at all.
+    pub fn append(&mut self, at: SystemTime, entry: &Entry) -> io::Result<()> {
+        let today = day(SystemTime::now().max(at));
+        if today > self.name.day {
+            self.turn_to(Name { day: today, part: 1 })?;
+        } else if self.length >= self.config.file_bytes {
+            self.turn_to(self.name.next())?;
+        }
+        self.append_here(at, entry)
+    }
+
+    fn append_here(&mut self, at: SystemTime, entry: &Entry) -> io::Result<()> {
+        let line = Line { time: time(at), seq: self.head.seq + 1, prev: &self.head.hash, entry };
+        let mut bytes = serde_json::to_vec(&line)?;
+        let hash = hash(&bytes);
+        bytes.push(b'\n');
+        if let Err(error) = self.file.write_all(&bytes) {
+            // On a full disk half a line may have got in.
+            let _ = self.file.set_len(self.length);
+            return Err(error);
+        }
+        self.length += bytes.len() as u64;
+        self.unsynced = true;
+        self.head = Head { seq: self.head.seq + 1, hash };
+        Ok(())
+    }
+
+    fn turn_to(&mut self, name: Name) -> io::Result<()> {
+        self.sync()?;
+        let file = open_file(&self.config.dir, &name)?;
+        self.length = file.metadata()?.len();
+        (self.file, self.name) = (file, name);
+        Ok(())
+    }
+
+    pub fn sync(&mut self) -> io::Result<()> {
+        if self.unsynced {
+            self.file.sync_data()?;
+            self.unsynced = false;
+        }
+        Ok(())
+    }
+
+    /// Deletes the days that are over their time; looks once a day.
+    pub fn expire(&mut self, now: SystemTime) {
+        let today = day(now);
+        if self.expired_on == today {
+            return;
+        }
+        self.expired_on = today;
+        let kept = Duration::from_secs(86_400 * u64::from(self.config.keep_days));
+        let first_kept = now.checked_sub(kept).map(day).unwrap_or_default();
+        let names = list(&self.config.dir).unwrap_or_default();
+        for name in names.iter().filter(|name| name.day < first_kept && **name < self.name) {
+            if let Err(error) = std::fs::remove_file(self.config.dir.join(name.to_string())) {
+                tracing::warn!("cannot delete the journal's `{name}`: {error}");
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub fn swap_file(&mut self, file: File) -> File {
+        std::mem::replace(&mut self.file, file)
+    }
+}
+
+fn lock(dir: &Path) -> io::Result<File> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    std::fs::set_permissions(dir, Permissions::from_mode(0o700))?;
+    let lock = options().write(true).open(dir.join("lock"))?;
+    flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(lock)
+}
+
+fn open_file(dir: &Path, name: &Name) -> io::Result<File> {
+    options().append(true).open(dir.join(name.to_string()))
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.create(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    options
+}
+
+#[derive(Debug, Default)]
+struct End {
+    /// None: there is no whole line in the file.
+    head: Option<Head>,
+    /// What stands after the last whole line.
+    unfinished: Option<Vec<u8>>,
+}
+
+/// Reads no more than the last lines of a file.
+fn end_of(path: &Path) -> io::Result<End> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    // Two of the longest lines: the last one, and the one before if that is not finished.
+    let start = length.saturating_sub(2 * LONGEST_LINE);
+    file.seek(SeekFrom::Start(start))?;
+    let mut file = BufReader::new(file.take(2 * LONGEST_LINE));
+    let mut end = End::default();
+    let mut first = start > 0; // may begin in the middle of a line
+    while let Some((line, whole)) = next_line(&mut file)? {
+        let link = serde_json::from_slice::<Link>(&line).ok();
+        match link.filter(|_| whole) {
+            Some(link) => end = End { head: Some(Head { seq: link.seq, hash: hash(&line) }), unfinished: None },
+            None if first || whole => {}
+            None => end.unfinished = Some(line),
+        }
+        first = false;
+    }
+    Ok(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verify;
+    use super::*;
+    use crate::scratch::Scratch;
+
+    fn at(day: &str) -> SystemTime {
+        let days = match day {
+            "11-16" => 0,
+            "11-17" => 1,
+            "12-15" => 29,
+            "12-17" => 31,
+            other => panic!("{other}"),
+        };
+        // 2126-11-16: after any today, since a file is never of a day before that of its writing.
+        SystemTime::UNIX_EPOCH + Duration::from_secs(4_950_460_800 + days * 86_400)
+    }
+
+    fn open(dir: &Scratch, now: SystemTime) -> Writer {
+        Writer::open(JournalConfig { file_bytes: 1000, ..JournalConfig::new(&dir.0) }, now).unwrap()
+    }
+
+    fn names(dir: &Scratch) -> Vec<String> {
+        list(&dir.0).unwrap().iter().map(Name::to_string).collect()
+    }
+
+    #[test]
+    fn a_day_has_its_file_a_large_one_has_several_and_a_new_server_goes_on() {
+        let dir = Scratch::new();
+        for now in [at("11-16"), at("11-16"), at("11-17")] {
+            let mut writer = open(&dir, now);
+            for _ in 0..4 {
+                writer.append(now, &Entry { why: Some("x".repeat(200)), ..Entry::event("call") }).unwrap();
+            }
+        }
+        assert_eq!(
+            names(&dir),
+            ["2126-11-16.jsonl", "2126-11-16-2.jsonl", "2126-11-16-3.jsonl", "2126-11-17.jsonl", "2126-11-17-2.jsonl"]
+        );
+        let report = verify(&dir.0, None).unwrap();
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!(report.files.iter().map(|file| file.lines).collect::<Vec<_>>(), [3, 3, 2, 3, 1]);
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir.0), mode(&dir.0.join("2126-11-16.jsonl"))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn old_days_go_and_the_rest_still_verifies() {
+        let dir = Scratch::new();
+        for now in [at("11-16"), at("11-17"), at("12-15")] {
+            open(&dir, now).append(now, &Entry::event("call")).unwrap();
+        }
+        assert_eq!(names(&dir).len(), 3);
+        let mut writer = open(&dir, at("12-17"));
+        assert_eq!(names(&dir), ["2126-11-17.jsonl", "2126-12-15.jsonl", "2126-12-17.jsonl"]);
+        writer.append(at("12-17"), &Entry::event("call")).unwrap();
+        let report = verify(&dir.0, None).unwrap();
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!(report.files[0].first_seq, Some(2));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_break_the_chain() {
+        let dir = Scratch::new();
+        for now in [at("11-17"), at("11-16")] {
+            open(&dir, now).append(now, &Entry::event("call")).unwrap();
+        }
+        assert_eq!(names(&dir), ["2126-11-17.jsonl"]);
+        assert!(verify(&dir.0, None).unwrap().is_whole());
+    }
+
+    #[test]
+    fn an_unfinished_line_is_closed_off_and_the_chain_goes_on() {
+        for (what, rest) in
+            [("half a line", "{\"time\":\"2126-11"), ("zeros", "\0\0\0\0"), ("no end", "{\"seq\":3,\"prev\":\"")]
+        {
+            // On the same day, and on the next: the end is in another file then.
+            for next in [at("11-16"), at("11-17")] {
+                let dir = Scratch::new();
+                let mut writer = open(&dir, at("11-16"));
+                (0..2).for_each(|_| writer.append(at("11-16"), &Entry::event("call")).unwrap());
+                drop(writer);
+                OpenOptions::new()
+                    .append(true)
+                    .open(dir.0.join("2126-11-16.jsonl"))
+                    .unwrap()
+                    .write_all(rest.as_bytes())
+                    .unwrap();
+                let unfinished = verify(&dir.0, None).unwrap();
+                assert!(unfinished.is_whole() && unfinished.unfinished, "{what}: {unfinished:?}");
+                open(&dir, next).append(next, &Entry::event("call")).unwrap();
+                let report = verify(&dir.0, None).unwrap();
+                assert!(report.is_whole() && !report.unfinished, "{what}: {report:?}");
+                let lines: Vec<String> = super::super::lines(&dir.0).unwrap().map(Result::unwrap).collect();
+                assert_eq!(lines.len(), 5, "{what}");
+                let torn: serde_json::Value = serde_json::from_str(&lines[3]).unwrap();
+                assert_eq!((&torn["event"], &torn["count"]), (&"torn".into(), &rest.len().into()), "{what}");
+                assert_eq!(torn["after"], hash(lines[1].as_bytes()), "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_only_begun_is_gone_over() {
+        let dir = Scratch::new();
+        open(&dir, at("11-16")).append(at("11-16"), &Entry::event("call")).unwrap();
+        dir.write("2126-11-17.jsonl", "");
+        open(&dir, at("11-17")).append(at("11-17"), &Entry::event("call")).unwrap();
+        let report = verify(&dir.0, None).unwrap();
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!(report.files[1].first_seq, Some(2));
+    }
+
+    #[test]
+    fn two_servers_do_not_write_one_journal() {
+        let dir = Scratch::new();
+        let first = open(&dir, at("11-16"));
+        let second = Writer::open(JournalConfig::new(&dir.0), at("11-16"));
+        assert!(matches!(second.err(), Some(JournalError::InUse { .. })));
+        drop(first);
+        open(&dir, at("11-16"));
+    }
+}
