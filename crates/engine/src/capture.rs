@@ -456,7 +456,12 @@ mod tests {
         stream.push(b"tail\n");
         assert_eq!(
             stream.finish(),
-            Captured { text: "head\n… [1000 bytes left out] …\ntail\n".into(), total_bytes: 1010, truncated: true }
+            Captured {
+                text: "head\n… [1000 bytes left out] …\ntail\n".into(),
+                total_bytes: 1010,
+                truncated: true,
+                kept: None
+            }
         );
     }
 

@@ -1,93 +1,253 @@
-//! Everything the engine can be told, typed. Reads no environment and no file; the defaults are those of the `agentrun` dialect.
+//! Everything the engine can be told, typed. Reads no environment and no file; the defaults are those of the documents.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::{KernelSpec, Language};
+use sandbox::SharedVolume;
 
-use crate::op::Tenant;
+use crate::op::{Quota, Realm, RuntimeInfo, Tenant};
 
 /// Where code starts, and what paths of files are relative to.
 pub const WORKSPACE: &str = "/workspace";
+/// The files of a conversation, and where its code starts.
+pub const DATA: &str = "/data";
 
-#[derive(Debug, Clone, PartialEq)]
+const MB: u64 = 1 << 20;
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// Not printable: it has the secret of the links.
+#[derive(Clone, PartialEq)]
 pub struct EngineConfig {
-    /// Of one run, unless the run asks for less or more.
-    pub timeout: Duration,
-    /// The most a run may ask for.
-    pub max_timeout: Duration,
+    pub realms: Vec<RealmConfig>,
+    /// Of a tenant that has none of its own.
+    pub quota: Quota,
+    pub quotas: BTreeMap<Tenant, Quota>,
+    /// What makes the keys of links unguessable.
+    pub file_secret: [u8; 32],
+    /// Of one file read through a link.
+    pub max_link_bytes: u64,
     /// Between the interrupt of a run and the kill.
     pub grace: Duration,
-    /// Of one sandbox.
-    pub limits: sandbox::Limits,
-    /// Of all sandboxes of one tenant together.
-    pub group_memory_bytes: Option<u64>,
-    pub group_cpu_millis: Option<u32>,
     /// Of one file read or written by an operation.
     pub max_file_bytes: u64,
     /// Entries of one listing.
     pub max_files_listed: u32,
     /// Of the code of one run.
     pub max_code_bytes: usize,
-    /// Sessions kept ready, and runs that execute at once, per tenant.
-    pub pool_size: usize,
-    pub session_ttl: Duration,
     pub health_interval: Duration,
     /// How long a run waits for a permit.
     pub queue_wait: Duration,
-    /// Runs of one tenant that may wait at once.
+    /// Runs of one tenant in one realm that may wait at once.
     pub queue_length: usize,
-    pub max_contexts: usize,
-    /// Characters kept of each stream, value and error.
-    pub text_budget: usize,
-    /// Contexts nobody used for so long are stopped.
-    pub idle_timeout: Option<Duration>,
     pub shutdown_grace: Duration,
     /// How long an operation waits for the engine to become ready.
     pub ready_wait: Duration,
     /// How long a sandbox, and then an interpreter, may take to start.
     pub start_timeout: Duration,
-    /// The tenant whose group the sessions of the pool belong to: a sandbox cannot change its group later.
+    /// Whose groups the sessions of the pool belong to: a sandbox cannot change its groups later.
     pub pool_tenant: Tenant,
+    pub pool_realm: Realm,
     /// Where interpreters start. `/workspace` in every real sandbox.
     pub cwd: String,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        let memory_bytes = 2048 << 20;
         Self {
-            timeout: Duration::from_secs(30),
-            max_timeout: Duration::from_secs(300),
+            realms: vec![
+                RealmConfig::sandpool(),
+                RealmConfig::agentrun(),
+                RealmConfig::microsandbox(),
+                RealmConfig::workbench(),
+                RealmConfig::conversation(),
+            ],
+            quota: Quota::default(),
+            quotas: BTreeMap::new(),
+            file_secret: random_secret(),
+            max_link_bytes: 2048 * MB,
             grace: Duration::from_secs(2),
-            limits: sandbox::Limits {
-                memory_bytes,
-                cpu_millis: 2000,
-                pids: 256,
-                disk_bytes: 1024 << 20,
-                disk_inodes: 100_000,
-            },
-            group_memory_bytes: Some(memory_bytes),
-            group_cpu_millis: Some(2000),
-            max_file_bytes: 16 << 20,
+            max_file_bytes: 16 * MB,
             max_files_listed: 10_000,
             max_code_bytes: 8 << 20,
-            pool_size: 3,
-            session_ttl: Duration::from_secs(60 * 60),
             health_interval: Duration::from_secs(300),
             queue_wait: Duration::from_secs(30),
             queue_length: 100,
-            max_contexts: 50,
-            text_budget: 20_000,
-            idle_timeout: None,
             shutdown_grace: Duration::from_secs(30),
             ready_wait: Duration::from_secs(10),
             start_timeout: Duration::from_secs(60),
             pool_tenant: Tenant::local(),
+            pool_realm: Realm::AGENTRUN,
             cwd: WORKSPACE.into(),
         }
     }
+}
+
+impl EngineConfig {
+    pub fn realm(&self, realm: Realm) -> Option<&RealmConfig> {
+        self.realms.iter().find(|config| config.realm == realm)
+    }
+
+    pub fn realm_mut(&mut self, realm: Realm) -> Option<&mut RealmConfig> {
+        self.realms.iter_mut().find(|config| config.realm == realm)
+    }
+
+    pub(crate) fn quota_of(&self, tenant: &Tenant) -> &Quota {
+        self.quotas.get(tenant).unwrap_or(&self.quota)
+    }
+}
+
+/// For as long as this engine lives.
+fn random_secret() -> [u8; 32] {
+    let mut secret = [0; 32];
+    for half in secret.chunks_exact_mut(16) {
+        half.copy_from_slice(uuid::Uuid::new_v4().as_bytes());
+    }
+    secret
+}
+
+/// Rules of one realm: those of one tool set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RealmConfig {
+    pub realm: Realm,
+    /// Of the ids that the engine makes: `ctx-`, `session-`, `sbx-`.
+    pub id_prefix: &'static str,
+    /// Of one run, unless the run asks for less or more.
+    pub timeout: Duration,
+    /// The most a run may ask for.
+    pub max_timeout: Duration,
+    /// The most a command or a background run may ask for.
+    pub max_command_timeout: Duration,
+    /// Of one sandbox whose context has no size of its own.
+    pub limits: sandbox::Limits,
+    /// Of all sandboxes of one tenant in this realm together.
+    pub group_memory_bytes: Option<u64>,
+    pub group_cpu_millis: Option<u32>,
+    /// Runs that execute at once, per tenant.
+    pub runs_at_once: usize,
+    /// Sessions with a started Python kept ready, for the pool's tenant.
+    pub pool_size: usize,
+    pub session_ttl: Duration,
+    /// Contexts, or conversations, a tenant may have.
+    pub max_contexts: usize,
+    /// At `max_contexts` the idle context that was not used for the longest time makes room.
+    pub evict_idle: bool,
+    /// The sum of the memory limits of all live contexts of all tenants.
+    pub max_total_memory_bytes: Option<u64>,
+    /// A context runs the one language it was made with.
+    pub one_language: bool,
+    /// Characters kept of each stream, value and error.
+    pub text_budget: usize,
+    /// Contexts nobody used for so long are stopped.
+    pub idle_timeout: Option<Duration>,
+    /// How often they are looked for.
+    pub sweep_interval: Duration,
+    /// Of the `/data` of a conversation.
+    pub kept: Option<KeptConfig>,
+    pub volumes: Vec<SharedVolume>,
+    /// For code of a conversation; `{key}` becomes the key of its files.
+    pub env: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptConfig {
+    pub bytes: u64,
+    pub inodes: u64,
+    /// After the last use.
+    pub stays: Duration,
+}
+
+impl RealmConfig {
+    pub fn sandpool() -> Self {
+        Self {
+            realm: Realm::SANDPOOL,
+            id_prefix: "ctx-",
+            timeout: Duration::from_secs(60),
+            max_timeout: Duration::from_secs(300),
+            max_command_timeout: Duration::from_secs(1800),
+            limits: limits(2048 * MB, 2000, 1024 * MB),
+            group_memory_bytes: None,
+            group_cpu_millis: None,
+            runs_at_once: 32,
+            pool_size: 3,
+            session_ttl: HOUR,
+            max_contexts: 1000,
+            evict_idle: false,
+            max_total_memory_bytes: None,
+            one_language: false,
+            text_budget: 20_000,
+            idle_timeout: Some(24 * HOUR),
+            sweep_interval: Duration::from_secs(60),
+            kept: None,
+            volumes: Vec::new(),
+            env: BTreeMap::new(),
+        }
+    }
+
+    /// Memory and processors are one budget for all contexts of a tenant: the document's interpreter.
+    pub fn agentrun() -> Self {
+        let limits = limits(2048 * MB, 2000, 1024 * MB);
+        Self {
+            realm: Realm::AGENTRUN,
+            timeout: Duration::from_secs(30),
+            limits,
+            group_memory_bytes: Some(limits.memory_bytes),
+            group_cpu_millis: Some(limits.cpu_millis),
+            runs_at_once: 3,
+            max_contexts: 50,
+            one_language: true,
+            ..Self::sandpool()
+        }
+    }
+
+    pub fn microsandbox() -> Self {
+        Self {
+            realm: Realm::MICROSANDBOX,
+            id_prefix: "session-",
+            timeout: Duration::from_secs(300),
+            limits: limits(1024 * MB, 1000, 1024 * MB),
+            runs_at_once: 10,
+            max_contexts: 10,
+            evict_idle: true,
+            one_language: true,
+            idle_timeout: Some(Duration::from_secs(1800)),
+            ..Self::sandpool()
+        }
+    }
+
+    pub fn workbench() -> Self {
+        Self {
+            realm: Realm::WORKBENCH,
+            id_prefix: "sbx-",
+            timeout: Duration::from_secs(30),
+            max_timeout: Duration::from_secs(60),
+            runs_at_once: 10,
+            max_contexts: 50,
+            idle_timeout: Some(HOUR),
+            ..Self::sandpool()
+        }
+    }
+
+    pub fn conversation() -> Self {
+        let disk = 512 * MB;
+        Self {
+            realm: Realm::CONVERSATION,
+            id_prefix: "conv-",
+            timeout: Duration::from_secs(30),
+            limits: limits(256 * MB, 500, disk),
+            runs_at_once: 10,
+            // Its sandboxes are made with the conversation's files and for one call: none can be kept ready.
+            pool_size: 0,
+            max_contexts: 10_000,
+            kept: Some(KeptConfig { bytes: disk, inodes: 100_000, stays: 7 * 24 * HOUR }),
+            ..Self::sandpool()
+        }
+    }
+}
+
+fn limits(memory_bytes: u64, cpu_millis: u32, disk_bytes: u64) -> sandbox::Limits {
+    sandbox::Limits { memory_bytes, cpu_millis, pids: 256, disk_bytes, disk_inodes: 100_000 }
 }
 
 /// What is needed to start interpreters. Known only once they are installed, hence apart from the configuration.
@@ -103,6 +263,8 @@ pub struct Runtimes {
 /// How to start one interpreter. Paths are those inside the sandbox; `binds` lie at the same path on the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KernelCommand {
+    /// `python-3.11`, for whoever asks what code is run with.
+    pub label: String,
     /// Interpreter, its flags and the driver file.
     pub argv: Vec<String>,
     /// The whole environment.
@@ -112,11 +274,19 @@ pub struct KernelCommand {
 }
 
 impl Runtimes {
+    fn command(&self, language: Language) -> Option<&KernelCommand> {
+        match language {
+            Language::Python => Some(&self.python),
+            Language::Javascript | Language::Typescript => self.node.as_ref(),
+        }
+    }
+
+    pub(crate) fn runs(&self, language: Language) -> bool {
+        self.command(language).is_some()
+    }
+
     pub(crate) fn kernel(&self, language: Language, cwd: &str) -> Option<KernelSpec> {
-        let command = match language {
-            Language::Python => &self.python,
-            Language::Javascript | Language::Typescript => self.node.as_ref()?,
-        };
+        let command = self.command(language)?;
         Some(KernelSpec {
             language,
             argv: command.argv.clone(),
@@ -124,6 +294,34 @@ impl Runtimes {
             cwd: cwd.into(),
             merge_output: false,
         })
+    }
+
+    /// Of commands: that of Python, with the directories of the interpreters before those of the system.
+    pub(crate) fn command_env(&self) -> BTreeMap<String, String> {
+        let mut env = self.python.env.clone();
+        let system = env.remove("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+        let programs = [Some(&self.python), self.node.as_ref()];
+        let bins = programs.into_iter().flatten().filter_map(|command| Path::new(command.argv.first()?).parent());
+        let mut path: Vec<String> = Vec::new();
+        let all = bins.map(|bin| bin.to_string_lossy().into_owned()).chain(system.split(':').map(String::from));
+        for dir in all.filter(|dir| dir.starts_with('/')) {
+            if !path.contains(&dir) {
+                path.push(dir);
+            }
+        }
+        env.insert("PATH".into(), path.join(":"));
+        env.entry("HOME".into()).or_insert_with(|| WORKSPACE.into());
+        env.entry("LANG".into()).or_insert_with(|| "C.UTF-8".into());
+        env
+    }
+
+    pub(crate) fn list(&self, backend: &str) -> Vec<RuntimeInfo> {
+        let info = |language: Language| {
+            let label = &self.command(language)?.label;
+            let label = if label.is_empty() { language.name() } else { label };
+            Some(RuntimeInfo { language, name: format!("{backend}/{label}") })
+        };
+        [Language::Python, Language::Javascript, Language::Typescript].into_iter().filter_map(info).collect()
     }
 
     pub(crate) fn binds(&self) -> Vec<PathBuf> {

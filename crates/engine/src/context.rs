@@ -1,48 +1,88 @@
-//! Contexts and who owns them: lookup, turns, permits, the queue.
+//! One context: where it lives at the moment, whose turn it is, and whether somebody uses it.
 //!
-//! A context belongs to one tenant and is looked up nowhere else. Its runs take turns in order of arrival; a turn is waited for
-//! without a permit, so that a busy context never blocks the others of its tenant.
+//! Its runs take turns in order of arrival; a turn is waited for without a permit, so that a busy context never blocks the others
+//! of its tenant.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use proto::{Ended, KernelId, Language};
-use sandbox::{Group, Isolation};
-use tokio::sync::Semaphore;
+use sandbox::{Isolation, Limits};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::EngineConfig;
 use crate::guest::lock;
+use crate::holdings::Charge;
+use crate::links::Keys;
 use crate::live::Place;
-use crate::op::{ContextInfo, EngineError, Tenant};
+use crate::op::{ContextInfo, EngineError, Size};
 
 /// Where a context lives at the moment. Only who has the turn may change it.
 #[derive(Default)]
 pub(crate) struct Home {
     pub(crate) place: Option<Arc<Place>>,
-    /// The running interpreter; none after it died, until the next run.
-    pub(crate) kernel: Option<KernelId>,
+    /// The running interpreters, one a language; none before the first run and after one died, until the next.
+    pub(crate) kernels: BTreeMap<Language, KernelId>,
     pub(crate) last_kernel: KernelId,
     /// Memory kills of the sandbox already accounted for.
     pub(crate) oom_kills: u64,
-    /// What the next run has to be told: variables, or files too, were lost since the last one.
+    /// What the next run has to be told: variables and files were lost since the last one.
     pub(crate) notice: Option<String>,
+    /// What the next run of a language has to be told: its variables were lost.
+    pub(crate) kernel_notices: BTreeMap<Language, String>,
+}
+
+impl Home {
+    pub(crate) fn at(place: Arc<Place>) -> Self {
+        Self { place: Some(place), ..Self::default() }
+    }
+
+    pub(crate) fn living_place(&self) -> Option<Arc<Place>> {
+        self.place.clone().filter(|place| !place.guest.is_lost())
+    }
+
+    /// Files are still there.
+    pub(crate) fn kernel_ended(&mut self, language: Language) {
+        self.kernels.remove(&language);
+    }
+
+    pub(crate) fn kernel_ended_between_runs(&mut self, language: Language, how: Ended) {
+        self.kernels.remove(&language);
+        let how = crate::live::describe(how);
+        let notice = format!("[the interpreter ended between two calls ({how}): variables are lost, files are kept]");
+        self.kernel_notices.insert(language, notice);
+    }
+
+    /// What a run of this language has to say besides its result. Told once.
+    pub(crate) fn take_notice(&mut self, language: Option<Language>) -> Option<String> {
+        // Who hears that all is lost need not hear of the interpreter.
+        let of_kernel = language.and_then(|language| self.kernel_notices.remove(&language));
+        self.notice.take().or(of_kernel)
+    }
 }
 
 pub(crate) struct Context {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) description: String,
+    /// Of code that names none.
     pub(crate) language: Language,
+    pub(crate) size: Option<Size>,
+    pub(crate) limits: Limits,
+    pub(crate) keys: Keys,
+    /// The connection that made it.
+    pub(crate) connection: Option<String>,
     pub(crate) created_at: u64,
-    number: u64,
+    /// Counts up within its holdings.
+    pub(crate) number: u64,
     /// Fair: first come, first served.
     pub(crate) turn: Arc<tokio::sync::Mutex<Home>>,
-    /// Set once `stop` was asked for; those who wait for a turn give up.
+    /// Set once it is taken out; those who wait for a turn give up.
     pub(crate) gone: CancellationToken,
+    /// What it takes of the limits, until it is taken out.
+    pub(crate) charge: Mutex<Option<Charge>>,
     state: Mutex<State>,
 }
 
@@ -52,26 +92,47 @@ struct State {
     isolation: Isolation,
     last_used: u64,
     last_active: Instant,
-    files_under_way: usize,
+    /// Operations of any kind.
+    uses: usize,
+    /// Of these, runs that run or wait for their turn.
+    runs: usize,
+}
+
+/// What a new context is.
+pub(crate) struct Plan {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) description: String,
+    pub(crate) language: Language,
+    pub(crate) size: Option<Size>,
+    pub(crate) limits: Limits,
+    pub(crate) keys: Keys,
+    pub(crate) connection: Option<String>,
 }
 
 impl Context {
-    pub(crate) fn new(name: String, language: Language, description: String, home: Home, isolation: Isolation) -> Self {
+    pub(crate) fn new(plan: Plan, home: Home, isolation: Isolation) -> Self {
         let now = unix_now();
         Self {
-            id: format!("ctx-{}", uuid::Uuid::new_v4()),
-            name,
-            description,
-            language,
+            id: plan.id,
+            name: plan.name,
+            description: plan.description,
+            language: plan.language,
+            size: plan.size,
+            limits: plan.limits,
+            keys: plan.keys,
+            connection: plan.connection,
             created_at: now,
             number: 0,
             gone: CancellationToken::new(),
+            charge: Mutex::default(),
             state: Mutex::new(State {
                 place: home.place.clone(),
                 isolation,
                 last_used: now,
                 last_active: Instant::now(),
-                files_under_way: 0,
+                uses: 0,
+                runs: 0,
             }),
             turn: Arc::new(tokio::sync::Mutex::new(home)),
         }
@@ -86,11 +147,11 @@ impl Context {
             language: self.language,
             created_at: self.created_at,
             last_used: state.last_used,
-            busy: self.turn.try_lock().is_err(),
-            size: None,
-            limits: sandbox::Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0, disk_inodes: 0 },
+            busy: state.runs > 0,
+            size: self.size,
+            limits: self.limits,
             isolation: state.isolation.clone(),
-            key: String::new(),
+            key: self.keys.files.clone(),
         }
     }
 
@@ -115,191 +176,61 @@ impl Context {
         lock(&self.state).place.clone().filter(|place| !place.guest.is_lost())
     }
 
-    /// Keeps the context from counting as idle while a file operation goes on.
-    pub(crate) fn file_use(self: &Arc<Self>) -> FileUse {
-        lock(&self.state).files_under_way += 1;
-        FileUse(self.clone())
+    /// Since when nobody has used it; `None` while somebody does.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        (state.uses == 0).then_some(state.last_active)
     }
 
-    fn is_idle(&self, limit: Duration) -> bool {
-        let state = lock(&self.state);
-        state.files_under_way == 0 && self.turn.try_lock().is_ok() && state.last_active.elapsed() >= limit
+    pub(crate) fn is_running(&self) -> bool {
+        lock(&self.state).runs > 0
     }
 }
 
-pub(crate) struct FileUse(Arc<Context>);
+/// Keeps a context from counting as idle. Taken under the lock of its holdings, so that it is not taken out in between.
+pub(crate) struct InUse(Arc<Context>);
 
-impl Drop for FileUse {
+impl InUse {
+    pub(crate) fn new(context: &Arc<Context>) -> Self {
+        let mut state = lock(&context.state);
+        state.uses += 1;
+        state.last_active = Instant::now();
+        drop(state);
+        Self(context.clone())
+    }
+
+    /// From here on it counts as busy.
+    pub(crate) fn run(&self) -> Running {
+        lock(&self.0.state).runs += 1;
+        Running(self.0.clone())
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.0
+    }
+}
+
+impl Deref for InUse {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.0
+    }
+}
+
+impl Drop for InUse {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
-        state.files_under_way -= 1;
+        state.uses -= 1;
         state.last_active = Instant::now();
     }
 }
 
-/// What one tenant has.
-pub(crate) struct Holdings {
-    pub(crate) group: Group,
-    /// One per run that may execute at once.
-    pub(crate) permits: Arc<Semaphore>,
-    waiting: AtomicUsize,
-    contexts: Mutex<Contexts>,
-}
+pub(crate) struct Running(Arc<Context>);
 
-#[derive(Default)]
-struct Contexts {
-    by_id: HashMap<String, Arc<Context>>,
-    /// Being created, or being stopped: they take a place among `max_contexts` but are not found.
-    unlisted: usize,
-    created: u64,
-}
-
-impl Holdings {
-    fn new(tenant: &Tenant, config: &EngineConfig) -> Self {
-        // Only the one built-in name goes to the back end as it is; others could collide or be no valid name.
-        let name =
-            if *tenant == Tenant::local() { "local".into() } else { format!("t-{}", uuid::Uuid::new_v4().simple()) };
-        Self {
-            group: Group { name, memory_bytes: config.group_memory_bytes, cpu_millis: config.group_cpu_millis },
-            permits: Arc::new(Semaphore::new(config.pool_size.max(1))),
-            waiting: AtomicUsize::new(0),
-            contexts: Mutex::default(),
-        }
-    }
-
-    /// A place among the contexts, before there is one.
-    pub(crate) fn reserve(self: &Arc<Self>, limit: usize) -> Result<Reservation, EngineError> {
-        let mut contexts = lock(&self.contexts);
-        if contexts.by_id.len() + contexts.unlisted >= limit {
-            return Err(EngineError::ContextLimit(limit));
-        }
-        contexts.unlisted += 1;
-        Ok(Reservation(self.clone()))
-    }
-
-    /// By id; or by name if only one has it. Exact bytes, nothing folded or trimmed.
-    pub(crate) fn find(&self, wanted: &str) -> Result<Arc<Context>, EngineError> {
-        let context = lock(&self.contexts).find(wanted)?;
-        lock(&context.state).last_active = Instant::now();
-        Ok(context)
-    }
-
-    /// Takes a context out: from here on nobody finds it and those in its queue give up.
-    pub(crate) fn remove(self: &Arc<Self>, wanted: &str) -> Result<Removed, EngineError> {
-        let mut contexts = lock(&self.contexts);
-        let context = contexts.find(wanted)?;
-        Ok(contexts.remove(context, self))
-    }
-
-    /// Takes out what nobody used for so long.
-    pub(crate) fn remove_idle(self: &Arc<Self>, limit: Duration) -> Vec<Removed> {
-        let mut contexts = lock(&self.contexts);
-        let idle: Vec<Arc<Context>> = contexts.by_id.values().filter(|c| c.is_idle(limit)).cloned().collect();
-        idle.into_iter().map(|context| contexts.remove(context, self)).collect()
-    }
-
-    pub(crate) fn list(&self) -> Vec<ContextInfo> {
-        let mut all: Vec<Arc<Context>> = lock(&self.contexts).by_id.values().cloned().collect();
-        all.sort_by_key(|context| std::cmp::Reverse(context.number));
-        all.iter().map(|context| context.info()).collect()
-    }
-
-    /// A place in the queue; `None` when it is full.
-    pub(crate) fn enqueue(self: &Arc<Self>, limit: usize) -> Option<Queued> {
-        let queued = Queued(self.clone());
-        let before = self.waiting.fetch_add(1, Ordering::SeqCst);
-        (before < limit).then_some(queued)
-    }
-}
-
-impl Contexts {
-    fn remove(&mut self, context: Arc<Context>, holdings: &Arc<Holdings>) -> Removed {
-        self.by_id.remove(&context.id);
-        self.unlisted += 1;
-        context.gone.cancel();
-        Removed { context, _place: Reservation(holdings.clone()) }
-    }
-
-    fn find(&self, wanted: &str) -> Result<Arc<Context>, EngineError> {
-        if let Some(context) = self.by_id.get(wanted) {
-            return Ok(context.clone());
-        }
-        let mut named: Vec<&Arc<Context>> = self.by_id.values().filter(|c| c.name == wanted).collect();
-        match named.as_slice() {
-            [] => Err(EngineError::ContextNotFound(wanted.into())),
-            [only] => Ok((*only).clone()),
-            _ => {
-                named.sort_by_key(|c| std::cmp::Reverse(c.number));
-                Err(EngineError::AmbiguousName {
-                    name: wanted.into(),
-                    ids: named.iter().map(|c| c.id.clone()).collect(),
-                })
-            }
-        }
-    }
-}
-
-/// A context on its way out. It keeps its place among `max_contexts` until its sandbox is gone.
-pub(crate) struct Removed {
-    pub(crate) context: Arc<Context>,
-    _place: Reservation,
-}
-
-pub(crate) struct Reservation(Arc<Holdings>);
-
-impl Reservation {
-    pub(crate) fn fill(self, mut context: Context) -> Arc<Context> {
-        let mut contexts = lock(&self.0.contexts);
-        contexts.created += 1;
-        context.number = contexts.created;
-        let context = Arc::new(context);
-        contexts.by_id.insert(context.id.clone(), context.clone());
-        drop(contexts);
-        context
-    }
-}
-
-impl Drop for Reservation {
+impl Drop for Running {
     fn drop(&mut self) {
-        lock(&self.0.contexts).unlisted -= 1;
-    }
-}
-
-pub(crate) struct Queued(Arc<Holdings>);
-
-impl Drop for Queued {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-#[derive(Default)]
-pub(crate) struct Tenants {
-    all: Mutex<HashMap<Tenant, Arc<Holdings>>>,
-}
-
-impl Tenants {
-    pub(crate) fn of(&self, tenant: &Tenant, config: &EngineConfig) -> Arc<Holdings> {
-        let mut all = lock(&self.all);
-        all.entry(tenant.clone()).or_insert_with(|| Arc::new(Holdings::new(tenant, config))).clone()
-    }
-
-    pub(crate) fn all(&self) -> Vec<(Tenant, Arc<Holdings>)> {
-        lock(&self.all).iter().map(|(tenant, holdings)| (tenant.clone(), holdings.clone())).collect()
-    }
-}
-
-impl Home {
-    /// The interpreter ended; files are still there.
-    pub(crate) fn kernel_ended(&mut self) {
-        self.kernel = None;
-    }
-
-    pub(crate) fn kernel_ended_between_runs(&mut self, how: Ended) {
-        self.kernel = None;
-        let how = crate::live::describe(how);
-        self.notice =
-            Some(format!("[the interpreter ended between two calls ({how}): variables are lost, files are kept]"));
+        lock(&self.0.state).runs -= 1;
     }
 }
 

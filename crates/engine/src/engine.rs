@@ -1,32 +1,36 @@
 //! The engine itself: readiness, dispatch, upkeep, the end.
 
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
 use sandbox::Backend;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{EngineConfig, Runtimes};
-use crate::context::Tenants;
+use crate::holdings::{Holdings, Removed, Tenants};
 use crate::live::{Failure, Live};
-use crate::op::{Call, EngineError, Health, Op, Outcome};
+use crate::op::{Call, EngineError, Happened, Health, Notice, Op, Outcome, Realm, Tenant};
 use crate::ops;
-use crate::pool::{Maker, Pool};
+use crate::pool::{Maker, Pool, Shape};
 
 /// Target of the lines that tell how the start goes, in the words and the order of the `agentrun` document.
 pub const STARTUP_LOG: &str = "sandpool::startup";
 
 /// How long calls have to give their answer after their sandboxes were destroyed.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
-/// How often what could not be destroyed is tried again, and idle contexts are looked for at least.
+/// How often what could not be destroyed is tried again.
 const UPKEEP: Duration = Duration::from_secs(10);
+/// What a reader of notices may be behind before it misses some.
+const NOTICES: usize = 1024;
 
 /// Cheap to clone; all clones are one engine.
 #[derive(Clone)]
@@ -50,6 +54,19 @@ pub(crate) struct Inner {
     closed: watch::Sender<bool>,
     calls: TaskTracker,
     pub(crate) tasks: TaskTracker,
+    notices: broadcast::Sender<Notice>,
+}
+
+/// What there is at the moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub contexts: BTreeMap<Realm, usize>,
+    /// Contexts in which something runs or waits for its turn.
+    pub busy: usize,
+    pub background_runs: usize,
+    pub sessions: usize,
+    pub sessions_available: usize,
+    pub sandboxes: usize,
 }
 
 struct Started {
@@ -72,8 +89,8 @@ impl Engine {
         let tasks = TaskTracker::new();
         let inner = Inner {
             live: Live::new(backend, tasks.clone(), config.start_timeout),
+            tenants: Tenants::new(&config),
             config: Arc::new(config),
-            tenants: Tenants::default(),
             started: OnceLock::new(),
             state: watch::Sender::new(State::Preparing("starting".into())),
             born: Instant::now(),
@@ -83,6 +100,7 @@ impl Engine {
             closed: watch::Sender::new(false),
             calls: TaskTracker::new(),
             tasks,
+            notices: broadcast::Sender::new(NOTICES),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -131,6 +149,34 @@ impl Engine {
         self.inner.live.count()
     }
 
+    /// What happens to contexts, from now on. A slow reader misses some.
+    pub fn notices(&self) -> broadcast::Receiver<Notice> {
+        self.inner.notices.subscribe()
+    }
+
+    pub fn counts(&self) -> Counts {
+        let pool = self.inner.started.get().map(|started| started.pool.count());
+        let mut counts = Counts {
+            contexts: self.inner.tenants.realms().map(|config| (config.realm, 0)).collect(),
+            background_runs: self.inner.tenants.tenants().iter().map(|tenant| tenant.background.running()).sum(),
+            sessions: pool.as_ref().map_or(0, |pool| pool.sessions),
+            sessions_available: pool.map_or(0, |pool| pool.available),
+            sandboxes: self.sandboxes(),
+            ..Counts::default()
+        };
+        for holdings in self.inner.tenants.all() {
+            let (contexts, busy) = holdings.count();
+            *counts.contexts.entry(holdings.config().realm).or_default() += contexts;
+            counts.busy += busy;
+        }
+        counts
+    }
+
+    /// Contexts of this tenant in this realm, and those of them in which something runs.
+    pub fn counts_of(&self, tenant: &Tenant, realm: Realm) -> (usize, usize) {
+        self.inner.tenants.known(tenant, realm).map_or((0, 0), |holdings| holdings.count())
+    }
+
     /// Makes the sessions, checks them, and becomes ready. The error is for the operator and may name paths of the host.
     pub async fn start_pool(&self, runtimes: Runtimes) -> Result<(), EngineError> {
         let result = self.inner.start_pool(runtimes).await;
@@ -158,14 +204,9 @@ impl Engine {
         let cancel = call.cancel.child_token();
         let dropped = cancel.clone().drop_guard();
         let call = Call { cancel, ..call.clone() };
-        let mut work = Box::pin(ops::run(inner.clone(), call, op));
+        let mut work = Box::pin(caught(ops::run(inner.clone(), call, op)));
         // Begun here and now: calls made one after the other take their turns in this order, whichever thread goes on with them.
-        let begun = poll_fn(|context| {
-            Poll::Ready(
-                catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))).unwrap_or(Poll::Ready(given_up())),
-            )
-        });
-        let result = match begun.await {
+        let result = match poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
             Poll::Ready(result) => result,
             Poll::Pending => inner.calls.spawn(work).await.unwrap_or_else(|_| given_up()),
         };
@@ -193,6 +234,15 @@ pub(crate) fn given_up<T>() -> Result<T, EngineError> {
     Err(EngineError::Sandbox("internal error; the call was given up".into()))
 }
 
+pub(crate) async fn caught<T>(work: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(given_up()))
+    })
+    .await
+}
+
 async fn close(inner: Arc<Inner>, grace: Duration) {
     inner.calls.close();
     tokio::select! {
@@ -217,10 +267,12 @@ impl Inner {
         let maker = Arc::new(Maker { live: self.live.clone(), config: self.config.clone(), runtimes });
         tracing::info!(target: STARTUP_LOG, "Interpreter 状态: READY");
 
-        let size = self.config.pool_size;
+        let holdings = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
+        let realm = holdings.config();
+        let size = realm.pool_size;
         tracing::info!(target: STARTUP_LOG, "初始化 Session 池 (大小: {size})...");
-        let group = self.tenants.of(&self.config.pool_tenant, &self.config).group.clone();
-        let pool = Pool::new(maker.clone(), group, self.tasks.clone(), self.closing.clone());
+        let shape = Shape::of(&holdings, realm.limits);
+        let pool = Pool::new(maker.clone(), shape, realm, self.tasks.clone(), self.closing.clone());
         let failed = |failure: Failure| EngineError::Sandbox(failure.log);
         pool.fill(|number, id| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}"))
             .await
@@ -237,6 +289,11 @@ impl Inner {
 
         self.tasks.spawn(pool.clone().keep());
         self.tasks.spawn(upkeep(self.clone()));
+        for realm in self.tenants.realms() {
+            if let Some(idle) = realm.idle_timeout {
+                self.tasks.spawn(sweep(self.clone(), realm.realm, idle, realm.sweep_interval));
+            }
+        }
         if self.started.set(Started { maker, pool, took }).is_err() {
             return Err(EngineError::Sandbox("the engine was started twice".into()));
         }
@@ -268,6 +325,29 @@ impl Inner {
         self.started.get().map(|s| &s.pool).ok_or_else(|| EngineError::NotReady("starting".into()))
     }
 
+    /// False when the engine closes.
+    async fn pause(&self, time: Duration) -> bool {
+        tokio::select! {
+            () = self.closing.cancelled() => false,
+            () = tokio::time::sleep(time) => true,
+        }
+    }
+
+    pub(crate) fn notify(&self, holdings: &Holdings, id: &str, what: Happened) {
+        let (tenant, realm) = (holdings.tenant.tenant.clone(), holdings.config().realm);
+        // Nobody has to listen.
+        let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what });
+    }
+
+    /// Destroys what was taken out, off the caller's path.
+    pub(crate) fn dismiss(&self, holdings: &Holdings, removed: Removed, why: Happened) {
+        self.notify(holdings, &removed.context.id, why);
+        holdings.tenant.background.cancel_in(holdings.config().realm, &removed.context.id);
+        self.tasks.spawn(async move {
+            let _ = ops::stop_context::finish(removed).await;
+        });
+    }
+
     pub(crate) fn health(&self) -> Health {
         let interpreter_status = match &*self.state.borrow() {
             _ if self.closing.is_cancelled() => "STOPPING",
@@ -288,22 +368,23 @@ impl Inner {
     }
 }
 
-/// Stops idle contexts, and tries again to destroy what resisted.
+/// Tries again to destroy what resisted, and forgets what is long over.
 async fn upkeep(inner: Arc<Inner>) {
-    let every = inner.config.idle_timeout.map_or(UPKEEP, |idle| (idle / 4).clamp(Duration::from_millis(100), UPKEEP));
-    loop {
-        tokio::select! {
-            () = inner.closing.cancelled() => return,
-            () = tokio::time::sleep(every) => {}
-        }
+    while inner.pause(UPKEEP).await {
         inner.live.retry().await;
-        let Some(idle_timeout) = inner.config.idle_timeout else { continue };
-        for (_, holdings) in inner.tenants.all() {
-            for removed in holdings.remove_idle(idle_timeout) {
+        inner.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
+    }
+}
+
+/// Stops what nobody used for long in one realm.
+async fn sweep(inner: Arc<Inner>, realm: Realm, idle: Duration, every: Duration) {
+    // An idle time shorter than the interval is meant to be kept.
+    let every = every.min(idle / 4).max(Duration::from_millis(100));
+    while inner.pause(every).await {
+        for holdings in inner.tenants.in_realm(realm) {
+            for removed in holdings.remove_idle(idle) {
                 tracing::info!(context = removed.context.id, "an idle context is stopped");
-                inner.tasks.spawn(async move {
-                    let _ = ops::stop_context::finish(removed).await;
-                });
+                inner.dismiss(&holdings, removed, Happened::Expired);
             }
         }
     }

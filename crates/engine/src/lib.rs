@@ -3,16 +3,21 @@
 //! Knows no protocol of the outside, no environment and no kind of back end. Everything that reaches it from a guest is bounded
 //! here; everything it makes is destroyed here.
 
+mod background;
 mod capture;
+mod cell;
 pub mod config;
 mod context;
 mod engine;
 mod guest;
+mod holdings;
+mod keyed;
+mod links;
 mod live;
 pub mod op;
 mod ops;
 mod pool;
 
-pub use config::{EngineConfig, KernelCommand, Runtimes, WORKSPACE};
+pub use config::{DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
 pub use engine::{Engine, STARTUP_LOG};
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, Tenant};

@@ -15,6 +15,8 @@ use tokio_util::task::TaskTracker;
 use crate::guest::{GuestClient, Lost, lock};
 
 const STATS_WAIT: Duration = Duration::from_secs(2);
+/// Who waits for an end waits no longer; it is tried again later.
+const DESTROY_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
 pub(crate) struct Live {
@@ -43,12 +45,16 @@ struct Held {
 impl Held {
     async fn destroy(&self) -> Result<(), BackendError> {
         self.doomed.store(true, Ordering::SeqCst);
-        let mut destroyed = self.destroyed.lock().await;
-        if !*destroyed {
-            self.sandbox.destroy().await?;
-            *destroyed = true;
-        }
-        Ok(())
+        let destroying = async {
+            let mut destroyed = self.destroyed.lock().await;
+            if !*destroyed {
+                self.sandbox.destroy().await?;
+                *destroyed = true;
+            }
+            Ok(())
+        };
+        let late = |_| Err(BackendError::Launcher(format!("no answer within {DESTROY_WAIT:?}")));
+        tokio::time::timeout(DESTROY_WAIT, destroying).await.unwrap_or_else(late)
     }
 }
 
@@ -57,12 +63,14 @@ impl Held {
 pub(crate) struct Failure {
     pub(crate) public: String,
     pub(crate) log: String,
+    /// Another sandbox has the kept volume.
+    pub(crate) in_use: bool,
 }
 
 impl Failure {
     pub(crate) fn new(public: impl Into<String>) -> Self {
         let public = public.into();
-        Self { log: public.clone(), public }
+        Self { log: public.clone(), public, in_use: false }
     }
 }
 
@@ -74,14 +82,16 @@ impl From<Lost> for Failure {
 
 impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
+        let in_use = matches!(error, BackendError::InUse);
         let public = match &error {
+            BackendError::InUse => "another server has these files at the moment; retry later".into(),
             BackendError::BelowFloor { got, floor, .. } => {
                 format!("isolation level `{got:?}` is below the configured floor `{floor:?}`")
             }
             // The others may name paths of the host.
             _ => "the back end failed; the server's log says why".into(),
         };
-        Self { public, log: error.to_string() }
+        Self { public, log: error.to_string(), in_use }
     }
 }
 
@@ -179,6 +189,10 @@ impl Live {
         lock(&self.shared.sandboxes).iter().map(|(number, held)| (*number, held.clone())).collect()
     }
 
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.shared.backend
+    }
+
     pub(crate) fn count(&self) -> usize {
         lock(&self.shared.sandboxes).len()
     }
@@ -237,6 +251,7 @@ impl Place {
             FromGuest::Failed { message, .. } => Err(Failure {
                 public: "the interpreter did not start; the server's log says why".into(),
                 log: format!("the interpreter did not start: {}", one_line(&message)),
+                in_use: false,
             }),
             _ => Err(self.guest.close("the guest answered something else").into()),
         }

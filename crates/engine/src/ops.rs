@@ -5,17 +5,23 @@ use std::time::Duration;
 
 use proto::{FromGuest, Language};
 
-use crate::context::{Context, Holdings, Home};
+use crate::context::{Context, Home, InUse};
 use crate::engine::{Inner, given_up};
+use crate::holdings::Holdings;
+use crate::keyed::Turn;
 use crate::live::{Failure, Place};
-use crate::op::{Call, EngineError, Holder, Op, Outcome, Target, Which};
-use crate::pool::FIRST_KERNEL;
+use crate::op::{Call, EngineError, Environment, Happened, Op, Outcome, Target, Which};
+use crate::pool::{FIRST_KERNEL, Shape};
 
+mod admit;
+mod background;
 mod create_context;
 mod list_contexts;
 mod list_files;
 mod read_file;
 mod run_code;
+mod run_command;
+mod site;
 pub(crate) mod stop_context;
 mod write_file;
 
@@ -24,59 +30,121 @@ const FILE_WAIT: Duration = Duration::from_secs(30);
 const MAX_PATH: usize = 4096;
 
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
-    let holdings = inner.tenants.of(&call.tenant, &inner.config);
+    let holdings = inner.tenants.of(&call.tenant, call.realm, &inner.config)?;
     let world = World { inner, holdings };
     let unbuilt = || Err(EngineError::Sandbox("not built yet".into()));
-    let named = |target: Target| match target.which {
-        Which::Named(context) | Which::Id(context) => Ok(context),
-        Which::Current | Which::New => Err(EngineError::Sandbox("not built yet".into())),
-    };
-    let of = |place: Holder| match place {
-        Holder::Context(target) => named(target),
-        Holder::Conversation(_) => Err(EngineError::Sandbox("not built yet".into())),
-    };
     match op {
-        Op::CreateContext(new) => world.create_context(&call, new.name, new.language, new.description).await,
+        Op::CreateContext(new) => world.create_context(&call, new).await,
         Op::ListContexts => Ok(world.list_contexts()),
-        Op::StopContext { which } => world.stop_context(&call, &named(Target::existing(which))?).await,
-        Op::RunCode(run) => world.run_code(&call, &named(run.target)?, run.code, run.timeout).await,
-        Op::WriteFile { place, path, content } => world.write_file(&call, &of(place)?, path, content).await,
-        Op::ReadFile { place, path } => world.read_file(&call, &of(place)?, path).await,
-        Op::ListFiles { place, path } => world.list_files(&call, &of(place)?, path).await,
+        Op::StopContext { which } => world.stop_context(&call, &which).await,
+        Op::RunCode(run) => world.run_code(&call, run).await,
+        Op::RunCommand(run) => world.run_command(&call, run).await,
+        Op::WaitRun { run, cursor, wait } => world.wait_run(&call, &run, cursor, wait).await,
+        Op::CancelRun { run } => world.cancel_run(&run),
+        Op::WriteFile { place, path, content } => world.write_file(&call, place, path, content).await,
+        Op::ReadFile { place, path } => world.read_file(&call, place, path).await,
+        Op::ListFiles { place, path } => world.list_files(&call, place, path).await,
+        Op::RecentFiles => Ok(world.recent_files().await),
+        Op::ListVolumes => Ok(Outcome::Volumes(world.holdings.config().volumes.clone())),
+        Op::ListRuntimes => {
+            let maker = world.inner.maker()?;
+            Ok(Outcome::Runtimes(maker.runtimes.list(world.inner.live.backend().name())))
+        }
         Op::Health => Ok(Outcome::Health(world.inner.health())),
         _ => unbuilt(),
     }
 }
 
-/// What an operation may touch: the engine, and of the tenants only the one that asks.
+/// What an operation may touch: the engine, and of all holdings only those of the tenant that asks, in the realm it asks in.
+#[derive(Clone)]
 struct World {
     inner: Arc<Inner>,
     holdings: Arc<Holdings>,
 }
 
+/// A context that was found or made.
+struct Entered {
+    context: InUse,
+    created: bool,
+    /// Who makes the same context waits for this to be dropped.
+    making: Option<Turn<()>>,
+}
+
 impl World {
-    /// A sandbox with a running interpreter: a session of the pool where one fits, else a new one.
-    async fn settle(&self, language: Language) -> Result<Home, EngineError> {
+    /// Finds the context, or makes it; exactly one, however many ask for it at once. `wanted` is what it is made for.
+    async fn enter(&self, call: &Call, target: Target, wanted: Option<Language>) -> Result<Entered, EngineError> {
+        let Target { which, make } = target;
+        let connection = call.connection.as_deref();
+        let find = || self.holdings.find(&which, connection);
+        let found = |context: InUse, making| Ok(Entered { context, created: false, making });
+        let Some(mut make) = make else { return found(find()?, None) };
+        let name = match &which {
+            Which::Id(id) => Some(format!("id {id}")),
+            Which::Named(name) => Some(format!("name {name}")),
+            Which::Current => Some(format!("current {}", connection.unwrap_or_default())),
+            Which::New => None,
+        };
+        let making = match name {
+            None => None,
+            // While one makes it the others queue up, so that they come in their order.
+            Some(name) => match (self.holdings.making.has(&name), find()) {
+                (false, Ok(context)) => return found(context, None),
+                (false, Err(error)) if !self.may_make(&error, connection) => return Err(error),
+                _ => Some(self.unless_over(call, self.holdings.making.turn(&name)).await?),
+            },
+        };
+        match find() {
+            Ok(context) => return found(context, making),
+            Err(error) if !self.may_make(&error, connection) => return Err(error),
+            Err(_) => {}
+        }
+        match which {
+            Which::Id(id) => make.id = Some(id),
+            Which::Named(name) if make.name.is_empty() => make.name = name,
+            _ => {}
+        }
+        make.language = wanted.unwrap_or(make.language);
+        let (context, _) = self.create(call, make, wanted).await?;
+        Ok(Entered { context, created: true, making })
+    }
+
+    /// Without a connection nothing tells which of several is meant, and one more would not help.
+    fn may_make(&self, missing: &EngineError, connection: Option<&str>) -> bool {
+        match missing {
+            EngineError::ContextNotFound(_) => true,
+            EngineError::NoCurrent { ids } => ids.is_empty() || connection.is_some(),
+            _ => false,
+        }
+    }
+
+    async fn unless_over<T>(&self, call: &Call, work: impl Future<Output = T>) -> Result<T, EngineError> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            () = call.cancel.cancelled() => Err(EngineError::Cancelled),
+            () = self.inner.closing.cancelled() => Err(EngineError::ShuttingDown),
+        }
+    }
+
+    /// A sandbox, with an interpreter if one is wanted: a session of the pool where one fits, else a new one.
+    async fn settle(&self, shape: &Shape, wanted: Option<Language>) -> Result<Home, EngineError> {
         let maker = self.inner.maker()?;
         let failed = |failure: Failure| {
             tracing::error!(why = failure.log, "no sandbox for a context");
             EngineError::CreateFailed(failure.public)
         };
-        if language != Language::Python && maker.runtimes.node.is_none() {
-            return Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()));
-        }
-        let pool = self.inner.pool()?;
-        // A sandbox cannot change its group: only the pool's own tenant is served from it.
-        let session = if *pool.group() == self.holdings.group { pool.take() } else { None };
-        let Some(session) = session else {
-            let place = maker.started(self.holdings.group.clone(), language).await.map_err(failed)?;
-            return Ok(Home::at(place, FIRST_KERNEL));
+        let Some(session) = self.inner.pool()?.take(shape) else {
+            return Ok(match wanted {
+                Some(language) => {
+                    Home::with(maker.started(shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
+                }
+                None => Home::at(maker.sandbox(shape).await.map_err(failed)?),
+            });
         };
         let place = session.place;
         tracing::debug!(session = session.id, "a session becomes a context");
-        if language == Language::Python {
-            return Ok(Home::at(place, FIRST_KERNEL));
-        }
+        let language = wanted.filter(|language| *language != Language::Python && self.holdings.config().one_language);
+        let Some(language) = language else { return Ok(Home::with(place, Language::Python, FIRST_KERNEL)) };
         let kernel = FIRST_KERNEL + 1;
         let exchange =
             async { tokio::try_join!(place.stop_kernel(FIRST_KERNEL), maker.start_kernel(&place, kernel, language)) };
@@ -84,11 +152,22 @@ impl World {
             let _ = place.destroy("its interpreter did not start").await;
             return Err(failed(failure));
         }
-        Ok(Home::at(place, kernel))
+        Ok(Home::with(place, language, kernel))
+    }
+
+    fn shape(&self, context: &Context) -> Shape {
+        Shape::of(&self.holdings, context.limits)
+    }
+
+    fn runs(&self, language: Language) -> Result<(), EngineError> {
+        if self.inner.maker()?.runtimes.runs(language) {
+            return Ok(());
+        }
+        Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()))
     }
 
     /// The sandbox of a context for a file operation, which needs no turn unless the sandbox has to be made anew.
-    async fn place_for_files(&self, context: &Arc<Context>) -> Result<Arc<Place>, EngineError> {
+    async fn place_for_files(&self, context: &Context) -> Result<Arc<Place>, EngineError> {
         if let Some(place) = context.live_place() {
             return Ok(place);
         }
@@ -96,23 +175,31 @@ impl World {
             home = context.turn.lock() => home,
             () = context.gone.cancelled() => return Err(context.not_found()),
         };
-        self.move_in(context, &mut home).await
+        self.move_in(context, &mut home, None).await
     }
 
     /// Makes sure that the context has a sandbox. The turn is the caller's.
-    async fn move_in(&self, context: &Context, home: &mut Home) -> Result<Arc<Place>, EngineError> {
+    async fn move_in(
+        &self,
+        context: &Context,
+        home: &mut Home,
+        wanted: Option<Language>,
+    ) -> Result<Arc<Place>, EngineError> {
         if context.gone.is_cancelled() {
             return Err(context.not_found());
         }
-        if let Some(place) = home.place.clone().filter(|place| !place.guest.is_lost()) {
+        if let Some(place) = home.living_place() {
             return Ok(place);
         }
-        let mut settled = self.settle(context.language).await.map_err(|error| match error {
+        let mut settled = self.settle(&self.shape(context), wanted).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
         })?;
         // A sandbox that is lost since the last run takes the files along, whatever else there was to tell.
         let lost = home.place.as_ref().map(|place| place.guest.why_lost().0);
+        if lost.is_some() {
+            self.inner.notify(&self.holdings, &context.id, Happened::Lost);
+        }
         settled.notice = lost
             .map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
             .or_else(|| home.notice.take());
@@ -124,8 +211,8 @@ impl World {
 }
 
 impl Home {
-    fn at(place: Arc<Place>, kernel: proto::KernelId) -> Self {
-        Self { place: Some(place), kernel: Some(kernel), last_kernel: kernel, ..Self::default() }
+    fn with(place: Arc<Place>, language: Language, kernel: proto::KernelId) -> Self {
+        Self { kernels: [(language, kernel)].into(), last_kernel: kernel, ..Self::at(place) }
     }
 }
 
@@ -140,6 +227,15 @@ async fn unless_cancelled<T: Send + 'static>(
         result = working => result.unwrap_or_else(|_| given_up()),
         () = call.cancel.cancelled() => Err(EngineError::Cancelled),
     }
+}
+
+/// What a run may have for itself.
+fn check_wishes(env: &Environment, network: bool) -> Result<(), EngineError> {
+    if network {
+        let why = "the operator has not allowed any; the setting is `network.allow`";
+        return Err(EngineError::NetworkOff(why.into()));
+    }
+    proto::check_environment(&env.0).map_err(|error| EngineError::InvalidEnvironment(error.to_string()))
 }
 
 /// The guest resolves paths; this only keeps nonsense off the wire.

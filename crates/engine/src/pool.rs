@@ -7,14 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proto::{Deadline, FromGuest, KernelId, Language, RunStatus, ToGuest};
-use sandbox::{Group, SandboxSpec};
+use sandbox::{Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{EngineConfig, Runtimes};
+use crate::config::{EngineConfig, RealmConfig, Runtimes};
 use crate::guest::{Answer, lock};
+use crate::holdings::Holdings;
 use crate::live::{Failure, Live, Place};
 
 /// The kernel of a session, started before anybody has asked for it.
@@ -39,6 +40,21 @@ impl Session {
     }
 }
 
+/// What makes one sandbox differ from another. A session serves only who needs one exactly like it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Shape {
+    pub(crate) groups: Vec<Group>,
+    pub(crate) limits: Limits,
+    pub(crate) volumes: Vec<SharedVolume>,
+    pub(crate) kept: Option<KeptVolume>,
+}
+
+impl Shape {
+    pub(crate) fn of(holdings: &Holdings, limits: Limits) -> Self {
+        Self { groups: holdings.groups(), limits, volumes: holdings.config().volumes.clone(), kept: None }
+    }
+}
+
 /// How sandboxes are made; shared by the pool and by contexts that need a new one.
 pub(crate) struct Maker {
     pub(crate) live: Live,
@@ -47,16 +63,10 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    pub(crate) async fn sandbox(&self, group: Group) -> Result<Arc<Place>, Failure> {
-        let spec = SandboxSpec {
-            groups: vec![group],
-            limits: self.config.limits,
-            runtime: self.runtimes.binds(),
-            files: self.runtimes.files.clone(),
-            volumes: vec![],
-            kept: None,
-        };
-        self.live.make(spec).await
+    pub(crate) async fn sandbox(&self, shape: &Shape) -> Result<Arc<Place>, Failure> {
+        let Shape { groups, limits, volumes, kept } = shape.clone();
+        let (runtime, files) = (self.runtimes.binds(), self.runtimes.files.clone());
+        self.live.make(SandboxSpec { groups, limits, runtime, files, volumes, kept }).await
     }
 
     pub(crate) async fn start_kernel(
@@ -71,8 +81,8 @@ impl Maker {
     }
 
     /// A sandbox with an interpreter; on failure nothing is left of it.
-    pub(crate) async fn started(&self, group: Group, language: Language) -> Result<Arc<Place>, Failure> {
-        let place = self.sandbox(group).await?;
+    pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<Place>, Failure> {
+        let place = self.sandbox(shape).await?;
         if let Err(failure) = self.start_kernel(&place, FIRST_KERNEL, language).await {
             let _ = place.destroy("its interpreter did not start").await;
             return Err(failure);
@@ -88,8 +98,9 @@ pub(crate) struct Pool {
 
 struct Shared {
     maker: Arc<Maker>,
-    group: Group,
+    shape: Shape,
     size: usize,
+    ttl: Duration,
     sessions: Mutex<Vec<Session>>,
     /// Something changed: a session was taken, or lost.
     changed: Notify,
@@ -104,9 +115,23 @@ pub(crate) struct Count {
 }
 
 impl Pool {
-    pub(crate) fn new(maker: Arc<Maker>, group: Group, tasks: TaskTracker, closing: CancellationToken) -> Self {
-        let size = maker.config.pool_size;
-        let shared = Shared { maker, group, size, sessions: Mutex::default(), changed: Notify::new(), tasks, closing };
+    pub(crate) fn new(
+        maker: Arc<Maker>,
+        shape: Shape,
+        realm: &RealmConfig,
+        tasks: TaskTracker,
+        closing: CancellationToken,
+    ) -> Self {
+        let shared = Shared {
+            maker,
+            shape,
+            size: realm.pool_size,
+            ttl: realm.session_ttl,
+            sessions: Mutex::default(),
+            changed: Notify::new(),
+            tasks,
+            closing,
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -146,7 +171,7 @@ impl Pool {
     }
 
     async fn build(&self) -> Result<Session, Failure> {
-        let place = self.shared.maker.started(self.shared.group.clone(), Language::Python).await?;
+        let place = self.shared.maker.started(&self.shared.shape, Language::Python).await?;
         let id = format!("session-{}", uuid::Uuid::new_v4().simple());
         Ok(Session { id, place, born: Instant::now(), checking: false, healthy: true })
     }
@@ -163,8 +188,11 @@ impl Pool {
         lock(&self.shared.sessions).push(session);
     }
 
-    /// The oldest session that is fit; the pool refills behind it.
-    pub(crate) fn take(&self) -> Option<Session> {
+    /// The oldest session that is fit, if they have this shape; the pool refills behind it.
+    pub(crate) fn take(&self, shape: &Shape) -> Option<Session> {
+        if self.shared.shape != *shape {
+            return None;
+        }
         let mut sessions = lock(&self.shared.sessions);
         let at = sessions.iter().position(|s| !s.checking && s.is_fit())?;
         let session = sessions.remove(at);
@@ -173,14 +201,10 @@ impl Pool {
         Some(session)
     }
 
-    pub(crate) fn group(&self) -> &Group {
-        &self.shared.group
-    }
-
     pub(crate) fn count(&self) -> Count {
         let sessions = lock(&self.shared.sessions);
         let available = sessions.iter().filter(|s| s.is_fit()).count();
-        let healthy = !sessions.is_empty() && available == sessions.len();
+        let healthy = available == sessions.len() && (available > 0 || self.shared.size == 0);
         Count { sessions: sessions.len(), available, healthy }
     }
 
@@ -253,7 +277,7 @@ impl Pool {
 
     /// How long a session is used: it is replaced a little before its time is over.
     fn lifetime(&self) -> Duration {
-        let ttl = self.shared.maker.config.session_ttl;
+        let ttl = self.shared.ttl;
         ttl - (ttl / 10).min(Duration::from_secs(60))
     }
 

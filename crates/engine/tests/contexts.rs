@@ -4,8 +4,8 @@ mod support;
 
 use std::time::Duration;
 
-use engine::op::RunOutcome;
-use engine::{EngineConfig, EngineError, Op, Outcome, Tenant};
+use engine::op::{Files, NewContext, RunOutcome};
+use engine::{EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use support::*;
 use testkit::fake::FakeBackend;
@@ -56,19 +56,20 @@ async fn nothing_of_one_tenant_exists_for_another() {
     let engine = engine(&backend).await;
     let id = create(&engine, "mine").await;
     let stranger = call_of(&Tenant("stranger".into()));
-    let file = |path: &str| Op::ReadFile { context: id.clone(), path: path.into() };
+    let file = |path: &str| Op::ReadFile { place: holder(&id), path: path.into() };
     for op in [
         run_op(&id, "print 1"),
         stop_op(&id),
         stop_op("mine"),
         file("x"),
-        Op::ListFiles { context: id.clone(), path: ".".into() },
+        Op::ListFiles { place: holder(&id), path: ".".into() },
     ] {
         assert!(matches!(engine.execute(&stranger, op).await, Err(EngineError::ContextNotFound(_))));
     }
     assert_eq!(engine.execute(&stranger, Op::ListContexts).await, Ok(Outcome::Contexts(vec![])));
     engine.execute(&stranger, create_op("mine")).await.unwrap();
-    let groups: std::collections::BTreeSet<String> = backend.specs().into_iter().map(|spec| spec.groups[0].name.clone()).collect();
+    let groups: std::collections::BTreeSet<String> =
+        backend.specs().into_iter().map(|spec| spec.groups[0].name.clone()).collect();
     assert_eq!(groups.len(), 2, "a budget each");
     assert!(groups.iter().all(
         |name| name.len() <= 64 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
@@ -78,7 +79,7 @@ async fn nothing_of_one_tenant_exists_for_another() {
 #[tokio::test(start_paused = true)]
 async fn creating_beyond_the_limit_is_refused_however_many_try_at_once() {
     let backend = FakeBackend::new();
-    let config = EngineConfig { max_contexts: 5, ..EngineConfig::default() };
+    let config = agentrun(|realm| realm.max_contexts = 5);
     let engine = engine_with(&backend, config).await;
     let tries: Vec<_> = (0..20)
         .map(|_| {
@@ -100,7 +101,7 @@ async fn creating_beyond_the_limit_is_refused_however_many_try_at_once() {
 async fn a_javascript_context_takes_a_session_and_changes_its_interpreter() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let op = |language| Op::CreateContext { name: "js".into(), language, description: "d".into() };
+    let op = |language| Op::CreateContext(NewContext { description: "d".into(), ..NewContext::named("js", language) });
     for language in [Language::Javascript, Language::Typescript] {
         let Ok(Outcome::Created(info)) = engine.execute(&call(), op(language)).await else { panic!() };
         assert_eq!((info.language, info.description.as_str()), (language, "d"));
@@ -115,7 +116,7 @@ async fn without_node_javascript_is_refused_and_nothing_is_lost() {
     let without = engine::Runtimes { node: None, ..runtimes() };
     let engine =
         engine::Engine::start(Default::default(), without, std::sync::Arc::new(backend.clone())).await.unwrap();
-    let op = Op::CreateContext { name: "js".into(), language: Language::Javascript, description: String::new() };
+    let op = Op::CreateContext(NewContext::named("js", Language::Javascript));
     let refused = engine.execute(&call(), op).await;
     assert_eq!(refused, Err(EngineError::CreateFailed("no JavaScript runtime is installed".into())));
     assert_eq!(backend.created(), 3);
@@ -124,7 +125,7 @@ async fn without_node_javascript_is_refused_and_nothing_is_lost() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_creation_names_no_host_path_and_leaves_nothing() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, EngineConfig { pool_size: 1, ..EngineConfig::default() }).await;
+    let engine = engine_with(&backend, agentrun(|realm| realm.pool_size = 1)).await;
     backend.fail_next_creates(1000);
     create(&engine, "takes the session").await;
     let refused = engine.execute(&call(), create_op("too many")).await.unwrap_err();
@@ -211,11 +212,10 @@ async fn a_stop_the_back_end_refuses_is_told_and_tried_again_later() {
 #[tokio::test(start_paused = true)]
 async fn idle_contexts_are_stopped_and_busy_ones_are_not() {
     let backend = FakeBackend::new();
-    let config = EngineConfig {
-        idle_timeout: Some(Duration::from_secs(60)),
-        timeout: Duration::from_secs(200),
-        ..EngineConfig::default()
-    };
+    let config = agentrun(|realm| {
+        realm.idle_timeout = Some(Duration::from_secs(60));
+        realm.timeout = Duration::from_secs(200);
+    });
     let engine = engine_with(&backend, config).await;
     let (idle, busy) = (create(&engine, "idle").await, create(&engine, "busy").await);
     let running = spawn_run(&engine, call(), &busy, "sleep 100000");
@@ -234,18 +234,19 @@ async fn files_go_in_and_out_while_a_cell_runs() {
     let running = spawn_run(&engine, call(), &id, "sleep 20000");
     begun(&backend, "sleep 20000").await;
     let content: Vec<u8> = (0..3_000_000u32).map(|n| n as u8).collect();
-    let write = Op::WriteFile { context: id.clone(), path: "d/f".into(), content: content.clone() };
+    let write = Op::WriteFile { place: holder(&id), path: "d/f".into(), content: content.clone() };
     let size = content.len() as u64;
-    assert_eq!(engine.execute(&call(), write).await, Ok(Outcome::Written { path: "d/f".into(), size }));
-    let read = Op::ReadFile { context: id.clone(), path: "d/f".into() };
-    assert_eq!(engine.execute(&call(), read).await, Ok(Outcome::File { path: "d/f".into(), content }));
-    let list = Op::ListFiles { context: id.clone(), path: ".".into() };
-    let Ok(Outcome::Files { entries, total: 1 }) = engine.execute(&call(), list).await else { panic!() };
+    let Ok(Outcome::Written { path, size: written, key }) = engine.execute(&call(), write).await else { panic!() };
+    assert_eq!((path.as_str(), written), ("d/f", size));
+    let read = Op::ReadFile { place: holder(&id), path: "d/f".into() };
+    assert_eq!(engine.execute(&call(), read).await, Ok(Outcome::File { path: "d/f".into(), content, size, key }));
+    let list = Op::ListFiles { place: holder(&id), path: ".".into() };
+    let Ok(Outcome::Files(Files { entries, total: 1, .. })) = engine.execute(&call(), list).await else { panic!() };
     assert_eq!((entries[0].path.as_str(), entries[0].size), ("d/f", size));
     assert!(!running.is_finished());
-    let missing = Op::ReadFile { context: id.clone(), path: "no".into() };
+    let missing = Op::ReadFile { place: holder(&id), path: "no".into() };
     assert_eq!(engine.execute(&call(), missing).await, Err(EngineError::FileNotFound("no".into())));
-    let large = Op::WriteFile { context: id, path: "big".into(), content: vec![0; (16 << 20) + 1] };
+    let large = Op::WriteFile { place: holder(&id), path: "big".into(), content: vec![0; (16 << 20) + 1] };
     assert_eq!(
         engine.execute(&call(), large).await,
         Err(EngineError::FileTooLarge { path: "big".into(), limit: 16 << 20 })

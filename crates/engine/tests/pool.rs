@@ -48,7 +48,7 @@ async fn the_pool_refills_behind_a_new_context() {
 #[tokio::test(start_paused = true)]
 async fn an_empty_pool_still_makes_contexts() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, EngineConfig { pool_size: 1, ..EngineConfig::default() }).await;
+    let engine = engine_with(&backend, agentrun(|realm| realm.pool_size = 1)).await;
     let created = tokio::join!(create(&engine, "a"), create(&engine, "b"), create(&engine, "c"));
     assert!(created.0 != created.1 && created.1 != created.2);
 }
@@ -229,7 +229,7 @@ async fn two_hundred_contexts_leave_nothing_behind() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_cannot_be_replaced_is_tried_again_with_pauses() {
     let backend = FakeBackend::new();
-    let config = EngineConfig { session_ttl: Duration::from_secs(100), ..EngineConfig::default() };
+    let config = agentrun(|realm| realm.session_ttl = Duration::from_secs(100));
     let engine = engine_with(&backend, config).await;
     backend.fail_next_creates(1000);
     tokio::time::sleep(Duration::from_secs(120)).await;
@@ -252,7 +252,7 @@ async fn an_interpreter_that_does_not_start_is_not_named_to_the_caller() {
     });
     let engine = engine(&backend).await;
     let language = proto::Language::Javascript;
-    let op = engine::Op::CreateContext { name: "a".into(), language, description: String::new() };
+    let op = engine::Op::CreateContext(engine::op::NewContext::named("a", language));
     let error = engine.execute(&call(), op).await.unwrap_err().to_string();
     assert!(error.contains("the interpreter did not start") && !error.contains("/srv"), "{error}");
 }

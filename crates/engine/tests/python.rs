@@ -41,7 +41,7 @@ async fn start(config: EngineConfig) -> Option<(Engine, Base)> {
     let python = KernelCommand {
         argv: [python.as_str(), "-I", "-B", "-X", "utf8", driver].map(String::from).to_vec(),
         env: env.map(|(name, value)| (name.into(), value.into())).into(),
-        binds: Vec::new(),
+        ..KernelCommand::default()
     };
     let files = vec![(driver.into(), guest::kernels::PYTHON_DRIVER.into())];
     let backend = Arc::new(InProcess::new(&base, Vec::new()));
@@ -74,9 +74,7 @@ async fn state_is_kept_and_contexts_are_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_time_out_keeps_variables_and_a_cancel_too() {
-    let Some((engine, _base)) =
-        start(EngineConfig { timeout: Duration::from_secs(1), ..EngineConfig::default() }).await
-    else {
+    let Some((engine, _base)) = start(agentrun(|realm| realm.timeout = Duration::from_secs(1))).await else {
         return;
     };
     let id = create(&engine, "a").await;
@@ -95,21 +93,21 @@ async fn a_time_out_keeps_variables_and_a_cancel_too() {
 async fn a_crash_costs_variables_and_keeps_files() {
     let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
     let id = create(&engine, "a").await;
-    let write = Op::WriteFile { context: id.clone(), path: "d/in.txt".into(), content: b"kept".to_vec() };
-    assert_eq!(engine.execute(&call(), write).await, Ok(Outcome::Written { path: "d/in.txt".into(), size: 4 }));
+    let write = Op::WriteFile { place: holder(&id), path: "d/in.txt".into(), content: b"kept".to_vec() };
+    assert!(matches!(engine.execute(&call(), write).await, Ok(Outcome::Written { size: 4, .. })));
     let crashed = run(&engine, &id, "x = 1\nimport os, signal\nos.kill(os.getpid(), signal.SIGSEGV)").await;
     assert!(matches!(crashed.end, RunOutcome::Ended { .. }), "{crashed:?}");
     let next = run(&engine, &id, "print(open('d/in.txt').read(), 'x' in globals())").await;
     assert_eq!(text(&next.stdout), "kept False\n");
     run(&engine, &id, "open('out.txt', 'w').write('from python')").await;
-    let read = Op::ReadFile { context: id.clone(), path: "out.txt".into() };
-    let content = b"from python".to_vec();
-    assert_eq!(engine.execute(&call(), read).await, Ok(Outcome::File { path: "out.txt".into(), content }));
-    let list = Op::ListFiles { context: id.clone(), path: String::new() };
-    let Ok(Outcome::Files { entries, .. }) = engine.execute(&call(), list).await else { panic!() };
+    let read = Op::ReadFile { place: holder(&id), path: "out.txt".into() };
+    let Ok(Outcome::File { content, .. }) = engine.execute(&call(), read).await else { panic!() };
+    assert_eq!(content, b"from python");
+    let list = Op::ListFiles { place: holder(&id), path: String::new() };
+    let Ok(Outcome::Files(engine::op::Files { entries, .. })) = engine.execute(&call(), list).await else { panic!() };
     let paths: Vec<&str> = entries.iter().map(|entry| entry.path.as_str()).collect();
     assert_eq!(paths, ["d", "d/in.txt", "out.txt"]);
-    let outside = Op::ReadFile { context: id, path: "../../../etc/passwd".into() };
+    let outside = Op::ReadFile { place: holder(&id), path: "../../../etc/passwd".into() };
     assert!(matches!(
         engine.execute(&call(), outside).await,
         Err(EngineError::InvalidPath { .. } | EngineError::FileNotFound(_))

@@ -4,8 +4,8 @@ mod support;
 
 use std::time::Duration;
 
-use engine::op::RunOutcome;
-use engine::{EngineConfig, EngineError, Event, Op, Outcome, Tenant};
+use engine::op::{RunCode, RunOutcome};
+use engine::{EngineError, Event, Op, Outcome, Tenant};
 use proto::{Ended, FromGuest, KernelEvent, Stream};
 use support::*;
 use testkit::fake::FakeBackend;
@@ -147,11 +147,9 @@ async fn an_end_at_the_deadline_is_one_outcome() {
     let engine = engine(&backend).await;
     let id = create(&engine, "a").await;
     for late in 0..50 {
-        let op = Op::RunCode {
-            context: id.clone(),
-            code: format!("sleep {}", 75 + late),
-            timeout: Some(Duration::from_millis(100)),
-        };
+        let mut run = RunCode::new(existing(&id), format!("sleep {}", 75 + late));
+        run.timeout = Some(Duration::from_millis(100));
+        let op = Op::RunCode(run);
         let end = ran(engine.execute(&call(), op).await).end;
         assert!(matches!(end, RunOutcome::Ok | RunOutcome::TimedOut { state_kept: true, .. }), "{end:?}");
     }
@@ -220,7 +218,7 @@ async fn three_runs_execute_at_once_and_the_fourth_is_told_that_it_waits() {
 #[tokio::test(start_paused = true)]
 async fn after_thirty_seconds_without_a_permit_a_run_is_refused_as_busy() {
     let backend = FakeBackend::new();
-    let config = EngineConfig { timeout: Duration::from_secs(100), ..EngineConfig::default() };
+    let config = agentrun(|realm| realm.timeout = Duration::from_secs(100));
     let engine = engine_with(&backend, config).await;
     for n in 0..3 {
         let id = create(&engine, "busy").await;

@@ -1,39 +1,111 @@
-//! A new context: a session of the pool becomes its sandbox.
+//! A new context: a session of the pool becomes its sandbox where one fits. At a limit an idle one makes room, where it may.
+
+use std::sync::Arc;
 
 use proto::Language;
 
 use super::World;
-use crate::context::Context;
-use crate::op::{Call, EngineError, Outcome};
+use crate::context::{Context, InUse, Plan};
+use crate::holdings::{Full, Reservation};
+use crate::links::Keys;
+use crate::op::{Call, EngineError, Happened, NewContext, Outcome, Size};
+use crate::ops::stop_context;
+use crate::pool::Shape;
 
 /// Dialects have stricter rules; this only keeps nonsense out of the tables.
 const MAX_NAME: usize = 1024;
 const MAX_DESCRIPTION: usize = 64 << 10;
 
 impl World {
-    pub(super) async fn create_context(
+    pub(super) async fn create_context(&self, call: &Call, new: NewContext) -> Result<Outcome, EngineError> {
+        // Where a context may run any language, the first run says which interpreter is needed.
+        let wanted = Some(new.language).filter(|_| self.holdings.config().one_language);
+        let making = match &new.id {
+            Some(id) => Some(self.unless_over(call, self.holdings.making.turn(&format!("id {id}"))).await?),
+            None => None,
+        };
+        let (context, replaced) = self.create(call, new, wanted).await?;
+        drop(making);
+        let context = context.info();
+        Ok(match replaced {
+            Some(old) => Outcome::Replaced { context, old },
+            None => Outcome::Created(context),
+        })
+    }
+
+    /// The context, and the id of the one it replaced.
+    pub(super) async fn create(
         &self,
         call: &Call,
-        name: String,
-        language: Language,
-        description: String,
-    ) -> Result<Outcome, EngineError> {
-        if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
-            return Err(EngineError::CreateFailed("the name is empty, too long or has control characters".into()));
-        }
-        if description.len() > MAX_DESCRIPTION {
-            return Err(EngineError::CreateFailed(format!("the description is longer than {MAX_DESCRIPTION} bytes")));
-        }
-        let reservation = self.holdings.reserve(self.inner.config.max_contexts)?;
-        let home = self.settle(language).await?;
+        new: NewContext,
+        wanted: Option<Language>,
+    ) -> Result<(InUse, Option<String>), EngineError> {
+        self.runs(new.language)?;
+        let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.holdings.made_by(c));
+        let plan = self.plan(call, new)?;
+        let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
+        let home = self.settle(&Shape::of(&self.holdings, plan.limits), wanted).await?;
         let Some(place) = home.place.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // Nobody would learn its id.
             let _ = place.destroy("the call that made it was cancelled").await;
             return Err(EngineError::Cancelled);
         }
-        let isolation = place.isolation().clone();
-        let context = reservation.fill(Context::new(name, language, description, home, isolation));
-        Ok(Outcome::Created(context.info()))
+        let context = match reservation.fill(Context::new(plan, home, place.isolation().clone())) {
+            Ok(context) => context,
+            Err(twin) => {
+                let _ = place.destroy("its id is taken").await;
+                return Err(EngineError::CreateFailed(format!("there is a context `{}` already", twin.id)));
+            }
+        };
+        self.inner.notify(&self.holdings, &context.id, Happened::Created);
+        if let Some(removed) = old.as_ref().and_then(|old| self.holdings.take_out(old)) {
+            self.inner.dismiss(&self.holdings, removed, Happened::Stopped);
+        }
+        Ok((context, old.map(|old| old.id.clone())))
     }
+
+    fn plan(&self, call: &Call, new: NewContext) -> Result<Plan, EngineError> {
+        let NewContext { id, name, description, language, size, replace: _ } = new;
+        let config = self.holdings.config();
+        let id = id.unwrap_or_else(|| format!("{}{}", config.id_prefix, uuid::Uuid::new_v4()));
+        let name = if name.is_empty() { id.clone() } else { name };
+        let unfit = |text: &str| text.is_empty() || text.len() > MAX_NAME || text.chars().any(char::is_control);
+        if unfit(&name) || unfit(&id) {
+            return Err(EngineError::CreateFailed(
+                "the name or id is empty, too long or has control characters".into(),
+            ));
+        }
+        if description.len() > MAX_DESCRIPTION {
+            return Err(EngineError::CreateFailed(format!("the description is longer than {MAX_DESCRIPTION} bytes")));
+        }
+        let limits = size.map_or(config.limits, |size| sized(config.limits, size));
+        let keys = Keys::of_context(&self.inner.config.file_secret, &call.tenant, config.realm, &id);
+        Ok(Plan { id, name, description, language, size, limits, keys, connection: call.connection.clone() })
+    }
+
+    /// A place among the limits. Where idle contexts make room, the one not used for the longest time goes first.
+    async fn reserve(&self, memory: u64, old: Option<&Arc<Context>>) -> Result<Reservation, EngineError> {
+        loop {
+            let removed = match self.holdings.reserve(memory) {
+                Ok(reservation) => return Ok(reservation),
+                Err(Full::Evict(removed)) => {
+                    tracing::info!(context = removed.context.id, "an idle context makes room for another");
+                    self.inner.notify(&self.holdings, &removed.context.id, Happened::Evicted);
+                    removed
+                }
+                Err(Full::For(error)) => {
+                    // Rather the old one before its successor is there than none at all.
+                    let removed = old.and_then(|old| self.holdings.take_out(&old)).ok_or(error)?;
+                    self.inner.notify(&self.holdings, &removed.context.id, Happened::Stopped);
+                    removed
+                }
+            };
+            let _ = stop_context::finish(removed).await;
+        }
+    }
+}
+
+fn sized(limits: sandbox::Limits, size: Size) -> sandbox::Limits {
+    sandbox::Limits { memory_bytes: size.memory_mb() << 20, cpu_millis: size.cpus() * 1000, ..limits }
 }

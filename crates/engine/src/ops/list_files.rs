@@ -1,33 +1,75 @@
-//! What is in a directory of the sandbox.
+//! What is in a directory of the sandbox, and what is new in those of a tenant.
 
-use proto::{FileEntry, FromGuest, Order, Root, ToGuest};
+use proto::{FileEntry, FileKind, FromGuest, Order, Root, ToGuest};
 
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
-use crate::op::{Call, EngineError, Files, Outcome};
+use crate::live::Place;
+use crate::op::{Call, EngineError, Files, Holder, Outcome, RecentFile};
 
 /// Of all paths of one listing together.
 const MAX_PATHS: usize = 4 << 20;
+/// Of a conversation after a call, and of what is new.
+pub(super) const NEWEST: u32 = 100;
+/// How many contexts are asked what is new.
+const CONTEXTS: usize = 20;
 
 impl World {
-    pub(super) async fn list_files(&self, call: &Call, wanted: &str, path: String) -> Result<Outcome, EngineError> {
+    pub(super) async fn list_files(&self, call: &Call, holder: Holder, path: String) -> Result<Outcome, EngineError> {
         let (limit, max_entries) = (self.inner.config.max_file_bytes, self.inner.config.max_files_listed);
-        let context = self.holdings.find(wanted)?;
         check_path(&path)?;
-        let in_use = context.file_use();
-        let place = self.place_for_files(&context).await?;
+        let site = self.site(call, holder).await?;
         let listing = async move {
-            let _in_use = in_use;
-            let request =
-                ToGuest::ListFiles { root: Root::Workspace, path: path.clone(), max_entries, order: Order::Path };
-            match place.guest.ask(&request, FILE_WAIT).await.map_err(|lost| EngineError::Sandbox(lost.0))? {
-                FromGuest::Files { entries, total } => {
-                    let entries = bounded(entries, max_entries as usize);
-                    Ok(Outcome::Files(Files { total: total.max(entries.len() as u64), entries, key: String::new() }))
-                }
-                other => Err(file_error(&path, limit, other, &place)),
-            }
+            let wanted = Wanted { root: site.root, path: &path, max_entries, order: Order::Path };
+            let (entries, total) = list(&site.place, wanted, limit).await?;
+            Ok(Outcome::Files(Files { entries, total, key: site.key.clone() }))
         };
         unless_cancelled(call, listing, &self.inner).await
+    }
+
+    /// Asks only sandboxes that exist; one that does not answer has nothing new.
+    pub(super) async fn recent_files(&self) -> Outcome {
+        let limit = self.inner.config.max_file_bytes;
+        let mut asking = tokio::task::JoinSet::new();
+        for context in self.holdings.recently_used(CONTEXTS) {
+            let Some(place) = context.live_place() else { continue };
+            asking.spawn(async move {
+                let wanted = Wanted { root: Root::Workspace, path: "", max_entries: NEWEST, order: Order::Newest };
+                let (entries, _) = list(&place, wanted, limit).await.unwrap_or_default();
+                let recent = |entry: FileEntry| RecentFile {
+                    key: context.keys.files.clone(),
+                    path: entry.path,
+                    size: entry.size,
+                    modified: entry.modified,
+                    context_id: context.id.clone(),
+                };
+                let files = entries.into_iter().filter(|entry| entry.kind == FileKind::File);
+                files.map(recent).collect::<Vec<_>>()
+            });
+        }
+        let mut files: Vec<RecentFile> = asking.join_all().await.into_iter().flatten().collect();
+        files.sort_by(|a, b| (b.modified, &a.context_id, &a.path).cmp(&(a.modified, &b.context_id, &b.path)));
+        files.truncate(NEWEST as usize);
+        Outcome::Recent(files)
+    }
+}
+
+pub(super) struct Wanted<'a> {
+    pub(super) root: Root,
+    pub(super) path: &'a str,
+    pub(super) max_entries: u32,
+    pub(super) order: Order,
+}
+
+pub(super) async fn list(place: &Place, wanted: Wanted<'_>, limit: u64) -> Result<(Vec<FileEntry>, u64), EngineError> {
+    let Wanted { root, path, max_entries, order } = wanted;
+    let request = ToGuest::ListFiles { root, path: path.into(), max_entries, order };
+    match place.guest.ask(&request, FILE_WAIT).await.map_err(|lost| EngineError::Sandbox(lost.0))? {
+        FromGuest::Files { entries, total } => {
+            let entries = bounded(entries, max_entries as usize);
+            let total = total.max(entries.len() as u64);
+            Ok((entries, total))
+        }
+        other => Err(file_error(path, limit, other, place)),
     }
 }
 

@@ -5,35 +5,59 @@ use proto::{FromGuest, Kind, Root, ToGuest};
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
 use crate::live::Place;
-use crate::op::{Call, EngineError, Outcome};
+use crate::op::{Call, EngineError, Holder, Outcome};
 
 impl World {
-    pub(super) async fn read_file(&self, call: &Call, wanted: &str, path: String) -> Result<Outcome, EngineError> {
+    pub(super) async fn read_file(&self, call: &Call, holder: Holder, path: String) -> Result<Outcome, EngineError> {
         let limit = self.inner.config.max_file_bytes;
-        let context = self.holdings.find(wanted)?;
         check_path(&path)?;
-        let in_use = context.file_use();
-        let place = self.place_for_files(&context).await?;
+        let site = self.site(call, holder).await?;
         let reading = async move {
-            let _in_use = in_use;
-            let read = tokio::time::timeout(FILE_WAIT, read(&place, &path, limit)).await;
-            let content =
-                read.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))?;
+            let range = Range { offset: 0, length: limit, max_size: limit };
+            let (_, content) = read(&site.place, site.root, &path, range).await?;
             let size = content.len() as u64;
-            Ok(Outcome::File { path, content, size, key: String::new() })
+            Ok(Outcome::File { path, content, size, key: site.key.clone() })
         };
         unless_cancelled(call, reading, &self.inner).await
     }
 }
 
-async fn read(place: &Place, path: &str, limit: u64) -> Result<Vec<u8>, EngineError> {
+pub(crate) struct Range {
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    /// Of the whole file.
+    pub(crate) max_size: u64,
+}
+
+/// What tells whether a file is still the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) size: u64,
+    pub(crate) modified_ns: i64,
+    pub(crate) inode: u64,
+}
+
+/// A part of a file; collected only as far as it was asked for.
+pub(crate) async fn read(
+    place: &Place,
+    root: Root,
+    path: &str,
+    range: Range,
+) -> Result<(Identity, Vec<u8>), EngineError> {
+    let reading = tokio::time::timeout(FILE_WAIT, read_all(place, root, path, range)).await;
+    reading.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))
+}
+
+async fn read_all(place: &Place, root: Root, path: &str, range: Range) -> Result<(Identity, Vec<u8>), EngineError> {
     let lost = |lost: crate::guest::Lost| EngineError::Sandbox(lost.0);
     let nonsense = || EngineError::Sandbox(place.guest.close("the guest sent a file that is not what it announced").0);
-    let request =
-        ToGuest::ReadFile { root: Root::Workspace, path: path.into(), offset: 0, length: limit, max_size: Some(limit) };
+    let Range { offset, length, max_size: limit } = range;
+    let request = ToGuest::ReadFile { root, path: path.into(), offset, length, max_size: Some(limit) };
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
-    let size = match pending.next().await.map_err(lost)? {
-        Answer::Message(FromGuest::FileStart { size, .. }) if size <= limit => size,
+    let identity = match pending.next().await.map_err(lost)? {
+        Answer::Message(FromGuest::FileStart { size, modified_ns, inode }) if size <= limit => {
+            Identity { size, modified_ns, inode }
+        }
         Answer::Message(FromGuest::FileStart { .. }) => {
             return Err(EngineError::FileTooLarge { path: path.into(), limit });
         }
@@ -43,11 +67,11 @@ async fn read(place: &Place, path: &str, limit: u64) -> Result<Vec<u8>, EngineEr
     let mut content = Vec::new();
     loop {
         match pending.next().await.map_err(lost)? {
-            Answer::Data(Kind::File, bytes) if (content.len() + bytes.len()) as u64 <= limit => content.extend(bytes),
+            Answer::Data(Kind::File, bytes) if (content.len() + bytes.len()) as u64 <= length => content.extend(bytes),
             // A file that shrank or grew meanwhile is given as it was read.
             Answer::Message(FromGuest::Done) => {
-                tracing::trace!(announced = size, read = content.len(), "file read");
-                return Ok(content);
+                tracing::trace!(announced = identity.size, read = content.len(), "file read");
+                return Ok((identity, content));
             }
             Answer::Message(failed @ FromGuest::Failed { .. }) => return Err(file_error(path, limit, failed, place)),
             _ => return Err(nonsense()),

@@ -1,13 +1,15 @@
 //! The end of a context: it vanishes at once, its running code ends by itself, then its sandbox goes.
 
 use super::{World, unless_cancelled};
-use crate::context::Removed;
-use crate::op::{Call, EngineError, Outcome};
+use crate::holdings::Removed;
+use crate::op::{Call, EngineError, Happened, Outcome, Which};
 
 impl World {
-    pub(super) async fn stop_context(&self, call: &Call, wanted: &str) -> Result<Outcome, EngineError> {
-        let removed = self.holdings.remove(wanted)?;
+    pub(super) async fn stop_context(&self, call: &Call, which: &Which) -> Result<Outcome, EngineError> {
+        let removed = self.holdings.remove(which, call.connection.as_deref())?;
         let context_id = removed.context.id.clone();
+        self.inner.notify(&self.holdings, &context_id, Happened::Stopped);
+        self.holdings.tenant.background.cancel_in(call.realm, &context_id);
         unless_cancelled(call, finish(removed), &self.inner).await?;
         Ok(Outcome::Stopped { context_id })
     }

@@ -1,41 +1,47 @@
 //! A file into the sandbox. The guest writes it; the host never touches a path the guest can change.
 
-use proto::{FromGuest, MAX_CHUNK, Root, ToGuest};
+use std::time::Duration;
 
+use proto::{FromGuest, MAX_CHUNK, ToGuest};
+
+use super::site::Site;
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
-use crate::live::Place;
-use crate::op::{Call, EngineError, Outcome};
+use crate::op::{Call, EngineError, Holder, Outcome};
 
 impl World {
     pub(super) async fn write_file(
         &self,
         call: &Call,
-        wanted: &str,
+        holder: Holder,
         path: String,
         content: Vec<u8>,
     ) -> Result<Outcome, EngineError> {
         let limit = self.inner.config.max_file_bytes;
-        let context = self.holdings.find(wanted)?;
         check_path(&path)?;
         if content.len() as u64 > limit {
+            self.exists(call, &holder)?;
             return Err(EngineError::FileTooLarge { path, limit });
         }
-        let in_use = context.file_use();
-        let place = self.place_for_files(&context).await?;
+        // Cancelled or not, the content stays in memory until the guest has it.
+        let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
+        let uploads = self.holdings.tenant.uploads.clone();
+        let room = uploads.try_acquire_many_owned(size).map_err(|_| EngineError::Busy(Duration::ZERO))?;
+        let site = self.site(call, holder).await?;
         let writing = async move {
-            let _in_use = in_use;
-            let written = tokio::time::timeout(FILE_WAIT, write(&place, &path, &content, limit)).await;
+            let written = tokio::time::timeout(FILE_WAIT, write(&site, &path, &content, limit)).await;
             written.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))?;
-            Ok(Outcome::Written { path, size: content.len() as u64, key: String::new() })
+            drop(room);
+            Ok(Outcome::Written { path, size: content.len() as u64, key: site.key.clone() })
         };
         unless_cancelled(call, writing, &self.inner).await
     }
 }
 
-async fn write(place: &Place, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
+async fn write(site: &Site, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
     let lost = |lost: crate::guest::Lost| EngineError::Sandbox(lost.0);
-    let request = ToGuest::WriteFile { root: Root::Workspace, path: path.into(), size: content.len() as u64 };
+    let place = &site.place;
+    let request = ToGuest::WriteFile { root: site.root, path: path.into(), size: content.len() as u64 };
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
     let mut chunks = content.chunks(MAX_CHUNK);
     // A refusal may come before everything is sent.

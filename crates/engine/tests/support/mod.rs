@@ -4,8 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::op::{Captured, Ran, RunOutcome};
-use engine::{Call, Engine, EngineConfig, EngineError, Event, EventSink, KernelCommand, Op, Outcome, Runtimes, Tenant};
+use engine::op::{
+    Captured, Command, ContextInfo, Environment, Holder, NewContext, Ran, Realm, RunCode, RunCommand, RunOutcome,
+    Target, Which,
+};
+use engine::{
+    Call, Engine, EngineConfig, EngineError, Event, EventSink, KernelCommand, Op, Outcome, RealmConfig, Runtimes,
+    Tenant,
+};
 use proto::Language;
 use testkit::fake::FakeBackend;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +34,29 @@ pub fn call() -> Call {
 }
 
 pub fn call_of(tenant: &Tenant) -> Call {
-    Call { tenant: tenant.clone(), cancel: CancellationToken::new(), events: EventSink::default() }
+    Call {
+        tenant: tenant.clone(),
+        realm: Realm::AGENTRUN,
+        connection: None,
+        cancel: CancellationToken::new(),
+        events: EventSink::default(),
+    }
+}
+
+/// The local tenant in this realm.
+pub fn call_in(realm: Realm) -> Call {
+    Call { realm, ..call() }
+}
+
+/// With something changed in the realm of `agentrun`.
+pub fn agentrun(change: impl FnOnce(&mut RealmConfig)) -> EngineConfig {
+    with_realm(Realm::AGENTRUN, change)
+}
+
+pub fn with_realm(realm: Realm, change: impl FnOnce(&mut RealmConfig)) -> EngineConfig {
+    let mut config = EngineConfig::default();
+    change(config.realm_mut(realm).expect("a realm"));
+    config
 }
 
 pub fn followed() -> (Call, tokio::sync::mpsc::Receiver<Event>) {
@@ -37,21 +65,49 @@ pub fn followed() -> (Call, tokio::sync::mpsc::Receiver<Event>) {
 }
 
 pub fn create_op(name: &str) -> Op {
-    Op::CreateContext { name: name.into(), language: Language::Python, description: String::new() }
+    Op::CreateContext(NewContext::named(name, Language::Python))
 }
 
 pub fn run_op(context: &str, code: &str) -> Op {
-    Op::RunCode { context: context.into(), code: code.into(), timeout: None }
+    Op::RunCode(RunCode::new(existing(context), code))
 }
 
 pub fn stop_op(context: &str) -> Op {
-    Op::StopContext { context: context.into() }
+    Op::StopContext { which: Which::Named(context.into()) }
+}
+
+pub fn existing(context: &str) -> Target {
+    Target::existing(Which::Named(context.into()))
+}
+
+pub fn holder(context: &str) -> Holder {
+    Holder::Context(existing(context))
+}
+
+pub fn command_op(context: &str, line: &str) -> Op {
+    Op::RunCommand(shell(existing(context), line))
+}
+
+pub fn shell(target: Target, line: &str) -> RunCommand {
+    RunCommand {
+        target,
+        language: None,
+        command: Command::Shell(line.into()),
+        timeout: None,
+        env: Environment::default(),
+        network: false,
+        background: false,
+    }
 }
 
 /// A new context's id.
 pub async fn create(engine: &Engine, name: &str) -> String {
-    match engine.execute(&call(), create_op(name)).await {
-        Ok(Outcome::Created(info)) => info.id,
+    created(engine.execute(&call(), create_op(name)).await).id
+}
+
+pub fn created(result: Result<Outcome, EngineError>) -> ContextInfo {
+    match result {
+        Ok(Outcome::Created(info)) => info,
         other => panic!("not created: {other:?}"),
     }
 }
@@ -62,7 +118,7 @@ pub async fn run(engine: &Engine, context: &str, code: &str) -> Ran {
 
 pub fn ran(result: Result<Outcome, EngineError>) -> Ran {
     match result {
-        Ok(Outcome::Ran(ran)) => ran,
+        Ok(Outcome::Ran(ran)) => *ran,
         other => panic!("did not run: {other:?}"),
     }
 }

@@ -86,7 +86,10 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
     {
         return Err(why.into());
     }
-    let limits = engine::EngineConfig { pool_size: 1, text_budget: TEXT_BUDGET, ..wiring::engine_config(config) };
+    let mut limits = engine::EngineConfig { pool_realm: Realm::AGENTRUN, ..wiring::engine_config(config) };
+    if let Some(realm) = limits.realm_mut(Realm::AGENTRUN) {
+        (realm.pool_size, realm.text_budget) = (1, TEXT_BUDGET);
+    }
     let engine = Engine::new(limits, native.start().await?);
     let work = async {
         engine.start_pool(prepared.kernels(config.runtimes.threads)).await?;

@@ -5,14 +5,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{Engine, EngineConfig, Op};
+use engine::op::Quota;
+use engine::{Engine, EngineConfig, Op, RealmConfig};
 use sandbox::Backend;
 use sandbox::native::{self, GuestBinary, Launcher, NativeConfig, spawn_launcher};
 
 use sha2::{Digest, Sha256};
 
 use super::Failed;
-use crate::config::{Config, Secret};
+use crate::config::{Config, DialectLimits, Dialects, Secret};
 use crate::mcp::{Execute, Executing};
 
 /// The native back end's launcher: a process of its own, started while this one still has a single thread.
@@ -71,30 +72,51 @@ impl Execute for Engine {
     }
 }
 
-/// What the dialect's limits mean for the engine: memory and processor time are one budget for all contexts of a tenant.
+/// What the settings mean for the engine: a realm for each dialect. The pool is that of the dialect served by default.
 pub fn engine_config(config: &Config) -> EngineConfig {
-    let limits = &config.dialects.agentrun;
+    let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, sessions, .. } = &config.dialects;
+    let realms = vec![
+        realm(RealmConfig::sandpool(), sandpool),
+        realm(RealmConfig::agentrun(), agentrun),
+        RealmConfig {
+            evict_idle: sessions.evict,
+            max_total_memory_bytes: sessions.max_total_memory_mb.map(|mb| mb << 20),
+            sweep_interval: sessions.cleanup_interval,
+            volumes: sessions.volumes.clone(),
+            runs_at_once: microsandbox.max_contexts,
+            ..realm(RealmConfig::microsandbox(), microsandbox)
+        },
+        realm(RealmConfig::workbench(), workbench),
+        realm(RealmConfig::conversation(), conversation),
+    ];
     let usual = EngineConfig::default();
+    let served = realms.iter().find(|realm| realm.realm.0 == config.dialect).map(|realm| realm.realm);
+    let quota = Quota {
+        contexts: config.quota.contexts,
+        runs: config.quota.runs,
+        memory_bytes: config.quota.memory_mb.map(|mb| mb << 20),
+    };
+    let shutdown_grace = agentrun.shutdown_grace;
+    EngineConfig { realms, quota, shutdown_grace, pool_realm: served.unwrap_or(usual.pool_realm), ..usual }
+}
+
+fn realm(usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
     let memory_bytes = limits.memory_mb << 20;
     // Within the bounds of the settings this is exact enough and fits.
     let cpu_millis = (limits.cpus * 1000.0).round() as u32;
-    EngineConfig {
+    let disk_bytes = limits.disk_mb << 20;
+    RealmConfig {
         timeout: limits.timeout,
-        limits: sandbox::Limits {
-            memory_bytes,
-            cpu_millis,
-            pids: limits.pids,
-            disk_bytes: limits.disk_mb << 20,
-            ..usual.limits
-        },
-        group_memory_bytes: Some(memory_bytes),
-        group_cpu_millis: Some(cpu_millis),
+        limits: sandbox::Limits { memory_bytes, cpu_millis, pids: limits.pids, disk_bytes, ..usual.limits },
+        // Where the document means one budget for all contexts.
+        group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
+        group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
+        kept: usual.kept.map(|kept| engine::KeptConfig { bytes: disk_bytes, ..kept }),
         pool_size: limits.pool_size,
         session_ttl: limits.session_ttl,
         idle_timeout: limits.idle_timeout,
         max_contexts: limits.max_contexts,
         text_budget: limits.text_budget,
-        shutdown_grace: limits.shutdown_grace,
         ..usual
     }
 }

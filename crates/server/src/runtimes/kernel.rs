@@ -19,6 +19,7 @@ impl Prepared {
         let env = environment(&self.python.dir, node.as_deref(), threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
         let python = KernelCommand {
+            label: format!("python-{}", first(&self.python.marker.version, 2)),
             // `-B`: no `__pycache__` among the user's files.
             argv: vec![
                 text(&self.python.dir.join("bin/python")),
@@ -31,7 +32,9 @@ impl Prepared {
             env: env.clone(),
             binds: python_binds(self),
         };
+        let version = self.node.as_ref().map_or("", |node| node.version());
         let node = node.map(|binary| KernelCommand {
+            label: format!("node-{}", first(version, 1)),
             argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.mjs")],
             env,
             binds: outside_usr([binary]),
@@ -40,6 +43,11 @@ impl Prepared {
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
         Runtimes { python, node, files }
     }
+}
+
+/// Of a version's numbers.
+fn first(version: &str, numbers: usize) -> String {
+    version.split('.').take(numbers).collect::<Vec<_>>().join(".")
 }
 
 fn python_binds(prepared: &Prepared) -> Vec<PathBuf> {

@@ -1,0 +1,209 @@
+//! Runs nobody waits for: each goes on by itself, its output is read with a cursor, its result is kept for a while.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::context::unix_now;
+use crate::guest::lock;
+use crate::op::{EngineError, Ran, Realm, RunProgress};
+
+/// Kept of one tenant.
+const MAX_RUNS: usize = 100;
+/// Of the output of one run.
+const RING: usize = 1 << 20;
+/// How long a run is remembered after its end.
+const REMEMBERED: Duration = Duration::from_secs(60 * 60);
+
+/// Those of one tenant.
+#[derive(Default)]
+pub(crate) struct Runs {
+    all: Mutex<Vec<Arc<Background>>>,
+}
+
+impl Runs {
+    pub(crate) fn add(&self, run: Arc<Background>) -> Result<(), EngineError> {
+        let mut all = lock(&self.all);
+        all.retain(|run| !run.is_forgotten());
+        if all.len() >= MAX_RUNS {
+            let Some(oldest) = all.iter().position(|run| run.has_ended()) else {
+                return Err(EngineError::OverLimit { what: "background_runs", limit: MAX_RUNS.to_string() });
+            };
+            all.remove(oldest);
+        }
+        all.push(run);
+        Ok(())
+    }
+
+    pub(crate) fn find(&self, realm: Realm, id: &str) -> Result<Arc<Background>, EngineError> {
+        let mut all = lock(&self.all);
+        all.retain(|run| !run.is_forgotten());
+        let found = all.iter().find(|run| run.realm == realm && run.id == id);
+        found.cloned().ok_or_else(|| EngineError::RunNotFound(id.into()))
+    }
+
+    /// Their context ends; nobody should have to wait for them.
+    pub(crate) fn cancel_in(&self, realm: Realm, context_id: &str) {
+        let all = lock(&self.all);
+        let inside = all.iter().filter(|run| run.realm == realm && run.context_id == context_id);
+        inside.for_each(|run| run.cancel.cancel());
+    }
+
+    pub(crate) fn forget_old(&self) {
+        lock(&self.all).retain(|run| !run.is_forgotten());
+    }
+
+    pub(crate) fn running(&self) -> usize {
+        lock(&self.all).iter().filter(|run| !run.has_ended()).count()
+    }
+}
+
+pub(crate) struct Background {
+    pub(crate) id: String,
+    realm: Realm,
+    context_id: String,
+    command: bool,
+    started_at: u64,
+    pub(crate) cancel: CancellationToken,
+    record: Mutex<Record>,
+    /// Counts what happened.
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Record {
+    /// UTF-8, but for what was cut off at the front.
+    ring: VecDeque<u8>,
+    /// Bytes that are no longer there.
+    start: u64,
+    end: Option<End>,
+}
+
+struct End {
+    at: Instant,
+    unix: u64,
+    result: Result<Box<Ran>, EngineError>,
+}
+
+impl Background {
+    pub(crate) fn new(realm: Realm, context_id: String, command: bool, cancel: CancellationToken) -> Self {
+        Self {
+            id: format!("run-{}", uuid::Uuid::new_v4()),
+            realm,
+            context_id,
+            command,
+            started_at: unix_now(),
+            cancel,
+            record: Mutex::default(),
+            changed: watch::Sender::new(0),
+        }
+    }
+
+    pub(crate) fn push(&self, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        let mut record = lock(&self.record);
+        record.ring.extend(text.as_bytes());
+        let over = record.ring.len().saturating_sub(RING);
+        record.ring.drain(..over);
+        record.start += over as u64;
+        drop(record);
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+
+    pub(crate) fn finish(&self, result: Result<Box<Ran>, EngineError>) {
+        lock(&self.record).end = Some(End { at: Instant::now(), unix: unix_now(), result });
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.record).end.is_some()
+    }
+
+    fn is_forgotten(&self) -> bool {
+        lock(&self.record).end.as_ref().is_some_and(|end| end.at.elapsed() >= REMEMBERED)
+    }
+
+    /// Waits until there is something after `cursor`, or nothing more can come.
+    pub(crate) async fn news(&self, cursor: u64) {
+        let mut watching = self.changed.subscribe();
+        while !self.has_news(cursor) {
+            if watching.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn has_news(&self, cursor: u64) -> bool {
+        let record = lock(&self.record);
+        record.end.is_some() || record.total() > cursor
+    }
+
+    /// At most `budget` bytes, the newest.
+    pub(crate) fn progress(&self, cursor: u64, budget: usize) -> RunProgress {
+        let record = lock(&self.record);
+        let total = record.total();
+        let cursor = cursor.min(total);
+        let from = cursor.max(record.start).max(total.saturating_sub(budget as u64));
+        let bytes: Vec<u8> = record.ring.range((from - record.start) as usize..).copied().collect();
+        // A cut may go through a character.
+        let skipped = bytes.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
+        RunProgress {
+            run: self.id.clone(),
+            context_id: self.context_id.clone(),
+            command: self.command,
+            started_at: self.started_at,
+            ended_at: record.end.as_ref().map(|end| end.unix),
+            output: String::from_utf8_lossy(&bytes[skipped..]).into_owned(),
+            dropped: from + skipped as u64 - cursor,
+            cursor: total,
+            end: record.end.as_ref().map(|end| end.result.clone()),
+        }
+    }
+}
+
+impl Record {
+    fn total(&self) -> u64 {
+        self.start + self.ring.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run() -> Background {
+        Background::new(Realm::SANDPOOL, "ctx".into(), false, CancellationToken::new())
+    }
+
+    fn read(run: &Background, cursor: u64, budget: usize) -> (String, u64, u64) {
+        let progress = run.progress(cursor, budget);
+        (progress.output, progress.dropped, progress.cursor)
+    }
+
+    #[test]
+    fn a_cursor_goes_on_where_the_last_one_ended() {
+        let run = run();
+        run.push("one ");
+        assert_eq!(read(&run, 0, 100), ("one ".into(), 0, 4));
+        run.push("two");
+        assert_eq!(read(&run, 4, 100), ("two".into(), 0, 7));
+        assert_eq!(read(&run, 7, 100), (String::new(), 0, 7));
+        assert_eq!(read(&run, u64::MAX, 100), (String::new(), 0, 7));
+    }
+
+    #[test]
+    fn what_is_no_longer_kept_is_counted_and_no_character_is_halved() {
+        let run = run();
+        run.push(&"é".repeat(RING));
+        let (output, dropped, cursor) = read(&run, 1, usize::MAX);
+        assert_eq!((output.len() as u64 + dropped + 1, cursor), (2 * RING as u64, 2 * RING as u64));
+        assert!(output.chars().all(|c| c == 'é'));
+        assert_eq!(read(&run, 0, 3), ("é".into(), 2 * RING as u64 - 2, 2 * RING as u64));
+    }
+}

@@ -1,0 +1,313 @@
+//! One piece of work of a guest, a cell or a command: what is said about it, folded into a bounded result as it arrives.
+//!
+//! Knows the wire and the clock. What an end means for a context is for the operations to say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::{Deadline, Failure, FromGuest, Kind, RunEnd, Stream, ToGuest};
+use tokio::time::Instant;
+
+use crate::background::Background;
+use crate::capture::{Rich, StreamCapture};
+use crate::engine::Inner;
+use crate::guest::{Answer, Lost, PendingCall};
+use crate::live::{Place, one_line};
+use crate::op::{Call, Captured, ContextInfo, Event, KeptOutput, Ran, RunOutcome};
+
+/// What the host allows the guest beyond the deadline and its grace time.
+const BACKSTOP: Duration = Duration::from_secs(2);
+/// Of each stream, whatever the budget of the result.
+const MIN_FORWARD: u64 = 256 << 10;
+/// Of each stream of a background run, whose output is read while it runs.
+const BACKGROUND_FORWARD: u64 = 64 << 20;
+const MAX_KEPT_NAME: usize = 128;
+
+pub(crate) struct Cell<'a> {
+    pub(crate) inner: &'a Inner,
+    pub(crate) call: &'a Call,
+    pub(crate) place: Arc<Place>,
+    pub(crate) timeout: Duration,
+    /// Characters of each stream.
+    pub(crate) budget: usize,
+    /// Who follows the output of a background run.
+    pub(crate) record: Option<&'a Background>,
+}
+
+/// The guest did not start it.
+pub(crate) struct Refused {
+    pub(crate) failure: Failure,
+    pub(crate) why: String,
+}
+
+impl Refused {
+    /// A command fails only before it starts.
+    fn before_it_ran(&self, request: &ToGuest) -> bool {
+        matches!(request, ToGuest::Exec { .. }) || matches!(self.failure, Failure::Kernel | Failure::Environment)
+    }
+}
+
+/// How it went, as far as the guest can tell.
+pub(crate) enum Ending {
+    Reported(RunEnd),
+    /// It never left.
+    Unsendable(String),
+    /// The sandbox is gone, or was destroyed because nothing it says can be relied upon.
+    Lost(String),
+}
+
+/// The end of the conversation, before it is known what the end means.
+enum Last {
+    End(Ending),
+    Failed(Refused),
+}
+
+impl Cell<'_> {
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline { after_ms: self.timeout.as_millis() as u64, grace_ms: self.inner.config.grace.as_millis() as u64 }
+    }
+
+    pub(crate) fn forward_bytes(&self) -> u64 {
+        let least = if self.record.is_some() { BACKGROUND_FORWARD } else { MIN_FORWARD };
+        (self.budget as u64 * 4).max(least)
+    }
+
+    /// Exactly one end, however the guest behaves.
+    pub(crate) async fn run(&self, request: &ToGuest) -> Result<Heard<'_>, Refused> {
+        let mut fold = Fold::new(self.budget, self.call, self.record);
+        let started = Instant::now();
+        let last = self.converse(request, &mut fold).await;
+        let mut duration = started.elapsed();
+        let ending = match last {
+            Last::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
+            // It may or may not have run: what is in doubt is not used again.
+            Last::Failed(Refused { why, .. }) | Last::End(Ending::Lost(why)) => {
+                let _ = self.place.destroy(&why).await;
+                Ending::Lost(why)
+            }
+            Last::End(ending) => ending,
+        };
+        if let Ending::Reported(end) = &ending {
+            // The guest's own figure leaves the way here out, but is not believed beyond what passed.
+            duration = duration.min(Duration::from_micros(end.micros));
+        }
+        Ok(Heard { ending, duration, fold })
+    }
+
+    async fn converse(&self, request: &ToGuest, fold: &mut Fold<'_>) -> Last {
+        let grace = self.inner.config.grace;
+        let mut until = Instant::now() + self.timeout + grace + BACKSTOP;
+        let mut run: PendingCall = tokio::select! {
+            sent = self.place.guest.call(request) => match sent {
+                Ok(run) => run,
+                Err(lost) if self.place.guest.is_lost() => return lost.into(),
+                // Characters that are written as six on the way.
+                Err(too_long) => return Last::End(Ending::Unsendable(too_long.0)),
+            },
+            () = tokio::time::sleep_until(until) => return self.silent(false),
+        };
+        let mut cancelled = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(until) => return self.silent(cancelled),
+                () = self.call.cancel.cancelled(), if !cancelled => {
+                    cancelled = true;
+                    until = until.min(Instant::now() + grace + BACKSTOP);
+                    let interrupter = run.interrupter();
+                    // Not awaited here: a guest that floods and does not read must still be read.
+                    self.inner.tasks.spawn(async move { let _ = interrupter.interrupt().await; });
+                }
+                () = tokio::time::sleep_until(fold.follow.due), if fold.follow.has_more() => fold.follow.flush(),
+                answer = run.next() => match answer {
+                    Err(lost) => return lost.into(),
+                    Ok(answer) => match fold.take(answer) {
+                        Ok(None) => {}
+                        Ok(Some(last)) => return last,
+                        Err(why) => return self.place.guest.close(why).into(),
+                    },
+                },
+            }
+        }
+    }
+
+    /// The guest kept silent beyond all deadlines: with it go the files.
+    fn silent(&self, cancelled: bool) -> Last {
+        let what = if cancelled { "was cancelled".into() } else { format!("timed out after {:?}", self.timeout) };
+        self.place.guest.close(&format!("the code {what} and its guest did not end it")).into()
+    }
+}
+
+impl From<Lost> for Last {
+    fn from(lost: Lost) -> Self {
+        Self::End(Ending::Lost(lost.0))
+    }
+}
+
+/// What came of it: an end, and what was shown until then.
+pub(crate) struct Heard<'a> {
+    pub(crate) ending: Ending,
+    duration: Duration,
+    fold: Fold<'a>,
+}
+
+impl Heard<'_> {
+    /// Something to show beside the result that the code itself did not say.
+    pub(crate) fn error(&mut self, name: &str, message: String) -> RunOutcome {
+        let event = proto::KernelEvent::Error { name: name.into(), value: message.clone(), text: message };
+        self.fold.rich.event(event);
+        RunOutcome::Error
+    }
+
+    /// `outputs` is the key of what is kept whole, where it is kept.
+    pub(crate) fn ran(mut self, end: RunOutcome, context: ContextInfo, outputs: Option<&str>) -> Ran {
+        self.fold.follow.flush();
+        let shown = self.fold.rich.finish();
+        let (mut stdout, mut stderr) = (self.fold.stdout.finish(), self.fold.stderr.finish());
+        if let (Ending::Reported(end), Some(key)) = (self.ending, outputs) {
+            keep(&mut stdout, key, end.stdout_kept);
+            keep(&mut stderr, key, end.stderr_kept);
+        }
+        Ran {
+            context,
+            created: false,
+            files: None,
+            stdout,
+            stderr,
+            value: shown.value,
+            displays: shown.displays,
+            error: shown.error,
+            late: shown.late,
+            notice: None,
+            end,
+            duration: self.duration,
+        }
+    }
+}
+
+/// Only what is left out needs a link, and only a plain name can be part of one.
+fn keep(captured: &mut Captured, key: &str, kept: Option<proto::KeptOutput>) {
+    let plain = |name: &str| {
+        let fits = !name.is_empty() && name.len() <= MAX_KEPT_NAME && !name.starts_with('.');
+        fits && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    captured.kept = kept.filter(|kept| captured.truncated && plain(&kept.name)).map(|kept| KeptOutput {
+        key: key.into(),
+        name: kept.name,
+        bytes: kept.bytes.min(captured.total_bytes),
+    });
+}
+
+/// Everything a run says, folded as it arrives.
+struct Fold<'a> {
+    stdout: StreamCapture,
+    stderr: StreamCapture,
+    rich: Rich,
+    follow: Follow<'a>,
+    record: Option<&'a Background>,
+}
+
+impl<'a> Fold<'a> {
+    fn new(budget: usize, call: &'a Call, record: Option<&'a Background>) -> Self {
+        Self {
+            stdout: StreamCapture::new(budget),
+            stderr: StreamCapture::new(budget),
+            rich: Rich::new(budget),
+            follow: Follow::new(call),
+            record,
+        }
+    }
+
+    fn take(&mut self, answer: Answer) -> Result<Option<Last>, &'static str> {
+        match answer {
+            Answer::Data(Kind::Stdout, bytes) => self.output(Stream::Stdout, &bytes),
+            Answer::Data(Kind::Stderr, bytes) => self.output(Stream::Stderr, &bytes),
+            Answer::Data(..) => return Err("the guest sent a file instead of output"),
+            Answer::Message(message) => return self.message(message),
+        }
+        Ok(None)
+    }
+
+    fn message(&mut self, message: FromGuest) -> Result<Option<Last>, &'static str> {
+        match message {
+            FromGuest::Event { event } => self.rich.event(event),
+            FromGuest::Gap { stream, bytes } => {
+                self.stream(stream).gap(bytes);
+                if let Some(record) = self.record.filter(|_| bytes > 0) {
+                    record.push(&format!("\n… [{bytes} bytes left out] …\n"));
+                }
+            }
+            FromGuest::LateOutput { stdout, stderr, dropped } => {
+                self.rich.late_gap(dropped);
+                self.rich.late(&stdout);
+                self.rich.late(&stderr);
+            }
+            FromGuest::RunEnd { end } => return Ok(Some(Last::End(Ending::Reported(end)))),
+            FromGuest::Failed { failure, message } => {
+                return Ok(Some(Last::Failed(Refused { failure, why: one_line(&message) })));
+            }
+            _ => return Err("the guest answered a run with something else"),
+        }
+        Ok(None)
+    }
+
+    fn stream(&mut self, stream: Stream) -> &mut StreamCapture {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+
+    fn output(&mut self, stream: Stream, bytes: &[u8]) {
+        let text = self.stream(stream).push(bytes);
+        if let Some(record) = self.record {
+            record.push(&text);
+        }
+        self.follow.push(stream, &text);
+    }
+}
+
+/// Passes output on while the cell runs: at most ten events a second, each of bounded size.
+struct Follow<'a> {
+    call: &'a Call,
+    stdout: String,
+    stderr: String,
+    /// No event before this.
+    due: Instant,
+}
+
+impl<'a> Follow<'a> {
+    /// Both streams may have one each time.
+    const EVERY: Duration = Duration::from_millis(200);
+    const MAX_TEXT: usize = 8 << 10;
+
+    fn new(call: &'a Call) -> Self {
+        Self { call, stdout: String::new(), stderr: String::new(), due: Instant::now() }
+    }
+
+    fn push(&mut self, stream: Stream, text: &str) {
+        if self.call.events.0.is_none() {
+            return;
+        }
+        let waiting = match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        };
+        let room = Self::MAX_TEXT.saturating_sub(waiting.len());
+        // The whole is in the result; what is shown meanwhile is for the eye.
+        waiting.push_str(&text[..text.floor_char_boundary(room)]);
+    }
+
+    fn has_more(&self) -> bool {
+        !self.stdout.is_empty() || !self.stderr.is_empty()
+    }
+
+    fn flush(&mut self) {
+        for (stream, waiting) in [(Stream::Stdout, &mut self.stdout), (Stream::Stderr, &mut self.stderr)] {
+            if !waiting.is_empty() {
+                self.call.events.send(Event::Output { stream, text: std::mem::take(waiting) });
+            }
+        }
+        self.due = Instant::now() + Self::EVERY;
+    }
+}

@@ -1,0 +1,408 @@
+//! Who has what: tenants, their contexts in each realm, limits, permits, the queue.
+//!
+//! A context belongs to one tenant and one realm and is looked up nowhere else.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proto::Root;
+use sandbox::{Group, Limits};
+use tokio::sync::Semaphore;
+
+use crate::background::Runs;
+use crate::config::{EngineConfig, RealmConfig};
+use crate::context::{Context, InUse};
+use crate::guest::lock;
+use crate::keyed::Keyed;
+use crate::op::{ContextInfo, EngineError, Quota, Realm, Tenant, Which};
+
+/// Bytes of files that one tenant may have on their way into sandboxes.
+const UPLOADS: usize = 64 << 20;
+
+/// One realm, and what all tenants have in it together.
+pub(crate) struct RealmState {
+    pub(crate) config: RealmConfig,
+    memory: AtomicU64,
+}
+
+/// One tenant, over all realms.
+pub(crate) struct TenantState {
+    pub(crate) tenant: Tenant,
+    quota: Quota,
+    group: Group,
+    contexts: AtomicUsize,
+    /// One per run that may execute at once, where the tenant's quota says how many.
+    pub(crate) runs: Option<Arc<Semaphore>>,
+    /// One per byte.
+    pub(crate) uploads: Arc<Semaphore>,
+    pub(crate) background: Runs,
+}
+
+/// What one tenant has in one realm.
+pub(crate) struct Holdings {
+    pub(crate) tenant: Arc<TenantState>,
+    pub(crate) realm: Arc<RealmState>,
+    /// One per run that may execute at once.
+    pub(crate) permits: Arc<Semaphore>,
+    waiting: AtomicUsize,
+    /// Of those who make a context that is not there: one makes it, the others find it.
+    pub(crate) making: Keyed<()>,
+    contexts: Mutex<Contexts>,
+}
+
+#[derive(Default)]
+struct Contexts {
+    by_id: HashMap<String, Arc<Context>>,
+    /// By the keys of links.
+    by_key: HashMap<String, (Arc<Context>, Root)>,
+    /// Being created, or being stopped: they take a place among `max_contexts` but are not found.
+    unlisted: usize,
+    created: u64,
+}
+
+impl TenantState {
+    fn new(tenant: &Tenant, config: &EngineConfig) -> Self {
+        // Only the one built-in name goes to the back end as it is; others could collide or be no valid name.
+        let name =
+            if *tenant == Tenant::local() { "local".into() } else { format!("t-{}", uuid::Uuid::new_v4().simple()) };
+        let quota = config.quota_of(tenant).clone();
+        Self {
+            tenant: tenant.clone(),
+            group: Group { name, memory_bytes: quota.memory_bytes, cpu_millis: None },
+            contexts: AtomicUsize::new(0),
+            runs: quota.runs.map(|runs| Arc::new(Semaphore::new(runs.max(1)))),
+            uploads: Arc::new(Semaphore::new(UPLOADS)),
+            background: Runs::default(),
+            quota,
+        }
+    }
+}
+
+impl Holdings {
+    fn new(tenant: Arc<TenantState>, realm: Arc<RealmState>) -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(realm.config.runs_at_once.max(1))),
+            tenant,
+            realm,
+            waiting: AtomicUsize::new(0),
+            making: Keyed::default(),
+            contexts: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn config(&self) -> &RealmConfig {
+        &self.realm.config
+    }
+
+    /// Around each sandbox, outermost first.
+    pub(crate) fn groups(&self) -> Vec<Group> {
+        let RealmConfig { realm, group_memory_bytes: memory_bytes, group_cpu_millis: cpu_millis, .. } =
+            self.realm.config;
+        vec![self.tenant.group.clone(), Group { name: realm.0.into(), memory_bytes, cpu_millis }]
+    }
+
+    /// The least that is over a sandbox with these limits.
+    pub(crate) fn memory_limit(&self, limits: &Limits) -> u64 {
+        let around = [self.tenant.quota.memory_bytes, self.realm.config.group_memory_bytes];
+        around.into_iter().flatten().fold(limits.memory_bytes, u64::min)
+    }
+
+    /// A place among the contexts, before there is one.
+    pub(crate) fn reserve(self: &Arc<Self>, memory: u64) -> Result<Reservation, Full> {
+        let config = &self.realm.config;
+        let mut contexts = lock(&self.contexts);
+        let charge = if contexts.by_id.len() + contexts.unlisted >= config.max_contexts {
+            Err(EngineError::ContextLimit(config.max_contexts))
+        } else {
+            Charge::take(&self.tenant, &self.realm, memory)
+        };
+        match charge {
+            Ok(charge) => {
+                contexts.unlisted += 1;
+                Ok(Reservation { holdings: self.clone(), charge: Some(charge) })
+            }
+            Err(error) => match contexts.least_used().filter(|_| config.evict_idle) {
+                Some(idle) => Err(Full::Evict(contexts.remove(idle, self))),
+                None => Err(Full::For(error)),
+            },
+        }
+    }
+
+    pub(crate) fn find(&self, wanted: &Which, connection: Option<&str>) -> Result<InUse, EngineError> {
+        lock(&self.contexts).find(wanted, connection).map(|context| InUse::new(&context))
+    }
+
+    /// Takes a context out: from here on nobody finds it and those in its queue give up.
+    pub(crate) fn remove(self: &Arc<Self>, wanted: &Which, connection: Option<&str>) -> Result<Removed, EngineError> {
+        let mut contexts = lock(&self.contexts);
+        let context = contexts.find(wanted, connection)?;
+        Ok(contexts.remove(context, self))
+    }
+
+    /// The one that this connection made last.
+    pub(crate) fn made_by(&self, connection: &str) -> Option<Arc<Context>> {
+        lock(&self.contexts).made_by(connection)
+    }
+
+    /// Takes out exactly this one, if it is still there.
+    pub(crate) fn take_out(self: &Arc<Self>, context: &Arc<Context>) -> Option<Removed> {
+        let mut contexts = lock(&self.contexts);
+        let there = contexts.by_id.get(&context.id).is_some_and(|there| Arc::ptr_eq(there, context));
+        there.then(|| contexts.remove(context.clone(), self))
+    }
+
+    /// Takes out what nobody used for so long.
+    pub(crate) fn remove_idle(self: &Arc<Self>, limit: Duration) -> Vec<Removed> {
+        let mut contexts = lock(&self.contexts);
+        let is_idle = |context: &Context| context.idle_since().is_some_and(|since| since.elapsed() >= limit);
+        let idle: Vec<Arc<Context>> = contexts.by_id.values().filter(|c| is_idle(c)).cloned().collect();
+        idle.into_iter().map(|context| contexts.remove(context, self)).collect()
+    }
+
+    pub(crate) fn list(&self) -> Vec<ContextInfo> {
+        self.newest_first().iter().map(|context| context.info()).collect()
+    }
+
+    fn newest_first(&self) -> Vec<Arc<Context>> {
+        let mut all: Vec<Arc<Context>> = lock(&self.contexts).by_id.values().cloned().collect();
+        all.sort_by_key(|context| std::cmp::Reverse(context.number));
+        all
+    }
+
+    /// Those that have a sandbox, the last used first.
+    pub(crate) fn recently_used(&self, most: usize) -> Vec<InUse> {
+        let mut all = self.newest_first();
+        all.retain(|context| context.live_place().is_some());
+        all.sort_by_key(|context| std::cmp::Reverse(context.info().last_used));
+        let contexts = lock(&self.contexts);
+        let listed = all.into_iter().take(most).filter(|context| contexts.by_id.contains_key(&context.id));
+        listed.map(|context| InUse::new(&context)).collect()
+    }
+
+    /// The context whose files a link names.
+    pub(crate) fn by_key(&self, key: &str) -> Option<(InUse, Root)> {
+        let contexts = lock(&self.contexts);
+        contexts.by_key.get(key).map(|(context, root)| (InUse::new(context), *root))
+    }
+
+    /// Contexts, and runs that execute or wait.
+    pub(crate) fn count(&self) -> (usize, usize) {
+        let contexts = lock(&self.contexts);
+        (contexts.by_id.len(), contexts.by_id.values().filter(|context| context.is_running()).count())
+    }
+
+    /// A place in the queue; `None` when it is full.
+    pub(crate) fn enqueue(self: &Arc<Self>, limit: usize) -> Option<Queued> {
+        let queued = Queued(self.clone());
+        let before = self.waiting.fetch_add(1, Ordering::SeqCst);
+        (before < limit).then_some(queued)
+    }
+}
+
+impl Contexts {
+    fn remove(&mut self, context: Arc<Context>, holdings: &Arc<Holdings>) -> Removed {
+        self.by_id.remove(&context.id);
+        self.by_key.remove(&context.keys.files);
+        self.by_key.remove(&context.keys.outputs);
+        self.unlisted += 1;
+        context.gone.cancel();
+        let charge = lock(&context.charge).take();
+        Removed { context, _place: Reservation { holdings: holdings.clone(), charge } }
+    }
+
+    fn find(&self, wanted: &Which, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
+        match wanted {
+            Which::Id(id) => self.by_id.get(id).cloned().ok_or_else(|| EngineError::ContextNotFound(id.clone())),
+            Which::Named(name) => self.named(name),
+            Which::Current => self.current(connection),
+            Which::New => Err(EngineError::NoCurrent { ids: Vec::new() }),
+        }
+    }
+
+    /// By id; or by name if only one has it. Exact bytes, nothing folded or trimmed.
+    fn named(&self, wanted: &str) -> Result<Arc<Context>, EngineError> {
+        if let Some(context) = self.by_id.get(wanted) {
+            return Ok(context.clone());
+        }
+        let named: Vec<&Arc<Context>> = self.by_id.values().filter(|c| c.name == wanted).collect();
+        match named.as_slice() {
+            [] => Err(EngineError::ContextNotFound(wanted.into())),
+            [only] => Ok((*only).clone()),
+            _ => Err(EngineError::AmbiguousName { name: wanted.into(), ids: ids(named) }),
+        }
+    }
+
+    fn current(&self, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
+        if let Some(made) = connection.and_then(|connection| self.made_by(connection)) {
+            return Ok(made);
+        }
+        let mut all = self.by_id.values();
+        match (all.next(), all.next()) {
+            (Some(only), None) => Ok(only.clone()),
+            _ => Err(EngineError::NoCurrent { ids: ids(self.by_id.values().collect()) }),
+        }
+    }
+
+    fn made_by(&self, connection: &str) -> Option<Arc<Context>> {
+        let made = self.by_id.values().filter(|c| c.connection.as_deref() == Some(connection));
+        made.max_by_key(|c| c.number).cloned()
+    }
+
+    fn least_used(&self) -> Option<Arc<Context>> {
+        let idle = self.by_id.values().filter_map(|context| Some((context.idle_since()?, context)));
+        idle.min_by_key(|(since, context)| (*since, context.number)).map(|(_, context)| context.clone())
+    }
+}
+
+/// Newest first.
+fn ids(mut contexts: Vec<&Arc<Context>>) -> Vec<String> {
+    contexts.sort_by_key(|c| std::cmp::Reverse(c.number));
+    contexts.iter().map(|c| c.id.clone()).collect()
+}
+
+/// Why there is no place for another context.
+pub(crate) enum Full {
+    /// This one was taken out to make room; there is some once its sandbox is gone.
+    Evict(Removed),
+    For(EngineError),
+}
+
+/// What one context takes of the limits that reach over tenants and realms. Given back when dropped.
+pub(crate) struct Charge {
+    tenant: Arc<TenantState>,
+    realm: Arc<RealmState>,
+    memory: u64,
+}
+
+impl Charge {
+    fn take(tenant: &Arc<TenantState>, realm: &Arc<RealmState>, memory: u64) -> Result<Self, EngineError> {
+        let most = tenant.quota.contexts.unwrap_or(usize::MAX);
+        let one_more = |held: usize| (held < most).then_some(held + 1);
+        if tenant.contexts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_err() {
+            return Err(EngineError::OverLimit { what: "contexts", limit: most.to_string() });
+        }
+        let mut charge = Self { tenant: tenant.clone(), realm: realm.clone(), memory: 0 };
+        let most = realm.config.max_total_memory_bytes.unwrap_or(u64::MAX);
+        let more = |held: u64| held.checked_add(memory).filter(|held| *held <= most);
+        if realm.memory.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_err() {
+            return Err(EngineError::OverLimit { what: "max_total_memory_mb", limit: (most >> 20).to_string() });
+        }
+        charge.memory = memory;
+        Ok(charge)
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.tenant.contexts.fetch_sub(1, Ordering::SeqCst);
+        self.realm.memory.fetch_sub(self.memory, Ordering::SeqCst);
+    }
+}
+
+/// A context on its way out. It keeps its place among the limits until its sandbox is gone.
+pub(crate) struct Removed {
+    pub(crate) context: Arc<Context>,
+    _place: Reservation,
+}
+
+pub(crate) struct Reservation {
+    holdings: Arc<Holdings>,
+    charge: Option<Charge>,
+}
+
+impl Reservation {
+    /// Refused if there is one with this id already.
+    pub(crate) fn fill(mut self, mut context: Context) -> Result<InUse, Context> {
+        let mut contexts = lock(&self.holdings.contexts);
+        if contexts.by_id.contains_key(&context.id) {
+            return Err(context);
+        }
+        contexts.created += 1;
+        context.number = contexts.created;
+        *lock(&context.charge) = self.charge.take();
+        let context = Arc::new(context);
+        contexts.by_id.insert(context.id.clone(), context.clone());
+        contexts.by_key.insert(context.keys.files.clone(), (context.clone(), Root::Workspace));
+        contexts.by_key.insert(context.keys.outputs.clone(), (context.clone(), Root::Outputs));
+        let in_use = InUse::new(&context);
+        drop(contexts);
+        Ok(in_use)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        lock(&self.holdings.contexts).unlisted -= 1;
+    }
+}
+
+pub(crate) struct Queued(Arc<Holdings>);
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+pub(crate) struct Tenants {
+    realms: BTreeMap<Realm, Arc<RealmState>>,
+    all: Mutex<All>,
+}
+
+#[derive(Default)]
+struct All {
+    tenants: HashMap<Tenant, Arc<TenantState>>,
+    holdings: HashMap<(Tenant, Realm), Arc<Holdings>>,
+}
+
+impl Tenants {
+    pub(crate) fn new(config: &EngineConfig) -> Self {
+        let state = |config: &RealmConfig| {
+            (config.realm, Arc::new(RealmState { config: config.clone(), memory: AtomicU64::new(0) }))
+        };
+        Self { realms: config.realms.iter().map(state).collect(), all: Mutex::default() }
+    }
+
+    pub(crate) fn of(
+        &self,
+        tenant: &Tenant,
+        realm: Realm,
+        config: &EngineConfig,
+    ) -> Result<Arc<Holdings>, EngineError> {
+        let mut all = lock(&self.all);
+        if let Some(holdings) = all.holdings.get(&(tenant.clone(), realm)) {
+            return Ok(holdings.clone());
+        }
+        let unknown = || EngineError::NotReady(format!("the tool set `{}` is not configured", realm.0));
+        let state = self.realms.get(&realm).ok_or_else(unknown)?;
+        let of_all_realms =
+            all.tenants.entry(tenant.clone()).or_insert_with(|| Arc::new(TenantState::new(tenant, config)));
+        let holdings = Arc::new(Holdings::new(of_all_realms.clone(), state.clone()));
+        all.holdings.insert((tenant.clone(), realm), holdings.clone());
+        Ok(holdings)
+    }
+
+    /// Without making any.
+    pub(crate) fn known(&self, tenant: &Tenant, realm: Realm) -> Option<Arc<Holdings>> {
+        lock(&self.all).holdings.get(&(tenant.clone(), realm)).cloned()
+    }
+
+    pub(crate) fn realms(&self) -> impl Iterator<Item = &RealmConfig> {
+        self.realms.values().map(|state| &state.config)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Holdings>> {
+        lock(&self.all).holdings.values().cloned().collect()
+    }
+
+    pub(crate) fn tenants(&self) -> Vec<Arc<TenantState>> {
+        lock(&self.all).tenants.values().cloned().collect()
+    }
+
+    pub(crate) fn in_realm(&self, realm: Realm) -> Vec<Arc<Holdings>> {
+        let all = lock(&self.all);
+        all.holdings.iter().filter(|((_, of), _)| *of == realm).map(|(_, holdings)| holdings.clone()).collect()
+    }
+}

@@ -1,0 +1,165 @@
+//! Turns by name: whoever works under the same name goes one after the other, in order of arrival. Knows nothing of the work.
+
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::OwnedMutexGuard;
+
+use crate::guest::lock;
+
+/// What the holder of a turn finds and leaves.
+pub(crate) trait Leaves: Default {
+    /// Nothing: the name can be forgotten.
+    fn is_nothing(&self) -> bool;
+}
+
+impl Leaves for () {
+    fn is_nothing(&self) -> bool {
+        true
+    }
+}
+
+pub(crate) struct Keyed<T> {
+    all: Arc<Mutex<Table<T>>>,
+}
+
+type Table<T> = HashMap<String, Arc<tokio::sync::Mutex<T>>>;
+
+impl<T> Clone for Keyed<T> {
+    fn clone(&self) -> Self {
+        Self { all: self.all.clone() }
+    }
+}
+
+impl<T> Default for Keyed<T> {
+    fn default() -> Self {
+        Self { all: Arc::default() }
+    }
+}
+
+impl<T: Leaves> Keyed<T> {
+    /// In the order in which the futures are polled first.
+    pub(crate) async fn turn(&self, name: &str) -> Turn<T> {
+        let (entered, slot) = self.enter(name);
+        let held = slot.lock_owned().await;
+        Turn { held, entered }
+    }
+
+    /// The turn, if nobody has it.
+    pub(crate) fn try_turn(&self, name: &str) -> Option<Turn<T>> {
+        let (entered, slot) = self.enter(name);
+        let held = slot.try_lock_owned().ok()?;
+        Some(Turn { held, entered })
+    }
+
+    fn enter(&self, name: &str) -> (Entered<T>, Arc<tokio::sync::Mutex<T>>) {
+        let slot = lock(&self.all).entry(name.to_owned()).or_default().clone();
+        (Entered { all: self.all.clone(), name: name.to_owned() }, slot)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        lock(&self.all).contains_key(name)
+    }
+
+    /// Those under which somebody works, waits or has left something.
+    pub(crate) fn names(&self) -> Vec<String> {
+        lock(&self.all).keys().cloned().collect()
+    }
+}
+
+/// Dropped last, it forgets the name.
+struct Entered<T: Leaves> {
+    all: Arc<Mutex<Table<T>>>,
+    name: String,
+}
+
+impl<T: Leaves> Drop for Entered<T> {
+    fn drop(&mut self) {
+        let mut all = lock(&self.all);
+        // Only the table has it, and nobody can get it from there meanwhile.
+        let over = |slot: &Arc<tokio::sync::Mutex<T>>| {
+            Arc::strong_count(slot) == 1 && slot.try_lock().is_ok_and(|left| left.is_nothing())
+        };
+        if all.get(&self.name).is_some_and(over) {
+            all.remove(&self.name);
+        }
+    }
+}
+
+pub(crate) struct Turn<T: Leaves> {
+    held: OwnedMutexGuard<T>,
+    // After `held`: fields are dropped in this order.
+    entered: Entered<T>,
+}
+
+impl<T: Leaves> Turn<T> {
+    pub(crate) fn name(&self) -> &str {
+        &self.entered.name
+    }
+}
+
+impl<T: Leaves> Deref for Turn<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.held
+    }
+}
+
+impl<T: Leaves> DerefMut for Turn<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Leaves for u32 {
+        fn is_nothing(&self) -> bool {
+            *self == 0
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_of_one_name_go_one_after_the_other_and_names_are_forgotten() {
+        let turns: Keyed<u32> = Keyed::default();
+        let mut first = turns.turn("a").await;
+        assert!(turns.try_turn("a").is_none());
+        assert!(turns.try_turn("b").is_some());
+        *first = 7;
+        let second = {
+            let turns = turns.clone();
+            tokio::spawn(async move { *turns.turn("a").await })
+        };
+        tokio::task::yield_now().await;
+        drop(first);
+        assert_eq!(second.await.unwrap(), 7);
+        assert_eq!(turns.names(), ["a"], "something was left under it");
+        *turns.turn("a").await = 0;
+        assert!(turns.names().is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_name_is_left_over_however_many_come_and_go() {
+        let turns: Keyed<()> = Keyed::default();
+        let tasks: Vec<_> = (0..200)
+            .map(|n| {
+                let turns = turns.clone();
+                tokio::spawn(async move {
+                    let waiting = tokio::time::timeout(std::time::Duration::from_micros(n * 7), turns.turn("a"));
+                    if let Ok(turn) = waiting.await {
+                        tokio::task::yield_now().await;
+                        drop(turn);
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert!(turns.names().is_empty());
+    }
+}

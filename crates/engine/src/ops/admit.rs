@@ -1,0 +1,118 @@
+//! Who may run now: the turn in a context, then the permits of its realm and tenant.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
+use tokio_util::sync::CancellationToken;
+
+use super::{Entered, World};
+use crate::context::Home;
+use crate::keyed::Turn;
+use crate::op::{Call, EngineError, Event};
+
+/// After this the caller is told that it waits.
+const TELL_WAITING: Duration = Duration::from_secs(1);
+
+/// Given back when dropped.
+pub(super) struct Permits {
+    _realm: OwnedSemaphorePermit,
+    _tenant: Option<OwnedSemaphorePermit>,
+}
+
+impl World {
+    /// The turn first, then permits: who waits for an earlier run of the same context takes none from others.
+    pub(super) async fn admit(
+        &self,
+        call: &Call,
+        entered: &mut Entered,
+    ) -> Result<(OwnedMutexGuard<Home>, Permits), EngineError> {
+        let making = entered.making.take();
+        let context = &entered.context;
+        let mut turn = pin!(context.turn.clone().lock_owned());
+        // Asked once, it stands in the queue; then the next may ask.
+        let had = match poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await {
+            Poll::Ready(home) => Some(home),
+            Poll::Pending => None,
+        };
+        drop::<Option<Turn<()>>>(making);
+        let permits = had.is_some().then(|| self.try_permits()).flatten();
+        let had = match (had, permits) {
+            (Some(home), Some(permits)) => return Ok((home, permits)),
+            // A turn that was had is not given back: another run would go first.
+            (had, _) => had,
+        };
+        let _queued = self.enqueue()?;
+        let over = (&context.gone, context.not_found());
+        let home = match had {
+            Some(home) => home,
+            None => self.wait(call, &over, "an earlier run in this context is not finished", turn).await?,
+        };
+        Ok((home, self.permits(call, &over).await?))
+    }
+
+    pub(super) fn enqueue(&self) -> Result<crate::holdings::Queued, EngineError> {
+        let length = self.inner.config.queue_length;
+        self.holdings.enqueue(length).ok_or(EngineError::QueueFull(length))
+    }
+
+    pub(super) fn try_permits(&self) -> Option<Permits> {
+        let realm = self.holdings.permits.clone().try_acquire_owned().ok()?;
+        let tenant = match &self.holdings.tenant.runs {
+            Some(runs) => Some(runs.clone().try_acquire_owned().ok()?),
+            None => None,
+        };
+        Some(Permits { _realm: realm, _tenant: tenant })
+    }
+
+    /// Waits for them, but not for ever.
+    pub(super) async fn permits(
+        &self,
+        call: &Call,
+        over: &(&CancellationToken, EngineError),
+    ) -> Result<Permits, EngineError> {
+        let queue_wait = self.inner.config.queue_wait;
+        let acquiring = async {
+            let realm = self.holdings.permits.clone().acquire_owned().await;
+            let tenant = match &self.holdings.tenant.runs {
+                Some(runs) => Some(runs.clone().acquire_owned().await),
+                None => None,
+            };
+            Ok(Permits { _realm: realm?, _tenant: tenant.transpose()? })
+        };
+        let why = format!("all {} sessions are busy", self.holdings.config().runs_at_once);
+        match self.wait(call, over, &why, tokio::time::timeout(queue_wait, acquiring)).await? {
+            Ok(Ok(permits)) => Ok(permits),
+            Ok(Err::<_, tokio::sync::AcquireError>(_)) => Err(EngineError::ShuttingDown),
+            Err(_) => Err(EngineError::Busy(queue_wait)),
+        }
+    }
+
+    /// Waits, tells the caller so after a while, and gives up with what is waited for (`over`), the caller or the engine.
+    pub(super) async fn wait<T>(
+        &self,
+        call: &Call,
+        over: &(&CancellationToken, EngineError),
+        why: &str,
+        work: impl Future<Output = T>,
+    ) -> Result<T, EngineError> {
+        let mut work = pin!(work);
+        let mut tell = pin!(tokio::time::sleep(TELL_WAITING));
+        let mut told = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = over.0.cancelled() => return Err(over.1.clone()),
+                () = call.cancel.cancelled() => return Err(EngineError::Cancelled),
+                () = self.inner.closing.cancelled() => return Err(EngineError::ShuttingDown),
+                done = &mut work => return Ok(done),
+                () = &mut tell, if !told => {
+                    told = true;
+                    call.events.send(Event::Waiting { why: why.into() });
+                }
+            }
+        }
+    }
+}

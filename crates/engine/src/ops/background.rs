@@ -1,0 +1,63 @@
+//! Runs in the background: begun, looked at, cancelled. The client's end is not theirs; the engine's is.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::run_code::{Run, Work};
+use super::{Entered, World};
+use crate::background::Background;
+use crate::engine::caught;
+use crate::op::{Call, EngineError, EventSink, Outcome, RunInfo};
+
+/// Clients give up on a call after a minute.
+const LONGEST_WAIT: Duration = Duration::from_secs(50);
+
+impl World {
+    pub(super) async fn start_background(
+        &self,
+        call: &Call,
+        entered: Entered,
+        run: Run,
+    ) -> Result<Outcome, EngineError> {
+        let cancel = self.inner.closing.child_token();
+        let (context_id, is_command) = (entered.context.id.clone(), matches!(run.work, Work::Command(_)));
+        let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
+        self.holdings.tenant.background.add(background.clone())?;
+        let call = Call { cancel, events: EventSink::default(), ..call.clone() };
+        let (world, context, created) = (self.clone(), entered.context.context().clone(), entered.created);
+        let record = background.clone();
+        let mut work = Box::pin(async move {
+            let result = caught(world.run_here(&call, entered, run, Some(&record))).await;
+            record.finish(result);
+        });
+        // Begun here and now, so that it takes its turn before what is asked for next.
+        if poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await.is_pending() {
+            self.inner.tasks.spawn(work);
+        }
+        let info = RunInfo { run: background.id.clone(), context: context.info(), created };
+        Ok(Outcome::Started(info))
+    }
+
+    pub(super) async fn wait_run(
+        &self,
+        call: &Call,
+        run: &str,
+        cursor: Option<u64>,
+        wait: Duration,
+    ) -> Result<Outcome, EngineError> {
+        let run = self.holdings.tenant.background.find(call.realm, run)?;
+        let cursor = cursor.unwrap_or(0);
+        let news = tokio::time::timeout(wait.min(LONGEST_WAIT), run.news(cursor));
+        let _ = self.unless_over(call, news).await?;
+        Ok(Outcome::Progress(run.progress(cursor, self.holdings.config().text_budget)))
+    }
+
+    pub(super) fn cancel_run(&self, run: &str) -> Result<Outcome, EngineError> {
+        let run = self.holdings.tenant.background.find(self.holdings.config().realm, run)?;
+        let was_running = !run.has_ended();
+        run.cancel.cancel();
+        Ok(Outcome::Cancelled { run: run.id.clone(), was_running })
+    }
+}

@@ -1,0 +1,125 @@
+//! One command in the sandbox of a context. It takes its turn among the runs there, and sees their files.
+
+use proto::{Ended, Failure, RunStatus, ToGuest};
+
+use super::run_code::{Attempt, Run, Work, reported};
+use super::{World, check_wishes};
+use crate::cell::Refused;
+use crate::context::Home;
+use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
+
+const SHELL: &str = "/bin/sh";
+/// What a shell says of a program that is not there, and of one that cannot be started.
+const NOT_FOUND: i32 = 127;
+const NOT_EXECUTABLE: i32 = 126;
+
+impl World {
+    pub(super) async fn run_command(&self, call: &Call, run: RunCommand) -> Result<Outcome, EngineError> {
+        let RunCommand { target, language, command, timeout, env, network, background } = run;
+        check_wishes(&env, network)?;
+        let mut target = target;
+        if let (Some(make), Some(language)) = (&mut target.make, language) {
+            make.language = language;
+        }
+        let entered = self.enter(call, target, None).await?;
+        self.same_language(&entered, language)?;
+        let run = Run { work: Work::Command(command), env, timeout, background };
+        self.start(call, entered, run).await
+    }
+}
+
+/// What no system starts; refused here, because it cannot be said on the wire.
+fn unfit(command: &Command) -> Option<Refused> {
+    let parts = match command {
+        Command::Shell(line) => std::slice::from_ref(line),
+        Command::Argv(argv) => argv,
+    };
+    if parts.first().is_none_or(String::is_empty) && matches!(command, Command::Argv(_)) {
+        return Some(Refused { failure: Failure::NotFound, why: String::new() });
+    }
+    let zero = parts.iter().any(|part| part.contains('\0'));
+    zero.then(|| Refused { failure: Failure::Io, why: "the command has a zero byte".into() })
+}
+
+impl Attempt<'_> {
+    pub(super) async fn command(
+        &self,
+        home: &mut Home,
+        command: &Command,
+        env: &Environment,
+    ) -> Result<Ran, EngineError> {
+        let (world, context) = (self.world, self.context);
+        let place = world.move_in(context, home, None).await?;
+        if self.call.cancel.is_cancelled() {
+            return Err(EngineError::Cancelled);
+        }
+        if let Some(refused) = unfit(command) {
+            return self.not_started(refused, command, home);
+        }
+        let mut whole = world.inner.maker()?.runtimes.command_env();
+        whole.extend(env.0.clone());
+        let cell = self.cell(place.clone());
+        let request = ToGuest::Exec {
+            argv: match command {
+                Command::Shell(line) => vec![SHELL.into(), "-c".into(), line.clone()],
+                Command::Argv(argv) => argv.clone(),
+            },
+            env: whole,
+            cwd: world.inner.config.cwd.clone(),
+            merge_output: false,
+            deadline: cell.deadline(),
+            forward_bytes: cell.forward_bytes(),
+            keep_over: Some(cell.budget as u64),
+        };
+        let mut heard = match cell.run(&request).await {
+            Ok(heard) => heard,
+            Err(refused) => return self.not_started(refused, command, home),
+        };
+        let end = match reported(&heard) {
+            Some(RunStatus::Ended { how: Ended::Exited { code: 0 } } | RunStatus::Ok) => RunOutcome::Ok,
+            Some(RunStatus::Ended { how: Ended::Exited { code } } | RunStatus::Exit { code }) => {
+                RunOutcome::Exit { code }
+            }
+            Some(RunStatus::Ended { how }) => self.killed(how, &place, home).await.unwrap_or(RunOutcome::Ended { how }),
+            // Variables are not a command's to lose.
+            Some(RunStatus::TimedOut { .. }) => RunOutcome::TimedOut { after: self.timeout, state_kept: true },
+            Some(RunStatus::Cancelled { .. }) => RunOutcome::Cancelled { state_kept: true },
+            Some(RunStatus::Interrupted) => RunOutcome::Interrupted,
+            Some(RunStatus::Error) => RunOutcome::Error,
+            None => home.not_reported(&mut heard),
+        };
+        let notice = home.take_notice(None);
+        let ran = heard.ran(end, context.info(), Some(&context.keys.outputs));
+        Ok(Ran { notice, ..ran })
+    }
+
+    /// A program that cannot be started is a result, as it is in a shell.
+    fn not_started(&self, refused: Refused, command: &Command, home: &mut Home) -> Result<Ran, EngineError> {
+        let program = match command {
+            Command::Shell(_) => SHELL,
+            Command::Argv(argv) => argv.first().map_or("", String::as_str),
+        };
+        let (code, text) = match refused.failure {
+            Failure::NotFound => (NOT_FOUND, format!("{program}: command not found\n")),
+            Failure::Io => (NOT_EXECUTABLE, format!("{}\n", refused.why)),
+            Failure::Environment => return Err(EngineError::InvalidEnvironment(refused.why)),
+            Failure::Busy => return Err(EngineError::Busy(std::time::Duration::ZERO)),
+            _ => return Err(EngineError::Sandbox(refused.why)),
+        };
+        let stderr = Captured { total_bytes: text.len() as u64, text, ..Captured::default() };
+        Ok(Ran {
+            context: self.context.info(),
+            created: false,
+            files: None,
+            stdout: Captured::default(),
+            stderr,
+            value: None,
+            displays: Vec::new(),
+            error: None,
+            late: None,
+            notice: home.take_notice(None),
+            end: RunOutcome::Exit { code },
+            duration: std::time::Duration::ZERO,
+        })
+    }
+}
