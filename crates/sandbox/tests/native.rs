@@ -746,6 +746,31 @@ fn kept_data_survives_a_launcher_that_is_killed_and_blocks_nobody() {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "the server under test")]
+fn without_loop_devices_root_keeps_data_in_memory_and_mounts_nothing_on_the_host() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("no-loop");
+    let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count();
+    let before = mounts();
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", "mount --bind /dev/null /dev/loop-control; exec \"$@\"", "sh"])
+        .arg(helper())
+        .args(["keep", "root", place.0.join("state").to_str().unwrap()])
+        .args([
+            "cd /data; ls -A; echo one > f; chmod 600 f",
+            "cd /data; stat -c '%u %n' f; cat f; df -T . | grep -o tmpfs",
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "1000 f\none\ntmpfs\n");
+    assert!(output.status.success());
+    assert_eq!(mounts(), before);
+    assert!(fs::read_dir(place.0.join("state/instances")).unwrap().next().is_none());
+}
+
+#[test]
 fn a_launcher_that_dies_at_any_moment_of_a_creation_leaves_no_process_and_no_server_that_waits() {
     if !root() {
         return;
