@@ -3,6 +3,7 @@
 mod config;
 mod doctor;
 mod flags;
+mod journal;
 mod output;
 mod run;
 mod setup;
@@ -40,6 +41,7 @@ enum Command {
     Doctor(doctor::Args),
     Setup(setup::Args),
     Config(config::Args),
+    Journal(journal::Args),
 }
 
 /// What every command gets.
@@ -87,7 +89,8 @@ fn dispatch(cli: Cli) -> Done {
     // rmcp warns of each error answer, which is none of the operator's business.
     let usual = if matches!(cli.command, Command::Stdio(_)) { "info,rmcp=error" } else { "warn" };
     let colour = std::io::stderr().is_terminal() && sources.environment.get("NO_COLOR").is_none();
-    logging::start(config.log.as_deref().unwrap_or(usual), LogFormat::default(), colour)?;
+    let format = if config.log_json { LogFormat::Json } else { LogFormat::Human };
+    logging::start(config.log.as_deref().unwrap_or(usual), format, colour)?;
     let context = Context { config, environment: sources.environment };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
@@ -95,6 +98,7 @@ fn dispatch(cli: Cli) -> Done {
         Command::Doctor(args) => doctor::main(args, context),
         Command::Setup(args) => setup::main(args, context),
         Command::Config(args) => config::main(args, &context),
+        Command::Journal(args) => journal::main(args, &context),
     }
 }
 

@@ -7,7 +7,6 @@ mod escape;
 mod human;
 pub mod lines;
 
-use serde::Deserialize;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
@@ -16,10 +15,8 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 pub use escape::escaped;
 pub use lines::{HTTP_LOG, MCP_LOG};
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    #[default]
     Human,
     Json,
 }
