@@ -54,6 +54,8 @@ pub struct Kernel {
     /// `StopKernel` calls that wait for the end.
     stops: Vec<u64>,
     stopped_check: Instant,
+    /// Its standard error comes with its standard output.
+    merged: bool,
     /// Lines that no driver would write, and answers to no question.
     pub ignored: u64,
 }
@@ -125,6 +127,7 @@ impl Kernel {
             lost: None,
             stops: Vec::new(),
             stopped_check: now,
+            merged: spec.merge_output,
             ignored: 0,
         })
     }
@@ -194,7 +197,8 @@ impl Kernel {
     pub fn submit(&mut self, code: &str, map: Option<&str>) {
         let State::Running(run) = &mut self.state else { return };
         run.preparing = false;
-        let request = Request { t: "run", n: self.n, code, map, env: &run.env };
+        let env = std::mem::take(&mut run.env);
+        let request = Request { t: "run", n: self.n, code, map, env: &env };
         // A string in a struct always serialises.
         let Ok(mut line) = serde_json::to_vec(&request) else { return };
         line.push(b'\n');
@@ -281,7 +285,9 @@ impl Kernel {
                 None if run.term.stopped_soon() => self.process.signal(Signal::INT),
                 None => {}
             },
-            Step::Again => self.process.signal(Signal::INT),
+            // The other interpreters have their second rung.
+            Step::Again if self.interrupts.is_none() => self.process.signal(Signal::INT),
+            Step::Again => {}
             Step::Kill => self.process.kill(),
         }
     }
@@ -432,7 +438,8 @@ impl Kernel {
     }
 
     fn stderr_shown(&mut self) -> String {
-        let (bytes, _) = self.stderr.take_late();
+        let errors = if self.merged { &mut self.stdout } else { &mut self.stderr };
+        let (bytes, _) = errors.take_late();
         let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(STDERR_SHOWN)..]).trim().to_owned();
         if text.is_empty() { text } else { format!(":\n{text}") }
     }

@@ -76,23 +76,25 @@ fn a_command_over_its_time_is_interrupted_and_one_that_ignores_it_is_killed() {
 #[test]
 fn a_kernel_that_cannot_start_says_why() {
     let mut client = Client::new();
-    let spec = |argv: &[&str]| KernelSpec {
-        language: Language::Python,
-        argv: argv.iter().map(|s| (*s).to_owned()).collect(),
-        env: env(),
-        cwd: "/".into(),
-        merge_output: false,
-    };
-    let mut told = |argv: &[&str]| match client.start(1, &spec(argv)) {
-        FromGuest::Failed { failure: Failure::Kernel, message } => message,
-        other => panic!("{other:?}"),
-    };
-    assert!(told(&["/no/such"]).starts_with("cannot start `/no/such`: No such file"));
-    assert_eq!(
-        told(&["sh", "-c", "echo no such module >&2; exit 4"]),
-        "the kernel exited with status `4` before it was ready:\nno such module"
-    );
-    assert_eq!(told(&["sh", "-c", "kill -9 $$"]), "the kernel was ended by signal `9` before it was ready");
+    for merge_output in [false, true] {
+        let spec = |argv: &[&str]| KernelSpec {
+            language: Language::Python,
+            argv: argv.iter().map(|s| (*s).to_owned()).collect(),
+            env: env(),
+            cwd: "/".into(),
+            merge_output,
+        };
+        let mut told = |argv: &[&str]| match client.start(1, &spec(argv)) {
+            FromGuest::Failed { failure: Failure::Kernel, message } => message,
+            other => panic!("{other:?}"),
+        };
+        assert!(told(&["/no/such"]).starts_with("cannot start `/no/such`: No such file"));
+        assert_eq!(
+            told(&["sh", "-c", "echo no such module >&2; exit 4"]),
+            "the kernel exited with status `4` before it was ready:\nno such module"
+        );
+        assert_eq!(told(&["sh", "-c", "kill -9 $$"]), "the kernel was ended by signal `9` before it was ready");
+    }
     client.started(1, &exec_fake());
     client.nothing_left();
 }

@@ -146,7 +146,7 @@ impl Sandbox for Place {
     }
 }
 
-/// Carries bytes both ways, translating the paths of kernels to those below `root`.
+/// Carries bytes both ways, translating the paths of the sandbox to those below `root`.
 async fn carry(engine_side: tokio::io::DuplexStream, guest_side: tokio::net::UnixStream, root: PathBuf) {
     let (mut from_engine, mut to_engine) = tokio::io::split(engine_side);
     let (mut from_guest, mut to_guest) = guest_side.into_split();
@@ -174,17 +174,26 @@ async fn carry(engine_side: tokio::io::DuplexStream, guest_side: tokio::net::Uni
 
 fn translate(out: &mut Vec<u8>, frame: Frame, root: &Path) {
     let message = if frame.kind == Kind::Message { frame.message::<ToGuest>().ok() } else { None };
-    let Some(ToGuest::StartKernel { kernel, mut spec }) = message else {
+    let Some(mut message) = message else {
         return proto::encode(out, frame.kind, frame.call, &frame.payload);
     };
-    let translated = |path: &str| inside(root, path).to_string_lossy().into_owned();
-    if spec.cwd == WORKSPACE {
-        spec.cwd = translated(WORKSPACE);
-    }
-    for argument in spec.argv.iter_mut().filter(|a| a.starts_with('/')) {
-        if inside(root, argument).exists() {
-            *argument = translated(argument);
+    let translate_path = |path: &mut String| {
+        if [WORKSPACE, DATA].iter().any(|dir| Path::new(path.as_str()).starts_with(dir)) {
+            *path = inside(root, path).to_string_lossy().into_owned();
         }
+    };
+    match &mut message {
+        ToGuest::StartKernel { spec, .. } => {
+            translate_path(&mut spec.cwd);
+            for argument in spec.argv.iter_mut().filter(|a| a.starts_with('/') && inside(root, a).exists()) {
+                *argument = inside(root, argument).to_string_lossy().into_owned();
+            }
+        }
+        ToGuest::Exec { cwd: path, .. }
+        | ToGuest::WriteFile { path, .. }
+        | ToGuest::ReadFile { path, .. }
+        | ToGuest::ListFiles { path, .. } => translate_path(path),
+        _ => return proto::encode(out, frame.kind, frame.call, &frame.payload),
     }
-    proto::encode_message(out, frame.call, &ToGuest::StartKernel { kernel, spec }).expect("a short message");
+    proto::encode_message(out, frame.call, &message).expect("a short message");
 }
