@@ -182,8 +182,7 @@ fn run_code(args: &Args, options: &Options) -> Result<Op, ArgError> {
     let code = args::required(args, "code")?.to_owned();
     let language = match args::text(args, "language")? {
         None => None,
-        // What models write when they mean run_command. It gives the same kind of answer.
-        Some("bash" | "sh" | "shell") => return Ok(shell(args, options, code)?),
+        Some(_) if is_shell(args) => return Ok(shell(args, options, code)?),
         Some(_) => args::choice(args, "language", &LANGUAGES)?,
     };
     let background = args::flag(args, "background")?.unwrap_or_default();
@@ -197,6 +196,11 @@ fn run_code(args: &Args, options: &Options) -> Result<Op, ArgError> {
         network: args::flag(args, "network")?.unwrap_or_default(),
         background,
     }))
+}
+
+/// What models write when they mean run_command; it gives the same kind of answer.
+fn is_shell(args: &Args) -> bool {
+    matches!(args::text(args, "language"), Ok(Some("bash" | "sh" | "shell")))
 }
 
 fn run_command(args: &Args, options: &Options) -> Result<Op, ArgError> {

@@ -8,7 +8,7 @@ use engine::op::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Encoding, directory, encoding, lines};
+use super::{Encoding, directory, encoding, is_shell, lines};
 use crate::dialect::shared::files::{FILE_BUDGET, FileRow, row_schema, rows};
 use crate::dialect::shared::run::{
     PICTURE_BUDGET, VISIBLE, Words, command_ending, ending, exit_code, picture, pictures, succeeded,
@@ -213,7 +213,7 @@ enum What {
 }
 
 pub(super) fn code(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    run(scene, outcome, What::Code)
+    run(scene, outcome, if is_shell(scene.args) { What::Command } else { What::Code })
 }
 
 pub(super) fn command(scene: &Scene<'_>, outcome: Outcome) -> Answer {
@@ -238,7 +238,7 @@ pub(super) fn progress(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     }
 }
 
-/// The run did not take place. The same object, so that whoever reads only its first members learns it too.
+/// The run did not take place. The same object, for those who read nothing but its members.
 pub(super) fn run_error(_: &Scene<'_>, error: &EngineError) -> Reply {
     match error {
         EngineError::InvalidEnvironment(why) => invalid(format!("env is refused: {why}")),

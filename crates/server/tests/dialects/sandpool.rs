@@ -1,0 +1,327 @@
+//! The `sandpool` dialect: what an agent is handed.
+
+use engine::op::{Command, Holder, Language, Op, Size, Which};
+use serde_json::{Value, json};
+use server::dialect::{ArgError, Block, Options, Reply, sandpool};
+
+use crate::mcp_fake;
+use crate::tools::Tools;
+
+#[test]
+fn the_tools_are_those_of_the_table_and_no_other() {
+    let tools = sandpool::DIALECT.tools.iter();
+    let fields = tools.map(|row| {
+        let fields = row.fields.iter().map(|f| format!("{}{}", f.name, if f.required { "" } else { "?" }));
+        format!("{} {{{}}}", row.name, fields.collect::<Vec<_>>().join(", "))
+    });
+    assert_eq!(
+        fields.collect::<Vec<_>>(),
+        [
+            "run_code {code, language?, context?, timeout?, env?, network?, background?}",
+            "run_command {command, context?, timeout?, env?, network?, background?}",
+            "wait_run {run, cursor?, wait?}",
+            "cancel_run {run}",
+            "create_context {name?, language?, size?}",
+            "list_contexts {}",
+            "stop_context {context}",
+            "read_file {path, context?, encoding?, offset?, limit?}",
+            "write_file {path, content, context?, encoding?}",
+            "list_files {path?, context?}",
+        ]
+    );
+}
+
+/// What E2B's old client does with the answer to `{code}`.
+#[tokio::test]
+async fn code_alone_is_answered_with_the_json_that_e2b_s_client_reads() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    tools.answer("run_code", json!({ "code": "x = Hello World" })).await;
+    let answer = tools.answer("run_code", json!({ "code": "print(x)" })).await;
+    let Block::Text(text) = &answer.blocks[0] else { panic!() };
+    assert!(
+        text.starts_with("{\n  \"stdout\": \"Hello World\\n\",\n  \"stderr\": \"\",\n  \"success\": true,\n"),
+        "{text}"
+    );
+    let output: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(output, answer.structured);
+    assert_eq!(
+        output,
+        json!({
+            "stdout": "Hello World\n",
+            "stderr": "",
+            "success": true,
+            "execution_time": 0.012_345,
+            "status": "ok",
+            "context": "ctx-1",
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_session() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let said = tools
+        .transcript(&[
+            ("list_contexts", json!({})),
+            ("run_code", json!({ "code": "x = 42" })),
+            ("run_code", json!({ "code": "x" })),
+            ("run_code", json!({ "code": "console.log(x)", "language": "javascript" })),
+            ("run_code", json!({ "code": "1 / 0", "context": "default" })),
+            ("run_command", json!({ "command": "ls" })),
+            ("run_code", json!({ "code": "ls -l", "language": "bash" })),
+            ("run_command", json!({ "command": "exit 2" })),
+            ("run_code", json!({ "code": "warned", "env": { "A": "b" }, "timeout": 300 })),
+            ("create_context", json!({ "name": "big", "language": "typescript", "size": "large" })),
+            ("create_context", json!({})),
+            ("run_code", json!({ "code": "x", "context": "big" })),
+            ("list_contexts", json!({})),
+            ("stop_context", json!({ "context": "big" })),
+            ("stop_context", json!({ "context": "big" })),
+            ("run_code", json!({ "code": "x", "context": "big" })),
+            ("run_code", json!({ "code": "spilled" })),
+            ("run_code", json!({ "code": "picture" })),
+            ("run_code", json!({ "code": "markup" })),
+            ("run_code", json!({ "code": "rich" })),
+            ("run_code", json!({ "code": "late" })),
+            ("run_code", json!({ "code": "notice" })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+#[tokio::test]
+async fn a_background_run_is_begun_followed_and_ended() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let said = tools
+        .transcript(&[
+            ("run_code", json!({ "code": "forever", "background": true })),
+            ("wait_run", json!({ "run": "run-1", "wait": 0 })),
+            ("wait_run", json!({ "run": "run-1", "cursor": 7, "wait": 0 })),
+            ("cancel_run", json!({ "run": "run-1" })),
+            ("wait_run", json!({ "run": "run-1" })),
+            ("cancel_run", json!({ "run": "run-1" })),
+            ("run_command", json!({ "command": "exit 3", "background": true })),
+            ("wait_run", json!({ "run": "run-2" })),
+            ("run_code", json!({ "code": "1 / 0", "background": true })),
+            ("wait_run", json!({ "run": "run-3" })),
+            ("run_code", json!({ "code": "timeout kept", "background": true })),
+            ("wait_run", json!({ "run": "run-4" })),
+            ("run_code", json!({ "code": "busy", "background": true })),
+            ("wait_run", json!({ "run": "run-5" })),
+            ("wait_run", json!({ "run": "run-nobody" })),
+            ("cancel_run", json!({ "run": "run-nobody" })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+#[tokio::test]
+async fn every_end_of_a_run_says_what_happened_and_what_to_do() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let mut said = String::new();
+    for code in [
+        "exit",
+        "timeout kept",
+        "timeout lost",
+        "interrupted",
+        "memory",
+        "exited",
+        "crashed",
+        "lost",
+        "busy",
+        "queue full",
+        "not ready",
+        "back end",
+    ] {
+        said += &tools.transcript(&[("run_code", json!({ "code": code }))]).await;
+        if !["exit", "timeout lost", "busy", "queue full", "not ready", "back end"].contains(&code) {
+            said += &tools.transcript(&[("run_command", json!({ "command": code }))]).await;
+        }
+    }
+    insta::assert_snapshot!(said);
+}
+
+#[tokio::test]
+async fn files_go_in_and_out() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let said = tools
+        .transcript(&[
+            ("list_files", json!({})),
+            ("write_file", json!({ "path": "data/in.csv", "content": "a,b\n1,2\n3,4\n" })),
+            ("write_file", json!({ "path": "/workspace/raw.bin", "content": "AP/+\nAQ", "encoding": "base64" })),
+            ("write_file", json!({ "path": "plot.png", "content": (mcp_fake::PNG), "encoding": "base64" })),
+            ("write_file", json!({ "path": "empty", "content": "" })),
+            ("list_files", json!({})),
+            ("list_files", json!({ "path": "data" })),
+            ("read_file", json!({ "path": "data/in.csv" })),
+            ("read_file", json!({ "path": "data/in.csv", "offset": 2, "limit": 1 })),
+            ("read_file", json!({ "path": "data/in.csv", "offset": 3 })),
+            ("read_file", json!({ "path": "data/in.csv", "offset": 4 })),
+            ("read_file", json!({ "path": "data/in.csv", "encoding": "base64" })),
+            ("read_file", json!({ "path": "empty" })),
+            ("read_file", json!({ "path": "raw.bin" })),
+            ("read_file", json!({ "path": "raw.bin", "encoding": "base64" })),
+            ("read_file", json!({ "path": "raw.bin", "encoding": "utf-8" })),
+            ("read_file", json!({ "path": "plot.png" })),
+            ("read_file", json!({ "path": "nowhere" })),
+            ("write_file", json!({ "path": "x", "content": "no base64!", "encoding": "base64" })),
+            ("write_file", json!({ "path": "../out", "content": "x" })),
+            ("read_file", json!({ "path": "/etc/passwd" })),
+            ("list_files", json!({ "path": "" })),
+            ("list_files", json!({ "context": "nobody" })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+/// A text longer than one answer is read in pages that miss nothing, whatever its lines are like.
+#[tokio::test]
+async fn a_long_text_is_read_page_by_page() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let long_line = "ü".repeat(30_000);
+    let text: String = (0..5000).map(|n| format!("line {n}\n")).chain([long_line.clone()]).collect();
+    tools.answer("write_file", json!({ "path": "f", "content": text })).await;
+    let (mut read, mut next) = (String::new(), 1);
+    loop {
+        let page = tools.answer("read_file", json!({ "path": "f", "offset": next })).await;
+        let content = page.structured["content"].as_str().unwrap();
+        assert!(content.chars().count() <= 20_100);
+        assert_eq!(page.blocks[0], Block::Text(content.into()));
+        read += content;
+        match page.structured["next_line"].as_u64() {
+            Some(line) => next = line,
+            None => {
+                assert!(page.structured["note"].as_str().unwrap().contains("5001 has 30000 characters"));
+                break;
+            }
+        }
+    }
+    assert!(read.starts_with(text.strip_suffix(&long_line).unwrap()));
+}
+
+#[tokio::test]
+async fn a_file_too_large_for_an_answer_is_refused() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    tools.answer("write_file", json!({ "path": "f", "content": "x".repeat(3 << 20) })).await;
+    let answer = tools.answer("read_file", json!({ "path": "f", "encoding": "base64" })).await;
+    assert!(answer.is_error && !answer.fits);
+}
+
+/// However much is displayed, the answer stays far below what clients read.
+#[tokio::test]
+async fn texts_that_are_displayed_have_one_budget_together() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let answer = tools.answer("run_code", json!({ "code": "displays" })).await;
+    let displays = answer.structured["displays"].as_array().unwrap();
+    assert_eq!(displays.len(), 1);
+    assert_eq!(answer.structured["result"], "the end");
+}
+
+fn lower(tool: &str, arguments: Value) -> Result<Op, ArgError> {
+    let row = sandpool::DIALECT.find(tool).unwrap();
+    (row.lower)(arguments.as_object().unwrap(), &Options::default())
+}
+
+#[test]
+fn without_a_context_everything_goes_to_one_that_makes_itself() {
+    let target = |op: Op| match op {
+        Op::RunCode(run) => run.target,
+        Op::RunCommand(run) => run.target,
+        Op::ReadFile { place: Holder::Context(target), .. }
+        | Op::WriteFile { place: Holder::Context(target), .. }
+        | Op::ListFiles { place: Holder::Context(target), .. } => target,
+        other => panic!("{other:?}"),
+    };
+    for (tool, mut arguments) in [
+        ("run_code", json!({ "code": "1" })),
+        ("run_command", json!({ "command": "1" })),
+        ("read_file", json!({ "path": "a" })),
+        ("write_file", json!({ "path": "a", "content": "" })),
+        ("list_files", json!({})),
+    ] {
+        let made = target(lower(tool, arguments.clone()).unwrap());
+        assert_eq!(made.which, Which::Named("default".into()));
+        assert_eq!(made.make.unwrap().name, "default");
+        arguments["context"] = json!("a");
+        let named = target(lower(tool, arguments).unwrap());
+        assert_eq!((named.which, named.make), (Which::Named("a".into()), None));
+    }
+}
+
+#[test]
+fn arguments_become_operations() {
+    let Op::RunCode(run) = lower("run_code", json!({ "code": "1", "language": "typescript", "timeout": 5.0 })).unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!((run.language, run.timeout.unwrap().as_secs(), run.background), (Some(Language::Typescript), 5, false));
+    // Nobody waits for a background run: it gets the longest time.
+    let Op::RunCode(run) = lower("run_code", json!({ "code": "1", "background": true })).unwrap() else { panic!() };
+    assert_eq!((run.language, run.timeout.unwrap().as_secs()), (None, 1800));
+    let Op::RunCommand(run) =
+        lower("run_code", json!({ "code": "ls", "language": "sh", "env": { "A": "b" } })).unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!((run.command, run.env.0["A"].as_str()), (Command::Shell("ls".into()), "b"));
+    let Op::CreateContext(new) = lower("create_context", json!({ "name": "данные_1", "size": "small" })).unwrap()
+    else {
+        panic!()
+    };
+    assert_eq!((new.name.as_str(), new.size), ("данные_1", Some(Size::Small)));
+}
+
+#[test]
+fn refusals_say_what_would_be_right() {
+    for (tool, arguments, why) in [
+        ("run_code", json!({ "code": "" }), "code is required"),
+        ("run_code", json!({ "code": "1", "context": "" }), "context cannot be empty; leave it out instead"),
+        (
+            "run_code",
+            json!({ "code": "1", "language": "ruby" }),
+            "language must be one of 'python', 'javascript', 'typescript', got 'ruby'",
+        ),
+        ("run_code", json!({ "code": "1", "timeout": 301 }), "timeout must be a whole number from 1 to 300, got 301"),
+        (
+            "run_command",
+            json!({ "command": "1", "timeout": 1801 }),
+            "timeout must be a whole number from 1 to 1800, got 1801",
+        ),
+        ("wait_run", json!({ "run": "a", "wait": 51 }), "wait must be a whole number from 0 to 50, got 51"),
+        ("create_context", json!({ "name": "a b" }), "name cannot be empty or contain special characters"),
+        ("create_context", json!({ "name": "" }), "name cannot be empty or contain special characters"),
+        (
+            "create_context",
+            json!({ "name": "default" }),
+            "name cannot be `default`: that context makes itself when a call leaves `context` out",
+        ),
+    ] {
+        assert_eq!(lower(tool, arguments).unwrap_err().message, why);
+    }
+}
+
+#[tokio::test]
+async fn an_environment_that_the_engine_refuses_is_an_invalid_argument() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let reply = tools.reply("run_code", json!({ "code": "bad environment", "env": { "A=": "b" } })).await;
+    assert_eq!(reply, Reply::Error { code: -32602, message: "env is refused: the name `A=`".into(), data: None });
+}
+
+/// A07: whatever a path is, lowering it keeps it a relative path without a step upwards, or refuses it.
+#[test]
+fn paths_stay_below_the_workspace() {
+    let parts = ["..", ".", "", "a", "%2e%2e", "%252e", "..\\", "a.", "a ", "\"", "/", "//", "workspace", "é"];
+    for a in parts {
+        for b in parts {
+            for path in [format!("{a}/{b}"), format!("/{a}/{b}"), format!("/workspace/{a}/{b}"), format!("{a}{b}")] {
+                match lower("read_file", json!({ "path": path })) {
+                    Ok(Op::ReadFile { path, .. }) => {
+                        assert!(!path.starts_with('/') && path.split('/').all(|part| part != ".."), "{path}");
+                    }
+                    Ok(other) => panic!("{other:?}"),
+                    Err(refused) => assert!(refused.message.contains("path"), "{}", refused.message),
+                }
+            }
+        }
+    }
+}
