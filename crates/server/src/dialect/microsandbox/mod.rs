@@ -26,9 +26,7 @@ pub static DIALECT: Dialect = Dialect {
 const RUNS: Hints = Hints { read_only: false, destructive: true, idempotent: false };
 const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true };
 
-/// The last is accepted, not advertised.
-const TEMPLATES: [(&str, Language); 3] =
-    [("python", Language::Python), ("node", Language::Javascript), ("javascript", Language::Javascript)];
+const TEMPLATES: [(&str, Language); 2] = [("python", Language::Python), ("node", Language::Javascript)];
 const FLAVORS: [(&str, Size); 3] = [("small", Size::Small), ("medium", Size::Medium), ("large", Size::Large)];
 
 const TEMPLATE: Field = Field::one_of("template", &["python", "node"]).default(|_| json!("python"));

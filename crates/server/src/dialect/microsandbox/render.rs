@@ -136,7 +136,8 @@ pub(super) fn command(scene: &Scene<'_>, outcome: Outcome) -> Answer {
         args: args::text_list(scene.args, "args").ok().flatten().unwrap_or_default(),
         exit_code: run::exit_code(&ran.end),
     };
-    executed(scene, &ran, Some(facts), run::command_ending(&ran.end, &WORDS))
+    let ending = run::command_ending(&ran.end, &WORDS).filter(|_| !run::has_status(&ran.end));
+    executed(scene, &ran, Some(facts), ending)
 }
 
 /// Stdout and nothing else; stderr, marked, if there is any; the session; then pictures and links.

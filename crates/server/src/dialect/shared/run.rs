@@ -134,6 +134,11 @@ pub(in crate::dialect) fn command_ending(end: &RunOutcome, words: &Words) -> Opt
     })
 }
 
+/// A command that ran to its end: its status says it all.
+pub(in crate::dialect) fn has_status(end: &RunOutcome) -> bool {
+    matches!(end, RunOutcome::Ok | RunOutcome::Exit { .. } | RunOutcome::Ended { how: Ended::Exited { .. } })
+}
+
 fn lost(why: &str, words: &Words) -> String {
     format!(
         "The sandbox was lost ({why}): variables and files are lost; run the code that makes them again, {}.",

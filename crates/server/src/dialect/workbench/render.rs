@@ -14,7 +14,7 @@ use crate::dialect::shared::files::{Content, FILE_BUDGET, FileFacts, FileRow, ro
 use crate::dialect::shared::run::{self, Words};
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{add_lines, seconds};
-use crate::dialect::{Answer, ArgError, Block, Reply, Scene, shown};
+use crate::dialect::{Answer, ArgError, Block, Reply, Scene};
 
 const WORDS: Words =
     Words { place: "sandbox", anew: "in a new sandbox made with sandbox_create if this one is not found" };
@@ -22,9 +22,14 @@ const WORDS: Words =
 /// The code of refusals by a tool that needs a browser.
 pub(super) const NO_BROWSER: &str = "NO_BROWSER";
 
-/// Short and without line breaks, for a place where only one line may stand.
+/// Bounded and without line breaks, for a place where only one line may stand.
 pub(super) fn one_line(text: &str) -> String {
-    shown(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    const MOST: usize = 600;
+    let mut line: String = text.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(MOST).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 fn succeeded<T: Serialize>(scene: &Scene<'_>, how: &str, facts: &T) -> Answer {
@@ -220,7 +225,8 @@ pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let ending = if shell { run::command_ending(&ran.end, &WORDS) } else { run::ending(&ran.end, &WORDS) };
     let kept = run::kept(scene, &ran);
     let mut stderr = run::stderr(&ran);
-    for note in [Some(kept.lines).filter(|lines| !lines.is_empty()), ending.clone()].iter().flatten() {
+    let told = ending.as_ref().filter(|_| !(shell && run::has_status(&ran.end)));
+    for note in [Some(&kept.lines).filter(|lines| !lines.is_empty()), told].into_iter().flatten() {
         add_lines(&mut stderr, note);
     }
     let success = run::succeeded(&ran.end);
@@ -246,8 +252,12 @@ pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
 }
 
 fn what_failed(ran: &Ran, ending: Option<String>) -> String {
-    let error = ran.error.as_ref().map(|error| format!("{}: {}", error.name, error.value));
-    ending.or(error).unwrap_or_else(|| "the code failed".into())
+    let error = || ran.error.as_ref().map(|error| format!("{}: {}", error.name, error.value));
+    let in_a_line = |sentence: String| {
+        let sentence = sentence.trim_end_matches('.');
+        sentence.chars().take(1).flat_map(char::to_lowercase).chain(sentence.chars().skip(1)).collect()
+    };
+    ending.map(in_a_line).or_else(error).unwrap_or_else(|| "the code failed".into())
 }
 
 fn hint(end: &RunOutcome) -> &'static str {
@@ -317,5 +327,6 @@ pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Files(engine::op::Files { entries, total, .. }) = outcome else { return mismatch(scene) };
     let path = directory(scene.args).unwrap_or_else(|_| ".".into());
     let files = rows(&path, entries);
-    succeeded(scene, &format!("{path} ({total} entries)"), &Listing { path, files, total })
+    let entries = if total == 1 { "entry" } else { "entries" };
+    succeeded(scene, &format!("{path} ({total} {entries})"), &Listing { path, files, total })
 }

@@ -1,0 +1,276 @@
+//! What holds for every tool of every dialect, read from the tables.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+use server::dialect::{self, Block, Dialect, Field, FieldKind, Lang, Links, Options, Reply, Scene, ToolRow};
+
+/// Each in every form in which it can be offered.
+fn dialects() -> Vec<&'static Dialect> {
+    let plain = Options::default();
+    let other = Options { default_context: true, underscores: true, ..Options::default() };
+    let mut all: Vec<&Dialect> = dialect::all(&plain).collect();
+    all.extend(dialect::all(&other).filter(|other| !dialect::all(&plain).any(|plain| std::ptr::eq(plain, *other))));
+    all
+}
+
+#[test]
+fn every_dialect_is_found_by_its_id_in_the_form_that_was_chosen() {
+    for id in dialect::IDS {
+        assert_eq!(dialect::find(id, &Options::default()).unwrap().id, *id);
+    }
+    assert!(dialect::find("nonsense", &Options::default()).is_none());
+    assert_eq!(dialects().len(), dialect::IDS.len() + 2);
+}
+
+#[test]
+fn every_tool_and_every_field_has_prose_in_both_languages() {
+    for dialect in dialects() {
+        for lang in [Lang::En, Lang::Zh] {
+            assert!(dialect.instructions(lang).is_some(), "{}", dialect.id);
+            for row in dialect.tools {
+                let name = format!("{} {} {lang:?}", dialect.id, row.name);
+                assert!(!dialect.description(row, lang).is_empty(), "{name}");
+                let schema = dialect.input_schema(row, lang, &Options::default());
+                for (field, property) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+                    // The document prints none there.
+                    if (dialect.id, row.name, field.as_str()) != ("microsandbox", "execute_code", "flavor") {
+                        assert!(!property["description"].as_str().unwrap_or_default().is_empty(), "{name} {field}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What breaks clients and model providers, in either schema.
+#[test]
+fn schemas_are_plain() {
+    const PLAIN: [&str; 8] =
+        ["type", "properties", "required", "items", "description", "enum", "default", "additionalProperties"];
+    fn check(schema: &Value) {
+        for (key, value) in schema.as_object().unwrap() {
+            assert!(PLAIN.contains(&key.as_str()), "{key}");
+            match key.as_str() {
+                "type" => assert!(value.is_string(), "{value}"),
+                "additionalProperties" => assert_eq!(*value, json!({ "type": "string" })),
+                "properties" => value.as_object().unwrap().values().for_each(check),
+                "items" => check(value),
+                _ => {}
+            }
+        }
+    }
+    for dialect in dialects() {
+        for row in dialect.tools {
+            let output = (row.output_schema)();
+            assert_eq!(output["type"], "object");
+            check(&output);
+            check(&dialect.input_schema(row, Lang::En, &Options::default()));
+            // Dots are the document's own; hosts that refuse them have the other form.
+            let dots = dialect.id == "conversation" && row.name.contains('.');
+            let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || (dots && c == '.');
+            assert!(row.name.chars().all(plain) && row.name.len() <= 64, "{}", row.name);
+        }
+    }
+}
+
+/// The list that a client gets, without what the transport adds.
+#[test]
+fn the_texts_of_the_tools() {
+    for dialect in dialect::all(&Options::default()) {
+        for lang in [Lang::En, Lang::Zh] {
+            let mut text = format!("{}\n\n", dialect.instructions(lang).unwrap());
+            for row in dialect.tools {
+                let description = dialect.description(row, lang);
+                let schema = dialect.input_schema(row, lang, &Options::default());
+                writeln!(text, "## {}\n{description}\n{schema:#}", row.name).unwrap();
+                if lang == Lang::En {
+                    writeln!(text, "{:?}\n{:#}", row.hints, (row.output_schema)()).unwrap();
+                }
+                text.push('\n');
+            }
+            insta::assert_snapshot!(format!("the_texts_of_{}_{lang:?}", dialect.id).to_lowercase(), text);
+        }
+    }
+}
+
+/// A value that the field takes.
+fn right(field: &Field) -> Value {
+    match field.kind {
+        // A name, a path, code, and base64 all the same.
+        FieldKind::Text => json!(field.choices.first().unwrap_or(&"YWFh")),
+        FieldKind::Flag => json!(false),
+        FieldKind::Whole | FieldKind::Number => json!(1),
+        FieldKind::TextList => json!(["a"]),
+        FieldKind::TextMap => json!({ "A": "a" }),
+    }
+}
+
+fn wrong(dialect: &Dialect, row: &ToolRow, field: &Field) -> Vec<Value> {
+    let precise = json!(9_007_199_254_740_993_u64);
+    let mut values = vec![json!(null)];
+    match field.kind {
+        FieldKind::Text => {
+            values.extend([json!(0), json!(-1), precise, json!(1.5), json!(1e300), json!(true)]);
+            values.extend([json!([]), json!({}), json!(["a"])]);
+            if !may_be_empty(dialect, row, field) {
+                values.push(json!(""));
+            }
+            if !field.choices.is_empty() {
+                values.extend([json!("nonsense"), json!(field.choices[0].to_uppercase())]);
+            }
+        }
+        FieldKind::Flag => values.extend([json!(0), json!(1), json!("true"), json!(""), json!([]), json!({})]),
+        FieldKind::Whole | FieldKind::Number => {
+            values.extend([json!("1"), json!(""), json!(-1), json!(1e300), json!(true), json!([]), json!({})]);
+            if field.kind == FieldKind::Whole {
+                values.push(json!(1.5));
+            }
+            // Positions in a stream may be large; nothing else may.
+            if !["cursor", "offset"].contains(&field.name) {
+                values.push(precise);
+            }
+        }
+        FieldKind::TextList => {
+            values.extend([json!("a"), json!(""), json!(0), json!(true), json!({}), json!([1]), json!([null])]);
+        }
+        FieldKind::TextMap => {
+            values.extend([json!("a"), json!(""), json!(0), json!([]), json!({ "A": 1 }), json!({ "A": null })]);
+        }
+    }
+    values
+}
+
+/// Files without content, and texts that say nothing.
+fn may_be_empty(dialect: &Dialect, row: &ToolRow, field: &Field) -> bool {
+    field.name == "content"
+        || (dialect.id, row.name, field.name) == ("agentrun", "create_context", "description")
+        || (dialect.id, row.name, field.name) == ("workbench", "browser_type", "text")
+}
+
+/// A04: every wrong value for every field of every tool is refused in the dialect's form, with the field's name.
+/// (`1e309` arrives here as `null`, `NaN` not at all: both are the transport's.)
+#[test]
+fn wrong_values_are_refused_with_the_field_s_name() {
+    let mut tried = 0;
+    for dialect in dialects() {
+        for row in dialect.tools {
+            for field in row.fields {
+                for value in wrong(dialect, row, field) {
+                    let mut args: Map<String, Value> =
+                        row.fields.iter().filter(|f| f.required).map(|f| (f.name.into(), right(f))).collect();
+                    args.insert(field.name.into(), value.clone());
+                    assert_refused(dialect, row, field.name, &args, &value);
+                    tried += 1;
+                }
+                if field.required {
+                    let others = row.fields.iter().filter(|f| f.required && f.name != field.name);
+                    let args = others.map(|f| (f.name.into(), right(f))).collect();
+                    assert_refused(dialect, row, field.name, &args, &json!("nothing"));
+                    tried += 1;
+                }
+            }
+        }
+    }
+    assert!(tried > 800, "{tried}");
+}
+
+fn assert_refused(dialect: &Dialect, row: &ToolRow, field: &str, args: &Map<String, Value>, value: &Value) {
+    let place = format!("{} {}.{field} = {value}", dialect.id, row.name);
+    let options = Options::default();
+    let scene = Scene { tool: row.name, args, options: &options, links: &Links::default() };
+    let refused = (row.lower)(args, &options).map(|op| panic!("{place} became {op:?}")).unwrap_err();
+    match (dialect.id, (dialect.refuse)(&scene, &refused)) {
+        ("agentrun", Reply::Answer(answer)) => {
+            let codes = match field {
+                "language" => ["INVALID_LANGUAGE"; 2],
+                "name" => ["INVALID_PARAMS", "INVALID_CONTEXT_NAME"],
+                _ => ["INVALID_PARAMS", "INVALID_PATH"],
+            };
+            assert!(answer.is_error && codes.map(Value::from).contains(&answer.structured["code"]), "{place}");
+            assert!(answer.structured["error"].as_str().unwrap().contains(field), "{place}: {}", answer.structured);
+        }
+        ("workbench", Reply::Answer(answer)) => {
+            let Block::Text(text) = &answer.blocks[0] else { panic!("{place}") };
+            let (first, hint) = text.split_once('\n').unwrap();
+            assert!(answer.is_error && hint.starts_with("hint: "), "{place}: {text}");
+            assert!(first.starts_with(&format!("{} failed: ", row.name)) && first.contains(field), "{place}: {text}");
+        }
+        (_, Reply::Error { code: -32602, message, .. }) => assert!(message.contains(field), "{place}: {message}"),
+        (_, other) => panic!("{place}: {other:?}"),
+    }
+}
+
+/// A39: all that a caller can say, each looked at once. Nothing here names a mount, a user, a capability, an image, a device or a
+/// limit of the operator's, and nothing switches isolation off. Whoever adds an argument adds it here, with the reason why it is safe.
+const REVIEWED: [(&str, &str); 32] = [
+    ("args", "passed to the program as they are, inside the sandbox"),
+    ("background", "the run counts as any other"),
+    ("code", "runs inside the sandbox"),
+    ("command", "runs inside the sandbox"),
+    ("content", "becomes a file inside"),
+    ("context", "found among the tenant's own"),
+    ("context_id", "found among the tenant's own"),
+    ("conversationId", "hashed together with the tenant"),
+    ("cursor", "a position in the run's own output"),
+    ("description", "told back, bounded"),
+    ("encoding", "one of two"),
+    ("env", "variables of one run, checked by the engine"),
+    ("environment", "variables of one run, checked by the engine"),
+    ("filename", "below /data, resolved inside"),
+    ("flavor", "one of three sizes that the operator's limits bound"),
+    ("language", "one of those that are installed"),
+    ("limit", "of bytes to read"),
+    ("maxTextLen", "bounded"),
+    ("name", "told back, bounded"),
+    ("network", "true or false: asks for what the operator's policy allows, and nothing else"),
+    ("offset", "a position in a file"),
+    ("path", "below /workspace, resolved inside"),
+    ("run", "found among the tenant's own"),
+    ("sandbox_id", "found among the tenant's own"),
+    ("selector", "used by the page alone"),
+    ("session_id", "found among the tenant's own"),
+    ("size", "one of three sizes that the operator's limits bound"),
+    ("template", "one of two"),
+    ("text", "typed into the page"),
+    ("timeout", "up to the operator's limit"),
+    ("url", "opened by the browser inside, under the operator's policy"),
+    ("wait", "bounded"),
+];
+
+#[test]
+fn no_argument_weakens_isolation() {
+    let reviewed: BTreeSet<&str> = REVIEWED.iter().map(|(name, _)| *name).collect();
+    let fields = || dialects().into_iter().flat_map(|dialect| dialect.tools).flat_map(|row| row.fields);
+    let used: BTreeSet<&str> = fields().map(|field| field.name).collect();
+    assert_eq!(used, reviewed);
+    for field in fields() {
+        match field.name {
+            // Not a text, in which one could write `host`.
+            "network" | "background" => assert_eq!(field.kind, FieldKind::Flag),
+            "timeout" | "wait" | "limit" => assert_eq!(field.kind, FieldKind::Whole),
+            "size" | "flavor" => assert_eq!(field.choices, ["small", "medium", "large"]),
+            _ => {}
+        }
+    }
+}
+
+/// What a tool does not know it does not do: no argument outside the schema reaches an operation.
+#[test]
+fn arguments_that_a_tool_does_not_have_change_nothing() {
+    let extra =
+        ["privileged", "mounts", "volumes", "user", "image", "runtime", "cap_add", "network_mode", "memory", "cpus"];
+    for dialect in dialects() {
+        for row in dialect.tools {
+            let args: Map<String, Value> =
+                row.fields.iter().filter(|f| f.required).map(|f| (f.name.into(), right(f))).collect();
+            let mut more = args.clone();
+            for name in extra {
+                more.insert(name.into(), json!("host"));
+            }
+            let options = Options::default();
+            assert_eq!((row.lower)(&args, &options), (row.lower)(&more, &options), "{} {}", dialect.id, row.name);
+        }
+    }
+}

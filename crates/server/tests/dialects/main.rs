@@ -1,0 +1,12 @@
+//! The dialects against their documents, with a fake engine behind them: schemas, results, refusals.
+
+#[path = "../mcp_fake/mod.rs"]
+mod mcp_fake;
+
+mod agentrun;
+mod conversation;
+mod every;
+mod microsandbox;
+mod sandpool;
+mod tools;
+mod workbench;

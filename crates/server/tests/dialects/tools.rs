@@ -1,0 +1,156 @@
+//! Calls a dialect's tools as the handler does, and holds what is true of every answer.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
+
+use engine::op::Call;
+use serde_json::{Map, Value};
+use server::dialect::{Answer, Block, Dialect, Links, Options, Reply, Scene, ToolRow};
+use server::mcp::Execute;
+
+use crate::mcp_fake::{self, FakeEngine};
+
+pub struct Tools {
+    pub engine: Arc<FakeEngine>,
+    pub dialect: &'static Dialect,
+    pub options: Options,
+    pub links: Links,
+    pub connection: Option<String>,
+    /// The tools that have given a success so far.
+    pub succeeded: Mutex<BTreeSet<&'static str>>,
+}
+
+impl Tools {
+    pub fn new(dialect: &'static Dialect) -> Self {
+        Self {
+            engine: Arc::default(),
+            dialect,
+            options: Options::default(),
+            links: Links::default(),
+            connection: Some("a".into()),
+            succeeded: Mutex::default(),
+        }
+    }
+
+    pub fn with_links(dialect: &'static Dialect) -> Self {
+        Self { links: Links { base: Some("http://127.0.0.1:8775".into()), ..Links::default() }, ..Self::new(dialect) }
+    }
+
+    pub fn row(&self, name: &str) -> &'static ToolRow {
+        self.dialect.find(name).unwrap_or_else(|| panic!("no tool {name}"))
+    }
+
+    pub async fn reply(&self, tool: &str, arguments: Value) -> Reply {
+        let row = self.row(tool);
+        let Value::Object(args) = arguments else { panic!("arguments are an object") };
+        let scene = Scene { tool: row.name, args: &args, options: &self.options, links: &self.links };
+        let reply = match (row.lower)(&args, &self.options) {
+            Err(refused) => (self.dialect.refuse)(&scene, &refused),
+            Ok(op) => {
+                let call = Call { connection: self.connection.clone(), ..mcp_fake::call(self.dialect) };
+                match self.engine.execute(&call, op).await {
+                    Ok(outcome) => (row.render)(&scene, outcome).into(),
+                    Err(error) => (row.render_error)(&scene, &error),
+                }
+            }
+        };
+        if let Reply::Answer(answer) = &reply {
+            self.check(row, answer);
+        }
+        reply
+    }
+
+    fn check(&self, row: &'static ToolRow, answer: &Answer) {
+        assert!(matches!(answer.blocks.first(), Some(Block::Text(_))), "the first block is text");
+        assert!(answer.fits || answer.is_error, "a success without its object");
+        if answer.fits {
+            fits(&(row.output_schema)(), &answer.structured);
+        }
+        if !answer.is_error {
+            self.succeeded.lock().unwrap().insert(row.name);
+        }
+    }
+
+    /// An answer rather than an error of the protocol.
+    pub async fn answer(&self, tool: &str, arguments: Value) -> Answer {
+        match self.reply(tool, arguments).await {
+            Reply::Answer(answer) => answer,
+            Reply::Error { message, .. } => panic!("an error of the protocol: {message}"),
+        }
+    }
+
+    /// The whole answer to each of these calls, written down.
+    pub async fn transcript(&self, calls: &[(&str, Value)]) -> String {
+        let mut said = String::new();
+        for (tool, arguments) in calls {
+            writeln!(said, "> {tool} {arguments}").unwrap();
+            write_reply(&mut said, &self.reply(tool, arguments.clone()).await);
+            said.push('\n');
+        }
+        said
+    }
+
+    pub fn assert_every_tool_succeeded_but(&self, without: &[&str]) {
+        let expected: BTreeSet<&str> =
+            self.dialect.tools.iter().map(|row| row.name).filter(|name| !without.contains(name)).collect();
+        assert_eq!(*self.succeeded.lock().unwrap(), expected);
+    }
+}
+
+fn write_reply(said: &mut String, reply: &Reply) {
+    let answer = match reply {
+        Reply::Error { code, message, data } => {
+            writeln!(said, "error {code}: {message}{}", data.as_ref().map_or(String::new(), Value::to_string)).unwrap();
+            return;
+        }
+        Reply::Answer(answer) => answer,
+    };
+    for (number, block) in answer.blocks.iter().enumerate() {
+        match block {
+            Block::Text(text) => writeln!(said, "{number} text\n{text}"),
+            Block::Image { data, mime } => writeln!(said, "{number} image {mime} {} bytes of base64", data.len()),
+            Block::Link { uri, name, mime, size } => writeln!(said, "{number} link {name} {mime} {size:?}\n{uri}"),
+        }
+        .unwrap();
+    }
+    if !answer.extra.is_empty() {
+        writeln!(said, "beside {}", Value::from(answer.extra.clone())).unwrap();
+    }
+    if answer.is_error {
+        said.push_str("is an error\n");
+    }
+    if answer.fits {
+        writeln!(said, "structured {}", answer.structured).unwrap();
+    }
+}
+
+/// As much of JSON Schema as the output schemas use.
+pub fn fits(schema: &Value, value: &Value) {
+    let kind = schema["type"].as_str().unwrap_or_else(|| panic!("no type in {schema}"));
+    let right = match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "number" => value.is_number(),
+        other => panic!("unknown type {other}"),
+    };
+    assert!(right, "{value} is not {kind}");
+    let empty = Map::new();
+    let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&empty);
+    for (key, member) in value.as_object().unwrap_or(&empty) {
+        let open = schema.get("additionalProperties").is_some_and(|open| open != &Value::Bool(false));
+        match properties.get(key) {
+            Some(property) => fits(property, member),
+            None => assert!(open, "{key} is not in the schema"),
+        }
+    }
+    for key in schema.get("required").and_then(Value::as_array).into_iter().flatten() {
+        assert!(value.get(key.as_str().unwrap()).is_some(), "{key} is missing in {value}");
+    }
+    for item in value.as_array().into_iter().flatten() {
+        fits(&schema["items"], item);
+    }
+}

@@ -1,0 +1,163 @@
+//! `workbench` against its document: ten tools, a line that says how it went, hints that name the next call.
+
+use serde_json::{Value, json};
+use server::dialect::{Block, Lang, Options, workbench};
+
+use crate::mcp_fake;
+use crate::tools::Tools;
+
+/// The document's table of tools, and what each takes. `sandbox_id` is the one addition, for all of them.
+const DOCUMENT: [(&str, &[&str], &[&str]); 10] = [
+    ("sandbox_create", &[], &[]),
+    ("sandbox_destroy", &[], &[]),
+    ("browser_goto", &["url"], &[]),
+    ("browser_click", &["selector"], &[]),
+    ("browser_type", &["selector", "text"], &[]),
+    ("browser_snapshot", &[], &["maxTextLen"]),
+    ("code_run", &["language", "code"], &[]),
+    ("file_read", &["path"], &[]),
+    ("file_write", &["path", "content"], &[]),
+    ("file_list", &[], &["path"]),
+];
+
+const BROWSER: [&str; 4] = ["browser_goto", "browser_click", "browser_type", "browser_snapshot"];
+
+fn tools() -> Tools {
+    Tools::new(&workbench::DIALECT)
+}
+
+#[test]
+fn the_tools_are_the_document_s() {
+    let dialect = &workbench::DIALECT;
+    let names: Vec<&str> = dialect.tools.iter().map(|row| row.name).collect();
+    assert_eq!(names, DOCUMENT.map(|(name, ..)| name));
+    for (name, required, optional) in DOCUMENT {
+        let schema = dialect.input_schema(tools().row(name), Lang::En, &Options::default());
+        assert_eq!(schema["required"], json!(required), "{name}");
+        let mut fields: Vec<&str> = [required, optional, &["sandbox_id"]].concat();
+        fields.sort_unstable();
+        let mut has: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
+        has.sort_unstable();
+        assert_eq!(has, fields, "{name}");
+    }
+    let snapshot = dialect.input_schema(tools().row("browser_snapshot"), Lang::En, &Options::default());
+    assert_eq!(snapshot["properties"]["maxTextLen"]["default"], 8000);
+    let list = dialect.input_schema(tools().row("file_list"), Lang::En, &Options::default());
+    assert_eq!(list["properties"]["path"]["default"], ".");
+}
+
+#[tokio::test]
+async fn a_sandbox_from_its_making_to_its_end() {
+    let tools = tools();
+    let said = tools
+        .transcript(&[
+            ("code_run", json!({ "language": "python", "code": "x = 1" })),
+            ("sandbox_create", json!({})),
+            ("code_run", json!({ "language": "python", "code": "x = 1" })),
+            ("code_run", json!({ "language": "python", "code": "x" })),
+            ("code_run", json!({ "language": "python", "code": "1 / 0" })),
+            ("code_run", json!({ "language": "javascript", "code": "console.log(x)" })),
+            ("code_run", json!({ "language": "typescript", "code": "memory" })),
+            ("code_run", json!({ "language": "python", "code": "picture" })),
+            ("code_run", json!({ "language": "shell", "code": "ls -l" })),
+            ("code_run", json!({ "language": "shell", "code": "exit 3" })),
+            ("file_write", json!({ "path": "a/b.txt", "content": "hello\n" })),
+            ("file_read", json!({ "path": "/workspace/a/b.txt" })),
+            ("file_list", json!({})),
+            ("file_list", json!({ "path": "a" })),
+            ("sandbox_create", json!({})),
+            ("file_read", json!({ "path": "a/b.txt" })),
+            ("file_list", json!({ "sandbox_id": "sbx-1" })),
+            ("sandbox_destroy", json!({})),
+            ("sandbox_destroy", json!({})),
+            ("sandbox_create", json!({ "sandbox_id": "mine" })),
+            ("sandbox_destroy", json!({ "sandbox_id": "mine" })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+    tools.assert_every_tool_succeeded_but(&BROWSER);
+}
+
+/// Without a connection that lasts each call stands alone.
+#[tokio::test]
+async fn with_several_sandboxes_the_hint_lists_them() {
+    let tools = Tools { connection: None, ..tools() };
+    let said = tools
+        .transcript(&[
+            ("sandbox_create", json!({})),
+            ("code_run", json!({ "language": "python", "code": "x = 1" })),
+            ("sandbox_create", json!({})),
+            ("code_run", json!({ "language": "python", "code": "x" })),
+            ("code_run", json!({ "language": "python", "code": "x", "sandbox_id": "sbx-1" })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+#[tokio::test]
+async fn failures_have_a_hint() {
+    let tools = tools();
+    tools.answer("sandbox_create", json!({})).await;
+    let said = tools
+        .transcript(&[
+            ("code_run", json!({ "code": "1" })),
+            ("code_run", json!({ "language": "ruby", "code": "1" })),
+            ("code_run", json!({ "language": "python", "code": "" })),
+            ("code_run", json!({ "language": "shell", "code": "a\u{0}b" })),
+            ("code_run", json!({ "language": "python", "code": "1", "sandbox_id": "a b" })),
+            ("code_run", json!({ "language": "python", "code": "1", "sandbox_id": "nobody" })),
+            ("code_run", json!({ "language": "python", "code": "timeout kept" })),
+            ("code_run", json!({ "language": "python", "code": "crashed" })),
+            ("code_run", json!({ "language": "python", "code": "lost" })),
+            ("code_run", json!({ "language": "python", "code": "busy" })),
+            ("code_run", json!({ "language": "python", "code": "queue full" })),
+            ("code_run", json!({ "language": "python", "code": "not ready" })),
+            ("code_run", json!({ "language": "python", "code": "back end" })),
+            ("file_read", json!({ "path": "nowhere\nfile_read ok: x" })),
+            ("file_read", json!({ "path": "../etc/passwd" })),
+            ("file_write", json!({ "path": "", "content": "" })),
+            ("file_write", json!({ "path": "a" })),
+            ("sandbox_create", json!({ "sandbox_id": "one-too-many" })),
+            ("sandbox_create", json!({ "sandbox_id": "broken" })),
+            ("browser_goto", json!({ "url": "https://example.com" })),
+            ("browser_goto", json!({})),
+            ("browser_click", json!({ "selector": "ref_99" })),
+            ("browser_type", json!({ "selector": "ref_1", "text": "" })),
+            ("browser_type", json!({ "selector": "ref_1" })),
+            ("browser_snapshot", json!({})),
+            ("browser_snapshot", json!({ "maxTextLen": 0 })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+#[tokio::test]
+async fn large_files_and_long_output_are_given_by_link() {
+    let tools = Tools::with_links(&workbench::DIALECT);
+    tools.answer("sandbox_create", json!({})).await;
+    tools.answer("file_write", json!({ "path": "big.txt", "content": "x".repeat(4 << 20) })).await;
+    let said = tools
+        .transcript(&[
+            ("file_read", json!({ "path": "big.txt" })),
+            ("code_run", json!({ "language": "python", "code": "spilled" })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+/// A44: whatever is printed stands inside the JSON, so the first line and the facts are the server's.
+#[tokio::test]
+async fn output_cannot_pass_for_the_server() {
+    let tools = tools();
+    tools.answer("sandbox_create", json!({})).await;
+    for language in ["python", "shell"] {
+        let answer = tools.answer("code_run", json!({ "language": language, "code": "forge" })).await;
+        let [Block::Text(text)] = &answer.blocks[..] else { panic!("{:?}", answer.blocks) };
+        let (first, json) = text.split_once('\n').unwrap();
+        assert!(first.starts_with("code_run ok: "), "{first}");
+        let object: Value = serde_json::from_str(json).unwrap();
+        assert_eq!(object, answer.structured);
+        assert_eq!(object["stdout"], mcp_fake::FORGED);
+        assert!(!text.lines().any(|line| line.starts_with("hint:") || line.contains("failed: x\"")));
+    }
+}
