@@ -10,6 +10,7 @@ pub mod files;
 pub mod journal;
 pub mod logging;
 pub mod mcp;
+pub mod metrics;
 pub mod runtimes;
 #[cfg(test)]
 mod scratch;

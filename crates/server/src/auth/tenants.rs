@@ -12,7 +12,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use engine::op::Tenant;
+use engine::op::{Quota, Tenant};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -40,6 +40,11 @@ impl Quotas {
             calls_per_second: self.calls_per_second.or(general.calls_per_second),
             show_host_paths: self.show_host_paths || general.show_host_paths,
         }
+    }
+
+    /// The part that the engine enforces.
+    pub fn for_engine(&self) -> Quota {
+        Quota { contexts: self.contexts, runs: self.runs, memory_bytes: self.memory_mb.map(|mb| mb << 20) }
     }
 }
 
@@ -246,6 +251,7 @@ mod tests {
             show_host_paths: true,
         };
         assert_eq!(tenants.0[1].quotas, quotas);
+        assert_eq!(quotas.for_engine(), Quota { contexts: Some(5), runs: Some(2), memory_bytes: Some(512 << 20) });
     }
 
     #[test]

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, SystemTime};
 
+use engine::op::{Happened, Notice};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -94,6 +95,22 @@ fn milliseconds<S: serde::Serializer>(took: &Option<Duration>, out: S) -> Result
 impl Entry {
     pub fn event(event: &'static str) -> Self {
         Self { event, ..Self::default() }
+    }
+
+    /// What the engine tells of by itself.
+    pub fn notice(notice: &Notice) -> Self {
+        let event = match notice.what {
+            Happened::Created => "context_created",
+            Happened::Stopped => "context_stopped",
+            Happened::Expired => "context_expired",
+            Happened::Evicted => "context_evicted",
+            Happened::Lost => "context_lost",
+            Happened::TimedOut => "timed_out",
+            Happened::OutOfMemory => "out_of_memory",
+            Happened::Crashed => "crashed",
+        };
+        let (tenant, context) = (Some(notice.tenant.0.clone()), Some(notice.id.clone()));
+        Self { tenant, dialect: Some(notice.realm.0), context, ..Self::event(event) }
     }
 
     fn gap(count: u64, why: &str) -> Self {

@@ -1,0 +1,277 @@
+//! Counters for Prometheus, in its text format.
+//!
+//! A dozen names need no library: atomics, one table of histograms, and a page that is written by hand. Every label comes from a
+//! closed set (tools from the dialects' tables, reasons from enums below), so that no client can make the page grow; tenants are
+//! no label.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::op::{Happened, Notice};
+
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Upper bounds in seconds: from a listing to the longest command.
+const BUCKETS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallEnd {
+    Ok,
+    /// The code or the operation failed.
+    Failed,
+    /// The arguments were not right.
+    Refused,
+    Cancelled,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denial {
+    Auth,
+    Rate,
+    Quota,
+}
+
+/// How things stand at the moment somebody asks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Gauges {
+    pub contexts: usize,
+    /// Of the protocol, over HTTP.
+    pub sessions: usize,
+    pub pool_size: usize,
+    pub pool_available: usize,
+    pub runs: usize,
+    pub journal_lost: u64,
+}
+
+/// Cheap to clone; all clones count together.
+#[derive(Clone, Default)]
+pub struct Metrics(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    calls: Mutex<BTreeMap<(&'static str, &'static str), Calls>>,
+    calls_in_progress: AtomicU64,
+    kills: [AtomicU64; KILLS.len()],
+    denials: [AtomicU64; DENIALS.len()],
+    connections: AtomicU64,
+    connections_open: AtomicU64,
+    bytes_served: AtomicU64,
+}
+
+#[derive(Default)]
+struct Calls {
+    ends: [u64; ENDS.len()],
+    buckets: [u64; BUCKETS.len()],
+    seconds: f64,
+}
+
+const ENDS: [&str; 4] = ["ok", "failed", "refused", "cancelled"];
+const KILLS: [&str; 3] = ["timeout", "memory", "crash"];
+const DENIALS: [&str; 3] = ["auth", "rate", "quota"];
+
+impl Metrics {
+    /// A call begins; it is counted when it ends, or as cancelled when what is returned is dropped before.
+    pub fn begin(&self, dialect: &'static str, tool: &'static str) -> InProgress {
+        add(&self.0.calls_in_progress, 1);
+        InProgress { metrics: self.clone(), labels: (dialect, tool), began: Instant::now(), end: CallEnd::Cancelled }
+    }
+
+    pub fn denied(&self, why: Denial) {
+        add(&self.0.denials[why as usize], 1);
+    }
+
+    /// Counts what the engine tells of by itself.
+    pub fn notice(&self, notice: &Notice) {
+        let kill = match notice.what {
+            Happened::TimedOut => 0,
+            Happened::OutOfMemory => 1,
+            Happened::Crashed | Happened::Lost => 2,
+            Happened::Created | Happened::Stopped | Happened::Expired | Happened::Evicted => return,
+        };
+        add(&self.0.kills[kill], 1);
+    }
+
+    /// A connection, open as long as what is returned lives.
+    pub fn connection(&self) -> Connection {
+        add(&self.0.connections, 1);
+        add(&self.0.connections_open, 1);
+        Connection(self.clone())
+    }
+
+    /// Bytes of bodies sent: answers and files.
+    pub fn served(&self, bytes: u64) {
+        add(&self.0.bytes_served, bytes);
+    }
+
+    /// The page.
+    pub fn text(&self, gauges: &Gauges) -> String {
+        let inner = &*self.0;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut page = Page::default();
+        page.kind("sandpool_build_info", "gauge", "The version that runs.");
+        page.sample("sandpool_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        inner.write_calls(&mut page);
+        page.gauge("sandpool_calls_in_progress", "Calls that are being answered.", read(&inner.calls_in_progress));
+        page.gauge("sandpool_contexts", "Contexts, sessions and conversations with a sandbox.", gauges.contexts);
+        page.gauge("sandpool_sessions", "Protocol sessions over HTTP.", gauges.sessions);
+        page.gauge("sandpool_pool_size", "Sandboxes to be kept ready.", gauges.pool_size);
+        page.gauge("sandpool_pool_available", "Sandboxes that are ready.", gauges.pool_available);
+        page.gauge("sandpool_runs_in_progress", "Runs that execute.", gauges.runs);
+        page.labelled("sandpool_kills_total", "Runs and sandboxes ended by force.", &KILLS, &inner.kills);
+        page.labelled("sandpool_denials_total", "Requests that were not let in.", &DENIALS, &inner.denials);
+        page.gauge("sandpool_http_connections", "Open connections.", read(&inner.connections_open));
+        page.counter("sandpool_http_connections_total", "Connections accepted.", read(&inner.connections));
+        page.counter("sandpool_http_served_bytes_total", "Bytes of bodies sent.", read(&inner.bytes_served));
+        page.counter("sandpool_journal_lost_total", "Entries missing in the journal.", gauges.journal_lost);
+        page.0
+    }
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}
+
+impl Inner {
+    fn write_calls(&self, page: &mut Page) {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        page.kind("sandpool_calls_total", "counter", "Tool calls by how they ended.");
+        for ((dialect, tool), calls) in &*calls {
+            for (end, count) in ENDS.iter().zip(calls.ends).filter(|(_, count)| *count > 0) {
+                let labels = [("dialect", *dialect), ("tool", *tool), ("outcome", *end)];
+                page.sample("sandpool_calls_total", &labels, count);
+            }
+        }
+        page.kind("sandpool_call_duration_seconds", "histogram", "How long tool calls took.");
+        for ((dialect, tool), calls) in &*calls {
+            let labels = [("dialect", *dialect), ("tool", *tool)];
+            let all: u64 = calls.ends.iter().sum();
+            let bounds = BUCKETS.iter().map(f64::to_string).chain(["+Inf".into()]);
+            for (bound, count) in bounds.zip(calls.buckets.into_iter().chain([all])) {
+                let labels = [labels[0], labels[1], ("le", bound.as_str())];
+                page.sample("sandpool_call_duration_seconds_bucket", &labels, count);
+            }
+            page.sample("sandpool_call_duration_seconds_sum", &labels, calls.seconds);
+            page.sample("sandpool_call_duration_seconds_count", &labels, all);
+        }
+    }
+}
+
+/// A call that has not ended.
+#[must_use = "dropped, it counts as cancelled"]
+pub struct InProgress {
+    metrics: Metrics,
+    labels: (&'static str, &'static str),
+    began: Instant,
+    end: CallEnd,
+}
+
+impl InProgress {
+    /// How long it took.
+    pub fn end(mut self, end: CallEnd) -> Duration {
+        self.end = end;
+        self.began.elapsed()
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        self.metrics.0.calls_in_progress.fetch_sub(1, Ordering::Relaxed);
+        let mut calls = self.metrics.0.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = calls.entry(self.labels).or_default();
+        calls.ends[self.end as usize] += 1;
+        calls.seconds += seconds;
+        // Cumulative, as the format wants them.
+        for (_, count) in BUCKETS.iter().zip(&mut calls.buckets).filter(|(bound, _)| seconds <= **bound) {
+            *count += 1;
+        }
+    }
+}
+
+/// An open connection.
+#[must_use = "dropped, it counts as closed"]
+pub struct Connection(Metrics);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.0.connections_open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Writes the format. No name and no label has a character in it that would have to be escaped: all are ours.
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    fn kind(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        let labels: Vec<String> = labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
+        self.kind(name, "gauge", help);
+        self.sample(name, &[], value);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.kind(name, "counter", help);
+        self.sample(name, &[], value);
+    }
+
+    /// One sample a reason, also those that did not happen: a rate needs a beginning.
+    fn labelled(&mut self, name: &str, help: &str, reasons: &[&str], counts: &[AtomicU64]) {
+        self.kind(name, "counter", help);
+        for (reason, count) in reasons.iter().zip(counts) {
+            self.sample(name, &[("reason", reason)], count.load(Ordering::Relaxed));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::op::{Realm, Tenant};
+
+    use super::*;
+
+    #[test]
+    fn the_whole_page() {
+        let metrics = Metrics::default();
+        metrics.begin("agentrun", "run_code").end(CallEnd::Ok);
+        metrics.begin("agentrun", "run_code").end(CallEnd::Failed);
+        drop(metrics.begin("agentrun", "list_contexts"));
+        metrics.denied(Denial::Rate);
+        for what in [Happened::TimedOut, Happened::OutOfMemory, Happened::Lost, Happened::Created] {
+            metrics.notice(&Notice { tenant: Tenant::local(), realm: Realm::AGENTRUN, id: "ctx-1".into(), what });
+        }
+        drop(metrics.connection());
+        let _open = metrics.connection();
+        metrics.served(4096);
+        let gauges = Gauges { contexts: 4, sessions: 2, pool_size: 3, pool_available: 1, runs: 2, journal_lost: 5 };
+        let page = metrics.text(&gauges);
+        // Times differ from run to run: sums are left out, and of the buckets only the last is looked at.
+        let bucket = |line: &&str| !line.contains("_sum") && (!line.contains("_bucket") || line.contains("+Inf"));
+        let lines: Vec<&str> = page.lines().filter(bucket).collect();
+        insta::assert_snapshot!(lines.join("\n").replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+    }
+
+    #[test]
+    fn a_bucket_holds_all_that_were_as_quick() {
+        let metrics = Metrics::default();
+        for _ in 0..3 {
+            metrics.begin("sandpool", "run_code").end(CallEnd::Ok);
+        }
+        let page = metrics.text(&Gauges::default());
+        let counts = page.lines().filter(|line| line.contains("_bucket{"));
+        let counts: Vec<u64> = counts.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+        assert_eq!((counts.len(), counts.last()), (BUCKETS.len() + 1, Some(&3)));
+        assert!(counts.is_sorted(), "{counts:?}");
+    }
+}
