@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod dialect;
 pub mod files;
+pub mod http;
 pub mod journal;
 pub mod logging;
 pub mod mcp;

@@ -5,17 +5,18 @@
 use std::fmt;
 
 use rmcp::model::{
-    CallToolRequestParams, ClientRequest, CustomRequest, DiscoverRequestParams, InitializeRequestParams, MetaObject,
-    PaginatedRequestParams, Request, RequestMetaObject, RequestNoParam, RequestOptionalParam,
+    CallToolRequestParams, CancelTaskParams, ClientJsonRpcMessage, ClientRequest, CustomRequest, DiscoverRequestParams,
+    GetTaskParams, InitializeRequestParams, InputResponses, MetaObject, PaginatedRequestParams, Request,
+    RequestMetaObject, RequestNoParam, RequestOptionalParam, UpdateTaskParams,
 };
 use serde::Serialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-pub(super) const PARSE_ERROR: i32 = -32700;
-pub(super) const INVALID_REQUEST: i32 = -32600;
-pub(super) const INVALID_PARAMS: i32 = -32602;
-pub(super) const INTERNAL_ERROR: i32 = -32603;
+pub(crate) const PARSE_ERROR: i32 = -32700;
+pub(crate) const INVALID_REQUEST: i32 = -32600;
+pub(crate) const INVALID_PARAMS: i32 = -32602;
+pub(crate) const INTERNAL_ERROR: i32 = -32603;
 
 /// Most messages in a batch.
 const MAX_BATCH: usize = 50;
@@ -28,7 +29,7 @@ const MAX_ID: usize = 1024;
 
 /// An error answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     /// `Null` when none could be read.
     pub id: Value,
     pub code: i32,
@@ -36,11 +37,11 @@ pub(super) struct Fault {
 }
 
 impl Fault {
-    pub(super) fn new(id: Value, code: i32, message: impl Into<String>) -> Self {
+    pub(crate) fn new(id: Value, code: i32, message: impl Into<String>) -> Self {
         Self { id, code, message: message.into() }
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         #[derive(Serialize)]
         struct Body<'a> {
             code: i32,
@@ -59,13 +60,13 @@ impl Fault {
 }
 
 #[derive(Debug)]
-pub(super) enum Incoming {
+pub(crate) enum Incoming {
     One(Message),
     Batch(Vec<Result<Message, Fault>>),
 }
 
 #[derive(Debug)]
-pub(super) enum Message {
+pub(crate) enum Message {
     Request {
         id: Value,
         request: Box<ClientRequest>,
@@ -75,12 +76,17 @@ pub(super) enum Message {
         id: Value,
         reason: Option<String>,
     },
-    /// Another notification, or an answer to a question that we never ask: nothing to do, nothing to say.
+    /// The client's answer to a request of ours, under the id that we gave it.
+    Answer {
+        id: Value,
+        message: Box<ClientJsonRpcMessage>,
+    },
+    /// Another notification: nothing to do, nothing to say.
     Ignored,
 }
 
 /// Reads a line. `batches`: the revision that the client speaks still has them.
-pub(super) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
+pub(crate) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
     // RFC 8259 lets a reader ignore a byte order mark, and some shells write one.
     let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
     match parse(line)? {
@@ -100,7 +106,7 @@ pub(super) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
 }
 
 /// The answer to a line that was too long to be read: with the id if it stands at one of the two ends.
-pub(super) fn too_long(length: usize, limit: usize, head: &[u8], tail: &[u8]) -> Fault {
+pub(crate) fn too_long(length: usize, limit: usize, head: &[u8], tail: &[u8]) -> Fault {
     let id = id_at_head(head).or_else(|| id_at_tail(tail)).unwrap_or(Value::Null);
     Fault::new(id, INVALID_REQUEST, format!("a message of {length} bytes is over the limit of {limit} bytes"))
 }
@@ -126,7 +132,7 @@ fn message(value: Value) -> Result<Message, Fault> {
     }
     let method = match envelope.remove("method") {
         Some(Value::String(method)) => method,
-        None if envelope.contains_key("result") || envelope.contains_key("error") => return Ok(Message::Ignored),
+        None if envelope.contains_key("result") || envelope.contains_key("error") => return Ok(answer(id, envelope)),
         None => return Err(bad(&id, "`method` is missing")),
         Some(_) => return Err(bad(&id, "`method` must be a string")),
     };
@@ -138,6 +144,15 @@ fn message(value: Value) -> Result<Message, Fault> {
             Ok(request) => Ok(Message::Request { id, request: Box::new(request) }),
             Err(why) => Err(Fault::new(id, INVALID_PARAMS, why)),
         },
+    }
+}
+
+/// Never an error: an answer has no answer.
+fn answer(id: Value, mut envelope: Map<String, Value>) -> Message {
+    envelope.insert("id".into(), id.clone());
+    match serde_json::from_value(Value::Object(envelope)) {
+        Ok(message) => Message::Answer { id, message: Box::new(message) },
+        Err(_) => Message::Ignored,
     }
 }
 
@@ -161,7 +176,7 @@ fn notification(method: &str, params: Option<Value>) -> Message {
     }
 }
 
-/// The requests that this server answers, typed; whatever else stays as it is and is not found later.
+/// A request, typed; one that fits no type of rmcp's stays as it is and is refused later.
 fn request(method: String, params: Option<Value>) -> Result<ClientRequest, String> {
     let mut params = match params {
         None | Some(Value::Null) => Map::new(),
@@ -179,11 +194,23 @@ fn request(method: String, params: Option<Value>) -> Result<ClientRequest, Strin
         "ping" => ClientRequest::PingRequest(RequestNoParam::default()),
         "tools/list" => ClientRequest::ListToolsRequest(RequestOptionalParam::with_param(page(params)?)),
         "tools/call" => ClientRequest::CallToolRequest(Request::new(call(params)?)),
-        _ => ClientRequest::CustomRequest(CustomRequest::new(method, Some(Value::Object(params)))),
+        "tasks/get" => ClientRequest::GetTaskRequest(Request::new(GetTaskParams::new(task_id(&params)?))),
+        "tasks/cancel" => ClientRequest::CancelTaskRequest(Request::new(CancelTaskParams::new(task_id(&params)?))),
+        "tasks/update" => {
+            let params = UpdateTaskParams::new(task_id(&params)?, InputResponses::default());
+            ClientRequest::UpdateTaskRequest(Request::new(params))
+        }
+        _ => other(method, params),
     };
     let extensions = rmcp::model::GetExtensions::extensions_mut(&mut request);
     extensions.insert(meta);
     Ok(request)
+}
+
+fn other(method: String, params: Map<String, Value>) -> ClientRequest {
+    let typed = json!({ "method": method, "params": params });
+    serde_json::from_value(typed)
+        .unwrap_or_else(|_| ClientRequest::CustomRequest(CustomRequest::new(method, Some(Value::Object(params)))))
 }
 
 /// Fills in what some clients leave out.
@@ -209,6 +236,10 @@ fn page(params: Map<String, Value>) -> Result<PaginatedRequestParams, String> {
         Some(Value::String(cursor)) => Ok(PaginatedRequestParams::default().with_cursor(Some(cursor.clone()))),
         Some(_) => Err("`cursor` must be a string".into()),
     }
+}
+
+fn task_id(params: &Map<String, Value>) -> Result<&str, String> {
+    params.get("taskId").and_then(Value::as_str).ok_or_else(|| "`taskId` must be a string: the task".into())
 }
 
 fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String> {
@@ -338,7 +369,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
 }
 
 /// The id of a message that is JSON by its grammar: everything else in it is skipped, however deep or large.
-pub(super) fn id_of(line: &[u8]) -> Option<Value> {
+pub(crate) fn id_of(line: &[u8]) -> Option<Value> {
     let mut id = Seen::Not;
     let mut deserializer = serde_json::Deserializer::from_slice(line);
     deserializer.deserialize_map(IdOnly(&mut id)).ok()?;

@@ -1,21 +1,17 @@
 //! One MCP handler for every dialect and transport: rmcp's vocabulary on one side, `Op` and `Outcome` on the other.
 //!
-//! Behaviour is the engine's, words are the dialect's. What rmcp does not do is put right here (for all transports) and in
-//! [`stdio`] (for lines).
+//! Behaviour is the engine's, words are the dialect's. What rmcp does not do is put right in [`Guarded`] (for all transports),
+//! in [`stdio`] (for lines) and in [`crate::http`].
 
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
 
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm, Tenant};
 use rmcp::model::{
-    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CompleteRequestMethod, CompleteRequestParams,
-    CompleteResult, ContentBlock, CustomRequest, CustomResult, DiscoverResult, ErrorCode, Implementation,
-    InitializeRequestParams, InitializeResult, ListPromptsRequestMethod, ListPromptsResult,
-    ListResourceTemplatesRequestMethod, ListResourceTemplatesResult, ListResourcesRequestMethod, ListResourcesResult,
-    ListToolsResult, PaginatedRequestParams, Resource, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, CustomRequest, CustomResult,
+    DiscoverResult, ErrorCode, Implementation, InitializeRequestParams, InitializeResult, ListToolsResult,
+    PaginatedRequestParams, Resource, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
@@ -24,10 +20,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dialect::{Answer, Args, Block, Dialect, Lang, Links, Options, Reply, Scene, ToolRow, shown};
 
+pub(crate) mod answer;
 mod line;
-mod message;
+pub(crate) mod message;
 mod progress;
+mod service;
 pub mod stdio;
+
+pub use service::{Beside, Guarded};
+pub(crate) use service::{Panicked, caught};
 
 /// The engine as this module needs it; tests put a fake in its place.
 pub trait Execute: Send + Sync + 'static {
@@ -116,7 +117,7 @@ impl McpServer {
 /// Comes with a tool call and is cancelled when the call has its place in the engine's queue. rmcp starts the handlers of several
 /// requests in any order; a transport that waits for this in between keeps the client's.
 #[derive(Clone)]
-struct Begun(CancellationToken);
+pub(crate) struct Begun(pub(crate) CancellationToken);
 
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
@@ -168,7 +169,7 @@ impl ServerHandler for McpServer {
             return Err(ErrorData::new(ErrorCode(self.surface.dialect.unknown_tool_code), message, None));
         };
         let mut begun = context.extensions.get::<Begun>().cloned();
-        let mut call = pin!(caught(self.call(row, request.arguments.unwrap_or_default(), &context)));
+        let mut call = pin!(self.call(row, request.arguments.unwrap_or_default(), &context));
         let called = poll_fn(|task| {
             let polled = call.as_mut().poll(task);
             if let Some(Begun(begun)) = begun.take() {
@@ -177,51 +178,18 @@ impl ServerHandler for McpServer {
             polled
         });
         match called.await {
-            Ok(Reply::Answer(answer)) => Ok(to_mcp(answer).into()),
-            Ok(Reply::Error { code, message, data }) => Err(ErrorData::new(ErrorCode(code), message, data)),
-            Err(Panicked) => {
-                tracing::error!(tool = row.name, "a handler panicked");
-                Err(ErrorData::internal_error(format!("internal error in {}: the call was given up", row.name), None))
+            Reply::Answer(answer) => {
+                if let Some(beside) = context.extensions.get::<Beside>() {
+                    beside.put(answer.extra.clone());
+                }
+                Ok(to_mcp(answer).into())
             }
+            Reply::Error { code, message, data } => Err(ErrorData::new(ErrorCode(code), message, data)),
         }
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
         self.surface.tools.iter().find(|tool| tool.name == name).cloned()
-    }
-
-    // rmcp answers these with success and an empty list although nothing was declared.
-
-    async fn complete(
-        &self,
-        _: CompleteRequestParams,
-        _: RequestContext<RoleServer>,
-    ) -> Result<CompleteResult, ErrorData> {
-        Err(ErrorData::method_not_found::<CompleteRequestMethod>())
-    }
-
-    async fn list_prompts(
-        &self,
-        _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListPromptsResult, ErrorData> {
-        Err(ErrorData::method_not_found::<ListPromptsRequestMethod>())
-    }
-
-    async fn list_resources(
-        &self,
-        _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListResourcesResult, ErrorData> {
-        Err(ErrorData::method_not_found::<ListResourcesRequestMethod>())
-    }
-
-    async fn list_resource_templates(
-        &self,
-        _: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
-    ) -> Result<ListResourceTemplatesResult, ErrorData> {
-        Err(ErrorData::method_not_found::<ListResourceTemplatesRequestMethod>())
     }
 
     async fn on_custom_request(
@@ -273,17 +241,4 @@ fn to_mcp(answer: Answer) -> CallToolResult {
     result.structured_content = (!answer.is_error).then_some(answer.structured);
     result.is_error = Some(answer.is_error);
     result
-}
-
-struct Panicked;
-
-/// rmcp never answers a request whose handler panics.
-async fn caught<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
-    let mut future = pin!(future);
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-        Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
-        Ok(Poll::Pending) => Poll::Pending,
-        Err(_) => Poll::Ready(Err(Panicked)),
-    })
-    .await
 }

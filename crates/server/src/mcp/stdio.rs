@@ -17,19 +17,16 @@ use rmcp::model::{
 };
 use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage, serve_directly_with_ct};
 use rmcp::transport::Transport;
-use serde::Serialize;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::answer::{self, MAX_ANSWER};
 use super::line::{Line, Lines, MAX_LINE};
-use super::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message};
-use super::{Begun, Caller, Execute, McpServer, Surface};
-
-/// The longest answer. TypeScript clients close the connection at 10 MiB.
-const MAX_ANSWER: usize = 8 << 20;
+use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
+use super::{Begun, Caller, Execute, Guarded, McpServer, Surface};
 
 /// Requests that may wait for their answers; the next is read when one of them has it.
 const MAX_IN_FLIGHT: u32 = 256;
@@ -95,7 +92,7 @@ pub async fn serve(
     let (to_service, from_client) = mpsc::channel(1);
     let session = Arc::new(Session::new(out));
     let service = serve_directly_with_ct(
-        McpServer::new(engine, surface, halt.clone()),
+        Guarded(McpServer::new(engine, surface, halt.clone())),
         Front { session: session.clone(), from_client },
         None,
         CancellationToken::new(),
@@ -245,7 +242,8 @@ impl Session {
         match message {
             Message::Request { id, request } => self.forward(id, request, batch, service).await,
             Message::Cancelled { id, reason } => self.cancel(&id, reason, service).await,
-            Message::Ignored => {}
+            // We ask the client nothing over lines.
+            Message::Answer { .. } | Message::Ignored => {}
         }
     }
 
@@ -328,20 +326,16 @@ impl Session {
 
     /// Sends what the service says to whom it belongs.
     async fn send(&self, message: TxJsonRpcMessage<RoleServer>) {
-        let (ours, body) = match &message {
-            JsonRpcMessage::Response(response) => (&response.id, Body::Result(&response.result)),
-            JsonRpcMessage::Error(error) => match &error.id {
-                Some(id) => (id, Body::Error(&error.error)),
-                None => return,
-            },
-            JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => return self.write(encode(&message)).await,
+        let ours = match &message {
+            JsonRpcMessage::Response(response) => Some(&response.id),
+            JsonRpcMessage::Error(error) => error.id.as_ref(),
+            JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => {
+                return self.write(answer::encode(&Value::Null, &message)).await;
+            }
         };
-        let RequestId::Number(ours) = ours else { return };
+        let Some(RequestId::Number(ours)) = ours else { return };
         let Some(waiter) = self.leave(*ours) else { return };
-        let mut bytes = encode(&Envelope { jsonrpc: "2.0", id: &waiter.id, body });
-        if bytes.len() > MAX_ANSWER {
-            bytes = over_limit(waiter.id.clone(), bytes.len());
-        }
+        let bytes = answer::encode(&waiter.id, &message);
         self.deliver(waiter.batch.as_ref(), bytes).await;
     }
 
@@ -359,31 +353,6 @@ impl Session {
     async fn write(&self, line: Vec<u8>) {
         let _ = self.out.send(line).await;
     }
-}
-
-#[derive(Serialize)]
-struct Envelope<'a, R, E> {
-    jsonrpc: &'static str,
-    id: &'a Value,
-    #[serde(flatten)]
-    body: Body<'a, R, E>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Body<'a, R, E> {
-    Result(&'a R),
-    Error(&'a E),
-}
-
-fn encode<T: Serialize>(message: &T) -> Vec<u8> {
-    serde_json::to_vec(message).expect("messages are plain data")
-}
-
-fn over_limit(id: Value, length: usize) -> Vec<u8> {
-    let message =
-        format!("an answer of {length} bytes is over the limit of {MAX_ANSWER} bytes; ask for less at a time");
-    Fault::new(id, INTERNAL_ERROR, message).encode()
 }
 
 /// Answers that go out together.
@@ -412,7 +381,7 @@ impl Batch {
         parts.missing -= 1;
         if let Some(mut answer) = answer {
             if parts.answers.len() + answer.len() > MAX_ANSWER {
-                answer = over_limit(message::id_of(&answer).unwrap_or(Value::Null), answer.len());
+                answer = answer::over_limit(message::id_of(&answer).unwrap_or(Value::Null), answer.len());
             }
             if !parts.answers.is_empty() {
                 parts.answers.push(b',');

@@ -1,0 +1,380 @@
+//! Connections: how many, how long in each phase, and how they end.
+//!
+//! One that has no complete request may be closed at any time; under pressure the one that has waited longest goes first, so
+//! that idle or slow clients cannot keep others out.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::Response;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, Sleep, interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::endpoint::Server;
+use super::{App, HttpOptions};
+
+/// How long cancelled calls may take to say so.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The same when it has to be now.
+const LAST_WORD: Duration = Duration::from_millis(500);
+
+/// How long a request may still be arriving after a shutdown.
+const LAST_CHANCE: Duration = Duration::from_secs(1);
+
+/// After a failed accept: descriptors come back when connections end.
+const BREATH: Duration = Duration::from_millis(50);
+
+const SHED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: application/json\r\n\
+Content-Length: 92\r\nConnection: close\r\n\r\n\
+{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32000,\"message\":\"too many connections at once\"}}";
+
+/// The other end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
+
+pub(super) async fn serve(listener: TcpListener, app: App, shutdown: CancellationToken, now: CancellationToken) {
+    let server = Arc::new(Server::new(app));
+    let all = Arc::new(Connections::default());
+    let tasks = TaskTracker::new();
+    let sweeper = tokio::spawn(sweep(server.clone()));
+
+    tokio::select! {
+        () = accept(listener, &server, &all, &tasks, &shutdown) => {}
+        () = shutdown.cancelled() => {}
+        () = now.cancelled() => {}
+    }
+    tasks.close();
+    shutdown.cancel();
+    server.closing.cancel();
+    tokio::select! {
+        _ = timeout(server.options().grace, tasks.wait()) => {}
+        () = now.cancelled() => {}
+    }
+    server.halt.cancel();
+    tokio::select! {
+        _ = timeout(LAST_WORDS, tasks.wait()) => {}
+        () = async { now.cancelled().await; sleep(LAST_WORD).await } => {}
+    }
+    server.sessions.close_all();
+    all.close_all();
+    tasks.wait().await;
+    sweeper.abort();
+}
+
+async fn sweep(server: Arc<Server>) {
+    let pace = (server.options().session_idle / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
+    let mut ticks = interval(pace);
+    loop {
+        ticks.tick().await;
+        server.sessions.sweep();
+    }
+}
+
+/// Accepts for ever.
+async fn accept(
+    listener: TcpListener,
+    server: &Arc<Server>,
+    all: &Arc<Connections>,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) {
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                all.evict();
+                sleep(BREATH).await;
+                continue;
+            }
+        };
+        let options = server.options();
+        if all.count() >= options.max_connections && !all.evict() {
+            // The buffer of a new connection has room for this; a client that misses it sees a closed connection.
+            let _ = stream.try_write(SHED);
+            continue;
+        }
+        let Ok(local) = stream.local_addr() else { continue };
+        if let Err(error) = prepare(&stream, options) {
+            tracing::debug!(%error, "a connection was gone at once");
+            continue;
+        }
+        let connection = Arc::new(Connection {
+            peer,
+            local,
+            state: Mutex::new((Phase::Head, Instant::now())),
+            close: CancellationToken::new(),
+        });
+        let number = all.enter(connection.clone());
+        let (server, all, shutdown) = (server.clone(), all.clone(), shutdown.clone());
+        tasks.spawn(async move {
+            drive(stream, server, connection, shutdown).await;
+            all.leave(number);
+        });
+    }
+}
+
+/// Answers go out at once, and a peer that vanished without a word is noticed.
+fn prepare(stream: &TcpStream, options: &HttpOptions) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, options.write_deadline.max(Duration::from_secs(1)))?;
+    let wait = u32::try_from(options.write_deadline.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, wait)?;
+    Ok(())
+}
+
+async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connection>, shutdown: CancellationToken) {
+    let options = server.options().clone();
+    let io = Watched { stream, connection: connection.clone(), patience: options.write_deadline, stalled: None };
+    let service = service_fn(|request| {
+        let (server, connection) = (server.clone(), connection.clone());
+        async move {
+            let busy = connection.request();
+            let response = server.answer(request, &connection).await;
+            Ok::<Response<Body>, Infallible>(response.map(|body| Body::new(Held { body, _busy: busy })))
+        }
+    });
+    let served = http1::Builder::new().max_header_size(options.max_header).serve_connection(TokioIo::new(io), service);
+    let mut served = pin!(served);
+    let mut ticks = interval(options.tick());
+    let mut ending = false;
+    loop {
+        tokio::select! {
+            ended = served.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection broke");
+                }
+                return;
+            }
+            () = connection.close.cancelled() => return,
+            () = shutdown.cancelled(), if !ending => {
+                ending = true;
+                served.as_mut().graceful_shutdown();
+            }
+            _ = ticks.tick() => {
+                let late = ending && connection.waiting_since().is_some_and(|since| since.elapsed() >= LAST_CHANCE);
+                if late || connection.is_overdue(&options) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl HttpOptions {
+    /// How often deadlines are looked at.
+    fn tick(&self) -> Duration {
+        let shortest = self.header_deadline.min(self.idle_deadline);
+        (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(5))
+    }
+}
+
+#[derive(Default)]
+struct Connections(Mutex<(u64, HashMap<u64, Arc<Connection>>)>);
+
+impl Connections {
+    fn all(&self) -> MutexGuard<'_, (u64, HashMap<u64, Arc<Connection>>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self) -> usize {
+        self.all().1.len()
+    }
+
+    fn enter(&self, connection: Arc<Connection>) -> u64 {
+        let mut all = self.all();
+        all.0 += 1;
+        let number = all.0;
+        all.1.insert(number, connection);
+        number
+    }
+
+    fn leave(&self, number: u64) {
+        self.all().1.remove(&number);
+    }
+
+    /// Closes the connection that has kept us waiting longest, if there is any.
+    fn evict(&self) -> bool {
+        let mut all = self.all();
+        let waiting = all.1.iter().filter_map(|(number, connection)| Some((connection.waiting_since()?, *number)));
+        let Some((_, number)) = waiting.min() else { return false };
+        if let Some(connection) = all.1.remove(&number) {
+            connection.close.cancel();
+        }
+        true
+    }
+
+    fn close_all(&self) {
+        for connection in self.all().1.values() {
+            connection.close.cancel();
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Between requests.
+    Idle,
+    /// A request's head is arriving.
+    Head,
+    /// Its body is; that has a deadline of its own.
+    Body,
+    /// It is being answered.
+    Busy,
+}
+
+pub(super) struct Connection {
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    state: Mutex<(Phase, Instant)>,
+    close: CancellationToken,
+}
+
+impl Connection {
+    fn state(&self) -> MutexGuard<'_, (Phase, Instant)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, phase: Phase) {
+        *self.state() = (phase, Instant::now());
+    }
+
+    /// A request's head is complete. It is over when what this returns is dropped.
+    fn request(self: &Arc<Self>) -> Busy {
+        self.enter(Phase::Body);
+        Busy(self.clone())
+    }
+
+    /// The request is complete.
+    pub(super) fn busy(&self) {
+        self.enter(Phase::Busy);
+    }
+
+    fn waiting_since(&self) -> Option<Instant> {
+        let (phase, since) = *self.state();
+        (phase != Phase::Busy).then_some(since)
+    }
+
+    fn is_overdue(&self, options: &HttpOptions) -> bool {
+        let (phase, since) = *self.state();
+        match phase {
+            Phase::Idle => since.elapsed() >= options.idle_deadline,
+            Phase::Head => since.elapsed() >= options.header_deadline,
+            Phase::Body | Phase::Busy => false,
+        }
+    }
+}
+
+struct Busy(Arc<Connection>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.enter(Phase::Idle);
+    }
+}
+
+/// A response's body; its connection is busy until it has been sent.
+struct Held {
+    body: Body,
+    _busy: Busy,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The stream with an eye on its deadlines.
+struct Watched {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+    patience: Duration,
+    /// Runs while the client does not read.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Watched {
+    fn written<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            let mut state = self.connection.state();
+            if state.0 == Phase::Idle {
+                *state = (Phase::Head, Instant::now());
+            }
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(cx, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.written(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.written(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,594 @@
+//! Requests below `/mcp`: who asks, in which revision, and in what form the answer goes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use hyper::body::Incoming as IncomingBody;
+use rmcp::model::{
+    ClientCapabilities, ClientRequest, GetExtensions, Implementation, InitializeRequestParams, ProtocolVersion,
+};
+use serde_json::Value;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tower_service::Service as _;
+use tracing::Instrument;
+use uuid::Uuid;
+
+use super::body::Bodies;
+use super::connection::Connection;
+use super::exchange::{Exchange, Last, Said, Setting};
+use super::guard::Guard;
+use super::replay::Replay;
+use super::revision::{self, Era};
+use super::session::{self, Listener, Session, Sessions};
+use super::sse::{self, Source};
+use super::{App, Caller, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
+use crate::logging::HTTP_LOG;
+use crate::logging::lines::HttpLine;
+use crate::mcp::answer::{self, MAX_ANSWER};
+use crate::mcp::message::{self, Fault, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Incoming, Message};
+use crate::mcp::{Panicked, caught};
+
+const SESSION: &str = "mcp-session-id";
+const LAST_EVENT: &str = "last-event-id";
+const METHODS: &str = "GET, POST, DELETE";
+
+/// The code that the official SDKs use.
+const SESSION_NOT_FOUND: i32 = -32001;
+
+pub(super) struct Server {
+    app: App,
+    guard: Guard,
+    bodies: Bodies,
+    pub sessions: Sessions,
+    /// Cancels all calls.
+    pub halt: CancellationToken,
+    /// Ends the streams that no call holds open.
+    pub closing: CancellationToken,
+}
+
+/// Where a request goes and who sent it.
+struct Place<'a> {
+    endpoint: &'a Endpoint,
+    name: &'a str,
+    caller: Caller,
+}
+
+/// In what form the client takes an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Json,
+    Stream,
+    Either,
+}
+
+impl Server {
+    pub(super) fn new(app: App) -> Self {
+        let options = &app.options;
+        Self {
+            guard: Guard::new(options),
+            bodies: Bodies::new(options.max_body, options.body_deadline, options.max_buffered),
+            sessions: Sessions::new(options),
+            halt: CancellationToken::new(),
+            closing: CancellationToken::new(),
+            app,
+        }
+    }
+
+    pub(super) fn options(&self) -> &super::HttpOptions {
+        &self.app.options
+    }
+
+    pub(super) async fn answer(&self, request: Request<IncomingBody>, connection: &Arc<Connection>) -> Response<Body> {
+        let request_id = Uuid::new_v4();
+        let span = tracing::info_span!("http", %request_id, tenant = tracing::field::Empty);
+        let answered = caught(self.route(request, connection)).instrument(span);
+        answered.await.unwrap_or_else(|Panicked| {
+            tracing::error!(%request_id, "a request's handling panicked");
+            let fault = Fault::new(Value::Null, INTERNAL_ERROR, "internal error: the request was given up");
+            refuse(StatusCode::INTERNAL_SERVER_ERROR, &fault)
+        })
+    }
+
+    async fn route(&self, request: Request<IncomingBody>, connection: &Arc<Connection>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let cors = match self.guard.check(&parts, connection.local) {
+            Ok(cors) => cors,
+            Err(refusal) => return refusal,
+        };
+        let mut response = self.dispatch(parts, body, connection).await;
+        cors.apply(response.headers_mut());
+        response
+    }
+
+    async fn dispatch(&self, mut parts: Parts, body: IncomingBody, connection: &Arc<Connection>) -> Response<Body> {
+        if parts.method == Method::OPTIONS
+            && let Some(preflight) = self.guard.preflight(&parts)
+        {
+            return preflight;
+        }
+        let Some(name) = endpoint_name(parts.uri.path()).map(str::to_owned) else {
+            connection.busy();
+            parts.extensions.insert(Peer(connection.peer));
+            let request = Request::from_parts(parts, Body::new(body));
+            return self.app.routes.clone().call(request).await.unwrap_or_else(|never| match never {});
+        };
+        let caller = match self.app.gate.admit(&parts, connection.peer) {
+            Ok(caller) => caller,
+            Err(denied) => {
+                let mut response = json(denied.status, denied.body.to_string());
+                response.headers_mut().extend(denied.headers);
+                return response;
+            }
+        };
+        tracing::Span::current().record("tenant", &caller.tenant.0);
+        let name = if name.is_empty() { &self.app.default } else { &name };
+        let Some((name, endpoint)) = self.app.endpoints.get_key_value(name) else {
+            let names = self.app.endpoints.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let why = format!("no such set of tools; there are {names}");
+            return refused(StatusCode::NOT_FOUND, why);
+        };
+        let place = Place { endpoint, name, caller };
+        match parts.method {
+            Method::POST => self.post(place, &parts.headers, body, connection).await,
+            Method::GET | Method::HEAD => {
+                connection.busy();
+                self.get(place, &parts.headers).await
+            }
+            Method::DELETE => self.delete(&place, &parts.headers),
+            _ => not_allowed("this method is not served here"),
+        }
+    }
+
+    async fn post(
+        &self,
+        place: Place<'_>,
+        headers: &HeaderMap,
+        body: IncomingBody,
+        connection: &Arc<Connection>,
+    ) -> Response<Body> {
+        HttpLine::Request { peer: connection.peer }.log();
+        let Some(form) = Form::of(headers) else {
+            let why = "the answer is application/json or text/event-stream; Accept allows neither";
+            return refused(StatusCode::NOT_ACCEPTABLE, why);
+        };
+        if !is_json(headers) {
+            return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json");
+        }
+        let bytes = match self.bodies.read(headers, body).await {
+            Ok(bytes) => bytes,
+            Err(refusal) => return refusal,
+        };
+        connection.busy();
+        log_body(&bytes, |body| HttpLine::RequestBody(body).log());
+        let session = match self.session(&place, headers) {
+            Ok(session) => session,
+            Err(unknown) => return unknown.answer(message::id_of(&bytes).unwrap_or_default()),
+        };
+        let batches = match &session {
+            Some(session) => session.has_batches(),
+            None => revision::has_batches(headers),
+        };
+        match message::read(&bytes, batches) {
+            Ok(Incoming::One(message)) => self.one(place, headers, form, session, message).await,
+            Ok(Incoming::Batch(messages)) => self.batch(place, headers, form, session, messages).await,
+            Err(fault) => refuse(status_of(&fault), &fault),
+        }
+    }
+
+    async fn one(
+        &self,
+        place: Place<'_>,
+        headers: &HeaderMap,
+        form: Form,
+        session: Option<Arc<Session>>,
+        message: Message,
+    ) -> Response<Body> {
+        let (id, request) = match message {
+            Message::Request { id, request } => (id, *request),
+            Message::Answer { id, message } => return answered(session, &id, *message).await,
+            Message::Cancelled { id, .. } => {
+                if let Some(session) = session {
+                    session.withdraw(&id);
+                }
+                return empty(StatusCode::ACCEPTED);
+            }
+            Message::Ignored => return empty(StatusCode::ACCEPTED),
+        };
+        let method = request.method().to_owned();
+        HttpLine::Parsed { method: &method, id: &id }.log();
+        let opening = match &request {
+            ClientRequest::InitializeRequest(initialize) => Some(initialize.params.clone()),
+            _ => None,
+        };
+        let session = session.filter(|_| opening.is_none());
+        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), id, request, form != Form::Json) {
+            Ok(begun) => begun,
+            Err((status, fault)) => return refuse(status, &fault),
+        };
+        let response = match opening {
+            Some(params) => self.open(&place, params, form, exchange.last().await),
+            None => {
+                self.reply(Answers::One(exchange), form, &era, session.filter(|session| session.is_resumable())).await
+            }
+        };
+        HttpLine::Sending { method: &method }.log();
+        response
+    }
+
+    /// Starts a request, or says with which status it is refused.
+    fn begin(
+        &self,
+        place: &Place<'_>,
+        headers: &HeaderMap,
+        session: Option<&Arc<Session>>,
+        id: Value,
+        mut request: ClientRequest,
+        can_ask: bool,
+    ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
+        let era = revision::era(headers, &id, &request, &place.endpoint.schemas)
+            .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
+        let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
+        let peer = match (&era, session, &request) {
+            (_, _, ClientRequest::InitializeRequest(initialize)) => initialize.params.clone(),
+            (_, Some(session), _) => session.info.clone(),
+            (Era::Legacy { version }, None, _) => {
+                unknown_peer(version.clone().unwrap_or(ProtocolVersion::V_2024_11_05))
+            }
+            (Era::Modern { version, .. }, None, _) => unknown_peer(version.clone()),
+        };
+        let entry = match session {
+            Some(session) => Some(session.enter(&id).map_err(|fault| (StatusCode::OK, fault))?),
+            None => None,
+        };
+        let connection = session.map(|session| session.id.clone());
+        request.extensions_mut().insert(Caller { connection, ..place.caller.clone() });
+        let setting = Setting {
+            service: (place.endpoint.make)(),
+            peer,
+            session: session.filter(|_| can_ask).cloned(),
+            entry,
+            halt: self.halt.clone(),
+        };
+        Ok((Exchange::start(id, request, setting), era))
+    }
+
+    /// Answers `initialize`. A client for which there is no room goes on without a session.
+    fn open(
+        &self,
+        place: &Place<'_>,
+        params: InitializeRequestParams,
+        form: Form,
+        last: Option<Last>,
+    ) -> Response<Body> {
+        let Some(last) = last else { return empty(StatusCode::ACCEPTED) };
+        let mut response = whole(form, StatusCode::OK, last.bytes);
+        let kept = last.initialized.and_then(|negotiated| session::kept(params, negotiated));
+        let session = kept.and_then(|kept| self.sessions.open(place.caller.tenant.clone(), place.name, kept));
+        if let Some(session) = session {
+            let id = HeaderValue::from_str(&session.id).expect("a UUID is plain text");
+            response.headers_mut().insert(SESSION, id);
+        }
+        response
+    }
+
+    async fn batch(
+        &self,
+        place: Place<'_>,
+        headers: &HeaderMap,
+        form: Form,
+        session: Option<Arc<Session>>,
+        messages: Vec<Result<Message, Fault>>,
+    ) -> Response<Body> {
+        let mut refusals = Vec::new();
+        let mut exchanges = Vec::new();
+        for message in messages {
+            match message {
+                Ok(Message::Request { id, request }) => {
+                    HttpLine::Parsed { method: request.method(), id: &id }.log();
+                    let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
+                    match self.begin(&place, headers, session.as_ref(), id, *request, false) {
+                        Ok((exchange, _)) => {
+                            if is_call {
+                                exchange.begun().await;
+                            }
+                            exchanges.push(exchange);
+                        }
+                        Err((_, fault)) => refusals.push(Bytes::from(fault.encode())),
+                    }
+                }
+                Ok(Message::Cancelled { id, .. }) => {
+                    if let Some(session) = &session {
+                        session.withdraw(&id);
+                    }
+                }
+                Ok(Message::Answer { .. } | Message::Ignored) => {}
+                Err(fault) => refusals.push(fault.encode().into()),
+            }
+        }
+        let answers = async move {
+            let rest = join_all(exchanges.iter_mut().map(Exchange::last)).await;
+            let rest = rest.into_iter().flatten().map(|last| last.bytes);
+            together(refusals.into_iter().chain(rest))
+        };
+        let era = Era::Legacy { version: None };
+        let response = self.reply(Answers::Batch(Some(answers.boxed())), form, &era, None).await;
+        HttpLine::Sending { method: "batch" }.log();
+        response
+    }
+
+    /// As one JSON document if it comes soon, or if the client takes nothing else; otherwise as a stream.
+    async fn reply(
+        &self,
+        mut answers: Answers,
+        form: Form,
+        era: &Era,
+        resumable: Option<Arc<Session>>,
+    ) -> Response<Body> {
+        let options = self.options();
+        let status = |last: &Last| match era {
+            Era::Legacy { .. } => StatusCode::OK,
+            Era::Modern { meta_is_malformed, .. } => last.modern_status(*meta_is_malformed),
+        };
+        let first = loop {
+            let patience = if form == Form::Json { Duration::MAX } else { options.patience };
+            match timeout(patience, answers.next()).await {
+                Ok(Some(Said::Last(last))) => {
+                    log_body(&last.bytes, |body| HttpLine::Response(body).log());
+                    // Errors that have a status of their own are for those who do not read the body.
+                    let status = status(&last);
+                    let form = if status == StatusCode::OK { form } else { Form::Json };
+                    return whole(form, status, last.bytes);
+                }
+                // Taken back by the client.
+                Ok(None) => return empty(StatusCode::ACCEPTED),
+                Ok(Some(Said::Meanwhile(_))) if form == Form::Json => {}
+                Ok(Some(Said::Meanwhile(message))) => break Some(message),
+                Err(_) => break None,
+            }
+        };
+        match (resumable, answers) {
+            (Some(session), Answers::One(exchange)) => {
+                let reader = Replay::begin(&session, exchange, first, options.resume_within);
+                sse::response(reader, options.keep_alive, CancellationToken::new())
+            }
+            (_, answers) => sse::response(Plain { first, answers }, options.keep_alive, CancellationToken::new()),
+        }
+    }
+
+    async fn get(&self, place: Place<'_>, headers: &HeaderMap) -> Response<Body> {
+        if !accepts_stream(headers) {
+            let status = (place.endpoint.status)(place.caller).await;
+            return json(StatusCode::OK, status.to_string());
+        }
+        let session = match self.session(&place, headers) {
+            Ok(Some(session)) => session,
+            Ok(None) => return not_allowed("a stream of its own belongs to a session; there is none"),
+            Err(unknown) => return unknown.answer(Value::Null),
+        };
+        let keep_alive = self.options().keep_alive;
+        if let Some(seen) = headers.get(LAST_EVENT).and_then(|value| value.to_str().ok()) {
+            return match session.replay(seen) {
+                Some((replay, place)) => sse::response(replay.read(Some(place)), keep_alive, session.ended.clone()),
+                // Nothing, and the end: an error would make some clients ask again and again.
+                None => sse::response(Nothing, keep_alive, CancellationToken::new()),
+            };
+        }
+        match session.listen() {
+            Some(listener) => {
+                let source = Silence { _listener: listener, ended: session.ended.clone() };
+                sse::response(source, keep_alive, self.closing.clone())
+            }
+            None => refused(StatusCode::CONFLICT, "this session has too many streams already"),
+        }
+    }
+
+    fn delete(&self, place: &Place<'_>, headers: &HeaderMap) -> Response<Body> {
+        match self.session(place, headers) {
+            Ok(Some(session)) => {
+                self.sessions.close(&session);
+                empty(StatusCode::ACCEPTED)
+            }
+            Ok(None) => not_allowed("DELETE ends a session; Mcp-Session-Id names none"),
+            Err(unknown) => unknown.answer(Value::Null),
+        }
+    }
+
+    /// The session that the headers name. Since 2026-07-28 there are none.
+    fn session(&self, place: &Place<'_>, headers: &HeaderMap) -> Result<Option<Arc<Session>>, UnknownSession> {
+        if revision::is_modern(headers) {
+            return Ok(None);
+        }
+        let mut ids = headers.get_all(SESSION).iter();
+        match (ids.next(), ids.next()) {
+            (None, _) => Ok(None),
+            (Some(id), None) => {
+                let found = id.to_str().ok().and_then(|id| self.sessions.find(id, &place.caller.tenant, place.name));
+                found.map(Some).ok_or(UnknownSession)
+            }
+            (Some(_), Some(_)) => Err(UnknownSession),
+        }
+    }
+}
+
+struct UnknownSession;
+
+impl UnknownSession {
+    fn answer(self, id: Value) -> Response<Body> {
+        let fault = Fault::new(id, SESSION_NOT_FOUND, "session not found: it ended, or never was; initialize again");
+        refuse(StatusCode::NOT_FOUND, &fault)
+    }
+}
+
+/// `Some("")` for `/mcp` itself, `None` for what is not below it.
+fn endpoint_name(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/mcp")?;
+    if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
+}
+
+async fn answered(
+    session: Option<Arc<Session>>,
+    id: &Value,
+    message: rmcp::model::ClientJsonRpcMessage,
+) -> Response<Body> {
+    let Some(session) = session else {
+        let fault = Fault::new(Value::Null, INVALID_REQUEST, "nothing was asked outside of a session");
+        return refuse(StatusCode::BAD_REQUEST, &fault);
+    };
+    session.answer(id, message).await;
+    empty(StatusCode::ACCEPTED)
+}
+
+/// What the answer comes from.
+enum Answers {
+    One(Exchange),
+    Batch(Option<BoxFuture<'static, Option<Bytes>>>),
+}
+
+impl Answers {
+    async fn next(&mut self) -> Option<Said> {
+        match self {
+            Self::One(exchange) => exchange.next().await,
+            Self::Batch(answers) => {
+                let bytes = answers.as_mut()?.await;
+                *answers = None;
+                Some(Said::Last(Last { bytes: bytes?, error: None, initialized: None }))
+            }
+        }
+    }
+}
+
+/// A stream that cannot be resumed.
+struct Plain {
+    first: Option<Bytes>,
+    answers: Answers,
+}
+
+impl Source for Plain {
+    async fn next(&mut self) -> Option<Bytes> {
+        if let Some(first) = self.first.take() {
+            return Some(sse::event(None, &first));
+        }
+        match self.answers.next().await? {
+            Said::Meanwhile(message) => Some(sse::event(None, &message)),
+            Said::Last(last) => Some(sse::event(None, &last.bytes)),
+        }
+    }
+}
+
+/// The stream of a session that belongs to no request: we have nothing to say on it.
+struct Silence {
+    _listener: Listener,
+    ended: CancellationToken,
+}
+
+impl Source for Silence {
+    async fn next(&mut self) -> Option<Bytes> {
+        self.ended.cancelled().await;
+        None
+    }
+}
+
+struct Nothing;
+
+impl Source for Nothing {
+    async fn next(&mut self) -> Option<Bytes> {
+        None
+    }
+}
+
+impl Form {
+    /// JSON unless a stream was asked for by name; `None` if neither is taken.
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let json = !headers.contains_key(header::ACCEPT)
+            || accepted(headers).any(|kind| matches!(&*kind, "application/json" | "application/*" | "*/*"));
+        match (json, accepts_stream(headers)) {
+            (true, true) => Some(Self::Either),
+            (true, false) => Some(Self::Json),
+            (false, true) => Some(Self::Stream),
+            (false, false) => None,
+        }
+    }
+}
+
+fn accepts_stream(headers: &HeaderMap) -> bool {
+    accepted(headers).any(|kind| kind == "text/event-stream")
+}
+
+fn accepted(headers: &HeaderMap) -> impl Iterator<Item = String> {
+    let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(essence)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    given.is_some_and(|given| essence(given) == "application/json")
+}
+
+/// A media type without its parameters.
+fn essence(text: &str) -> String {
+    text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+/// An answer that is there already.
+fn whole(form: Form, status: StatusCode, bytes: Bytes) -> Response<Body> {
+    match form {
+        Form::Json | Form::Either => json(status, bytes),
+        Form::Stream => {
+            let mut response = json(status, sse::event(None, &bytes));
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+            response
+        }
+    }
+}
+
+/// Answers of a batch in one document; `None` if nothing in it had one.
+fn together(answers: impl Iterator<Item = Bytes>) -> Option<Bytes> {
+    let mut all = Vec::new();
+    for answer in answers {
+        all.push(if all.is_empty() { b'[' } else { b',' });
+        if all.len() + answer.len() > MAX_ANSWER {
+            all.extend(answer::over_limit(message::id_of(&answer).unwrap_or_default(), answer.len()));
+        } else {
+            all.extend_from_slice(&answer);
+        }
+    }
+    (!all.is_empty()).then(|| {
+        all.push(b']');
+        all.into()
+    })
+}
+
+/// 400 for what is no message; a message that was read is answered, whatever the answer says.
+fn status_of(fault: &Fault) -> StatusCode {
+    if fault.code == INVALID_PARAMS { StatusCode::OK } else { StatusCode::BAD_REQUEST }
+}
+
+fn not_allowed(why: &str) -> Response<Body> {
+    let mut response = refuse(StatusCode::METHOD_NOT_ALLOWED, &Fault::new(Value::Null, SERVER_ERROR, why));
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(METHODS));
+    response
+}
+
+/// A client of which only the revision is known.
+fn unknown_peer(version: ProtocolVersion) -> InitializeRequestParams {
+    let mut peer =
+        InitializeRequestParams::new(ClientCapabilities::default(), Implementation::new("unknown", "unknown"));
+    peer.protocol_version = version;
+    peer
+}
+
+/// Bodies are looked at only when somebody wants to read them.
+fn log_body(bytes: &[u8], log: impl FnOnce(&Value)) {
+    if tracing::enabled!(target: HTTP_LOG, tracing::Level::DEBUG)
+        && let Ok(body) = serde_json::from_slice(bytes)
+    {
+        log(&body);
+    }
+}

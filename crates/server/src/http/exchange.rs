@@ -1,0 +1,214 @@
+//! One request through a service loop of its own: messages out, the client's answers and its change of mind in.
+//!
+//! Dropping an [`Exchange`] cancels the call; a client that is gone has nobody else to say so.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::StatusCode;
+use rmcp::RoleServer;
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientRequest, ErrorCode, InitializeRequestParams, JsonRpcMessage, RequestId, ServerResult,
+};
+use rmcp::service::{DynService, RxJsonRpcMessage, TxJsonRpcMessage, serve_directly_with_ct};
+use rmcp::transport::Transport;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::session::{Entry, Session};
+use crate::mcp::Begun;
+use crate::mcp::answer;
+use crate::mcp::message::{Fault, INTERNAL_ERROR};
+
+/// Messages that may wait for a client that reads slowly.
+const QUEUE: usize = 16;
+
+/// What a call needs beside its request.
+pub(super) struct Setting {
+    pub service: Box<dyn DynService<RoleServer>>,
+    /// What was negotiated, for legacy clients; otherwise what the request itself says.
+    pub peer: InitializeRequestParams,
+    /// Where the client's answers to our questions arrive, if it can be asked.
+    pub session: Option<Arc<Session>>,
+    /// The call's entry in its session.
+    pub entry: Option<Entry>,
+    /// Of the server: cancels every call.
+    pub halt: CancellationToken,
+}
+
+pub(super) struct Exchange {
+    id: Value,
+    messages: mpsc::Receiver<TxJsonRpcMessage<RoleServer>>,
+    over: bool,
+    /// The request has its place in the engine's queue, or its answer.
+    begun: CancellationToken,
+    entry: Option<Entry>,
+    _cancel: DropGuard,
+}
+
+/// What comes out of an exchange.
+pub(super) enum Said {
+    /// On the way.
+    Meanwhile(Bytes),
+    /// The answer.
+    Last(Last),
+}
+
+pub(super) struct Last {
+    pub bytes: Bytes,
+    /// The error's code, if it is one.
+    pub error: Option<ErrorCode>,
+    /// The protocol version, if the answer was to `initialize`.
+    pub initialized: Option<rmcp::model::ProtocolVersion>,
+}
+
+impl Last {
+    /// The status that revision 2026-07-28 wants; the others know only 200.
+    pub(super) fn modern_status(&self, meta_is_malformed: bool) -> StatusCode {
+        match self.error {
+            Some(
+                ErrorCode::UNSUPPORTED_PROTOCOL_VERSION
+                | ErrorCode::MISSING_REQUIRED_CLIENT_CAPABILITY
+                | ErrorCode::HEADER_MISMATCH,
+            ) => StatusCode::BAD_REQUEST,
+            Some(ErrorCode::INVALID_PARAMS) if meta_is_malformed => StatusCode::BAD_REQUEST,
+            Some(ErrorCode::METHOD_NOT_FOUND) => StatusCode::NOT_FOUND,
+            _ => StatusCode::OK,
+        }
+    }
+}
+
+impl Exchange {
+    pub(super) fn start(id: Value, mut request: ClientRequest, setting: Setting) -> Self {
+        let (to_client, messages) = mpsc::channel(QUEUE);
+        let (to_service, from_client) = mpsc::channel(QUEUE);
+        let begun = CancellationToken::new();
+        let cancel = setting.halt.child_token();
+        rmcp::model::GetExtensions::extensions_mut(&mut request).insert(Begun(begun.clone()));
+        // The id is visible in some notifications, so it is the client's own where rmcp has room for it.
+        let inner = match &id {
+            Value::String(text) => RequestId::String(text.as_str().into()),
+            other => other.as_i64().map_or_else(|| RequestId::String(other.to_string().into()), RequestId::Number),
+        };
+        let wire = Wire {
+            request: Some(ClientJsonRpcMessage::request(request, inner)),
+            from_client,
+            to_client,
+            answered: CancellationToken::new(),
+            begun: begun.clone(),
+            asking: setting.session.map(|session| (session, to_service)),
+        };
+        let running = serve_directly_with_ct(setting.service, wire, Some(setting.peer), cancel.clone());
+        tokio::spawn(running.waiting());
+        Self { id, messages, over: false, begun, entry: setting.entry, _cancel: cancel.drop_guard() }
+    }
+
+    /// The next message; `None` when the client took its request back, or after the answer.
+    pub(super) async fn next(&mut self) -> Option<Said> {
+        if self.over {
+            return None;
+        }
+        let message = match &self.entry {
+            None => self.messages.recv().await,
+            Some(entry) => tokio::select! {
+                biased;
+                () = entry.withdrawn() => {
+                    self.over = true;
+                    return None;
+                }
+                message = self.messages.recv() => message,
+            },
+        };
+        let Some(message) = message else {
+            self.over = true;
+            let fault = Fault::new(self.id.clone(), INTERNAL_ERROR, "the call ended without an answer");
+            let error = Some(ErrorCode::INTERNAL_ERROR);
+            return Some(Said::Last(Last { bytes: fault.encode().into(), error, initialized: None }));
+        };
+        let bytes = answer::encode(&self.id, &message).into();
+        let (error, initialized) = match message {
+            JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => return Some(Said::Meanwhile(bytes)),
+            JsonRpcMessage::Error(error) => (Some(error.error.code), None),
+            JsonRpcMessage::Response(response) => match response.result {
+                ServerResult::InitializeResult(result) => (None, Some(result.protocol_version)),
+                _ => (None, None),
+            },
+        };
+        self.over = true;
+        Some(Said::Last(Last { bytes, error, initialized }))
+    }
+
+    /// The answer alone.
+    pub(super) async fn last(&mut self) -> Option<Last> {
+        loop {
+            match self.next().await? {
+                Said::Meanwhile(_) => {}
+                Said::Last(last) => return Some(last),
+            }
+        }
+    }
+
+    /// Returns when a call that is started now comes after this one.
+    pub(super) async fn begun(&self) {
+        self.begun.cancelled().await;
+    }
+}
+
+/// The service loop's end.
+struct Wire {
+    request: Option<ClientJsonRpcMessage>,
+    from_client: mpsc::Receiver<ClientJsonRpcMessage>,
+    to_client: mpsc::Sender<TxJsonRpcMessage<RoleServer>>,
+    answered: CancellationToken,
+    begun: CancellationToken,
+    asking: Option<(Arc<Session>, mpsc::Sender<ClientJsonRpcMessage>)>,
+}
+
+impl Transport<RoleServer> for Wire {
+    type Error = io::Error;
+
+    fn send(
+        &mut self,
+        mut message: TxJsonRpcMessage<RoleServer>,
+    ) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        let asked = match (&mut message, &self.asking) {
+            (JsonRpcMessage::Request(request), Some((session, answers))) => {
+                session.ask(&mut request.id, answers.clone())
+            }
+            (JsonRpcMessage::Request(_), None) => false,
+            _ => true,
+        };
+        let is_answer = matches!(message, JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_));
+        let tokens = is_answer.then(|| (self.answered.clone(), self.begun.clone()));
+        let to_client = self.to_client.clone();
+        async move {
+            if !asked {
+                return Err(io::Error::other("this client cannot be asked"));
+            }
+            // A client that is gone is no error: its call is being cancelled.
+            let _ = to_client.send(message).await;
+            if let Some((answered, begun)) = tokens {
+                answered.cancel();
+                begun.cancel();
+            }
+            Ok(())
+        }
+    }
+
+    async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
+        if let Some(request) = self.request.take() {
+            return Some(request);
+        }
+        tokio::select! {
+            () = self.answered.cancelled() => None,
+            Some(message) = self.from_client.recv() => Some(message),
+        }
+    }
+
+    async fn close(&mut self) -> io::Result<()> {
+        self.begun.cancel();
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! A stream that its client may come back for: events are kept while the call runs, and a while after its answer.
+//!
+//! Bounded: of a long stream only the latest events are kept, and only so many finished streams in all.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{sleep, timeout};
+use uuid::Uuid;
+
+use super::exchange::{Exchange, Said};
+use super::session::Session;
+use super::sse::{self, Source};
+
+/// Events kept of a running call.
+const MAX_EVENTS: usize = 64;
+
+/// How long a finished stream is kept.
+const KEPT: Duration = Duration::from_secs(30);
+
+/// Bytes of all finished streams together.
+const ROOM: usize = 64 << 20;
+static FINISHED: Semaphore = Semaphore::const_new(ROOM);
+
+pub(super) struct Replay {
+    pub id: String,
+    log: Mutex<Log>,
+    news: watch::Sender<News>,
+}
+
+#[derive(Default)]
+struct Log {
+    /// The number of the first event that is kept.
+    first: u64,
+    events: VecDeque<Bytes>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct News {
+    /// Events so far.
+    events: u64,
+    finished: bool,
+    /// Counts readers; only the latest is served.
+    reader: u64,
+    attached: bool,
+}
+
+impl Replay {
+    /// Takes over an exchange: its events go into the log, and it is given up when nobody has read for `resume_within`.
+    pub(super) fn begin(
+        session: &Arc<Session>,
+        exchange: Exchange,
+        first: Option<Bytes>,
+        resume_within: Duration,
+    ) -> Reader {
+        let id = Uuid::new_v4().simple().to_string();
+        let replay = Arc::new(Self { id, log: Mutex::default(), news: watch::Sender::default() });
+        let primed = format!("{}/0", replay.id);
+        replay.push(sse::priming(&primed));
+        if let Some(first) = first {
+            replay.say(&first);
+        }
+        session.keep(replay.clone());
+        let reader = replay.read(None);
+        tokio::spawn(replay.pump(session.clone(), exchange, resume_within));
+        reader
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn pump(self: Arc<Self>, session: Arc<Session>, mut exchange: Exchange, resume_within: Duration) {
+        loop {
+            let said = tokio::select! {
+                said = exchange.next() => said,
+                () = self.abandoned(resume_within) => None,
+            };
+            match said {
+                Some(Said::Meanwhile(message)) => self.say(&message),
+                Some(Said::Last(last)) => {
+                    self.say(&last.bytes);
+                    break;
+                }
+                None => break,
+            }
+        }
+        drop(exchange);
+        self.news.send_modify(|news| news.finished = true);
+        let length: usize = self.log().events.iter().map(Bytes::len).sum();
+        let room = FINISHED.try_acquire_many(u32::try_from(length).unwrap_or(u32::MAX));
+        if room.is_ok() {
+            tokio::select! {
+                () = sleep(KEPT) => {}
+                () = session.ended.cancelled() => {}
+            }
+        }
+        session.forget(&self);
+    }
+
+    fn say(&self, message: &[u8]) {
+        let id = format!("{}/{}", self.id, self.news.borrow().events);
+        self.push(sse::event(Some(&id), message));
+    }
+
+    fn push(&self, event: Bytes) {
+        let mut log = self.log();
+        if log.events.len() >= MAX_EVENTS {
+            log.events.pop_front();
+            log.first += 1;
+        }
+        log.events.push_back(event);
+        drop(log);
+        self.news.send_modify(|news| news.events += 1);
+    }
+
+    /// Serves the events after `seen`; another reader before this one gets no more.
+    pub(super) fn read(self: &Arc<Self>, seen: Option<u64>) -> Reader {
+        self.news.send_modify(|news| {
+            news.reader += 1;
+            news.attached = true;
+        });
+        let mut news = self.news.subscribe();
+        let number = news.borrow_and_update().reader;
+        Reader { replay: self.clone(), news, number, next: seen.map_or(0, |seen| seen.saturating_add(1)) }
+    }
+
+    /// Returns when nobody has read for so long.
+    async fn abandoned(&self, patience: Duration) {
+        let mut news = self.news.subscribe();
+        loop {
+            let _ = news.wait_for(|news| !news.attached).await;
+            if timeout(patience, news.wait_for(|news| news.attached)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+pub(super) struct Reader {
+    replay: Arc<Replay>,
+    news: watch::Receiver<News>,
+    number: u64,
+    next: u64,
+}
+
+impl Source for Reader {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let news = *self.news.borrow_and_update();
+            if news.reader != self.number {
+                return None;
+            }
+            let event = {
+                let log = self.replay.log();
+                self.next = self.next.max(log.first);
+                usize::try_from(self.next - log.first).ok().and_then(|at| log.events.get(at).cloned())
+            };
+            if let Some(event) = event {
+                self.next += 1;
+                return Some(event);
+            }
+            if news.finished || self.news.changed().await.is_err() {
+                return None;
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.replay.news.send_if_modified(|news| {
+            let ours = news.reader == self.number;
+            news.attached &= !ours;
+            ours
+        });
+    }
+}

@@ -1,0 +1,285 @@
+//! Sessions of the legacy revisions: records of who opened them, what was negotiated and what is in flight.
+//!
+//! An id is no permission: a session answers only to the tenant that opened it, at the endpoint where it was opened, and an
+//! unknown id looks like a foreign one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use engine::op::Tenant;
+use rmcp::model::{ClientJsonRpcMessage, InitializeRequestParams, JsonRpcMessage, ProtocolVersion, RequestId};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::HttpOptions;
+use super::replay::Replay;
+use crate::mcp::message::{Fault, INVALID_REQUEST};
+
+/// Requests of one session that may run at once.
+const MAX_CALLS: usize = 256;
+
+/// Questions to the client that may wait for an answer.
+const MAX_ASKED: usize = 64;
+
+/// Streams of one session that belong to no request.
+const MAX_LISTENERS: usize = 8;
+
+/// What is kept of `initialize`, as JSON.
+const MAX_INFO: usize = 4096;
+
+pub(super) struct Sessions {
+    all: Mutex<HashMap<String, Arc<Session>>>,
+    most: usize,
+    most_per_tenant: usize,
+    idle: Duration,
+}
+
+pub(super) struct Session {
+    pub id: String,
+    pub info: InitializeRequestParams,
+    tenant: Tenant,
+    endpoint: String,
+    state: Mutex<State>,
+    /// Streams and calls end with it.
+    pub ended: CancellationToken,
+}
+
+struct State {
+    touched: Instant,
+    /// Anything came after `initialize`.
+    used: bool,
+    listeners: usize,
+    /// By the client's id as JSON: `1` and `"1"` are two.
+    calls: HashMap<String, CancellationToken>,
+    last_asked: i64,
+    asked: HashMap<i64, Asked>,
+    replays: Vec<Arc<Replay>>,
+}
+
+/// A question to the client: the id that the service loop gave it, and where its answer goes.
+struct Asked(RequestId, mpsc::Sender<ClientJsonRpcMessage>);
+
+impl Sessions {
+    pub(super) fn new(options: &HttpOptions) -> Self {
+        Self {
+            all: Mutex::default(),
+            most: options.max_sessions,
+            most_per_tenant: options.max_sessions_per_tenant,
+            idle: options.session_idle,
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a session; at the limit in the place of the tenant's own least recently used one. `None` if all of these are busy.
+    pub(super) fn open(&self, tenant: Tenant, endpoint: &str, info: InitializeRequestParams) -> Option<Arc<Session>> {
+        let session = Arc::new(Session {
+            id: Uuid::new_v4().to_string(),
+            info,
+            tenant,
+            endpoint: endpoint.to_owned(),
+            state: Mutex::new(State {
+                touched: Instant::now(),
+                used: false,
+                listeners: 0,
+                calls: HashMap::new(),
+                last_asked: 0,
+                asked: HashMap::new(),
+                replays: Vec::new(),
+            }),
+            ended: CancellationToken::new(),
+        });
+        let mut all = self.all();
+        let own = all.values().filter(|other| other.tenant == session.tenant);
+        if all.len() >= self.most || own.clone().count() >= self.most_per_tenant {
+            let spare = own.filter_map(|other| Some((other.spare()?, other.id.clone()))).min();
+            let (_, spare) = spare?;
+            if let Some(spare) = all.remove(&spare) {
+                spare.ended.cancel();
+            }
+        }
+        all.insert(session.id.clone(), session.clone());
+        Some(session)
+    }
+
+    /// The session if it is the tenant's own and of this endpoint.
+    pub(super) fn find(&self, id: &str, tenant: &Tenant, endpoint: &str) -> Option<Arc<Session>> {
+        let session = self.all().get(id).cloned()?;
+        (session.tenant == *tenant && session.endpoint == endpoint).then(|| {
+            session.touch();
+            session
+        })
+    }
+
+    pub(super) fn close(&self, session: &Session) {
+        self.all().remove(&session.id);
+        session.ended.cancel();
+    }
+
+    /// Ends those that were idle for too long.
+    pub(super) fn sweep(&self) {
+        let now = Instant::now();
+        self.all().retain(|_, session| {
+            let keep = session.spare().is_none_or(|(_, touched)| now.duration_since(touched) < self.idle);
+            if !keep {
+                session.ended.cancel();
+            }
+            keep
+        });
+    }
+
+    pub(super) fn close_all(&self) {
+        for (_, session) in self.all().drain() {
+            session.ended.cancel();
+        }
+    }
+}
+
+/// What a session keeps of `initialize`; `None` for a client that tells too much of itself to be remembered.
+pub(super) fn kept(mut info: InitializeRequestParams, negotiated: ProtocolVersion) -> Option<InitializeRequestParams> {
+    info.meta = None;
+    info.protocol_version = negotiated;
+    info.client_info.icons = None;
+    info.client_info.description = None;
+    info.client_info.website_url = None;
+    let length = serde_json::to_string(&info).map_or(usize::MAX, |text| text.len());
+    (length <= MAX_INFO).then_some(info)
+}
+
+impl Session {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn touch(&self) {
+        let mut state = self.state();
+        state.touched = Instant::now();
+        state.used = true;
+    }
+
+    /// How dispensable it is, the least being the most; `None` while it is busy.
+    fn spare(&self) -> Option<(bool, Instant)> {
+        let state = self.state();
+        (state.calls.is_empty() && state.listeners == 0).then_some((state.used, state.touched))
+    }
+
+    /// Streams of this revision begin with an event that lets the client come back.
+    pub(super) fn is_resumable(&self) -> bool {
+        self.info.protocol_version >= ProtocolVersion::V_2025_11_25
+    }
+
+    pub(super) fn has_batches(&self) -> bool {
+        self.info.protocol_version <= ProtocolVersion::V_2025_03_26
+    }
+
+    /// Notes a call, unless one with its id still runs.
+    pub(super) fn enter(self: &Arc<Self>, id: &Value) -> Result<Entry, Fault> {
+        let mut state = self.state();
+        let key = id.to_string();
+        if state.calls.len() >= MAX_CALLS {
+            let why = format!("{MAX_CALLS} requests of this session are running already");
+            return Err(Fault::new(id.clone(), INVALID_REQUEST, why));
+        }
+        if state.calls.contains_key(&key) {
+            return Err(Fault::new(id.clone(), INVALID_REQUEST, "a request with this `id` is still running"));
+        }
+        let withdrawn = self.ended.child_token();
+        state.calls.insert(key.clone(), withdrawn.clone());
+        Ok(Entry { session: self.clone(), key, withdrawn })
+    }
+
+    /// The client takes a request back. Unknown ones are nobody's business.
+    pub(super) fn withdraw(&self, id: &Value) {
+        if let Some(withdrawn) = self.state().calls.get(&id.to_string()) {
+            withdrawn.cancel();
+        }
+    }
+
+    /// Gives a question to the client an id that is unique in the session. False if too many wait already.
+    pub(super) fn ask(&self, id: &mut RequestId, answers: mpsc::Sender<ClientJsonRpcMessage>) -> bool {
+        let mut state = self.state();
+        state.asked.retain(|_, Asked(_, answers)| !answers.is_closed());
+        if state.asked.len() >= MAX_ASKED {
+            return false;
+        }
+        state.last_asked += 1;
+        let ours = state.last_asked;
+        let inner = std::mem::replace(id, RequestId::Number(ours));
+        state.asked.insert(ours, Asked(inner, answers));
+        true
+    }
+
+    /// Takes the client's answer to where it was asked.
+    pub(super) async fn answer(&self, id: &Value, mut message: ClientJsonRpcMessage) {
+        let asked = id.as_i64().and_then(|id| self.state().asked.remove(&id));
+        let Some(Asked(inner, answers)) = asked else { return };
+        match &mut message {
+            JsonRpcMessage::Response(response) => response.id = inner,
+            JsonRpcMessage::Error(error) => error.id = Some(inner),
+            JsonRpcMessage::Request(_) | JsonRpcMessage::Notification(_) => return,
+        }
+        let _ = answers.send(message).await;
+    }
+
+    /// A stream that belongs to no request.
+    pub(super) fn listen(self: &Arc<Self>) -> Option<Listener> {
+        let mut state = self.state();
+        (state.listeners < MAX_LISTENERS).then(|| {
+            state.listeners += 1;
+            Listener(self.clone())
+        })
+    }
+
+    pub(super) fn keep(&self, replay: Arc<Replay>) {
+        self.state().replays.push(replay);
+    }
+
+    pub(super) fn forget(&self, replay: &Replay) {
+        self.state().replays.retain(|kept| kept.id != replay.id);
+    }
+
+    /// The stream that an event belongs to, and the event's place in it.
+    pub(super) fn replay(&self, event: &str) -> Option<(Arc<Replay>, u64)> {
+        let (stream, place) = event.split_once('/')?;
+        let place = place.parse().ok()?;
+        let replay = self.state().replays.iter().find(|replay| replay.id == stream).cloned()?;
+        Some((replay, place))
+    }
+}
+
+/// A call in flight. Its session does not end by idleness.
+pub(super) struct Entry {
+    session: Arc<Session>,
+    key: String,
+    withdrawn: CancellationToken,
+}
+
+impl Entry {
+    pub(super) async fn withdrawn(&self) {
+        self.withdrawn.cancelled().await;
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut state = self.session.state();
+        state.calls.remove(&self.key);
+        state.touched = Instant::now();
+    }
+}
+
+pub(super) struct Listener(Arc<Session>);
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.listeners -= 1;
+        state.touched = Instant::now();
+    }
+}

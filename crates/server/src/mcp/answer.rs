@@ -1,0 +1,48 @@
+//! Answers as bytes, under the client's own id and within their budget. The same on every transport.
+
+use rmcp::RoleServer;
+use rmcp::model::JsonRpcMessage;
+use rmcp::service::TxJsonRpcMessage;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::message::{Fault, INTERNAL_ERROR};
+
+/// The longest answer. TypeScript clients close the connection at 10 MiB.
+pub(crate) const MAX_ANSWER: usize = 8 << 20;
+
+/// What the service says: a result or an error under the id that the client gave, anything else as it is.
+pub(crate) fn encode(id: &Value, message: &TxJsonRpcMessage<RoleServer>) -> Vec<u8> {
+    let body = match message {
+        JsonRpcMessage::Response(response) => Body::Result(&response.result),
+        JsonRpcMessage::Error(error) => Body::Error(&error.error),
+        JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => return bytes(message),
+    };
+    let answer = bytes(&Envelope { jsonrpc: "2.0", id, body });
+    if answer.len() > MAX_ANSWER { over_limit(id.clone(), answer.len()) } else { answer }
+}
+
+pub(crate) fn over_limit(id: Value, length: usize) -> Vec<u8> {
+    let message =
+        format!("an answer of {length} bytes is over the limit of {MAX_ANSWER} bytes; ask for less at a time");
+    Fault::new(id, INTERNAL_ERROR, message).encode()
+}
+
+#[derive(Serialize)]
+struct Envelope<'a, R, E> {
+    jsonrpc: &'static str,
+    id: &'a Value,
+    #[serde(flatten)]
+    body: Body<'a, R, E>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Body<'a, R, E> {
+    Result(&'a R),
+    Error(&'a E),
+}
+
+fn bytes<T: Serialize>(message: &T) -> Vec<u8> {
+    serde_json::to_vec(message).expect("messages are plain data")
+}

@@ -1,0 +1,131 @@
+//! What stands around every handler on every transport: a panic is an answer, methods that were not declared are refused, and a
+//! result keeps the members for which rmcp's type has no room.
+
+use std::borrow::Cow;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+
+use rmcp::model::{
+    ClientNotification, ClientRequest, CustomResult, ErrorCode, ProtocolVersion, ServerCapabilities, ServerConfig,
+    ServerResult,
+};
+use rmcp::service::{NotificationContext, RequestContext, Service};
+use rmcp::{ErrorData, RoleServer};
+use serde_json::{Map, Value};
+
+use crate::dialect::shown;
+
+pub struct Guarded<S>(pub S);
+
+/// Members of a result beside those that rmcp knows; a handler finds it in its request's extensions.
+#[derive(Clone, Default)]
+pub struct Beside(Arc<Mutex<Map<String, Value>>>);
+
+impl Beside {
+    pub fn put(&self, members: Map<String, Value>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(members);
+    }
+
+    fn add_to(&self, result: ServerResult) -> ServerResult {
+        let members = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        if members.is_empty() {
+            return result;
+        }
+        let mut value = serde_json::to_value(&result).expect("results are plain data");
+        if let Value::Object(object) = &mut value {
+            for (name, member) in members {
+                object.entry(name).or_insert(member);
+            }
+        }
+        ServerResult::CustomResult(CustomResult::new(value))
+    }
+}
+
+impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
+    async fn handle_request(
+        &self,
+        request: ClientRequest,
+        mut context: RequestContext<RoleServer>,
+    ) -> Result<ServerResult, ErrorData> {
+        self.refuse_undeclared(&request)?;
+        let beside = Beside::default();
+        context.extensions.insert(beside.clone());
+        let what = match &request {
+            ClientRequest::CallToolRequest(call) => shown(&call.params.name).into_owned(),
+            other => shown(other.method()).into_owned(),
+        };
+        match caught(self.0.handle_request(request, context)).await {
+            Ok(result) => result.map(|result| beside.add_to(result)),
+            Err(Panicked) => {
+                tracing::error!(what, "a handler panicked");
+                Err(ErrorData::internal_error(format!("internal error in {what}: the call was given up"), None))
+            }
+        }
+    }
+
+    async fn handle_notification(
+        &self,
+        notification: ClientNotification,
+        context: NotificationContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        self.0.handle_notification(notification, context).await
+    }
+
+    fn get_info(&self) -> ServerConfig {
+        self.0.get_info()
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        self.0.supported_protocol_versions()
+    }
+}
+
+impl<S: Service<RoleServer>> Guarded<S> {
+    /// rmcp answers some of these with success and an empty list although nothing was declared, and calls a declared method with
+    /// bad params unknown.
+    fn refuse_undeclared(&self, request: &ClientRequest) -> Result<(), ErrorData> {
+        let method = request.method();
+        let Some(is_declared) = capability(method) else { return Ok(()) };
+        if !is_declared(&self.get_info().capabilities) {
+            let message = format!("method not found: {}", shown(method));
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None));
+        }
+        match request {
+            ClientRequest::CustomRequest(_) => {
+                Err(ErrorData::invalid_params(format!("invalid params for {}", shown(method)), None))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The capability that a method belongs to.
+fn capability(method: &str) -> Option<fn(&ServerCapabilities) -> bool> {
+    match method {
+        "completion/complete" => Some(|declared| declared.completions.is_some()),
+        "logging/setLevel" => Some(|declared| declared.logging.is_some()),
+        "prompts/list" | "prompts/get" => Some(|declared| declared.prompts.is_some()),
+        "resources/list"
+        | "resources/templates/list"
+        | "resources/read"
+        | "resources/subscribe"
+        | "resources/unsubscribe" => Some(|declared| declared.resources.is_some()),
+        _ => None,
+    }
+}
+
+pub(crate) struct Panicked;
+
+/// rmcp never answers a request whose handler panics.
+pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
+    let mut future = pin!(future);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
+        Ok(Poll::Pending) => Poll::Pending,
+        Err(_) => Poll::Ready(Err(Panicked)),
+    })
+    .await
+}

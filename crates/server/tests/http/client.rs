@@ -1,0 +1,296 @@
+//! A client that sends exactly the bytes it is told to, and a server for it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::routing::get;
+use engine::op::Tenant;
+use futures_util::FutureExt;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use serde_json::{Value, json};
+use server::http::{App, Caller, Denied, Endpoint, Gate, HttpOptions, serve};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::toy::Toy;
+
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    timeout(WATCHDOG, future).await.expect("in time")
+}
+
+/// Waits for what has to become true.
+pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let waited = timeout(WATCHDOG, async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "never: {what}");
+}
+
+/// The tenant is what a header says, and nobody may pass who says so.
+struct TestGate;
+
+impl Gate for TestGate {
+    fn admit(&self, parts: &Parts, _: SocketAddr) -> Result<Caller, Denied> {
+        let tenant = parts.headers.get("x-tenant").map_or("local", |value| value.to_str().unwrap());
+        if tenant == "nobody" {
+            let headers = HeaderMap::from_iter([(http::header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))]);
+            return Err(Denied { status: StatusCode::UNAUTHORIZED, headers, body: json!({ "error": "who are you" }) });
+        }
+        Ok(Caller { tenant: Tenant(tenant.into()), connection: None })
+    }
+}
+
+pub struct Server {
+    pub address: SocketAddr,
+    pub toy: Toy,
+    pub shutdown: CancellationToken,
+    pub now: CancellationToken,
+    pub task: JoinHandle<()>,
+}
+
+impl Server {
+    pub async fn start() -> Self {
+        Self::with(HttpOptions::default()).await
+    }
+
+    pub async fn with(options: HttpOptions) -> Self {
+        let toy = Toy::default();
+        let served = toy.clone();
+        Self::serving(options, toy, move || {
+            let toy = served.clone();
+            Endpoint::new(
+                move || toy.clone(),
+                |caller| std::future::ready(json!({ "status": "fine", "tenant": caller.tenant.0 })).boxed(),
+            )
+            .with_schemas(|name| Toy::schema(name))
+        })
+        .await
+    }
+
+    pub async fn serving(options: HttpOptions, toy: Toy, endpoint: impl Fn() -> Endpoint) -> Self {
+        let app = App {
+            options,
+            gate: Arc::new(TestGate),
+            endpoints: BTreeMap::from([("toy".to_owned(), endpoint()), ("other".to_owned(), endpoint())]),
+            default: "toy".into(),
+            routes: axum::Router::new().route("/healthz", get(async || "ok")),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (shutdown, now) = (CancellationToken::new(), CancellationToken::new());
+        let task = tokio::spawn(serve(listener, app, shutdown.clone(), now.clone()));
+        Self { address, toy, shutdown, now, task }
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect(self.address).await
+    }
+
+    /// One request on a connection of its own.
+    pub async fn post(&self, headers: &[(&str, &str)], body: &Value) -> Answer {
+        self.client().await.post(headers, body).await
+    }
+
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        in_time(self.task).await.unwrap();
+    }
+}
+
+pub struct Client {
+    stream: BufReader<TcpStream>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
+    }
+
+    /// The text of a tool's result.
+    pub fn text(&self) -> String {
+        let json = self.json();
+        json["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text: {json}")).to_owned()
+    }
+
+    /// Status and code of an error.
+    pub fn refusal(&self) -> (u16, i64) {
+        (self.status, self.json()["error"]["code"].as_i64().unwrap_or_else(|| panic!("no error: {self:?}")))
+    }
+}
+
+impl Client {
+    pub async fn connect(address: SocketAddr) -> Self {
+        Self { stream: BufReader::new(TcpStream::connect(address).await.unwrap()) }
+    }
+
+    pub async fn write(&mut self, bytes: &[u8]) {
+        // The server may have had enough of us.
+        let _ = self.stream.write_all(bytes).await;
+    }
+
+    pub async fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
+        let mut head = format!("{method} {path} HTTP/1.1\r\n");
+        if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            head += "host: localhost\r\n";
+        }
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        if method == "POST" {
+            head += &format!("content-length: {}\r\n", body.len());
+        }
+        self.write(&[head.as_bytes(), b"\r\n", body].concat()).await;
+    }
+
+    pub async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        self.send(method, path, headers, body).await;
+        self.answer().await
+    }
+
+    pub async fn send_json(&mut self, headers: &[(&str, &str)], body: &Value) {
+        let headers = [&[("content-type", "application/json")], headers].concat();
+        self.send("POST", "/mcp", &headers, body.to_string().as_bytes()).await;
+    }
+
+    pub async fn post(&mut self, headers: &[(&str, &str)], body: &Value) -> Answer {
+        self.send_json(headers, body).await;
+        self.answer().await
+    }
+
+    /// Status line and headers.
+    pub async fn head(&mut self) -> Answer {
+        let status = self.line().await;
+        let status =
+            status.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_else(|| panic!("no status: {status}"));
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line().await;
+            if line.is_empty() {
+                return Answer { status, headers, body: Vec::new() };
+            }
+            let (name, value) = line.split_once(": ").unwrap_or((&line, ""));
+            headers.push((name.to_owned(), value.to_owned()));
+        }
+    }
+
+    pub async fn answer(&mut self) -> Answer {
+        let mut answer = self.head().await;
+        if let Some(length) = answer.header("content-length") {
+            let mut body = vec![0; length.parse().unwrap()];
+            in_time(self.stream.read_exact(&mut body)).await.unwrap();
+            answer.body = body;
+        } else if answer.header("transfer-encoding").is_some() {
+            while let Some(chunk) = self.chunk().await {
+                answer.body.extend(chunk);
+            }
+        }
+        answer
+    }
+
+    /// The next piece of a chunked body.
+    pub async fn chunk(&mut self) -> Option<Vec<u8>> {
+        let length = usize::from_str_radix(&self.line().await, 16).unwrap();
+        let mut chunk = vec![0; length + 2];
+        in_time(self.stream.read_exact(&mut chunk)).await.unwrap();
+        chunk.truncate(length);
+        (length > 0).then_some(chunk)
+    }
+
+    /// The next event of a stream that carries a message, with its id; signs of life are skipped.
+    pub async fn event(&mut self) -> Option<(Option<String>, Value)> {
+        loop {
+            let chunk = String::from_utf8(self.chunk().await?).unwrap();
+            let field = |name: &str| chunk.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
+            match field("data: ").filter(|data| !data.is_empty()) {
+                Some(data) => return Some((field("id: "), serde_json::from_str(&data).unwrap())),
+                None => continue,
+            }
+        }
+    }
+
+    pub async fn line(&mut self) -> String {
+        let mut line = String::new();
+        in_time(self.stream.read_line(&mut line)).await.unwrap();
+        assert!(!line.is_empty(), "the connection was closed");
+        line.trim_end().to_owned()
+    }
+
+    /// Everything until the server closes.
+    pub async fn rest(&mut self) -> String {
+        let mut rest = Vec::new();
+        // A reset is an end, too.
+        let _ = in_time(self.stream.read_to_end(&mut rest)).await;
+        String::from_utf8_lossy(&rest).into_owned()
+    }
+
+    pub async fn half_close(&mut self) {
+        self.stream.shutdown().await.unwrap();
+    }
+}
+
+pub const BOTH: (&str, &str) = ("accept", "application/json, text/event-stream");
+
+pub fn request(id: impl Into<Value>, method: &str, params: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id.into(), "method": method, "params": params })
+}
+
+pub fn call(id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
+    request(id, "tools/call", json!({ "name": tool, "arguments": arguments }))
+}
+
+pub fn notification(method: &str, params: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "method": method, "params": params })
+}
+
+pub fn initialize(version: &str) -> Value {
+    let info = json!({ "name": "test", "version": "1" });
+    request(0, "initialize", json!({ "protocolVersion": version, "capabilities": { "roots": {} }, "clientInfo": info }))
+}
+
+/// A session, by its id.
+pub async fn session(server: &Server, version: &str, headers: &[(&str, &str)]) -> String {
+    let answer = server.post(&[&[BOTH], headers].concat(), &initialize(version)).await;
+    assert_eq!(answer.json()["result"]["protocolVersion"], version);
+    answer.header("mcp-session-id").expect("a session").to_owned()
+}
+
+/// A request of 2026-07-28 with its headers.
+pub fn modern(id: impl Into<Value>, method: &str, mut params: Value) -> (Vec<(String, String)>, Value) {
+    let mut headers = vec![
+        ("mcp-protocol-version".to_owned(), "2026-07-28".to_owned()),
+        ("mcp-method".to_owned(), method.to_owned()),
+        (BOTH.0.to_owned(), BOTH.1.to_owned()),
+    ];
+    if let Some(name) = params["name"].as_str() {
+        headers.push(("mcp-name".into(), name.into()));
+    }
+    params["_meta"]["io.modelcontextprotocol/protocolVersion"] = "2026-07-28".into();
+    params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+    params["_meta"]["io.modelcontextprotocol/clientInfo"] = json!({ "name": "test", "version": "1" });
+    (headers, request(id, method, params))
+}
+
+pub fn borrowed(headers: &[(String, String)]) -> Vec<(&str, &str)> {
+    headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+}

@@ -1,0 +1,10 @@
+//! The HTTP transport over real sockets, with a small service of its own behind it: every trap of the protocol, the `A` rows
+//! that concern it, and how connections and sessions are bounded.
+
+mod client;
+mod connections;
+mod engine;
+mod protocol;
+mod sessions;
+mod shutdown;
+mod toy;
