@@ -4,6 +4,8 @@
 //! from the `Authorization` header alone; no other header, no query and no id says anything about it.
 
 mod bearer;
+mod configured;
+mod gate;
 mod jwks;
 mod jwt;
 mod metadata;
@@ -23,6 +25,7 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 pub use self::bearer::Secret;
+pub use self::gate::routes;
 pub use self::jwks::{KeySource, KeysError};
 pub use self::jwt::JwtConfig;
 pub use self::metadata::WELL_KNOWN;
@@ -56,6 +59,8 @@ pub enum AuthError {
     Tenants(#[from] TenantsError),
     #[error(transparent)]
     Keys(#[from] KeysError),
+    #[error("{0}")]
+    Setting(String),
     #[error("the token of `SANDPOOL_API_TOKEN` is also tenant `{0}`'s; whose would a call be?")]
     SharedToken(String),
 }

@@ -1,0 +1,111 @@
+//! From the settings to what [`Auth`](super::Auth) is opened with.
+
+use std::path::Path;
+
+use super::{AuthConfig, AuthError, JwtConfig, KeySource, Quotas, Secret};
+use crate::config::{self, Config};
+
+impl AuthConfig {
+    /// Reads the file with the token, if it is in one.
+    pub fn of(config: &Config) -> Result<Self, AuthError> {
+        let quota = &config.quota;
+        let quotas = Quotas {
+            contexts: quota.contexts,
+            runs: quota.runs,
+            memory_mb: quota.memory_mb,
+            calls_per_second: quota.calls_per_second,
+            show_host_paths: config.dialects.sessions.show_host_paths,
+        };
+        let (auth, public_url) = (&config.auth, config.serve.public_url.clone());
+        Ok(Self {
+            token: token(auth)?,
+            tenants: auth.tenants.clone(),
+            jwt: jwt(auth)?,
+            public_url,
+            servers: auth.servers.clone(),
+            quotas,
+        })
+    }
+}
+
+fn token(auth: &config::Auth) -> Result<Option<Secret>, AuthError> {
+    let wrong = |setting: &str, why: String| AuthError::Setting(format!("`{setting}`: {why}"));
+    match (&auth.token, &auth.token_file) {
+        (None, None) => Ok(None),
+        (Some(token), None) => Secret::parse(&token.0).map(Some).map_err(|why| wrong("auth.token", why)),
+        (None, Some(path)) => {
+            let text =
+                first_line(path).map_err(|error| wrong("auth.token_file", format!("cannot read it: {error}")))?;
+            Secret::parse(&text).map(Some).map_err(|why| wrong("auth.token_file", why))
+        }
+        (Some(_), Some(_)) => {
+            Err(AuthError::Setting("`auth.token` and `auth.token_file` are both set; which one is meant?".into()))
+        }
+    }
+}
+
+fn first_line(path: &Path) -> std::io::Result<String> {
+    let text = std::fs::read_to_string(path)?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}
+
+fn jwt(auth: &config::Auth) -> Result<Option<JwtConfig>, AuthError> {
+    let Some(keys) = &auth.jwks else { return Ok(None) };
+    let keys = KeySource::parse(keys).map_err(|why| AuthError::Setting(format!("`auth.jwks`: {why}")))?;
+    let audience = auth.audience.clone().ok_or_else(|| {
+        AuthError::Setting("`auth.jwks` needs `auth.audience`: without it a token for any service would do".into())
+    })?;
+    let (issuer, tenant_claim) = (auth.issuer.clone(), auth.tenant_claim.clone());
+    Ok(Some(JwtConfig { keys, audience, issuer, tenant_claim }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Environment, Sources};
+    use crate::scratch::Scratch;
+
+    fn configured(toml: &str, env: &[(&str, &str)]) -> Result<AuthConfig, String> {
+        let dir = Scratch::new();
+        dir.write("token", "from-a-file\nsecond line\n");
+        let path = dir.write("sandpool.toml", &toml.replace("DIR", &dir.0.to_string_lossy()));
+        let flags = vec![("config", path.to_string_lossy().into_owned())];
+        let env: Vec<_> = [("HOME", "/home/u")].iter().chain(env).copied().collect();
+        let sources = Sources { environment: Environment::of(&env), flags, is_root: false };
+        let config = Config::load(&sources).map_err(|error| error.to_string())?;
+        AuthConfig::of(&config).map_err(|error| error.to_string())
+    }
+
+    fn digest(token: &str) -> Option<[u8; 32]> {
+        Some(Secret::parse(token).unwrap().sha256())
+    }
+
+    #[test]
+    fn a_token_comes_from_a_variable_or_a_file_and_not_from_both() {
+        assert!(!configured("", &[]).unwrap().is_set());
+        for variable in ["SANDPOOL_API_TOKEN", "MCP_API_TOKEN"] {
+            let auth = configured("", &[(variable, "from-a-variable")]).unwrap();
+            assert_eq!(auth.token.map(|token| token.sha256()), digest("from-a-variable"), "{variable}");
+        }
+        let auth = configured("[auth]\ntoken_file = 'DIR/token'", &[]).unwrap();
+        assert_eq!(auth.token.map(|token| token.sha256()), digest("from-a-file"));
+        let both = configured("[auth]\ntoken_file = 'DIR/token'", &[("SANDPOOL_API_TOKEN", "x")]).unwrap_err();
+        assert_eq!(both, "`auth.token` and `auth.token_file` are both set; which one is meant?");
+    }
+
+    #[test]
+    fn keys_need_an_audience_and_https() {
+        let refused = |toml| configured(toml, &[]).unwrap_err();
+        assert_eq!(
+            refused("[auth]\njwks = 'https://id.example.com/jwks'"),
+            "`auth.jwks` needs `auth.audience`: without it a token for any service would do"
+        );
+        assert_eq!(
+            refused("[auth]\njwks = 'http://id.example.com/jwks'\naudience = 'a'"),
+            "`auth.jwks`: `http://id.example.com/jwks`: a key set from another machine has to come by `https`"
+        );
+        let auth = configured("[auth]\njwks = '/etc/jwks.json'\naudience = 'a'\ntenant_claim = 'org'", &[]).unwrap();
+        let jwt = auth.jwt.unwrap();
+        assert_eq!((jwt.audience.as_str(), jwt.tenant_claim.as_str(), jwt.issuer), ("a", "org", None));
+    }
+}

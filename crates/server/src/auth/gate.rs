@@ -1,0 +1,94 @@
+//! How the HTTP transport asks, and the pages about it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+use super::{Auth, WELL_KNOWN};
+use crate::http::{Caller, Denied, Gate};
+
+impl Gate for Auth {
+    fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
+        let caller = self.admit(parts, peer).map_err(Denied::from)?;
+        Ok(Caller { tenant: caller.tenant, connection: None })
+    }
+}
+
+impl From<super::Denied> for Denied {
+    fn from(denied: super::Denied) -> Self {
+        let (name, value) = denied.header();
+        let value = HeaderValue::from_str(&value).ok().map(|value| (name, value));
+        Self { status: denied.status(), headers: HeaderMap::from_iter(value), body: denied.body() }
+    }
+}
+
+/// RFC 9728's documents. Everybody may read them: they say where to get a token.
+pub fn routes(auth: Arc<Auth>) -> Router {
+    Router::new()
+        .route(WELL_KNOWN, get(metadata))
+        .route(&format!("{WELL_KNOWN}/{{*path}}"), get(metadata))
+        .with_state(auth)
+}
+
+async fn metadata(State(auth): State<Arc<Auth>>, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    let path = parts.uri.path().strip_prefix(WELL_KNOWN).unwrap_or_default();
+    match auth.metadata(&parts, path) {
+        Some(document) => ([(CONTENT_TYPE, "application/json")], document.to_string()).into_response(),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use serde_json::{Value, json};
+
+    use super::super::{AuthConfig, Secret};
+    use super::*;
+
+    fn auth() -> Arc<Auth> {
+        let token = Some(Secret::parse("correct-horse-battery-staple").unwrap());
+        let servers = vec!["https://id.example.com".into()];
+        Arc::new(Auth::open(AuthConfig { token, servers, ..AuthConfig::default() }).unwrap())
+    }
+
+    fn request(path: &str) -> Request {
+        http::Request::get(path).header("host", "sandbox.example.com").body(Body::empty()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_challenge_leads_to_the_document_of_the_endpoint() {
+        let (parts, _) = request("/mcp/agentrun").into_parts();
+        let denied = Gate::admit(&*auth(), &parts, "192.0.2.7:1".parse().unwrap()).unwrap_err();
+        assert_eq!(denied.status, 401);
+        let challenge = denied.headers["www-authenticate"].to_str().unwrap();
+        let url = challenge.split_once("resource_metadata=\"").unwrap().1.trim_end_matches('"');
+        let path = url.strip_prefix("http://sandbox.example.com").unwrap();
+        let answer = metadata(State(auth()), request(path)).await;
+        assert_eq!(
+            (answer.status(), answer.headers()["content-type"].to_str().unwrap()),
+            (StatusCode::OK, "application/json")
+        );
+        let document: Value = serde_json::from_slice(&to_bytes(answer.into_body(), 4096).await.unwrap()).unwrap();
+        assert_eq!(
+            document,
+            json!({"resource": "http://sandbox.example.com/mcp/agentrun", "resource_name": "Sandpool",
+                "bearer_methods_supported": ["header"], "authorization_servers": ["https://id.example.com"]})
+        );
+        let nothing = metadata(State(auth()), request(&format!("{WELL_KNOWN}/files/x"))).await;
+        assert_eq!(nothing.status(), StatusCode::NOT_FOUND);
+    }
+
+    #[test]
+    fn the_routes_are_well_formed() {
+        let _ = routes(auth()); // axum panics on one that is not
+    }
+}
