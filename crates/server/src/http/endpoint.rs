@@ -213,8 +213,10 @@ impl Server {
             Err((status, fault)) => return refuse(status, &fault),
         };
         let response = match opening {
-            Some(params) => self.open(&place, params, form, exchange.last().await),
-            None => {
+            Some(params) if matches!(era, Era::Legacy { .. }) => {
+                self.open(&place, params, form, exchange.last().await)
+            }
+            _ => {
                 self.reply(Answers::One(exchange), form, &era, session.filter(|session| session.is_resumable())).await
             }
         };

@@ -49,7 +49,10 @@ pub(super) fn era(
     let header = text(headers, VERSION).map_err(|why| refuse(INVALID_REQUEST, why))?;
     let has_standard_headers = header.is_some_and(|v| v >= ProtocolVersion::STANDARD_HEADERS.as_str());
 
-    if let ClientRequest::InitializeRequest(initialize) = request {
+    // With a version in its `_meta` it is a request of a revision that has no such method, and refused as one.
+    if let ClientRequest::InitializeRequest(initialize) = request
+        && request.get_meta().protocol_version().is_none()
+    {
         let asked = initialize.params.protocol_version.as_str();
         if let Some(header) = header.filter(|header| *header != asked) {
             let why = format!("MCP-Protocol-Version says `{header}`, initialize asks for `{asked}`");

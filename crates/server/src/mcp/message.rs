@@ -248,10 +248,20 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
         Some(_) => return Err("`name` must be a string: the tool to call".into()),
         None => return Err("`name` is missing: the tool to call".into()),
     };
-    match params.remove("arguments") {
+    let call = match params.remove("arguments") {
+        None | Some(Value::Null) => call,
+        Some(Value::Object(arguments)) => call.with_arguments(arguments),
+        Some(_) => return Err("`arguments` must be an object".into()),
+    };
+    let call = match params.remove("inputResponses") {
+        None | Some(Value::Null) => call,
+        Some(Value::Object(responses)) => call.with_input_responses(responses.into_iter().collect()),
+        Some(_) => return Err("`inputResponses` must be an object".into()),
+    };
+    match params.remove("requestState") {
         None | Some(Value::Null) => Ok(call),
-        Some(Value::Object(arguments)) => Ok(call.with_arguments(arguments)),
-        Some(_) => Err("`arguments` must be an object".into()),
+        Some(Value::String(state)) => Ok(call.with_request_state(state)),
+        Some(_) => Err("`requestState` must be a string".into()),
     }
 }
 

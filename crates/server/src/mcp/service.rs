@@ -50,6 +50,9 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
         request: ClientRequest,
         mut context: RequestContext<RoleServer>,
     ) -> Result<ServerResult, ErrorData> {
+        if is_modern(&context) && REMOVED.contains(&request.method()) {
+            return Err(not_found(request.method()));
+        }
         self.refuse_undeclared(&request)?;
         let beside = Beside::default();
         context.extensions.insert(beside.clone());
@@ -90,8 +93,7 @@ impl<S: Service<RoleServer>> Guarded<S> {
         let method = request.method();
         let Some(is_declared) = capability(method) else { return Ok(()) };
         if !is_declared(&self.get_info().capabilities) {
-            let message = format!("method not found: {}", shown(method));
-            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, message, None));
+            return Err(not_found(method));
         }
         match request {
             ClientRequest::CustomRequest(_) => {
@@ -100,6 +102,18 @@ impl<S: Service<RoleServer>> Guarded<S> {
             _ => Ok(()),
         }
     }
+}
+
+/// What 2026-07-28 dropped. rmcp refuses some of these itself, but not when their params are bad.
+const REMOVED: [&str; 5] = ["initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"];
+
+fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+    let version = context.meta.protocol_version();
+    version.is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
+}
+
+fn not_found(method: &str) -> ErrorData {
+    ErrorData::new(ErrorCode::METHOD_NOT_FOUND, format!("method not found: {}", shown(method)), None)
 }
 
 /// The capability that a method belongs to.
