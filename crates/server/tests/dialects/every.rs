@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use engine::op::Op;
 use serde_json::{Map, Value, json};
 use server::dialect::{self, Block, Dialect, Field, FieldKind, Lang, Links, Options, Reply, Scene, ToolRow};
 
@@ -200,6 +201,42 @@ fn assert_refused(dialect: &Dialect, row: &ToolRow, field: &str, args: &Map<Stri
         (_, Reply::Error { code: -32602, message, .. }) => assert!(message.contains(field), "{place}: {message}"),
         (_, other) => panic!("{place}: {other:?}"),
     }
+}
+
+/// A07: whatever a path is, it is lowered to one below where all paths start, or refused.
+#[test]
+fn paths_stay_below_where_they_start() {
+    let parts = ["..", ".", "", "a", "%2e%2e", "%252e", "..\\", "a.", "a ", "\"", "/", "//", "workspace", "data", "é"];
+    let mut tried = 0;
+    for dialect in dialects() {
+        for row in dialect.tools {
+            let Some(field) = row.fields.iter().find(|f| ["path", "filename"].contains(&f.name)) else { continue };
+            for path in parts.iter().flat_map(|a| parts.iter().flat_map(move |b| spellings(a, b))) {
+                let mut args: Map<String, Value> =
+                    row.fields.iter().filter(|f| f.required).map(|f| (f.name.into(), right(f))).collect();
+                args.insert(field.name.into(), json!(path));
+                match (row.lower)(&args, &Options::default()) {
+                    Ok(Op::ReadFile { path, .. } | Op::WriteFile { path, .. } | Op::ListFiles { path, .. }) => {
+                        assert!(!path.starts_with('/') && path.split('/').all(|part| part != ".."), "{path}");
+                    }
+                    Ok(other) => panic!("{other:?}"),
+                    Err(_) => assert_refused(dialect, row, field.name, &args, &json!(path)),
+                }
+                tried += 1;
+            }
+        }
+    }
+    assert!(tried > 5_000, "{tried}");
+}
+
+fn spellings(a: &str, b: &str) -> [String; 5] {
+    [
+        format!("{a}/{b}"),
+        format!("/{a}/{b}"),
+        format!("/workspace/{a}/{b}"),
+        format!("/data/{a}/{b}"),
+        format!("{a}{b}"),
+    ]
 }
 
 /// A39: all that a caller can say, each looked at once. Nothing here names a mount, a user, a capability, an image, a device or a

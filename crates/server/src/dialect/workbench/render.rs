@@ -98,7 +98,13 @@ pub(super) fn error(scene: &Scene<'_>, error: &EngineError) -> Reply {
             "no space left in the sandbox".to_owned(),
             "call code_run to delete files, or sandbox_create for a new sandbox".to_owned(),
         ),
-        E::CreateFailed(why) => (format!("the sandbox could not be made: {why}"), again()),
+        E::CreateFailed(why) => (
+            format!("the sandbox could not be made: {why}"),
+            match scene.args.get("sandbox_id") {
+                Some(_) => "call sandbox_create without sandbox_id, or with one that is free".to_owned(),
+                None => again(),
+            },
+        ),
         E::StopFailed(why) => (format!("the sandbox could not be destroyed: {why}"), again()),
         E::Sandbox(why) => (
             format!("the sandbox failed: {why}"),
