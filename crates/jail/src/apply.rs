@@ -118,10 +118,11 @@ impl<T> At<T> for io::Result<T> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// The device of the sandbox's own volume, or of the kept one.
     Loop {
         number: u32,
-        kept: bool,
+    },
+    KeptLoop {
+        device: volume::Device,
     },
     /// Something is weaker than it could be; the sandbox is made all the same.
     Note {
@@ -404,7 +405,7 @@ impl Context {
             Volume::Ext4 { template, image } => {
                 volume::copy_sparse(template, image)?;
                 let device = volume::attach_loop(&volume::open_image(image)?)?;
-                self.report(&Report::Loop { number: device.number, kept: false })?;
+                self.report(&Report::Loop { number: device.number })?;
                 // The device keeps the file. Without a name it goes with the sandbox, whoever dies first, and freeing its blocks
                 // is the kernel's work and not the launcher's.
                 fs::remove_file(image).at(Call::Unlink, image)?;
@@ -433,7 +434,7 @@ impl Context {
             volume::copy_sparse(template, image)?;
         }
         let device = volume::attach_loop(&volume::lock_image(image)?)?;
-        self.report(&Report::Loop { number: device.number, kept: true })?;
+        self.report(&Report::KeptLoop { device: volume::Device::of(device.number) })?;
         let at = Path::new(KEPT);
         self.mkdir(at, 0o700)?;
         // With barriers, unlike the sandbox's own. The inode tables are holes, and may stay so.

@@ -85,7 +85,7 @@ struct Cell {
     logged: usize,
     loop_number: Option<u32>,
     kept: Option<Lent>,
-    kept_loop: Option<u32>,
+    kept_loop: Option<volume::Device>,
     notes: Vec<String>,
     fail_at: Option<usize>,
     phase: Phase,
@@ -474,8 +474,8 @@ impl Keeper {
         let got = rustix::net::recv(control, &mut buffer, RecvFlags::DONTWAIT).map_or(0, |(n, _)| n);
         let report = serde_json::from_slice::<Report>(&buffer[..got]);
         match (report, &mut cell.phase) {
-            (Ok(Report::Loop { number, kept: false }), _) => cell.loop_number = Some(number),
-            (Ok(Report::Loop { number, kept: true }), _) => cell.kept_loop = Some(number),
+            (Ok(Report::Loop { number }), _) => cell.loop_number = Some(number),
+            (Ok(Report::KeptLoop { device }), _) => cell.kept_loop = Some(device),
             (Ok(Report::Note { message }), _) => cell.notes.push(message),
             (Ok(Report::InUse), _) => self.fail_with(key, Reply::InUse),
             (Ok(Report::WantsMaps), _) => {
@@ -664,15 +664,17 @@ fn clear(cell: &Cell) -> Option<String> {
     if let Err((path, e)) = cell.cgroup.remove() {
         return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
     }
-    let own = cell.loop_number.map(|number| (number, cell.image()));
-    let kept = cell.kept_loop.zip(cell.kept.as_ref().and_then(|lent| match &lent.source {
-        spec::Kept::Ext4 { image, .. } => Some(image.clone()),
-        spec::Kept::Held { .. } => None,
-    }));
-    for (number, image) in own.into_iter().chain(kept) {
-        if volume::loop_backing(number).is_some_and(|backing| backing == image) {
-            return Some(format!("/dev/loop{number} still holds its volume"));
-        }
+    if let Some(number) = cell.loop_number
+        && volume::loop_backing(number).is_some_and(|backing| backing == cell.image())
+    {
+        return Some(format!("/dev/loop{number} still holds its volume"));
+    }
+    if let Some(device) = cell.kept_loop
+        && device == volume::Device::of(device.number)
+        && let Some(spec::Kept::Ext4 { image, .. }) = cell.kept.as_ref().map(|lent| &lent.source)
+        && volume::loop_backing(device.number).is_some_and(|backing| backing == *image)
+    {
+        return Some(format!("/dev/loop{} still holds its kept volume", device.number));
     }
     match fs::remove_dir_all(&cell.dir) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, RenameFlags, Timespec, Timestamps, UTIME_NOW, flock};
+use rustix::fs::{AtFlags, CWD, RenameFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,10 @@ impl Store {
     pub fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
         match &mut self.place {
-            Place::Disk { dir, .. } => remove_image(&dir.join(file_name(name))),
+            Place::Disk { dir, .. } => match volume::remove_image(&dir.join(file_name(name))) {
+                Err(volume::Error::InUse) => Ok(false),
+                other => other.map(|()| true).map_err(io::Error::other),
+            },
             Place::Memory { dir, volumes, .. } => {
                 if volumes.contains_key(name) {
                     unmount(dir, name);
@@ -234,22 +237,6 @@ fn list_images(dir: &Path) -> io::Result<Vec<Kept>> {
     let mut all: Vec<Kept> = entries.flatten().filter_map(kept).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(all)
-}
-
-/// Under its lock, which the loop device of a sandbox that has it holds.
-fn remove_image(image: &Path) -> io::Result<bool> {
-    let file = match volume::open_image(image) {
-        Err(volume::Error::Image { errno: Errno::NOENT, .. }) => return Ok(true),
-        other => other.map_err(io::Error::other)?,
-    };
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => return Ok(false),
-        other => other?,
-    }
-    match fs::remove_file(image) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(true),
-    }
 }
 
 fn now() -> u64 {

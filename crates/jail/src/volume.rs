@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, flock};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::sys::loop_device;
 
@@ -75,6 +76,8 @@ pub const SMALLEST_KEPT: u64 = 16 << 20;
 
 /// How long an image is waited for whose sandbox is on its way out: a dead launcher's go a moment after it.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// A device lets go of its image a few clock ticks after it has said so.
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// Where mkfs.ext4 is, if anywhere; the launcher has no search path.
 pub fn mkfs() -> Option<PathBuf> {
@@ -178,20 +181,38 @@ pub struct Attached {
 pub fn lock_image(image: &Path) -> Result<OwnedFd, Error> {
     let at = |errno| Error::Image { path: image.to_owned(), errno };
     let file = open_image(image)?;
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
-            Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
-            other => break other.map_err(at)?,
-        }
-    }
+    lock_within(&file, image, PATIENCE)?;
     if rustix::fs::fstat(&file).map_err(at)?.st_nlink == 0 {
         return Err(Error::Discarded);
     }
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     rustix::fs::futimens(&file, &Timestamps { last_access: now, last_modification: now }).map_err(at)?;
     Ok(file)
+}
+
+/// Removes an image that nobody has, if it is there. Under its lock, so that nobody can take it meanwhile.
+pub fn remove_image(image: &Path) -> Result<(), Error> {
+    let at = |errno| Error::Image { path: image.to_owned(), errno };
+    let file = match open_image(image) {
+        Err(Error::Image { errno: Errno::NOENT, .. }) => return Ok(()),
+        other => other?,
+    };
+    lock_within(&file, image, MOMENT)?;
+    match rustix::fs::unlink(image) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other.map_err(at),
+    }
+}
+
+fn lock_within(file: &OwnedFd, image: &Path, patience: Duration) -> Result<(), Error> {
+    let until = Instant::now() + patience;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
+            other => return other.map_err(|errno| Error::Image { path: image.to_owned(), errno }),
+        }
+    }
 }
 
 pub fn open_image(image: &Path) -> Result<OwnedFd, Error> {
@@ -227,6 +248,21 @@ pub fn loop_devices() -> Result<(), Errno> {
     let open = |path: &str| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let number = loop_device::free_number(open("/dev/loop-control")?)?;
     open(&format!("/dev/loop{number}")).map(drop)
+}
+
+/// A loop device as it was tied to one image: another launcher may take the same number for the same image right after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    pub number: u32,
+    /// Counts what the kernel has seen in its drives; older kernels (before 5.15) do not say it.
+    sequence: Option<u64>,
+}
+
+impl Device {
+    pub fn of(number: u32) -> Self {
+        let text = fs::read_to_string(format!("/sys/block/loop{number}/diskseq"));
+        Self { number, sequence: text.ok().and_then(|text| text.trim().parse().ok()) }
+    }
 }
 
 /// The image a loop device holds, if it holds one.

@@ -21,9 +21,12 @@ fn main() {
         [_, "share", mode, state_dir, host, line] => share(mode, state_dir, host, line),
         [_, "floor", mode, state_dir] => floor(mode, state_dir),
         [_, "survey"] => survey(),
-        [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap()),
+        [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap(), spec()),
+        [_, "bench", state_dir, count, "kept"] => bench(state_dir, count.parse().unwrap(), keeping()),
         _ => {
-            eprintln!("usage: native_helper serve|keep root|sub|single STATE_DIR LINE... | survey | bench STATE_DIR N")
+            eprintln!(
+                "usage: native_helper serve|keep root|sub|single STATE_DIR LINE... | survey | bench STATE_DIR N [kept]"
+            )
         }
     }
 }
@@ -85,8 +88,8 @@ async fn say(sandbox: &dyn Sandbox, line: &str) {
 fn keep(mode: &str, state_dir: &str, lines: &[&str]) {
     let launcher = sandbox::native::spawn_launcher().unwrap();
     let config = config(state_dir, mode_of(mode));
-    let kept = KeptVolume { name: "0af9".repeat(16), bytes: 16 << 20, inodes: 200 };
-    let spec = SandboxSpec { kept: Some(kept.clone()), ..spec() };
+    let spec = keeping();
+    let name = spec.kept.clone().unwrap().name;
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         for line in lines {
@@ -95,13 +98,13 @@ fn keep(mode: &str, state_dir: &str, lines: &[&str]) {
             let sandbox = native.create(&spec).await.unwrap();
             say(&*sandbox, line).await;
             assert!(matches!(native.create(&spec).await, Err(BackendError::InUse)));
-            assert!(matches!(native.discard(&kept.name).await, Err(BackendError::InUse)));
+            assert!(matches!(native.discard(&name).await, Err(BackendError::InUse)));
             sandbox.destroy().await.unwrap();
             other.destroy().await.unwrap();
         }
-        assert_eq!(native.kept().await.unwrap().iter().map(|k| &k.name).collect::<Vec<_>>(), [&kept.name]);
-        native.discard(&kept.name).await.unwrap();
-        native.discard(&kept.name).await.unwrap();
+        assert_eq!(native.kept().await.unwrap().iter().map(|k| &k.name).collect::<Vec<_>>(), [&name]);
+        native.discard(&name).await.unwrap();
+        native.discard(&name).await.unwrap();
         assert_eq!(native.kept().await.unwrap(), []);
         native.shutdown().await;
     });
@@ -170,6 +173,11 @@ fn spec() -> SandboxSpec {
     }
 }
 
+fn keeping() -> SandboxSpec {
+    let kept = KeptVolume { name: "0af9".repeat(16), bytes: 16 << 20, inodes: 200 };
+    SandboxSpec { kept: Some(kept), ..spec() }
+}
+
 fn survey() {
     let launcher = sandbox::native::spawn_launcher().unwrap();
     let found = launcher.survey(None).unwrap();
@@ -181,7 +189,7 @@ fn survey() {
 
 /// Creation, first answer and destruction, against starting `/bin/true`.
 #[allow(clippy::disallowed_methods, reason = "the yardstick")]
-fn bench(state_dir: &str, count: usize) {
+fn bench(state_dir: &str, count: usize, spec: SandboxSpec) {
     let launcher = sandbox::native::spawn_launcher().unwrap();
     let config = config(state_dir, None);
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
@@ -193,7 +201,7 @@ fn bench(state_dir: &str, count: usize) {
             Command::new("/bin/true").status().unwrap();
             rows[0].push(ms(at));
             let at = std::time::Instant::now();
-            let sandbox = native.create(&spec()).await.unwrap();
+            let sandbox = native.create(&spec).await.unwrap();
             rows[1].push(ms(at));
             let mut stream = sandbox.connect().await.unwrap();
             stream.write_all(b"\n").await.unwrap();

@@ -578,6 +578,13 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
     assert_eq!(sh(&*two, seen).await, "1000 1000 600 f\n1000 1000 755 d\n1000 1000 4755 s\none\none\ntwo\nd\nf\nl\n");
     let mount = sh(&*two, "grep ' /data ' /proc/self/mountinfo").await;
     assert!(mount.contains("nosuid,nodev") && mount.lines().count() == 1, "{mount}");
+    // As a power failure would leave it: what was synced is in the journal, and the journal is replayed.
+    sh(&*two, "echo safe > /data/safe; sync /data/safe").await;
+    fs::copy(&image, image.with_file_name(format!("{}.img", kept('c').name))).unwrap();
+    let copy = native.create(&SandboxSpec { kept: Some(kept('c')), ..spec.clone() }).await.unwrap();
+    assert_eq!(sh(&*copy, "cat /data/safe; rm /data/safe; ls /data").await, "safe\nd\nf\nl\n");
+    copy.destroy().await.unwrap();
+    native.discard(&kept('c').name).await.unwrap();
     // Full, by bytes and by inodes: an error, no harm to the rest, and not for ever.
     let full = sh(&*two, "dd if=/dev/zero of=/data/big bs=1M 2>&1; echo w > /workspace/w && cat /workspace/w").await;
     assert!(full.contains("No space left") && full.ends_with("w\n"), "{full}");
