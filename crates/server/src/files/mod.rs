@@ -2,7 +2,7 @@
 //!
 //! The key is the permission, so no token is asked for, and whatever is wrong with an address gets the same answer as a file that
 //! does not exist. Everything here comes out of a sandbox: a browser may keep it, never show it as a page of this server.
-//! Knows no engine, only a [`Store`].
+//! Knows the engine only as a [`Store`].
 
 use std::future::Future;
 use std::sync::Arc;
@@ -218,6 +218,8 @@ enum Refusal {
     Expired,
     /// If-Match or If-Unmodified-Since does not hold.
     Changed,
+    /// Larger than the operator lets links serve.
+    TooLarge,
     Range {
         size: u64,
     },
@@ -230,6 +232,7 @@ impl From<EngineError> for Refusal {
         use EngineError as E;
         match error {
             E::ContextNotFound(_) | E::FileNotFound(_) | E::InvalidPath { .. } => Self::NotFound,
+            E::FileTooLarge { .. } => Self::TooLarge,
             E::Busy(_) | E::QueueFull(_) | E::InUse(_) | E::OverLimit { .. } => Self::Busy,
             E::NotReady(_) | E::Cancelled | E::ShuttingDown => Self::Busy,
             other => {
@@ -247,6 +250,7 @@ impl Refusal {
             Self::NotFound => (StatusCode::NOT_FOUND, "no such file\n"),
             Self::Expired => (StatusCode::FORBIDDEN, "this link has expired; ask for a new one\n"),
             Self::Changed => (StatusCode::PRECONDITION_FAILED, "the file is not the one that was asked for\n"),
+            Self::TooLarge => (StatusCode::FORBIDDEN, "the file is too large for a link\n"),
             Self::Range { .. } => (StatusCode::RANGE_NOT_SATISFIABLE, "the file has no such range\n"),
             Self::Busy => (StatusCode::SERVICE_UNAVAILABLE, "too many downloads; try again\n"),
             Self::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "the file could not be read\n"),
