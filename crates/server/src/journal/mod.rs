@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use engine::op::{Happened, Notice};
 use serde::Serialize;
@@ -186,6 +186,10 @@ struct Counts {
 }
 
 impl Counts {
+    fn unwritten(&self) -> u64 {
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
     fn lose(&self, entries: u64) {
         self.unwritten.fetch_add(entries, Ordering::Relaxed);
         self.lost.fetch_add(entries, Ordering::Relaxed);
@@ -241,11 +245,20 @@ impl Journal {
 /// How long a line may wait to be brought to the disk, and how often old days are looked for.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// Between two gaps: under a flood one line tells of many.
+const GAP_PAUSE: Duration = Duration::from_secs(1);
+
 fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) {
+    let mut told: Option<Instant> = None;
     loop {
         match messages.recv_timeout(IDLE) {
             Ok(Message::Entry(time, entry)) => {
-                let written = tell_gap(writer, counts).and_then(|()| writer.append(time, &entry));
+                let mut written = Ok(());
+                if counts.unwritten() > 0 && told.is_none_or(|told| told.elapsed() >= GAP_PAUSE) {
+                    told = Some(Instant::now());
+                    written = tell_gap(writer, counts);
+                }
+                let written = written.and_then(|()| writer.append(time, &entry));
                 after(written, writer, counts, 1);
             }
             Ok(Message::Close(done)) => {
@@ -260,21 +273,22 @@ fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) 
                 writer.expire(SystemTime::now());
             }
             Err(RecvTimeoutError::Disconnected) => {
-                let _ = writer.sync();
+                let _ = tell_gap(writer, counts).and_then(|()| writer.sync());
                 return;
             }
         }
     }
 }
 
-/// Writes down how many entries are missing at this place.
+/// Writes down how many entries are missing about here.
 fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
-    let missing = counts.unwritten.load(Ordering::Relaxed);
+    let missing = counts.unwritten();
     if missing == 0 {
         return Ok(());
     }
-    let why = writer.failing.clone().unwrap_or_else(|| "more came than could be written".into());
+    let why = writer.why.clone().unwrap_or_else(|| "more came than could be written".into());
     writer.append(SystemTime::now(), &Entry::gap(missing, &why))?;
+    writer.why = None;
     counts.unwritten.fetch_sub(missing, Ordering::Relaxed);
     tracing::warn!("the journal has a gap of {missing} entries: {why}");
     Ok(())
@@ -284,16 +298,16 @@ fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
 fn after(written: std::io::Result<()>, writer: &mut Writer, counts: &Counts, entries: u64) {
     match written {
         Ok(()) => {
-            if writer.failing.take().is_some() {
+            if std::mem::take(&mut writer.failing) {
                 tracing::info!("the journal is written again");
             }
         }
         Err(error) => {
             counts.lose(entries);
-            if writer.failing.is_none() {
+            if !std::mem::replace(&mut writer.failing, true) {
                 tracing::error!("the journal cannot be written: {error}; calls go on, and the gap will be noted");
             }
-            writer.failing = Some(error.to_string());
+            writer.why = Some(error.to_string());
         }
     }
 }

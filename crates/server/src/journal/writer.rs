@@ -58,8 +58,10 @@ pub struct Writer {
     unsynced: bool,
     head: Head,
     expired_on: String,
-    /// Why the last write failed.
-    pub failing: Option<String>,
+    /// Whether the last write failed.
+    pub failing: bool,
+    /// Why the last one failed that did, until a gap has told.
+    pub why: Option<String>,
     /// Held as long as this server writes here.
     _lock: File,
 }
@@ -85,8 +87,18 @@ impl Writer {
         let file = open_file(&config.dir, &name)?;
         let length = file.metadata()?.len();
         let head = Head { seq: 0, hash: GENESIS.into() };
-        let (failing, expired_on) = (None, String::new());
-        let mut writer = Self { config, name, file, length, unsynced: false, head, expired_on, failing, _lock: lock };
+        let mut writer = Self {
+            config,
+            name,
+            file,
+            length,
+            unsynced: false,
+            head,
+            expired_on: String::new(),
+            failing: false,
+            why: None,
+            _lock: lock,
+        };
         writer.find_end(&names, now)?;
         Ok(writer)
     }
