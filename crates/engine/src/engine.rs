@@ -15,8 +15,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{EngineConfig, Runtimes};
+use crate::config::{EngineConfig, KeptConfig, RealmConfig, Runtimes};
+use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
 use crate::holdings::{Holdings, Removed, Tenants};
+use crate::links::LinkedFile;
 use crate::live::{Failure, Live};
 use crate::op::{Call, EngineError, Happened, Health, Notice, Op, Outcome, Realm, Tenant};
 use crate::ops;
@@ -41,6 +43,7 @@ pub struct Engine {
 pub(crate) struct Inner {
     pub(crate) config: Arc<EngineConfig>,
     pub(crate) tenants: Tenants,
+    pub(crate) conversations: Conversations,
     pub(crate) live: Live,
     /// Set when the engine becomes ready.
     started: OnceLock<Started>,
@@ -64,6 +67,8 @@ pub struct Counts {
     /// Contexts in which something runs or waits for its turn.
     pub busy: usize,
     pub background_runs: usize,
+    /// Used since the engine began, and still kept.
+    pub conversations: usize,
     pub sessions: usize,
     pub sessions_available: usize,
     pub sandboxes: usize,
@@ -90,6 +95,7 @@ impl Engine {
         let inner = Inner {
             live: Live::new(backend, tasks.clone(), config.start_timeout),
             tenants: Tenants::new(&config),
+            conversations: Conversations::default(),
             config: Arc::new(config),
             started: OnceLock::new(),
             state: watch::Sender::new(State::Preparing("starting".into())),
@@ -169,6 +175,7 @@ impl Engine {
             *counts.contexts.entry(holdings.config().realm).or_default() += contexts;
             counts.busy += busy;
         }
+        counts.conversations = self.inner.conversations.count();
         counts
     }
 
@@ -212,6 +219,15 @@ impl Engine {
         };
         dropped.disarm();
         result
+    }
+
+    /// The file a link names. The key is the permission: an unknown one, a removed context and a missing file are all the same.
+    pub async fn open_file(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
+        let inner = &self.inner;
+        let source = inner.behind(key, None).filter(|_| !inner.closing.is_cancelled());
+        let source = source.ok_or_else(|| EngineError::FileNotFound(path.into()))?;
+        ops::check_path(path).map_err(|_| EngineError::FileNotFound(path.chars().take(100).collect()))?;
+        caught(LinkedFile::open(inner.clone(), source, path)).await
     }
 
     /// Refuses new calls, lets running ones end within `grace`, destroys everything. A second call cuts the grace short.
@@ -290,6 +306,12 @@ impl Inner {
         self.tasks.spawn(pool.clone().keep());
         self.tasks.spawn(upkeep(self.clone()));
         for realm in self.tenants.realms() {
+            if let Some(kept) = realm.kept {
+                // Before the first call: links to files of an earlier engine work at once.
+                self.sweep_kept(realm, kept).await;
+                self.tasks.spawn(sweep_kept(self.clone(), realm.clone(), kept));
+                self.tasks.spawn(sweep_parked(self.clone()));
+            }
             if let Some(idle) = realm.idle_timeout {
                 self.tasks.spawn(sweep(self.clone(), realm.realm, idle, realm.sweep_interval));
             }
@@ -334,7 +356,10 @@ impl Inner {
     }
 
     pub(crate) fn notify(&self, holdings: &Holdings, id: &str, what: Happened) {
-        let (tenant, realm) = (holdings.tenant.tenant.clone(), holdings.config().realm);
+        self.notify_of(holdings.tenant.tenant.clone(), holdings.config().realm, id, what);
+    }
+
+    pub(crate) fn notify_of(&self, tenant: Tenant, realm: Realm, id: &str, what: Happened) {
         // Nobody has to listen.
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what });
     }
@@ -373,6 +398,18 @@ async fn upkeep(inner: Arc<Inner>) {
     while inner.pause(UPKEEP).await {
         inner.live.retry().await;
         inner.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
+    }
+}
+
+async fn sweep_kept(inner: Arc<Inner>, realm: RealmConfig, kept: KeptConfig) {
+    while inner.pause(KEPT_SWEEP.min(kept.stays)).await {
+        inner.sweep_kept(&realm, kept).await;
+    }
+}
+
+async fn sweep_parked(inner: Arc<Inner>) {
+    while inner.pause(PARKING_SWEEP).await {
+        inner.unpark(PARKED, usize::MAX).await;
     }
 }
 

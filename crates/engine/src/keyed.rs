@@ -43,14 +43,14 @@ impl<T: Leaves> Keyed<T> {
     pub(crate) async fn turn(&self, name: &str) -> Turn<T> {
         let (entered, slot) = self.enter(name);
         let held = slot.lock_owned().await;
-        Turn { held, entered }
+        Turn { held, _entered: entered }
     }
 
     /// The turn, if nobody has it.
     pub(crate) fn try_turn(&self, name: &str) -> Option<Turn<T>> {
         let (entered, slot) = self.enter(name);
         let held = slot.try_lock_owned().ok()?;
-        Some(Turn { held, entered })
+        Some(Turn { held, _entered: entered })
     }
 
     fn enter(&self, name: &str) -> (Entered<T>, Arc<tokio::sync::Mutex<T>>) {
@@ -90,13 +90,7 @@ impl<T: Leaves> Drop for Entered<T> {
 pub(crate) struct Turn<T: Leaves> {
     held: OwnedMutexGuard<T>,
     // After `held`: fields are dropped in this order.
-    entered: Entered<T>,
-}
-
-impl<T: Leaves> Turn<T> {
-    pub(crate) fn name(&self) -> &str {
-        &self.entered.name
-    }
+    _entered: Entered<T>,
 }
 
 impl<T: Leaves> Deref for Turn<T> {

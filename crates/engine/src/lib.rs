@@ -8,6 +8,7 @@ mod capture;
 mod cell;
 pub mod config;
 mod context;
+mod conversation;
 mod engine;
 mod guest;
 mod holdings;
@@ -19,5 +20,6 @@ mod ops;
 mod pool;
 
 pub use config::{DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
-pub use engine::{Engine, STARTUP_LOG};
+pub use engine::{Counts, Engine, STARTUP_LOG};
+pub use links::LinkedFile;
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, Tenant};

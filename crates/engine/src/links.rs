@@ -1,8 +1,19 @@
 //! Links: the key of a context's or a conversation's files is the permission to read them, and says nothing about whose they are.
 
+use std::sync::Arc;
+
+use proto::Root;
 use ring::hmac;
 
-use crate::op::{Realm, Tenant};
+use crate::context::InUse;
+use crate::engine::Inner;
+use crate::live::Place;
+use crate::op::{EngineError, Realm, Tenant};
+use crate::ops::read_file::{Identity, Range, read};
+use crate::pool::Shape;
+
+/// Of one read.
+const MAX_READ: u64 = 1 << 20;
 
 /// What the names of links of a context are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +46,96 @@ fn key(secret: &[u8; 32], parts: &[&str]) -> String {
         hash.update(part.as_bytes());
     }
     hash.sign().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A file behind a link: what it is, and its content in pieces. While it is there its context does not count as idle.
+pub struct LinkedFile {
+    pub size: u64,
+    pub modified_ns: i64,
+    pub inode: u64,
+    path: String,
+    source: Source,
+    inner: Arc<Inner>,
+}
+
+pub(crate) enum Source {
+    Context { context: InUse, root: Root },
+    Conversation { key: String, shape: Shape },
+}
+
+impl LinkedFile {
+    /// The file must be there, and no larger than links may serve.
+    pub(crate) async fn open(inner: Arc<Inner>, source: Source, path: &str) -> Result<Self, EngineError> {
+        let Identity { size, modified_ns, inode } = source.read(&inner, path, 0, 0).await?.0;
+        Ok(Self { size, modified_ns, inode, path: path.into(), source, inner })
+    }
+
+    /// At most 1 MiB, less at the end of the file. Fails if it is no longer the file that was opened.
+    pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, EngineError> {
+        let (identity, content) = self.source.read(&self.inner, &self.path, offset, length.min(MAX_READ)).await?;
+        let opened = Identity { size: self.size, modified_ns: self.modified_ns, inode: self.inode };
+        if identity != opened {
+            return Err(EngineError::Sandbox("the file changed while it was read".into()));
+        }
+        Ok(content)
+    }
+}
+
+impl Source {
+    async fn read(
+        &self,
+        inner: &Inner,
+        path: &str,
+        offset: u64,
+        length: u64,
+    ) -> Result<(Identity, Vec<u8>), EngineError> {
+        let range = Range { offset, length, max_size: inner.config.max_link_bytes };
+        let result = match self {
+            Self::Context { context, root } => {
+                let missing = || EngineError::FileNotFound(path.into());
+                let living = context.live_place().filter(|_| !context.gone.is_cancelled());
+                let place: Arc<Place> = living.ok_or_else(missing)?;
+                read(&place, *root, path, range).await
+            }
+            Self::Conversation { key, shape } => {
+                let wait = inner.config.queue_wait;
+                let turn = tokio::time::timeout(wait, inner.conversations.turns.turn(key)).await;
+                let mut turn = turn.map_err(|_| EngineError::Busy(wait))?;
+                let place = inner.place_for_data(&mut turn, shape).await.map_err(|failure| {
+                    tracing::warn!(why = failure.log, "no sandbox for a link");
+                    EngineError::Sandbox(failure.public)
+                })?;
+                read(&place, Root::Data, path, range).await
+            }
+        };
+        // Who has a link learns nothing else about what is there.
+        result.map_err(|error| match error {
+            EngineError::InvalidPath { path, .. } => EngineError::FileNotFound(path),
+            other => other,
+        })
+    }
+}
+
+impl Inner {
+    /// What a key leads to; with a tenant, only if it is the tenant's own.
+    pub(crate) fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<Source> {
+        let mut holdings = self.tenants.all();
+        holdings.retain(|holdings| of.is_none_or(|tenant| holdings.tenant.tenant == *tenant));
+        if let Some((context, root)) = holdings.iter().find_map(|holdings| holdings.by_key(key)) {
+            return Some(Source::Context { context, root });
+        }
+        let realm = self.tenants.realms().find(|realm| realm.kept.is_some())?;
+        let (kept, owner) = (realm.kept?, self.conversations.owner(key));
+        let shape = match (&owner, of) {
+            (Some(owner), of) if of.is_none_or(|tenant| tenant == owner) => {
+                Shape::with_data(&*self.tenants.of(owner, realm.realm, &self.config).ok()?, key, kept)
+            }
+            // Used before the engine began, by whom is not known.
+            (None, None) if self.conversations.exists(key) => Shape::for_link(realm, key, kept),
+            _ => return None,
+        };
+        Some(Source::Conversation { key: key.into(), shape })
+    }
 }
 
 #[cfg(test)]

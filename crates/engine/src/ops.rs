@@ -18,9 +18,11 @@ mod background;
 mod create_context;
 mod list_contexts;
 mod list_files;
-mod read_file;
+pub(crate) mod read_file;
+mod read_link;
 mod run_code;
 mod run_command;
+mod run_once;
 mod site;
 pub(crate) mod stop_context;
 mod write_file;
@@ -32,18 +34,19 @@ const MAX_PATH: usize = 4096;
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
     let holdings = inner.tenants.of(&call.tenant, call.realm, &inner.config)?;
     let world = World { inner, holdings };
-    let unbuilt = || Err(EngineError::Sandbox("not built yet".into()));
     match op {
         Op::CreateContext(new) => world.create_context(&call, new).await,
         Op::ListContexts => Ok(world.list_contexts()),
         Op::StopContext { which } => world.stop_context(&call, &which).await,
         Op::RunCode(run) => world.run_code(&call, run).await,
         Op::RunCommand(run) => world.run_command(&call, run).await,
+        Op::RunOnce(once) => world.run_once(&call, once).await,
         Op::WaitRun { run, cursor, wait } => world.wait_run(&call, &run, cursor, wait).await,
         Op::CancelRun { run } => world.cancel_run(&run),
         Op::WriteFile { place, path, content } => world.write_file(&call, place, path, content).await,
         Op::ReadFile { place, path } => world.read_file(&call, place, path).await,
         Op::ListFiles { place, path } => world.list_files(&call, place, path).await,
+        Op::ReadLink { key, path, max_bytes } => world.read_link(&call, &key, &path, max_bytes).await,
         Op::RecentFiles => Ok(world.recent_files().await),
         Op::ListVolumes => Ok(Outcome::Volumes(world.holdings.config().volumes.clone())),
         Op::ListRuntimes => {
@@ -51,7 +54,6 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
             Ok(Outcome::Runtimes(maker.runtimes.list(world.inner.live.backend().name())))
         }
         Op::Health => Ok(Outcome::Health(world.inner.health())),
-        _ => unbuilt(),
     }
 }
 
@@ -239,7 +241,7 @@ fn check_wishes(env: &Environment, network: bool) -> Result<(), EngineError> {
 }
 
 /// The guest resolves paths; this only keeps nonsense off the wire.
-fn check_path(path: &str) -> Result<(), EngineError> {
+pub(crate) fn check_path(path: &str) -> Result<(), EngineError> {
     if path.len() > MAX_PATH || path.contains('\0') {
         let path: String = path.chars().take(100).collect();
         return Err(EngineError::InvalidPath {

@@ -1,8 +1,9 @@
 //! A back end whose guests follow a script: for everything a real guest does too seldom, or never.
 //!
-//! Without a script its guests are well-behaved and understand a small language, one statement a line:
+//! Without a script its guests are well-behaved and understand a small language, one statement a line, in cells and in commands:
 //! `print TEXT`, `error TEXT`, `sleep MS`, `hang` (until interrupted or past its deadline), `deaf` (never answers again),
-//! `raise NAME`, `die SIGNAL`, `exit CODE`, `flood BYTES`, `set NAME TEXT`, `get NAME`.
+//! `raise NAME`, `die SIGNAL`, `exit CODE`, `flood BYTES`, `set NAME TEXT`, `get NAME`, `env NAME`, `write PATH TEXT`,
+//! `read PATH`. Paths below `/data` are in the sandbox's kept volume, if it has one. A program other than `/bin/sh` is not found.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
@@ -43,6 +44,11 @@ struct Shared {
     specs: Mutex<Vec<SandboxSpec>>,
     /// Names of kept volumes and when each was last used.
     kept: Mutex<BTreeMap<String, u64>>,
+    /// What is on them.
+    volumes: Mutex<HashMap<String, Arc<Files>>>,
+    /// Counts writes: what tells two versions of a file apart.
+    writes: AtomicU64,
+    env: Mutex<Vec<BTreeMap<String, String>>>,
     running: AtomicUsize,
     most_running: AtomicUsize,
 }
@@ -100,6 +106,11 @@ impl FakeBackend {
         lock(&self.shared.specs).clone()
     }
 
+    /// The environment of every command, and what every cell has for itself, in the order in which they began.
+    pub fn environments(&self) -> Vec<BTreeMap<String, String>> {
+        lock(&self.shared.env).clone()
+    }
+
     /// Makes a kept volume look as if it had last been used then.
     pub fn set_last_used(&self, name: &str, seconds: u64) {
         lock(&self.shared.kept).insert(name.to_owned(), seconds);
@@ -151,7 +162,9 @@ impl Backend for FakeBackend {
         }
         let number = self.shared.created.fetch_add(1, Ordering::SeqCst);
         lock(&self.shared.specs).push(spec.clone());
+        let volume = kept.as_ref().map(|name| lock(&self.shared.volumes).entry(name.clone()).or_default().clone());
         let sandbox = Arc::new(FakeSandbox {
+            files: [Arc::default(), volume.unwrap_or_default(), Arc::default()],
             id: format!("sbx-{number}"),
             isolation: no_isolation(),
             backend: self.clone(),
@@ -173,6 +186,7 @@ impl Backend for FakeBackend {
             return Err(BackendError::InUse);
         }
         lock(&self.shared.kept).remove(name);
+        lock(&self.shared.volumes).remove(name);
         Ok(())
     }
 
@@ -198,8 +212,27 @@ struct FakeSandbox {
     isolation: Isolation,
     backend: FakeBackend,
     kept: Option<String>,
+    files: [Arc<Files>; 3],
     gone: Notify,
     destroyed: AtomicBool,
+}
+
+/// Of one directory.
+type Files = Mutex<BTreeMap<String, File>>;
+
+#[derive(Clone)]
+struct File {
+    content: Vec<u8>,
+    number: u64,
+}
+
+/// The directory's place among those of a sandbox.
+fn at(root: proto::Root) -> usize {
+    match root {
+        proto::Root::Workspace => 0,
+        proto::Root::Data => 1,
+        proto::Root::Outputs => 2,
+    }
 }
 
 struct Handle(Arc<FakeSandbox>);
@@ -218,7 +251,7 @@ impl Sandbox for Handle {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
         let sandbox = self.0.clone();
         tokio::spawn(async move {
-            let guest = serve(ours, sandbox.backend.shared.clone());
+            let guest = serve(ours, sandbox.backend.shared.clone(), sandbox.files.clone());
             tokio::select! {
                 () = guest => {}
                 () = sandbox.gone.notified() => {}
@@ -289,10 +322,31 @@ struct Guest {
     wire: Wire,
     interrupts: Mutex<HashMap<u64, Arc<Notify>>>,
     variables: Mutex<HashMap<KernelId, BTreeMap<String, String>>>,
-    files: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// Environments of kernels.
+    env: Mutex<HashMap<KernelId, BTreeMap<String, String>>>,
+    files: [Arc<Files>; 3],
 }
 
-async fn serve(stream: DuplexStream, shared: Arc<Shared>) {
+/// A file on its way in.
+struct Upload {
+    root: proto::Root,
+    path: String,
+    size: usize,
+    content: Vec<u8>,
+}
+
+/// What a cell or a command is run with.
+struct Doing {
+    code: String,
+    /// None for a command.
+    kernel: Option<KernelId>,
+    env: BTreeMap<String, String>,
+    deadline: Deadline,
+    merged: bool,
+    keep_over: Option<u64>,
+}
+
+async fn serve(stream: DuplexStream, shared: Arc<Shared>, files: [Arc<Files>; 3]) {
     let (mut reader, writer) = tokio::io::split(stream);
     let wire = Wire { writer: Arc::new(AsyncMutex::new(Some(writer))) };
     let guest = Arc::new(Guest {
@@ -300,11 +354,12 @@ async fn serve(stream: DuplexStream, shared: Arc<Shared>) {
         wire,
         interrupts: Mutex::default(),
         variables: Mutex::default(),
-        files: Mutex::default(),
+        env: Mutex::default(),
+        files,
     });
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 << 10];
-    let mut uploads: HashMap<u64, (String, usize, Vec<u8>)> = HashMap::new();
+    let mut uploads: HashMap<u64, Upload> = HashMap::new();
     // Cells end with their guest.
     let mut cells = tokio::task::JoinSet::new();
     while let Ok(n @ 1..) = reader.read(&mut buffer).await {
@@ -319,13 +374,13 @@ impl Guest {
     async fn take(
         self: &Arc<Self>,
         frame: Frame,
-        uploads: &mut HashMap<u64, (String, usize, Vec<u8>)>,
+        uploads: &mut HashMap<u64, Upload>,
         cells: &mut tokio::task::JoinSet<()>,
     ) {
         let call = frame.call;
         if frame.kind == Kind::File {
-            let Some((_, _, content)) = uploads.get_mut(&call) else { return };
-            content.extend(frame.payload);
+            let Some(upload) = uploads.get_mut(&call) else { return };
+            upload.content.extend(frame.payload);
             return self.finish_upload(call, uploads).await;
         }
         let request: ToGuest = frame.message().expect("the host sends good messages");
@@ -338,15 +393,26 @@ impl Guest {
             return;
         }
         match request {
-            ToGuest::WriteFile { path, size, .. } => {
-                uploads.insert(call, (path, size as usize, Vec::new()));
+            ToGuest::WriteFile { root, path, size } => {
+                uploads.insert(call, Upload { root, path, size: size as usize, content: Vec::new() });
                 self.finish_upload(call, uploads).await;
             }
-            ToGuest::Run { kernel, code, deadline, .. } => {
-                let interrupt = Arc::new(Notify::new());
-                lock(&self.interrupts).insert(call, interrupt.clone());
-                let guest = self.clone();
-                cells.spawn(async move { guest.run(call, kernel, &code, deadline, &interrupt).await });
+            ToGuest::Run { kernel, code, env, deadline, keep_over, .. } => {
+                lock(&self.shared.env).push(env.clone());
+                let merged = lock(&self.variables).get(&kernel).is_some_and(|v| v.contains_key(MERGED));
+                let mut whole = lock(&self.env).get(&kernel).cloned().unwrap_or_default();
+                whole.extend(env);
+                self.begin(call, Doing { code, kernel: Some(kernel), env: whole, deadline, merged, keep_over }, cells);
+            }
+            ToGuest::Exec { argv, env, deadline, merge_output, keep_over, .. } => {
+                let [shell, _, code] = argv.as_slice() else { return self.not_found(call).await };
+                if shell != "/bin/sh" {
+                    return self.not_found(call).await;
+                }
+                lock(&self.shared.runs).push(code.clone());
+                lock(&self.shared.env).push(env.clone());
+                let code = code.clone();
+                self.begin(call, Doing { code, kernel: None, env, deadline, merged: merge_output, keep_over }, cells);
             }
             ToGuest::Interrupt => {
                 if let Some(interrupt) = lock(&self.interrupts).get(&call) {
@@ -357,12 +423,28 @@ impl Guest {
         }
     }
 
-    async fn finish_upload(&self, call: u64, uploads: &mut HashMap<u64, (String, usize, Vec<u8>)>) {
-        if uploads.get(&call).is_some_and(|(_, size, content)| content.len() >= *size)
-            && let Some((path, _, content)) = uploads.remove(&call)
+    fn begin(self: &Arc<Self>, call: u64, doing: Doing, cells: &mut tokio::task::JoinSet<()>) {
+        let interrupt = Arc::new(Notify::new());
+        lock(&self.interrupts).insert(call, interrupt.clone());
+        let guest = self.clone();
+        cells.spawn(async move { guest.run(call, doing, &interrupt).await });
+    }
+
+    async fn not_found(&self, call: u64) {
+        self.wire.send(call, &failed(Failure::NotFound)).await;
+    }
+
+    fn write(&self, root: proto::Root, path: &str, content: Vec<u8>) {
+        let number = self.shared.writes.fetch_add(1, Ordering::SeqCst) + 1;
+        lock(&self.files[at(root)]).insert(path.to_owned(), File { content, number });
+    }
+
+    async fn finish_upload(&self, call: u64, uploads: &mut HashMap<u64, Upload>) {
+        if uploads.get(&call).is_some_and(|upload| upload.content.len() >= upload.size)
+            && let Some(Upload { root, path, content, .. }) = uploads.remove(&call)
         {
             let size = content.len() as u64;
-            lock(&self.files).insert(path, content);
+            self.write(root, &path, content);
             self.wire.send(call, &FromGuest::Written { size }).await;
         }
     }
@@ -376,7 +458,9 @@ impl Guest {
                 wire.send(call, &FromGuest::Failed { failure: Failure::Kernel, message }).await;
             }
             ToGuest::StartKernel { kernel, spec } => {
-                lock(&self.variables).insert(kernel, BTreeMap::new());
+                let merged = spec.merge_output.then(|| (MERGED.to_owned(), String::new()));
+                lock(&self.variables).insert(kernel, merged.into_iter().collect());
+                lock(&self.env).insert(kernel, spec.env.clone());
                 lock(&self.shared.kernels).push(spec);
                 wire.send(call, &FromGuest::KernelReady { version: "1.0".into() }).await;
             }
@@ -384,15 +468,16 @@ impl Guest {
                 lock(&self.variables).remove(&kernel);
                 wire.send(call, &FromGuest::Done).await;
             }
-            ToGuest::ReadFile { path, offset, length, max_size, .. } => {
-                let content = lock(&self.files).get(&path).cloned();
-                match content {
+            ToGuest::ReadFile { root, path, offset, length, max_size } => {
+                let file = lock(&self.files[at(root)]).get(&path).cloned();
+                match file {
                     None => wire.send(call, &failed(Failure::NotFound)).await,
-                    Some(content) if max_size.is_some_and(|most| content.len() as u64 > most) => {
+                    Some(file) if max_size.is_some_and(|most| file.content.len() as u64 > most) => {
                         wire.send(call, &failed(Failure::TooLarge)).await
                     }
-                    Some(content) => {
-                        wire.send(call, &FromGuest::FileStart { size: content.len() as u64, modified_ns: 0, inode: 1 })
+                    Some(File { content, number }) => {
+                        let size = content.len() as u64;
+                        wire.send(call, &FromGuest::FileStart { size, modified_ns: number as i64, inode: number })
                             .await;
                         let from = content.len().min(offset as usize);
                         let to = from + (content.len() - from).min(length as usize);
@@ -401,48 +486,74 @@ impl Guest {
                     }
                 }
             }
-            ToGuest::ListFiles { .. } => {
-                let entry = |(path, content): (&String, &Vec<u8>)| proto::FileEntry {
+            ToGuest::ListFiles { root, max_entries, order, .. } => {
+                let entry = |(path, file): (&String, &File)| proto::FileEntry {
                     path: path.clone(),
-                    size: content.len() as u64,
+                    size: file.content.len() as u64,
                     kind: proto::FileKind::File,
-                    modified: 0,
+                    modified: file.number as i64,
                 };
-                let entries: Vec<_> = lock(&self.files).iter().map(entry).collect();
+                let mut entries: Vec<_> = lock(&self.files[at(root)]).iter().map(entry).collect();
+                if order == proto::Order::Newest {
+                    entries.sort_by_key(|entry| std::cmp::Reverse(entry.modified));
+                }
                 let total = entries.len() as u64;
+                entries.truncate(max_entries as usize);
                 wire.send(call, &FromGuest::Files { entries, total }).await;
             }
             _ => wire.send(call, &FromGuest::Done).await,
         }
     }
 
-    async fn run(&self, call: u64, kernel: KernelId, code: &str, deadline: Deadline, interrupt: &Notify) {
-        if !lock(&self.variables).contains_key(&kernel) {
+    async fn run(&self, call: u64, doing: Doing, interrupt: &Notify) {
+        if doing.kernel.is_some_and(|kernel| !lock(&self.variables).contains_key(&kernel)) {
             return self.wire.send(call, &failed(Failure::Kernel)).await;
         }
         let running = self.shared.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.shared.most_running.fetch_max(running, Ordering::SeqCst);
         let status = tokio::select! {
-            status = self.cell(call, kernel, code) => status,
+            status = self.cell(call, &doing) => status,
             () = interrupt.notified() => RunStatus::Cancelled { state_kept: true },
-            () = tokio::time::sleep(Duration::from_millis(deadline.after_ms)), if !code.contains("deaf") => {
+            () = tokio::time::sleep(Duration::from_millis(doing.deadline.after_ms)), if !doing.code.contains("deaf") => {
                 RunStatus::TimedOut { state_kept: true }
             }
         };
         self.shared.running.fetch_sub(1, Ordering::SeqCst);
-        if matches!(status, RunStatus::Ended { .. }) {
-            lock(&self.variables).remove(&kernel);
-        }
         lock(&self.interrupts).remove(&call);
+        match (doing.kernel, &status) {
+            (Some(kernel), RunStatus::Ended { .. }) => {
+                lock(&self.variables).remove(&kernel);
+            }
+            (None, RunStatus::Ok) => return self.wire.end(call, exited(0)).await,
+            (None, RunStatus::Exit { code }) => return self.wire.end(call, exited(*code)).await,
+            _ => {}
+        }
+        if let Some(kept) = self.kept_output(&doing) {
+            let (stdout_kept, stderr_kept) = (Some(kept), None);
+            let end = RunEnd { status, micros: 1000, stdout_bytes: 0, stderr_bytes: 0, stdout_kept, stderr_kept };
+            return self.wire.send(call, &FromGuest::RunEnd { end }).await;
+        }
         self.wire.end(call, status).await;
     }
 
-    async fn cell(&self, call: u64, kernel: KernelId, code: &str) -> RunStatus {
-        for line in code.lines() {
+    /// What a flood of more than `keep_over` bytes leaves behind.
+    fn kept_output(&self, doing: &Doing) -> Option<proto::KeptOutput> {
+        let bytes: u64 = doing.code.strip_prefix("flood ")?.parse().ok()?;
+        doing.keep_over.filter(|over| bytes > *over)?;
+        let name = format!("out-{}.txt", self.shared.writes.load(Ordering::SeqCst));
+        self.write(proto::Root::Outputs, &name, vec![b'x'; bytes as usize]);
+        Some(proto::KeptOutput { name, bytes })
+    }
+
+    async fn cell(&self, call: u64, doing: &Doing) -> RunStatus {
+        // A command has no variables of its own; it sees none.
+        let kernel = doing.kernel.unwrap_or(KernelId::MAX);
+        let errors = if doing.merged { Kind::Stdout } else { Kind::Stderr };
+        for line in doing.code.lines() {
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
             match word {
                 "print" => self.wire.data(Kind::Stdout, call, format!("{rest}\n").as_bytes()).await,
-                "error" => self.wire.data(Kind::Stderr, call, format!("{rest}\n").as_bytes()).await,
+                "error" => self.wire.data(errors, call, format!("{rest}\n").as_bytes()).await,
                 "sleep" => tokio::time::sleep(Duration::from_millis(rest.parse().expect("a number"))).await,
                 "hang" => std::future::pending().await,
                 "deaf" => {
@@ -472,11 +583,40 @@ impl Guest {
                     let Some(value) = value else { return RunStatus::Error };
                     self.wire.data(Kind::Stdout, call, format!("{value}\n").as_bytes()).await;
                 }
+                "env" => {
+                    let value = doing.env.get(rest).map_or("(none)", String::as_str);
+                    self.wire.data(Kind::Stdout, call, format!("{value}\n").as_bytes()).await;
+                }
+                "write" => {
+                    let (path, text) = rest.split_once(' ').unwrap_or((rest, ""));
+                    let (root, path) = place(path);
+                    self.write(root, path, text.into());
+                }
+                "read" => {
+                    let (root, path) = place(rest);
+                    let content = lock(&self.files[at(root)]).get(path).map(|file| file.content.clone());
+                    let Some(content) = content else { return RunStatus::Error };
+                    self.wire.data(Kind::Stdout, call, &content).await;
+                }
                 _ => {}
             }
         }
         RunStatus::Ok
     }
+}
+
+/// A variable no code can name: the kernel's streams are one.
+const MERGED: &str = "";
+
+fn place(path: &str) -> (proto::Root, &str) {
+    match path.strip_prefix("/data/") {
+        Some(path) => (proto::Root::Data, path),
+        None => (proto::Root::Workspace, path),
+    }
+}
+
+fn exited(code: i32) -> RunStatus {
+    RunStatus::Ended { how: Ended::Exited { code } }
 }
 
 fn failed(failure: Failure) -> FromGuest {

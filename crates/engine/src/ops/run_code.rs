@@ -14,11 +14,9 @@ use crate::background::Background;
 use crate::cell::{Cell, Ending, Heard, Refused};
 use crate::context::{Context, Home};
 use crate::live::Place;
-use crate::op::{
-    Call, CellError, Command, ContextInfo, EngineError, Environment, Happened, Outcome, Ran, RunCode, RunOutcome,
-};
+use crate::op::{Call, CellError, Command, ContextInfo, EngineError, Environment, Outcome, Ran, RunCode, RunOutcome};
 
-const SIGKILL: i32 = 9;
+pub(super) const SIGKILL: i32 = 9;
 
 /// What is run in a context, and under which conditions.
 pub(super) struct Run {
@@ -91,7 +89,7 @@ impl World {
         drop((permits, running));
         self.settle_account(home);
         let mut ran = result?;
-        self.tell(&context, &ran.end);
+        self.tell(&context.id, &ran.end);
         ran.created = entered.created;
         ran.context = context.info();
         Ok(Box::new(ran))
@@ -105,17 +103,6 @@ impl World {
         };
         let usual = if run.background { most } else { config.timeout };
         run.timeout.unwrap_or(usual).clamp(Duration::from_millis(1), most.max(config.timeout))
-    }
-
-    fn tell(&self, context: &Context, end: &RunOutcome) {
-        let what = match end {
-            RunOutcome::TimedOut { .. } => Happened::TimedOut,
-            RunOutcome::OutOfMemory { .. } => Happened::OutOfMemory,
-            RunOutcome::Ended { .. } => Happened::Crashed,
-            RunOutcome::SandboxLost { .. } => Happened::Lost,
-            _ => return,
-        };
-        self.inner.notify(&self.holdings, &context.id, what);
     }
 
     /// Memory kills so far, so that the next are told from these. Off the caller's path; the turn is held meanwhile.

@@ -1,10 +1,11 @@
-//! Where the files of an operation are: the sandbox of a context.
+//! Where the files of an operation are: in the sandbox of a context, or with a conversation.
 
 use std::sync::Arc;
 
 use proto::Root;
 
 use super::World;
+use super::run_once::{Conversation, no_place};
 use crate::context::InUse;
 use crate::live::Place;
 use crate::op::{Call, EngineError, Holder};
@@ -15,7 +16,13 @@ pub(super) struct Site {
     pub(super) root: Root,
     /// Of links to its files.
     pub(super) key: String,
-    _hold: InUse,
+    _hold: Hold,
+}
+
+/// Dropped when the work is done; nothing looks into it.
+enum Hold {
+    Context { _in_use: InUse },
+    Conversation { _turn: Box<Conversation> },
 }
 
 impl World {
@@ -24,9 +31,16 @@ impl World {
             Holder::Context(target) => {
                 let context = self.enter(call, target, None).await?.context;
                 let place = self.place_for_files(&context).await?;
-                Ok(Site { place, root: Root::Workspace, key: context.keys.files.clone(), _hold: context })
+                let key = context.keys.files.clone();
+                Ok(Site { place, root: Root::Workspace, key, _hold: Hold::Context { _in_use: context } })
             }
-            Holder::Conversation(_) => Err(EngineError::Sandbox("not built yet".into())),
+            Holder::Conversation(conversation) => {
+                let mut turn = Box::new(self.converse(call, &conversation).await?);
+                let Conversation { key, shape, turn: held } = &mut *turn;
+                let place = self.inner.place_for_data(held, shape).await.map_err(no_place)?;
+                let key = key.clone();
+                Ok(Site { place, root: Root::Data, key, _hold: Hold::Conversation { _turn: turn } })
+            }
         }
     }
 

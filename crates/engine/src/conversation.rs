@@ -1,0 +1,209 @@
+//! Conversations: their files outlive every sandbox. One sandbox at a time has them; who needs one takes a turn.
+//!
+//! A sandbox in which no code has run is left for the next who needs the files, for a few seconds. Of code's own there is one a call.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sandbox::{Group, KeptVolume};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::config::{KeptConfig, RealmConfig};
+use crate::context::unix_now;
+use crate::engine::Inner;
+use crate::guest::lock;
+use crate::holdings::Holdings;
+use crate::keyed::{Keyed, Leaves, Turn};
+use crate::live::{Failure, Place};
+use crate::op::{EngineError, Happened, Tenant};
+use crate::pool::Shape;
+
+/// How long a sandbox without code stays after its last use.
+pub(crate) const PARKED: Duration = Duration::from_secs(10);
+/// How many there may be; with one more the longest unused one goes.
+const MAX_PARKED: usize = 16;
+/// How long it may take until there is room for one.
+const PARKING_WAIT: Duration = Duration::from_secs(30);
+/// How often parked sandboxes are looked at.
+pub(crate) const PARKING_SWEEP: Duration = Duration::from_secs(2);
+/// How often kept files are.
+pub(crate) const KEPT_SWEEP: Duration = Duration::from_secs(60 * 60);
+
+pub(crate) struct Conversations {
+    /// By key.
+    pub(crate) turns: Keyed<Slot>,
+    parking: Arc<Semaphore>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Volumes that existed when the back end was last asked.
+    kept: HashSet<String>,
+    /// Who used which conversation since the engine began.
+    owners: HashMap<String, (Tenant, String)>,
+}
+
+/// What is left between two turns.
+#[derive(Default)]
+pub(crate) struct Slot {
+    parked: Option<Parked>,
+}
+
+struct Parked {
+    place: Arc<Place>,
+    shape: Shape,
+    since: Instant,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Leaves for Slot {
+    fn is_nothing(&self) -> bool {
+        self.parked.is_none()
+    }
+}
+
+impl Default for Conversations {
+    fn default() -> Self {
+        Self { turns: Keyed::default(), parking: Arc::new(Semaphore::new(MAX_PARKED)), known: Mutex::default() }
+    }
+}
+
+impl Conversations {
+    /// Remembers whose it is. Refused when the tenant has too many.
+    pub(crate) fn note(&self, key: &str, holdings: &Holdings, conversation: &str) -> Result<(), EngineError> {
+        let (tenant, most) = (&holdings.tenant.tenant, holdings.config().max_contexts);
+        let mut known = lock(&self.known);
+        if known.owners.contains_key(key) {
+            return Ok(());
+        }
+        if known.owners.values().filter(|(of, _)| of == tenant).count() >= most {
+            return Err(EngineError::OverLimit { what: "max_contexts", limit: most.to_string() });
+        }
+        known.owners.insert(key.to_owned(), (tenant.clone(), conversation.to_owned()));
+        Ok(())
+    }
+
+    pub(crate) fn exists(&self, key: &str) -> bool {
+        let known = lock(&self.known);
+        known.kept.contains(key) || known.owners.contains_key(key)
+    }
+
+    pub(crate) fn owner(&self, key: &str) -> Option<Tenant> {
+        lock(&self.known).owners.get(key).map(|(tenant, _)| tenant.clone())
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.known).owners.len()
+    }
+}
+
+impl Inner {
+    /// A sandbox for a conversation's files, in which no code runs. Left there for the next.
+    pub(crate) async fn place_for_data(&self, turn: &mut Turn<Slot>, shape: &Shape) -> Result<Arc<Place>, Failure> {
+        if let Some(parked) = turn.parked.as_mut().filter(|parked| !parked.place.guest.is_lost()) {
+            parked.since = Instant::now();
+            return Ok(parked.place.clone());
+        }
+        turn.parked = None;
+        let room = self.parking_room().await?;
+        let maker = self.maker().map_err(|error| Failure::new(error.to_string()))?;
+        let place = maker.sandbox(shape).await?;
+        let since = Instant::now();
+        turn.parked = Some(Parked { place: place.clone(), shape: shape.clone(), since, _room: room });
+        Ok(place)
+    }
+
+    /// A sandbox for code: one in which none has run yet. The caller destroys it.
+    pub(crate) async fn place_for_code(&self, turn: &mut Turn<Slot>, shape: &Shape) -> Result<Arc<Place>, Failure> {
+        if let Some(parked) = turn.parked.take() {
+            if parked.shape == *shape && !parked.place.guest.is_lost() {
+                return Ok(parked.place);
+            }
+            // Only one sandbox at a time can have the files.
+            parked.place.destroy("its files are needed elsewhere").await?;
+        }
+        let maker = self.maker().map_err(|error| Failure::new(error.to_string()))?;
+        maker.sandbox(shape).await
+    }
+
+    async fn parking_room(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        let parking = &self.conversations.parking;
+        if let Ok(room) = parking.clone().try_acquire_owned() {
+            return Ok(room);
+        }
+        self.unpark(Duration::ZERO, 1).await;
+        let waiting = tokio::time::timeout(PARKING_WAIT, parking.clone().acquire_owned()).await;
+        waiting.ok().and_then(Result::ok).ok_or_else(|| Failure::new("too many files are read at once; retry later"))
+    }
+
+    /// Destroys sandboxes nobody has used for so long, at most as many, those unused for the longest time first.
+    pub(crate) async fn unpark(&self, unused: Duration, most: usize) {
+        let turns = &self.conversations.turns;
+        let free = turns.names().into_iter().filter_map(|name| turns.try_turn(&name));
+        let mut old: Vec<(Instant, Turn<Slot>)> = free
+            .filter_map(|turn| turn.parked.as_ref().map(|parked| parked.since).map(|since| (since, turn)))
+            .filter(|(since, _)| since.elapsed() >= unused)
+            .collect();
+        old.sort_by_key(|(since, _)| *since);
+        old.truncate(most);
+        for (_, mut turn) in old {
+            if let Some(parked) = turn.parked.take() {
+                let _ = parked.place.destroy("nobody needs its files at the moment").await;
+            }
+        }
+    }
+
+    /// Deletes the files of conversations nobody has used for long, and learns which there are.
+    pub(crate) async fn sweep_kept(&self, realm: &RealmConfig, kept: KeptConfig) {
+        let backend = self.live.backend();
+        let all = match backend.kept().await {
+            Ok(all) => all,
+            Err(error) => return tracing::warn!(%error, "cannot list the files of conversations"),
+        };
+        let oldest = unix_now().saturating_sub(kept.stays.as_secs());
+        let (old, young): (Vec<_>, Vec<_>) = all.into_iter().partition(|volume| volume.last_used < oldest);
+        lock(&self.conversations.known).kept = young.into_iter().map(|volume| volume.name).collect();
+        for volume in old {
+            // Whoever has a turn uses it now.
+            let Some(turn) = self.conversations.turns.try_turn(&volume.name) else { continue };
+            if !turn.is_nothing() {
+                continue;
+            }
+            match backend.discard(&volume.name).await {
+                Ok(()) => self.forgotten(&volume.name, realm),
+                Err(error) => tracing::debug!(%error, "the files of a conversation cannot be deleted now"),
+            }
+        }
+    }
+
+    fn forgotten(&self, key: &str, realm: &RealmConfig) {
+        let owner = lock(&self.conversations.known).owners.remove(key);
+        tracing::info!(key = &key[..key.len().min(8)], "the files of an old conversation are deleted");
+        if let Some((tenant, conversation)) = owner {
+            self.notify_of(tenant, realm.realm, &conversation, Happened::Expired);
+        }
+    }
+}
+
+impl Shape {
+    pub(crate) fn with_data(holdings: &Holdings, key: &str, kept: KeptConfig) -> Self {
+        let KeptConfig { bytes, inodes, .. } = kept;
+        let volume = KeptVolume { name: key.into(), bytes, inodes };
+        Self { kept: Some(volume), ..Self::of(holdings, holdings.config().limits) }
+    }
+
+    /// For a link to files whose tenant is not known: the key alone says that they may be read.
+    pub(crate) fn for_link(realm: &RealmConfig, key: &str, kept: KeptConfig) -> Self {
+        let KeptConfig { bytes, inodes, .. } = kept;
+        let group = |name: &str| Group { name: name.into(), memory_bytes: None, cpu_millis: None };
+        Self {
+            groups: vec![group("links"), group(realm.realm.0)],
+            limits: realm.limits,
+            volumes: Vec::new(),
+            kept: Some(KeptVolume { name: key.into(), bytes, inodes }),
+        }
+    }
+}

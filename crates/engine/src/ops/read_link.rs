@@ -1,0 +1,35 @@
+//! The file behind a link, for the tenant whose it is.
+
+use super::{World, check_path, unless_cancelled};
+use crate::links::LinkedFile;
+use crate::op::{Call, EngineError, Outcome};
+
+impl World {
+    pub(super) async fn read_link(
+        &self,
+        call: &Call,
+        key: &str,
+        path: &str,
+        max_bytes: u64,
+    ) -> Result<Outcome, EngineError> {
+        check_path(path)?;
+        let source = self.inner.behind(key, Some(&call.tenant));
+        let source = source.ok_or_else(|| EngineError::FileNotFound(path.into()))?;
+        let (inner, key, path) = (self.inner.clone(), key.to_owned(), path.to_owned());
+        let most = max_bytes.min(inner.config.max_file_bytes);
+        let reading = async move {
+            let file = LinkedFile::open(inner, source, &path).await?;
+            let mut content = Vec::new();
+            while (content.len() as u64) < file.size.min(most) {
+                let left = file.size.min(most) - content.len() as u64;
+                let piece = file.read(content.len() as u64, left).await?;
+                if piece.is_empty() {
+                    return Err(EngineError::Sandbox("the file changed while it was read".into()));
+                }
+                content.extend(piece);
+            }
+            Ok(Outcome::File { path, content, size: file.size, key })
+        };
+        unless_cancelled(call, reading, &self.inner).await
+    }
+}

@@ -1,0 +1,220 @@
+//! A fresh interpreter for one call, with the conversation's files. It ends with the call; the files stay.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::{Ended, Language, Order, Root, RunStatus, ToGuest};
+use tokio_util::sync::CancellationToken;
+
+use super::list_files::{NEWEST, Wanted, list};
+use super::run_code::{SIGKILL, Work, reported};
+use super::{World, check_wishes};
+use crate::cell::{Cell, Ending};
+use crate::config::{DATA, KeptConfig};
+use crate::context::unix_now;
+use crate::conversation::Slot;
+use crate::keyed::Turn;
+use crate::links::conversation_key;
+use crate::live::{Failure, Place};
+use crate::op::{Call, ContextInfo, EngineError, Environment, Files, Happened, Outcome, Ran, RunOnce, RunOutcome};
+use crate::pool::{FIRST_KERNEL, Shape};
+
+const MAX_CONVERSATION: usize = 256;
+
+/// A conversation whose turn it is.
+pub(super) struct Conversation {
+    pub(super) key: String,
+    pub(super) shape: Shape,
+    pub(super) turn: Turn<Slot>,
+}
+
+impl World {
+    pub(super) async fn run_once(&self, call: &Call, once: RunOnce) -> Result<Outcome, EngineError> {
+        let RunOnce { conversation, language, code, env, network } = once;
+        check_wishes(&env, network)?;
+        self.runs(language)?;
+        let work = Work::Code { code, language: None };
+        let mut entered = self.converse(call, &conversation).await?;
+        let info = self.info_of(&conversation, &entered, language);
+        if let Some(refused) = self.too_long(&work, info.clone()) {
+            return Ok(Outcome::Ran(Box::new(refused)));
+        }
+        let Work::Code { code, .. } = work else { return Err(EngineError::Sandbox("not code".into())) };
+        let never = (&CancellationToken::new(), EngineError::Cancelled);
+        let permits = match self.try_permits() {
+            Some(permits) => permits,
+            None => {
+                let _queued = self.enqueue()?;
+                self.permits(call, &never).await?
+            }
+        };
+        let place = self.inner.place_for_code(&mut entered.turn, &entered.shape).await.map_err(no_place)?;
+        let fresh = Fresh { world: self, call, place: &place, info };
+        let result = fresh.run(language, code, env).await;
+        drop(permits);
+        // Off the caller's path, but before the next call of this conversation.
+        self.inner.tasks.spawn(async move {
+            let _ = place.destroy("its call is over").await;
+            drop(entered);
+        });
+        let ran = result?;
+        self.tell(&conversation, &ran.end);
+        Ok(Outcome::Ran(Box::new(ran)))
+    }
+
+    /// Waits for the conversation's turn.
+    pub(super) async fn converse(&self, call: &Call, conversation: &str) -> Result<Conversation, EngineError> {
+        let kept = self.kept()?;
+        if conversation.is_empty() || conversation.len() > MAX_CONVERSATION {
+            let why = format!("a conversation's id has 1 to {MAX_CONVERSATION} bytes");
+            return Err(EngineError::CreateFailed(why));
+        }
+        let key = conversation_key(&self.inner.config.file_secret, &call.tenant, conversation);
+        let conversations = &self.inner.conversations;
+        conversations.note(&key, &self.holdings, conversation)?;
+        let shape = Shape::with_data(&self.holdings, &key, kept);
+        let turn = match conversations.turns.try_turn(&key) {
+            Some(turn) => turn,
+            None => {
+                let _queued = self.enqueue()?;
+                let never = (&CancellationToken::new(), EngineError::Cancelled);
+                let why = "an earlier call of this conversation is not finished";
+                self.wait(call, &never, why, conversations.turns.turn(&key)).await?
+            }
+        };
+        Ok(Conversation { key, shape, turn })
+    }
+
+    fn kept(&self) -> Result<KeptConfig, EngineError> {
+        let config = self.holdings.config();
+        let none = || EngineError::CreateFailed(format!("`{}` has no conversations", config.realm.0));
+        config.kept.ok_or_else(none)
+    }
+
+    fn info_of(&self, conversation: &str, entered: &Conversation, language: Language) -> ContextInfo {
+        let now = unix_now();
+        ContextInfo {
+            id: conversation.into(),
+            name: conversation.into(),
+            description: String::new(),
+            language,
+            created_at: now,
+            last_used: now,
+            busy: false,
+            size: None,
+            limits: entered.shape.limits,
+            isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
+            key: entered.key.clone(),
+        }
+    }
+}
+
+pub(super) fn no_place(failure: Failure) -> EngineError {
+    tracing::error!(why = failure.log, "no sandbox for a conversation");
+    if failure.in_use { EngineError::InUse(failure.public) } else { EngineError::CreateFailed(failure.public) }
+}
+
+/// One run in a sandbox of its own.
+struct Fresh<'a> {
+    world: &'a World,
+    call: &'a Call,
+    place: &'a Arc<Place>,
+    info: ContextInfo,
+}
+
+impl Fresh<'_> {
+    async fn run(mut self, language: Language, code: String, env: Environment) -> Result<Ran, EngineError> {
+        let (config, inner) = (self.world.holdings.config(), &self.world.inner);
+        self.info.isolation = self.place.isolation().clone();
+        let maker = inner.maker()?;
+        let Some(mut spec) = maker.runtimes.kernel(language, DATA) else {
+            return Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()));
+        };
+        spec.merge_output = true;
+        let of_realm = config.env.iter().map(|(name, value)| (name.clone(), value.replace("{key}", &self.info.key)));
+        spec.env.extend(of_realm);
+        self.place.start_kernel(FIRST_KERNEL, spec).await.map_err(no_place)?;
+        if self.call.cancel.is_cancelled() {
+            return Err(EngineError::Cancelled);
+        }
+        let cell = Cell {
+            inner,
+            call: self.call,
+            place: self.place.clone(),
+            timeout: config.timeout.max(Duration::from_millis(1)),
+            budget: config.text_budget,
+            record: None,
+        };
+        let request = ToGuest::Run {
+            kernel: FIRST_KERNEL,
+            code,
+            env: env.0,
+            deadline: cell.deadline(),
+            forward_bytes: cell.forward_bytes(),
+            // It would go with the sandbox.
+            keep_over: None,
+        };
+        let mut heard = match cell.run(&request).await {
+            Ok(heard) => heard,
+            Err(refused) if refused.failure == proto::Failure::Environment => {
+                return Err(EngineError::InvalidEnvironment(refused.why));
+            }
+            Err(refused) => return Err(EngineError::Sandbox(refused.why)),
+        };
+        let end = match reported(&heard) {
+            Some(status) => self.meaning(status, cell.timeout).await,
+            None => match &heard.ending {
+                Ending::Lost(why) => RunOutcome::SandboxLost { why: why.clone() },
+                Ending::Unsendable(why) => {
+                    let why = format!("the code cannot be run in one call: {why}");
+                    heard.error("CodeTooLong", why)
+                }
+                Ending::Reported(_) => RunOutcome::Ok,
+            },
+        };
+        let files = self.files().await;
+        let ran = heard.ran(end, self.info, None);
+        Ok(Ran { files, ..ran })
+    }
+
+    /// No variables are kept, whatever the guest says.
+    async fn meaning(&self, status: RunStatus, after: Duration) -> RunOutcome {
+        match status {
+            RunStatus::Ok => RunOutcome::Ok,
+            RunStatus::Error => RunOutcome::Error,
+            RunStatus::Exit { code } => RunOutcome::Exit { code },
+            RunStatus::Interrupted => RunOutcome::Interrupted,
+            RunStatus::TimedOut { .. } => RunOutcome::TimedOut { after, state_kept: false },
+            RunStatus::Cancelled { .. } => RunOutcome::Cancelled { state_kept: false },
+            RunStatus::Ended { how } => {
+                let killed = how == (Ended::Signaled { signal: SIGKILL });
+                if killed && self.place.oom_kills().await.is_some_and(|kills| kills > 0) {
+                    let limit_bytes = self.world.holdings.memory_limit(&self.info.limits);
+                    return RunOutcome::OutOfMemory { limit_bytes };
+                }
+                RunOutcome::Ended { how }
+            }
+        }
+    }
+
+    async fn files(&self) -> Option<Files> {
+        let wanted = Wanted { root: Root::Data, path: "", max_entries: NEWEST, order: Order::Newest };
+        let listed = list(self.place, wanted, self.world.inner.config.max_file_bytes).await;
+        let (entries, total) = listed.inspect_err(|error| tracing::debug!(%error, "no list of files")).ok()?;
+        Some(Files { entries, total, key: self.info.key.clone() })
+    }
+}
+
+impl World {
+    /// What went wrong, for whoever listens.
+    pub(super) fn tell(&self, id: &str, end: &RunOutcome) {
+        let what = match end {
+            RunOutcome::TimedOut { .. } => Happened::TimedOut,
+            RunOutcome::OutOfMemory { .. } => Happened::OutOfMemory,
+            RunOutcome::Ended { .. } => Happened::Crashed,
+            RunOutcome::SandboxLost { .. } => Happened::Lost,
+            _ => return,
+        };
+        self.inner.notify(&self.holdings, id, what);
+    }
+}
