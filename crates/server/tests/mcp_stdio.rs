@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mcp_fake::FakeEngine;
 use serde_json::{Value, json};
-use server::dialect::{Dialect, Lang, Links, Options, agentrun};
+use server::dialect::{Dialect, Lang, Links, Options, agentrun, sandpool};
 use server::mcp::Surface;
 use server::mcp::stdio::{StdioEnd, StdioError, StdioOptions, serve};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
@@ -656,6 +656,125 @@ async fn mutated_lines_never_silence_the_server() {
         }
         assert!(answers <= 2, "{answers} answers to {}", String::from_utf8_lossy(&line));
     }
+}
+
+const TASKS: &str = "io.modelcontextprotocol/tasks";
+
+/// A request of a modern client, which declares what it can do with every one.
+async fn modern(client: &mut Client, tasks: bool, method: &str, mut params: Value) -> Value {
+    let extensions = if tasks { json!({ TASKS: {} }) } else { json!({}) };
+    params["_meta"] = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": { "extensions": extensions },
+        "io.modelcontextprotocol/clientInfo": { "name": "t", "version": "1" },
+    });
+    client.request(1, method, params).await
+}
+
+fn code_to_run(code: &str) -> Value {
+    json!({ "name": "run_code", "arguments": { "code": code } })
+}
+
+/// Of the moments only the form is known.
+fn without_moments(mut answer: Value) -> Value {
+    for name in ["createdAt", "lastUpdatedAt"] {
+        let moment = answer["result"][name].take();
+        assert!(moment.as_str().is_some_and(|text| text.len() == 20 && text.ends_with('Z')), "{moment}");
+    }
+    answer
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_lasts_becomes_a_task_of_a_client_that_knows_them() {
+    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
+    let task = modern(&mut client, true, "tools/call", code_to_run("lasting")).await;
+    insta::assert_snapshot!("task_begun", format!("{:#}", without_moments(task.clone())));
+    let id = &task["result"]["taskId"];
+    let working = modern(&mut client, true, "tasks/get", json!({ "taskId": id })).await;
+    assert_eq!(working["result"]["status"], "working", "{working}");
+    let updated = modern(&mut client, true, "tasks/update", json!({ "taskId": id, "inputResponses": {} })).await;
+    assert_eq!(updated["result"]["resultType"], "complete", "{updated}");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let completed = modern(&mut client, true, "tasks/get", json!({ "taskId": id })).await;
+    insta::assert_snapshot!("task_completed", format!("{:#}", without_moments(completed)));
+    client.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_can_be_cancelled() {
+    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
+    let task = modern(&mut client, true, "tools/call", code_to_run("forever")).await;
+    let id = &task["result"]["taskId"];
+    let acknowledged = modern(&mut client, true, "tasks/cancel", json!({ "taskId": id })).await;
+    assert_eq!(acknowledged["result"]["resultType"], "complete", "{acknowledged}");
+    let cancelled = modern(&mut client, true, "tasks/get", json!({ "taskId": id })).await;
+    assert_eq!(cancelled["result"]["status"], "cancelled", "{cancelled}");
+    for method in ["tasks/get", "tasks/cancel", "tasks/update"] {
+        let unknown = modern(&mut client, true, method, json!({ "taskId": "run-9", "inputResponses": {} })).await;
+        assert_eq!(unknown["error"], json!({ "code": -32602, "message": "task not found: run-9" }));
+        let without = modern(&mut client, true, method, json!({})).await;
+        assert_eq!(without["error"]["code"], -32602, "{without}");
+    }
+    client.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_ends_soon_is_answered_as_ever() {
+    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
+    for tasks in [true, false] {
+        let answer = modern(&mut client, tasks, "tools/call", code_to_run("1 / 0")).await;
+        let result = &answer["result"];
+        assert_eq!((&result["resultType"], &result["isError"]), (&json!("complete"), &json!(true)), "{answer}");
+        assert_eq!(result["structuredContent"]["error"]["name"], "ZeroDivisionError");
+        assert_eq!(result["structuredContent"].get("run"), None);
+    }
+    // The client's own background run is its own business.
+    let call = json!({ "name": "run_code", "arguments": { "code": "forever", "background": true } });
+    let answer = modern(&mut client, true, "tools/call", call).await;
+    assert_eq!(answer["result"]["structuredContent"]["status"], "running", "{answer}");
+    client.end().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_know_tasks_sees_nothing_of_them() {
+    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
+    let answer = modern(&mut client, false, "tasks/get", json!({ "taskId": "run-1" })).await;
+    assert_eq!(answer["error"]["code"], -32021, "{answer}");
+    let legacy = |capabilities: Value| {
+        json!({
+            "protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": { "name": "t", "version": "1" }
+        })
+    };
+    let plain = client.request(1, "initialize", legacy(json!({}))).await;
+    assert_eq!(plain["result"]["capabilities"], json!({ "tools": {} }));
+    let knowing = client.request(1, "initialize", legacy(json!({ "extensions": { TASKS: {} } }))).await;
+    assert_eq!(knowing["result"]["capabilities"], json!({ "tools": {}, "extensions": { TASKS: {} } }));
+    client.end().await;
+
+    // Where runs cannot go on in the background, there are no tasks.
+    let mut client = Client::new();
+    let answer = modern(&mut client, true, "tasks/get", json!({ "taskId": "run-1" })).await;
+    assert_eq!(answer["error"]["code"], -32601, "{answer}");
+    client.end().await;
+}
+
+/// Before the client has a task, it is the call that it cancels.
+#[tokio::test(start_paused = true)]
+async fn a_call_cancelled_before_it_became_a_task_ends_its_run() {
+    let mut client = Client::with(&sandpool::DIALECT, StdioOptions::default());
+    let meta = format!("{MODERN},").replace("{}", &format!("{{\"extensions\":{{\"{TASKS}\":{{}}}}}}"));
+    let call = format!(
+        r#"{{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{{{meta}"name":"run_code","arguments":{{"code":"forever"}}}}}}"#
+    );
+    client.write(format!("{call}\n").as_bytes()).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    client
+        .write(b"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/cancelled\",\"params\":{\"requestId\":\"c\"}}\n")
+        .await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let task = modern(&mut client, true, "tasks/get", json!({ "taskId": "run-1" })).await;
+    assert_eq!(task["result"]["status"], "cancelled", "{task}");
+    client.end().await;
 }
 
 /// xorshift64: the same lines on every machine.

@@ -6,12 +6,14 @@
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm, Tenant};
 use rmcp::model::{
-    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, CustomRequest, CustomResult,
-    DiscoverResult, ErrorCode, Implementation, InitializeRequestParams, InitializeResult, ListToolsResult,
-    PaginatedRequestParams, Resource, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+    CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock,
+    CreateTaskResult, CustomRequest, CustomResult, DiscoverResult, ErrorCode, GetTaskParams, GetTaskResult,
+    Implementation, InitializeRequestParams, InitializeResult, ListToolsResult, PaginatedRequestParams, Resource,
+    ServerCapabilities, ServerConfig, TASKS_EXTENSION_ID, Task, Tool, ToolAnnotations, UpdateTaskParams,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
@@ -19,6 +21,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::{Answer, Args, Block, Dialect, Lang, Links, Options, Reply, Scene, ToolRow, shown};
+use crate::observe::{Ended, Facts, Observer, Origin};
 
 pub(crate) mod answer;
 mod line;
@@ -26,6 +29,7 @@ pub(crate) mod message;
 mod progress;
 mod service;
 pub mod stdio;
+mod tasks;
 
 pub use service::{Beside, Guarded};
 pub(crate) use service::{Panicked, caught};
@@ -47,13 +51,18 @@ pub struct Surface {
     options: Options,
     links: Links,
     tools: Vec<Tool>,
+    observer: Arc<Observer>,
 }
 
 impl Surface {
     pub fn new(dialect: &'static Dialect, lang: Option<Lang>, options: Options, links: Links) -> Self {
         let lang = lang.unwrap_or(dialect.default_lang);
         let tools = dialect.tools.iter().map(|row| tool(dialect, row, lang, &options)).collect();
-        Self { dialect, lang, options, links, tools }
+        Self { dialect, lang, options, links, tools, observer: Arc::default() }
+    }
+
+    pub fn watched_by(self, observer: Arc<Observer>) -> Self {
+        Self { observer, ..self }
     }
 }
 
@@ -63,6 +72,15 @@ pub struct Caller {
     pub tenant: Tenant,
     /// See [`engine::op::Call::connection`].
     pub connection: Option<String>,
+    /// May know where shared volumes lie on this machine.
+    pub show_host_paths: bool,
+}
+
+impl Caller {
+    /// Where there is nobody to tell apart.
+    pub fn local(connection: Option<String>) -> Self {
+        Self { tenant: Tenant::local(), connection, show_host_paths: true }
+    }
 }
 
 #[derive(Clone)]
@@ -79,25 +97,35 @@ impl McpServer {
     }
 
     /// Arguments down, outcome up, and a word now and then in between.
-    async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> Reply {
-        let Surface { dialect, options, links, .. } = &*self.surface;
-        let scene = Scene { tool: row.name, args: &args, options, links };
-        let op = match (row.lower)(&args, options) {
+    async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> Called {
+        let Surface { dialect, options, links, observer, .. } = &*self.surface;
+        let (caller, origin) = (caller(context), origin(context));
+        let watching = observer.begin(dialect.id, row.name);
+        let show_host_paths = options.show_host_paths && caller.show_host_paths;
+        let (options, links) = (Options { show_host_paths, ..options.clone() }, links.at(now()));
+        let scene = Scene { tool: row.name, args: &args, options: &options, links: &links };
+        let tenant = caller.tenant.0.clone();
+        let end = |called: Called, facts, refused, cancelled| {
+            let reply = match &called {
+                Called::Reply(reply) => Some(reply),
+                Called::Task(_) => None,
+            };
+            let ended = Ended { tenant: &tenant, scene: &scene, origin: &origin, facts, reply, refused, cancelled };
+            watching.end(observer, ended);
+            called
+        };
+        let op = match (row.lower)(&args, &options) {
             Ok(op) => op,
-            Err(refused) => return (dialect.refuse)(&scene, &refused),
+            Err(refused) => {
+                let reply = (dialect.refuse)(&scene, &refused);
+                return end(Called::Reply(reply), Facts::default(), true, false);
+            }
         };
         let (events, reporter) = progress::start(context);
-        let caller = context.extensions.get::<Caller>().cloned();
-        let Caller { tenant, connection } =
-            caller.unwrap_or_else(|| Caller { tenant: Tenant::local(), connection: None });
-        let call = Call {
-            tenant,
-            realm: Realm(dialect.id),
-            connection,
-            cancel: self.halt.child_token(),
-            events: EventSink(events),
-        };
-        let done = self.engine.execute(&call, op);
+        let call = self.engine_call(caller, EventSink(events));
+        observer.lowered(&call, &op);
+        let may_last = self.surface.has_tasks() && tasks::declared(context);
+        let done = tasks::execute(&*self.engine, &call, op, may_last);
         let mut done = pin!(done);
         let result = tokio::select! {
             result = &mut done => result,
@@ -107,11 +135,43 @@ impl McpServer {
             }
         };
         reporter.finish().await;
+        let cancelled = call.cancel.is_cancelled();
         match result {
-            Ok(outcome) => (row.render)(&scene, outcome).into(),
-            Err(error) => (row.render_error)(&scene, &error),
+            Ok(tasks::Done::Task(task)) => end(Called::Task(task), Facts::default(), false, cancelled),
+            Ok(tasks::Done::Outcome(outcome)) => {
+                let facts = Facts::of(&outcome);
+                end(Called::Reply((row.render)(&scene, outcome).into()), facts, false, cancelled)
+            }
+            Err(error) => {
+                let reply = (row.render_error)(&scene, &error);
+                end(Called::Reply(reply), Facts::default(), false, cancelled)
+            }
         }
     }
+
+    fn engine_call(&self, caller: Caller, events: EventSink) -> Call {
+        let Caller { tenant, connection, .. } = caller;
+        Call { tenant, realm: Realm(self.surface.dialect.id), connection, cancel: self.halt.child_token(), events }
+    }
+}
+
+/// Who asks, as the transport put it into the request.
+fn caller(context: &RequestContext<RoleServer>) -> Caller {
+    context.extensions.get::<Caller>().cloned().unwrap_or_else(|| Caller::local(None))
+}
+
+fn origin(context: &RequestContext<RoleServer>) -> Origin {
+    context.extensions.get::<Origin>().cloned().unwrap_or_default()
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// What a tool call comes to.
+enum Called {
+    Reply(Reply),
+    Task(Task),
 }
 
 /// Comes with a tool call and is cancelled when the call has its place in the engine's queue. rmcp starts the handlers of several
@@ -121,7 +181,11 @@ pub(crate) struct Begun(pub(crate) CancellationToken);
 
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
-        let info = ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+        let mut capabilities = ServerCapabilities::builder().enable_tools().build();
+        if self.surface.has_tasks() {
+            capabilities.extensions.get_or_insert_default().insert(TASKS_EXTENSION_ID.into(), Map::new());
+        }
+        let info = ServerConfig::new(capabilities)
             .with_server_info(Implementation::new(self.surface.dialect.server_name, env!("CARGO_PKG_VERSION")));
         match self.surface.dialect.instructions(self.surface.lang) {
             Some(text) => info.with_instructions(text),
@@ -135,7 +199,14 @@ impl ServerHandler for McpServer {
         mut request: InitializeRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
-        let result = self.negotiate_initialize(&request)?;
+        let mut result = self.negotiate_initialize(&request)?;
+        if !request.capabilities.supports_tasks()
+            && let Some(extensions) = &mut result.capabilities.extensions
+        {
+            extensions.remove(TASKS_EXTENSION_ID);
+            result.capabilities.extensions.take_if(|extensions| extensions.is_empty());
+        }
+        self.surface.observer.initialize(&origin(&context));
         request.protocol_version = result.protocol_version.clone();
         context.peer.set_peer_info(request);
         Ok(result)
@@ -149,11 +220,12 @@ impl ServerHandler for McpServer {
     async fn list_tools(
         &self,
         page: Option<PaginatedRequestParams>,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         if page.is_some_and(|page| page.cursor.is_some()) {
             return Err(ErrorData::invalid_params("unknown cursor: the list has one page", None));
         }
+        self.surface.observer.tools_listed(&origin(&context), self.surface.dialect.id, self.surface.tools.len());
         Ok(ListToolsResult::with_all_items(self.surface.tools.to_vec())
             .with_ttl_ms(LIST_TTL_MS)
             .with_cache_scope(CacheScope::Private))
@@ -164,6 +236,7 @@ impl ServerHandler for McpServer {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
+        self.surface.observer.tool_called(&origin(&context), &request.name);
         let Some(row) = self.surface.dialect.find(&request.name) else {
             let message = format!("Unknown tool: {}", shown(&request.name));
             return Err(ErrorData::new(ErrorCode(self.surface.dialect.unknown_tool_code), message, None));
@@ -178,14 +251,39 @@ impl ServerHandler for McpServer {
             polled
         });
         match called.await {
-            Reply::Answer(answer) => {
+            Called::Reply(Reply::Answer(answer)) => {
                 if let Some(beside) = context.extensions.get::<Beside>() {
                     beside.put(answer.extra.clone());
                 }
                 Ok(to_mcp(answer).into())
             }
-            Reply::Error { code, message, data } => Err(ErrorData::new(ErrorCode(code), message, data)),
+            Called::Reply(Reply::Error { code, message, data }) => Err(ErrorData::new(ErrorCode(code), message, data)),
+            Called::Task(task) => Ok(CreateTaskResult::new(task).into()),
         }
+    }
+
+    async fn get_task(
+        &self,
+        request: GetTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<GetTaskResult, ErrorData> {
+        tasks::get(self, request.task_id, &context).await
+    }
+
+    async fn cancel_task(
+        &self,
+        request: CancelTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::cancel(self, request.task_id, &context).await
+    }
+
+    async fn update_task(
+        &self,
+        request: UpdateTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::update(self, request.task_id, &context).await
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
@@ -236,9 +334,9 @@ fn to_mcp(answer: Answer) -> CallToolResult {
         }
     });
     let mut result = CallToolResult::success(blocks.collect());
-    // An error does not fit the tool's output schema, and @modelcontextprotocol/sdk 1.x checks it all the same: the model would
-    // read a complaint about the schema in its place.
-    result.structured_content = (!answer.is_error).then_some(answer.structured);
+    // @modelcontextprotocol/sdk 1.x checks the object of an error, too: the model would read a complaint about the schema in
+    // place of the error's text.
+    result.structured_content = answer.fits.then_some(answer.structured);
     result.is_error = Some(answer.is_error);
     result
 }

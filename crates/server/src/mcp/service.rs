@@ -121,6 +121,7 @@ fn capability(method: &str) -> Option<fn(&ServerCapabilities) -> bool> {
     match method {
         "completion/complete" => Some(|declared| declared.completions.is_some()),
         "logging/setLevel" => Some(|declared| declared.logging.is_some()),
+        "tasks/get" | "tasks/cancel" | "tasks/update" => Some(ServerCapabilities::supports_tasks),
         "prompts/list" | "prompts/get" => Some(|declared| declared.prompts.is_some()),
         "resources/list"
         | "resources/templates/list"

@@ -1,0 +1,175 @@
+//! The Tasks extension (`io.modelcontextprotocol/tasks`, SEP-2663), for clients that declare it; others see nothing of it.
+//!
+//! A task is a background run of the engine and nothing more: its id is the run's, which only its tenant can use, and its result
+//! is what the tool would have answered. Nothing is kept here, so any connection can ask.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use engine::op::{Call, EngineError, EventSink, Op, Outcome, RunCode, RunCommand, RunOutcome, RunProgress};
+use rmcp::model::{ClientCapabilities, DetailedTask, GetTaskResult, Task, TaskPayload, TaskStatus};
+use rmcp::service::RequestContext;
+use rmcp::{ErrorData, RoleServer};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{Execute, McpServer, Surface, to_mcp};
+use crate::dialect::{Args, Scene, iso8601, shown};
+
+/// A call that ends within this time is answered as ever: a task costs the client at least one more round.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two looks at a run that prints all the time.
+const PACE: Duration = Duration::from_millis(50);
+
+const POLL_INTERVAL_MS: u64 = 1000;
+
+/// From the beginning. The engine keeps a run for this long after its end.
+const TTL_MS: u64 = 60 * 60 * 1000;
+
+/// Of the last line of output, which is the status message of a task.
+const LINE: usize = 200;
+
+/// What became of a call.
+pub(super) enum Done {
+    Outcome(Outcome),
+    /// It lasts, and goes on as a task.
+    Task(Task),
+}
+
+impl Surface {
+    /// Where runs can go on in the background.
+    pub(super) fn has_tasks(&self) -> bool {
+        self.dialect.background.is_some()
+    }
+}
+
+/// Declared on this request, or by `initialize` where that speaks for all requests.
+pub(super) fn declared(context: &RequestContext<RoleServer>) -> bool {
+    context.client_capabilities().as_ref().is_some_and(ClientCapabilities::supports_tasks)
+}
+
+/// As the engine does it; but a run that lasts becomes a task where `may_last` says that the client can take one.
+pub(super) async fn execute(engine: &dyn Execute, call: &Call, op: Op, may_last: bool) -> Result<Done, EngineError> {
+    let op = match op {
+        Op::RunCode(run) if may_last && !run.background => Op::RunCode(RunCode { background: true, ..run }),
+        Op::RunCommand(run) if may_last && !run.background => Op::RunCommand(RunCommand { background: true, ..run }),
+        other => return engine.execute(call, other).await.map(Done::Outcome),
+    };
+    match engine.execute(call, op).await? {
+        Outcome::Started(started) => begun(engine, call, started.run).await,
+        other => Ok(Done::Outcome(other)),
+    }
+}
+
+/// Waits a little for the end of a run. Until the client has a task, it is the call that can be cancelled.
+async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<Done, EngineError> {
+    let soon = Instant::now() + PATIENCE;
+    let mut seen = None;
+    loop {
+        let wait = soon.saturating_duration_since(Instant::now());
+        // The last look is at everything, for the task's message.
+        let cursor = seen.filter(|_| !wait.is_zero());
+        let progress = tokio::select! {
+            progress = look(engine, call, run.clone(), cursor, wait) => progress?,
+            () = call.cancel.cancelled() => {
+                let call = Call { cancel: CancellationToken::new(), ..call.clone() };
+                engine.execute(&call, Op::CancelRun { run }).await?;
+                return Err(EngineError::Cancelled);
+            }
+        };
+        match progress.end {
+            Some(ended) => return ended.map(|ran| Done::Outcome(Outcome::Ran(ran))),
+            None if wait.is_zero() => return Ok(Done::Task(task(&progress))),
+            None => seen = Some(progress.cursor),
+        }
+        sleep(PACE.min(wait)).await;
+    }
+}
+
+async fn look(
+    engine: &dyn Execute,
+    call: &Call,
+    run: String,
+    cursor: Option<u64>,
+    wait: Duration,
+) -> Result<RunProgress, EngineError> {
+    match engine.execute(call, Op::WaitRun { run, cursor, wait }).await? {
+        Outcome::Progress(progress) => Ok(progress),
+        _ => Err(EngineError::Sandbox("the engine gave another kind of answer than was asked for".into())),
+    }
+}
+
+fn task(progress: &RunProgress) -> Task {
+    let moment = |seconds: u64| iso8601(i64::try_from(seconds).unwrap_or(i64::MAX));
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let updated = progress.ended_at.unwrap_or_else(now).max(progress.started_at);
+    let task = Task::new(&progress.run, TaskStatus::Working, moment(progress.started_at), moment(updated))
+        .with_ttl_ms(TTL_MS)
+        .with_poll_interval_ms(POLL_INTERVAL_MS);
+    match last_line(&progress.output) {
+        Some(line) => task.with_status_message(line),
+        None => task,
+    }
+}
+
+fn last_line(output: &str) -> Option<String> {
+    let line = output.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(line.chars().take(LINE).collect())
+}
+
+/// `tasks/get`.
+pub(super) async fn get(
+    server: &McpServer,
+    id: String,
+    context: &RequestContext<RoleServer>,
+) -> Result<GetTaskResult, ErrorData> {
+    let call = server.engine_call(super::caller(context), EventSink::default());
+    let progress = look(&*server.engine, &call, id, None, Duration::ZERO).await.map_err(refused)?;
+    let task = task(&progress);
+    let payload = match &progress.end {
+        None => TaskPayload::Working,
+        Some(Ok(ran)) if matches!(ran.end, RunOutcome::Cancelled { .. }) => TaskPayload::Cancelled,
+        Some(_) => TaskPayload::Completed { result: result(&server.surface, progress) },
+    };
+    Ok(GetTaskResult::new(DetailedTask::new(task, payload)))
+}
+
+/// `tasks/cancel`. The run ends a little later.
+pub(super) async fn cancel(
+    server: &McpServer,
+    id: String,
+    context: &RequestContext<RoleServer>,
+) -> Result<(), ErrorData> {
+    let call = server.engine_call(super::caller(context), EventSink::default());
+    server.engine.execute(&call, Op::CancelRun { run: id }).await.map(|_| ()).map_err(refused)
+}
+
+/// `tasks/update`. Nothing is ever asked of the client, and answers that nobody waits for are ignored.
+pub(super) async fn update(
+    server: &McpServer,
+    id: String,
+    context: &RequestContext<RoleServer>,
+) -> Result<(), ErrorData> {
+    get(server, id, context).await.map(|_| ())
+}
+
+/// What the tool would have answered.
+fn result(surface: &Surface, progress: RunProgress) -> serde_json::Map<String, Value> {
+    let Surface { dialect, options, links, .. } = surface;
+    let Some(row) = dialect.background else { return serde_json::Map::new() };
+    let scene = Scene { tool: row.name, args: &Args::new(), options, links };
+    let answer = (row.render)(&scene, Outcome::Progress(progress));
+    match serde_json::to_value(to_mcp(answer)) {
+        Ok(Value::Object(members)) => members,
+        _ => serde_json::Map::new(),
+    }
+}
+
+/// A foreign task looks exactly like an absent one.
+fn refused(error: EngineError) -> ErrorData {
+    match error {
+        EngineError::RunNotFound(id) => ErrorData::invalid_params(format!("task not found: {}", shown(&id)), None),
+        other => ErrorData::internal_error(other.to_string(), None),
+    }
+}
