@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
-use engine::op::Call;
+use engine::op::{Call, EventSink, Realm, Tenant};
 use serde_json::{Map, Value};
 use server::dialect::{Answer, Block, Dialect, Links, Options, Reply, Scene, ToolRow};
 use server::mcp::Execute;
+use tokio_util::sync::CancellationToken;
 
-use crate::mcp_fake::{self, FakeEngine};
+use crate::mcp_fake::FakeEngine;
 
 pub struct Tools {
     pub engine: Arc<FakeEngine>,
@@ -48,7 +49,13 @@ impl Tools {
         let reply = match (row.lower)(&args, &self.options) {
             Err(refused) => (self.dialect.refuse)(&scene, &refused),
             Ok(op) => {
-                let call = Call { connection: self.connection.clone(), ..mcp_fake::call(self.dialect) };
+                let call = Call {
+                    tenant: Tenant::local(),
+                    realm: Realm(self.dialect.id),
+                    connection: self.connection.clone(),
+                    cancel: CancellationToken::new(),
+                    events: EventSink::default(),
+                };
                 match self.engine.execute(&call, op).await {
                     Ok(outcome) => (row.render)(&scene, outcome).into(),
                     Err(error) => (row.render_error)(&scene, &error),

@@ -6,14 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use engine::op::{
-    Call, Captured, CellError, Command, ContextInfo, Ended, EngineError, Event, EventSink, FileEntry, FileKind, Files,
-    Holder, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode, RunCommand,
-    RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, Stream, Target, Tenant, Which,
+    Call, Captured, CellError, Command, ContextInfo, Ended, EngineError, Event, FileEntry, FileKind, Files, Holder,
+    KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode, RunCommand, RunInfo,
+    RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, Stream, Target, Which,
 };
-use server::dialect::Dialect;
 use server::mcp::{Execute, Executing};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 /// 2025-10-22T06:53:42Z.
 const NOW: u64 = 1_761_116_022;
@@ -48,17 +46,6 @@ struct Context {
     /// The value of `x`, the only variable there is.
     x: Option<String>,
     files: BTreeMap<String, Vec<u8>>,
-}
-
-/// A call as the transport makes it.
-pub fn call(dialect: &Dialect) -> Call {
-    Call {
-        tenant: Tenant::local(),
-        realm: Realm(dialect.id),
-        connection: Some("a".into()),
-        cancel: CancellationToken::new(),
-        events: EventSink::default(),
-    }
 }
 
 impl Execute for FakeEngine {
