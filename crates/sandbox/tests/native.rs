@@ -569,10 +569,11 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
     let second = Native::start(launch(), config.clone()).await.unwrap().0;
     assert!(matches!(second.create(&spec).await, Err(BackendError::InUse)));
     assert!(matches!(second.discard(&kept('a').name).await, Err(BackendError::InUse)));
-    one.destroy().await.unwrap();
-    assert_eq!(loops_in(&place.0), 0);
-
-    let two = second.create(&spec).await.unwrap();
+    // Whoever waits for it has it at once, and neither is in the other's way.
+    let (two, gone) = tokio::join!(second.create(&spec), one.destroy());
+    gone.unwrap();
+    let two = two.unwrap();
+    assert_eq!(loops_in(&place.0), 2, "its own volume and the kept one");
     assert!(host_uids().all(|uid| !first.contains(&uid)), "{first:?}");
     let seen = "cd /data; stat -c '%u %g %a %n' f d s; cat l; echo two >> f; touch d/e/g; rm s; cat f; ls -A";
     assert_eq!(sh(&*two, seen).await, "1000 1000 600 f\n1000 1000 755 d\n1000 1000 4755 s\none\none\ntwo\nd\nf\nl\n");
@@ -589,6 +590,7 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
     let full = sh(&*two, "dd if=/dev/zero of=/data/big bs=1M 2>&1; echo w > /workspace/w && cat /workspace/w").await;
     assert!(full.contains("No space left") && full.ends_with("w\n"), "{full}");
     two.destroy().await.unwrap();
+    assert_eq!(loops_in(&place.0), 0);
     let three = native.create(&spec).await.unwrap();
     let inodes =
         "rm /data/big; i=0; while true > /data/x$i; do i=$((i+1)); done 2>/dev/null; rm /data/x*; echo $i; cat /data/f";
