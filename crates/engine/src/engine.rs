@@ -221,6 +221,11 @@ impl Engine {
         result
     }
 
+    /// The key of a conversation's files, whether it exists or not.
+    pub fn conversation_key(&self, tenant: &str, conversation: &str) -> String {
+        crate::links::conversation_key(&self.inner.config.file_secret, &Tenant(tenant.into()), conversation)
+    }
+
     /// The file a link names. The key is the permission: an unknown one, a removed context and a missing file are all the same.
     pub async fn open_file(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
         let inner = &self.inner;

@@ -12,6 +12,7 @@ pub mod journal;
 pub mod logging;
 pub mod mcp;
 pub mod metrics;
+pub mod observe;
 pub mod runtimes;
 #[cfg(test)]
 mod scratch;

@@ -17,7 +17,8 @@ use crate::http::{Caller, Denied, Gate};
 impl Gate for Auth {
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
         let caller = self.admit(parts, peer).map_err(Denied::from)?;
-        Ok(Caller { tenant: caller.tenant, connection: None })
+        let show_host_paths = caller.quotas.show_host_paths;
+        Ok(Caller { tenant: caller.tenant, connection: None, show_host_paths })
     }
 }
 

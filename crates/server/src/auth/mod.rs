@@ -155,6 +155,11 @@ impl Auth {
         self.tenants.all().map(|(name, quotas)| (Tenant(name.into()), quotas.or(&self.quotas)))
     }
 
+    /// Without it everybody is the local tenant.
+    pub fn is_required(&self) -> bool {
+        self.required
+    }
+
     /// Lets a request in, as one call of its sender's.
     pub fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
         let admitted = self.identify(parts).and_then(|caller| self.charge(&caller, 1).map(|()| caller));

@@ -147,7 +147,7 @@ fn fact(layer: &str, state: State, why: String, what_to_do: String) -> Fact {
 /// Each limit, and whether something on this machine holds it.
 fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
     let DialectLimits { timeout, memory_mb, cpus, pids, disk_mb, pool_size, max_contexts, .. } =
-        &config.agentrun.limits;
+        &config.dialects.agentrun;
     let on = |layer: &str| layers.iter().any(|fact| fact.layer == layer && fact.state == State::On);
     let limit =
         |name: &str, value: String, held: bool, by: &str| Limit { name: name.into(), value, held, by: by.into() };

@@ -2,10 +2,13 @@
 
 mod config;
 mod doctor;
+mod file_secret;
 mod flags;
 mod journal;
 mod output;
+mod prepare;
 mod run;
+mod serve;
 mod setup;
 mod signals;
 mod stdio;
@@ -37,6 +40,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Stdio(stdio::Args),
+    Serve(serve::Args),
     Run(run::Args),
     Doctor(doctor::Args),
     Setup(setup::Args),
@@ -87,13 +91,14 @@ fn dispatch(cli: Cli) -> Done {
     let sources = Sources { environment, flags: cli.flags.given, is_root: rustix::process::geteuid().is_root() };
     let config = Config::load(&sources)?;
     // rmcp warns of each error answer, which is none of the operator's business.
-    let usual = if matches!(cli.command, Command::Stdio(_)) { "info,rmcp=error" } else { "warn" };
+    let usual = if matches!(cli.command, Command::Stdio(_) | Command::Serve(_)) { "info,rmcp=error" } else { "warn" };
     let colour = std::io::stderr().is_terminal() && sources.environment.get("NO_COLOR").is_none();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Human };
     logging::start(config.log.as_deref().unwrap_or(usual), format, colour)?;
     let context = Context { config, environment: sources.environment };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
+        Command::Serve(args) => serve::main(args, context),
         Command::Run(args) => run::main(args, context),
         Command::Doctor(args) => doctor::main(args, context),
         Command::Setup(args) => setup::main(args, context),

@@ -12,8 +12,9 @@ use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::file_secret::file_secret;
 use super::signals::Signals;
-use super::wiring::{self, Native};
+use super::wiring::{self, Native, Reach};
 use super::{Context, Done, Failed, block_on, output};
 use crate::runtimes::{self, Progress};
 
@@ -48,7 +49,7 @@ const EVENTS: usize = 1 << 16;
 
 pub fn main(args: Args, context: Context) -> Done {
     let (code, language) = source(&args)?;
-    let native = Native::launch(&context.config)?;
+    let native = Native::launch(&context.config, Reach::Stdio)?;
     block_on(run(args, context, native, code, language))
 }
 
@@ -86,11 +87,14 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
     {
         return Err(why.into());
     }
-    let mut limits = engine::EngineConfig { pool_realm: Realm::AGENTRUN, ..wiring::engine_config(config) };
+    let mut limits = engine::EngineConfig {
+        pool_realm: Realm::AGENTRUN,
+        ..wiring::engine_config(config, Reach::Stdio, file_secret(config)?)
+    };
     if let Some(realm) = limits.realm_mut(Realm::AGENTRUN) {
         (realm.pool_size, realm.text_budget) = (1, TEXT_BUDGET);
     }
-    let engine = Engine::new(limits, native.start().await?);
+    let engine = Engine::new(limits, native.start().await?.0);
     let work = async {
         engine.start_pool(prepared.kernels(config.runtimes.threads)).await?;
         cell(&engine, &signals.first, code, language, args.timeout).await

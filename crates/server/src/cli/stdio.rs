@@ -1,18 +1,26 @@
 //! `sandpool stdio`: an MCP server on standard input and output.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use engine::Engine;
+use http::request::Parts;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use super::file_secret::file_secret;
+use super::prepare::prepare;
 use super::signals::Signals;
-use super::wiring::{self, Native};
+use super::wiring::{self, EngineFiles, Native, Reach};
 use super::{Context, Done, Failed, block_on};
-use crate::dialect::{Dialect, Links, Options, agentrun};
+use crate::dialect::links::Signer;
+use crate::http::{self as transport, App, Caller, Denied, Gate, HttpOptions};
 use crate::mcp::Surface;
 use crate::mcp::stdio::{StdioOptions, serve_stdio};
-use crate::runtimes::{self, Progress};
+use crate::observe::Observer;
+use crate::{dialect, files};
 
 /// Serve MCP on standard input and output
 ///
@@ -21,72 +29,68 @@ use crate::runtimes::{self, Progress};
 pub struct Args {}
 
 pub fn main(_: Args, context: Context) -> Done {
-    let native = Native::launch(&context.config)?;
+    let native = Native::launch(&context.config, Reach::Stdio)?;
     block_on(serve(context, native))
 }
 
 async fn serve(context: Context, native: Native) -> Done {
     let signals = Signals::listen()?;
     let config = &context.config;
-    let limits = &config.dialects.agentrun;
-    let engine = Engine::new(wiring::engine_config(config), native.start().await?);
+    let grace = wiring::shutdown_grace(config);
+    let secret = file_secret(config)?;
+    let (backend, _) = native.start().await?;
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let base = format!("http://{}", listener.local_addr()?);
+    let mut engine_config = wiring::engine_config(config, Reach::Stdio, secret);
+    wiring::set_file_base(&mut engine_config, &base);
+    let engine = Engine::new(engine_config, backend);
+    let observer = Arc::new(Observer::default());
+
+    let options = wiring::options(config);
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
-    let options = StdioOptions { grace: limits.shutdown_grace };
-    let dialect: &'static Dialect =
-        if config.dialects.default_context { &agentrun::WITH_DEFAULT_CONTEXT } else { &agentrun::DIALECT };
+    let dialect = dialect::find(&config.dialect, &options).ok_or_else(|| Failed("no such dialect".into()))?;
+    let (links, signer) = wiring::links(config, base, &secret);
+    let surface = Arc::new(Surface::new(dialect, lang, options, links).watched_by(observer.clone()));
 
     let stop = signals.first.child_token();
-    let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone()));
+    let no_more_files = CancellationToken::new();
+    let serving_files = tokio::spawn(serve_files(listener, engine.clone(), signer, no_more_files.clone()));
+    let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer));
     let second = signals.second.clone();
-    let surface = Arc::new(Surface::new(dialect, lang, Options::default(), Links::default()));
-    let serving = serve_stdio(Arc::new(engine.clone()), surface, options, stop.clone());
+    let serving = serve_stdio(Arc::new(engine.clone()), surface, StdioOptions { grace }, stop.clone());
     let served = tokio::select! {
         served = serving => served.map(drop).map_err(Failed::from),
         () = second.cancelled() => Ok(()),
     };
     stop.cancel();
+    no_more_files.cancel();
     tokio::select! {
-        () = engine.shutdown(limits.shutdown_grace) => {}
-        () = async { second.cancelled().await; engine.shutdown(std::time::Duration::ZERO).await } => {}
+        () = engine.shutdown(grace) => {}
+        () = async { second.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
     }
+    serving_files.abort();
     let prepared = preparing.await.map_err(Failed::from);
     prepared.and_then(|prepared| prepared).and(served).map(|()| ExitCode::SUCCESS)
 }
 
-/// Makes the engine ready, or stops the server: one that can run nothing is of no use to a client.
-async fn prepare(engine: Engine, context: Context, stop: CancellationToken) -> Result<(), Failed> {
-    let (progress, mut watch) = Progress::new();
-    let teller = engine.clone();
-    let telling = tokio::spawn(async move {
-        while watch.changed().await.is_ok() {
-            let status = watch.borrow_and_update().clone();
-            teller.set_status(format!("preparing the language runtimes: {status}"));
-        }
-    });
-    let config = &context.config.runtimes;
-    let work = async {
-        let prepared = runtimes::prepare(config, &context.environment, &progress, false).await.inspect_err(|_| {
-            // The error names paths of this machine; the client need not know them.
-            engine.set_failed(
-                "the language runtimes could not be prepared; run `sandpool setup` on the server's machine",
-            );
-        })?;
-        if let Err(why) = &prepared.node {
-            tracing::warn!("no JavaScript and TypeScript: {why}");
-        }
-        drop(progress); // ends the telling, so that it does not come after the next word
-        let _ = telling.await;
-        engine.set_status("starting the session pool");
-        engine.start_pool(prepared.kernels(config.threads)).await?;
-        tracing::info!(target: engine::STARTUP_LOG, "MCP Server 就绪，等待请求...");
-        Ok(())
+/// The links in answers work while the process lives: files and nothing else, for this machine.
+async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signer>, stop: CancellationToken) {
+    let settings = files::Settings { signer, ..files::Settings::default() };
+    let app = App {
+        options: HttpOptions { open: true, grace: Duration::ZERO, ..HttpOptions::default() },
+        gate: Arc::new(Nobody),
+        endpoints: BTreeMap::new(),
+        default: String::new(),
+        routes: files::router(EngineFiles(engine), settings),
     };
-    let result = tokio::select! {
-        result = work => result,
-        () = stop.cancelled() => Ok(()),
-    };
-    if result.is_err() {
-        stop.cancel();
+    transport::serve(listener, app, stop.clone(), stop).await;
+}
+
+/// There is nothing to call over this listener.
+struct Nobody;
+
+impl Gate for Nobody {
+    fn admit(&self, _: &Parts, _: std::net::SocketAddr) -> Result<Caller, Denied> {
+        Ok(Caller::local(None))
     }
-    result
 }

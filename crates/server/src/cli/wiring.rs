@@ -1,19 +1,18 @@
 //! Puts the parts together: configuration to engine, the native back end and its guest.
 
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use engine::op::Quota;
-use engine::{Engine, EngineConfig, Op, RealmConfig};
-use sandbox::Backend;
+use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, Realm, RealmConfig};
 use sandbox::native::{self, GuestBinary, Launcher, NativeConfig, spawn_launcher};
-
-use sha2::{Digest, Sha256};
+use sandbox::{Backend, Isolation};
 
 use super::Failed;
-use crate::config::{Config, DialectLimits, Dialects, Secret};
+use crate::config::{Config, DialectLimits, Dialects};
+use crate::dialect::links::{Expiring, Signer};
+use crate::dialect::{Links, Options};
+use crate::files::{Stat, Store, StoredFile};
 use crate::mcp::{Execute, Executing};
 
 /// The native back end's launcher: a process of its own, started while this one still has a single thread.
@@ -23,7 +22,7 @@ pub struct Native {
 }
 
 impl Native {
-    pub fn launch(config: &Config) -> Result<Self, Failed> {
+    pub fn launch(config: &Config, reach: Reach) -> Result<Self, Failed> {
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
         let config = NativeConfig {
@@ -31,8 +30,8 @@ impl Native {
             runtime_dir: None,
             guest,
             label: "sandpool".into(),
-            // A client starts a server of its own, so several share the directory.
-            exclusive: false,
+            // A client on stdio starts a server of its own, so several share the directory.
+            exclusive: reach == Reach::Http,
             mode: None,
             floor: config.floor,
         };
@@ -40,18 +39,22 @@ impl Native {
     }
 
     /// What holds less than it could is said once, here.
-    pub async fn start(self) -> Result<Arc<dyn Backend>, Failed> {
+    pub async fn start(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
         if !isolation.missing.is_empty() {
             let names: Vec<&str> = isolation.missing.iter().filter_map(|missing| missing.split(':').next()).collect();
-            let level = format!("{:?}", isolation.level).to_lowercase();
             tracing::warn!(
-                "isolation level `{level}`, without: {}; `sandpool doctor` says what to do",
+                "isolation level `{}`, without: {}; `sandpool doctor` says what to do",
+                level(&isolation),
                 names.join(", ")
             );
         }
-        Ok(Arc::new(native))
+        Ok((Arc::new(native), isolation))
     }
+}
+
+pub fn level(isolation: &Isolation) -> String {
+    format!("{:?}", isolation.level).to_lowercase()
 }
 
 /// The guest's program: built in, or next to ours in a development tree.
@@ -72,32 +75,66 @@ impl Execute for Engine {
     }
 }
 
-/// What the settings mean for the engine: a realm for each dialect. The pool is that of the dialect served by default.
-pub fn engine_config(config: &Config) -> EngineConfig {
+/// How clients reach the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// One client; everything ends with it.
+    Stdio,
+    Http,
+}
+
+/// What the settings mean for the engine: the documents' rules with the operator's figures.
+pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> EngineConfig {
     let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, sessions, .. } = &config.dialects;
     let realms = vec![
         realm(RealmConfig::sandpool(), sandpool),
-        realm(RealmConfig::agentrun(), agentrun),
+        RealmConfig {
+            runs_at_once: agentrun.pool_size,
+            idle_timeout: match reach {
+                Reach::Stdio => agentrun.idle_timeout,
+                Reach::Http => agentrun.idle_timeout.or(RealmConfig::agentrun().idle_timeout),
+            },
+            ..realm(RealmConfig::agentrun(), agentrun)
+        },
         RealmConfig {
             evict_idle: sessions.evict,
             max_total_memory_bytes: sessions.max_total_memory_mb.map(|mb| mb << 20),
             sweep_interval: sessions.cleanup_interval,
             volumes: sessions.volumes.clone(),
-            runs_at_once: microsandbox.max_contexts,
             ..realm(RealmConfig::microsandbox(), microsandbox)
         },
         realm(RealmConfig::workbench(), workbench),
         realm(RealmConfig::conversation(), conversation),
     ];
     let usual = EngineConfig::default();
-    let served = realms.iter().find(|realm| realm.realm.0 == config.dialect).map(|realm| realm.realm);
+    let default = realms.iter().find(|realm| realm.realm.0 == config.dialect).map(|realm| realm.realm);
     let quota = Quota {
         contexts: config.quota.contexts,
         runs: config.quota.runs,
         memory_bytes: config.quota.memory_mb.map(|mb| mb << 20),
     };
-    let shutdown_grace = agentrun.shutdown_grace;
-    EngineConfig { realms, quota, shutdown_grace, pool_realm: served.unwrap_or(usual.pool_realm), ..usual }
+    EngineConfig {
+        realms,
+        quota,
+        file_secret,
+        shutdown_grace: shutdown_grace(config),
+        start_timeout: sessions.start_timeout,
+        pool_realm: default.unwrap_or(usual.pool_realm),
+        ..usual
+    }
+}
+
+/// The default dialect's: a server stops once.
+pub fn shutdown_grace(config: &Config) -> Duration {
+    let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, .. } = &config.dialects;
+    let limits = match config.dialect.as_str() {
+        "agentrun" => agentrun,
+        "microsandbox" => microsandbox,
+        "workbench" => workbench,
+        "conversation" => conversation,
+        _ => sandpool,
+    };
+    limits.shutdown_grace
 }
 
 fn realm(usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
@@ -105,13 +142,16 @@ fn realm(usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
     // Within the bounds of the settings this is exact enough and fits.
     let cpu_millis = (limits.cpus * 1000.0).round() as u32;
     let disk_bytes = limits.disk_mb << 20;
+    let stays = |kept: KeptConfig| limits.idle_timeout.unwrap_or(kept.stays);
     RealmConfig {
         timeout: limits.timeout,
+        max_timeout: usual.max_timeout.max(limits.timeout),
+        max_command_timeout: usual.max_command_timeout.max(limits.timeout),
         limits: sandbox::Limits { memory_bytes, cpu_millis, pids: limits.pids, disk_bytes, ..usual.limits },
         // Where the document means one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
         group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
-        kept: usual.kept.map(|kept| engine::KeptConfig { bytes: disk_bytes, ..kept }),
+        kept: usual.kept.map(|kept| KeptConfig { bytes: disk_bytes, stays: stays(kept), ..kept }),
         pool_size: limits.pool_size,
         session_ttl: limits.session_ttl,
         idle_timeout: limits.idle_timeout,
@@ -121,42 +161,47 @@ fn realm(usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
     }
 }
 
-/// What the addresses of files are made with: the operator's, or one that is made once and kept.
-pub fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
-    if let Some(Secret(text)) = &config.files.secret {
-        return Ok(Sha256::digest(text.as_bytes()).into());
-    }
-    let path = config.state_dir.join("file-secret");
-    let failed = |error: io::Error| Failed(format!("`{}`: {error}", path.display()));
-    if let Some(secret) = read_secret(&path).map_err(failed)? {
-        return Ok(secret);
-    }
-    let mut secret = [0; 32];
-    rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty()).map_err(|e| failed(e.into()))?;
-    std::fs::create_dir_all(&config.state_dir).map_err(failed)?;
-    // Complete or absent: it appears by a link, and of two servers that start at once one is first.
-    let half = config.state_dir.join(format!(".file-secret-{}", uuid::Uuid::new_v4().simple()));
-    let made = write_private(&half, &secret).and_then(|()| std::fs::hard_link(&half, &path));
-    let _ = std::fs::remove_file(&half);
-    match made {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
-        _ => read_secret(&path).map_err(failed)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into())),
+/// What the operator decided about the dialects themselves.
+pub fn options(config: &Config) -> Options {
+    Options {
+        default_context: config.dialects.default_context,
+        default_size: config.dialects.sessions.default_flavor,
+        underscores: config.dialects.underscores,
+        ..Options::default()
     }
 }
 
-fn read_secret(path: &Path) -> io::Result<Option<[u8; 32]>> {
-    match std::fs::read(path) {
-        Ok(bytes) => {
-            let wrong = || io::Error::other("is not a secret of 32 bytes; remove it, and a new one is made");
-            bytes.try_into().map(Some).map_err(|_| wrong())
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+/// Code of a conversation knows where its files are going to be.
+pub fn set_file_base(engine: &mut EngineConfig, base: &str) {
+    if let Some(realm) = engine.realms.iter_mut().find(|realm| realm.realm == Realm::CONVERSATION) {
+        realm.env.insert("FILE_BASE_URL".into(), format!("{base}/files/{{key}}"));
     }
 }
 
-fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
+/// How links to files are written, and read again.
+pub fn links(config: &Config, base: String, file_secret: &[u8; 32]) -> (Links, Option<Signer>) {
+    let signer = config.files.link_ttl.map(|_| Signer::new(file_secret));
+    let expiring = signer.clone().zip(config.files.link_ttl).map(|(signer, ttl)| Expiring { signer, ttl, now: 0 });
+    (Links { base: Some(base), expiring }, signer)
+}
+
+/// The engine's files, for the router of links.
+pub struct EngineFiles(pub Engine);
+
+impl Store for EngineFiles {
+    type File = LinkedFile;
+
+    async fn open(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
+        self.0.open_file(key, path).await
+    }
+}
+
+impl StoredFile for LinkedFile {
+    fn stat(&self) -> Stat {
+        Stat { size: self.size, modified_ns: self.modified_ns, inode: self.inode }
+    }
+
+    async fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, EngineError> {
+        Self::read(self, offset, u64::from(length)).await
+    }
 }

@@ -1,5 +1,6 @@
 //! Requests below `/mcp`: who asks, in which revision, and in what form the answer goes back.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ use crate::logging::lines::HttpLine;
 use crate::mcp::answer::{self, MAX_ANSWER};
 use crate::mcp::message::{self, Fault, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Incoming, Message};
 use crate::mcp::{Panicked, caught};
+use crate::observe::Origin;
 
 const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
@@ -58,6 +60,8 @@ struct Place<'a> {
     endpoint: &'a Endpoint,
     name: &'a str,
     caller: Caller,
+    request_id: String,
+    peer: SocketAddr,
 }
 
 /// In what form the client takes an answer.
@@ -88,7 +92,7 @@ impl Server {
     pub(super) async fn answer(&self, request: Request<IncomingBody>, connection: &Arc<Connection>) -> Response<Body> {
         let request_id = Uuid::new_v4();
         let span = tracing::info_span!("http", %request_id, tenant = tracing::field::Empty);
-        let answered = caught(self.route(request, connection)).instrument(span);
+        let answered = caught(self.route(request, connection, request_id)).instrument(span);
         answered.await.unwrap_or_else(|Panicked| {
             tracing::error!(%request_id, "a request's handling panicked");
             let fault = Fault::new(Value::Null, INTERNAL_ERROR, "internal error: the request was given up");
@@ -96,18 +100,29 @@ impl Server {
         })
     }
 
-    async fn route(&self, request: Request<IncomingBody>, connection: &Arc<Connection>) -> Response<Body> {
+    async fn route(
+        &self,
+        request: Request<IncomingBody>,
+        connection: &Arc<Connection>,
+        request_id: Uuid,
+    ) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let cors = match self.guard.check(&parts, connection.local) {
             Ok(cors) => cors,
             Err(refusal) => return refusal,
         };
-        let mut response = self.dispatch(parts, body, connection).await;
+        let mut response = self.dispatch(parts, body, connection, request_id).await;
         cors.apply(response.headers_mut());
         response
     }
 
-    async fn dispatch(&self, mut parts: Parts, body: IncomingBody, connection: &Arc<Connection>) -> Response<Body> {
+    async fn dispatch(
+        &self,
+        mut parts: Parts,
+        body: IncomingBody,
+        connection: &Arc<Connection>,
+        request_id: Uuid,
+    ) -> Response<Body> {
         if parts.method == Method::OPTIONS
             && let Some(preflight) = self.guard.preflight(&parts)
         {
@@ -134,7 +149,7 @@ impl Server {
             let why = format!("no such set of tools; there are {names}");
             return refused(StatusCode::NOT_FOUND, why);
         };
-        let place = Place { endpoint, name, caller };
+        let place = Place { endpoint, name, caller, request_id: request_id.to_string(), peer: connection.peer };
         match parts.method {
             Method::POST => self.post(place, &parts.headers, body, connection).await,
             Method::GET | Method::HEAD => {
@@ -159,7 +174,8 @@ impl Server {
             return refused(StatusCode::NOT_ACCEPTABLE, why);
         };
         if !is_json(headers) {
-            return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json");
+            let why = "the body must be application/json, not compressed";
+            return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
         }
         let bytes = match self.bodies.read(headers, body).await {
             Ok(bytes) => bytes,
@@ -213,12 +229,8 @@ impl Server {
             Err((status, fault)) => return refuse(status, &fault),
         };
         let response = match opening {
-            Some(params) if matches!(era, Era::Legacy { .. }) => {
-                self.open(&place, params, form, exchange.last().await)
-            }
-            _ => {
-                self.reply(Answers::One(exchange), form, &era, session.filter(|session| session.is_resumable())).await
-            }
+            Some(params) if matches!(era, Era::Legacy { .. }) => self.open(&place, params, form, exchange.last().await),
+            _ => self.reply(Answers::One(exchange), form, &era, session.filter(|session| session.is_resumable())).await,
         };
         HttpLine::Sending { method: &method }.log();
         response
@@ -251,6 +263,11 @@ impl Server {
         };
         let connection = session.map(|session| session.id.clone());
         request.extensions_mut().insert(Caller { connection, ..place.caller.clone() });
+        request.extensions_mut().insert(Origin {
+            id: id.clone(),
+            request_id: Some(place.request_id.clone()),
+            peer: Some(place.peer),
+        });
         let setting = Setting {
             service: (place.endpoint.make)(),
             peer,
@@ -530,7 +547,7 @@ fn accepted(headers: &HeaderMap) -> impl Iterator<Item = String> {
 
 fn is_json(headers: &HeaderMap) -> bool {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    given.is_some_and(|given| essence(given) == "application/json")
+    given.is_some_and(|given| essence(given) == "application/json") && !headers.contains_key(header::CONTENT_ENCODING)
 }
 
 /// A media type without its parameters.

@@ -9,7 +9,6 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use engine::op::Tenant;
 use rmcp::RoleServer;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
@@ -27,6 +26,7 @@ use super::answer::{self, MAX_ANSWER};
 use super::line::{Line, Lines, MAX_LINE};
 use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
 use super::{Begun, Caller, Execute, Guarded, McpServer, Surface};
+use crate::observe::Origin;
 
 /// Requests that may wait for their answers; the next is read when one of them has it.
 const MAX_IN_FLIGHT: u32 = 256;
@@ -190,7 +190,7 @@ struct Waiter {
 impl Session {
     fn new(out: mpsc::Sender<Vec<u8>>) -> Self {
         // One process, one client.
-        let caller = Caller { tenant: Tenant::local(), connection: Some("stdio".into()) };
+        let caller = Caller::local(Some("stdio".into()));
         Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)), caller }
     }
 
@@ -272,6 +272,7 @@ impl Session {
         let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
         request.extensions_mut().insert(Begun(begun.clone()));
         request.extensions_mut().insert(self.caller.clone());
+        request.extensions_mut().insert(Origin { id: id.clone(), ..Origin::default() });
         slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
         if is_call {
             tokio::select! {

@@ -37,7 +37,7 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// The tenant is what a header says, and nobody may pass who says so.
-struct TestGate;
+pub struct TestGate;
 
 impl Gate for TestGate {
     fn admit(&self, parts: &Parts, _: SocketAddr) -> Result<Caller, Denied> {
@@ -46,7 +46,7 @@ impl Gate for TestGate {
             let headers = HeaderMap::from_iter([(http::header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))]);
             return Err(Denied { status: StatusCode::UNAUTHORIZED, headers, body: json!({ "error": "who are you" }) });
         }
-        Ok(Caller { tenant: Tenant(tenant.into()), connection: None })
+        Ok(Caller { tenant: Tenant(tenant.into()), connection: None, show_host_paths: false })
     }
 }
 

@@ -1,0 +1,69 @@
+//! From a started server to one that can run code: the language runtimes, then the pool.
+
+use std::sync::Arc;
+
+use engine::Engine;
+use engine::op::{Call, EventSink, Op, Outcome, Realm, RuntimeInfo, Tenant};
+use tokio_util::sync::CancellationToken;
+
+use super::{Context, Failed};
+use crate::observe::Observer;
+use crate::runtimes::{self, Progress};
+
+/// Makes the engine ready, or stops the server: one that can run nothing is of no use to a client.
+pub async fn prepare(
+    engine: Engine,
+    context: Context,
+    stop: CancellationToken,
+    observer: Arc<Observer>,
+) -> Result<(), Failed> {
+    let (progress, mut watch) = Progress::new();
+    let teller = engine.clone();
+    let telling = tokio::spawn(async move {
+        while watch.changed().await.is_ok() {
+            let status = watch.borrow_and_update().clone();
+            teller.set_status(format!("preparing the language runtimes: {status}"));
+        }
+    });
+    let config = &context.config.runtimes;
+    let work = async {
+        let prepared = runtimes::prepare(config, &context.environment, &progress, false).await.inspect_err(|_| {
+            // The error names paths of this machine; the client need not know them.
+            engine.set_failed(
+                "the language runtimes could not be prepared; run `sandpool setup` on the server's machine",
+            );
+        })?;
+        if let Err(why) = &prepared.node {
+            tracing::warn!("no JavaScript and TypeScript: {why}");
+        }
+        drop(progress); // ends the telling, so that it does not come after the next word
+        let _ = telling.await;
+        engine.set_status("starting the session pool");
+        engine.start_pool(prepared.kernels(config.threads)).await?;
+        tracing::info!(target: engine::STARTUP_LOG, "MCP Server 就绪，等待请求...");
+        observer.set_runtimes(runtimes_of(&engine).await);
+        Ok(())
+    };
+    let result = tokio::select! {
+        result = work => result,
+        () = stop.cancelled() => Ok(()),
+    };
+    if result.is_err() {
+        stop.cancel();
+    }
+    result
+}
+
+async fn runtimes_of(engine: &Engine) -> Vec<RuntimeInfo> {
+    let call = Call {
+        tenant: Tenant::local(),
+        realm: Realm::CONVERSATION,
+        connection: None,
+        cancel: CancellationToken::new(),
+        events: EventSink::default(),
+    };
+    match engine.execute(&call, Op::ListRuntimes).await {
+        Ok(Outcome::Runtimes(runtimes)) => runtimes,
+        _ => Vec::new(),
+    }
+}

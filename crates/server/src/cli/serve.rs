@@ -1,0 +1,292 @@
+//! `sandpool serve`: MCP over HTTP, every dialect, for as many tenants as there are.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use engine::op::{EventSink, Health};
+use engine::{Call, Engine, Op, Outcome, Realm};
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::sync::CancellationToken;
+
+use super::file_secret::file_secret;
+use super::prepare::prepare;
+use super::signals::Signals;
+use super::wiring::{self, EngineFiles, Native, Reach};
+use super::{Context, Done, Failed, block_on};
+use crate::auth::{self, Auth, AuthConfig};
+use crate::config::Config;
+use crate::dialect::{self, Dialect, Lang, Links, Options};
+use crate::files;
+use crate::http::{self as transport, App, Caller, Endpoint, Gate, HttpOptions, Peer};
+use crate::journal::{Entry, Journal, JournalConfig};
+use crate::mcp::{McpServer, Surface};
+use crate::metrics::{self, Gauges};
+use crate::observe::Observer;
+
+/// Serve MCP over HTTP
+///
+/// `/mcp` has the tools of the default dialect, `/mcp/<dialect>` those of each. Without a token only this machine may connect.
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+pub fn main(_: Args, context: Context) -> Done {
+    let auth = Auth::open(AuthConfig::of(&context.config)?)?;
+    let native = Native::launch(&context.config, Reach::Http)?;
+    block_on(serve(context, Arc::new(auth), native))
+}
+
+async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
+    let signals = Signals::listen()?;
+    let config = &context.config;
+    let (listener, address) = listen(config, &auth).await?;
+    let secret = file_secret(config)?;
+    let (backend, isolation) = native.start().await?;
+    let back_end = json!({ "name": backend.name(), "level": wiring::level(&isolation) });
+    let mut engine_config = wiring::engine_config(config, Reach::Http, secret);
+    engine_config.quotas = auth.tenants().map(|(tenant, quotas)| (tenant, quotas.for_engine())).collect();
+    let base = public_url(config, address);
+    wiring::set_file_base(&mut engine_config, &base);
+    let engine = Engine::new(engine_config, backend);
+    let observer = Arc::new(observer(config, &engine)?);
+    let watching = tokio::spawn(watch(engine.clone(), observer.clone()));
+
+    let (links, signer) = wiring::links(config, base.clone(), &secret);
+    let halt = CancellationToken::new();
+    let options = wiring::options(config);
+    let server = Server { engine: engine.clone(), observer: observer.clone(), halt: halt.clone(), back_end };
+    let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
+    let app = App {
+        options: http_options(config, &auth),
+        gate: auth.clone(),
+        endpoints: server.endpoints(lang, &options, &links),
+        default: config.dialect.clone(),
+        routes: server.routes(auth.clone(), signer),
+    };
+
+    let stop = signals.first.child_token();
+    let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer.clone()));
+    welcome(config, &auth, &base);
+    let now = signals.second.clone();
+    transport::serve(listener, app, stop.clone(), now.clone()).await;
+    halt.cancel();
+    tokio::select! {
+        () = engine.shutdown(wiring::shutdown_grace(config)) => {}
+        () = async { now.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
+    }
+    let prepared = preparing.await.map_err(Failed::from);
+    watching.abort();
+    if let Some(journal) = observer.journal() {
+        journal.record(Entry::event("server_stopped"));
+        journal.close();
+    }
+    prepared.and_then(|prepared| prepared).map(|()| ExitCode::SUCCESS)
+}
+
+/// Bound only when it may be: a server that anybody can reach and use would be an open door.
+async fn listen(config: &Config, auth: &Auth) -> Result<(TcpListener, SocketAddr), Failed> {
+    let wanted = &config.serve.listen;
+    let failed = |error: std::io::Error| Failed(format!("cannot listen on `{wanted}`: {error}"));
+    let addresses: Vec<SocketAddr> = tokio::net::lookup_host(wanted).await.map_err(failed)?.collect();
+    for address in &addresses {
+        auth::bind_allowed(*address, auth.is_required(), config.auth.none).map_err(Failed)?;
+    }
+    let listener = TcpListener::bind(&addresses[..]).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+/// Where clients are told to fetch files.
+fn public_url(config: &Config, address: SocketAddr) -> String {
+    let own = match address.ip().is_unspecified() {
+        true => format!("http://localhost:{}", address.port()),
+        false => format!("http://{address}"),
+    };
+    config.serve.public_url.clone().unwrap_or(own)
+}
+
+fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
+    let journal = config.journal.enabled.then(|| {
+        let settings = JournalConfig {
+            contents: config.journal.contents,
+            keep_days: config.journal.days,
+            ..JournalConfig::new(config.state_dir.join("journal"))
+        };
+        Journal::open(settings)
+    });
+    let journal = journal.transpose()?;
+    if let Some(journal) = &journal {
+        journal.record(Entry::event("server_started"));
+    }
+    let engine = engine.clone();
+    Ok(Observer::new(journal).with_conversation_keys(move |tenant, id| engine.conversation_key(tenant, id)))
+}
+
+/// What the engine does by itself, for the journal and the figures.
+async fn watch(engine: Engine, observer: Arc<Observer>) {
+    let mut notices = engine.notices();
+    loop {
+        match notices.recv().await {
+            Ok(notice) => {
+                observer.metrics.notice(&notice);
+                if let Some(journal) = observer.journal() {
+                    journal.record(Entry::notice(&notice));
+                }
+            }
+            Err(RecvError::Lagged(missed)) => {
+                tracing::warn!(missed, "events of the engine came too fast for the journal")
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
+    let serve = &config.serve;
+    let public_host = serve.public_url.as_deref().and_then(|url| url.split("://").nth(1)?.split('/').next());
+    HttpOptions {
+        allowed_hosts: serve.allowed_hosts.iter().cloned().chain(public_host.map(str::to_owned)).collect(),
+        allowed_origins: serve.allowed_origins.clone(),
+        cors: serve.cors,
+        open: !auth.is_required(),
+        max_connections: serve.max_connections,
+        max_body: serve.max_body_bytes,
+        header_deadline: serve.header_timeout,
+        body_deadline: serve.body_timeout,
+        idle_deadline: serve.idle_timeout,
+        write_deadline: serve.write_timeout,
+        max_sessions: serve.max_sessions,
+        session_idle: serve.session_idle,
+        grace: wiring::shutdown_grace(config),
+        ..HttpOptions::default()
+    }
+}
+
+/// What the parts of the server share.
+#[derive(Clone)]
+struct Server {
+    engine: Engine,
+    observer: Arc<Observer>,
+    halt: CancellationToken,
+    back_end: Value,
+}
+
+impl Server {
+    fn endpoints(&self, lang: Option<Lang>, options: &Options, links: &Links) -> BTreeMap<String, Endpoint> {
+        dialect::all(options)
+            .map(|dialect| (dialect.id.to_owned(), self.endpoint(dialect, lang, options, links)))
+            .collect()
+    }
+
+    fn endpoint(&self, dialect: &'static Dialect, lang: Option<Lang>, options: &Options, links: &Links) -> Endpoint {
+        let surface = Surface::new(dialect, lang, options.clone(), links.clone()).watched_by(self.observer.clone());
+        let handler = McpServer::new(Arc::new(self.engine.clone()), Arc::new(surface), self.halt.clone());
+        let server = self.clone();
+        Endpoint::new(
+            move || handler.clone(),
+            move |caller| {
+                let server = server.clone();
+                Box::pin(async move { server.status(dialect, &caller).await })
+            },
+        )
+    }
+
+    /// What a plain GET of an endpoint shows: the server, and the caller's own.
+    async fn status(&self, dialect: &'static Dialect, caller: &Caller) -> Value {
+        let realm = Realm(dialect.id);
+        let call = Call {
+            tenant: caller.tenant.clone(),
+            realm,
+            connection: None,
+            cancel: CancellationToken::new(),
+            events: EventSink::default(),
+        };
+        let health = match self.engine.execute(&call, Op::Health).await {
+            Ok(Outcome::Health(health)) => shown(&health),
+            _ => Value::Null,
+        };
+        let (contexts, busy) = self.engine.counts_of(&caller.tenant, realm);
+        json!({
+            "name": dialect.server_name,
+            "version": env!("CARGO_PKG_VERSION"),
+            "dialect": dialect.id,
+            "ready": self.engine.is_ready(),
+            "health": health,
+            "contexts": contexts,
+            "sessions": contexts,
+            "busy": busy,
+            "backend": self.back_end,
+        })
+    }
+
+    fn routes(&self, auth: Arc<Auth>, signer: Option<dialect::links::Signer>) -> Router {
+        let sent = self.observer.metrics.clone();
+        let settings =
+            files::Settings { signer, sent: Arc::new(move |bytes| sent.served(bytes)), ..files::Settings::default() };
+        let (ready, figures, gate) = (self.engine.clone(), self.clone(), auth.clone());
+        Router::new()
+            .route("/healthz", get(async || "ok\n"))
+            .route("/readyz", get(async move || readiness(&ready)))
+            .route("/metrics", get(async move |request: Request| figures.metrics(&*gate, request)))
+            .merge(auth::routes(auth))
+            .merge(files::router(EngineFiles(self.engine.clone()), settings))
+    }
+
+    /// Behind the token, like everything that tells something.
+    fn metrics(&self, gate: &Auth, request: Request) -> Response {
+        let (parts, _) = request.into_parts();
+        let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
+        if let Err(denied) = Gate::admit(gate, &parts, peer) {
+            return (denied.status, denied.headers, denied.body.to_string()).into_response();
+        }
+        let counts = self.engine.counts();
+        let gauges = Gauges {
+            contexts: counts.contexts.values().sum(),
+            pool_size: counts.sessions,
+            pool_available: counts.sessions_available,
+            runs: counts.busy,
+            journal_lost: self.observer.journal().map_or(0, Journal::lost),
+            ..Gauges::default()
+        };
+        ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
+    }
+}
+
+fn readiness(engine: &Engine) -> Response {
+    match engine.is_ready() {
+        true => "ready\n".into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
+    }
+}
+
+fn shown(health: &Health) -> Value {
+    json!({
+        "interpreter_ready": health.interpreter_ready,
+        "interpreter_status": health.interpreter_status,
+        "session_pool_size": health.session_pool_size,
+        "session_pool_available": health.session_pool_available,
+        "all_sessions_healthy": health.all_sessions_healthy,
+        "startup_time_seconds": health.startup_time_seconds,
+    })
+}
+
+/// What to do next, for whoever started it.
+fn welcome(config: &Config, auth: &Auth, base: &str) {
+    let dialect = &config.dialect;
+    tracing::info!("listening: {base}/mcp ({dialect}), and {base}/mcp/<dialect>");
+    let token = if auth.is_required() { " --header \"Authorization: Bearer $SANDPOOL_API_TOKEN\"" } else { "" };
+    tracing::info!("try: claude mcp add --transport http sandpool {base}/mcp{token}");
+    if config.serve.cors && !auth.is_required() {
+        tracing::info!("web pages: only those of this machine may call, because there is no token");
+    }
+}

@@ -1,0 +1,268 @@
+//! What is seen of each call: log lines, a record in the journal, figures.
+//!
+//! The handler says that a call begins and how it ended; what of it is written down where is decided here. No content of a call
+//! goes any further than the journal, and there only if the operator asked for it.
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use engine::op::{Call, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
+use serde_json::{Value, json};
+
+use crate::dialect::{Args, Block, Reply, Scene};
+use crate::journal::{Entry, Journal, sizes};
+use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
+use crate::metrics::{CallEnd, Denial, InProgress, Metrics};
+
+/// Where a request came from; put into its extensions by the transport.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// The client's own id of the request.
+    pub id: Value,
+    /// Ours, the same in every line about it.
+    pub request_id: Option<String>,
+    pub peer: Option<SocketAddr>,
+}
+
+/// One for the whole server.
+#[derive(Default)]
+pub struct Observer {
+    pub metrics: Metrics,
+    journal: Option<Journal>,
+    /// Known once the runtimes are ready.
+    runtimes: OnceLock<Vec<RuntimeInfo>>,
+    /// How the key of a conversation is found, for the log.
+    conversation_key: Option<Box<dyn Fn(&str, &str) -> String + Send + Sync>>,
+}
+
+impl Observer {
+    pub fn new(journal: Option<Journal>) -> Self {
+        Self { journal, ..Self::default() }
+    }
+
+    /// `of` gives the key of a tenant's conversation.
+    pub fn with_conversation_keys(mut self, of: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Self {
+        self.conversation_key = Some(Box::new(of));
+        self
+    }
+
+    pub fn set_runtimes(&self, runtimes: Vec<RuntimeInfo>) {
+        let _ = self.runtimes.set(runtimes);
+    }
+
+    pub fn journal(&self) -> Option<&Journal> {
+        self.journal.as_ref()
+    }
+
+    pub fn initialize(&self, origin: &Origin) {
+        McpLine::Incoming { method: "initialize", id: &origin.id }.log();
+        McpLine::ProcessingInitialize.log();
+        McpLine::InitializeSuccessful.log();
+    }
+
+    pub fn tools_listed(&self, origin: &Origin, dialect: &str, tools: usize) {
+        McpLine::Incoming { method: "tools/list", id: &origin.id }.log();
+        McpLine::BuildingToolsList.log();
+        if dialect == CONVERSATION {
+            McpLine::FoundRunners(self.runtimes.get().map_or(0, |all| all.iter().filter(|r| is_runner(r)).count()))
+                .log();
+        }
+        McpLine::ReturningTools(tools).log();
+    }
+
+    pub fn tool_called(&self, origin: &Origin, tool: &str) {
+        McpLine::Incoming { method: "tools/call", id: &origin.id }.log();
+        McpLine::ToolCall { tool }.log();
+    }
+
+    /// From here until [`Watching::end`] the call counts as in progress.
+    pub fn begin(&self, dialect: &'static str, tool: &'static str) -> Watching {
+        if dialect == CONVERSATION {
+            McpLine::ParsingArguments { tool: short(tool) }.log();
+        }
+        Watching { dialect, in_progress: self.metrics.begin(dialect, tool) }
+    }
+
+    /// The arguments are understood.
+    pub fn lowered(&self, call: &Call, op: &Op) {
+        let Op::RunOnce(run) = op else { return };
+        let runner = self.runtimes.get().and_then(|all| all.iter().find(|r| r.language == run.language));
+        let key = self.conversation_key.as_ref().map(|of| of(&call.tenant.0, &run.conversation)).unwrap_or_default();
+        for line in lines::run_code_begins(described(run), runner.map_or("native", |r| &r.name), &key) {
+            line.log();
+        }
+    }
+
+    pub fn denied(&self, entry: Entry, why: Denial) {
+        self.metrics.denied(why);
+        if let Some(journal) = &self.journal {
+            journal.record(entry);
+        }
+    }
+}
+
+const CONVERSATION: &str = "conversation";
+
+/// JavaScript is accepted there, not offered.
+fn is_runner(runtime: &RuntimeInfo) -> bool {
+    runtime.language != engine::op::Language::Javascript
+}
+
+fn described(run: &RunOnce) -> RunCode<'_> {
+    RunCode {
+        conversation: &run.conversation,
+        language: run.language.name(),
+        code_len: run.code.len(),
+        network: run.network,
+        env_vars: run.env.0.len(),
+    }
+}
+
+/// `run_code` of `sandbox.run_code`.
+fn short(tool: &str) -> &str {
+    tool.strip_prefix("sandbox.").or_else(|| tool.strip_prefix("sandbox_")).unwrap_or(tool)
+}
+
+/// A call that goes on.
+pub struct Watching {
+    dialect: &'static str,
+    in_progress: InProgress,
+}
+
+/// Of an outcome, what stays when it has been rendered.
+#[derive(Debug, Default)]
+pub struct Facts {
+    pub context: Option<String>,
+    pub run: Option<String>,
+    /// Of a conversation: whether it went well, its status, its files.
+    once: Option<(bool, i32, Vec<String>, String)>,
+}
+
+impl Facts {
+    pub fn of(outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Ran(ran) => {
+                let once = ran.files.as_ref().map(|files| {
+                    let (success, status) = match ran.end {
+                        RunOutcome::Ok => (true, 0),
+                        RunOutcome::Exit { code } => (code == 0, code),
+                        _ => (false, 1),
+                    };
+                    (success, status, files.entries.iter().map(|f| f.path.clone()).collect(), files.key.clone())
+                });
+                Self { context: Some(ran.context.id.clone()), run: None, once }
+            }
+            Outcome::Created(context) | Outcome::Replaced { context, .. } => {
+                Self { context: Some(context.id.clone()), ..Self::default() }
+            }
+            Outcome::Stopped { context_id } => Self { context: Some(context_id.clone()), ..Self::default() },
+            Outcome::Started(started) => {
+                Self { context: Some(started.context.id.clone()), run: Some(started.run.clone()), once: None }
+            }
+            Outcome::Progress(progress) => {
+                Self { context: Some(progress.context_id.clone()), run: Some(progress.run.clone()), once: None }
+            }
+            Outcome::Cancelled { run, .. } => Self { run: Some(run.clone()), ..Self::default() },
+            _ => Self::default(),
+        }
+    }
+}
+
+/// What is known when a call has its answer.
+pub struct Ended<'a> {
+    pub tenant: &'a str,
+    pub scene: &'a Scene<'a>,
+    pub origin: &'a Origin,
+    pub facts: Facts,
+    /// None for a call that became a task.
+    pub reply: Option<&'a Reply>,
+    pub refused: bool,
+    pub cancelled: bool,
+}
+
+impl Watching {
+    pub fn end(self, observer: &Observer, ended: Ended<'_>) {
+        let code = ended.reply.and_then(error_code);
+        let how = match (&code, ended.cancelled, ended.refused) {
+            (_, true, _) => CallEnd::Cancelled,
+            (_, _, true) => CallEnd::Refused,
+            (Some(_), ..) => CallEnd::Failed,
+            (None, ..) => CallEnd::Ok,
+        };
+        let took = self.in_progress.end(how);
+        self::log(self.dialect, took, &ended, code.as_deref());
+        let Some(journal) = &observer.journal else { return };
+        let outcome = if ended.cancelled { "cancelled".into() } else { code.unwrap_or_else(|| "ok".into()) };
+        journal.record(Entry {
+            tenant: Some(ended.tenant.to_owned()),
+            dialect: Some(self.dialect),
+            tool: Some(ended.scene.tool.to_owned()),
+            context: ended.facts.context,
+            run: ended.facts.run,
+            sizes: sizes(ended.scene.args),
+            outcome: Some(outcome),
+            took: Some(took),
+            bytes_out: ended.reply.map(size),
+            request_id: ended.origin.request_id.clone(),
+            peer: ended.origin.peer,
+            contents: journal.wants_contents().then(|| contents(ended.scene.args, ended.reply)),
+            ..Entry::event("call")
+        });
+    }
+}
+
+fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
+    let Scene { tool, args, links, .. } = ended.scene;
+    if dialect != CONVERSATION {
+        let sandbox = ended.facts.context.as_deref();
+        return ToolLine { tool, took, args, error: code, sandbox }.log();
+    }
+    if let Some((success, status, names, key)) = &ended.facts.once {
+        let files: Vec<(&str, String)> =
+            names.iter().map(|name| (name.as_str(), links.to(key, name).unwrap_or_default())).collect();
+        for line in lines::run_code_ended(*success, *status, files.iter().map(|(name, url)| (*name, url.as_str()))) {
+            line.log();
+        }
+        return;
+    }
+    match code {
+        Some(code) => McpLine::Failed { tool: short(tool), code }.log(),
+        None => McpLine::Completed { tool: short(tool) }.log(),
+    }
+}
+
+fn error_code(reply: &Reply) -> Option<String> {
+    match reply {
+        Reply::Error { code, .. } => Some(code.to_string()),
+        Reply::Answer(answer) if answer.is_error => {
+            Some(answer.structured.get("code").and_then(Value::as_str).unwrap_or("error").to_owned())
+        }
+        Reply::Answer(_) => None,
+    }
+}
+
+fn size(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Answer(answer) => answer.blocks.iter().map(block_size).sum(),
+        Reply::Error { message, .. } => message.len() as u64,
+    }
+}
+
+fn block_size(block: &Block) -> u64 {
+    let text = match block {
+        Block::Text(text) => text,
+        Block::Image { data, .. } => data,
+        Block::Link { uri, .. } => uri,
+    };
+    text.len() as u64
+}
+
+fn contents(args: &Args, reply: Option<&Reply>) -> Value {
+    let answer = match reply {
+        Some(Reply::Answer(answer)) => answer.structured.clone(),
+        Some(Reply::Error { message, .. }) => json!(message),
+        None => Value::Null,
+    };
+    json!({ "arguments": args, "answer": answer })
+}
