@@ -313,11 +313,11 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Refused if there is one with this id already.
-    pub(crate) fn fill(mut self, mut context: Context) -> Result<InUse, Context> {
+    /// `None` if there is one with this id already.
+    pub(crate) fn fill(mut self, mut context: Context) -> Option<InUse> {
         let mut contexts = lock(&self.holdings.contexts);
         if contexts.by_id.contains_key(&context.id) {
-            return Err(context);
+            return None;
         }
         contexts.created += 1;
         context.number = contexts.created;
@@ -328,7 +328,7 @@ impl Reservation {
         contexts.by_key.insert(context.keys.outputs.clone(), (context.clone(), Root::Outputs));
         let in_use = InUse::new(&context);
         drop(contexts);
-        Ok(in_use)
+        Some(in_use)
     }
 }
 

@@ -36,6 +36,7 @@ struct Shared {
     fail_creates: AtomicU32,
     fail_kernels: AtomicU32,
     fail_destroys: AtomicBool,
+    hang_destroys: AtomicBool,
     oom_kills: AtomicU64,
     shut_down: AtomicBool,
     /// The code of every run, in the order in which it began.
@@ -75,6 +76,11 @@ impl FakeBackend {
 
     pub fn fail_destroys(&self, fail: bool) {
         self.shared.fail_destroys.store(fail, Ordering::SeqCst);
+    }
+
+    /// The orders to destroy that come meanwhile are never answered.
+    pub fn hang_destroys(&self, hang: bool) {
+        self.shared.hang_destroys.store(hang, Ordering::SeqCst);
     }
 
     pub fn set_oom_kills(&self, kills: u64) {
@@ -266,6 +272,9 @@ impl Sandbox for Handle {
     }
 
     async fn destroy(&self) -> Result<(), BackendError> {
+        if self.0.backend.shared.hang_destroys.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
         if self.0.backend.shared.fail_destroys.load(Ordering::SeqCst) {
             return Err(BackendError::Launcher("told to fail at /host/path".into()));
         }

@@ -51,12 +51,10 @@ impl World {
             let _ = place.destroy("the call that made it was cancelled").await;
             return Err(EngineError::Cancelled);
         }
-        let context = match reservation.fill(Context::new(plan, home, place.isolation().clone())) {
-            Ok(context) => context,
-            Err(twin) => {
-                let _ = place.destroy("its id is taken").await;
-                return Err(EngineError::CreateFailed(format!("there is a context `{}` already", twin.id)));
-            }
+        let taken = EngineError::CreateFailed(format!("there is a context `{}` already", plan.id));
+        let Some(context) = reservation.fill(Context::new(plan, home, place.isolation().clone())) else {
+            let _ = place.destroy("its id is taken").await;
+            return Err(taken);
         };
         self.inner.notify(&self.holdings, &context.id, Happened::Created);
         if let Some(removed) = old.as_ref().and_then(|old| self.holdings.take_out(old)) {
@@ -96,7 +94,7 @@ impl World {
                 }
                 Err(Full::For(error)) => {
                     // Rather the old one before its successor is there than none at all.
-                    let removed = old.and_then(|old| self.holdings.take_out(&old)).ok_or(error)?;
+                    let removed = old.and_then(|old| self.holdings.take_out(old)).ok_or(error)?;
                     self.inner.notify(&self.holdings, &removed.context.id, Happened::Stopped);
                     removed
                 }

@@ -134,6 +134,11 @@ pub fn spawn_run(
     tokio::spawn(async move { engine.execute(&call, op).await })
 }
 
+pub fn spawn_op(engine: &Engine, call: &Call, op: Op) -> tokio::task::JoinHandle<Result<Outcome, EngineError>> {
+    let (engine, call) = (engine.clone(), call.clone());
+    tokio::spawn(async move { engine.execute(&call, op).await })
+}
+
 pub async fn begun(backend: &FakeBackend, code: &str) {
     eventually("the run begins", || backend.runs().iter().any(|run| run == code)).await;
 }

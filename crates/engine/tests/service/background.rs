@@ -1,0 +1,140 @@
+//! Runs in the background.
+
+use std::time::Duration;
+
+use engine::op::{Realm, RunCode, RunOutcome, RunProgress};
+use engine::{Engine, EngineError, Op, Outcome, Tenant};
+use testkit::fake::FakeBackend;
+
+use crate::support::*;
+
+async fn start(engine: &Engine, context: &str, code: &str) -> String {
+    let op = Op::RunCode(RunCode { background: true, ..RunCode::new(existing(context), code) });
+    match engine.execute(&call(), op).await {
+        Ok(Outcome::Started(info)) => info.run,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn wait(engine: &Engine, run: &str, cursor: Option<u64>, wait: u64) -> RunProgress {
+    let op = Op::WaitRun { run: run.into(), cursor, wait: Duration::from_secs(wait) };
+    match engine.execute(&call(), op).await {
+        Ok(Outcome::Progress(progress)) => progress,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_is_read_with_a_cursor_and_the_result_stays() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let run = start(&engine, &id, "print one\nsleep 5000\nerror two\nset x 1").await;
+    assert!(run.starts_with("run-"), "{run}");
+    let first = wait(&engine, &run, None, 10).await;
+    assert_eq!((first.output.as_str(), first.cursor, first.end), ("one\n", 4, None));
+    let nothing = wait(&engine, &run, Some(4), 1).await;
+    assert_eq!((nothing.output.as_str(), nothing.cursor), ("", 4));
+    let second = wait(&engine, &run, Some(4), 50).await;
+    assert_eq!(second.output, "two\n");
+    let end = wait(&engine, &run, Some(second.cursor), 50).await;
+    let ended = end.end.unwrap().unwrap();
+    assert_eq!((&ended.end, text(&ended.stdout), text(&ended.stderr)), (&RunOutcome::Ok, "one\n", "two\n"));
+    assert!(end.ended_at.is_some() && !end.command && end.context_id == id);
+    assert_eq!(wait(&engine, &run, None, 0).await.output, "one\ntwo\n", "from the beginning again");
+    assert_eq!(text(&crate::support::run(&engine, &id, "get x").await.stdout), "1\n");
+    tokio::time::sleep(Duration::from_secs(3601)).await;
+    let forgotten = engine.execute(&call(), Op::CancelRun { run: run.clone() }).await;
+    assert_eq!(forgotten, Err(EngineError::RunNotFound(run)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_takes_its_turn_before_what_is_asked_for_next() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let runs: Vec<String> =
+        [start(&engine, &id, "sleep 100\nprint 0").await, start(&engine, &id, "sleep 50\nprint 1").await].into();
+    assert_eq!(crate::support::run(&engine, &id, "print 2").await.end, RunOutcome::Ok);
+    let cells: Vec<String> = backend.runs().into_iter().filter(|code| code != "pass").collect();
+    assert_eq!(cells, ["sleep 100\nprint 0", "sleep 50\nprint 1", "print 2"]);
+    for run in runs {
+        assert!(wait(&engine, &run, None, 0).await.end.is_some());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_cancelled_by_order_by_the_end_of_its_context_and_by_the_engines() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let (a, b, c) = (create(&engine, "a").await, create(&engine, "b").await, create(&engine, "c").await);
+    let by_order = start(&engine, &a, "hang a").await;
+    begun(&backend, "hang a").await;
+    let cancelled = engine.execute(&call(), Op::CancelRun { run: by_order.clone() }).await;
+    assert_eq!(cancelled, Ok(Outcome::Cancelled { run: by_order.clone(), was_running: true }));
+    let end = wait(&engine, &by_order, None, 50).await.end.unwrap().unwrap();
+    assert_eq!(end.end, RunOutcome::Cancelled { state_kept: true });
+    let again = engine.execute(&call(), Op::CancelRun { run: by_order.clone() }).await;
+    assert_eq!(again, Ok(Outcome::Cancelled { run: by_order, was_running: false }));
+
+    let with_context = start(&engine, &b, "hang b").await;
+    begun(&backend, "hang b").await;
+    engine.execute(&call(), stop_op(&b)).await.unwrap();
+    let end = wait(&engine, &with_context, None, 50).await.end.unwrap().unwrap();
+    assert_eq!(end.end, RunOutcome::Cancelled { state_kept: true });
+
+    start(&engine, &c, "hang c").await;
+    begun(&backend, "hang c").await;
+    assert_eq!(engine.counts().background_runs, 1);
+    engine.shutdown(Duration::from_secs(30)).await;
+    assert_eq!((backend.living(), engine.counts().background_runs), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_context_with_a_background_run_is_not_idle() {
+    let backend = FakeBackend::new();
+    let config = agentrun(|realm| realm.idle_timeout = Some(Duration::from_secs(60)));
+    let engine = engine_with(&backend, config).await;
+    let id = create(&engine, "a").await;
+    let run = start(&engine, &id, "sleep 600000\nprint done").await;
+    tokio::time::sleep(Duration::from_secs(590)).await;
+    let Ok(Outcome::Contexts(all)) = engine.execute(&call(), Op::ListContexts).await else { panic!() };
+    assert_eq!((all[0].id.as_str(), all[0].busy), (id.as_str(), true));
+    assert_eq!(wait(&engine, &run, None, 50).await.output, "done\n", "longer than a cell may take");
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_are_bounded_and_nobody_elses() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, with_realm(Realm::AGENTRUN, |realm| realm.runs_at_once = 200)).await;
+    let id = create(&engine, "a").await;
+    let first = start(&engine, &id, "hang").await;
+    for _ in 0..99 {
+        start(&engine, &id, "hang").await;
+    }
+    let op = Op::RunCode(RunCode { background: true, ..RunCode::new(existing(&id), "hang") });
+    let over = engine.execute(&call(), op.clone()).await;
+    assert_eq!(over, Err(EngineError::OverLimit { what: "background_runs", limit: "100".into() }));
+    let look = Op::WaitRun { run: first.clone(), cursor: None, wait: Duration::ZERO };
+    for stranger in [call_of(&Tenant("stranger".into())), call_in(Realm::SANDPOOL)] {
+        let none = Err(EngineError::RunNotFound(first.clone()));
+        assert_eq!(engine.execute(&stranger, look.clone()).await, none);
+        assert_eq!(engine.execute(&stranger, Op::CancelRun { run: first.clone() }).await, none);
+    }
+    engine.execute(&call(), Op::CancelRun { run: first.clone() }).await.unwrap();
+    wait(&engine, &first, None, 50).await;
+    assert!(matches!(engine.execute(&call(), op).await, Ok(Outcome::Started(_))), "an ended one made room");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_away_does_not_end_it() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let caller = call();
+    let op = Op::RunCode(RunCode { background: true, ..RunCode::new(existing(&id), "sleep 1000\nprint done") });
+    let Ok(Outcome::Started(info)) = engine.execute(&caller, op).await else { panic!() };
+    caller.cancel.cancel();
+    drop(caller);
+    assert_eq!(wait(&engine, &info.run, None, 50).await.output, "done\n");
+}

@@ -1,0 +1,108 @@
+//! Commands in the sandbox of a context.
+
+use std::time::Duration;
+
+use engine::op::{Command, NewContext, Realm, RunCommand, RunOutcome, Target, Which};
+use engine::{EngineError, Op};
+use proto::{Ended, Language};
+use testkit::fake::FakeBackend;
+
+use crate::support::*;
+
+#[tokio::test(start_paused = true)]
+async fn each_end_of_a_command_is_told_apart() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    run(&engine, &id, "set x 1\nwrite f from a cell").await;
+    let command = async |line: &str| ran(engine.execute(&call(), command_op(&id, line)).await);
+    let ok = command("print out\nerror err\nread f").await;
+    assert_eq!((text(&ok.stdout), text(&ok.stderr), ok.end), ("out\nfrom a cell", "err\n", RunOutcome::Ok));
+    assert_eq!(command("exit 3").await.end, RunOutcome::Exit { code: 3 });
+    assert_eq!(command("die 15").await.end, RunOutcome::Ended { how: Ended::Signaled { signal: 15 } });
+    let timed_out = command("hang").await.end;
+    assert_eq!(timed_out, RunOutcome::TimedOut { after: Duration::from_secs(30), state_kept: true });
+    backend.set_oom_kills(1);
+    assert!(matches!(command("die 9").await.end, RunOutcome::OutOfMemory { .. }));
+    assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n", "variables are not a command's to lose");
+
+    let caller = call();
+    let running = spawn_op(&engine, &caller, command_op(&id, "hang on"));
+    begun(&backend, "hang on").await;
+    caller.cancel.cancel();
+    assert_eq!(ran(running.await.unwrap()).end, RunOutcome::Cancelled { state_kept: true });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_is_not_there_is_a_result_as_in_a_shell() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    for argv in [vec!["nosuch".to_owned(), "-x".into()], vec![], vec!["a\0b".into()]] {
+        let op = RunCommand { command: Command::Argv(argv.clone()), ..shell(existing(&id), "") };
+        let missing = ran(engine.execute(&call(), Op::RunCommand(op)).await);
+        let (code, said) = match argv.first().map(String::as_str) {
+            Some("nosuch") => (127, "nosuch: command not found\n"),
+            None => (127, ": command not found\n"),
+            _ => (126, "the command has a zero byte\n"),
+        };
+        assert_eq!((missing.end, text(&missing.stderr)), (RunOutcome::Exit { code }, said));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_waits_for_the_cell_before_it_and_sees_interpreters_first_in_its_path() {
+    let backend = FakeBackend::new();
+    let command = |name: &str| engine::KernelCommand {
+        argv: vec![format!("/opt/{name}/bin/{name}")],
+        env: [("PATH".to_owned(), "/usr/bin:/opt/node/bin:/bin".to_owned()), ("LANG".into(), "C.UTF-8".into())].into(),
+        ..Default::default()
+    };
+    let runtimes = engine::Runtimes { python: command("python"), node: Some(command("node")), files: vec![] };
+    let backend_again = std::sync::Arc::new(backend.clone());
+    let engine = engine::Engine::start(Default::default(), runtimes, backend_again).await.unwrap();
+    let id = create(&engine, "a").await;
+    let cell = spawn_run(&engine, call(), &id, "sleep 1000\nwrite f x");
+    begun(&backend, "sleep 1000\nwrite f x").await;
+    let mut op = shell(existing(&id), "read f\nenv PATH\nenv HOME\nenv MINE");
+    op.env.0.insert("MINE".into(), "yes".into());
+    let seen = ran(engine.execute(&call(), Op::RunCommand(op)).await);
+    let path = "/opt/python/bin:/opt/node/bin:/usr/bin:/bin";
+    assert_eq!(text(&seen.stdout), format!("x{path}\n/workspace\nyes\n"));
+    assert_eq!(ran(cell.await.unwrap()).end, RunOutcome::Ok);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_context_made_for_a_command_starts_no_interpreter_until_code_comes() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let caller = call_in(Realm::MICROSANDBOX);
+    let before = backend.kernels().len();
+    let make = Some(NewContext::named("", Language::Javascript));
+    let target = Target { which: Which::Id("s".into()), make };
+    let made = ran(engine.execute(&caller, Op::RunCommand(shell(target.clone(), "print 1"))).await);
+    assert_eq!((made.created, made.context.language, backend.kernels().len()), (true, Language::Javascript, before));
+    let other = RunCommand { language: Some(Language::Python), ..shell(target.clone(), "print 1") };
+    let refused = engine.execute(&caller, Op::RunCommand(other)).await;
+    assert!(matches!(refused, Err(EngineError::OtherLanguage { .. })), "{refused:?}");
+    let code = engine::op::RunCode::new(target, "print js");
+    assert_eq!(text(&ran(engine.execute(&caller, Op::RunCode(code)).await).stdout), "js\n");
+    assert_eq!(backend.kernels().pop().unwrap().language, Language::Javascript);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_may_take_longer_than_a_cell() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let caller = call_in(Realm::MICROSANDBOX);
+    let make = Some(NewContext::named("", Language::Python));
+    let target = Target { which: Which::Id("s".into()), make };
+    let op = RunCommand { timeout: Some(Duration::from_secs(1000)), ..shell(target.clone(), "sleep 900000") };
+    assert_eq!(ran(engine.execute(&caller, Op::RunCommand(op)).await).end, RunOutcome::Ok);
+    let cell = engine::op::RunCode {
+        timeout: Some(Duration::from_secs(1000)),
+        ..engine::op::RunCode::new(target, "sleep 900000")
+    };
+    let end = ran(engine.execute(&caller, Op::RunCode(cell)).await).end;
+    assert_eq!(end, RunOutcome::TimedOut { after: Duration::from_secs(300), state_kept: true });
+}

@@ -1,0 +1,209 @@
+//! Limits of realms and tenants, eviction, idle contexts, and what is told about them.
+
+use std::time::Duration;
+
+use engine::op::{Happened, NewContext, Notice, Quota, Realm, RunCode, RunOutcome, Target, Which};
+use engine::{Call, EngineError, Op, Outcome, Tenant};
+use proto::Language;
+use testkit::fake::FakeBackend;
+
+use crate::support::*;
+
+fn session(id: &str, code: &str) -> Op {
+    let make = Some(NewContext::named("", Language::Python));
+    Op::RunCode(RunCode::new(Target { which: Which::Id(id.into()), make }, code))
+}
+
+async fn ids(engine: &engine::Engine, call: &Call) -> Vec<String> {
+    match engine.execute(call, Op::ListContexts).await {
+        Ok(Outcome::Contexts(all)) => all.into_iter().map(|context| context.id).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_limit_the_idle_one_not_used_for_the_longest_time_makes_room() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, with_realm(Realm::MICROSANDBOX, |realm| realm.max_contexts = 3)).await;
+    let caller = call_in(Realm::MICROSANDBOX);
+    let mut notices = engine.notices();
+    for id in ["a", "b", "c"] {
+        ran(engine.execute(&caller, session(id, "set x 1")).await);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    ran(engine.execute(&caller, session("a", "get x")).await);
+    let busy = spawn_op(&engine, &caller, session("b", "sleep 60000"));
+    begun(&backend, "sleep 60000").await;
+    let fourth = ran(engine.execute(&caller, session("d", "print 1")).await);
+    assert!(fourth.created);
+    assert_eq!(ids(&engine, &caller).await, ["d", "b", "a"], "`b` is busy, `a` was used after `c`");
+    let told: Vec<(String, Happened)> =
+        std::iter::from_fn(|| notices.try_recv().ok()).map(|n| (n.id, n.what)).collect();
+    assert!(told.contains(&("c".into(), Happened::Evicted)), "{told:?}");
+    assert_eq!(ran(busy.await.unwrap()).end, RunOutcome::Ok);
+    assert!(!ran(engine.execute(&caller, session("b", "get x")).await).created);
+    assert!(ran(engine.execute(&caller, session("c", "print 1")).await).created, "its state is gone, and it says so");
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_all_are_busy_nobody_makes_room() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, with_realm(Realm::MICROSANDBOX, |realm| realm.max_contexts = 2)).await;
+    let caller = call_in(Realm::MICROSANDBOX);
+    for id in ["a", "b"] {
+        let code = format!("hang {id}");
+        spawn_op(&engine, &caller, session(id, &code));
+        begun(&backend, &code).await;
+    }
+    assert_eq!(engine.execute(&caller, session("c", "print")).await, Err(EngineError::ContextLimit(2)));
+    assert_eq!(ids(&engine, &caller).await, ["b", "a"]);
+}
+
+/// Whoever runs is never the one that makes room, however many come at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn under_a_storm_of_sessions_every_run_ends_well_and_the_limit_holds() {
+    let backend = FakeBackend::new();
+    let config = with_realm(Realm::MICROSANDBOX, |realm| (realm.max_contexts, realm.runs_at_once) = (4, 100));
+    let engine = engine_with(&backend, config).await;
+    let tries: Vec<_> = (0..200)
+        .map(|n| {
+            spawn_op(&engine, &call_in(Realm::MICROSANDBOX), session(&format!("s{}", n % 13), "sleep 1\nprint on"))
+        })
+        .collect();
+    let mut well = 0;
+    for attempt in tries {
+        match attempt.await.unwrap() {
+            Ok(Outcome::Ran(ran)) => {
+                assert_eq!((ran.end.clone(), text(&ran.stdout)), (RunOutcome::Ok, "on\n"));
+                well += 1;
+            }
+            Err(EngineError::ContextLimit(4)) => {}
+            other => panic!("{other:?}"),
+        }
+        assert!(engine.counts().contexts[&Realm::MICROSANDBOX] <= 4);
+    }
+    assert!(well >= 4, "{well}");
+    eventually("what was evicted is gone", || engine.sandboxes() <= 3 + 4).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_memory_of_all_sessions_together_is_limited() {
+    let backend = FakeBackend::new();
+    let config = with_realm(Realm::MICROSANDBOX, |realm| {
+        realm.max_total_memory_bytes = Some(2048 << 20);
+        realm.evict_idle = false;
+    });
+    let engine = engine_with(&backend, config).await;
+    let stranger = Call { tenant: Tenant("stranger".into()), ..call_in(Realm::MICROSANDBOX) };
+    ran(engine.execute(&call_in(Realm::MICROSANDBOX), session("a", "print")).await);
+    ran(engine.execute(&stranger, session("b", "print")).await);
+    let over = engine.execute(&stranger, session("c", "print")).await;
+    assert_eq!(over, Err(EngineError::OverLimit { what: "max_total_memory_mb", limit: "2048".into() }));
+    engine.execute(&stranger, Op::StopContext { which: Which::Id("b".into()) }).await.unwrap();
+    ran(engine.execute(&stranger, session("c", "print")).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenants_quota_reaches_over_all_realms() {
+    let backend = FakeBackend::new();
+    let mut config = engine::EngineConfig::default();
+    let small = Tenant("small".into());
+    let quota = Quota { contexts: Some(2), runs: Some(1), memory_bytes: Some(512 << 20) };
+    config.quotas.insert(small.clone(), quota);
+    let engine = engine_with(&backend, config).await;
+    let of = |realm| Call { realm, ..call_of(&small) };
+    let a = created(engine.execute(&of(Realm::AGENTRUN), create_op("a")).await).id;
+    let b = created(engine.execute(&of(Realm::SANDPOOL), create_op("b")).await).id;
+    let over = engine.execute(&of(Realm::WORKBENCH), create_op("c")).await;
+    assert_eq!(over, Err(EngineError::OverLimit { what: "contexts", limit: "2".into() }));
+    assert!(engine.execute(&call(), create_op("of another")).await.is_ok());
+    let groups = backend.specs().into_iter().filter(|spec| spec.groups[0].name != "local").map(|spec| spec.groups);
+    let memory: Vec<Option<u64>> = groups.map(|groups| groups[0].memory_bytes).collect();
+    assert_eq!(memory, [Some(512 << 20); 2], "one group around those of all realms");
+
+    let first = spawn_op(&engine, &of(Realm::AGENTRUN), run_op(&a, "sleep 2000"));
+    begun(&backend, "sleep 2000").await;
+    let second = spawn_op(&engine, &of(Realm::SANDPOOL), run_op(&b, "print 2"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!backend.runs().contains(&"print 2".to_owned()), "one run at once");
+    assert_eq!((ran(first.await.unwrap()).end, ran(second.await.unwrap()).end), (RunOutcome::Ok, RunOutcome::Ok));
+    backend.set_oom_kills(1);
+    let killed = ran(engine.execute(&of(Realm::AGENTRUN), run_op(&a, "die 9")).await).end;
+    assert_eq!(killed, RunOutcome::OutOfMemory { limit_bytes: 512 << 20 }, "the least of what is around it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happens_to_contexts_is_told() {
+    let backend = FakeBackend::new();
+    let config = agentrun(|realm| realm.idle_timeout = Some(Duration::from_secs(100)));
+    let engine = engine_with(&backend, config).await;
+    let mut notices = engine.notices();
+    let id = create(&engine, "a").await;
+    run(&engine, &id, "hang").await;
+    run(&engine, &id, "die 11").await;
+    run(&engine, &id, "deaf").await;
+    run(&engine, &id, "print on").await;
+    tokio::time::sleep(Duration::from_secs(150)).await;
+    let second = create(&engine, "b").await;
+    engine.execute(&call(), stop_op(&second)).await.unwrap();
+    let told: Vec<Notice> = std::iter::from_fn(|| notices.try_recv().ok()).collect();
+    assert!(told.iter().all(|notice| notice.realm == Realm::AGENTRUN && notice.tenant == Tenant::local()));
+    let of = |wanted: &str| told.iter().filter(|n| n.id == wanted).map(|n| n.what).collect::<Vec<_>>();
+    let expected = [Happened::Created, Happened::TimedOut, Happened::Crashed, Happened::Lost, Happened::Expired];
+    assert_eq!(
+        (of(&id).as_slice(), of(&second).as_slice()),
+        (&expected[..], &[Happened::Created, Happened::Stopped][..])
+    );
+}
+
+/// Content that is on its way counts until the guest has it, whether somebody still waits or not.
+#[tokio::test(start_paused = true)]
+async fn uploads_under_way_are_bounded_per_tenant() {
+    let backend = FakeBackend::scripted(|_, request, _| match request {
+        proto::ToGuest::WriteFile { path, .. } if path.starts_with("slow") => Some(Box::pin(std::future::pending())),
+        _ => None,
+    });
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let write =
+        |path: &str, size: usize| Op::WriteFile { place: holder(&id), path: path.into(), content: vec![0; size] };
+    for n in 0..4 {
+        let caller = call();
+        let running = spawn_op(&engine, &caller, write(&format!("slow{n}"), 16 << 20));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        caller.cancel.cancel();
+        assert_eq!(running.await.unwrap(), Err(EngineError::Cancelled));
+    }
+    assert_eq!(engine.execute(&call(), write("one more", 1)).await, Err(EngineError::Busy(Duration::ZERO)));
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    assert!(engine.execute(&call(), write("later", 1)).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_back_end_that_never_ends_a_sandbox_holds_nobody_up_for_ever() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    backend.hang_destroys(true);
+    let refused = engine.execute(&call(), stop_op(&id)).await;
+    assert!(matches!(refused, Err(EngineError::StopFailed(_))), "{refused:?}");
+    backend.hang_destroys(false);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(backend.living(), 3, "it is tried again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn volumes_and_runtimes_are_listed() {
+    let backend = FakeBackend::new();
+    let volume = engine::op::SharedVolume { host: "/srv/x".into(), inside: "/mnt/x".into(), read_only: true };
+    let engine =
+        engine_with(&backend, with_realm(Realm::MICROSANDBOX, |realm| realm.volumes = vec![volume.clone()])).await;
+    let volumes = engine.execute(&call_in(Realm::MICROSANDBOX), Op::ListVolumes).await;
+    assert_eq!(volumes, Ok(Outcome::Volumes(vec![volume.clone()])));
+    assert_eq!(engine.execute(&call(), Op::ListVolumes).await, Ok(Outcome::Volumes(vec![])));
+    ran(engine.execute(&call_in(Realm::MICROSANDBOX), session("a", "print")).await);
+    assert_eq!(backend.specs().pop().unwrap().volumes, [volume]);
+    let Ok(Outcome::Runtimes(all)) = engine.execute(&call(), Op::ListRuntimes).await else { panic!() };
+    let names: Vec<&str> = all.iter().map(|runtime| runtime.name.as_str()).collect();
+    assert_eq!(names, ["fake/python", "fake/javascript", "fake/typescript"]);
+}

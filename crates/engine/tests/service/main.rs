@@ -1,0 +1,13 @@
+//! What the tool sets need beyond cells: targets, limits, commands, background runs, conversations, links, and tenants kept apart.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod background;
+mod commands;
+mod conversations;
+mod languages;
+mod limits;
+mod links;
+mod targets;
+mod tenants;

@@ -1,0 +1,152 @@
+//! Which context a call means, and contexts made on demand.
+
+use std::collections::BTreeSet;
+
+use engine::op::{NewContext, Ran, Realm, RunCode, RunOutcome, Size, Target, Which};
+use engine::{Call, Engine, EngineError, Op, Outcome};
+use proto::Language;
+use testkit::fake::FakeBackend;
+
+use crate::support::*;
+
+fn session() -> Call {
+    call_in(Realm::MICROSANDBOX)
+}
+
+fn on_demand(which: Which) -> Target {
+    Target { which, make: Some(NewContext::named("", Language::Python)) }
+}
+
+fn run_in(which: Which, code: &str) -> Op {
+    Op::RunCode(RunCode::new(on_demand(which), code))
+}
+
+async fn run_session(engine: &Engine, which: Which, code: &str) -> Ran {
+    ran(engine.execute(&session(), run_in(which, code)).await)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_context_made_on_demand_has_the_chosen_id_and_says_that_it_is_new() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let first = run_session(&engine, Which::Id("mine".into()), "set x 1").await;
+    assert_eq!((first.context.id.as_str(), first.created, first.context.busy), ("mine", true, false));
+    let second = run_session(&engine, Which::Id("mine".into()), "get x").await;
+    assert_eq!((text(&second.stdout), second.created), ("1\n", false));
+    let (a, b) = (run_session(&engine, Which::New, "print").await, run_session(&engine, Which::New, "print").await);
+    assert!(a.created && b.created && a.context.id != b.context.id);
+    assert!(a.context.id.starts_with("session-"), "{}", a.context.id);
+    let missing = Op::RunCode(RunCode::new(Target::existing(Which::Id("other".into())), "print"));
+    assert_eq!(engine.execute(&session(), missing).await, Err(EngineError::ContextNotFound("other".into())));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn however_many_ask_for_it_at_once_it_is_made_once_and_they_run_in_their_order() {
+    for _ in 0..20 {
+        let backend = FakeBackend::new();
+        let engine = engine(&backend).await;
+        let caller = session();
+        let codes: Vec<String> = (0..20).map(|n| format!("print {n}")).collect();
+        let mut running: Vec<_> =
+            codes.iter().map(|code| Box::pin(engine.execute(&caller, run_in(Which::Id("one".into()), code)))).collect();
+        let mut created = 0;
+        std::future::poll_fn(|cx| {
+            running.retain_mut(|run| match run.as_mut().poll(cx) {
+                std::task::Poll::Pending => true,
+                std::task::Poll::Ready(result) => {
+                    created += usize::from(ran(result).created);
+                    false
+                }
+            });
+            if running.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        assert_eq!(created, 1);
+        let cells: Vec<String> = backend.runs().into_iter().filter(|code| code != "pass").collect();
+        assert_eq!(cells, codes);
+        assert_eq!(engine.sandboxes(), 4);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_it_cannot_be_made_the_next_who_waits_tries_again() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    backend.fail_next_creates(1);
+    let caller = session();
+    let (first, second) = tokio::join!(
+        engine.execute(&caller, run_in(Which::Id("one".into()), "print 1")),
+        engine.execute(&caller, run_in(Which::Id("one".into()), "print 2")),
+    );
+    assert!(matches!(first, Err(EngineError::CreateFailed(_))), "{first:?}");
+    assert_eq!(text(&ran(second).stdout), "2\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let of = |connection: &str| Call { connection: Some(connection.into()), ..call_in(Realm::WORKBENCH) };
+    let nobody = call_in(Realm::WORKBENCH);
+    let current = |code: &str| Op::RunCode(RunCode::new(Target::existing(Which::Current), code));
+    let make = Op::CreateContext(NewContext::named("", Language::Python));
+    assert_eq!(engine.execute(&of("a"), current("print")).await, Err(EngineError::NoCurrent { ids: vec![] }));
+    let a = created(engine.execute(&of("a"), make.clone()).await).id;
+    assert!(a.starts_with("sbx-"), "{a}");
+    assert_eq!(ran(engine.execute(&nobody, current("print")).await).context.id, a, "the only one");
+    let b = created(engine.execute(&of("b"), make.clone()).await).id;
+    assert_eq!(ran(engine.execute(&of("a"), current("print")).await).context.id, a);
+    assert_eq!(ran(engine.execute(&of("b"), current("print")).await).context.id, b);
+    let several = engine.execute(&nobody, current("print")).await;
+    assert_eq!(several, Err(EngineError::NoCurrent { ids: vec![b.clone(), a.clone()] }));
+    let stopped = engine.execute(&of("b"), Op::StopContext { which: Which::Current }).await;
+    assert_eq!(stopped, Ok(Outcome::Stopped { context_id: b }));
+    assert_eq!(ran(engine.execute(&of("b"), current("print")).await).context.id, a);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_one_of_the_same_connection_replaces_the_first_and_says_so() {
+    let backend = FakeBackend::new();
+    let mut config = with_realm(Realm::WORKBENCH, |realm| realm.max_contexts = 1);
+    config.quota.contexts = Some(1);
+    let engine = engine_with(&backend, config).await;
+    let caller = Call { connection: Some("a".into()), ..call_in(Realm::WORKBENCH) };
+    let make = Op::CreateContext(NewContext { replace: true, ..NewContext::named("", Language::Python) });
+    let first = created(engine.execute(&caller, make.clone()).await).id;
+    let Ok(Outcome::Replaced { context, old }) = engine.execute(&caller, make.clone()).await else { panic!() };
+    assert!(old == first && context.id != first);
+    let Ok(Outcome::Contexts(all)) = engine.execute(&caller, Op::ListContexts).await else { panic!() };
+    assert_eq!(all.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), [context.id.as_str()]);
+    eventually("the old sandbox is gone", || engine.sandboxes() == 4).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_size_is_what_the_sandbox_is_made_with() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let sized = NewContext { size: Some(Size::Large), ..NewContext::named("", Language::Python) };
+    let info = created(engine.execute(&session(), Op::CreateContext(sized)).await);
+    assert_eq!((info.size, info.limits.memory_bytes, info.limits.cpu_millis), (Some(Size::Large), 4096 << 20, 4000));
+    let spec = backend.specs().pop().unwrap();
+    assert_eq!((spec.limits, spec.groups.len()), (info.limits, 2));
+    assert_eq!(spec.groups[1].name, "microsandbox");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_id_is_taken_once_and_ids_are_their_own_in_each_realm() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let chosen =
+        |id: &str| Op::CreateContext(NewContext { id: Some(id.into()), ..NewContext::named("n", Language::Python) });
+    let first = created(engine.execute(&session(), chosen("x")).await);
+    let twin = engine.execute(&session(), chosen("x")).await;
+    assert!(matches!(twin, Err(EngineError::CreateFailed(_))), "{twin:?}");
+    let elsewhere = created(engine.execute(&call_in(Realm::SANDPOOL), chosen("x")).await);
+    assert_eq!((first.id.as_str(), elsewhere.id.as_str()), ("x", "x"));
+    assert_ne!(first.key, elsewhere.key);
+    let keys: BTreeSet<String> = [first.key, elsewhere.key].into();
+    assert!(keys.iter().all(|key| key.len() == 64));
+    engine.execute(&session(), Op::StopContext { which: Which::Id("x".into()) }).await.unwrap();
+    let theirs = Op::RunCode(RunCode::new(Target::existing(Which::Id("x".into())), "print 1"));
+    assert_eq!(ran(engine.execute(&call_in(Realm::SANDPOOL), theirs).await).end, RunOutcome::Ok);
+}
