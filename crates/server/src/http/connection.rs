@@ -122,11 +122,11 @@ async fn accept(
             state: Mutex::new((Phase::Head, Instant::now())),
             close: CancellationToken::new(),
         });
-        let number = all.enter(connection.clone());
-        let (server, all, shutdown) = (server.clone(), all.clone(), shutdown.clone());
+        let place = all.enter(connection.clone());
+        let (server, shutdown) = (server.clone(), shutdown.clone());
         tasks.spawn(async move {
             drive(stream, server, connection, shutdown).await;
-            all.leave(number);
+            drop(place);
         });
     }
 }
@@ -199,16 +199,12 @@ impl Connections {
         self.all().1.len()
     }
 
-    fn enter(&self, connection: Arc<Connection>) -> u64 {
+    fn enter(self: &Arc<Self>, connection: Arc<Connection>) -> Place {
         let mut all = self.all();
         all.0 += 1;
         let number = all.0;
         all.1.insert(number, connection);
-        number
-    }
-
-    fn leave(&self, number: u64) {
-        self.all().1.remove(&number);
+        Place(self.clone(), number)
     }
 
     /// Closes the connection that has kept us waiting longest, if there is any.
@@ -226,6 +222,15 @@ impl Connections {
         for connection in self.all().1.values() {
             connection.close.cancel();
         }
+    }
+}
+
+/// A connection's place among all; given back however its task ends.
+struct Place(Arc<Connections>, u64);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.all().1.remove(&self.1);
     }
 }
 

@@ -3,6 +3,7 @@
 //! Bounded: of a long stream only the latest events are kept, and only so many finished streams in all.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +22,9 @@ const MAX_EVENTS: usize = 64;
 /// How long a finished stream is kept.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// Bytes of all finished streams together.
+/// Bytes of all finished streams together, and what the smallest counts for.
 const ROOM: usize = 64 << 20;
+const LEAST: usize = 64 << 10;
 static FINISHED: Semaphore = Semaphore::const_new(ROOM);
 
 pub(super) struct Replay {
@@ -74,10 +76,12 @@ impl Replay {
     }
 
     async fn pump(self: Arc<Self>, session: Arc<Session>, mut exchange: Exchange, resume_within: Duration) {
+        // One wait for all of the call: what it says meanwhile does not bring its client back.
+        let mut abandoned = pin!(self.abandoned(resume_within));
         loop {
             let said = tokio::select! {
                 said = exchange.next() => said,
-                () = self.abandoned(resume_within) => None,
+                () = &mut abandoned => None,
             };
             match said {
                 Some(Said::Meanwhile(message)) => self.say(&message),
@@ -90,7 +94,7 @@ impl Replay {
         }
         drop(exchange);
         self.news.send_modify(|news| news.finished = true);
-        let length: usize = self.log().events.iter().map(Bytes::len).sum();
+        let length = self.log().events.iter().map(Bytes::len).sum::<usize>().max(LEAST);
         let room = FINISHED.try_acquire_many(u32::try_from(length).unwrap_or(u32::MAX));
         if room.is_ok() {
             tokio::select! {

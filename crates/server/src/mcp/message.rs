@@ -197,8 +197,9 @@ fn request(method: String, params: Option<Value>) -> Result<ClientRequest, Strin
         "tasks/get" => ClientRequest::GetTaskRequest(Request::new(GetTaskParams::new(task_id(&params)?))),
         "tasks/cancel" => ClientRequest::CancelTaskRequest(Request::new(CancelTaskParams::new(task_id(&params)?))),
         "tasks/update" => {
-            let params = UpdateTaskParams::new(task_id(&params)?, InputResponses::default());
-            ClientRequest::UpdateTaskRequest(Request::new(params))
+            let given = params.get("inputResponses").and_then(Value::as_object).cloned();
+            let responses: InputResponses = given.unwrap_or_default().into_iter().collect();
+            ClientRequest::UpdateTaskRequest(Request::new(UpdateTaskParams::new(task_id(&params)?, responses)))
         }
         _ => other(method, params),
     };
