@@ -101,7 +101,8 @@ impl World {
             Work::Code { .. } if !run.background => config.max_timeout,
             _ => config.max_command_timeout,
         };
-        run.timeout.unwrap_or(config.timeout).clamp(Duration::from_millis(1), most.max(config.timeout))
+        let usual = if run.background { most } else { config.timeout };
+        run.timeout.unwrap_or(usual).clamp(Duration::from_millis(1), most.max(config.timeout))
     }
 
     /// Memory kills so far, so that the next are told from these. Off the caller's path; the turn is held meanwhile.
