@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
@@ -37,8 +37,6 @@ pub enum KeysError {
     Fetch(String),
     #[error("the key set is not one: {0}")]
     Content(String),
-    #[error("cannot start the thread that keeps the key set fresh")]
-    Thread(#[source] io::Error),
 }
 
 impl KeySource {
@@ -81,9 +79,12 @@ impl Default for Pace {
 }
 
 pub struct Jwks {
+    source: KeySource,
+    pace: Pace,
     keys: Arc<RwLock<Arc<[Key]>>>,
-    /// The thread ends when this goes.
-    missed: SyncSender<()>,
+    loaded: Option<Instant>,
+    /// To the thread, once there is one; it ends when this goes.
+    missed: OnceLock<Option<SyncSender<()>>>,
 }
 
 struct Key {
@@ -93,18 +94,28 @@ struct Key {
 }
 
 impl Jwks {
-    /// A file has to be good; a provider that cannot be reached now may be reached later.
+    /// A file has to be good; a provider that cannot be reached now may be reached later. No thread yet: a process has to do
+    /// some things before it has any.
     pub fn open(source: KeySource, pace: Pace) -> Result<Self, KeysError> {
         let (first, loaded) = match source {
             KeySource::File(_) => (source.load()?, Some(Instant::now())),
             KeySource::Url(_) => (Arc::default(), None),
         };
-        let keys = Arc::new(RwLock::new(first));
-        let (missed, misses) = sync_channel(1);
-        let kept = keys.clone();
-        let thread = std::thread::Builder::new().name("key-set".into());
-        thread.spawn(move || keep_fresh(&source, &kept, &misses, pace, loaded)).map_err(KeysError::Thread)?;
-        Ok(Self { keys, missed })
+        Ok(Self { source, pace, keys: Arc::new(RwLock::new(first)), loaded, missed: OnceLock::new() })
+    }
+
+    /// From now on the set is kept fresh. Done by the first miss, if nobody did it before.
+    pub fn start(&self) {
+        self.missed.get_or_init(|| {
+            let (missed, misses) = sync_channel(1);
+            let (source, pace, keys, loaded) = (self.source.clone(), self.pace, self.keys.clone(), self.loaded);
+            let thread = std::thread::Builder::new().name("key-set".into());
+            let started = thread.spawn(move || keep_fresh(&source, &keys, &misses, pace, loaded));
+            started
+                .inspect_err(|error| tracing::error!("the key set cannot be kept fresh: {error}"))
+                .ok()
+                .map(|_| missed)
+        });
     }
 
     /// The key a token names. One that names none is only checked when there is no choice.
@@ -118,7 +129,10 @@ impl Jwks {
 
     /// A key was not there: load the set again soon.
     pub fn missed(&self) {
-        let _ = self.missed.try_send(()); // full: it is on its way already
+        self.start();
+        if let Some(Some(missed)) = self.missed.get() {
+            let _ = missed.try_send(()); // full: it is on its way already
+        }
     }
 }
 

@@ -52,6 +52,11 @@ impl Verifier {
         Ok(Self { keys: Jwks::open(config.keys, pace)?, validation, tenant_claim: config.tenant_claim })
     }
 
+    /// Fetches the keys, now and every while.
+    pub fn start(&self) {
+        self.keys.start();
+    }
+
     /// Who a token speaks for. Keys in the token itself, and places it says to get them from, are not looked at.
     pub fn subject(&self, token: &str) -> Result<String, Refused> {
         let header = decode_header(token).map_err(|_| Refused::Wrong)?;

@@ -127,7 +127,7 @@ pub struct Auth {
 }
 
 impl Auth {
-    /// Reads the files. A key set that has to be fetched is fetched in the background, now and every while.
+    /// Reads the files, and starts nothing.
     pub fn open(config: AuthConfig) -> Result<Self, AuthError> {
         let required = config.is_set();
         let tenants = match &config.tenants {
@@ -148,6 +148,13 @@ impl Auth {
         let jwt = config.jwt.map(jwt::Verifier::open).transpose()?;
         let (public_url, quotas, buckets) = (config.public_url, config.quotas, rate::Buckets::default());
         Ok(Self { token, tenants, jwt, public_url, servers, quotas, buckets, required })
+    }
+
+    /// Begins to fetch the keys of an identity provider in the background; without it the first token that needs them does.
+    pub fn start(&self) {
+        if let Some(jwt) = &self.jwt {
+            jwt.start();
+        }
     }
 
     /// The tenants that are known by name, and what each may have.

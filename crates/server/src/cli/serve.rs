@@ -49,6 +49,7 @@ pub fn main(_: Args, context: Context) -> Done {
 async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let signals = Signals::listen()?;
     let config = &context.config;
+    auth.start();
     let (listener, address) = listen(config, &auth).await?;
     let secret = file_secret(config)?;
     let (backend, isolation) = native.start().await?;

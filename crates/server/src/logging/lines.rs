@@ -23,25 +23,51 @@ const BODY_SHOWN: usize = 4000;
 /// What 004 says of a request on its way through the server, in the order of the document.
 #[derive(Debug, Clone, Copy)]
 pub enum McpLine<'a> {
-    Incoming { method: &'a str, id: &'a Value },
+    Incoming {
+        method: &'a str,
+        id: &'a Value,
+    },
     ProcessingInitialize,
     InitializeSuccessful,
     BuildingToolsList,
     FoundRunners(usize),
     ReturningTools(usize),
-    ToolCall { tool: &'a str },
-    ParsingArguments { tool: &'a str },
+    ToolCall {
+        tool: &'a str,
+    },
+    ParsingArguments {
+        tool: &'a str,
+    },
     RunCode(RunCode<'a>),
     UsingRunner(&'a str),
-    CreatingDirectory { conversation: &'a str },
-    DirectoryCreated { hex: &'a str },
+    CreatingDirectory {
+        conversation: &'a str,
+    },
+    DirectoryCreated {
+        hex: &'a str,
+    },
     Executing(RunCode<'a>),
-    ExecutionCompleted { success: bool, exit_code: i32 },
+    ExecutionCompleted {
+        success: bool,
+        exit_code: i32,
+    },
     ListingFiles,
     FoundFiles(usize),
-    FileAvailable { name: &'a str, url: &'a str },
-    Completed { tool: &'a str },
-    Failed { tool: &'a str, code: &'a str },
+    FileAvailable {
+        name: &'a str,
+        url: &'a str,
+    },
+    Completed {
+        tool: &'a str,
+    },
+    /// The call went well, the code it ran did not.
+    CompletedWithError {
+        tool: &'a str,
+    },
+    Failed {
+        tool: &'a str,
+        code: &'a str,
+    },
 }
 
 /// A `sandbox.run_code` by its sizes: neither its code nor a value of its environment.
@@ -81,7 +107,11 @@ pub fn run_code_ended<'a>(
     let mut lines = vec![McpLine::ExecutionCompleted { success, exit_code }, McpLine::ListingFiles];
     lines.push(McpLine::FoundFiles(files.len()));
     lines.extend(files.map(|(name, url)| McpLine::FileAvailable { name, url }));
-    lines.push(McpLine::Completed { tool: "run_code" });
+    lines.push(if success {
+        McpLine::Completed { tool: "run_code" }
+    } else {
+        McpLine::CompletedWithError { tool: "run_code" }
+    });
     lines
 }
 
@@ -125,6 +155,7 @@ impl Display for McpLine<'_> {
                 write!(f, "File available: {} -> {}", shown(name), cut(&escaped(&without_secret(url)), 300))
             }
             Self::Completed { tool } => write!(f, "{} completed successfully", shown(tool)),
+            Self::CompletedWithError { tool } => write!(f, "{} completed, the code failed", shown(tool)),
             Self::Failed { tool, code } => write!(f, "{} failed: {}", shown(tool), shown(code)),
         }
     }
@@ -385,6 +416,18 @@ mod tests {
     #[test]
     fn the_mcp_lines_are_the_document_s() {
         assert_eq!(logged(LogFormat::Human, document), DOCUMENT);
+    }
+
+    #[test]
+    fn code_that_fails_is_not_called_a_success() {
+        let lines: Vec<String> = run_code_ended(false, 1, [].into_iter()).iter().map(McpLine::to_string).collect();
+        let expected = [
+            "[MCP] Execution completed: success=false, exitCode=1",
+            "[MCP] Listing files in sandbox",
+            "[MCP] Found 0 files",
+            "[MCP] run_code completed, the code failed",
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]
