@@ -218,13 +218,24 @@ golden!(
 );
 
 golden!(
+    files_are_resources,
+    INITIALIZE => 1,
+    r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"create_context","arguments":{"name":"a"}}}"# => 1,
+    r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"upload_file","arguments":{"context_id":"a","path":"x.txt","content":"hello"}}}"# => 1,
+    r#"{"jsonrpc":"2.0","id":3,"method":"resources/list"}"# => 1,
+    r#"{"jsonrpc":"2.0","id":4,"method":"resources/list","params":{"cursor":"page 2"}}"# => 1,
+    r#"{"jsonrpc":"2.0","id":5,"method":"resources/templates/list"}"# => 1,
+    r#"{"jsonrpc":"2.0","id":6,"method":"resources/read","params":{"uri":"file:///etc/passwd"}}"# => 1,
+    r#"{"jsonrpc":"2.0","id":7,"method":"resources/read","params":{"uri":7}}"# => 1,
+);
+
+golden!(
     what_was_not_declared_is_not_found,
     INITIALIZE => 1,
     r#"{"jsonrpc":"2.0","id":1,"method":"prompts/list"}"# => 1,
     r#"{"jsonrpc":"2.0","id":2,"method":"prompts/get","params":{"name":"x"}}"# => 1,
-    r#"{"jsonrpc":"2.0","id":3,"method":"resources/list"}"# => 1,
-    r#"{"jsonrpc":"2.0","id":4,"method":"resources/templates/list"}"# => 1,
-    r#"{"jsonrpc":"2.0","id":5,"method":"resources/read","params":{"uri":"file:///etc/passwd"}}"# => 1,
+    r#"{"jsonrpc":"2.0","id":3,"method":"resources/subscribe","params":{"uri":"sandpool://files/x"}}"# => 1,
+    r#"{"jsonrpc":"2.0","id":4,"method":"resources/subscribe"}"# => 1,
     r#"{"jsonrpc":"2.0","id":6,"method":"completion/complete","params":{}}"# => 1,
     r#"{"jsonrpc":"2.0","id":7,"method":"logging/setLevel","params":{"level":"debug"}}"# => 1,
     r#"{"jsonrpc":"2.0","id":8,"method":"tasks/get","params":{"taskId":"1"}}"# => 1,
@@ -746,9 +757,9 @@ async fn a_client_that_does_not_know_tasks_sees_nothing_of_them() {
         })
     };
     let plain = client.request(1, "initialize", legacy(json!({}))).await;
-    assert_eq!(plain["result"]["capabilities"], json!({ "tools": {} }));
+    assert_eq!(plain["result"]["capabilities"], json!({ "resources": {}, "tools": {} }));
     let knowing = client.request(1, "initialize", legacy(json!({ "extensions": { TASKS: {} } }))).await;
-    assert_eq!(knowing["result"]["capabilities"], json!({ "tools": {}, "extensions": { TASKS: {} } }));
+    assert_eq!(knowing["result"]["capabilities"], json!({ "resources": {}, "tools": {}, "extensions": { TASKS: {} } }));
     client.end().await;
 
     // Where runs cannot go on in the background, there are no tasks.

@@ -12,7 +12,8 @@ use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm, Tenant};
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock,
     CreateTaskResult, CustomRequest, CustomResult, DiscoverResult, ErrorCode, GetTaskParams, GetTaskResult,
-    Implementation, InitializeRequestParams, InitializeResult, ListToolsResult, PaginatedRequestParams, Resource,
+    Implementation, InitializeRequestParams, InitializeResult, ListResourceTemplatesResult, ListResourcesResult,
+    ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, Resource,
     ServerCapabilities, ServerConfig, TASKS_EXTENSION_ID, Task, Tool, ToolAnnotations, UpdateTaskParams,
 };
 use rmcp::service::RequestContext;
@@ -27,6 +28,7 @@ pub(crate) mod answer;
 mod line;
 pub(crate) mod message;
 mod progress;
+mod resources;
 mod service;
 pub mod stdio;
 mod tasks;
@@ -98,11 +100,11 @@ impl McpServer {
 
     /// Arguments down, outcome up, and a word now and then in between.
     async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> Called {
-        let Surface { dialect, options, links, observer, .. } = &*self.surface;
+        let Surface { dialect, options, observer, .. } = &*self.surface;
         let (caller, origin) = (caller(context), origin(context));
         let watching = observer.begin(dialect.id, row.name);
         let show_host_paths = options.show_host_paths && caller.show_host_paths;
-        let (options, links) = (Options { show_host_paths, ..options.clone() }, links.at(now()));
+        let (options, links) = (Options { show_host_paths, ..options.clone() }, self.links());
         let scene = Scene { tool: row.name, args: &args, options: &options, links: &links };
         let tenant = caller.tenant.0.clone();
         let end = |called: Called, facts, refused, cancelled| {
@@ -124,8 +126,7 @@ impl McpServer {
         let (events, reporter) = progress::start(context);
         let call = self.engine_call(caller, EventSink(events));
         observer.lowered(&call, &op);
-        let may_last = self.surface.has_tasks() && tasks::declared(context);
-        let done = tasks::execute(&*self.engine, &call, op, may_last);
+        let done = tasks::execute(&*self.engine, &call, op, self.may_last(context));
         let mut done = pin!(done);
         let result = tokio::select! {
             result = &mut done => result,
@@ -149,6 +150,11 @@ impl McpServer {
         }
     }
 
+    /// As they are written now.
+    fn links(&self) -> Links {
+        self.surface.links.at(now())
+    }
+
     fn engine_call(&self, caller: Caller, events: EventSink) -> Call {
         let Caller { tenant, connection, .. } = caller;
         Call { tenant, realm: Realm(self.surface.dialect.id), connection, cancel: self.halt.child_token(), events }
@@ -162,6 +168,13 @@ fn caller(context: &RequestContext<RoleServer>) -> Caller {
 
 fn origin(context: &RequestContext<RoleServer>) -> Origin {
     context.extensions.get::<Origin>().cloned().unwrap_or_default()
+}
+
+fn only_page(page: Option<PaginatedRequestParams>) -> Result<(), ErrorData> {
+    match page.and_then(|page| page.cursor) {
+        Some(_) => Err(ErrorData::invalid_params("unknown cursor: the list has one page", None)),
+        None => Ok(()),
+    }
 }
 
 fn now() -> u64 {
@@ -181,7 +194,7 @@ pub(crate) struct Begun(pub(crate) CancellationToken);
 
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
-        let mut capabilities = ServerCapabilities::builder().enable_tools().build();
+        let mut capabilities = ServerCapabilities::builder().enable_tools().enable_resources().build();
         if self.surface.has_tasks() {
             capabilities.extensions.get_or_insert_default().insert(TASKS_EXTENSION_ID.into(), Map::new());
         }
@@ -222,13 +235,39 @@ impl ServerHandler for McpServer {
         page: Option<PaginatedRequestParams>,
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        if page.is_some_and(|page| page.cursor.is_some()) {
-            return Err(ErrorData::invalid_params("unknown cursor: the list has one page", None));
-        }
+        only_page(page)?;
         self.surface.observer.tools_listed(&origin(&context), self.surface.dialect.id, self.surface.tools.len());
         Ok(ListToolsResult::with_all_items(self.surface.tools.to_vec())
             .with_ttl_ms(LIST_TTL_MS)
             .with_cache_scope(CacheScope::Private))
+    }
+
+    async fn list_resources(
+        &self,
+        page: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        only_page(page)?;
+        resources::list(self, &context).await.map(ListResourcesResult::with_all_items)
+    }
+
+    async fn list_resource_templates(
+        &self,
+        page: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        only_page(page)?;
+        Ok(ListResourceTemplatesResult::with_all_items(resources::templates(&self.surface.links))
+            .with_ttl_ms(LIST_TTL_MS)
+            .with_cache_scope(CacheScope::Private))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        resources::read(self, &request.uri, &context).await.map(ReadResourceResponse::from)
     }
 
     async fn call_tool(

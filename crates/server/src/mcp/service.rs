@@ -123,11 +123,12 @@ fn capability(method: &str) -> Option<fn(&ServerCapabilities) -> bool> {
         "logging/setLevel" => Some(|declared| declared.logging.is_some()),
         "tasks/get" | "tasks/cancel" | "tasks/update" => Some(ServerCapabilities::supports_tasks),
         "prompts/list" | "prompts/get" => Some(|declared| declared.prompts.is_some()),
-        "resources/list"
-        | "resources/templates/list"
-        | "resources/read"
-        | "resources/subscribe"
-        | "resources/unsubscribe" => Some(|declared| declared.resources.is_some()),
+        "resources/list" | "resources/templates/list" | "resources/read" => {
+            Some(|declared| declared.resources.is_some())
+        }
+        "resources/subscribe" | "resources/unsubscribe" => {
+            Some(|declared| declared.resources.as_ref().is_some_and(|declared| declared.subscribe == Some(true)))
+        }
         _ => None,
     }
 }

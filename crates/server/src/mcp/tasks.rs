@@ -3,17 +3,17 @@
 //! A task is a background run of the engine and nothing more: its id is the run's, which only its tenant can use, and its result
 //! is what the tool would have answered. Nothing is kept here, so any connection can ask.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, RunCode, RunCommand, RunOutcome, RunProgress};
 use rmcp::model::{ClientCapabilities, DetailedTask, GetTaskResult, Task, TaskPayload, TaskStatus};
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{Execute, McpServer, Surface, to_mcp};
+use super::{Execute, McpServer, Surface, now, to_mcp};
 use crate::dialect::{Args, Scene, iso8601, shown};
 
 /// A call that ends within this time is answered as ever: a task costs the client at least one more round.
@@ -44,17 +44,31 @@ impl Surface {
     }
 }
 
-/// Declared on this request, or by `initialize` where that speaks for all requests.
-pub(super) fn declared(context: &RequestContext<RoleServer>) -> bool {
-    context.client_capabilities().as_ref().is_some_and(ClientCapabilities::supports_tasks)
+impl McpServer {
+    /// How long a run may last as a task, if the client can take one. It says so with this request, or with `initialize` where
+    /// that speaks for all requests.
+    pub(super) fn may_last(&self, context: &RequestContext<RoleServer>) -> Option<Duration> {
+        let declared = || context.client_capabilities().as_ref().is_some_and(ClientCapabilities::supports_tasks);
+        (self.surface.has_tasks() && declared()).then(|| Duration::from_secs(self.surface.options.max_timeout))
+    }
 }
 
-/// As the engine does it; but a run that lasts becomes a task where `may_last` says that the client can take one.
-pub(super) async fn execute(engine: &dyn Execute, call: &Call, op: Op, may_last: bool) -> Result<Done, EngineError> {
-    let op = match op {
-        Op::RunCode(run) if may_last && !run.background => Op::RunCode(RunCode { background: true, ..run }),
-        Op::RunCommand(run) if may_last && !run.background => Op::RunCommand(RunCommand { background: true, ..run }),
-        other => return engine.execute(call, other).await.map(Done::Outcome),
+/// As the engine does it; but where `may_last` says how long a call may ask for, a run that lasts becomes a task.
+pub(super) async fn execute(
+    engine: &dyn Execute,
+    call: &Call,
+    op: Op,
+    may_last: Option<Duration>,
+) -> Result<Done, EngineError> {
+    // A background run that names no time gets more than a call would.
+    let op = match (op, may_last) {
+        (Op::RunCode(run), Some(longest)) if !run.background => {
+            Op::RunCode(RunCode { background: true, timeout: run.timeout.or(Some(longest)), ..run })
+        }
+        (Op::RunCommand(run), Some(longest)) if !run.background => {
+            Op::RunCommand(RunCommand { background: true, timeout: run.timeout.or(Some(longest)), ..run })
+        }
+        (other, _) => return engine.execute(call, other).await.map(Done::Outcome),
     };
     match engine.execute(call, op).await? {
         Outcome::Started(started) => begun(engine, call, started.run).await,
@@ -102,7 +116,6 @@ async fn look(
 
 fn task(progress: &RunProgress) -> Task {
     let moment = |seconds: u64| iso8601(i64::try_from(seconds).unwrap_or(i64::MAX));
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let updated = progress.ended_at.unwrap_or_else(now).max(progress.started_at);
     let task = Task::new(&progress.run, TaskStatus::Working, moment(progress.started_at), moment(updated))
         .with_ttl_ms(TTL_MS)
@@ -155,14 +168,14 @@ pub(super) async fn update(
 }
 
 /// What the tool would have answered.
-fn result(surface: &Surface, progress: RunProgress) -> serde_json::Map<String, Value> {
+fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     let Surface { dialect, options, links, .. } = surface;
-    let Some(row) = dialect.background else { return serde_json::Map::new() };
-    let scene = Scene { tool: row.name, args: &Args::new(), options, links };
+    let Some(row) = dialect.background else { return Map::new() };
+    let scene = Scene { tool: row.name, args: &Args::new(), options, links: &links.at(super::now()) };
     let answer = (row.render)(&scene, Outcome::Progress(progress));
     match serde_json::to_value(to_mcp(answer)) {
         Ok(Value::Object(members)) => members,
-        _ => serde_json::Map::new(),
+        _ => Map::new(),
     }
 }
 

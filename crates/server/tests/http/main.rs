@@ -4,6 +4,7 @@
 mod client;
 mod connections;
 mod engine;
+mod files;
 mod protocol;
 mod sessions;
 mod shutdown;
