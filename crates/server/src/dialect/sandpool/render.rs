@@ -273,14 +273,14 @@ fn begun(started: RunInfo) -> Answer {
 fn goes_on(progress: RunProgress) -> Answer {
     let mut note = String::from("It still runs: call wait_run again with this cursor.");
     if progress.dropped > 0 {
-        note.push_str(&format!(" {} bytes of output are no longer kept.", progress.dropped));
+        note.push_str(&format!(" {} bytes before this output are left out.", progress.dropped));
     }
     Answer::json(&Run {
         status: "running",
         note: Some(note),
         context: Some(progress.context_id),
         run: Some(progress.run),
-        output: Some(clipped(&progress.output, TEXT_BUDGET).into_owned()),
+        output: Some(progress.output),
         cursor: Some(progress.cursor),
         ..Run::default()
     })
