@@ -37,6 +37,8 @@ pub struct EngineConfig {
     /// Of the code of one run.
     pub max_code_bytes: usize,
     pub health_interval: Duration,
+    /// How often what dead servers left behind is looked for.
+    pub orphan_interval: Duration,
     /// How long a run waits for a permit.
     pub queue_wait: Duration,
     /// Runs of one tenant in one realm that may wait at once.
@@ -72,6 +74,7 @@ impl Default for EngineConfig {
             max_files_listed: 10_000,
             max_code_bytes: 8 << 20,
             health_interval: Duration::from_secs(300),
+            orphan_interval: Duration::from_secs(600),
             queue_wait: Duration::from_secs(30),
             queue_length: 100,
             shutdown_grace: Duration::from_secs(30),

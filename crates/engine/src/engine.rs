@@ -310,6 +310,7 @@ impl Inner {
 
         self.tasks.spawn(pool.clone().keep());
         self.tasks.spawn(upkeep(self.clone()));
+        self.tasks.spawn(sweep_orphans(self.clone()));
         for realm in self.tenants.realms() {
             if let Some(kept) = realm.kept {
                 // Before the first call: links to files of an earlier engine work at once.
@@ -403,6 +404,12 @@ async fn upkeep(inner: Arc<Inner>) {
     while inner.pause(UPKEEP).await {
         inner.live.retry().await;
         inner.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
+    }
+}
+
+async fn sweep_orphans(inner: Arc<Inner>) {
+    while inner.pause(inner.config.orphan_interval).await {
+        inner.live.reap_orphans().await;
     }
 }
 

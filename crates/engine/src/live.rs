@@ -177,6 +177,13 @@ impl Live {
         }
     }
 
+    /// What dead servers left.
+    pub(crate) async fn reap_orphans(&self) {
+        if let Err(error) = self.shared.backend.reap_orphans().await {
+            tracing::warn!(%error, "what dead servers left behind cannot be swept");
+        }
+    }
+
     /// Tries again what could not be destroyed before.
     pub(crate) async fn retry(&self) {
         let all = self.held();

@@ -59,13 +59,26 @@ impl Instance {
         // One at a time: between its mkdir and its lock an instance looks like a dead one.
         let gate = lock_file(&state_dir.join("instances.lock"))?;
         flock(&gate, FlockOperation::LockExclusive)?;
-        sweep_dead(&all);
+        sweep_dead(&all, PATIENCE);
         let dir = all.join(name);
         private_dir(&dir)?;
         let lock = lock_file(&dir.join("lock"))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         fs::write(dir.join("instance.json"), serde_json::to_vec(&Owned { cgroups })?)?;
         Ok(Self { state_dir: state_dir.to_owned(), dir, _lock: lock, _server: server })
+    }
+
+    /// Destroys what servers of this state directory left that died since this one began. Whoever lives holds its lock, so
+    /// servers side by side never touch each other's.
+    pub fn sweep_others(&self) -> io::Result<()> {
+        let gate = lock_file(&self.state_dir.join("instances.lock"))?;
+        match flock(&gate, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => sweep_dead(&self.state_dir.join("instances"), Duration::ZERO),
+            // A server that is just starting does the same.
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(e) => return Err(e.into()),
+        }
+        Ok(())
     }
 
     /// At the end, when no sandbox is left.
@@ -104,21 +117,28 @@ fn sole(state_dir: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-fn sweep_dead(all: &Path) {
+fn sweep_dead(all: &Path, patience: Duration) {
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
         let dir = entry.path();
         // Whoever lives holds its lock.
         let Ok(lock) = lock_file(&dir.join("lock")) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            sweep(&dir);
+            sweep(&dir, patience);
         }
     }
 }
 
 /// Destroys what belongs to the instance in `dir`, and `dir`. Unreadable records cost their cgroups, not the start.
-fn sweep(dir: &Path) {
-    let until = Instant::now() + PATIENCE;
-    while !sweep_cgroups(dir) && Instant::now() < until {
+fn sweep(dir: &Path, patience: Duration) {
+    let until = Instant::now() + patience;
+    while !sweep_cgroups(dir) {
+        if Instant::now() >= until {
+            // Without patience there is a next time.
+            if patience.is_zero() {
+                return;
+            }
+            break;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
     let _ = fs::remove_dir_all(dir);
@@ -149,6 +169,18 @@ mod tests {
         let _c = Instance::open(&dir, "c", true, vec![]).unwrap();
         assert!(!dir.join("instances/a").exists(), "a dead instance is swept");
         assert!(dir.join("instances/b").exists(), "a living one is not");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_living_server_sweeps_what_a_dead_one_left_and_nothing_else() {
+        let dir = crate::test_dir("sweep");
+        let a = Instance::open(&dir, "a", false, vec![]).unwrap();
+        let b = Instance::open(&dir, "b", false, vec![]).unwrap();
+        let dead = Instance::open(&dir, "c", false, vec![]).unwrap();
+        drop(dead);
+        a.sweep_others().unwrap();
+        assert!(!dir.join("instances/c").exists() && b.dir.exists() && a.dir.exists());
         fs::remove_dir_all(dir).unwrap();
     }
 

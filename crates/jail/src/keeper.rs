@@ -281,6 +281,10 @@ impl Keeper {
                 let reply = self.discard(&name);
                 self.answer(id, reply);
             }
+            Call::SweepOthers => {
+                let reply = self.instance.sweep_others().map_or_else(|e| failed(e.to_string()), |()| Reply::Done);
+                self.answer(id, reply);
+            }
             Call::List => self.answer(id, Reply::List(self.cells.values().map(|c| c.id.clone()).collect())),
             Call::Survey { .. } => self.answer(id, Reply::Survey(self.survey.clone())),
             Call::Start(_) => self.answer(id, failed("already started")),

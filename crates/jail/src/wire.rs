@@ -44,6 +44,8 @@ pub enum Call {
         sandbox: String,
     },
     List,
+    /// Destroys what other servers of the same state directory left when they died.
+    SweepOthers,
     /// The kept volumes.
     Kept,
     Discard {

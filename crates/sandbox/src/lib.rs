@@ -130,6 +130,10 @@ pub trait Backend: Send + Sync {
     async fn kept(&self) -> Result<Vec<Kept>, BackendError>;
     /// Deletes a kept volume. Idempotent; refused with [`BackendError::InUse`] while a sandbox has it.
     async fn discard(&self, name: &str) -> Result<(), BackendError>;
+    /// Destroys what dead servers left behind; ownership is a label, so what lives is never touched.
+    async fn reap_orphans(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Destroys everything and waits until nothing is left. Kept volumes stay.
     async fn shutdown(&self);
 }

@@ -427,6 +427,13 @@ impl Backend for Native {
         }
     }
 
+    async fn reap_orphans(&self) -> Result<(), BackendError> {
+        match self.link.call(Call::SweepOthers, &[]).await? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(other)),
+        }
+    }
+
     async fn shutdown(&self) {
         let _ = self.link.call(Call::Shutdown, &[]).await;
         let process = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,5 +1,6 @@
 //! Puts the parts together: configuration to engine, the native back end and its guest.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,23 @@ use crate::dialect::{Links, Options};
 use crate::files::{Stat, Store, StoredFile};
 use crate::mcp::{Execute, Executing};
 
+/// What no session could be made with is said at the start, and not to the first client.
+fn check_volumes(config: &Config) -> Result<(), Failed> {
+    for volume in &config.dialects.sessions.volumes {
+        let wrong = |why: &str| Failed(format!("`microsandbox.volumes`: `{}` {why}", volume.host.display()));
+        let found = std::fs::symlink_metadata(&volume.host).map_err(|error| wrong(&error.to_string()))?;
+        if !found.is_dir() {
+            return Err(wrong("is not a directory"));
+        }
+        if !volume.read_only && (found.uid() == 0 || found.gid() == 0) {
+            return Err(wrong(
+                "belongs to root: what code writes there would, too; give it to another user and group, or share it read-only with `:ro`",
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// The native back end's launcher: a process of its own, started while this one still has a single thread.
 pub struct Native {
     launcher: Launcher,
@@ -23,6 +41,7 @@ pub struct Native {
 
 impl Native {
     pub fn launch(config: &Config, reach: Reach) -> Result<Self, Failed> {
+        check_volumes(config)?;
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
         let config = NativeConfig {
@@ -119,6 +138,7 @@ pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> En
         file_secret,
         shutdown_grace: shutdown_grace(config),
         start_timeout: sessions.start_timeout,
+        orphan_interval: sessions.orphan_interval,
         pool_realm: default.unwrap_or(usual.pool_realm),
         ..usual
     }
