@@ -257,6 +257,23 @@ mod tests {
         assert_eq!(Address::parse(&format!("/files/{KEY}/{}", "x".repeat(LONGEST_PATH + 1))), None);
     }
 
+    /// A07, A12: every string of four of these pieces, some fifty thousand.
+    #[test]
+    fn whatever_is_read_stays_below_and_is_written_the_same() {
+        let pieces = ["/", "\\", ".", "..", "%", "25", "2e", "%2e", "%2F", "%5c", "%00", "%c0%af", "a", " ", ";"];
+        let mut read = 0;
+        for n in 0..pieces.len().pow(4) {
+            let raw: String = (0..4).map(|at| pieces[n / pieces.len().pow(at) % pieces.len()]).collect();
+            let Some(address) = Address::parse(&format!("/files/{KEY}/{raw}")) else { continue };
+            read += 1;
+            let below = |part: &str| !["", ".", ".."].contains(&part) && !part.contains(['\\', '\0']);
+            assert!(address.path.split('/').all(below), "{raw:?} is {:?}", address.path);
+            let link = links().to(KEY, &address.path).unwrap();
+            assert_eq!(Address::parse(link.strip_prefix("http://127.0.0.1:1").unwrap()), Some(address), "{raw:?}");
+        }
+        assert!(read > 1_000, "{read} of them");
+    }
+
     /// X20: the signature covers key, path, what may be done, and the end.
     #[test]
     fn a_signature_holds_for_one_file_until_its_end() {
