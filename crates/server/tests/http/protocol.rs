@@ -109,6 +109,8 @@ async fn other_content_is_refused() {
         let answer = server.client().await.ask("POST", "/mcp", &headers, list.as_bytes()).await;
         assert_eq!(answer.refusal(), (415, -32000), "{kind:?}");
     }
+    let zipped = [("content-type", "application/json"), ("content-encoding", "gzip")];
+    assert_eq!(server.client().await.ask("POST", "/mcp", &zipped, list.as_bytes()).await.refusal(), (415, -32000));
     let headers = [("content-type", "Application/Json; charset=utf-8")];
     assert_eq!(server.client().await.ask("POST", "/mcp", &headers, list.as_bytes()).await.status, 200);
     server.stop().await;

@@ -239,6 +239,20 @@ async fn a_stream_that_nobody_comes_back_for_is_given_up() {
 }
 
 #[tokio::test]
+async fn progress_that_nobody_reads_keeps_no_call_alive() {
+    let server = Server::with(HttpOptions { resume_within: Duration::from_millis(100), ..quick() }).await;
+    let id = session(&server, "2025-11-25", &[]).await;
+    let mut flood = call(1, "flood", json!({}));
+    flood["params"]["_meta"] = json!({ "progressToken": 1 });
+    let mut calling = server.client().await;
+    calling.send_json(&[("mcp-session-id", &id), BOTH], &flood).await;
+    calling.head().await;
+    drop(calling);
+    eventually("it is cancelled", || server.toy.cancelled() == 1).await;
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_service_can_ask_its_client() {
     let server = Server::with(quick()).await;
     let id = session(&server, "2025-11-25", &[]).await;
