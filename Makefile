@@ -1,5 +1,5 @@
 # build   release binaries, the static guest inside        test   everything that must hold, for CI
-# run     build, prepare the languages, serve on stdio     check  format, lints, licences, documents
+# run     build, prepare the languages, serve over HTTP    check  format, lints, licences, documents
 # hostile the hostile tests in full                        clean  remove what was built
 
 SHELL := /bin/bash
@@ -20,7 +20,7 @@ build:
 run: build
 	@$(SANDPOOL) setup >&2
 	@scripts/client-config '$(SANDPOOL)'
-	@exec $(SANDPOOL) stdio
+	@exec $(SANDPOOL) serve
 
 needs:
 	@scripts/test-needs
