@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -57,6 +56,10 @@ impl Runs {
         lock(&self.all).retain(|run| !run.is_forgotten());
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.all).is_empty()
+    }
+
     pub(crate) fn running(&self) -> usize {
         lock(&self.all).iter().filter(|run| !run.has_ended()).count()
     }
@@ -70,8 +73,8 @@ pub(crate) struct Background {
     started_at: u64,
     pub(crate) cancel: CancellationToken,
     record: Mutex<Record>,
-    /// Counts what happened.
-    changed: watch::Sender<u64>,
+    /// Cancelled by the end, which others wait for.
+    over: CancellationToken,
 }
 
 #[derive(Default)]
@@ -99,7 +102,7 @@ impl Background {
             started_at: unix_now(),
             cancel,
             record: Mutex::default(),
-            changed: watch::Sender::new(0),
+            over: CancellationToken::new(),
         }
     }
 
@@ -112,13 +115,11 @@ impl Background {
         let over = record.ring.len().saturating_sub(RING);
         record.ring.drain(..over);
         record.start += over as u64;
-        drop(record);
-        self.changed.send_modify(|changes| *changes += 1);
     }
 
     pub(crate) fn finish(&self, result: Result<Box<Ran>, EngineError>) {
         lock(&self.record).end = Some(End { at: Instant::now(), unix: unix_now(), result });
-        self.changed.send_modify(|changes| *changes += 1);
+        self.over.cancel();
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -129,19 +130,8 @@ impl Background {
         lock(&self.record).end.as_ref().is_some_and(|end| end.at.elapsed() >= REMEMBERED)
     }
 
-    /// Waits until there is something after `cursor`, or nothing more can come.
-    pub(crate) async fn news(&self, cursor: u64) {
-        let mut watching = self.changed.subscribe();
-        while !self.has_news(cursor) {
-            if watching.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-
-    fn has_news(&self, cursor: u64) -> bool {
-        let record = lock(&self.record);
-        record.end.is_some() || record.total() > cursor
+    pub(crate) async fn ended(&self) {
+        self.over.cancelled().await;
     }
 
     /// At most `budget` bytes, the newest.

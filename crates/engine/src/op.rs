@@ -82,7 +82,8 @@ pub enum Op {
     RunCommand(RunCommand),
     /// A fresh interpreter for this call alone, with the conversation's `/data`.
     RunOnce(RunOnce),
-    /// What a background run printed since `cursor`; waits up to `wait` for more, or for its end.
+    /// What a background run printed since `cursor`; waits up to `wait` for its end. (Not for the next line: whoever asks again
+    /// for each of them pays for every answer.)
     WaitRun {
         run: String,
         cursor: Option<u64>,

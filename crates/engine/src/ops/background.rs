@@ -49,8 +49,8 @@ impl World {
     ) -> Result<Outcome, EngineError> {
         let run = self.holdings.tenant.background.find(call.realm, run)?;
         let cursor = cursor.unwrap_or(0);
-        let news = tokio::time::timeout(wait.min(LONGEST_WAIT), run.news(cursor));
-        let _ = self.unless_over(call, news).await?;
+        let end = tokio::time::timeout(wait.min(LONGEST_WAIT), run.ended());
+        let _ = self.unless_over(call, end).await?;
         Ok(Outcome::Progress(run.progress(cursor, self.holdings.config().text_budget)))
     }
 

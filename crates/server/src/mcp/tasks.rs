@@ -10,7 +10,6 @@ use rmcp::model::{ClientCapabilities, DetailedTask, GetTaskResult, Task, TaskPay
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer};
 use serde_json::{Map, Value};
-use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{Execute, McpServer, Surface, now, to_mcp};
@@ -18,9 +17,6 @@ use crate::dialect::{Args, Scene, iso8601, shown};
 
 /// A call that ends within this time is answered as ever: a task costs the client at least one more round.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Between two looks at a run that prints all the time.
-const PACE: Duration = Duration::from_millis(50);
 
 const POLL_INTERVAL_MS: u64 = 1000;
 
@@ -78,37 +74,24 @@ pub(super) async fn execute(
 
 /// Waits a little for the end of a run. Until the client has a task, it is the call that can be cancelled.
 async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<Done, EngineError> {
-    let soon = Instant::now() + PATIENCE;
-    let mut seen = None;
-    loop {
-        let wait = soon.saturating_duration_since(Instant::now());
-        // The last look is at everything, for the task's message.
-        let cursor = seen.filter(|_| !wait.is_zero());
-        let progress = tokio::select! {
-            progress = look(engine, call, run.clone(), cursor, wait) => progress?,
-            () = call.cancel.cancelled() => {
-                let call = Call { cancel: CancellationToken::new(), ..call.clone() };
-                engine.execute(&call, Op::CancelRun { run }).await?;
-                return Err(EngineError::Cancelled);
-            }
-        };
-        match progress.end {
-            Some(ended) => return ended.map(|ran| Done::Outcome(Outcome::Ran(ran))),
-            None if wait.is_zero() => return Ok(Done::Task(task(&progress))),
-            None => seen = Some(progress.cursor),
+    let progress = tokio::select! {
+        // First, for a look ends by the same token.
+        biased;
+        () = call.cancel.cancelled() => {
+            let call = Call { cancel: CancellationToken::new(), ..call.clone() };
+            engine.execute(&call, Op::CancelRun { run }).await?;
+            return Err(EngineError::Cancelled);
         }
-        sleep(PACE.min(wait)).await;
+        progress = look(engine, call, run.clone(), PATIENCE) => progress?,
+    };
+    match progress.end {
+        Some(ended) => ended.map(|ran| Done::Outcome(Outcome::Ran(ran))),
+        None => Ok(Done::Task(task(&progress))),
     }
 }
 
-async fn look(
-    engine: &dyn Execute,
-    call: &Call,
-    run: String,
-    cursor: Option<u64>,
-    wait: Duration,
-) -> Result<RunProgress, EngineError> {
-    match engine.execute(call, Op::WaitRun { run, cursor, wait }).await? {
+async fn look(engine: &dyn Execute, call: &Call, run: String, wait: Duration) -> Result<RunProgress, EngineError> {
+    match engine.execute(call, Op::WaitRun { run, cursor: None, wait }).await? {
         Outcome::Progress(progress) => Ok(progress),
         _ => Err(EngineError::Sandbox("the engine gave another kind of answer than was asked for".into())),
     }
@@ -138,7 +121,7 @@ pub(super) async fn get(
     context: &RequestContext<RoleServer>,
 ) -> Result<GetTaskResult, ErrorData> {
     let call = server.engine_call(super::caller(context), EventSink::default());
-    let progress = look(&*server.engine, &call, id, None, Duration::ZERO).await.map_err(refused)?;
+    let progress = look(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
     let task = task(&progress);
     let payload = match &progress.end {
         None => TaskPayload::Working,

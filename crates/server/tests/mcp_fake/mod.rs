@@ -358,7 +358,7 @@ impl FakeEngine {
                 let ended = run.cancelled || run.ends.is_some_and(|at| at <= Instant::now());
                 (ended, run.context.id.clone(), run.command, run.end.clone())
             })?;
-            if ended || from < output.len() || until <= Instant::now() {
+            if ended || until <= Instant::now() {
                 return Ok(Outcome::Progress(RunProgress {
                     run,
                     context_id,
