@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
@@ -58,6 +58,8 @@ pub(crate) struct Inner {
     calls: TaskTracker,
     pub(crate) tasks: TaskTracker,
     notices: broadcast::Sender<Notice>,
+    /// Runs that have their permits.
+    pub(crate) running: Arc<AtomicUsize>,
 }
 
 /// What there is at the moment.
@@ -66,6 +68,8 @@ pub struct Counts {
     pub contexts: BTreeMap<Realm, usize>,
     /// Contexts in which something runs or waits for its turn.
     pub busy: usize,
+    /// What executes, in contexts and conversations.
+    pub runs: usize,
     pub background_runs: usize,
     /// Used since the engine began, and still kept.
     pub conversations: usize,
@@ -107,6 +111,7 @@ impl Engine {
             calls: TaskTracker::new(),
             tasks,
             notices: broadcast::Sender::new(NOTICES),
+            running: Arc::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -164,6 +169,7 @@ impl Engine {
         let pool = self.inner.started.get().map(|started| started.pool.count());
         let mut counts = Counts {
             contexts: self.inner.tenants.realms().map(|config| (config.realm, 0)).collect(),
+            runs: self.inner.running.load(Ordering::SeqCst),
             background_runs: self.inner.tenants.tenants().iter().map(|tenant| tenant.background.running()).sum(),
             sessions: pool.as_ref().map_or(0, |pool| pool.sessions),
             sessions_available: pool.map_or(0, |pool| pool.available),
@@ -404,6 +410,7 @@ async fn upkeep(inner: Arc<Inner>) {
     while inner.pause(UPKEEP).await {
         inner.live.retry().await;
         inner.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
+        inner.tenants.forget_idle(&inner.config.pool_tenant);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::keyed::Keyed;
 use crate::op::{ContextInfo, EngineError, Quota, Realm, Tenant, Which};
 
 /// Bytes of files that one tenant may have on their way into sandboxes.
-const UPLOADS: usize = 64 << 20;
+pub(crate) const UPLOADS: usize = 64 << 20;
 
 /// One realm, and what all tenants have in it together.
 pub(crate) struct RealmState {
@@ -124,10 +124,19 @@ impl Holdings {
                 Ok(Reservation { holdings: self.clone(), charge: Some(charge) })
             }
             Err(error) => match contexts.least_used().filter(|_| config.evict_idle) {
-                Some(idle) => Err(Full::Evict(contexts.remove(idle, self))),
-                None => Err(Full::For(error)),
+                Some(idle) if self.would_fit(&contexts, memory) => Err(Full::Evict(contexts.remove(idle, self))),
+                _ => Err(Full::For(error)),
             },
         }
+    }
+
+    /// Whether there would be enough memory without the idle ones; else they would make room for nothing.
+    fn would_fit(&self, contexts: &Contexts, memory: u64) -> bool {
+        let most = self.realm.config.max_total_memory_bytes.unwrap_or(u64::MAX);
+        let idle = contexts.by_id.values().filter(|context| context.idle_since().is_some());
+        let idle: u64 = idle.map(|context| context.limits.memory_bytes).sum();
+        let held = self.realm.memory.load(Ordering::SeqCst);
+        held.saturating_sub(idle).saturating_add(memory) <= most
     }
 
     pub(crate) fn find(&self, wanted: &Which, connection: Option<&str>) -> Result<InUse, EngineError> {
@@ -191,6 +200,11 @@ impl Holdings {
     pub(crate) fn count(&self) -> (usize, usize) {
         let contexts = lock(&self.contexts);
         (contexts.by_id.len(), contexts.by_id.values().filter(|context| context.is_running()).count())
+    }
+
+    fn has_contexts(&self) -> bool {
+        let contexts = lock(&self.contexts);
+        !contexts.by_id.is_empty() || contexts.unlisted > 0
     }
 
     /// A place in the queue; `None` when it is full.
@@ -395,6 +409,16 @@ impl Tenants {
 
     pub(crate) fn all(&self) -> Vec<Arc<Holdings>> {
         lock(&self.all).holdings.values().cloned().collect()
+    }
+
+    /// Forgets who has nothing. The pool's tenant stays: its sessions are in its groups.
+    pub(crate) fn forget_idle(&self, pool_tenant: &Tenant) {
+        let mut all = lock(&self.all);
+        let in_use = |holdings: &Arc<Holdings>| Arc::strong_count(holdings) > 1 || holdings.has_contexts();
+        all.holdings.retain(|(tenant, _), holdings| tenant == pool_tenant || in_use(holdings));
+        all.tenants.retain(|tenant, state| {
+            tenant == pool_tenant || Arc::strong_count(state) > 1 || !state.background.is_empty()
+        });
     }
 
     pub(crate) fn tenants(&self) -> Vec<Arc<TenantState>> {

@@ -2,6 +2,8 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,6 +22,13 @@ const TELL_WAITING: Duration = Duration::from_secs(1);
 pub(super) struct Permits {
     _realm: OwnedSemaphorePermit,
     _tenant: Option<OwnedSemaphorePermit>,
+    running: Arc<AtomicUsize>,
+}
+
+impl Drop for Permits {
+    fn drop(&mut self) {
+        self.running.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl World {
@@ -64,7 +73,13 @@ impl World {
             Some(runs) => Some(runs.clone().try_acquire_owned().ok()?),
             None => None,
         };
-        Some(Permits { _realm: realm, _tenant: tenant })
+        Some(self.had(realm, tenant))
+    }
+
+    fn had(&self, realm: OwnedSemaphorePermit, tenant: Option<OwnedSemaphorePermit>) -> Permits {
+        let running = self.inner.running.clone();
+        running.fetch_add(1, Ordering::SeqCst);
+        Permits { _realm: realm, _tenant: tenant, running }
     }
 
     /// Waits for them, but not for ever.
@@ -80,7 +95,7 @@ impl World {
                 Some(runs) => Some(runs.clone().acquire_owned().await),
                 None => None,
             };
-            Ok(Permits { _realm: realm?, _tenant: tenant.transpose()? })
+            Ok(self.had(realm?, tenant.transpose()?))
         };
         let why = format!("all {} sessions are busy", self.holdings.config().runs_at_once);
         match self.wait(call, over, &why, tokio::time::timeout(queue_wait, acquiring)).await? {

@@ -103,7 +103,6 @@ impl Attempt<'_> {
             Failure::NotFound => (NOT_FOUND, format!("{program}: command not found\n")),
             Failure::Io => (NOT_EXECUTABLE, format!("{}\n", refused.why)),
             Failure::Environment => return Err(EngineError::InvalidEnvironment(refused.why)),
-            Failure::Busy => return Err(EngineError::Busy(std::time::Duration::ZERO)),
             _ => return Err(EngineError::Sandbox(refused.why)),
         };
         let stderr = Captured { total_bytes: text.len() as u64, text, ..Captured::default() };

@@ -1,12 +1,11 @@
 //! A file into the sandbox. The guest writes it; the host never touches a path the guest can change.
 
-use std::time::Duration;
-
 use proto::{FromGuest, MAX_CHUNK, ToGuest};
 
 use super::site::Site;
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
+use crate::holdings::UPLOADS;
 use crate::op::{Call, EngineError, Holder, Outcome};
 
 impl World {
@@ -26,7 +25,8 @@ impl World {
         // Cancelled or not, the content stays in memory until the guest has it.
         let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let uploads = self.holdings.tenant.uploads.clone();
-        let room = uploads.try_acquire_many_owned(size).map_err(|_| EngineError::Busy(Duration::ZERO))?;
+        let full = |_| EngineError::OverLimit { what: "bytes_uploaded_at_once", limit: UPLOADS.to_string() };
+        let room = uploads.try_acquire_many_owned(size).map_err(full)?;
         let site = self.site(call, holder).await?;
         let writing = async move {
             let written = tokio::time::timeout(FILE_WAIT, write(&site, &path, &content, limit)).await;

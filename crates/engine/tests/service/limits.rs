@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Happened, NewContext, Notice, Quota, Realm, RunCode, RunOutcome, Target, Which};
+use engine::op::{Happened, NewContext, Notice, Quota, Realm, RunCode, RunOutcome, Size, Target, Which};
 use engine::{Call, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -103,6 +103,43 @@ async fn the_memory_of_all_sessions_together_is_limited() {
     ran(engine.execute(&stranger, session("c", "print")).await);
 }
 
+/// What others hold cannot be made room in by giving up one's own.
+#[tokio::test(start_paused = true)]
+async fn nobody_makes_room_in_vain() {
+    let backend = FakeBackend::new();
+    let config = with_realm(Realm::MICROSANDBOX, |realm| realm.max_total_memory_bytes = Some(3072 << 20));
+    let engine = engine_with(&backend, config).await;
+    let stranger = Call { tenant: Tenant("stranger".into()), ..call_in(Realm::MICROSANDBOX) };
+    let caller = call_in(Realm::MICROSANDBOX);
+    ran(engine.execute(&stranger, session("theirs", "print")).await);
+    ran(engine.execute(&caller, session("mine", "print")).await);
+    let large = NewContext { size: Some(Size::Large), ..NewContext::named("", Language::Python) };
+    let over = engine.execute(&caller, Op::CreateContext(large)).await;
+    assert!(matches!(over, Err(EngineError::OverLimit { what: "max_total_memory_mb", .. })), "{over:?}");
+    assert_eq!(ids(&engine, &caller).await, ["mine"]);
+    let medium = NewContext { size: Some(Size::Medium), ..NewContext::named("", Language::Python) };
+    let fits = created(engine.execute(&caller, Op::CreateContext(medium)).await);
+    assert_eq!(ids(&engine, &caller).await, [fits.id], "`mine` made room");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_has_nothing_is_forgotten_and_one_that_has_something_is_not() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let tenant = |n: usize| call_of(&Tenant(format!("t{n}")));
+    let kept = created(engine.execute(&tenant(0), create_op("a")).await).id;
+    ran(engine.execute(&tenant(0), run_op(&kept, "set x 1")).await);
+    for n in 1..50 {
+        engine.execute(&tenant(n), Op::ListContexts).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(text(&ran(engine.execute(&tenant(0), run_op(&kept, "get x")).await).stdout), "1\n");
+    let groups: Vec<String> = backend.specs().into_iter().map(|spec| spec.groups[0].name.clone()).collect();
+    let again = created(engine.execute(&tenant(0), create_op("b")).await);
+    assert_eq!(backend.specs().last().unwrap().groups[0].name, groups[3], "the same budget: {}", again.id);
+    assert_eq!(engine.counts().runs, 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_tenants_quota_reaches_over_all_realms() {
     let backend = FakeBackend::new();
@@ -174,7 +211,8 @@ async fn uploads_under_way_are_bounded_per_tenant() {
         caller.cancel.cancel();
         assert_eq!(running.await.unwrap(), Err(EngineError::Cancelled));
     }
-    assert_eq!(engine.execute(&call(), write("one more", 1)).await, Err(EngineError::Busy(Duration::ZERO)));
+    let over = engine.execute(&call(), write("one more", 1)).await;
+    assert_eq!(over, Err(EngineError::OverLimit { what: "bytes_uploaded_at_once", limit: (64 << 20).to_string() }));
     tokio::time::sleep(Duration::from_secs(31)).await;
     assert!(engine.execute(&call(), write("later", 1)).await.is_ok());
 }
