@@ -26,7 +26,7 @@ impl From<super::Denied> for Denied {
     fn from(denied: super::Denied) -> Self {
         let (name, value) = denied.header();
         let value = HeaderValue::from_str(&value).ok().map(|value| (name, value));
-        Self { status: denied.status(), headers: HeaderMap::from_iter(value), body: denied.body() }
+        Self { status: denied.status(), headers: Box::new(HeaderMap::from_iter(value)), body: denied.body() }
     }
 }
 

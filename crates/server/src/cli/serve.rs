@@ -248,7 +248,7 @@ impl Server {
         let (parts, _) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
         if let Err(denied) = Gate::admit(gate, &parts, peer) {
-            return (denied.status, denied.headers, denied.body.to_string()).into_response();
+            return (denied.status, *denied.headers, denied.body.to_string()).into_response();
         }
         let counts = self.engine.counts();
         let gauges = Gauges {

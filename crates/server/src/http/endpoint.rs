@@ -29,7 +29,7 @@ use super::replay::Replay;
 use super::revision::{self, Era};
 use super::session::{self, Listener, Session, Sessions};
 use super::sse::{self, Source};
-use super::{App, Caller, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
+use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
 use crate::logging::HTTP_LOG;
 use crate::logging::lines::HttpLine;
 use crate::mcp::answer::{self, MAX_ANSWER};
@@ -109,7 +109,7 @@ impl Server {
         let (parts, body) = request.into_parts();
         let cors = match self.guard.check(&parts, connection.local) {
             Ok(cors) => cors,
-            Err(refusal) => return refusal,
+            Err(refusal) => return refused(refusal.status, refusal.why),
         };
         let mut response = self.dispatch(parts, body, connection, request_id).await;
         cors.apply(response.headers_mut());
@@ -136,11 +136,7 @@ impl Server {
         };
         let caller = match self.app.gate.admit(&parts, connection.peer) {
             Ok(caller) => caller,
-            Err(denied) => {
-                let mut response = json(denied.status, denied.body.to_string());
-                response.headers_mut().extend(denied.headers);
-                return response;
-            }
+            Err(denied) => return turned_away(denied),
         };
         tracing::Span::current().record("tenant", &caller.tenant.0);
         let name = if name.is_empty() { &self.app.default } else { &name };
@@ -151,7 +147,7 @@ impl Server {
         };
         let place = Place { endpoint, name, caller, request_id: request_id.to_string(), peer: connection.peer };
         match parts.method {
-            Method::POST => self.post(place, &parts.headers, body, connection).await,
+            Method::POST => self.post(place, &parts, body, connection).await,
             Method::GET | Method::HEAD => {
                 connection.busy();
                 self.get(place, &parts.headers).await
@@ -164,10 +160,11 @@ impl Server {
     async fn post(
         &self,
         place: Place<'_>,
-        headers: &HeaderMap,
+        parts: &Parts,
         body: IncomingBody,
         connection: &Arc<Connection>,
     ) -> Response<Body> {
+        let headers = &parts.headers;
         HttpLine::Request { peer: connection.peer }.log();
         let Some(form) = Form::of(headers) else {
             let why = "the answer is application/json or text/event-stream; Accept allows neither";
@@ -193,7 +190,15 @@ impl Server {
         };
         match message::read(&bytes, batches) {
             Ok(Incoming::One(message)) => self.one(place, headers, form, session, message).await,
-            Ok(Incoming::Batch(messages)) => self.batch(place, headers, form, session, messages).await,
+            Ok(Incoming::Batch(messages)) => {
+                // Each message counts as a request of its own for those who count.
+                for _ in 1..messages.len() {
+                    if let Err(denied) = self.app.gate.admit(parts, connection.peer) {
+                        return turned_away(denied);
+                    }
+                }
+                self.batch(place, headers, form, session, messages).await
+            }
             Err(fault) => refuse(status_of(&fault), &fault),
         }
     }
@@ -434,6 +439,12 @@ impl Server {
             (Some(_), Some(_)) => Err(UnknownSession),
         }
     }
+}
+
+fn turned_away(denied: Denied) -> Response<Body> {
+    let mut response = json(denied.status, denied.body.to_string());
+    response.headers_mut().extend(*denied.headers);
+    response
 }
 
 struct UnknownSession;

@@ -14,7 +14,7 @@ use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, Response, StatusCode};
 
-use super::{HttpOptions, empty, refused};
+use super::{HttpOptions, empty};
 
 const METHODS: &str = "GET, POST, DELETE, OPTIONS";
 const HEADERS: &str = "Content-Type, Accept, Authorization, Mcp-Session-Id, MCP-Protocol-Version, Mcp-Method, Mcp-Name, \
@@ -42,6 +42,13 @@ struct Origin {
     name: Name,
 }
 
+/// Why a request is not looked at any further.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refusal {
+    pub status: StatusCode,
+    pub why: &'static str,
+}
+
 /// What an answer says about the origin that asked.
 pub(super) enum Cors {
     Silent,
@@ -64,15 +71,18 @@ impl Guard {
 
     /// `local` is the address that the client connected to: a page cannot make a browser send an address as host and reach
     /// another machine.
-    pub(super) fn check(&self, parts: &Parts, local: SocketAddr) -> Result<Cors, Response<Body>> {
+    pub(super) fn check(&self, parts: &Parts, local: SocketAddr) -> Result<Cors, Refusal> {
         let mut hosts = parts.headers.get_all(HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else {
-            return Err(refused(StatusCode::BAD_REQUEST, "exactly one Host header is needed"));
+            return Err(Refusal { status: StatusCode::BAD_REQUEST, why: "exactly one Host header is needed" });
         };
         let named = [host.to_str().ok(), parts.uri.authority().map(Authority::as_str)];
         let is_served = |text: &str| Name::parse(text).is_some_and(|name| self.serves(&name, local));
         if named[0].is_none() || !named.into_iter().flatten().all(is_served) {
-            return Err(refused(StatusCode::FORBIDDEN, "this Host is not served here; see `--allowed-hosts`"));
+            return Err(Refusal {
+                status: StatusCode::FORBIDDEN,
+                why: "this Host is not served here; see `--allowed-hosts`",
+            });
         }
         self.origin(&parts.headers, local)
     }
@@ -88,7 +98,7 @@ impl Guard {
             || self.hosts.iter().any(|ours| ours.host == name.host && (ours.port.is_none() || ours.port == name.port))
     }
 
-    fn origin(&self, headers: &HeaderMap, local: SocketAddr) -> Result<Cors, Response<Body>> {
+    fn origin(&self, headers: &HeaderMap, local: SocketAddr) -> Result<Cors, Refusal> {
         let Some(given) = headers.get(ORIGIN) else {
             return Ok(if self.cors && self.any_origin { Cors::Anyone } else { Cors::Silent });
         };
@@ -102,7 +112,10 @@ impl Guard {
             }
         };
         if !one || !(self.any_origin || origin.as_ref().is_some_and(is_allowed)) {
-            return Err(refused(StatusCode::FORBIDDEN, "this Origin is not allowed; see `--allowed-origins`"));
+            return Err(Refusal {
+                status: StatusCode::FORBIDDEN,
+                why: "this Origin is not allowed; see `--allowed-origins`",
+            });
         }
         Ok(match (self.cors, self.any_origin) {
             (false, _) => Cors::Silent,
@@ -189,7 +202,7 @@ mod tests {
         }
         let (parts, ()) = request.body(()).unwrap().into_parts();
         match Guard::new(options).check(&parts, "192.0.2.7:8775".parse().unwrap()) {
-            Err(refused) => refused.status().as_u16().to_string(),
+            Err(refusal) => refusal.status.as_u16().to_string(),
             Ok(Cors::Silent) => "silent".into(),
             Ok(Cors::Anyone) => "*".into(),
             Ok(Cors::This(origin)) => origin.to_str().unwrap().into(),

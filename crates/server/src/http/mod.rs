@@ -101,7 +101,8 @@ impl Default for HttpOptions {
     }
 }
 
-/// Decides who calls. Asked for every request below `/mcp` before anything else is looked at.
+/// Decides who calls. Asked for every request below `/mcp` before anything else is looked at, and again for each further message
+/// of a batch.
 pub trait Gate: Send + Sync + 'static {
     /// The connection of the [`Caller`] is filled in later.
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied>;
@@ -111,7 +112,7 @@ pub trait Gate: Send + Sync + 'static {
 #[derive(Debug, Clone)]
 pub struct Denied {
     pub status: StatusCode,
-    pub headers: HeaderMap,
+    pub headers: Box<HeaderMap>,
     pub body: Value,
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::routing::get;
@@ -36,15 +37,24 @@ pub async fn eventually(what: &str, condition: impl Fn() -> bool) {
     assert!(waited.await.is_ok(), "never: {what}");
 }
 
-/// The tenant is what a header says, and nobody may pass who says so.
-pub struct TestGate;
+/// The tenant is what a header says, and nobody may pass who says so. The hasty one has ten requests.
+#[derive(Default)]
+pub struct TestGate {
+    hasty: AtomicUsize,
+}
 
 impl Gate for TestGate {
     fn admit(&self, parts: &Parts, _: SocketAddr) -> Result<Caller, Denied> {
         let tenant = parts.headers.get("x-tenant").map_or("local", |value| value.to_str().unwrap());
         if tenant == "nobody" {
             let headers = HeaderMap::from_iter([(http::header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))]);
-            return Err(Denied { status: StatusCode::UNAUTHORIZED, headers, body: json!({ "error": "who are you" }) });
+            let body = json!({ "error": "who are you" });
+            return Err(Denied { status: StatusCode::UNAUTHORIZED, headers: Box::new(headers), body });
+        }
+        if tenant == "hasty" && self.hasty.fetch_add(1, Ordering::SeqCst) >= 10 {
+            let headers = HeaderMap::from_iter([(http::header::RETRY_AFTER, HeaderValue::from_static("1"))]);
+            let body = json!({ "error": "too fast" });
+            return Err(Denied { status: StatusCode::TOO_MANY_REQUESTS, headers: Box::new(headers), body });
         }
         Ok(Caller { tenant: Tenant(tenant.into()), connection: None, show_host_paths: false })
     }
@@ -72,7 +82,7 @@ impl Server {
                 move || toy.clone(),
                 |caller| std::future::ready(json!({ "status": "fine", "tenant": caller.tenant.0 })).boxed(),
             )
-            .with_schemas(|name| Toy::schema(name))
+            .with_schemas(Toy::schema)
         })
         .await
     }
@@ -80,7 +90,7 @@ impl Server {
     pub async fn serving(options: HttpOptions, toy: Toy, endpoint: impl Fn() -> Endpoint) -> Self {
         let app = App {
             options,
-            gate: Arc::new(TestGate),
+            gate: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("toy".to_owned(), endpoint()), ("other".to_owned(), endpoint())]),
             default: "toy".into(),
             routes: axum::Router::new().route("/healthz", get(async || "ok")),

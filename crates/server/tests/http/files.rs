@@ -56,7 +56,7 @@ impl Service {
         let settings = Settings { signer: service.signer.clone(), ..Settings::default() };
         let app = App {
             options: HttpOptions::default(),
-            gate: Arc::new(TestGate),
+            gate: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("agentrun".to_owned(), endpoint)]),
             default: "agentrun".into(),
             routes: files::router(Files(service.engine.clone()), settings),

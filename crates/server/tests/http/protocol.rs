@@ -369,6 +369,16 @@ async fn batches_are_of_the_oldest_revisions() {
 }
 
 #[tokio::test]
+async fn a_batch_counts_as_many_requests_as_it_has_messages() {
+    let server = Server::start().await;
+    let batch = |n: usize| Value::Array((0..n).map(|id| request(id, "ping", json!({}))).collect());
+    assert_eq!(server.post(&[("x-tenant", "hasty")], &batch(9)).await.status, 200);
+    let answer = server.post(&[("x-tenant", "hasty")], &batch(2)).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("1")));
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_panic_is_an_answer() {
     let server = Server::start().await;
     let mut client = server.client().await;
