@@ -9,7 +9,6 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use engine::Tenant;
 use http::request::Parts;
 use server::http::{App, Caller, Denied, Endpoint, Gate, HttpOptions, serve};
 use tokio::io::AsyncReadExt;
