@@ -2,9 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{
-    ContextInfo, Ended, EngineError, FileKind, MimeBundle, Outcome, Ran, RunInfo, RunOutcome, RunProgress,
-};
+use engine::op::{ContextInfo, Ended, EngineError, MimeBundle, Outcome, Ran, RunInfo, RunOutcome, RunProgress};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -122,8 +120,6 @@ struct Run {
     late_output: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     truncated: Vec<Cut>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    files: Vec<NamedFile>,
     /// Only said when it was in question.
     #[serde(skip_serializing_if = "Option::is_none")]
     variables_kept: Option<bool>,
@@ -166,19 +162,10 @@ struct Cut {
     url: Option<String>,
 }
 
-#[derive(Serialize)]
-struct NamedFile {
-    path: String,
-    size: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-}
-
 pub(super) fn run_schema() -> Value {
     let error = object(json!({ "name": string(), "value": string(), "traceback": string() }));
     let display = object(json!({ "type": string(), "text": string() }));
     let cut = object_with(json!({ "stream": string(), "bytes": integer(), "url": string() }), &["url"]);
-    let file = object_with(json!({ "path": string(), "size": integer(), "url": string() }), &["url"]);
     let members = json!({
         "stdout": string(),
         "stderr": string(),
@@ -191,7 +178,6 @@ pub(super) fn run_schema() -> Value {
         "displays": array(display),
         "late_output": string(),
         "truncated": array(cut),
-        "files": array(file),
         "variables_kept": boolean(),
         "note": string(),
         "context": string(),
@@ -292,9 +278,7 @@ fn ended(scene: &Scene<'_>, ran: Ran, what: What, run: Option<String>) -> Answer
         What::Command => exit_code(&ran.end) == 0,
     };
     let pictures = pictures(&ran);
-    let (truncated, mut links) = cuts(scene, &ran);
-    let (files, file_links) = files_of(scene, &ran);
-    links.extend(file_links);
+    let (truncated, links) = cuts(scene, &ran);
     let note = note(&ran, what, run.is_some());
     let object = Run {
         success: Some(success),
@@ -311,7 +295,6 @@ fn ended(scene: &Scene<'_>, ran: Ran, what: What, run: Option<String>) -> Answer
             traceback: clipped(&error.text, TEXT_BUDGET).into_owned(),
         }),
         truncated,
-        files,
         note,
         context: Some(ran.context.id),
         context_created: ran.created,
@@ -428,24 +411,6 @@ fn cuts(scene: &Scene<'_>, ran: &Ran) -> (Vec<Cut>, Vec<Block>) {
         })
         .unzip();
     (cuts, links.into_iter().flatten().collect())
-}
-
-/// Files that the engine names with a run, newest first.
-fn files_of(scene: &Scene<'_>, ran: &Ran) -> (Vec<NamedFile>, Vec<Block>) {
-    /// With their links they are as long as the output.
-    const MOST: usize = 20;
-    let Some(files) = &ran.files else { return Default::default() };
-    let (named, links): (Vec<NamedFile>, Vec<Option<Block>>) = files
-        .entries
-        .iter()
-        .filter(|entry| entry.kind == FileKind::File)
-        .take(MOST)
-        .map(|entry| {
-            let link = scene.link(&files.key, &entry.path, Some(entry.size));
-            (NamedFile { path: entry.path.clone(), size: entry.size, url: address(link.as_ref()) }, link)
-        })
-        .unzip();
-    (named, links.into_iter().flatten().collect())
 }
 
 #[derive(Serialize)]
