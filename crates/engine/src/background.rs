@@ -7,12 +7,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::capture::weight_of;
 use crate::context::unix_now;
 use crate::guest::lock;
 use crate::op::{EngineError, Ran, Realm, RunProgress};
 
 /// Kept of one tenant.
 const MAX_RUNS: usize = 100;
+/// What all ended runs of one tenant may cost together, the newest aside.
+const MAX_WEIGHT: usize = 64 << 20;
 /// Of the output of one run.
 const RING: usize = 1 << 20;
 /// How long a run is remembered after its end.
@@ -36,6 +39,17 @@ impl Runs {
         }
         all.push(run);
         Ok(())
+    }
+
+    /// After an end: the oldest go until the rest is not too much.
+    pub(crate) fn trim(&self) {
+        let mut all = lock(&self.all);
+        let mut weight: usize = all.iter().map(|run| run.weight()).sum();
+        while weight > MAX_WEIGHT {
+            let mut ended = all.iter().enumerate().filter(|(_, run)| run.has_ended()).map(|(at, _)| at);
+            let (Some(oldest), Some(_)) = (ended.next(), ended.next()) else { return };
+            weight -= all.remove(oldest).weight();
+        }
     }
 
     pub(crate) fn find(&self, realm: Realm, id: &str) -> Result<Arc<Background>, EngineError> {
@@ -126,6 +140,13 @@ impl Background {
         lock(&self.record).end.is_some()
     }
 
+    /// Of its result; nothing before the end.
+    fn weight(&self) -> usize {
+        let record = lock(&self.record);
+        let ran = record.end.as_ref().and_then(|end| end.result.as_ref().ok());
+        ran.map_or(0, |ran| weight_of(ran) + record.ring.len())
+    }
+
     fn is_forgotten(&self) -> bool {
         lock(&self.record).end.as_ref().is_some_and(|end| end.at.elapsed() >= REMEMBERED)
     }
@@ -185,6 +206,57 @@ mod tests {
         assert_eq!(read(&run, 4, 100), ("two".into(), 0, 7));
         assert_eq!(read(&run, 7, 100), (String::new(), 0, 7));
         assert_eq!(read(&run, u64::MAX, 100), (String::new(), 0, 7));
+    }
+
+    /// A result of this size.
+    fn ran(bytes: usize) -> Box<Ran> {
+        let limits = sandbox::Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0, disk_inodes: 0 };
+        let context = crate::op::ContextInfo {
+            id: String::new(),
+            name: String::new(),
+            description: String::new(),
+            language: proto::Language::Python,
+            created_at: 0,
+            last_used: 0,
+            busy: false,
+            size: None,
+            limits,
+            isolation: sandbox::Isolation { level: sandbox::Level::Basic, missing: Vec::new() },
+            key: String::new(),
+        };
+        Box::new(Ran {
+            context,
+            created: false,
+            files: None,
+            stdout: crate::op::Captured { text: "x".repeat(bytes), ..Default::default() },
+            stderr: Default::default(),
+            value: None,
+            displays: Vec::new(),
+            error: None,
+            late: None,
+            notice: None,
+            end: crate::op::RunOutcome::Ok,
+            duration: Duration::ZERO,
+        })
+    }
+
+    #[test]
+    fn of_large_results_the_newest_are_kept_and_what_runs_always() {
+        let runs = Runs::default();
+        let all: Vec<Arc<Background>> = (0..12).map(|_| Arc::new(run())).collect();
+        for (n, run) in all.iter().enumerate() {
+            runs.add(run.clone()).unwrap();
+            if n > 0 {
+                run.finish(Ok(ran(8 << 20)));
+                runs.trim();
+            }
+        }
+        let kept: Vec<bool> = all.iter().map(|run| runs.find(Realm::SANDPOOL, &run.id).is_ok()).collect();
+        let expected: Vec<bool> = (0..12).map(|n| n == 0 || n >= 4).collect();
+        assert_eq!(kept, expected, "the first still runs; eight results of 8 MiB fit");
+        all[0].finish(Ok(ran(100 << 20)));
+        runs.trim();
+        assert!(runs.find(Realm::SANDPOOL, &all[11].id).is_ok(), "the newest is never dropped for its size");
     }
 
     #[test]

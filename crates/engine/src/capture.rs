@@ -6,7 +6,7 @@ use base64::Engine as _;
 use proto::{KernelEvent, MimeBundle};
 use serde_json::Value;
 
-use crate::op::{Captured, CellError};
+use crate::op::{Captured, CellError, Ran};
 
 const MAX_DISPLAYS: usize = 64;
 const MAX_MIMES: usize = 16;
@@ -355,6 +355,14 @@ fn picture(mime: &str, value: &Value, room: usize) -> Result<String, String> {
         Ok(bytes) if bytes.starts_with(magic) => Ok(compact),
         _ => Err(format!("[{mime} left out: not a readable picture]")),
     }
+}
+
+/// About what a result costs in memory.
+pub(crate) fn weight_of(ran: &Ran) -> usize {
+    let texts = [&ran.stdout.text, &ran.stderr.text].into_iter().chain(&ran.late).chain(&ran.notice);
+    let errors = ran.error.iter().map(|error| error.value.len() + error.text.len());
+    let bundles = ran.displays.iter().chain(&ran.value).map(size_of);
+    texts.map(String::len).chain(errors).chain(bundles).sum()
 }
 
 fn note(text: &str) -> MimeBundle {

@@ -182,6 +182,10 @@ impl Context {
         (state.uses == 0).then_some(state.last_active)
     }
 
+    pub(crate) fn last_used(&self) -> u64 {
+        lock(&self.state).last_used
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         lock(&self.state).runs > 0
     }

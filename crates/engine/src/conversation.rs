@@ -43,7 +43,13 @@ struct Known {
     /// Volumes that existed when the back end was last asked.
     kept: HashSet<String>,
     /// Who used which conversation since the engine began.
-    owners: HashMap<String, (Tenant, String)>,
+    owners: HashMap<String, Owner>,
+}
+
+struct Owner {
+    tenant: Tenant,
+    conversation: String,
+    last_used: Instant,
 }
 
 /// What is left between two turns.
@@ -75,14 +81,16 @@ impl Conversations {
     /// Remembers whose it is. Refused when the tenant has too many.
     pub(crate) fn note(&self, key: &str, holdings: &Holdings, conversation: &str) -> Result<(), EngineError> {
         let (tenant, most) = (&holdings.tenant.tenant, holdings.config().max_contexts);
-        let mut known = lock(&self.known);
-        if known.owners.contains_key(key) {
+        let (last_used, mut known) = (Instant::now(), lock(&self.known));
+        if let Some(owner) = known.owners.get_mut(key) {
+            owner.last_used = last_used;
             return Ok(());
         }
-        if known.owners.values().filter(|(of, _)| of == tenant).count() >= most {
+        if known.owners.values().filter(|owner| owner.tenant == *tenant).count() >= most {
             return Err(EngineError::OverLimit { what: "max_contexts", limit: most.to_string() });
         }
-        known.owners.insert(key.to_owned(), (tenant.clone(), conversation.to_owned()));
+        let owner = Owner { tenant: tenant.clone(), conversation: conversation.to_owned(), last_used };
+        known.owners.insert(key.to_owned(), owner);
         Ok(())
     }
 
@@ -92,7 +100,15 @@ impl Conversations {
     }
 
     pub(crate) fn owner(&self, key: &str) -> Option<Tenant> {
-        lock(&self.known).owners.get(key).map(|(tenant, _)| tenant.clone())
+        lock(&self.known).owners.get(key).map(|owner| owner.tenant.clone())
+    }
+
+    /// What the back end had at that moment. What was last used before that and is not there was never made.
+    fn learn(&self, asked: Instant, kept: HashSet<String>) {
+        let waited_for = self.turns.names();
+        let mut known = lock(&self.known);
+        known.owners.retain(|key, owner| kept.contains(key) || owner.last_used >= asked || waited_for.contains(key));
+        known.kept = kept;
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -158,15 +174,14 @@ impl Inner {
 
     /// Deletes the files of conversations nobody has used for long, and learns which there are.
     pub(crate) async fn sweep_kept(&self, realm: &RealmConfig, kept: KeptConfig) {
-        let backend = self.live.backend();
+        let (backend, asked) = (self.live.backend(), Instant::now());
         let all = match backend.kept().await {
             Ok(all) => all,
             Err(error) => return tracing::warn!(%error, "cannot list the files of conversations"),
         };
         let oldest = unix_now().saturating_sub(kept.stays.as_secs());
-        let (old, young): (Vec<_>, Vec<_>) = all.into_iter().partition(|volume| volume.last_used < oldest);
-        lock(&self.conversations.known).kept = young.into_iter().map(|volume| volume.name).collect();
-        for volume in old {
+        self.conversations.learn(asked, all.iter().map(|volume| volume.name.clone()).collect());
+        for volume in all.into_iter().filter(|volume| volume.last_used < oldest) {
             // Whoever has a turn uses it now.
             let Some(turn) = self.conversations.turns.try_turn(&volume.name) else { continue };
             if !turn.is_nothing() {
@@ -180,9 +195,12 @@ impl Inner {
     }
 
     fn forgotten(&self, key: &str, realm: &RealmConfig) {
-        let owner = lock(&self.conversations.known).owners.remove(key);
+        let mut known = lock(&self.conversations.known);
+        known.kept.remove(key);
+        let owner = known.owners.remove(key);
+        drop(known);
         tracing::info!(key = &key[..key.len().min(8)], "the files of an old conversation are deleted");
-        if let Some((tenant, conversation)) = owner {
+        if let Some(Owner { tenant, conversation, .. }) = owner {
             self.notify_of(tenant, realm.realm, &conversation, Happened::Expired);
         }
     }

@@ -184,7 +184,7 @@ impl Holdings {
     pub(crate) fn recently_used(&self, most: usize) -> Vec<InUse> {
         let mut all = self.newest_first();
         all.retain(|context| context.live_place().is_some());
-        all.sort_by_key(|context| std::cmp::Reverse(context.info().last_used));
+        all.sort_by_key(|context| std::cmp::Reverse(context.last_used()));
         let contexts = lock(&self.contexts);
         let listed = all.into_iter().take(most).filter(|context| contexts.by_id.contains_key(&context.id));
         listed.map(|context| InUse::new(&context)).collect()

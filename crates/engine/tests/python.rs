@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::op::RunOutcome;
+use engine::op::{Command, Ended, RunCode, RunCommand, RunOutcome};
 use engine::{Engine, EngineConfig, EngineError, Event, KernelCommand, Op, Outcome, Runtimes};
 use support::*;
 use testkit::inprocess::InProcess;
@@ -152,5 +152,59 @@ async fn output_is_followed_while_it_is_printed() {
     assert_eq!(first, Some(Event::Output { stream: proto::Stream::Stdout, text: "first\n".into() }));
     assert!(began.elapsed() < Duration::from_secs(1) && !running.is_finished());
     assert_eq!(text(&ran(running.await.unwrap()).stdout), "first\nsecond\n");
+    engine.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_see_the_files_of_cells_and_end_as_they_end() {
+    let Some((engine, _base)) = start(agentrun(|realm| realm.timeout = Duration::from_secs(2))).await else { return };
+    let id = create(&engine, "a").await;
+    run(&engine, &id, "x = 1\nopen('f', 'w').write('from a cell')").await;
+    let command = async |line: &str| ran(engine.execute(&call(), command_op(&id, line)).await);
+    let seen = command("cat f; echo err >&2; python3 -c 'print(6 * 7)'").await;
+    assert_eq!((text(&seen.stdout), text(&seen.stderr), &seen.end), ("from a cell42\n", "err\n", &RunOutcome::Ok));
+    assert_eq!(command("exit 3").await.end, RunOutcome::Exit { code: 3 });
+    assert_eq!(command("kill -9 $$").await.end, RunOutcome::Ended { how: Ended::Signaled { signal: 9 } });
+    let timed_out = command("sleep 100").await.end;
+    assert_eq!(timed_out, RunOutcome::TimedOut { after: Duration::from_secs(2), state_kept: true });
+    let missing = RunCommand { command: Command::Argv(vec!["no-such-program".into()]), ..shell(existing(&id), "") };
+    let missing = ran(engine.execute(&call(), Op::RunCommand(missing)).await);
+    assert_eq!(missing.end, RunOutcome::Exit { code: 127 });
+    assert_eq!(text(&missing.stderr), "no-such-program: command not found\n");
+    assert_eq!(text(&run(&engine, &id, "print(x)").await.stdout), "1\n");
+    engine.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn variables_for_one_run_are_gone_after_it() {
+    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let id = create(&engine, "a").await;
+    let code =
+        "import os, subprocess\nprint(os.environ.get('MINE'), flush=True)\nsubprocess.run(['sh', '-c', 'echo $MINE'])";
+    let mut with = RunCode::new(existing(&id), code);
+    with.env.0.insert("MINE".into(), "yes".into());
+    let seen = ran(engine.execute(&call(), Op::RunCode(with)).await);
+    assert_eq!(text(&seen.stdout), "yes\nyes\n");
+    assert_eq!(text(&run(&engine, &id, "print(os.environ.get('MINE'))").await.stdout), "None\n");
+    engine.shutdown(Duration::ZERO).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_output_and_files_are_read_through_links() {
+    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let id = create(&engine, "a").await;
+    let long = run(&engine, &id, "print('x' * 2_500_000)\nopen('f.bin', 'wb').write(bytes(range(256)) * 10_000)").await;
+    let kept = long.stdout.kept.expect("kept whole");
+    let whole = engine.open_file(&kept.key, &kept.name).await.unwrap();
+    assert_eq!(whole.size, 2_500_001);
+    assert_eq!(whole.read(2_499_999, 100).await.unwrap(), b"x\n");
+    let file = engine.open_file(&long.context.key, "f.bin").await.unwrap();
+    assert_eq!((file.size, file.read(255, 2).await.unwrap()), (2_560_000, vec![255, 0]));
+    run(&engine, &id, "open('f.bin', 'wb').write(b'another')").await;
+    assert!(file.read(0, 1).await.is_err(), "it is another file now");
+    for path in ["../../etc/passwd", "/etc/passwd", "", ".", "f.bin/x", "no"] {
+        let missing = engine.open_file(&long.context.key, path).await.map(drop);
+        assert_eq!(missing, Err(EngineError::FileNotFound(path.into())));
+    }
     engine.shutdown(Duration::ZERO).await;
 }

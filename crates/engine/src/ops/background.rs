@@ -31,6 +31,7 @@ impl World {
         let mut work = Box::pin(async move {
             let result = caught(world.run_here(&call, entered, run, Some(&record))).await;
             record.finish(result);
+            world.holdings.tenant.background.trim();
         });
         // Begun here and now, so that it takes its turn before what is asked for next.
         if poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await.is_pending() {
