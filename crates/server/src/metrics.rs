@@ -34,6 +34,12 @@ pub enum Denial {
     Quota,
 }
 
+impl Denial {
+    pub fn name(self) -> &'static str {
+        DENIALS[self as usize]
+    }
+}
+
 /// How things stand at the moment somebody asks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Gauges {

@@ -4,8 +4,8 @@
 //! goes any further than the journal, and there only if the operator asked for it.
 
 use std::net::SocketAddr;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use engine::op::{Call, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
 use serde_json::{Value, json};
@@ -34,6 +34,7 @@ pub struct Observer {
     runtimes: OnceLock<Vec<RuntimeInfo>>,
     /// How the key of a conversation is found, for the log.
     conversation_key: Option<Box<dyn Fn(&str, &str) -> String + Send + Sync>>,
+    denials: Mutex<Denials>,
 }
 
 impl Observer {
@@ -94,12 +95,28 @@ impl Observer {
         }
     }
 
-    pub fn denied(&self, entry: Entry, why: Denial) {
+    /// A request was not let in. Each is counted, and one a second written down with how many there were: strangers must not
+    /// be able to fill the disk.
+    pub fn denied(&self, why: Denial, peer: SocketAddr) {
         self.metrics.denied(why);
-        if let Some(journal) = &self.journal {
-            journal.record(entry);
+        let Some(journal) = &self.journal else { return };
+        let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
+        denials.unwritten += 1;
+        if denials.written.is_some_and(|at| at.elapsed() < DENIALS_PAUSE) {
+            return;
         }
+        let (count, outcome) = (Some(denials.unwritten), Some(why.name().into()));
+        *denials = Denials { unwritten: 0, written: Some(Instant::now()) };
+        journal.record(Entry { count, outcome, peer: Some(peer), ..Entry::event("denied") });
     }
+}
+
+const DENIALS_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+struct Denials {
+    unwritten: u64,
+    written: Option<Instant>,
 }
 
 const CONVERSATION: &str = "conversation";

@@ -13,10 +13,25 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::{Auth, WELL_KNOWN};
 use crate::http::{Caller, Denied, Gate};
+use crate::metrics::Denial;
+use crate::observe::Observer;
 
-impl Gate for Auth {
+/// The door, and somebody who sees who is turned away.
+pub struct Watched {
+    pub auth: Arc<Auth>,
+    pub observer: Arc<Observer>,
+}
+
+impl Gate for Watched {
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
-        let caller = self.admit(parts, peer).map_err(Denied::from)?;
+        let caller = self.auth.admit(parts, peer).map_err(|denied| {
+            let why = match denied {
+                super::Denied::Unknown { .. } => Denial::Auth,
+                super::Denied::TooFast { .. } => Denial::Rate,
+            };
+            self.observer.denied(why, peer);
+            Denied::from(denied)
+        })?;
         let show_host_paths = caller.quotas.show_host_paths;
         Ok(Caller { tenant: caller.tenant, connection: None, show_host_paths })
     }
@@ -54,6 +69,7 @@ mod tests {
 
     use super::super::{AuthConfig, Secret};
     use super::*;
+    use crate::metrics::Gauges;
 
     fn auth() -> Arc<Auth> {
         let token = Some(Secret::parse("correct-horse-battery-staple").unwrap());
@@ -68,8 +84,11 @@ mod tests {
     #[tokio::test]
     async fn the_challenge_leads_to_the_document_of_the_endpoint() {
         let (parts, _) = request("/mcp/agentrun").into_parts();
-        let denied = Gate::admit(&*auth(), &parts, "192.0.2.7:1".parse().unwrap()).unwrap_err();
+        let door = Watched { auth: auth(), observer: Arc::default() };
+        let denied = door.admit(&parts, "192.0.2.7:1".parse().unwrap()).unwrap_err();
         assert_eq!(denied.status, 401);
+        let page = door.observer.metrics.text(&Gauges::default());
+        assert!(page.contains("sandpool_denials_total{reason=\"auth\"} 1\n"), "{page}");
         let challenge = denied.headers["www-authenticate"].to_str().unwrap();
         let url = challenge.split_once("resource_metadata=\"").unwrap().1.trim_end_matches('"');
         let path = url.strip_prefix("http://sandbox.example.com").unwrap();

@@ -25,7 +25,7 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 pub use self::bearer::Secret;
-pub use self::gate::routes;
+pub use self::gate::{Watched, routes};
 pub use self::jwks::{KeySource, KeysError};
 pub use self::jwt::JwtConfig;
 pub use self::metadata::WELL_KNOWN;
@@ -169,17 +169,16 @@ impl Auth {
 
     /// Lets a request in, as one call of its sender's.
     pub fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
-        let admitted = self.identify(parts).and_then(|caller| self.charge(&caller, 1).map(|()| caller));
+        let admitted = self.identify(parts).and_then(|caller| self.charge(&caller).map(|()| caller));
         if let Err(denied) = &admitted {
             tracing::info!(target: crate::logging::HTTP_LOG, "[HTTP] Refused {peer}: {}", denied.message());
         }
         admitted
     }
 
-    /// So many further calls of the same request: the messages of a batch after its first.
-    pub fn charge(&self, caller: &Caller, calls: u32) -> Result<(), Denied> {
+    fn charge(&self, caller: &Caller) -> Result<(), Denied> {
         let Some(per_second) = caller.quotas.calls_per_second else { return Ok(()) };
-        let taken = self.buckets.take(&caller.tenant.0, per_second, calls, Instant::now());
+        let taken = self.buckets.take(&caller.tenant.0, per_second, Instant::now());
         taken.map_err(|retry_after| Denied::TooFast { retry_after, per_second })
     }
 

@@ -17,9 +17,8 @@ struct Bucket {
 }
 
 impl Buckets {
-    /// Takes so many calls, or says how long to wait for them. More than fit into the bucket are let through when it is
-    /// full, and owed: a batch must not be refused for ever.
-    pub fn take(&self, tenant: &str, per_second: f64, calls: u32, now: Instant) -> Result<(), Duration> {
+    /// Takes one call, or says how long to wait for it.
+    pub fn take(&self, tenant: &str, per_second: f64, now: Instant) -> Result<(), Duration> {
         let depth = per_second.max(1.0);
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !buckets.contains_key(tenant) && buckets.len() >= MOST {
@@ -28,11 +27,10 @@ impl Buckets {
         let bucket = buckets.entry(tenant.into()).or_insert(Bucket { tokens: depth, filled: now });
         let elapsed = now.saturating_duration_since(bucket.filled).as_secs_f64();
         *bucket = Bucket { tokens: (bucket.tokens + elapsed * per_second).min(depth), filled: now };
-        let wanted = f64::from(calls).min(depth);
-        if bucket.tokens < wanted {
-            return Err(Duration::from_secs_f64((wanted - bucket.tokens) / per_second));
+        if bucket.tokens < 1.0 {
+            return Err(Duration::from_secs_f64((1.0 - bucket.tokens) / per_second));
         }
-        bucket.tokens -= f64::from(calls);
+        bucket.tokens -= 1.0;
         Ok(())
     }
 }
@@ -55,35 +53,28 @@ mod tests {
         let (buckets, start) = (Buckets::default(), Instant::now());
         let at = |ms: u64| start + Duration::from_millis(ms);
         for _ in 0..4 {
-            assert_eq!(buckets.take("blue", 4.0, 1, at(0)), Ok(()));
+            assert_eq!(buckets.take("blue", 4.0, at(0)), Ok(()));
         }
-        assert_eq!(buckets.take("blue", 4.0, 1, at(0)), Err(Duration::from_millis(250)));
-        assert_eq!(buckets.take("green", 4.0, 1, at(0)), Ok(()), "another tenant's bucket is another");
-        assert_eq!(buckets.take("blue", 4.0, 1, at(250)), Ok(()));
-        assert!(buckets.take("blue", 4.0, 1, at(250)).is_err());
-        let after_an_hour = (0..10).filter(|_| buckets.take("blue", 4.0, 1, at(3_600_000)).is_ok()).count();
+        assert_eq!(buckets.take("blue", 4.0, at(0)), Err(Duration::from_millis(250)));
+        assert_eq!(buckets.take("green", 4.0, at(0)), Ok(()), "another tenant's bucket is another");
+        assert_eq!(buckets.take("blue", 4.0, at(250)), Ok(()));
+        assert!(buckets.take("blue", 4.0, at(250)).is_err());
+        let after_an_hour = (0..10).filter(|_| buckets.take("blue", 4.0, at(3_600_000)).is_ok()).count();
         assert_eq!(after_an_hour, 4);
     }
 
     #[test]
     fn less_than_one_a_second_still_lets_one_through() {
         let (buckets, start) = (Buckets::default(), Instant::now());
-        assert_eq!(buckets.take("blue", 0.1, 1, start), Ok(()));
-        assert_eq!(buckets.take("blue", 0.1, 1, start), Err(Duration::from_secs(10)));
-    }
-
-    #[test]
-    fn a_batch_larger_than_the_bucket_is_let_through_once_and_paid_for() {
-        let (buckets, start) = (Buckets::default(), Instant::now());
-        assert_eq!(buckets.take("blue", 2.0, 10, start), Ok(()));
-        assert_eq!(buckets.take("blue", 2.0, 1, start), Err(Duration::from_millis(4500)));
+        assert_eq!(buckets.take("blue", 0.1, start), Ok(()));
+        assert_eq!(buckets.take("blue", 0.1, start), Err(Duration::from_secs(10)));
     }
 
     #[test]
     fn the_number_of_buckets_is_bounded() {
         let (buckets, start) = (Buckets::default(), Instant::now());
         for n in 0..3 * MOST as u64 {
-            let _ = buckets.take(&format!("t{n}"), 1.0, 1, start + Duration::from_micros(n));
+            let _ = buckets.take(&format!("t{n}"), 1.0, start + Duration::from_micros(n));
         }
         let left = buckets.0.lock().unwrap();
         assert!(left.len() <= MOST && left.contains_key("t29999"), "{}", left.len());

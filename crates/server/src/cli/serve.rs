@@ -66,13 +66,14 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let halt = CancellationToken::new();
     let options = wiring::options(config);
     let server = Server { engine: engine.clone(), observer: observer.clone(), halt: halt.clone(), back_end };
+    let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
         options: http_options(config, &auth),
-        gate: auth.clone(),
+        gate: door.clone(),
         endpoints: server.endpoints(lang, &options, &links),
         default: config.dialect.clone(),
-        routes: server.routes(auth.clone(), signer),
+        routes: server.routes(auth.clone(), door, signer),
     };
 
     let stop = signals.first.child_token();
@@ -230,24 +231,24 @@ impl Server {
         })
     }
 
-    fn routes(&self, auth: Arc<Auth>, signer: Option<dialect::links::Signer>) -> Router {
+    fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Gate>, signer: Option<dialect::links::Signer>) -> Router {
         let sent = self.observer.metrics.clone();
         let settings =
             files::Settings { signer, sent: Arc::new(move |bytes| sent.served(bytes)), ..files::Settings::default() };
-        let (ready, figures, gate) = (self.engine.clone(), self.clone(), auth.clone());
+        let (ready, figures) = (self.engine.clone(), self.clone());
         Router::new()
             .route("/healthz", get(async || "ok\n"))
             .route("/readyz", get(async move || readiness(&ready)))
-            .route("/metrics", get(async move |request: Request| figures.metrics(&*gate, request)))
+            .route("/metrics", get(async move |request: Request| figures.metrics(&*door, request)))
             .merge(auth::routes(auth))
             .merge(files::router(EngineFiles(self.engine.clone()), settings))
     }
 
     /// Behind the token, like everything that tells something.
-    fn metrics(&self, gate: &Auth, request: Request) -> Response {
+    fn metrics(&self, gate: &dyn Gate, request: Request) -> Response {
         let (parts, _) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
-        if let Err(denied) = Gate::admit(gate, &parts, peer) {
+        if let Err(denied) = gate.admit(&parts, peer) {
             return (denied.status, *denied.headers, denied.body.to_string()).into_response();
         }
         let counts = self.engine.counts();
