@@ -91,7 +91,7 @@ impl Server {
 
     pub(super) async fn answer(&self, request: Request<IncomingBody>, connection: &Arc<Connection>) -> Response<Body> {
         let request_id = Uuid::new_v4();
-        let span = tracing::info_span!("http", %request_id, tenant = tracing::field::Empty);
+        let span = tracing::info_span!(target: HTTP_LOG, "http", %request_id, tenant = tracing::field::Empty);
         let answered = caught(self.route(request, connection, request_id)).instrument(span);
         answered.await.unwrap_or_else(|Panicked| {
             tracing::error!(%request_id, "a request's handling panicked");
@@ -231,14 +231,23 @@ impl Server {
         let session = session.filter(|_| opening.is_none());
         let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), id, request, form != Form::Json) {
             Ok(begun) => begun,
-            Err((status, fault)) => return refuse(status, &fault),
+            Err((status, fault)) => {
+                let bytes = fault.encode();
+                log_answer(&method, &bytes);
+                return json(status, bytes);
+            }
         };
-        let response = match opening {
-            Some(params) if matches!(era, Era::Legacy { .. }) => self.open(&place, params, form, exchange.last().await),
-            _ => self.reply(Answers::One(exchange), form, &era, session.filter(|session| session.is_resumable())).await,
-        };
-        HttpLine::Sending { method: &method }.log();
-        response
+        match opening {
+            Some(params) if matches!(era, Era::Legacy { .. }) => {
+                let Some(last) = exchange.last().await else { return empty(StatusCode::ACCEPTED) };
+                log_answer(&method, &last.bytes);
+                self.open(&place, params, form, last)
+            }
+            _ => {
+                let resumable = session.filter(|session| session.is_resumable());
+                self.reply(&method, Answers::One(exchange), form, &era, resumable).await
+            }
+        }
     }
 
     /// Starts a request, or says with which status it is refused.
@@ -284,14 +293,7 @@ impl Server {
     }
 
     /// Answers `initialize`. A client for which there is no room goes on without a session.
-    fn open(
-        &self,
-        place: &Place<'_>,
-        params: InitializeRequestParams,
-        form: Form,
-        last: Option<Last>,
-    ) -> Response<Body> {
-        let Some(last) = last else { return empty(StatusCode::ACCEPTED) };
+    fn open(&self, place: &Place<'_>, params: InitializeRequestParams, form: Form, last: Last) -> Response<Body> {
         let mut response = whole(form, StatusCode::OK, last.bytes);
         let kept = last.initialized.and_then(|negotiated| session::kept(params, negotiated));
         let session = kept.and_then(|kept| self.sessions.open(place.caller.tenant.clone(), place.name, kept));
@@ -342,14 +344,13 @@ impl Server {
             together(refusals.into_iter().chain(rest))
         };
         let era = Era::Legacy { version: None };
-        let response = self.reply(Answers::Batch(Some(answers.boxed())), form, &era, None).await;
-        HttpLine::Sending { method: "batch" }.log();
-        response
+        self.reply("batch", Answers::Batch(Some(answers.boxed())), form, &era, None).await
     }
 
     /// As one JSON document if it comes soon, or if the client takes nothing else; otherwise as a stream.
     async fn reply(
         &self,
+        method: &str,
         mut answers: Answers,
         form: Form,
         era: &Era,
@@ -364,7 +365,7 @@ impl Server {
             let patience = if form == Form::Json { Duration::MAX } else { options.patience };
             match timeout(patience, answers.next()).await {
                 Ok(Some(Said::Last(last))) => {
-                    log_body(&last.bytes, |body| HttpLine::Response(body).log());
+                    log_answer(method, &last.bytes);
                     // Errors that have a status of their own are for those who do not read the body.
                     let status = status(&last);
                     let form = if status == StatusCode::OK { form } else { Form::Json };
@@ -377,6 +378,7 @@ impl Server {
                 Err(_) => break None,
             }
         };
+        HttpLine::Sending { method }.log();
         match (resumable, answers) {
             (Some(session), Answers::One(exchange)) => {
                 let reader = Replay::begin(&session, exchange, first, options.resume_within);
@@ -612,6 +614,11 @@ fn unknown_peer(version: ProtocolVersion) -> InitializeRequestParams {
         InitializeRequestParams::new(ClientCapabilities::default(), Implementation::new("unknown", "unknown"));
     peer.protocol_version = version;
     peer
+}
+
+fn log_answer(method: &str, bytes: &[u8]) {
+    HttpLine::Sending { method }.log();
+    log_body(bytes, |body| HttpLine::Response(body).log());
 }
 
 /// Bodies are looked at only when somebody wants to read them.

@@ -254,6 +254,11 @@ impl Client {
         String::from_utf8_lossy(&rest).into_owned()
     }
 
+    /// The server has closed, and there is nothing more to read.
+    pub async fn is_closed(&mut self) -> bool {
+        in_time(self.stream.fill_buf()).await.map_or(true, <[u8]>::is_empty)
+    }
+
     pub async fn half_close(&mut self) {
         self.stream.shutdown().await.unwrap();
     }

@@ -5,6 +5,7 @@ mod client;
 mod connections;
 mod engine;
 mod files;
+mod log;
 mod protocol;
 mod sessions;
 mod shutdown;

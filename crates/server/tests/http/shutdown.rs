@@ -6,7 +6,7 @@ use serde_json::json;
 use server::http::HttpOptions;
 use tokio::net::TcpStream;
 
-use crate::client::{BOTH, Server, call, eventually, in_time, request, session};
+use crate::client::{BOTH, Client, Server, call, eventually, in_time, request, session};
 
 #[tokio::test]
 async fn calls_in_flight_are_answered_and_nothing_else_stays() {
@@ -59,4 +59,35 @@ async fn a_second_signal_waits_for_nobody() {
     // Far below the grace of 30 s: the one that does not listen is not waited for.
     tokio::time::timeout(Duration::from_secs(10), server.task).await.expect("at once").unwrap();
     assert_eq!(deaf.rest().await, "");
+}
+
+#[tokio::test]
+async fn under_load_every_call_that_was_made_is_answered() {
+    let server = Server::start().await;
+    let address = server.address;
+    let clients: Vec<_> = (0..40)
+        .map(|_| {
+            tokio::spawn(async move {
+                let mut client = Client::connect(address).await;
+                let mut answered = 0;
+                loop {
+                    client.send_json(&[], &call(answered, "sleep", json!({ "ms": 5 }))).await;
+                    // Closed between two requests, never within an answer.
+                    if client.is_closed().await {
+                        return answered;
+                    }
+                    assert_eq!(client.answer().await.text(), "slept");
+                    answered += 1;
+                }
+            })
+        })
+        .collect();
+    eventually("they are at it", || server.toy.slept() > 400).await;
+    server.shutdown.cancel();
+    in_time(server.task).await.unwrap();
+    let mut answered = 0;
+    for client in clients {
+        answered += in_time(client).await.unwrap();
+    }
+    assert_eq!(answered, server.toy.slept(), "made and answered");
 }

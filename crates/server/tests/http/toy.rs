@@ -20,6 +20,7 @@ pub struct Toy(Arc<Seen>);
 struct Seen {
     running: AtomicUsize,
     cancelled: AtomicUsize,
+    slept: AtomicUsize,
 }
 
 impl Toy {
@@ -29,6 +30,11 @@ impl Toy {
 
     pub fn cancelled(&self) -> usize {
         self.0.cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Calls of `sleep` that came to their end.
+    pub fn slept(&self) -> usize {
+        self.0.slept.load(Ordering::SeqCst)
     }
 
     /// One tool wants an argument repeated in a header.
@@ -80,6 +86,7 @@ impl ServerHandler for Toy {
             "echo" | "repeated" => arguments["text"].as_str().unwrap_or_default().to_owned(),
             "sleep" => {
                 tokio::time::sleep(Duration::from_millis(arguments["ms"].as_u64().unwrap_or(0))).await;
+                self.0.slept.fetch_add(1, Ordering::SeqCst);
                 "slept".into()
             }
             "forever" => {
