@@ -234,7 +234,7 @@ async fn unless_cancelled<T: Send + 'static>(
 /// What a run may have for itself.
 fn check_wishes(env: &Environment, network: bool) -> Result<(), EngineError> {
     if network {
-        let why = "the operator has not allowed any; the setting is `network.allow`";
+        let why = "sandboxes have no network in this version; a later one will have the setting `network.allow`";
         return Err(EngineError::NetworkOff(why.into()));
     }
     proto::check_environment(&env.0).map_err(|error| EngineError::InvalidEnvironment(error.to_string()))

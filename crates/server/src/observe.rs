@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine::op::{Call, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
+use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
 use serde_json::{Value, json};
 
 use crate::dialect::{Args, Block, Reply, Scene};
+use crate::files::Given;
 use crate::journal::{Entry, Journal, sizes};
 use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, Denial, InProgress, Metrics};
@@ -25,6 +26,9 @@ pub struct Origin {
     pub peer: Option<SocketAddr>,
 }
 
+/// Tenant and conversation to the key of its files.
+type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
+
 /// One for the whole server.
 #[derive(Default)]
 pub struct Observer {
@@ -33,7 +37,7 @@ pub struct Observer {
     /// Known once the runtimes are ready.
     runtimes: OnceLock<Vec<RuntimeInfo>>,
     /// How the key of a conversation is found, for the log.
-    conversation_key: Option<Box<dyn Fn(&str, &str) -> String + Send + Sync>>,
+    conversation_key: Option<Box<KeyOf>>,
     denials: Mutex<Denials>,
 }
 
@@ -95,6 +99,33 @@ impl Observer {
         }
     }
 
+    pub fn failed(&self, error: &EngineError) {
+        if matches!(error, EngineError::OverLimit { .. } | EngineError::ContextLimit(_)) {
+            self.metrics.denied(Denial::Quota);
+        }
+    }
+
+    /// Somebody fetches a file by its link.
+    pub fn file_given(&self, given: &Given<'_>) {
+        let Some(journal) = &self.journal else { return };
+        let context = Some(head(given.key));
+        journal.record(Entry { context, peer: given.peer, bytes_out: Some(given.bytes), ..Entry::event("file_read") });
+    }
+
+    /// A tenant reads a file as a resource.
+    pub fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
+        let Some(journal) = &self.journal else { return };
+        journal.record(Entry {
+            tenant: Some(tenant.to_owned()),
+            dialect: Some(dialect),
+            context: Some(head(key)),
+            outcome: Some(if ok { "ok" } else { "error" }.into()),
+            request_id: origin.request_id.clone(),
+            peer: origin.peer,
+            ..Entry::event("resource_read")
+        });
+    }
+
     /// A request was not let in. Each is counted, and one a second written down with how many there were: strangers must not
     /// be able to fill the disk.
     pub fn denied(&self, why: Denial, peer: SocketAddr) {
@@ -109,6 +140,11 @@ impl Observer {
         *denials = Denials { unwritten: 0, written: Some(Instant::now()) };
         journal.record(Entry { count, outcome, peer: Some(peer), ..Entry::event("denied") });
     }
+}
+
+/// Enough to find the files again; the whole key is the permission to read them.
+fn head(key: &str) -> String {
+    format!("{}…", key.chars().take(12).collect::<String>())
 }
 
 const DENIALS_PAUSE: Duration = Duration::from_secs(1);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::Request;
@@ -80,10 +80,20 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer.clone()));
     welcome(config, &auth, &base);
     let now = signals.second.clone();
+    let grace = wiring::shutdown_grace(config);
+    let asked = tokio::spawn({
+        let stop = stop.clone();
+        async move {
+            stop.cancelled().await;
+            Instant::now()
+        }
+    });
     transport::serve(listener, app, stop.clone(), now.clone()).await;
+    // One grace time for calls and for what goes on behind them.
+    let left = asked.await.map_or(Duration::ZERO, |asked| grace.saturating_sub(asked.elapsed()));
     halt.cancel();
     tokio::select! {
-        () = engine.shutdown(wiring::shutdown_grace(config)) => {}
+        () = engine.shutdown(left) => {}
         () = async { now.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
     }
     let prepared = preparing.await.map_err(Failed::from);
@@ -233,8 +243,13 @@ impl Server {
 
     fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Gate>, signer: Option<dialect::links::Signer>) -> Router {
         let sent = self.observer.metrics.clone();
-        let settings =
-            files::Settings { signer, sent: Arc::new(move |bytes| sent.served(bytes)), ..files::Settings::default() };
+        let observer = self.observer.clone();
+        let settings = files::Settings {
+            signer,
+            sent: Arc::new(move |bytes| sent.served(bytes)),
+            given: Arc::new(move |given| observer.file_given(given)),
+            ..files::Settings::default()
+        };
         let (ready, figures) = (self.engine.clone(), self.clone());
         Router::new()
             .route("/healthz", get(async || "ok\n"))

@@ -243,7 +243,7 @@ fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<Given, Co
         Kind::Text | Kind::OneOf(_) | Kind::ConfigFile => Some(toml::Value::String(given.into())),
         // As the microsandbox wrapper has it.
         Kind::List if given.trim_start().starts_with('[') => {
-            serde_json::from_str::<Vec<String>>(given).ok().map(|items| toml::Value::from(items))
+            serde_json::from_str::<Vec<String>>(given).ok().map(toml::Value::from)
         }
         Kind::List => {
             let items = given.split(',').map(str::trim).filter(|item| !item.is_empty());

@@ -5,6 +5,7 @@
 //! Knows the engine only as a [`Store`].
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -19,6 +20,7 @@ use http::{Method, Response, StatusCode};
 
 use crate::dialect::links::{Address, Signed, Signer};
 use crate::dialect::mime;
+use crate::http::Peer;
 
 mod conditions;
 mod disposition;
@@ -61,11 +63,21 @@ pub struct Settings {
     pub limits: Limits,
     /// Is told the bytes of each piece that goes out.
     pub sent: Arc<dyn Fn(u64) + Send + Sync>,
+    /// Is told of each file that is given out.
+    pub given: Arc<dyn Fn(&Given<'_>) + Send + Sync>,
+}
+
+/// A file on its way to somebody who had its link.
+pub struct Given<'a> {
+    pub key: &'a str,
+    /// Where it goes, if the transport says.
+    pub peer: Option<SocketAddr>,
+    pub bytes: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { signer: None, limits: Limits::default(), sent: Arc::new(|_| ()) }
+        Self { signer: None, limits: Limits::default(), sent: Arc::new(|_| ()), given: Arc::new(|_| ()) }
     }
 }
 
@@ -129,6 +141,8 @@ impl<S: Store> Files<S> {
         let body = if request.method == Method::HEAD {
             Body::empty()
         } else {
+            let peer = request.extensions.get::<Peer>().map(|peer| peer.0);
+            (self.settings.given)(&Given { key: &address.key, peer, bytes: bytes.end - bytes.start });
             let sent = self.settings.sent.clone();
             Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, sent, _permit: permit }))
         };

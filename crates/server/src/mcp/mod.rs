@@ -144,6 +144,7 @@ impl McpServer {
                 end(Called::Reply((row.render)(&scene, outcome).into()), facts, false, cancelled)
             }
             Err(error) => {
+                observer.failed(&error);
                 let reply = (row.render_error)(&scene, &error);
                 end(Called::Reply(reply), Facts::default(), false, cancelled)
             }

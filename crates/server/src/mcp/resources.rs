@@ -36,7 +36,15 @@ pub(super) async fn read(
     context: &RequestContext<RoleServer>,
 ) -> Result<ReadResourceResult, ErrorData> {
     let links = server.links();
-    let outcome = execute(server, lower(uri, &links)?, context).await;
+    let op = lower(uri, &links)?;
+    let key = match &op {
+        Op::ReadLink { key, .. } => key.clone(),
+        _ => String::new(),
+    };
+    let outcome = execute(server, op, context).await;
+    let (surface, caller) = (&server.surface, super::caller(context));
+    let origin = super::origin(context);
+    surface.observer.resource_read(&caller.tenant.0, surface.dialect.id, &key, &origin, outcome.is_ok());
     outcome.map_err(|error| render_error(uri, &error, &links)).and_then(|outcome| render(uri, outcome, &links))
 }
 
