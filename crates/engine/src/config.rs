@@ -7,7 +7,7 @@ use std::time::Duration;
 use proto::{KernelSpec, Language};
 use sandbox::SharedVolume;
 
-use crate::op::{Quota, Realm, RuntimeInfo, Tenant};
+use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
 /// Where code starts, and what paths of files are relative to.
 pub const WORKSPACE: &str = "/workspace";
@@ -122,8 +122,10 @@ pub struct RealmConfig {
     pub max_timeout: Duration,
     /// The most a command or a background run may ask for.
     pub max_command_timeout: Duration,
-    /// Of one sandbox whose context has no size of its own.
+    /// Of one sandbox: what one without a size has, and no size goes beyond.
     pub limits: sandbox::Limits,
+    /// Of a context that names none, and of the sessions of the pool.
+    pub default_size: Option<Size>,
     /// Of all sandboxes of one tenant in this realm together.
     pub group_memory_bytes: Option<u64>,
     pub group_cpu_millis: Option<u32>,
@@ -170,6 +172,7 @@ impl RealmConfig {
             max_timeout: Duration::from_secs(300),
             max_command_timeout: Duration::from_secs(1800),
             limits: limits(2048 * MB, 2000, 1024 * MB),
+            default_size: None,
             group_memory_bytes: None,
             group_cpu_millis: None,
             runs_at_once: 32,
@@ -209,7 +212,8 @@ impl RealmConfig {
             realm: Realm::MICROSANDBOX,
             id_prefix: "session-",
             timeout: Duration::from_secs(300),
-            limits: limits(1024 * MB, 1000, 1024 * MB),
+            limits: limits(4096 * MB, 4000, 1024 * MB),
+            default_size: Some(Size::Small),
             runs_at_once: 10,
             max_contexts: 10,
             evict_idle: true,
@@ -240,12 +244,28 @@ impl RealmConfig {
             timeout: Duration::from_secs(30),
             limits: limits(256 * MB, 500, disk),
             runs_at_once: 10,
-            // Its sandboxes are made with the conversation's files and for one call: none can be kept ready.
             pool_size: 0,
             max_contexts: 10_000,
             kept: Some(KeptConfig { bytes: disk, inodes: 100_000, stays: 7 * 24 * HOUR }),
             ..Self::sandpool()
         }
+    }
+}
+
+impl RealmConfig {
+    /// What a context of this size has; never more than the operator allows.
+    pub(crate) fn limits_of(&self, size: Option<Size>) -> sandbox::Limits {
+        let Some(size) = size.or(self.default_size) else { return self.limits };
+        sandbox::Limits {
+            memory_bytes: self.limits.memory_bytes.min(size.memory_mb() * MB),
+            cpu_millis: self.limits.cpu_millis.min(size.cpus() * 1000),
+            ..self.limits
+        }
+    }
+
+    /// A conversation's sandbox is made with its files: none that is kept ready could serve it.
+    pub(crate) fn sessions(&self) -> usize {
+        if self.kept.is_some() { 0 } else { self.pool_size }
     }
 }
 

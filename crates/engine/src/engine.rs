@@ -296,9 +296,9 @@ impl Inner {
 
         let holdings = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
         let realm = holdings.config();
-        let size = realm.pool_size;
+        let size = realm.sessions();
         tracing::info!(target: STARTUP_LOG, "初始化 Session 池 (大小: {size})...");
-        let shape = Shape::of(&holdings, realm.limits);
+        let shape = Shape::of(&holdings, realm.limits_of(None));
         let pool = Pool::new(maker.clone(), shape, realm, self.tasks.clone(), self.closing.clone());
         let failed = |failure: Failure| EngineError::Sandbox(failure.log);
         pool.fill(|number, id| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}"))

@@ -125,7 +125,7 @@ impl Pool {
         let shared = Shared {
             maker,
             shape,
-            size: realm.pool_size,
+            size: realm.sessions(),
             ttl: realm.session_ttl,
             sessions: Mutex::default(),
             changed: Notify::new(),

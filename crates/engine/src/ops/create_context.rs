@@ -8,7 +8,7 @@ use super::World;
 use crate::context::{Context, InUse, Plan};
 use crate::holdings::{Full, Reservation};
 use crate::links::Keys;
-use crate::op::{Call, EngineError, Happened, NewContext, Outcome, Size};
+use crate::op::{Call, EngineError, Happened, NewContext, Outcome};
 use crate::ops::stop_context;
 use crate::pool::Shape;
 
@@ -77,7 +77,7 @@ impl World {
         if description.len() > MAX_DESCRIPTION {
             return Err(EngineError::CreateFailed(format!("the description is longer than {MAX_DESCRIPTION} bytes")));
         }
-        let limits = size.map_or(config.limits, |size| sized(config.limits, size));
+        let limits = config.limits_of(size);
         let keys = Keys::of_context(&self.inner.config.file_secret, &call.tenant, config.realm, &id);
         Ok(Plan { id, name, description, language, size, limits, keys, connection: call.connection.clone() })
     }
@@ -102,8 +102,4 @@ impl World {
             let _ = stop_context::finish(removed).await;
         }
     }
-}
-
-fn sized(limits: sandbox::Limits, size: Size) -> sandbox::Limits {
-    sandbox::Limits { memory_bytes: size.memory_mb() << 20, cpu_millis: size.cpus() * 1000, ..limits }
 }

@@ -175,6 +175,17 @@ async fn files_that_another_server_has_are_told_as_in_use() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sessions_that_could_not_serve_a_conversation_are_not_made() {
+    let backend = FakeBackend::new();
+    let mut config = with_realm(Realm::CONVERSATION, |realm| realm.pool_size = 3);
+    config.pool_realm = Realm::CONVERSATION;
+    let engine = engine_with(&backend, config).await;
+    let health = health(&engine).await;
+    assert_eq!((backend.created(), health.session_pool_size, health.all_sessions_healthy), (0, 0, true));
+    assert_eq!(run_once(&engine, "c", "print").await.end, RunOutcome::Ok);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_conversation_belongs_to_its_tenant() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;

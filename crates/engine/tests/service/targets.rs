@@ -133,6 +133,21 @@ async fn a_size_is_what_the_sandbox_is_made_with() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_size_goes_beyond_what_the_operator_allows_and_the_usual_one_is_kept_ready() {
+    let backend = FakeBackend::new();
+    let mut config = with_realm(Realm::MICROSANDBOX, |realm| realm.limits.memory_bytes = 2048 << 20);
+    config.pool_realm = Realm::MICROSANDBOX;
+    let engine = engine_with(&backend, config).await;
+    let of = |size| Op::CreateContext(NewContext { size: Some(size), ..NewContext::named("", Language::Python) });
+    let large = created(engine.execute(&session(), of(Size::Large)).await).limits;
+    assert_eq!((large.memory_bytes, large.cpu_millis), (2048 << 20, 4000));
+    assert_eq!(backend.created(), 4, "no session has that size");
+    backend.fail_next_creates(1000);
+    let small = created(engine.execute(&session(), of(Size::Small)).await).limits;
+    assert_eq!((small.memory_bytes, small.cpu_millis), (1024 << 20, 1000), "a session of the pool");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_id_is_taken_once_and_ids_are_their_own_in_each_realm() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;

@@ -116,6 +116,7 @@ pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> En
             ..realm(RealmConfig::agentrun(), agentrun)
         },
         RealmConfig {
+            default_size: Some(sessions.default_flavor),
             evict_idle: sessions.evict,
             max_total_memory_bytes: sessions.max_total_memory_mb.map(|mb| mb << 20),
             sweep_interval: sessions.cleanup_interval,
