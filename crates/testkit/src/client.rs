@@ -1,6 +1,6 @@
 //! A small MCP client over a child's stdin and stdout, for transcript tests of the built binary.
 //!
-//! Legacy era (`initialize`); the modern one is tested through real clients. Every wait is bounded.
+//! Legacy era (`initialize`), or no handshake at all. Every wait is bounded.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -24,7 +24,19 @@ pub struct Client {
 
 impl Client {
     /// Starts the server and shakes hands. The caller builds the command: arguments and environment are the test's business.
-    pub fn start(mut command: Command) -> Self {
+    pub fn start(command: Command) -> Self {
+        let mut client = Self::connect(command);
+        let hello = client.request(
+            "initialize",
+            json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "testkit", "version": "0"}}),
+        );
+        assert!(hello["result"]["serverInfo"].is_object(), "{hello}");
+        client.notify("notifications/initialized", json!({}));
+        client
+    }
+
+    /// Starts the server and says nothing: for requests of the modern era, each of which says everything itself.
+    pub fn connect(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the server starts");
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let (sender, lines) = channel();
@@ -38,14 +50,7 @@ impl Client {
             }
         });
         let stdin = child.stdin.take();
-        let mut client = Self { child, stdin, lines, answers: HashMap::new(), notifications: Vec::new(), next: 0 };
-        let hello = client.request(
-            "initialize",
-            json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "testkit", "version": "0"}}),
-        );
-        assert!(hello["result"]["serverInfo"].is_object(), "{hello}");
-        client.notify("notifications/initialized", json!({}));
-        client
+        Self { child, stdin, lines, answers: HashMap::new(), notifications: Vec::new(), next: 0 }
     }
 
     pub fn pid(&self) -> u32 {

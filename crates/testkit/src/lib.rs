@@ -2,5 +2,7 @@
 
 pub mod client;
 pub mod fake;
+pub mod host;
+pub mod http;
 pub mod inprocess;
 pub mod probe;

@@ -6,6 +6,7 @@
 
 use serde_json::json;
 use testkit::client::ToolResult;
+use testkit::host::facts as host_facts;
 
 use crate::support::{Leftovers, Server, StateDir, start};
 
@@ -309,13 +310,6 @@ fn brief(text: String) -> String {
     } else {
         format!("{:.300} … {}", text, &text[text.floor_char_boundary(text.len() - 200)..])
     }
-}
-
-fn host_facts() -> Vec<String> {
-    ["kernel/core_pattern", "kernel/hostname", "kernel/domainname", "vm/overcommit_memory", "kernel/modprobe"]
-        .iter()
-        .map(|name| std::fs::read_to_string(format!("/proc/sys/{name}")).unwrap_or_default())
-        .collect()
 }
 
 #[test]
