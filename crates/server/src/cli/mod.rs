@@ -90,8 +90,7 @@ fn dispatch(cli: Cli) -> Done {
     let environment = Environment::of_process();
     let sources = Sources { environment, flags: cli.flags.given, is_root: rustix::process::geteuid().is_root() };
     let config = Config::load(&sources)?;
-    // rmcp warns of each error answer, which is none of the operator's business.
-    let usual = if matches!(cli.command, Command::Stdio(_) | Command::Serve(_)) { "info,rmcp=error" } else { "warn" };
+    let usual = if matches!(cli.command, Command::Stdio(_) | Command::Serve(_)) { "info" } else { "warn" };
     let colour = std::io::stderr().is_terminal() && sources.environment.get("NO_COLOR").is_none();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Human };
     logging::start(config.log.as_deref().unwrap_or(usual), format, colour)?;

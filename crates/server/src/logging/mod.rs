@@ -7,8 +7,10 @@ mod escape;
 mod human;
 pub mod lines;
 
+use tracing::Level;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::layer::{Filter, SubscriberExt};
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
@@ -32,8 +34,14 @@ pub enum LogError {
 /// From here on everything logged goes to stderr: stdout belongs to the protocol. `colour` is for people only.
 pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
-    let filter = EnvFilter::try_new(filter).map_err(refused)?;
+    let filter = quiet(EnvFilter::try_new(filter).map_err(refused)?);
     Ok(Registry::default().with(layer(format, colour, std::io::stderr).with_filter(filter)).try_init()?)
+}
+
+/// Whatever was asked for, rmcp says nothing but errors: in its own lines of a request stand code and environment, and its spans
+/// hide the one with the request's id.
+fn quiet(filter: EnvFilter) -> impl Filter<Registry> + Send + Sync + 'static {
+    filter.and(filter_fn(|line| !line.target().starts_with("rmcp") || *line.level() == Level::ERROR))
 }
 
 fn layer<W>(format: LogFormat, colour: bool, writer: W) -> Box<dyn Layer<Registry> + Send + Sync>
@@ -55,6 +63,8 @@ pub(crate) mod testing {
     use std::io::Write;
     use std::sync::{Arc, Mutex};
 
+    use tracing_subscriber::filter::LevelFilter;
+
     use super::*;
 
     #[derive(Clone, Default)]
@@ -73,9 +83,17 @@ pub(crate) mod testing {
 
     /// What `work` logs at all levels, in this form.
     pub fn logged(format: LogFormat, work: impl FnOnce()) -> String {
+        filtered(format, LevelFilter::TRACE, work)
+    }
+
+    pub fn filtered(
+        format: LogFormat,
+        filter: impl Filter<Registry> + Send + Sync + 'static,
+        work: impl FnOnce(),
+    ) -> String {
         let captured = Captured::default();
         let writer = captured.clone();
-        let subscriber = Registry::default().with(layer(format, false, move || writer.clone()));
+        let subscriber = Registry::default().with(layer(format, false, move || writer.clone()).with_filter(filter));
         tracing::subscriber::with_default(subscriber, work);
         let bytes = captured.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
@@ -84,7 +102,7 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use super::testing::logged;
+    use super::testing::{filtered, logged};
     use super::*;
 
     /// As seeds/000 prints them.
@@ -100,6 +118,17 @@ mod tests {
         tracing::info!(target: engine::STARTUP_LOG, "创建 Code Interpreter: ci-{}", "abc123def456");
         tracing::info!(target: engine::STARTUP_LOG, "✓ Session 池健康 ({}/{} 可用)", 3, 3);
         tracing::info!(target: engine::STARTUP_LOG, pool = 3, "MCP Server 就绪，等待请求...");
+    }
+
+    #[test]
+    fn no_filter_makes_the_sdk_print_what_clients_send() {
+        for filter in ["trace", "debug,rmcp=trace", "rmcp::service=debug"] {
+            let log = filtered(LogFormat::Human, quiet(EnvFilter::new(filter)), || {
+                tracing::debug!(target: "rmcp::service", "received request with secrets");
+                tracing::error!(target: "rmcp::service", "broken");
+            });
+            assert!(log.ends_with("ERROR rmcp::service: broken\n") && !log.contains("secrets"), "{filter}: {log}");
+        }
     }
 
     #[test]
