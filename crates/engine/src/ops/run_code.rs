@@ -68,7 +68,7 @@ impl World {
         run: Run,
         record: Option<&Background>,
     ) -> Result<Box<Ran>, EngineError> {
-        if let Some(refused) = self.too_long(&run.work, entered.context.info()) {
+        if let Some(refused) = self.too_long(run.work.length(), entered.context.info()) {
             return Ok(Box::new(Ran { created: entered.created, ..refused }));
         }
         if let Work::Code { language, .. } = &run.work {
@@ -115,14 +115,19 @@ impl World {
         });
     }
 
-    pub(super) fn too_long(&self, work: &Work, context: ContextInfo) -> Option<Ran> {
+    pub(super) fn too_long(&self, length: usize, context: ContextInfo) -> Option<Ran> {
         let limit = self.inner.config.max_code_bytes;
-        let length = match work {
-            Work::Code { code, .. } => code.len(),
-            Work::Command(Command::Shell(line)) => line.len(),
-            Work::Command(Command::Argv(argv)) => argv.iter().map(String::len).sum(),
-        };
         (length > limit).then(|| too_long(length, limit, context))
+    }
+}
+
+impl Work {
+    fn length(&self) -> usize {
+        match self {
+            Self::Code { code, .. } => code.len(),
+            Self::Command(Command::Shell(line)) => line.len(),
+            Self::Command(Command::Argv(argv)) => argv.iter().map(String::len).sum(),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use proto::{Ended, Language, Order, Root, RunStatus, ToGuest};
 use tokio_util::sync::CancellationToken;
 
 use super::list_files::{NEWEST, Wanted, list};
-use super::run_code::{SIGKILL, Work, reported};
+use super::run_code::{SIGKILL, reported};
 use super::{World, check_wishes};
 use crate::cell::{Cell, Ending};
 use crate::config::{DATA, KeptConfig};
@@ -33,13 +33,11 @@ impl World {
         let RunOnce { conversation, language, code, env, network } = once;
         check_wishes(&env, network)?;
         self.runs(language)?;
-        let work = Work::Code { code, language: None };
         let mut entered = self.converse(call, &conversation).await?;
         let info = self.info_of(&conversation, &entered, language);
-        if let Some(refused) = self.too_long(&work, info.clone()) {
+        if let Some(refused) = self.too_long(code.len(), info.clone()) {
             return Ok(Outcome::Ran(Box::new(refused)));
         }
-        let Work::Code { code, .. } = work else { return Err(EngineError::Sandbox("not code".into())) };
         let never = (&CancellationToken::new(), EngineError::Cancelled);
         let permits = match self.try_permits() {
             Some(permits) => permits,
