@@ -419,7 +419,8 @@ impl Server {
         match self.session(place, headers) {
             Ok(Some(session)) => {
                 self.sessions.close(&session);
-                empty(StatusCode::ACCEPTED)
+                // Python's client takes anything but 200 and 204 for a failure.
+                empty(StatusCode::NO_CONTENT)
             }
             Ok(None) => not_allowed("DELETE ends a session; Mcp-Session-Id names none"),
             Err(unknown) => unknown.answer(Value::Null),

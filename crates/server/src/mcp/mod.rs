@@ -214,9 +214,8 @@ impl ServerHandler for McpServer {
         context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
         let mut result = self.negotiate_initialize(&request)?;
-        if !request.capabilities.supports_tasks()
-            && let Some(extensions) = &mut result.capabilities.extensions
-        {
+        // What calls can become is a matter of the revision that has no `initialize`.
+        if let Some(extensions) = &mut result.capabilities.extensions {
             extensions.remove(TASKS_EXTENSION_ID);
             result.capabilities.extensions.take_if(|extensions| extensions.is_empty());
         }

@@ -32,7 +32,8 @@ const TOKEN: usize = 1024;
 pub(super) struct Reporter(Option<(JoinHandle<Option<()>>, DropGuard)>);
 
 impl Reporter {
-    /// Sends what is left and returns when it is on its way, so that the answer comes after it.
+    /// Returns when nothing more is going to be sent, so that the answer comes last. What is left is not sent: the answer has it,
+    /// and a TypeScript client that reads both at once no longer knows the token.
     pub(super) async fn finish(self) {
         if let Some((task, stop)) = self.0 {
             drop(stop);
@@ -85,12 +86,6 @@ impl Report {
                 }
                 () = stop.cancelled() => break,
             }
-        }
-        while let Ok(event) = events.try_recv() {
-            self.add(event);
-        }
-        if !self.pending.is_empty() {
-            self.send().await;
         }
     }
 

@@ -107,7 +107,7 @@ impl<S: Service<RoleServer>> Guarded<S> {
 /// What 2026-07-28 dropped. rmcp refuses some of these itself, but not when their params are bad.
 const REMOVED: [&str; 5] = ["initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"];
 
-fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+pub(super) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
     let version = context.meta.protocol_version();
     version.is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
 }

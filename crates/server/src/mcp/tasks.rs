@@ -12,6 +12,7 @@ use rmcp::{ErrorData, RoleServer};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+use super::service::is_modern;
 use super::{Execute, McpServer, Surface, now, to_mcp};
 use crate::dialect::{Args, Scene, iso8601, shown};
 
@@ -41,11 +42,12 @@ impl Surface {
 }
 
 impl McpServer {
-    /// How long a run may last as a task, if the client can take one. It says so with this request, or with `initialize` where
-    /// that speaks for all requests.
+    /// How long a run may last as a task, if the client can take one and says so with this request. In `initialize` the
+    /// Inspector declares the extension too, and then does not know the answer: revisions before 2026-07-28 have no `resultType`.
     pub(super) fn may_last(&self, context: &RequestContext<RoleServer>) -> Option<Duration> {
         let declared = || context.client_capabilities().as_ref().is_some_and(ClientCapabilities::supports_tasks);
-        (self.surface.has_tasks() && declared()).then(|| Duration::from_secs(self.surface.options.max_timeout))
+        (self.surface.has_tasks() && is_modern(context) && declared())
+            .then(|| Duration::from_secs(self.surface.options.max_timeout))
     }
 }
 

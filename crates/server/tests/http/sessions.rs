@@ -25,7 +25,7 @@ async fn a_session_begins_works_and_ends() {
         let headers = [("mcp-session-id", id.as_str()), ("mcp-protocol-version", version), BOTH];
         assert_eq!(server.post(&headers, &notification("notifications/initialized", json!({}))).await.status, 202);
         assert_eq!(server.post(&headers, &call(1, "echo", json!({ "text": "x" }))).await.text(), "x");
-        assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers, b"").await.status, 202);
+        assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers, b"").await.status, 204);
         let answer = server.post(&headers, &request(2, "tools/list", json!({}))).await;
         assert_eq!((answer.refusal(), &answer.json()["id"]), ((404, -32001), &json!(2)), "{version}");
         assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers, b"").await.status, 404);
@@ -146,7 +146,7 @@ async fn the_end_of_a_session_ends_its_calls() {
     let mut calling = server.client().await;
     calling.send_json(&[("mcp-session-id", &id), BOTH], &call(1, "forever", json!({}))).await;
     eventually("it runs", || server.toy.running() == 1).await;
-    assert_eq!(server.client().await.ask("DELETE", "/mcp", &[("mcp-session-id", &id)], b"").await.status, 202);
+    assert_eq!(server.client().await.ask("DELETE", "/mcp", &[("mcp-session-id", &id)], b"").await.status, 204);
     eventually("it is cancelled", || server.toy.cancelled() == 1).await;
     server.stop().await;
 }
@@ -300,7 +300,7 @@ async fn a_stream_of_its_own_lasts_as_long_as_its_session() {
         listeners.push(listener);
     }
     assert_eq!(server.client().await.ask("GET", "/mcp", &headers, b"").await.refusal(), (409, -32000));
-    assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers[..1], b"").await.status, 202);
+    assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers[..1], b"").await.status, 204);
     for mut listener in listeners {
         assert_eq!(listener.event().await, None);
     }
