@@ -307,7 +307,7 @@ pub enum Outcome {
     File {
         path: String,
         content: Vec<u8>,
-        /// The whole file's, which may be more than `content`.
+        /// The whole file's. Of one too large for an answer there is no `content`.
         size: u64,
         key: String,
     },

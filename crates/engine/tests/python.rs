@@ -208,3 +208,20 @@ async fn long_output_and_files_are_read_through_links() {
     }
     engine.shutdown(Duration::ZERO).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_too_large_for_an_answer_is_told_by_its_size_and_its_link() {
+    let config = EngineConfig { max_file_bytes: 3, max_link_bytes: 5, ..EngineConfig::default() };
+    let Some((engine, _base)) = start(config).await else { return };
+    let id = create(&engine, "a").await;
+    let code = "for n in (3, 4, 6):\n    open(str(n), 'w').write('x' * n)";
+    assert_eq!(run(&engine, &id, code).await.end, RunOutcome::Ok);
+    let read = async |path: &str| {
+        let read = engine.execute(&call(), Op::ReadFile { place: holder(&id), path: path.into() }).await?;
+        let Outcome::File { content, size, .. } = read else { panic!("{read:?}") };
+        Ok((content, size))
+    };
+    assert_eq!(read("3").await, Ok((b"xxx".to_vec(), 3)));
+    assert_eq!(read("4").await, Ok((Vec::new(), 4)));
+    assert_eq!(read("6").await, Err(EngineError::FileTooLarge { path: "6".into(), limit: 5 }));
+}

@@ -9,14 +9,22 @@ use crate::op::{Call, EngineError, Holder, Outcome};
 
 impl World {
     pub(super) async fn read_file(&self, call: &Call, holder: Holder, path: String) -> Result<Outcome, EngineError> {
-        let limit = self.inner.config.max_file_bytes;
+        let (limit, max_link) = (self.inner.config.max_file_bytes, self.inner.config.max_link_bytes);
         check_path(&path)?;
         let site = self.site(call, holder).await?;
         let reading = async move {
             let range = Range { offset: 0, length: limit, max_size: limit };
-            let (_, content) = read(&site.place, site.root, &path, range).await?;
-            let size = content.len() as u64;
-            Ok(Outcome::File { path, content, size, key: site.key.clone() })
+            let key = site.key.clone();
+            match read(&site.place, site.root, &path, range).await {
+                Ok((_, content)) => Ok(Outcome::File { path, size: content.len() as u64, content, key }),
+                // Too much for an answer, but there is a link to it.
+                Err(EngineError::FileTooLarge { .. }) => {
+                    let range = Range { offset: 0, length: 0, max_size: max_link };
+                    let (identity, content) = read(&site.place, site.root, &path, range).await?;
+                    Ok(Outcome::File { path, size: identity.size, content, key })
+                }
+                Err(error) => Err(error),
+            }
         };
         unless_cancelled(call, reading, &self.inner).await
     }

@@ -14,6 +14,7 @@ use engine::op::{EventSink, Health};
 use engine::{Call, Engine, Op, Outcome, Realm};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
@@ -50,6 +51,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let signals = Signals::listen()?;
     let config = &context.config;
     auth.start();
+    let max_connections = room_for(config.serve.max_connections);
     let (listener, address) = listen(config, &auth).await?;
     let secret = file_secret(config)?;
     let (backend, isolation) = native.start().await?;
@@ -69,7 +71,8 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
-        options: http_options(config, &auth),
+        options: HttpOptions { max_connections, ..http_options(config, &auth) },
+        metrics: observer.metrics.clone(),
         gate: door.clone(),
         endpoints: server.endpoints(lang, &options, &links),
         default: config.dialect.clone(),
@@ -103,6 +106,22 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
         journal.close();
     }
     prepared.and_then(|prepared| prepared).map(|()| ExitCode::SUCCESS)
+}
+
+/// As many connections as were asked for and this process may have descriptors for; each sandbox needs one, too. Not before the
+/// launcher is started, which has limits of its own.
+fn room_for(wanted: usize) -> usize {
+    const FOR_THE_REST: u64 = 256;
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let room = usize::try_from(descriptors.saturating_sub(FOR_THE_REST) / 4 * 3).unwrap_or(usize::MAX).max(16);
+    if room < wanted {
+        tracing::warn!(
+            "at most {room} connections at once: this process may have {descriptors} descriptors (ulimit -n)"
+        );
+    }
+    room.min(wanted)
 }
 
 /// Bound only when it may be: a server that anybody can reach and use would be an open door.
@@ -171,7 +190,6 @@ fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
         allowed_origins: serve.allowed_origins.clone(),
         cors: serve.cors,
         open: !auth.is_required(),
-        max_connections: serve.max_connections,
         max_body: serve.max_body_bytes,
         header_deadline: serve.header_timeout,
         body_deadline: serve.body_timeout,
@@ -242,11 +260,9 @@ impl Server {
     }
 
     fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Gate>, signer: Option<dialect::links::Signer>) -> Router {
-        let sent = self.observer.metrics.clone();
         let observer = self.observer.clone();
         let settings = files::Settings {
             signer,
-            sent: Arc::new(move |bytes| sent.served(bytes)),
             given: Arc::new(move |given| observer.file_given(given)),
             ..files::Settings::default()
         };
@@ -273,7 +289,6 @@ impl Server {
             pool_available: counts.sessions_available,
             runs: counts.busy,
             journal_lost: self.observer.journal().map_or(0, Journal::lost),
-            ..Gauges::default()
         };
         ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
     }

@@ -567,6 +567,17 @@ pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
     let link = scene.link(&key, &path, Some(size));
     let file = File { size, url: address(link.as_ref()), path, ..File::default() };
+    if content.len() as u64 != size {
+        let note = match link {
+            Some(_) => {
+                "Too large for an answer: fetch it from the url, or read parts of it with run_command (head, tail, sed)."
+            }
+            None => "Too large for an answer: read parts of it with run_command (head, tail, sed).",
+        };
+        let mut answer = Answer::json(&File { note: Some(note.into()), ..file });
+        answer.blocks.extend(link);
+        return answer;
+    }
     let asked = encoding(scene.args).ok().flatten();
     let mut answer = match (asked, String::from_utf8(content)) {
         (None | Some(Encoding::Utf8), Ok(text)) => text_file(scene, file, &text),
