@@ -44,8 +44,6 @@ impl Denial {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Gauges {
     pub contexts: usize,
-    /// Of the protocol, over HTTP.
-    pub sessions: usize,
     pub pool_size: usize,
     pub pool_available: usize,
     pub runs: usize,
@@ -64,6 +62,7 @@ struct Inner {
     denials: [AtomicU64; DENIALS.len()],
     connections: AtomicU64,
     connections_open: AtomicU64,
+    sessions_open: AtomicU64,
     bytes_served: AtomicU64,
 }
 
@@ -101,10 +100,19 @@ impl Metrics {
     }
 
     /// A connection, open as long as what is returned lives.
-    pub fn connection(&self) -> Connection {
+    pub fn connection(&self) -> Open {
         add(&self.0.connections, 1);
-        add(&self.0.connections_open, 1);
-        Connection(self.clone())
+        self.open(|inner| &inner.connections_open)
+    }
+
+    /// A session of the protocol, likewise.
+    pub fn session(&self) -> Open {
+        self.open(|inner| &inner.sessions_open)
+    }
+
+    fn open(&self, gauge: fn(&Inner) -> &AtomicU64) -> Open {
+        add(gauge(&self.0), 1);
+        Open { inner: self.0.clone(), gauge }
     }
 
     /// Bytes of bodies sent: answers and files.
@@ -122,7 +130,7 @@ impl Metrics {
         inner.write_calls(&mut page);
         page.gauge("sandpool_calls_in_progress", "Calls that are being answered.", read(&inner.calls_in_progress));
         page.gauge("sandpool_contexts", "Contexts, sessions and conversations with a sandbox.", gauges.contexts);
-        page.gauge("sandpool_sessions", "Protocol sessions over HTTP.", gauges.sessions);
+        page.gauge("sandpool_sessions", "Protocol sessions over HTTP.", read(&inner.sessions_open));
         page.gauge("sandpool_pool_size", "Sandboxes to be kept ready.", gauges.pool_size);
         page.gauge("sandpool_pool_available", "Sandboxes that are ready.", gauges.pool_available);
         page.gauge("sandpool_runs_in_progress", "Runs that execute.", gauges.runs);
@@ -197,13 +205,16 @@ impl Drop for InProgress {
     }
 }
 
-/// An open connection.
+/// Something that is open.
 #[must_use = "dropped, it counts as closed"]
-pub struct Connection(Metrics);
+pub struct Open {
+    inner: Arc<Inner>,
+    gauge: fn(&Inner) -> &AtomicU64,
+}
 
-impl Drop for Connection {
+impl Drop for Open {
     fn drop(&mut self) {
-        self.0.0.connections_open.fetch_sub(1, Ordering::Relaxed);
+        (self.gauge)(&self.inner).fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -258,9 +269,9 @@ mod tests {
             metrics.notice(&Notice { tenant: Tenant::local(), realm: Realm::AGENTRUN, id: "ctx-1".into(), what });
         }
         drop(metrics.connection());
-        let _open = metrics.connection();
+        let _open = (metrics.connection(), metrics.session(), metrics.session());
         metrics.served(4096);
-        let gauges = Gauges { contexts: 4, sessions: 2, pool_size: 3, pool_available: 1, runs: 2, journal_lost: 5 };
+        let gauges = Gauges { contexts: 4, pool_size: 3, pool_available: 1, runs: 2, journal_lost: 5 };
         let page = metrics.text(&gauges);
         // Times differ from run to run: sums are left out, and of the buckets only the last is looked at.
         let bucket = |line: &&str| !line.contains("_sum") && (!line.contains("_bucket") || line.contains("+Inf"));

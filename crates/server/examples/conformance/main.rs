@@ -32,6 +32,7 @@ async fn main() -> std::io::Result<()> {
     let endpoint = Endpoint::new(move || fixtures.clone(), |_| Box::pin(async { serde_json::Value::Null }))
         .with_schemas(move |name| tools.schema(name));
     let app = App {
+        metrics: Default::default(),
         options: HttpOptions { open: true, ..HttpOptions::default() },
         gate: Arc::new(Anyone),
         endpoints: BTreeMap::from([("conformance".into(), endpoint)]),

@@ -19,6 +19,7 @@ use crate::dialect::links::Signer;
 use crate::http::{self as transport, App, Caller, Denied, Gate, HttpOptions};
 use crate::mcp::Surface;
 use crate::mcp::stdio::{StdioOptions, serve_stdio};
+use crate::metrics::Metrics;
 use crate::observe::Observer;
 use crate::{dialect, files};
 
@@ -78,6 +79,7 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
     let settings = files::Settings { signer, ..files::Settings::default() };
     let app = App {
         options: HttpOptions { open: true, grace: Duration::ZERO, ..HttpOptions::default() },
+        metrics: Metrics::default(),
         gate: Arc::new(Nobody),
         endpoints: BTreeMap::new(),
         default: String::new(),

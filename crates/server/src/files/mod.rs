@@ -61,8 +61,6 @@ pub struct Settings {
     /// Only links that it signed are served.
     pub signer: Option<Signer>,
     pub limits: Limits,
-    /// Is told the bytes of each piece that goes out.
-    pub sent: Arc<dyn Fn(u64) + Send + Sync>,
     /// Is told of each file that is given out.
     pub given: Arc<dyn Fn(&Given<'_>) + Send + Sync>,
 }
@@ -77,7 +75,7 @@ pub struct Given<'a> {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { signer: None, limits: Limits::default(), sent: Arc::new(|_| ()), given: Arc::new(|_| ()) }
+        Self { signer: None, limits: Limits::default(), given: Arc::new(|_| ()) }
     }
 }
 
@@ -143,8 +141,7 @@ impl<S: Store> Files<S> {
         } else {
             let peer = request.extensions.get::<Peer>().map(|peer| peer.0);
             (self.settings.given)(&Given { key: &address.key, peer, bytes: bytes.end - bytes.start });
-            let sent = self.settings.sent.clone();
-            Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, sent, _permit: permit }))
+            Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, _permit: permit }))
         };
         Ok(response(status, headers, body))
     }
@@ -164,7 +161,6 @@ struct Download<F> {
     file: F,
     at: u64,
     end: u64,
-    sent: Arc<dyn Fn(u64) + Send + Sync>,
     _permit: Permit,
 }
 
@@ -181,7 +177,6 @@ fn pieces<F: StoredFile>(download: Download<F>) -> impl Stream<Item = Result<Byt
             return Err(Broken(format!("{} bytes instead of {length}", piece.len())));
         }
         download.at += length;
-        (download.sent)(length);
         Ok(Some((Bytes::from(piece), download)))
     })
 }

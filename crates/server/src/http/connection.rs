@@ -28,6 +28,7 @@ use tokio_util::task::TaskTracker;
 
 use super::endpoint::Server;
 use super::{App, HttpOptions};
+use crate::metrics::Metrics;
 
 /// How long cancelled calls may take to say so.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -122,7 +123,7 @@ async fn accept(
             state: Mutex::new((Phase::Head, Instant::now())),
             close: CancellationToken::new(),
         });
-        let place = all.enter(connection.clone());
+        let place = (all.enter(connection.clone()), server.metrics().connection());
         let (server, shutdown) = (server.clone(), shutdown.clone());
         tasks.spawn(async move {
             drive(stream, server, connection, shutdown).await;
@@ -149,7 +150,9 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
         async move {
             let busy = connection.request();
             let response = server.answer(request, &connection).await;
-            Ok::<Response<Body>, Infallible>(response.map(|body| Body::new(Held { body, _busy: busy })))
+            Ok::<Response<Body>, Infallible>(
+                response.map(|body| Body::new(Held { body, metrics: server.metrics().clone(), _busy: busy })),
+            )
         }
     });
     let served = http1::Builder::new().max_header_size(options.max_header).serve_connection(TokioIo::new(io), service);
@@ -299,6 +302,7 @@ impl Drop for Busy {
 /// A response's body; its connection is busy until it has been sent.
 struct Held {
     body: Body,
+    metrics: Metrics,
     _busy: Busy,
 }
 
@@ -307,7 +311,11 @@ impl HttpBody for Held {
     type Error = axum::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled {
+            self.metrics.served(frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

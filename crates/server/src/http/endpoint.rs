@@ -35,14 +35,12 @@ use crate::logging::lines::HttpLine;
 use crate::mcp::answer::{self, MAX_ANSWER};
 use crate::mcp::message::{self, Fault, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Incoming, Message};
 use crate::mcp::{Panicked, caught};
+use crate::metrics::Metrics;
 use crate::observe::Origin;
 
 const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
 const METHODS: &str = "GET, POST, DELETE";
-
-/// The code that the official SDKs use.
-const SESSION_NOT_FOUND: i32 = -32001;
 
 pub(super) struct Server {
     app: App,
@@ -78,7 +76,7 @@ impl Server {
         Self {
             guard: Guard::new(options),
             bodies: Bodies::new(options.max_body, options.body_deadline, options.max_buffered),
-            sessions: Sessions::new(options),
+            sessions: Sessions::new(options, app.metrics.clone()),
             halt: CancellationToken::new(),
             closing: CancellationToken::new(),
             app,
@@ -87,6 +85,10 @@ impl Server {
 
     pub(super) fn options(&self) -> &super::HttpOptions {
         &self.app.options
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.app.metrics
     }
 
     pub(super) async fn answer(&self, request: Request<IncomingBody>, connection: &Arc<Connection>) -> Response<Body> {
@@ -148,10 +150,7 @@ impl Server {
         let place = Place { endpoint, name, caller, request_id: request_id.to_string(), peer: connection.peer };
         match parts.method {
             Method::POST => self.post(place, &parts, body, connection).await,
-            Method::GET | Method::HEAD => {
-                connection.busy();
-                self.get(place, &parts.headers).await
-            }
+            Method::GET | Method::HEAD => self.get(place, &parts.headers, connection).await,
             Method::DELETE => self.delete(&place, &parts.headers),
             _ => not_allowed("this method is not served here"),
         }
@@ -272,7 +271,7 @@ impl Server {
             (Era::Modern { version, .. }, None, _) => unknown_peer(version.clone()),
         };
         let entry = match session {
-            Some(session) => Some(session.enter(&id).map_err(|fault| (StatusCode::OK, fault))?),
+            Some(session) => Some(session.enter(&id)?),
             None => None,
         };
         let connection = session.map(|session| session.id.clone());
@@ -388,8 +387,9 @@ impl Server {
         }
     }
 
-    async fn get(&self, place: Place<'_>, headers: &HeaderMap) -> Response<Body> {
+    async fn get(&self, place: Place<'_>, headers: &HeaderMap, connection: &Connection) -> Response<Body> {
         if !accepts_stream(headers) {
+            connection.busy();
             let status = (place.endpoint.status)(place.caller).await;
             return json(StatusCode::OK, status.to_string());
         }
@@ -400,12 +400,14 @@ impl Server {
         };
         let keep_alive = self.options().keep_alive;
         if let Some(seen) = headers.get(LAST_EVENT).and_then(|value| value.to_str().ok()) {
+            connection.busy();
             return match session.replay(seen) {
                 Some((replay, place)) => sse::response(replay.read(Some(place)), keep_alive, session.ended.clone()),
                 // Nothing, and the end: an error would make some clients ask again and again.
                 None => sse::response(Nothing, keep_alive, CancellationToken::new()),
             };
         }
+        // Not busy: nothing is said on such a stream, so it goes when others need its connection.
         match session.listen() {
             Some(listener) => {
                 let source = Silence { _listener: listener, ended: session.ended.clone() };
@@ -454,8 +456,8 @@ struct UnknownSession;
 
 impl UnknownSession {
     fn answer(self, id: Value) -> Response<Body> {
-        let fault = Fault::new(id, SESSION_NOT_FOUND, "session not found: it ended, or never was; initialize again");
-        refuse(StatusCode::NOT_FOUND, &fault)
+        let (status, fault) = session::not_found(id);
+        refuse(status, &fault)
     }
 }
 
@@ -610,7 +612,7 @@ fn not_allowed(why: &str) -> Response<Body> {
 }
 
 /// A client of which only the revision is known.
-fn unknown_peer(version: ProtocolVersion) -> InitializeRequestParams {
+pub(super) fn unknown_peer(version: ProtocolVersion) -> InitializeRequestParams {
     let mut peer =
         InitializeRequestParams::new(ClientCapabilities::default(), Implementation::new("unknown", "unknown"));
     peer.protocol_version = version;

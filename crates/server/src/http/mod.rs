@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::mcp::Guarded;
 use crate::mcp::message::Fault;
+use crate::metrics::Metrics;
 
 mod body;
 mod connection;
@@ -84,7 +85,7 @@ impl Default for HttpOptions {
             open: false,
             max_connections: 1000,
             max_header: 32 << 10,
-            max_body: 16 << 20,
+            max_body: 24 << 20,
             max_buffered: 256 << 20,
             header_deadline: Duration::from_secs(10),
             body_deadline: Duration::from_secs(30),
@@ -146,6 +147,7 @@ impl Endpoint {
 /// All that is served.
 pub struct App {
     pub options: HttpOptions,
+    pub metrics: Metrics,
     pub gate: Arc<dyn Gate>,
     /// By name; `/mcp/<name>` leads to each.
     pub endpoints: BTreeMap<String, Endpoint>,

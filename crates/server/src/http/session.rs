@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use engine::op::Tenant;
+use http::StatusCode;
 use rmcp::model::{ClientJsonRpcMessage, InitializeRequestParams, JsonRpcMessage, ProtocolVersion, RequestId};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -18,6 +19,10 @@ use uuid::Uuid;
 use super::HttpOptions;
 use super::replay::Replay;
 use crate::mcp::message::{Fault, INVALID_REQUEST};
+use crate::metrics::{Metrics, Open};
+
+/// The code that the official SDKs use.
+const NOT_FOUND: i32 = -32001;
 
 /// Requests of one session that may run at once.
 const MAX_CALLS: usize = 256;
@@ -36,6 +41,7 @@ pub(super) struct Sessions {
     most: usize,
     most_per_tenant: usize,
     idle: Duration,
+    metrics: Metrics,
 }
 
 pub(super) struct Session {
@@ -46,6 +52,7 @@ pub(super) struct Session {
     state: Mutex<State>,
     /// Streams and calls end with it.
     pub ended: CancellationToken,
+    _counted: Open,
 }
 
 struct State {
@@ -64,12 +71,13 @@ struct State {
 struct Asked(RequestId, mpsc::Sender<ClientJsonRpcMessage>);
 
 impl Sessions {
-    pub(super) fn new(options: &HttpOptions) -> Self {
+    pub(super) fn new(options: &HttpOptions, metrics: Metrics) -> Self {
         Self {
             all: Mutex::default(),
             most: options.max_sessions,
             most_per_tenant: options.max_sessions_per_tenant,
             idle: options.session_idle,
+            metrics,
         }
     }
 
@@ -94,15 +102,15 @@ impl Sessions {
                 replays: Vec::new(),
             }),
             ended: CancellationToken::new(),
+            _counted: self.metrics.session(),
         });
         let mut all = self.all();
         let own = all.values().filter(|other| other.tenant == session.tenant);
         if all.len() >= self.most || own.clone().count() >= self.most_per_tenant {
-            let spare = own.filter_map(|other| Some((other.spare()?, other.id.clone()))).min();
+            let spare = own.filter_map(|other| Some((other.state().spare()?, &other.id))).min();
             let (_, spare) = spare?;
-            if let Some(spare) = all.remove(&spare) {
-                spare.ended.cancel();
-            }
+            let spare = all.get(spare).filter(|spare| spare.end_if(|_| true))?.id.clone();
+            all.remove(&spare);
         }
         all.insert(session.id.clone(), session.clone());
         Some(session)
@@ -125,13 +133,7 @@ impl Sessions {
     /// Ends those that were idle for too long.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
-        self.all().retain(|_, session| {
-            let keep = session.spare().is_none_or(|(_, touched)| now.duration_since(touched) < self.idle);
-            if !keep {
-                session.ended.cancel();
-            }
-            keep
-        });
+        self.all().retain(|_, session| !session.end_if(|touched| now.duration_since(touched) >= self.idle));
     }
 
     pub(super) fn close_all(&self) {
@@ -152,6 +154,19 @@ pub(super) fn kept(mut info: InitializeRequestParams, negotiated: ProtocolVersio
     (length <= MAX_INFO).then_some(info)
 }
 
+/// The answer to whoever names a session that is not there.
+pub(super) fn not_found(id: Value) -> (StatusCode, Fault) {
+    let why = "session not found: it ended, or never was; initialize again";
+    (StatusCode::NOT_FOUND, Fault::new(id, NOT_FOUND, why))
+}
+
+impl State {
+    /// How dispensable the session is, the least being the most; `None` while it is busy.
+    fn spare(&self) -> Option<(bool, Instant)> {
+        (self.calls.is_empty() && self.listeners == 0).then_some((self.used, self.touched))
+    }
+}
+
 impl Session {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -163,10 +178,14 @@ impl Session {
         state.used = true;
     }
 
-    /// How dispensable it is, the least being the most; `None` while it is busy.
-    fn spare(&self) -> Option<(bool, Instant)> {
+    /// Ends it unless it is busy, and tells whether it did. A call that comes at the same time comes before or after.
+    fn end_if(&self, idle_since: impl FnOnce(Instant) -> bool) -> bool {
         let state = self.state();
-        (state.calls.is_empty() && state.listeners == 0).then_some((state.used, state.touched))
+        let ends = state.spare().is_some_and(|(_, touched)| idle_since(touched));
+        if ends {
+            self.ended.cancel();
+        }
+        ends
     }
 
     /// Streams of this revision begin with an event that lets the client come back.
@@ -178,16 +197,19 @@ impl Session {
         self.info.protocol_version <= ProtocolVersion::V_2025_03_26
     }
 
-    /// Notes a call, unless one with its id still runs.
-    pub(super) fn enter(self: &Arc<Self>, id: &Value) -> Result<Entry, Fault> {
+    /// Notes a call, unless one with its id still runs or the session has just ended.
+    pub(super) fn enter(self: &Arc<Self>, id: &Value) -> Result<Entry, (StatusCode, Fault)> {
         let mut state = self.state();
         let key = id.to_string();
+        let refused = |why: String| (StatusCode::OK, Fault::new(id.clone(), INVALID_REQUEST, why));
+        if self.ended.is_cancelled() {
+            return Err(not_found(id.clone()));
+        }
         if state.calls.len() >= MAX_CALLS {
-            let why = format!("{MAX_CALLS} requests of this session are running already");
-            return Err(Fault::new(id.clone(), INVALID_REQUEST, why));
+            return Err(refused(format!("{MAX_CALLS} requests of this session are running already")));
         }
         if state.calls.contains_key(&key) {
-            return Err(Fault::new(id.clone(), INVALID_REQUEST, "a request with this `id` is still running"));
+            return Err(refused("a request with this `id` is still running".into()));
         }
         let withdrawn = self.ended.child_token();
         state.calls.insert(key.clone(), withdrawn.clone());
@@ -281,5 +303,35 @@ impl Drop for Listener {
         let mut state = self.0.state();
         state.listeners -= 1;
         state.touched = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sessions(most: usize) -> Sessions {
+        let options = HttpOptions { max_sessions: most, session_idle: Duration::ZERO, ..HttpOptions::default() };
+        Sessions::new(&options, Metrics::default())
+    }
+
+    fn open(sessions: &Sessions) -> Option<Arc<Session>> {
+        sessions.open(Tenant::local(), "toy", super::super::endpoint::unknown_peer(ProtocolVersion::V_2025_11_25))
+    }
+
+    #[tokio::test]
+    async fn a_session_ends_before_a_call_begins_or_not_at_all() {
+        let sessions = sessions(1);
+        let first = open(&sessions).unwrap();
+        let entry = first.enter(&1.into()).unwrap();
+        assert!(open(&sessions).is_none(), "a busy session makes no room");
+        sessions.sweep();
+        assert!(!first.ended.is_cancelled(), "nor is it idle");
+        drop(entry);
+        let second = open(&sessions).unwrap();
+        let (status, fault) = first.enter(&2.into()).err().unwrap();
+        assert_eq!((status, fault.id), (StatusCode::NOT_FOUND, 2.into()), "found before it ended");
+        sessions.sweep();
+        assert!(second.ended.is_cancelled());
     }
 }

@@ -13,6 +13,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::{Value, json};
 use server::http::{App, Caller, Denied, Endpoint, Gate, HttpOptions, serve};
+use server::metrics::Metrics;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -63,6 +64,7 @@ impl Gate for TestGate {
 pub struct Server {
     pub address: SocketAddr,
     pub toy: Toy,
+    pub metrics: Metrics,
     pub shutdown: CancellationToken,
     pub now: CancellationToken,
     pub task: JoinHandle<()>,
@@ -88,8 +90,10 @@ impl Server {
     }
 
     pub async fn serving(options: HttpOptions, toy: Toy, endpoint: impl Fn() -> Endpoint) -> Self {
+        let metrics = Metrics::default();
         let app = App {
             options,
+            metrics: metrics.clone(),
             gate: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("toy".to_owned(), endpoint()), ("other".to_owned(), endpoint())]),
             default: "toy".into(),
@@ -99,7 +103,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let (shutdown, now) = (CancellationToken::new(), CancellationToken::new());
         let task = tokio::spawn(serve(listener, app, shutdown.clone(), now.clone()));
-        Self { address, toy, shutdown, now, task }
+        Self { address, toy, metrics, shutdown, now, task }
     }
 
     pub async fn client(&self) -> Client {

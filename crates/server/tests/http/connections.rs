@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use server::http::HttpOptions;
 
-use crate::client::{BOTH, Client, Server, call, eventually, request};
+use crate::client::{BOTH, Client, Server, call, eventually, request, session};
 
 const HEAD: &[u8] = b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
 
@@ -91,6 +91,24 @@ async fn idle_connections_keep_nobody_out() {
             assert_eq!(server.post(&[], &request(1, "ping", json!({}))).await.status, 200, "after {number}");
         }
     }
+    server.stop().await;
+}
+
+/// Else one tenant could take all connections with streams on which nothing is ever said.
+#[tokio::test]
+async fn silent_streams_keep_nobody_out() {
+    let server = Server::with(HttpOptions { max_connections: 8, ..HttpOptions::default() }).await;
+    let id = session(&server, "2025-11-25", &[]).await;
+    let headers = [("mcp-session-id", id.as_str()), ("accept", "text/event-stream")];
+    let mut listeners = Vec::new();
+    for _ in 0..8 {
+        let mut listener = server.client().await;
+        listener.send("GET", "/mcp", &headers, b"").await;
+        assert_eq!(listener.head().await.status, 200);
+        listeners.push(listener);
+    }
+    assert_eq!(server.post(&[], &request(1, "ping", json!({}))).await.status, 200);
+    assert!(listeners[0].is_closed().await, "the oldest made room");
     server.stop().await;
 }
 

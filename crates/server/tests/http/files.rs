@@ -55,6 +55,7 @@ impl Service {
         let endpoint = Endpoint::new(move || handler.clone(), |_| std::future::ready(Value::Null).boxed());
         let settings = Settings { signer: service.signer.clone(), ..Settings::default() };
         let app = App {
+            metrics: Default::default(),
             options: HttpOptions::default(),
             gate: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("agentrun".to_owned(), endpoint)]),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use server::http::HttpOptions;
+use server::metrics::Gauges;
 
 use crate::client::{
     BOTH, Client, Server, borrowed, call, eventually, initialize, modern, notification, request, session,
@@ -299,11 +300,15 @@ async fn a_stream_of_its_own_lasts_as_long_as_its_session() {
         assert_eq!(listener.head().await.header("content-type"), Some("text/event-stream"));
         listeners.push(listener);
     }
+    let page = server.metrics.text(&Gauges::default());
+    assert!(page.contains("\nsandpool_sessions 1\n") && page.contains("\nsandpool_http_connections 8\n"), "{page}");
     assert_eq!(server.client().await.ask("GET", "/mcp", &headers, b"").await.refusal(), (409, -32000));
     assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers[..1], b"").await.status, 204);
     for mut listener in listeners {
         assert_eq!(listener.event().await, None);
     }
+    eventually("it is counted out", || server.metrics.text(&Gauges::default()).contains("\nsandpool_sessions 0\n"))
+        .await;
     server.stop().await;
 }
 
