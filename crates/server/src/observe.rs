@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::dialect::{Args, Block, Reply, Scene};
 use crate::files::Given;
 use crate::journal::{Entry, Journal, sizes};
-use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
+use crate::logging::lines::{self, HttpLine, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, Denial, InProgress, Metrics};
 
 /// Where a request came from; put into its extensions by the transport.
@@ -128,17 +128,21 @@ impl Observer {
 
     /// A request was not let in. Each is counted, and one a second written down with how many there were: strangers must not
     /// be able to fill the disk.
-    pub fn denied(&self, why: Denial, peer: SocketAddr) {
+    pub fn denied(&self, why: Denial, message: &str, peer: SocketAddr) {
         self.metrics.denied(why);
-        let Some(journal) = &self.journal else { return };
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         denials.unwritten += 1;
         if denials.written.is_some_and(|at| at.elapsed() < DENIALS_PAUSE) {
             return;
         }
-        let (count, outcome) = (Some(denials.unwritten), Some(why.name().into()));
+        let count = denials.unwritten;
         *denials = Denials { unwritten: 0, written: Some(Instant::now()) };
-        journal.record(Entry { count, outcome, peer: Some(peer), ..Entry::event("denied") });
+        drop(denials);
+        HttpLine::Refused { peer, message, count }.log();
+        if let Some(journal) = &self.journal {
+            let (count, outcome) = (Some(count), Some(why.name().into()));
+            journal.record(Entry { count, outcome, peer: Some(peer), ..Entry::event("denied") });
+        }
     }
 }
 
@@ -317,5 +321,30 @@ fn contents(args: &Args, reply: Option<&Reply>) -> Value {
         Some(Reply::Error { message, .. }) => json!(message),
         None => Value::Null,
     };
-    json!({ "arguments": args, "answer": answer })
+    lines::without_secrets(json!({ "arguments": args, "answer": answer }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::LogFormat;
+    use crate::logging::testing::logged;
+
+    #[test]
+    fn what_the_journal_keeps_of_a_call_has_no_value_of_an_environment_in_it() {
+        let args = json!({ "code": "1", "environment": { "KEY": "hunter2" } });
+        let kept = contents(args.as_object().unwrap(), None);
+        let redacted = json!({ "code": "1", "environment": { "KEY": "[redacted]" } });
+        assert_eq!(kept, json!({ "arguments": redacted, "answer": null }));
+    }
+
+    #[test]
+    fn a_flood_of_strangers_is_one_line() {
+        let observer = Observer::default();
+        let peer = "192.0.2.7:4242".parse().unwrap();
+        let log = logged(LogFormat::Human, || (0..100).for_each(|_| observer.denied(Denial::Auth, "who is it?", peer)));
+        assert_eq!(log, "[HTTP] Refused 192.0.2.7:4242: who is it?\n");
+        let later = lines::HttpLine::Refused { peer, message: "who is it?", count: 99 };
+        assert_eq!(later.to_string(), "[HTTP] Refused 99 requests, the last of 192.0.2.7:4242: who is it?");
+    }
 }

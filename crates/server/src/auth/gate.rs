@@ -24,12 +24,12 @@ pub struct Watched {
 
 impl Gate for Watched {
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
-        let caller = self.auth.admit(parts, peer).map_err(|denied| {
+        let caller = self.auth.admit(parts).map_err(|denied| {
             let why = match denied {
                 super::Denied::Unknown { .. } => Denial::Auth,
                 super::Denied::TooFast { .. } => Denial::Rate,
             };
-            self.observer.denied(why, peer);
+            self.observer.denied(why, &denied.message(), peer);
             Denied::from(denied)
         })?;
         let show_host_paths = caller.quotas.show_host_paths;

@@ -168,12 +168,8 @@ impl Auth {
     }
 
     /// Lets a request in, as one call of its sender's.
-    pub fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
-        let admitted = self.identify(parts).and_then(|caller| self.charge(&caller).map(|()| caller));
-        if let Err(denied) = &admitted {
-            tracing::info!(target: crate::logging::HTTP_LOG, "[HTTP] Refused {peer}: {}", denied.message());
-        }
-        admitted
+    pub fn admit(&self, parts: &Parts) -> Result<Caller, Denied> {
+        self.identify(parts).and_then(|caller| self.charge(&caller).map(|()| caller))
     }
 
     fn charge(&self, caller: &Caller) -> Result<(), Denied> {
@@ -261,10 +257,6 @@ mod tests {
 
     const TOKEN: &str = "correct-horse-battery-staple";
 
-    fn peer() -> SocketAddr {
-        "192.0.2.7:4242".parse().unwrap()
-    }
-
     fn with_token() -> Auth {
         Auth::open(AuthConfig { token: Some(Secret::parse(TOKEN).unwrap()), ..AuthConfig::default() }).unwrap()
     }
@@ -312,7 +304,7 @@ mod tests {
         let auth = with_token();
         for (what, uri, values, challenge) in cases {
             let headers: Vec<_> = values.iter().map(|value| ("authorization", *value)).collect();
-            let admitted = auth.admit(&parts(uri, &headers), peer());
+            let admitted = auth.admit(&parts(uri, &headers));
             match challenge {
                 None => assert_eq!(admitted.expect(what).tenant, Tenant::local(), "{what}"),
                 Some(challenge) => {
@@ -334,7 +326,7 @@ mod tests {
     fn bytes_that_are_no_text_are_no_token() {
         let mut parts = parts("/mcp", &[]);
         parts.headers.insert("authorization", http::HeaderValue::from_bytes(b"Bearer \xff\xfe").unwrap());
-        assert_eq!(with_token().admit(&parts, peer()).unwrap_err().status(), 401);
+        assert_eq!(with_token().admit(&parts).unwrap_err().status(), 401);
     }
 
     /// HOSTILE X25.
@@ -345,22 +337,22 @@ mod tests {
         let auth = with_token();
         for name in spoofs {
             for value in [TOKEN, "admin", "for=127.0.0.1;by=admin"] {
-                let denied = auth.admit(&parts("/mcp", &[(name, value)]), peer()).unwrap_err();
+                let denied = auth.admit(&parts("/mcp", &[(name, value)])).unwrap_err();
                 assert_eq!(denied.status(), 401, "{name}");
                 let good = format!("Bearer {TOKEN}");
-                let caller = auth.admit(&parts("/mcp", &[("authorization", &good), (name, value)]), peer()).unwrap();
+                let caller = auth.admit(&parts("/mcp", &[("authorization", &good), (name, value)])).unwrap();
                 assert_eq!(caller.tenant, Tenant::local(), "{name}");
             }
         }
         let headers = [("x-forwarded-host", "evil.example"), ("x-forwarded-proto", "https")];
-        let (_, challenge) = auth.admit(&parts("/mcp", &headers), peer()).unwrap_err().header();
+        let (_, challenge) = auth.admit(&parts("/mcp", &headers)).unwrap_err().header();
         assert!(challenge.contains("http://127.0.0.1:8775/"), "{challenge}");
     }
 
     #[test]
     fn without_anything_configured_everybody_is_the_local_tenant() {
         let auth = Auth::open(AuthConfig::default()).unwrap();
-        let caller = auth.admit(&parts("/mcp", &[("authorization", "Bearer whatever")]), peer()).unwrap();
+        let caller = auth.admit(&parts("/mcp", &[("authorization", "Bearer whatever")])).unwrap();
         assert_eq!(caller.tenant, Tenant::local());
         assert!(caller.quotas.show_host_paths);
     }
@@ -382,7 +374,7 @@ mod tests {
         let auth = Auth::open(config.clone()).unwrap();
         let admit = |token: &str| {
             let bearer = format!("Bearer {token}");
-            auth.admit(&parts("/mcp", &[("authorization", &bearer)]), peer())
+            auth.admit(&parts("/mcp", &[("authorization", &bearer)]))
         };
         let blue = admit("blue-token").unwrap();
         assert_eq!((blue.tenant.0.as_str(), blue.quotas.runs, blue.quotas.contexts), ("blue", Some(1), Some(7)));
@@ -405,7 +397,7 @@ mod tests {
     fn a_host_that_is_none_is_not_repeated() {
         let mut parts = parts("/mcp", &[]);
         parts.headers.insert("host", http::HeaderValue::from_static("a\", error=\"x"));
-        let (_, challenge) = with_token().admit(&parts, peer()).unwrap_err().header();
+        let (_, challenge) = with_token().admit(&parts).unwrap_err().header();
         assert_eq!(challenge, r#"Bearer realm="sandpool""#);
     }
 

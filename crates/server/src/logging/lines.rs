@@ -164,11 +164,24 @@ impl Display for McpLine<'_> {
 /// What 004 says of the HTTP layer.
 #[derive(Debug, Clone, Copy)]
 pub enum HttpLine<'a> {
-    Request { peer: SocketAddr },
+    Request {
+        peer: SocketAddr,
+    },
     RequestBody(&'a Value),
-    Parsed { method: &'a str, id: &'a Value },
-    Sending { method: &'a str },
+    Parsed {
+        method: &'a str,
+        id: &'a Value,
+    },
+    Sending {
+        method: &'a str,
+    },
     Response(&'a Value),
+    /// `count`: so many since the last such line.
+    Refused {
+        peer: SocketAddr,
+        message: &'a str,
+        count: u64,
+    },
 }
 
 impl HttpLine<'_> {
@@ -191,6 +204,10 @@ impl Display for HttpLine<'_> {
             }
             Self::Sending { method } => write!(f, "Sending response for method={}", shown(method)),
             Self::Response(body) => write!(f, "Response: {}", redacted(body)),
+            Self::Refused { peer, message, count: 1 } => write!(f, "Refused {peer}: {message}"),
+            Self::Refused { peer, message, count } => {
+                write!(f, "Refused {count} requests, the last of {peer}: {message}")
+            }
         }
     }
 }
@@ -325,12 +342,13 @@ fn without_links(text: &str) -> String {
     out + rest
 }
 
-/// A body for the debug log: values of environments, what is called a secret and links are taken out; cut.
+/// A body for the debug log, cut.
 fn redacted(body: &Value) -> String {
     escaped(&cut(&without_secrets(body.clone()).to_string(), BODY_SHOWN))
 }
 
-fn without_secrets(value: Value) -> Value {
+/// Without values of environments, what is called a secret, what is typed into a page, and links.
+pub fn without_secrets(value: Value) -> Value {
     match value {
         Value::Object(members) => {
             Value::Object(members.into_iter().map(|(name, value)| redacted_member(name, value)).collect())
