@@ -62,7 +62,8 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
     let observer = Arc::new(observer(config, &engine)?);
-    let watching = tokio::spawn(watch(engine.clone(), observer.clone()));
+    let told = CancellationToken::new();
+    let watching = tokio::spawn(watch(engine.clone(), observer.clone(), told.clone()));
 
     let (links, signer) = wiring::links(config, base.clone(), &secret);
     let halt = CancellationToken::new();
@@ -100,7 +101,8 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
         () = async { now.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
     }
     let prepared = preparing.await.map_err(Failed::from);
-    watching.abort();
+    told.cancel();
+    let _ = watching.await;
     if let Some(journal) = observer.journal() {
         journal.record(Entry::event("server_stopped"));
         journal.close();
@@ -163,11 +165,16 @@ fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
     Ok(Observer::new(journal).with_conversation_keys(move |tenant, id| engine.conversation_key(tenant, id)))
 }
 
-/// What the engine does by itself, for the journal and the figures.
-async fn watch(engine: Engine, observer: Arc<Observer>) {
+/// What the engine does by itself, for the journal and the figures; to the last word once there are no more to come.
+async fn watch(engine: Engine, observer: Arc<Observer>, told: CancellationToken) {
     let mut notices = engine.notices();
     loop {
-        match notices.recv().await {
+        let notice = tokio::select! {
+            biased;
+            notice = notices.recv() => notice,
+            () = told.cancelled() => return,
+        };
+        match notice {
             Ok(notice) => {
                 observer.metrics.notice(&notice);
                 if let Some(journal) = observer.journal() {

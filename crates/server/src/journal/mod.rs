@@ -146,6 +146,7 @@ impl Entry {
 }
 
 const MOST_CONTENTS: usize = 256 << 10;
+const QUEUE_WITH_CONTENTS: usize = 200;
 
 fn cut(text: &mut String, most: usize) {
     if let Some((at, _)) = text.char_indices().nth(most) {
@@ -204,7 +205,9 @@ enum Message {
 impl Journal {
     /// Takes up the chain where the last server left it, and starts the thread.
     pub fn open(config: JournalConfig) -> Result<Self, JournalError> {
-        let (queue, messages) = sync_channel(config.queue.max(1));
+        // Contents make an entry large; what waits for the disk has to fit into memory.
+        let most = if config.contents { QUEUE_WITH_CONTENTS } else { usize::MAX };
+        let (queue, messages) = sync_channel(config.queue.clamp(1, most));
         let (counts, contents) = (Arc::<Counts>::default(), config.contents);
         let mut writer = Writer::open(config, SystemTime::now())?;
         let told = counts.clone();
@@ -250,7 +253,15 @@ const GAP_PAUSE: Duration = Duration::from_secs(1);
 
 fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) {
     let mut told: Option<Instant> = None;
+    let mut tidied = Instant::now();
     loop {
+        // Also when there is always something to write.
+        if tidied.elapsed() >= IDLE {
+            tidied = Instant::now();
+            let written = tell_gap(writer, counts).and_then(|()| writer.sync());
+            after(written, writer, counts, 0);
+            writer.expire(SystemTime::now());
+        }
         match messages.recv_timeout(IDLE) {
             Ok(Message::Entry(time, entry)) => {
                 let mut written = Ok(());
@@ -267,11 +278,7 @@ fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) 
                 let _ = done.send(());
                 return;
             }
-            Err(RecvTimeoutError::Timeout) => {
-                let written = tell_gap(writer, counts).and_then(|()| writer.sync());
-                after(written, writer, counts, 0);
-                writer.expire(SystemTime::now());
-            }
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 let _ = tell_gap(writer, counts).and_then(|()| writer.sync());
                 return;
