@@ -287,7 +287,7 @@ fn strict(line: &[u8]) -> Result<Value, serde_json::Error> {
         match strict_once(&line) {
             // `1e309` is JSON. It is read as JavaScript would send it on, `null`, so that the refusal can name the field.
             Err(error) if error.to_string().starts_with("number out of range") => {
-                let Some(number) = number_before(&line, error.column()) else { return Err(error) };
+                let Some(number) = number_before(&line, &error) else { return Err(error) };
                 line.to_mut().splice(number, *b"null");
             }
             result => return result,
@@ -304,8 +304,10 @@ fn strict_once(line: &[u8]) -> Result<Value, serde_json::Error> {
     Ok(value)
 }
 
-/// The number that ends near a column (counted from 1).
-fn number_before(line: &[u8], column: usize) -> Option<std::ops::Range<usize>> {
+/// The number that ends near the place of an error, which is told by line and column (counted from 1).
+fn number_before(line: &[u8], error: &serde_json::Error) -> Option<std::ops::Range<usize>> {
+    let before: usize = line.split_inclusive(|byte| *byte == b'\n').take(error.line() - 1).map(<[u8]>::len).sum();
+    let column = before + error.column();
     let part_of_number = |at: &usize| matches!(line.get(*at), Some(b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E'));
     let last = (column.saturating_sub(2)..=column).rev().find(part_of_number)?;
     let start = (0..=last).rev().take_while(part_of_number).last()?;
@@ -449,4 +451,18 @@ enum Key {
     Id,
     #[serde(other)]
     Other,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_out_of_range_is_null_on_whichever_line_it_stands() {
+        for text in
+            ["{\"a\": 12345, \"b\": 1e999}", "{\"a\": 12345,\n \"b\": 1e999\n}", "{\"a\": 12345, \"b\":\n\n1e999}"]
+        {
+            assert_eq!(strict(text.as_bytes()).unwrap(), json!({ "a": 12345, "b": null }), "{text}");
+        }
+    }
 }
