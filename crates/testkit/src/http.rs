@@ -113,7 +113,8 @@ impl Wire {
         Ok(answer)
     }
 
-    fn body(&mut self, answer: &mut Answer) -> io::Result<()> {
+    /// The body that belongs to a head.
+    pub fn body(&mut self, answer: &mut Answer) -> io::Result<()> {
         if let Some(length) = answer.header("content-length") {
             let length: usize = length.parse().map_err(|_| broken(length))?;
             answer.body.resize(length, 0);
@@ -156,6 +157,14 @@ impl Wire {
     /// Nothing more will be sent.
     pub fn half_close(&self) -> io::Result<()> {
         self.stream.get_ref().shutdown(Shutdown::Write)
+    }
+
+    /// Nothing was sent that has not been read.
+    pub fn is_quiet(&mut self) -> bool {
+        let stream = self.stream.get_ref();
+        let waiting = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+        let _ = stream.set_nonblocking(false);
+        self.stream.buffer().is_empty() && waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
@@ -202,10 +211,8 @@ impl Account {
     /// One request on a connection of its own.
     pub fn ask(&self, method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
         let mut bearer = String::new();
-        let answer =
-            Wire::open(self.address)?.ask(method, target, &self.headers(&mut bearer, headers), body).inspect(|a| {
-                self.inspect(a);
-            })?;
+        let answer = Wire::open(self.address)?.ask(method, target, &self.headers(&mut bearer, headers), body)?;
+        self.inspect(&answer);
         Ok(answer)
     }
 
@@ -229,6 +236,8 @@ pub struct Mcp {
     pub session: Option<String>,
     /// Declares the Tasks extension.
     pub tasks: bool,
+    /// In what form it takes answers.
+    pub accept: &'static str,
     wire: Option<Wire>,
     next: u64,
 }
@@ -241,6 +250,7 @@ impl Mcp {
             era,
             session: None,
             tasks: false,
+            accept: BOTH,
             wire: None,
             next: 0,
         };
@@ -265,7 +275,7 @@ impl Mcp {
     pub fn begin(&mut self, message: &Value) -> io::Result<&mut Wire> {
         let mut message = message.clone();
         let method = message["method"].as_str().unwrap_or_default().to_owned();
-        let mut own = vec![("content-type", "application/json".to_owned()), ("accept", BOTH.to_owned())];
+        let mut own = vec![("content-type", "application/json".to_owned()), ("accept", self.accept.to_owned())];
         match self.era {
             Era::Modern => {
                 let capabilities = match self.tasks {

@@ -1,0 +1,7 @@
+//! The built server over HTTP with real sandboxes: tenants, load, availability, quotas. The `A` and `X` rows of the hostile
+//! catalogue, as far as they need the whole program; those of the transport alone are in `tests/http`.
+//! Needs the runtimes of `sandpool setup` (`make test` prepares them).
+
+mod load;
+mod matrix;
+mod support;
