@@ -333,9 +333,9 @@ async fn depth_and_breadth_are_refused_without_harm() {
 }
 
 #[tokio::test]
-async fn a_line_over_16_mib_is_answered_and_the_next_one_is_read() {
+async fn a_line_over_24_mib_is_answered_and_the_next_one_is_read() {
     let mut client = Client::new();
-    let code = "x".repeat(17 << 20);
+    let code = "x".repeat(25 << 20);
     for line in [
         format!(
             r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{{"name":"run_code","arguments":{{"code":"{code}"}}}}}}"#

@@ -306,7 +306,7 @@ const GENERAL: [Setting; 56] = [
     setting("serve.max_connections", Whole(1, 100_000), Is("8192"), "Connections at once"),
     setting("serve.max_sessions", Whole(1, 1_000_000), Is("10000"), "Protocol sessions of clients of older revisions"),
     setting("serve.session_idle", Time(1.0, 30.0 * DAY), Is("1800"), "A protocol session unused for so long is ended"),
-    setting("serve.max_body_mb", Whole(1, 1024), Is("32"), "Largest request body"),
+    setting("serve.max_body_mb", Whole(1, 1024), Is("24"), "Largest request body"),
     setting("serve.header_timeout", Time(0.1, 3600.0), Is("10"), "Time for the headers of a request"),
     setting("serve.body_timeout", Time(0.1, DAY), Is("60"), "Time for the body of a request"),
     setting("serve.idle_timeout", Time(1.0, DAY), Is("120"), "A connection without a request for so long is closed"),

@@ -1,7 +1,7 @@
 //! Bytes into lines, bounded: a line over the limit is never held whole, and the next one is read as if nothing had been.
 
 /// The longest line that is read.
-pub(super) const MAX_LINE: usize = 16 << 20;
+pub(super) const MAX_LINE: usize = 24 << 20;
 
 /// Bytes kept of both ends of a line over the limit, to find the id of its request.
 const ENDS: usize = 4096;
