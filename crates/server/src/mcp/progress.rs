@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// At most one notification in this time.
+/// Output is gathered for this time before it is sent: what comes at the end of a call is in its answer.
 const PACE: Duration = Duration::from_millis(100);
 
 /// TypeScript clients give up after 60 s without a word.
@@ -46,7 +46,8 @@ pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sende
     let Some(token) = context.meta.get_progress_token().filter(is_short) else { return (None, Reporter(None)) };
     let (sender, events) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
-    let report = Report { peer: context.peer.clone(), token, count: 0, pending: String::new(), last: Instant::now() };
+    let report =
+        Report { peer: context.peer.clone(), token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
     // After a cancellation the client no longer knows the token.
     let task = tokio::spawn(context.ct.clone().run_until_cancelled_owned(report.until(stop.clone(), events)));
     (Some(sender), Reporter(Some((task, stop.drop_guard()))))
@@ -64,7 +65,7 @@ struct Report {
     token: ProgressToken,
     count: u32,
     pending: String,
-    last: Instant,
+    due: Instant,
 }
 
 impl Report {
@@ -72,13 +73,12 @@ impl Report {
         let begun = Instant::now();
         let mut open = true;
         loop {
-            let due = self.last + if self.pending.is_empty() { ALIVE } else { PACE };
             tokio::select! {
                 event = events.recv(), if open => match event {
                     Some(event) => self.add(event),
                     None => open = false,
                 },
-                () = sleep_until(due) => {
+                () = sleep_until(self.due) => {
                     if self.pending.is_empty() {
                         self.pending = format!("still running after {} s", begun.elapsed().as_secs());
                     }
@@ -94,6 +94,9 @@ impl Report {
             Event::Output { text, .. } => text,
             Event::Waiting { why } => format!("{why}\n"),
         };
+        if self.pending.is_empty() {
+            self.due = self.due.min(Instant::now() + PACE);
+        }
         let room = MESSAGE.saturating_sub(self.pending.len());
         let cut = (0..=room.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         self.pending.push_str(&text[..cut]);
@@ -101,7 +104,7 @@ impl Report {
 
     async fn send(&mut self) {
         self.count += 1;
-        self.last = Instant::now();
+        self.due = Instant::now() + ALIVE;
         let message = std::mem::take(&mut self.pending);
         let note = ProgressNotificationParam::new(self.token.clone(), f64::from(self.count))
             .with_message(message.strip_suffix('\n').unwrap_or(&message));
