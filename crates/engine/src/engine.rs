@@ -376,10 +376,15 @@ impl Inner {
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what });
     }
 
-    /// Destroys what was taken out, off the caller's path.
-    pub(crate) fn dismiss(&self, holdings: &Holdings, removed: Removed, why: Happened) {
+    /// A context was taken out: nobody should have to wait for what runs in it unattended.
+    pub(crate) fn taken_out(&self, holdings: &Holdings, removed: &Removed, why: Happened) {
         self.notify(holdings, &removed.context.id, why);
         holdings.tenant.background.cancel_in(holdings.config().realm, &removed.context.id);
+    }
+
+    /// Destroys what was taken out, off the caller's path.
+    pub(crate) fn dismiss(&self, holdings: &Holdings, removed: Removed, why: Happened) {
+        self.taken_out(holdings, &removed, why);
         self.tasks.spawn(async move {
             let _ = ops::stop_context::finish(removed).await;
         });

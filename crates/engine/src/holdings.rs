@@ -157,9 +157,7 @@ impl Holdings {
 
     /// Takes out exactly this one, if it is still there.
     pub(crate) fn take_out(self: &Arc<Self>, context: &Arc<Context>) -> Option<Removed> {
-        let mut contexts = lock(&self.contexts);
-        let there = contexts.by_id.get(&context.id).is_some_and(|there| Arc::ptr_eq(there, context));
-        there.then(|| contexts.remove(context.clone(), self))
+        lock(&self.contexts).take_out(context, self)
     }
 
     /// Takes out what nobody used for so long.
@@ -216,6 +214,11 @@ impl Holdings {
 }
 
 impl Contexts {
+    fn take_out(&mut self, context: &Arc<Context>, holdings: &Arc<Holdings>) -> Option<Removed> {
+        let there = self.by_id.get(&context.id).is_some_and(|there| Arc::ptr_eq(there, context));
+        there.then(|| self.remove(context.clone(), holdings))
+    }
+
     fn remove(&mut self, context: Arc<Context>, holdings: &Arc<Holdings>) -> Removed {
         self.by_id.remove(&context.id);
         self.by_key.remove(&context.keys.files);
@@ -249,8 +252,8 @@ impl Contexts {
     }
 
     fn current(&self, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
-        if let Some(made) = connection.and_then(|connection| self.made_by(connection)) {
-            return Ok(made);
+        if let Some(connection) = connection {
+            return self.made_by(connection).ok_or(EngineError::NoCurrent { ids: Vec::new() });
         }
         let mut all = self.by_id.values();
         match (all.next(), all.next()) {
@@ -327,12 +330,14 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// `None` if there is one with this id already.
-    pub(crate) fn fill(mut self, mut context: Context) -> Option<InUse> {
+    /// Takes out the `old` one, which may have the same id. `None` if another one has it.
+    pub(crate) fn fill(mut self, mut context: Context, old: Option<&Arc<Context>>) -> Option<(InUse, Option<Removed>)> {
         let mut contexts = lock(&self.holdings.contexts);
-        if contexts.by_id.contains_key(&context.id) {
+        let is_old = |there: &Arc<Context>| old.is_some_and(|old| Arc::ptr_eq(old, there));
+        if contexts.by_id.get(&context.id).is_some_and(|there| !is_old(there)) {
             return None;
         }
+        let removed = old.and_then(|old| contexts.take_out(old, &self.holdings));
         contexts.created += 1;
         context.number = contexts.created;
         *lock(&context.charge) = self.charge.take();
@@ -342,7 +347,7 @@ impl Reservation {
         contexts.by_key.insert(context.keys.outputs.clone(), (context.clone(), Root::Outputs));
         let in_use = InUse::new(&context);
         drop(contexts);
-        Some(in_use)
+        Some((in_use, removed))
     }
 }
 

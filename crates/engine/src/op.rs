@@ -127,7 +127,7 @@ pub enum Which {
     Named(String),
     /// Exactly this id.
     Id(String),
-    /// The one that this connection made; without a connection, or when it made none, the tenant's only one.
+    /// The one that this connection made; without a connection, the tenant's only one.
     Current,
     /// None that exists.
     New,
@@ -502,6 +502,7 @@ pub enum EngineError {
     /// A limit of the operator's or of the tenant's, by its name.
     #[error("over the limit `{what}` of {limit}")]
     OverLimit { what: &'static str, limit: String },
+    /// `ids`: those of the tenant, where no connection tells which is meant.
     #[error("no context of this connection, and none or several of the tenant: {}", .ids.join(", "))]
     NoCurrent { ids: Vec<String> },
     #[error("context `{context}` runs {}, not {}", .is.name(), .asked.name())]

@@ -91,13 +91,13 @@ impl World {
             // While one makes it the others queue up, so that they come in their order.
             Some(name) => match (self.holdings.making.has(&name), find()) {
                 (false, Ok(context)) => return found(context, None),
-                (false, Err(error)) if !self.may_make(&error, connection) => return Err(error),
+                (false, Err(error)) if !may_make(&error) => return Err(error),
                 _ => Some(self.unless_over(call, self.holdings.making.turn(&name)).await?),
             },
         };
         match find() {
             Ok(context) => return found(context, making),
-            Err(error) if !self.may_make(&error, connection) => return Err(error),
+            Err(error) if !may_make(&error) => return Err(error),
             Err(_) => {}
         }
         match which {
@@ -108,15 +108,6 @@ impl World {
         make.language = wanted.unwrap_or(make.language);
         let (context, _) = self.create(call, make, wanted).await?;
         Ok(Entered { context, created: true, making })
-    }
-
-    /// Without a connection nothing tells which of several is meant, and one more would not help.
-    fn may_make(&self, missing: &EngineError, connection: Option<&str>) -> bool {
-        match missing {
-            EngineError::ContextNotFound(_) => true,
-            EngineError::NoCurrent { ids } => ids.is_empty() || connection.is_some(),
-            _ => false,
-        }
     }
 
     async fn unless_over<T>(&self, call: &Call, work: impl Future<Output = T>) -> Result<T, EngineError> {
@@ -209,6 +200,15 @@ impl World {
         let place = home.place.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
         context.moved(&place);
         Ok(place)
+    }
+}
+
+/// Where nothing tells which of several is meant, one more would not help.
+fn may_make(missing: &EngineError) -> bool {
+    match missing {
+        EngineError::ContextNotFound(_) => true,
+        EngineError::NoCurrent { ids } => ids.is_empty(),
+        _ => false,
     }
 }
 

@@ -20,8 +20,13 @@ impl World {
     pub(super) async fn create_context(&self, call: &Call, new: NewContext) -> Result<Outcome, EngineError> {
         // Where a context may run any language, the first run says which interpreter is needed.
         let wanted = Some(new.language).filter(|_| self.holdings.config().one_language);
-        let making = match &new.id {
-            Some(id) => Some(self.unless_over(call, self.holdings.making.turn(&format!("id {id}"))).await?),
+        // One at a time: of two that replace the same one, the second replaces the first.
+        let name = match (&call.connection, &new.id) {
+            (Some(connection), _) if new.replace => Some(format!("current {connection}")),
+            (_, id) => id.as_ref().map(|id| format!("id {id}")),
+        };
+        let making = match name {
+            Some(name) => Some(self.unless_over(call, self.holdings.making.turn(&name)).await?),
             None => None,
         };
         let (context, replaced) = self.create(call, new, wanted).await?;
@@ -52,12 +57,13 @@ impl World {
             return Err(EngineError::Cancelled);
         }
         let taken = EngineError::CreateFailed(format!("there is a context `{}` already", plan.id));
-        let Some(context) = reservation.fill(Context::new(plan, home, place.isolation().clone())) else {
+        let context = Context::new(plan, home, place.isolation().clone());
+        let Some((context, removed)) = reservation.fill(context, old.as_ref()) else {
             let _ = place.destroy("its id is taken").await;
             return Err(taken);
         };
         self.inner.notify(&self.holdings, &context.id, Happened::Created);
-        if let Some(removed) = old.as_ref().and_then(|old| self.holdings.take_out(old)) {
+        if let Some(removed) = removed {
             self.inner.dismiss(&self.holdings, removed, Happened::Stopped);
         }
         Ok((context, old.map(|old| old.id.clone())))
@@ -89,13 +95,13 @@ impl World {
                 Ok(reservation) => return Ok(reservation),
                 Err(Full::Evict(removed)) => {
                     tracing::info!(context = removed.context.id, "an idle context makes room for another");
-                    self.inner.notify(&self.holdings, &removed.context.id, Happened::Evicted);
+                    self.inner.taken_out(&self.holdings, &removed, Happened::Evicted);
                     removed
                 }
                 Err(Full::For(error)) => {
                     // Rather the old one before its successor is there than none at all.
                     let removed = old.and_then(|old| self.holdings.take_out(old)).ok_or(error)?;
-                    self.inner.notify(&self.holdings, &removed.context.id, Happened::Stopped);
+                    self.inner.taken_out(&self.holdings, &removed, Happened::Stopped);
                     removed
                 }
             };

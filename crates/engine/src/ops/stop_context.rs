@@ -8,8 +8,7 @@ impl World {
     pub(super) async fn stop_context(&self, call: &Call, which: &Which) -> Result<Outcome, EngineError> {
         let removed = self.holdings.remove(which, call.connection.as_deref())?;
         let context_id = removed.context.id.clone();
-        self.inner.notify(&self.holdings, &context_id, Happened::Stopped);
-        self.holdings.tenant.background.cancel_in(call.realm, &context_id);
+        self.inner.taken_out(&self.holdings, &removed, Happened::Stopped);
         unless_cancelled(call, finish(removed), &self.inner).await?;
         Ok(Outcome::Stopped { context_id })
     }

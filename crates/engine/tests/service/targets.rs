@@ -1,6 +1,7 @@
 //! Which context a call means, and contexts made on demand.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use engine::op::{NewContext, Ran, Realm, RunCode, RunOutcome, Size, Target, Which};
 use engine::{Call, Engine, EngineError, Op, Outcome};
@@ -101,7 +102,10 @@ async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
     assert_eq!(several, Err(EngineError::NoCurrent { ids: vec![b.clone(), a.clone()] }));
     let stopped = engine.execute(&of("b"), Op::StopContext { which: Which::Current }).await;
     assert_eq!(stopped, Ok(Outcome::Stopped { context_id: b }));
-    assert_eq!(ran(engine.execute(&of("b"), current("print")).await).context.id, a);
+    let none = engine.execute(&of("b"), current("print")).await;
+    assert_eq!(none, Err(EngineError::NoCurrent { ids: vec![] }), "another connection's is not touched");
+    let none = engine.execute(&of("b"), Op::StopContext { which: Which::Current }).await;
+    assert_eq!(none, Err(EngineError::NoCurrent { ids: vec![] }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,6 +122,49 @@ async fn a_second_one_of_the_same_connection_replaces_the_first_and_says_so() {
     let Ok(Outcome::Contexts(all)) = engine.execute(&caller, Op::ListContexts).await else { panic!() };
     assert_eq!(all.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), [context.id.as_str()]);
     eventually("the old sandbox is gone", || engine.sandboxes() == 4).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_with_the_same_id_replaces_it_too_and_of_many_at_once_one_is_left() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let caller = Call { connection: Some("a".into()), ..call_in(Realm::WORKBENCH) };
+    let make = |id: Option<&str>| {
+        let id = id.map(str::to_owned);
+        Op::CreateContext(NewContext { id, replace: true, ..NewContext::named("", Language::Python) })
+    };
+    created(engine.execute(&caller, make(Some("x"))).await);
+    let run = |code: &str| run_in(Which::Current, code);
+    assert_eq!(ran(engine.execute(&caller, run("set v 1")).await).end, RunOutcome::Ok);
+    let Ok(Outcome::Replaced { context, old }) = engine.execute(&caller, make(Some("x"))).await else { panic!() };
+    assert_eq!((context.id.as_str(), old.as_str()), ("x", "x"));
+    assert_eq!(ran(engine.execute(&caller, run("get v")).await).end, RunOutcome::Error, "a new one");
+    let other = Call { connection: Some("b".into()), ..caller.clone() };
+    let taken = engine.execute(&other, make(Some("x"))).await;
+    assert!(matches!(taken, Err(EngineError::CreateFailed(_))), "{taken:?}");
+
+    let together: Vec<_> = (0..5).map(|_| spawn_op(&engine, &caller, make(None))).collect();
+    for creating in together {
+        assert!(matches!(creating.await.unwrap(), Ok(Outcome::Replaced { .. })));
+    }
+    let Ok(Outcome::Contexts(all)) = engine.execute(&caller, Op::ListContexts).await else { panic!() };
+    assert_eq!(all.len(), 1);
+    eventually("the old sandboxes are gone", || engine.sandboxes() == 4).await;
+}
+
+/// Else the new one would wait half an hour for the code of the old one.
+#[tokio::test(start_paused = true)]
+async fn a_background_run_does_not_hold_up_the_one_that_replaces_its_context() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, with_realm(Realm::WORKBENCH, |realm| realm.max_contexts = 1)).await;
+    let caller = Call { connection: Some("a".into()), ..call_in(Realm::WORKBENCH) };
+    let make = Op::CreateContext(NewContext { replace: true, ..NewContext::named("", Language::Python) });
+    created(engine.execute(&caller, make.clone()).await);
+    let run = RunCode { background: true, ..RunCode::new(Target::existing(Which::Current), "hang") };
+    let Ok(Outcome::Started(_)) = engine.execute(&caller, Op::RunCode(run)).await else { panic!() };
+    begun(&backend, "hang").await;
+    let replaced = tokio::time::timeout(Duration::from_secs(60), engine.execute(&caller, make)).await;
+    assert!(matches!(replaced, Ok(Ok(Outcome::Replaced { .. }))), "{replaced:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -222,6 +222,7 @@ impl FakeEngine {
                 let own = mine.iter().rposition(|c| c.connection.is_some() && c.connection == call.connection);
                 return match (own, mine.as_mut_slice()) {
                     (Some(own), all) => f(all[own]),
+                    (None, _) if call.connection.is_some() => Err(EngineError::NoCurrent { ids: Vec::new() }),
                     (None, [only]) => f(only),
                     (None, all) => Err(EngineError::NoCurrent { ids: all.iter().map(|c| c.info.id.clone()).collect() }),
                 };
