@@ -1,6 +1,7 @@
 //! Runs nobody waits for: each goes on by itself, its output is read with a cursor, its result is kept for a while.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ impl Runs {
         let mut all = lock(&self.all);
         all.retain(|run| !run.is_forgotten());
         if all.len() >= MAX_RUNS {
-            let Some(oldest) = all.iter().position(|run| run.has_ended()) else {
+            let Some(oldest) = first_to_go(&all) else {
                 return Err(EngineError::OverLimit { what: "background_runs", limit: MAX_RUNS.to_string() });
             };
             all.remove(oldest);
@@ -41,13 +42,13 @@ impl Runs {
         Ok(())
     }
 
-    /// After an end: the oldest go until the rest is not too much.
+    /// After an end: some go until the rest is not too much.
     pub(crate) fn trim(&self) {
         let mut all = lock(&self.all);
         let mut weight: usize = all.iter().map(|run| run.weight()).sum();
         while weight > MAX_WEIGHT {
-            let mut ended = all.iter().enumerate().filter(|(_, run)| run.has_ended()).map(|(at, _)| at);
-            let (Some(oldest), Some(_)) = (ended.next(), ended.next()) else { return };
+            let is_last = all.iter().filter(|run| run.has_ended()).count() < 2;
+            let Some(oldest) = first_to_go(&all).filter(|_| !is_last) else { return };
             weight -= all.remove(oldest).weight();
         }
     }
@@ -79,6 +80,12 @@ impl Runs {
     }
 }
 
+/// Of those that have ended the oldest: first of those whose end somebody has seen or ordered.
+fn first_to_go(all: &[Arc<Background>]) -> Option<usize> {
+    let ended = || all.iter().enumerate().filter(|(_, run)| run.has_ended());
+    ended().find(|(_, run)| run.told.load(Ordering::Relaxed)).or_else(|| ended().next()).map(|(at, _)| at)
+}
+
 pub(crate) struct Background {
     pub(crate) id: String,
     realm: Realm,
@@ -87,6 +94,8 @@ pub(crate) struct Background {
     started_at: u64,
     pub(crate) cancel: CancellationToken,
     record: Mutex<Record>,
+    /// Nobody waits for its result any more.
+    told: AtomicBool,
     /// Cancelled by the end, which others wait for.
     over: CancellationToken,
 }
@@ -116,6 +125,7 @@ impl Background {
             started_at: unix_now(),
             cancel,
             record: Mutex::default(),
+            told: AtomicBool::new(false),
             over: CancellationToken::new(),
         }
     }
@@ -134,6 +144,10 @@ impl Background {
     pub(crate) fn finish(&self, result: Result<Box<Ran>, EngineError>) {
         lock(&self.record).end = Some(End { at: Instant::now(), unix: unix_now(), result });
         self.over.cancel();
+    }
+
+    pub(crate) fn told(&self) {
+        self.told.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -257,6 +271,24 @@ mod tests {
         all[0].finish(Ok(ran(100 << 20)));
         runs.trim();
         assert!(runs.find(Realm::SANDPOOL, &all[11].id).is_ok(), "the newest is never dropped for its size");
+    }
+
+    /// A client with many quick runs that it reads at once, and one result it has not asked for yet.
+    #[test]
+    fn what_nobody_has_seen_outlives_what_somebody_has() {
+        let runs = Runs::default();
+        let unseen = Arc::new(run());
+        runs.add(unseen.clone()).unwrap();
+        unseen.finish(Ok(ran(1)));
+        for _ in 0..3 * MAX_RUNS {
+            let quick = Arc::new(run());
+            runs.add(quick.clone()).unwrap();
+            quick.finish(Ok(ran(1 << 20)));
+            runs.trim();
+            quick.told();
+        }
+        assert!(runs.find(Realm::SANDPOOL, &unseen.id).is_ok());
+        assert!(lock(&runs.all).len() <= MAX_RUNS);
     }
 
     #[test]

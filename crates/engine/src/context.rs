@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -83,6 +84,8 @@ pub(crate) struct Context {
     pub(crate) gone: CancellationToken,
     /// What it takes of the limits, until it is taken out.
     pub(crate) charge: Mutex<Option<Charge>>,
+    /// Made for a call that has not told its client so.
+    untold: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -126,6 +129,7 @@ impl Context {
             number: 0,
             gone: CancellationToken::new(),
             charge: Mutex::default(),
+            untold: AtomicBool::new(false),
             state: Mutex::new(State {
                 place: home.place.clone(),
                 isolation,
@@ -227,6 +231,39 @@ impl Drop for InUse {
         let mut state = lock(&self.0.state);
         state.uses -= 1;
         state.last_active = Instant::now();
+    }
+}
+
+/// That a context is new, for one call to tell. A call that fails leaves it to the next: nobody takes an empty context for the
+/// one that was there before.
+pub(crate) struct News {
+    context: Arc<Context>,
+    is_new: bool,
+}
+
+impl News {
+    pub(crate) fn made(context: &Arc<Context>) -> Self {
+        Self { context: context.clone(), is_new: true }
+    }
+
+    pub(crate) fn left(context: &Arc<Context>) -> Self {
+        Self { context: context.clone(), is_new: context.untold.swap(false, Ordering::SeqCst) }
+    }
+
+    pub(crate) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    pub(crate) fn tell(&mut self) -> bool {
+        std::mem::take(&mut self.is_new)
+    }
+}
+
+impl Drop for News {
+    fn drop(&mut self) {
+        if self.is_new {
+            self.context.untold.store(true, Ordering::SeqCst);
+        }
     }
 }
 

@@ -111,6 +111,11 @@ impl Conversations {
         known.kept = kept;
     }
 
+    /// By the clock that never jumps: that of the volumes' times does.
+    fn used_within(&self, key: &str, time: Duration) -> bool {
+        lock(&self.known).owners.get(key).is_some_and(|owner| owner.last_used.elapsed() < time)
+    }
+
     pub(crate) fn count(&self) -> usize {
         lock(&self.known).owners.len()
     }
@@ -184,7 +189,7 @@ impl Inner {
         for volume in all.into_iter().filter(|volume| volume.last_used < oldest) {
             // Whoever has a turn uses it now.
             let Some(turn) = self.conversations.turns.try_turn(&volume.name) else { continue };
-            if !turn.is_nothing() {
+            if !turn.is_nothing() || self.conversations.used_within(&volume.name, kept.stays) {
                 continue;
             }
             match backend.discard(&volume.name).await {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proto::{FromGuest, Language};
 
-use crate::context::{Context, Home, InUse};
+use crate::context::{Context, Home, InUse, News};
 use crate::engine::{Inner, given_up};
 use crate::holdings::Holdings;
 use crate::keyed::Turn;
@@ -67,7 +67,7 @@ struct World {
 /// A context that was found or made.
 struct Entered {
     context: InUse,
-    created: bool,
+    news: News,
     /// Who makes the same context waits for this to be dropped.
     making: Option<Turn<()>>,
 }
@@ -78,7 +78,7 @@ impl World {
         let Target { which, make } = target;
         let connection = call.connection.as_deref();
         let find = || self.holdings.find(&which, connection);
-        let found = |context: InUse, making| Ok(Entered { context, created: false, making });
+        let found = |context: InUse, making| Ok(Entered { news: News::left(context.context()), context, making });
         let Some(mut make) = make else { return found(find()?, None) };
         let name = match &which {
             Which::Id(id) => Some(format!("id {id}")),
@@ -107,7 +107,7 @@ impl World {
         }
         make.language = wanted.unwrap_or(make.language);
         let (context, _) = self.create(call, make, wanted).await?;
-        Ok(Entered { context, created: true, making })
+        Ok(Entered { news: News::made(context.context()), context, making })
     }
 
     async fn unless_over<T>(&self, call: &Call, work: impl Future<Output = T>) -> Result<T, EngineError> {

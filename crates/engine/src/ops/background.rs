@@ -26,7 +26,7 @@ impl World {
         let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
         self.holdings.tenant.background.add(background.clone())?;
         let call = Call { cancel, events: EventSink::default(), ..call.clone() };
-        let (world, context, created) = (self.clone(), entered.context.context().clone(), entered.created);
+        let (world, context, created) = (self.clone(), entered.context.context().clone(), entered.news.is_new());
         let record = background.clone();
         let mut work = Box::pin(async move {
             let result = caught(world.run_here(&call, entered, run, Some(&record))).await;
@@ -52,13 +52,18 @@ impl World {
         let cursor = cursor.unwrap_or(0);
         let end = tokio::time::timeout(wait.min(LONGEST_WAIT), run.ended());
         let _ = self.unless_over(call, end).await?;
-        Ok(Outcome::Progress(run.progress(cursor, self.holdings.config().text_budget)))
+        let progress = run.progress(cursor, self.holdings.config().text_budget);
+        if progress.end.is_some() {
+            run.told();
+        }
+        Ok(Outcome::Progress(progress))
     }
 
     pub(super) fn cancel_run(&self, run: &str) -> Result<Outcome, EngineError> {
         let run = self.holdings.tenant.background.find(self.holdings.config().realm, run)?;
         let was_running = !run.has_ended();
         run.cancel.cancel();
+        run.told();
         Ok(Outcome::Cancelled { run: run.id.clone(), was_running })
     }
 }

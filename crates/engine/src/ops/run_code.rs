@@ -69,7 +69,7 @@ impl World {
         record: Option<&Background>,
     ) -> Result<Box<Ran>, EngineError> {
         if let Some(refused) = self.too_long(run.work.length(), entered.context.info()) {
-            return Ok(Box::new(Ran { created: entered.created, ..refused }));
+            return Ok(Box::new(Ran { created: entered.news.tell(), ..refused }));
         }
         if let Work::Code { language, .. } = &run.work {
             self.runs(language.unwrap_or(entered.context.language))?;
@@ -90,7 +90,7 @@ impl World {
         self.settle_account(home);
         let mut ran = result?;
         self.tell(&context.id, &ran.end);
-        ran.created = entered.created;
+        ran.created = entered.news.tell();
         ran.context = context.info();
         Ok(Box::new(ran))
     }

@@ -19,7 +19,8 @@ use crate::live::{Failure, Place};
 use crate::op::{Call, ContextInfo, EngineError, Environment, Files, Happened, Outcome, Ran, RunOnce, RunOutcome};
 use crate::pool::{FIRST_KERNEL, Shape};
 
-const MAX_CONVERSATION: usize = 256;
+/// Dialects count characters, which may have four bytes.
+const MAX_CONVERSATION: usize = 1024;
 
 /// A conversation whose turn it is.
 pub(super) struct Conversation {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proto::Root;
 
-use super::World;
 use super::run_once::{Conversation, no_place};
+use super::{Entered, World};
 use crate::context::InUse;
 use crate::live::Place;
 use crate::op::{Call, EngineError, Holder};
@@ -29,8 +29,9 @@ impl World {
     pub(super) async fn site(&self, call: &Call, holder: Holder) -> Result<Site, EngineError> {
         match holder {
             Holder::Context(target) => {
-                let context = self.enter(call, target, None).await?.context;
+                let Entered { context, mut news, .. } = self.enter(call, target, None).await?;
                 let place = self.place_for_files(&context).await?;
+                news.tell();
                 let key = context.keys.files.clone();
                 Ok(Site { place, root: Root::Workspace, key, _hold: Hold::Context { _in_use: context } })
             }

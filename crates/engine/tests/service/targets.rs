@@ -83,6 +83,29 @@ async fn when_it_cannot_be_made_the_next_who_waits_tries_again() {
     assert_eq!(text(&ran(second).stdout), "2\n");
 }
 
+/// An expired session that was made anew by a call without an answer must not look like the one that was there before.
+#[tokio::test(start_paused = true)]
+async fn what_a_failed_call_made_is_told_as_new_by_the_next_and_only_once() {
+    let backend = FakeBackend::new();
+    let config = with_realm(Realm::MICROSANDBOX, |realm| realm.runs_at_once = 1);
+    let engine = engine_with(&backend, config).await;
+    let mine = |code: &str| run_in(Which::Id("mine".into()), code);
+    let busy = spawn_op(&engine, &session(), run_in(Which::Id("other".into()), "sleep 60000"));
+    begun(&backend, "sleep 60000").await;
+    assert!(matches!(engine.execute(&session(), mine("print 1")).await, Err(EngineError::Busy(_))));
+    let cancelled = session();
+    let waiting = spawn_op(&engine, &cancelled, mine("print 2"));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    cancelled.cancel.cancel();
+    assert_eq!(waiting.await.unwrap(), Err(EngineError::Cancelled));
+    assert_eq!(ran(busy.await.unwrap()).end, RunOutcome::Ok);
+    let told: Vec<bool> = vec![
+        ran(engine.execute(&session(), mine("print 3")).await).created,
+        ran(engine.execute(&session(), mine("print 4")).await).created,
+    ];
+    assert_eq!(told, [true, false]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
     let backend = FakeBackend::new();
