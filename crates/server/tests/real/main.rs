@@ -7,3 +7,5 @@ mod mask;
 mod serve;
 mod support;
 mod transcripts;
+mod variables;
+mod walks;

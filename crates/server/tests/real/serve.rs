@@ -14,6 +14,9 @@ use testkit::http::{Account, Era, Mcp};
 /// Longer than anything the server may take for one thing.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
+/// Of every server here that wants one.
+pub const TOKEN: &str = "a-token-of-this-test";
+
 pub struct Serve {
     child: Child,
     pub address: SocketAddr,
@@ -31,15 +34,18 @@ impl Serve {
     #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
     pub fn in_state(state: Arc<StateDir>, variables: &[(&str, &str)]) -> Self {
         let find = |name| variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| *value);
-        let port = find("MCP_SERVER_PORT").map_or_else(free_port, |port| port.parse().unwrap());
+        let host = find("MCP_SERVER_HOST").unwrap_or("127.0.0.1");
+        let port = find("MCP_SERVER_PORT").map_or_else(|| free_port().to_string(), str::to_owned);
+        let listen = find("SANDPOOL_LISTEN").map_or_else(|| format!("{host}:{port}"), str::to_owned);
         let (config, log) = (state.0.join("sandpool.toml"), state.0.join("log"));
         std::fs::write(&config, format!("[serve]\nlisten = \"127.0.0.1:{port}\"\n")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
-        command.args(["serve", "--config"]).arg(config).env("SANDPOOL_STATE_DIR", state.0.join("state"));
+        command.arg("serve").env("SANDPOOL_CONFIG", config).env("SANDPOOL_STATE_DIR", state.0.join("state"));
         command.envs(variables.iter().copied()).stdin(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
-        let token = find("SANDPOOL_API_TOKEN").or(find("MCP_API_TOKEN")).map(str::to_owned);
-        let mut server =
-            Self { child: command.spawn().unwrap(), address: ([127, 0, 0, 1], port).into(), state, token, log };
+        let ways = ["SANDPOOL_API_TOKEN", "MCP_API_TOKEN", "SANDPOOL_TOKEN_FILE", "SANDPOOL_TENANTS"];
+        let token = ways.into_iter().find_map(find).map(|_| TOKEN.to_owned());
+        let address = listen.parse().unwrap();
+        let mut server = Self { child: command.spawn().unwrap(), address, state, token, log };
         eventually("the server is ready", || {
             if let Some(status) = server.child.try_wait().unwrap() {
                 panic!("the server ended ({status}): {}", server.log());
@@ -47,6 +53,10 @@ impl Serve {
             server.account().ask("GET", "/readyz", &[], b"").is_ok_and(|answer| answer.status == 200)
         });
         server
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn log(&self) -> String {
