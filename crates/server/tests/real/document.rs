@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::client::ToolResult;
+use testkit::client::{Client, ToolResult};
 
-use crate::support::{pair, start};
+use crate::support::{StateDir, pair, start, stdio};
 
 #[test]
 fn every_example_of_the_document_gives_what_the_document_says() {
@@ -293,4 +293,52 @@ fn a_context_left_alone_for_the_idle_time_is_removed() {
     }
     assert_eq!(s.error("run_code", json!({"code": "1", "context_id": id})).0, "CONTEXT_NOT_FOUND");
     assert!(s.client.finish().success());
+}
+
+/// As the document prints them, ids and the time left open.
+const START_UP: &str = "\
+[INFO] AgentRun 初始化开始...
+[INFO] 创建 Code Interpreter: ci-…
+[INFO] 等待 Interpreter 就绪...
+[INFO] Interpreter 状态: READY
+[INFO] 初始化 Session 池 (大小: 3)...
+[INFO] Session-1 创建成功: session-…
+[INFO] Session-2 创建成功: session-…
+[INFO] Session-3 创建成功: session-…
+[INFO] 执行健康检查...
+[INFO] ✓ Interpreter 就绪
+[INFO] ✓ Session 池健康 (3/3 可用)
+[INFO] ✓ 所有 Session 验证通过
+[INFO] 服务器启动完成，耗时: … 秒
+[INFO] MCP Server 就绪，等待请求...
+";
+
+#[test]
+fn the_start_is_logged_in_the_words_of_the_document() {
+    let state = StateDir::new("start-up-log");
+    let log = state.0.join("log");
+    let mut command = stdio(&state.0, "");
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let mut client = Client::start(command);
+    let read = || std::fs::read_to_string(&log).unwrap();
+    let end = Instant::now() + Duration::from_secs(120);
+    while !read().contains("就绪，等待请求") && Instant::now() < end {
+        client.request("ping", json!({}));
+    }
+    let log = read();
+    let lines = log.lines().filter(|line| line.starts_with("[INFO] "));
+    let masked: String = lines.map(|line| format!("{}\n", without_figures(line))).collect();
+    assert_eq!(masked, START_UP, "{log}");
+}
+
+/// Ids are hex digits, times seconds.
+fn without_figures(line: &str) -> String {
+    for (mark, end) in [(": ci-", ""), (": session-", ""), ("耗时: ", " 秒")] {
+        if let Some((head, figure)) = line.strip_suffix(end).and_then(|line| line.split_once(mark))
+            && figure.bytes().all(|b| b.is_ascii_hexdigit() || b == b'.')
+        {
+            return format!("{head}{mark}…{end}");
+        }
+    }
+    line.to_owned()
 }
