@@ -128,8 +128,10 @@ fn is_plain(component: &str) -> bool {
     !matches!(component, "" | "." | "..") && !component.contains(['/', '\\', '\0'])
 }
 
+/// A replacement character stands where the file's name is no text: asked for under this name, it would not be found.
 fn encoded_path(path: &str) -> Option<String> {
-    let valid = path.len() <= LONGEST_PATH && path.split('/').all(is_plain);
+    let known = !path.contains(char::REPLACEMENT_CHARACTER);
+    let valid = known && path.len() <= LONGEST_PATH && path.split('/').all(is_plain);
     valid.then(|| path.split('/').map(encoded).collect::<Vec<_>>().join("/"))
 }
 
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_asked_for_gets_no_link() {
-        for path in ["", "dir/", "a//b", "../x", "a/./b", "a\\b", "a\0b"] {
+        for path in ["", "dir/", "a//b", "../x", "a/./b", "a\\b", "a\0b", "a\u{fffd}b"] {
             assert_eq!(links().to(KEY, path), None, "{path:?}");
         }
         assert_eq!(links().to(KEY, &"x".repeat(LONGEST_PATH + 1)), None);

@@ -2,6 +2,8 @@
 //! catalogue, as far as they need the whole program; those of the transport alone are in `tests/http`.
 //! Needs the runtimes of `sandpool setup` (`make test` prepares them).
 
+mod files;
 mod load;
 mod matrix;
+mod requests;
 mod support;

@@ -63,7 +63,7 @@ pub fn is_full() -> bool {
 #[allow(clippy::disallowed_methods, reason = "a test's own switch")]
 pub fn report(row: &str, ended: &str) {
     use std::io::Write;
-    println!("{row}: {ended}");
+    eprintln!("{row}: {ended}");
     let Some(dir) = std::env::var_os("SANDPOOL_HOSTILE_REPORT") else { return };
     let path = std::path::Path::new(&dir).join("service.txt");
     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
