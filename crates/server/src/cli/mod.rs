@@ -63,7 +63,11 @@ impl<E: std::error::Error> From<E> for Failed {
         let mut text = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
-            text.push_str(&format!(": {cause}"));
+            let cause_text = cause.to_string();
+            // Some errors say what their causes say.
+            if !text.ends_with(&cause_text) {
+                text.push_str(&format!(": {cause_text}"));
+            }
             source = cause.source();
         }
         Self(text)
@@ -108,8 +112,10 @@ fn dispatch(cli: Cli) -> Done {
 
 /// The threads start here, after everything that must come before them.
 fn block_on<T>(work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
+    logging::detach();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(work);
+    logging::finish();
     // A blocking read of stdin cannot be cancelled; do not wait for it.
     runtime.shutdown_background();
     result

@@ -6,6 +6,7 @@
 mod escape;
 mod human;
 pub mod lines;
+mod sink;
 
 use tracing::Level;
 use tracing_subscriber::filter::{FilterExt, filter_fn};
@@ -16,6 +17,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 pub use escape::escaped;
 pub use lines::{HTTP_LOG, MCP_LOG};
+pub use sink::{detach, finish};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -35,7 +37,7 @@ pub enum LogError {
 pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
     let filter = quiet(EnvFilter::try_new(filter).map_err(refused)?);
-    Ok(Registry::default().with(layer(format, colour, std::io::stderr).with_filter(filter)).try_init()?)
+    Ok(Registry::default().with(layer(format, colour, || sink::Stderr).with_filter(filter)).try_init()?)
 }
 
 /// Whatever was asked for, rmcp says nothing but errors: in its own lines of a request stand code and environment, and its spans

@@ -1,0 +1,140 @@
+//! The way of lines to stderr. A reader that does not read costs lines, which are counted, and never a call's time.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Lines that may wait.
+const MOST: usize = 4096;
+
+/// Between two words about lines that were lost.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the last lines may take.
+const LAST: Duration = Duration::from_secs(1);
+
+static QUEUE: OnceLock<Queue> = OnceLock::new();
+
+/// From here on a thread of its own writes. Before, whoever makes a line writes it: a process has to do some things before it
+/// has any thread.
+pub fn detach() {
+    let lost = |count| tracing::warn!("{count} lines of the log were lost: nobody reads stderr");
+    if QUEUE.get().is_none()
+        && let Ok(queue) = Queue::start(io::stderr(), lost)
+    {
+        let _ = QUEUE.set(queue);
+    }
+}
+
+/// Returns when what was logged so far is written, or cannot be.
+pub fn finish() {
+    if let Some(queue) = QUEUE.get() {
+        queue.finish(LAST);
+    }
+}
+
+/// Takes one line at a time, whole.
+pub struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match QUEUE.get() {
+            Some(queue) => queue.put(Message::Line(line.to_vec())),
+            None => io::stderr().write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Queue {
+    messages: SyncSender<Message>,
+    lost: Arc<AtomicU64>,
+}
+
+enum Message {
+    Line(Vec<u8>),
+    /// Everything before it is written.
+    Written(SyncSender<()>),
+}
+
+impl Queue {
+    fn start(mut out: impl Write + Send + 'static, tell: impl Fn(u64) + Send + 'static) -> io::Result<Self> {
+        let (messages, received) = sync_channel(MOST);
+        let lost = Arc::<AtomicU64>::default();
+        let missing = lost.clone();
+        std::thread::Builder::new().name("log".into()).spawn(move || {
+            let mut told: Option<Instant> = None;
+            for message in received {
+                match message {
+                    // A reader that is gone is nothing to talk about: there is nobody to hear it.
+                    Message::Line(line) => drop(out.write_all(&line)),
+                    Message::Written(done) => drop(done.send(())),
+                }
+                if missing.load(Ordering::Relaxed) > 0 && told.is_none_or(|told| told.elapsed() >= PAUSE) {
+                    told = Some(Instant::now());
+                    tell(missing.swap(0, Ordering::Relaxed));
+                }
+            }
+        })?;
+        Ok(Self { messages, lost })
+    }
+
+    fn put(&self, message: Message) {
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.messages.try_send(message) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn finish(&self, patience: Duration) {
+        let (done, written) = sync_channel(1);
+        self.put(Message::Written(done));
+        let _ = written.recv_timeout(patience);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+
+    /// Writes nothing until it may.
+    struct Stuck(Receiver<()>, Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Stuck {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv(); // fails at once when it is free
+            self.1.lock().unwrap().extend_from_slice(line);
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// F25.
+    #[test]
+    fn a_reader_that_does_not_read_costs_lines_and_not_time() {
+        let (free, stuck) = channel();
+        let (tell, told) = channel();
+        let read = Arc::<Mutex<Vec<u8>>>::default();
+        let queue = Queue::start(Stuck(stuck, read.clone()), move |count| tell.send(count).unwrap()).unwrap();
+        for _ in 0..10 * MOST {
+            queue.put(Message::Line(b"x".to_vec()));
+        }
+        drop(free);
+        let lost = told.recv_timeout(Duration::from_secs(60)).unwrap();
+        queue.finish(Duration::from_secs(60));
+        let read = read.lock().unwrap().len();
+        assert!((MOST..=MOST + 1).contains(&read), "{read} were kept");
+        assert_eq!(lost as usize + read, 10 * MOST);
+    }
+}
