@@ -243,7 +243,7 @@ fn memory_of_all_sessions_and_none_evicted() {
             ("MSB_SHARED_VOLUME_PATH", &list),
             ("MSB_CLEANUP_INTERVAL", "7"),
             ("MSB_ORPHAN_CLEANUP_INTERVAL", "1"),
-            ("MSB_SANDBOX_START_TIMEOUT", "3"),
+            ("MSB_SANDBOX_START_TIMEOUT", "5"),
         ],
     );
     let mut client = server.client("microsandbox");
@@ -274,7 +274,7 @@ fn memory_of_all_sessions_and_none_evicted() {
     kill_process(launcher, Signal::STOP).unwrap();
     let late = error(&run(&mut client, "late", "1"));
     kill_process(launcher, Signal::CONT).unwrap();
-    assert!(late.0 == -32603 && late.1.contains("within 3s"), "{late:?}");
+    assert!(late.0 == -32603 && late.1.contains("within 5s"), "{late:?}");
     assert_eq!(run(&mut client, "late", "1")["result"]["isError"], false);
 
     // What a killed server left is found while this one runs. Its launcher goes first, or it would clean up itself.
