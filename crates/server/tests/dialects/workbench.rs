@@ -61,6 +61,7 @@ async fn a_sandbox_from_its_making_to_its_end() {
             ("code_run", json!({ "language": "python", "code": "picture" })),
             ("code_run", json!({ "language": "shell", "code": "ls -l" })),
             ("code_run", json!({ "language": "shell", "code": "exit 3" })),
+            ("code_run", json!({ "language": "shell", "code": "crashed" })),
             ("file_write", json!({ "path": "a/b.txt", "content": "hello\n" })),
             ("file_read", json!({ "path": "/workspace/a/b.txt" })),
             ("file_list", json!({})),

@@ -240,7 +240,7 @@ pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let line = if success {
         format!("{} ok: {language} in {took}", scene.tool)
     } else {
-        failure_line(scene, &what_failed(&ran, ending), hint(&ran.end))
+        failure_line(scene, &what_failed(&ran, ending), hint(&ran.end, shell))
     };
     let mut answer = Answer::json(&Executed {
         language,
@@ -266,13 +266,14 @@ fn what_failed(ran: &Ran, ending: Option<String>) -> String {
     ending.map(in_a_line).or_else(error).unwrap_or_else(|| "the code failed".into())
 }
 
-fn hint(end: &RunOutcome) -> &'static str {
+fn hint(end: &RunOutcome, shell: bool) -> &'static str {
     match end {
         RunOutcome::TimedOut { .. } | RunOutcome::OutOfMemory { .. } => "call code_run again with less work at a time",
-        RunOutcome::Ended { .. } => "call code_run with the code that defines the variables first",
+        // The variables are an interpreter's; a shell has none to lose.
+        RunOutcome::Ended { .. } if !shell => "call code_run with the code that defines the variables first",
         RunOutcome::SandboxLost { .. } => "call sandbox_create for a new sandbox and start over",
         RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => "call code_run again if it should complete",
-        RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } => {
+        RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } | RunOutcome::Ended { .. } => {
             "read stderr below, correct the code and call code_run again"
         }
     }
