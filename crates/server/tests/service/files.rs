@@ -161,7 +161,7 @@ fn no_path_leads_out_of_the_place_where_paths_begin() {
         .as_object()
         .unwrap()
         .clone();
-        let mut run_code = |blue: &mut Mcp, code: &str| {
+        let run_code = |blue: &mut Mcp, code: &str| {
             let mut arguments = place.clone();
             arguments.insert("code".into(), code.into());
             if dialect.id != "agentrun" {

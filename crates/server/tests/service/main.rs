@@ -2,8 +2,10 @@
 //! catalogue, as far as they need the whole program; those of the transport alone are in `tests/http`.
 //! Needs the runtimes of `sandpool setup` (`make test` prepares them).
 
+mod availability;
 mod files;
 mod load;
 mod matrix;
+mod quotas;
 mod requests;
 mod support;

@@ -36,6 +36,8 @@ pub struct Setup<'a> {
     /// Quotas of a tenant, as in the file of tenants.
     pub quotas: &'a [(&'a str, &'a str)],
     pub arguments: &'a [&'a str],
+    /// Without tokens: everybody is the one tenant.
+    pub open: bool,
     /// Of a server before this one.
     pub state: Option<Arc<StateDir>>,
 }
@@ -83,7 +85,10 @@ impl Service {
         std::fs::write(&config, setup.settings).unwrap();
         std::fs::write(&tenants, tenants_file(setup.quotas)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
-        command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(config).arg("--tenants").arg(tenants);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(config);
+        if !setup.open {
+            command.arg("--tenants").arg(tenants);
+        }
         command.arg("--state-dir").arg(state.0.join("state")).args(setup.arguments);
         command.stdin(std::process::Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
         let child = command.spawn().unwrap();
