@@ -90,6 +90,10 @@ impl World {
         self.settle_account(home);
         let mut ran = result?;
         self.tell(&context.id, &ran.end);
+        if context.gone.is_cancelled() && matches!(ran.end, RunOutcome::Cancelled { .. }) {
+            // The context's end cancelled it: what the interpreter still had goes too.
+            ran.end = RunOutcome::SandboxLost { why: "its context was stopped".into() };
+        }
         ran.created = entered.news.tell();
         ran.context = context.info();
         Ok(Box::new(ran))
