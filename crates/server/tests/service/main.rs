@@ -6,6 +6,7 @@ mod availability;
 mod files;
 mod load;
 mod matrix;
+mod neighbours;
 mod quotas;
 mod requests;
 mod support;

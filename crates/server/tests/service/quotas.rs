@@ -151,7 +151,10 @@ fn a_noisy_neighbour_costs_others_time_at_most() {
                 while !over.load(Ordering::SeqCst) {
                     let answer = blue.call("run_code", json!({ "code": code, "context": context, "timeout": 3 }));
                     let how = text(&answer);
-                    assert!(how.contains("timed out") || how.contains("emory") || how.contains("lost"), "no noise: {how}");
+                    assert!(
+                        how.contains("timed out") || how.contains("emory") || how.contains("lost"),
+                        "no noise: {how}"
+                    );
                 }
             });
         }
