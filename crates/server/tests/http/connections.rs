@@ -20,6 +20,7 @@ fn short() -> HttpOptions {
     }
 }
 
+/// A17.
 #[tokio::test]
 async fn slow_clients_are_cut() {
     let server = Server::with(short()).await;
@@ -75,6 +76,7 @@ async fn a_client_that_does_not_read_is_cut() {
     server.stop().await;
 }
 
+/// A17.
 #[tokio::test]
 async fn idle_connections_keep_nobody_out() {
     let server = Server::with(HttpOptions { max_connections: 20, ..HttpOptions::default() }).await;
@@ -135,6 +137,7 @@ async fn when_all_connections_are_busy_the_next_is_told() {
     server.stop().await;
 }
 
+/// A29.
 #[tokio::test]
 async fn a_smuggled_request_is_none() {
     let server = Server::start().await;
@@ -173,6 +176,7 @@ async fn a_smuggled_request_is_none() {
     server.stop().await;
 }
 
+/// A30.
 #[tokio::test]
 async fn what_is_not_http_1_is_refused() {
     let server = Server::start().await;

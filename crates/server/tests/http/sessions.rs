@@ -35,6 +35,7 @@ async fn a_session_begins_works_and_ends() {
     server.stop().await;
 }
 
+/// X12.
 #[tokio::test]
 async fn a_foreign_session_looks_like_none() {
     let server = Server::with(quick()).await;
@@ -64,6 +65,7 @@ async fn a_foreign_session_looks_like_none() {
     server.stop().await;
 }
 
+/// A34.
 #[tokio::test]
 async fn sessions_are_bounded_and_the_least_used_goes_first() {
     let options = HttpOptions { max_sessions_per_tenant: 3, max_sessions: 5, ..HttpOptions::default() };
@@ -152,6 +154,7 @@ async fn the_end_of_a_session_ends_its_calls() {
     server.stop().await;
 }
 
+/// A19.
 #[tokio::test]
 async fn a_client_that_goes_takes_its_call_with_it() {
     let server = Server::with(quick()).await;
@@ -203,6 +206,7 @@ async fn resumed(server: &Server, id: &str, event: &str, tenant: &str) -> Client
     client
 }
 
+/// X13.
 #[tokio::test]
 async fn a_lost_stream_is_resumed_by_its_owner_alone() {
     let server = Server::with(quick()).await;
@@ -312,6 +316,7 @@ async fn a_stream_of_its_own_lasts_as_long_as_its_session() {
     server.stop().await;
 }
 
+/// X14.
 #[tokio::test]
 async fn two_clients_with_the_same_ids_get_their_own_answers() {
     let server = Server::start().await;
