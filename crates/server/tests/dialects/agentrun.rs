@@ -1,7 +1,8 @@
 //! `agentrun` against its document: schemas member for member, results and errors as printed.
 
+use engine::EngineError;
 use serde_json::{Value, json};
-use server::dialect::{Block, Dialect, Lang, Options, ToolRow, agentrun};
+use server::dialect::{Args, Block, Dialect, Lang, Links, Options, Reply, Scene, ToolRow, agentrun};
 
 use crate::mcp_fake;
 use crate::tools::Tools;
@@ -30,6 +31,22 @@ fn names_and_schemas_equal_the_document_s() {
     let names: Vec<&str> = agentrun::DIALECT.tools.iter().map(|row| row.name).collect();
     assert_eq!(names[..4], DOCUMENT.map(|(name, _)| name));
     assert_eq!(names[4..], ["upload_file", "download_file", "list_files"]);
+}
+
+#[test]
+fn a_limit_of_uploads_is_not_told_as_one_of_contexts() {
+    let code = |tool: &str, what| {
+        let row = row(&agentrun::DIALECT, tool);
+        let scene =
+            Scene { tool: row.name, args: &Args::new(), options: &Options::default(), links: &Links::default() };
+        let Reply::Answer(answer) = (row.render_error)(&scene, &EngineError::OverLimit { what, limit: "9".into() })
+        else {
+            panic!("an error of JSON-RPC")
+        };
+        answer.structured["code"].clone()
+    };
+    assert_eq!(code("create_context", "contexts"), "CONTEXT_CREATION_FAILED");
+    assert_eq!(code("upload_file", "bytes_uploaded_at_once"), "BUSY");
 }
 
 #[test]

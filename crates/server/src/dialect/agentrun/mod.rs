@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::args::{self, ArgError, Args, Refused};
 use super::shared::LANGUAGES;
-use super::shared::files::{WORKSPACE, decode, file_schema, path_below};
+use super::shared::files::{Encoding, WORKSPACE, decode, file_schema, listing_schema, path_below, written_schema};
 use super::{Dialect, Field, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
@@ -112,11 +112,11 @@ const UPLOAD_FILE: ToolRow = ToolRow {
         Field::one_of("encoding", ENCODINGS),
     ],
     form: SchemaForm::Full,
-    output_schema: render::written_schema,
+    output_schema: written_schema,
     hints: Hints { read_only: false, destructive: true, idempotent: true },
     lower: upload_file,
     render: render::written,
-    render_error: render::error,
+    render_error: render::upload_error,
 };
 
 const DOWNLOAD_FILE: ToolRow = ToolRow {
@@ -136,7 +136,7 @@ const LIST_FILES: ToolRow = ToolRow {
     prose: "list_files",
     fields: &[Field::required("context_id"), Field::optional("path")],
     form: SchemaForm::Full,
-    output_schema: render::files_schema,
+    output_schema: listing_schema,
     hints: READS,
     lower: list_files,
     render: render::files,
@@ -220,12 +220,6 @@ fn language(value: Option<&Value>) -> Result<Language, ArgError> {
             message: format!("Unsupported language: {}. Must be 'python' or 'javascript'", shown(&given)),
         }),
     }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Encoding {
-    Utf8,
-    Base64,
 }
 
 fn encoding(args: &Args) -> Result<Option<Encoding>, ArgError> {

@@ -6,8 +6,8 @@ use engine::op::{ContextInfo, EngineError, Outcome};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Encoding, directory, encoding, invalid};
-use crate::dialect::shared::files::{Content, FILE_BUDGET, FileFacts, FileRow, row_schema, rows, written_length};
+use super::{directory, encoding, invalid};
+use crate::dialect::shared::files::{Content, Encoding, FILE_BUDGET, FileFacts, Listing, Written, written_length};
 use crate::dialect::shared::run::{self, Words};
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{add_lines, moment, seconds, title};
@@ -81,6 +81,17 @@ fn answer(error: &EngineError) -> Answer {
 pub(super) fn create_error(_: &Scene<'_>, e: &EngineError) -> Reply {
     let answer = match e {
         EngineError::Sandbox(why) => failure("CONTEXT_CREATION_FAILED", &format!("Failed to create context: {why}")),
+        other => answer(other),
+    };
+    answer.into()
+}
+
+/// No context is made here: what is over is what is on its way.
+pub(super) fn upload_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
+        EngineError::OverLimit { what, limit } => {
+            failure("BUSY", &format!("Over the limit {what} of {limit}; retry when other uploads have ended"))
+        }
         other => answer(other),
     };
     answer.into()
@@ -255,16 +266,6 @@ fn listed(context: ContextInfo) -> Listed {
 
 // ---- files
 
-#[derive(Serialize)]
-struct Written {
-    path: String,
-    size: u64,
-}
-
-pub(super) fn written_schema() -> Value {
-    object(json!({ "path": string(), "size": integer() }))
-}
-
 pub(super) fn written(_: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Written { path, size, .. } = outcome else { return mismatch() };
     Answer::json(&Written { path, size })
@@ -296,19 +297,8 @@ pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     answer
 }
 
-#[derive(Serialize)]
-struct Files {
-    files: Vec<FileRow>,
-    total: u64,
-}
-
-pub(super) fn files_schema() -> Value {
-    object(json!({ "files": array(row_schema()), "total": integer() }))
-}
-
-/// `total` tells of those that do not fit.
 pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Files(engine::op::Files { entries, total, .. }) = outcome else { return mismatch() };
+    let Outcome::Files(files) = outcome else { return mismatch() };
     let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
-    Answer::json(&Files { files: rows(&directory, entries), total })
+    Answer::json(&Listing::of(&directory, files))
 }

@@ -210,7 +210,7 @@ fn sentence(error: &EngineError) -> String {
         E::ShuttingDown => "The server is shutting down; try again later.".into(),
         E::InUse(why) => format!("The conversation's files are in use elsewhere: {why}. Try again in a moment."),
         E::OverLimit { what, limit } => {
-            format!("Over the limit {what} of {limit}; try again when other calls have ended.")
+            format!("Over the limit {what} of {limit}; use a conversationId that is there already, or try again later.")
         }
         E::ContextLimit(most) => format!("{most} programs run already; try again when one has ended."),
         E::FileTooLarge { path, limit } => format!("File too large: {} is over {limit} bytes.", shown(path)),

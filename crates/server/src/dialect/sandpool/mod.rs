@@ -7,7 +7,7 @@ use engine::op::{Command, Environment, Holder, Language, NewContext, Op, RunCode
 
 use super::args::{self, ArgError, Args, Refused};
 use super::shared::LANGUAGES;
-use super::shared::files::{WORKSPACE, decode, path_below};
+use super::shared::files::{Encoding, WORKSPACE, decode, listing_schema, path_below};
 use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
@@ -161,7 +161,7 @@ const LIST_FILES: ToolRow = ToolRow {
     prose: "list_files",
     fields: &[Field::optional("path"), CONTEXT],
     form: SchemaForm::Full,
-    output_schema: render::files_schema,
+    output_schema: listing_schema,
     hints: READS,
     lower: list_files,
     render: render::files,
@@ -255,12 +255,6 @@ fn create_context(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let language = args::choice(args, "language", &LANGUAGES)?.unwrap_or(Language::Python);
     let size = args::choice(args, "size", &Size::ALL.map(|size| (size.name(), size)))?;
     Ok(Op::CreateContext(NewContext { size, ..NewContext::named(name.unwrap_or_default(), language) }))
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Encoding {
-    Utf8,
-    Base64,
 }
 
 fn encoding(args: &Args) -> Result<Option<Encoding>, Refused> {

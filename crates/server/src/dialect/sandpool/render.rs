@@ -6,8 +6,8 @@ use engine::op::{ContextInfo, Ended, EngineError, MimeBundle, Outcome, Ran, RunI
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Encoding, directory, encoding, is_shell, lines};
-use crate::dialect::shared::files::{FILE_BUDGET, FileRow, row_schema, rows};
+use super::{directory, encoding, is_shell, lines};
+use crate::dialect::shared::files::{Encoding, FILE_BUDGET, Listing};
 use crate::dialect::shared::run::{
     PICTURE_BUDGET, VISIBLE, Words, command_ending, ending, exit_code, picture, pictures, succeeded,
 };
@@ -660,18 +660,8 @@ fn other_file(file: File, bytes: &[u8]) -> Answer {
     answer
 }
 
-#[derive(Serialize)]
-struct Files {
-    files: Vec<FileRow>,
-    total: u64,
-}
-
-pub(super) fn files_schema() -> Value {
-    object(json!({ "files": array(row_schema()), "total": integer() }))
-}
-
 pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Files(engine::op::Files { entries, total, .. }) = outcome else { return mismatch() };
+    let Outcome::Files(files) = outcome else { return mismatch() };
     let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
-    Answer::json(&Files { files: rows(&directory, entries), total })
+    Answer::json(&Listing::of(&directory, files))
 }

@@ -3,11 +3,11 @@
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use engine::op::{FileEntry, FileKind};
+use engine::op::{FileEntry, FileKind, Files};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::schema::{integer, object, object_with, string};
+use super::schema::{array, integer, object, object_with, string};
 use crate::dialect::{Block, iso8601};
 
 /// A file's content stands in the answer twice (text and object), and base64 or escapes make it longer.
@@ -42,6 +42,13 @@ pub(in crate::dialect) fn path_below(home: &str, text: &str) -> Result<String, S
         return Err("path is too long".into());
     }
     Ok(below.to_owned())
+}
+
+/// How bytes stand in an argument or an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::dialect) enum Encoding {
+    Utf8,
+    Base64,
 }
 
 /// Whatever models and libraries write: padded or not.
@@ -105,6 +112,33 @@ pub(in crate::dialect) fn file_schema() -> Value {
         "link": string(),
     });
     object_with(members, &["encoding", "content", "link"])
+}
+
+#[derive(Serialize)]
+pub(in crate::dialect) struct Written {
+    pub path: String,
+    pub size: u64,
+}
+
+pub(in crate::dialect) fn written_schema() -> Value {
+    object(json!({ "path": string(), "size": integer() }))
+}
+
+/// `total` tells of those that do not fit.
+#[derive(Serialize)]
+pub(in crate::dialect) struct Listing {
+    files: Vec<FileRow>,
+    total: u64,
+}
+
+impl Listing {
+    pub fn of(directory: &str, files: Files) -> Self {
+        Self { files: rows(directory, files.entries), total: files.total }
+    }
+}
+
+pub(in crate::dialect) fn listing_schema() -> Value {
+    object(json!({ "files": array(row_schema()), "total": integer() }))
 }
 
 #[derive(Serialize)]

@@ -4,7 +4,7 @@ use engine::op::{Command, Environment, Holder, Language, NewContext, Op, RunCode
 use serde_json::json;
 
 use super::args::{self, ArgError, Args, Refused};
-use super::shared::files::{WORKSPACE, file_schema, path_below};
+use super::shared::files::{WORKSPACE, file_schema, path_below, written_schema};
 use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
@@ -132,7 +132,7 @@ const FILE_WRITE: ToolRow = ToolRow {
     prose: "file_write",
     fields: &[Field::required("path"), Field::required("content"), SANDBOX_ID],
     form: SchemaForm::Full,
-    output_schema: render::written_schema,
+    output_schema: written_schema,
     hints: Hints { read_only: false, destructive: true, idempotent: true },
     lower: file_write,
     render: render::written,

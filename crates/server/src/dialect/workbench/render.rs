@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 
 use super::directory;
 use crate::dialect::args;
-use crate::dialect::shared::files::{Content, FILE_BUDGET, FileFacts, FileRow, row_schema, rows, written_length};
+use crate::dialect::shared::files::{
+    Content, FILE_BUDGET, FileFacts, FileRow, Written, row_schema, rows, written_length,
+};
 use crate::dialect::shared::run::{self, Words};
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{add_lines, seconds};
@@ -280,16 +282,6 @@ fn hint(end: &RunOutcome, shell: bool) -> &'static str {
 }
 
 // ---- files
-
-#[derive(Serialize)]
-struct Written {
-    path: String,
-    size: u64,
-}
-
-pub(super) fn written_schema() -> Value {
-    object(json!({ "path": string(), "size": integer() }))
-}
 
 pub(super) fn written(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Written { path, size, .. } = outcome else { return mismatch(scene) };
