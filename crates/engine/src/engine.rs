@@ -232,6 +232,11 @@ impl Engine {
         crate::links::conversation_key(&self.inner.config.file_secret, &Tenant(tenant.into()), conversation)
     }
 
+    /// Whose the file of a link is, for those who count downloads; none if the key leads nowhere.
+    pub fn owner_of_link(&self, key: &str) -> Option<String> {
+        self.inner.owner_of(key)
+    }
+
     /// The file a link names. The key is the permission: an unknown one, a removed context and a missing file are all the same.
     pub async fn open_file(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
         let inner = &self.inner;

@@ -117,6 +117,17 @@ impl Source {
 }
 
 impl Inner {
+    /// Who has what a key leads to: for counting, so where nobody knows it is the key itself.
+    pub(crate) fn owner_of(&self, key: &str) -> Option<String> {
+        if let Some(holdings) = self.tenants.all().iter().find(|holdings| holdings.by_key(key).is_some()) {
+            return Some(holdings.tenant.tenant.0.clone());
+        }
+        match self.conversations.owner(key) {
+            Some(owner) => Some(owner.0),
+            None => self.conversations.exists(key).then(|| key.into()),
+        }
+    }
+
     /// What a key leads to; with a tenant, only if it is the tenant's own.
     pub(crate) fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<Source> {
         let mut holdings = self.tenants.all();

@@ -212,6 +212,10 @@ pub struct EngineFiles(pub Engine);
 impl Store for EngineFiles {
     type File = LinkedFile;
 
+    fn owner(&self, key: &str) -> Option<String> {
+        self.0.owner_of_link(key)
+    }
+
     async fn open(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
         self.0.open_file(key, path).await
     }

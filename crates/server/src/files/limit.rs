@@ -1,4 +1,4 @@
-//! How many downloads at once, of one key and in all.
+//! How many downloads at once: of one key, of one owner and in all.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,26 +6,35 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub per_key: usize,
+    /// So that nobody's slow readers keep all others out.
+    pub per_owner: usize,
     pub total: usize,
 }
 
 impl Default for Limits {
     /// A browser opens six connections to one host.
     fn default() -> Self {
-        Self { per_key: 8, total: 64 }
+        Self { per_key: 8, per_owner: 32, total: 256 }
     }
 }
 
 #[derive(Clone)]
 pub struct Permits {
     limits: Limits,
-    /// Downloads of each key; a key without any is not in it.
-    running: Arc<Mutex<HashMap<String, usize>>>,
+    running: Arc<Mutex<Running>>,
+}
+
+/// Downloads of each; who has none is not in it.
+#[derive(Default)]
+struct Running {
+    keys: HashMap<String, usize>,
+    owners: HashMap<String, usize>,
 }
 
 /// The right to one download; ends when it is dropped.
 pub struct Permit {
     key: String,
+    owner: String,
     permits: Permits,
 }
 
@@ -34,25 +43,34 @@ impl Permits {
         Self { limits, running: Arc::default() }
     }
 
-    pub fn take(&self, key: &str) -> Option<Permit> {
+    pub fn take(&self, key: &str, owner: &str) -> Option<Permit> {
+        let Limits { per_key, per_owner, total } = self.limits;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let total: usize = running.values().sum();
-        let of_key = running.get(key).copied().unwrap_or(0);
-        if total >= self.limits.total || of_key >= self.limits.per_key {
+        let count = |all: &HashMap<String, usize>, one: &str| all.get(one).copied().unwrap_or(0);
+        if running.owners.values().sum::<usize>() >= total
+            || count(&running.owners, owner) >= per_owner
+            || count(&running.keys, key) >= per_key
+        {
             return None;
         }
-        running.insert(key.to_owned(), of_key + 1);
-        Some(Permit { key: key.to_owned(), permits: self.clone() })
+        *running.keys.entry(key.to_owned()).or_default() += 1;
+        *running.owners.entry(owner.to_owned()).or_default() += 1;
+        Some(Permit { key: key.to_owned(), owner: owner.to_owned(), permits: self.clone() })
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut running = self.permits.running.lock().unwrap_or_else(PoisonError::into_inner);
-        match running.get_mut(&self.key) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(running.remove(&self.key)),
-        }
+        give_back(&mut running.keys, &self.key);
+        give_back(&mut running.owners, &self.owner);
+    }
+}
+
+fn give_back(all: &mut HashMap<String, usize>, one: &str) {
+    match all.get_mut(one) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => drop(all.remove(one)),
     }
 }
 
@@ -61,16 +79,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_key_cannot_take_what_all_share_and_what_ends_is_given_back() {
-        let permits = Permits::new(Limits { per_key: 2, total: 3 });
-        let first = permits.take("a").unwrap();
-        let _second = permits.take("a").unwrap();
-        assert!(permits.take("a").is_none(), "of one key");
-        let other = permits.take("b").unwrap();
-        assert!(permits.take("c").is_none(), "in all");
+    fn nobody_can_take_what_all_share_and_what_ends_is_given_back() {
+        let permits = Permits::new(Limits { per_key: 2, per_owner: 3, total: 4 });
+        let first = permits.take("a", "x").unwrap();
+        let second = permits.take("a", "x").unwrap();
+        assert!(permits.take("a", "x").is_none(), "of one key");
+        let other = permits.take("b", "x").unwrap();
+        assert!(permits.take("c", "x").is_none(), "of one owner");
+        let _last = permits.take("d", "y").unwrap();
+        assert!(permits.take("e", "z").is_none(), "in all");
         drop(first);
-        assert!(permits.take("a").is_some());
-        drop(other);
-        assert_eq!(permits.running.lock().unwrap().len(), 1, "nothing is remembered of a key without downloads");
+        assert!(permits.take("a", "x").is_some());
+        drop((second, other));
+        let running = permits.running.lock().unwrap();
+        assert_eq!((running.keys.len(), running.owners.len()), (1, 1), "nothing is remembered of who has no downloads");
     }
 }

@@ -37,6 +37,9 @@ const PIECE: u64 = 256 * 1024;
 pub trait Store: Send + Sync + 'static {
     type File: StoredFile;
 
+    /// Whose files a key leads to, for counting; none for a key that leads nowhere.
+    fn owner(&self, key: &str) -> Option<String>;
+
     fn open(&self, key: &str, path: &str) -> impl Future<Output = Result<Self::File, EngineError>> + Send;
 }
 
@@ -112,7 +115,8 @@ impl<S: Store> Files<S> {
         let now = SystemTime::now();
         let address = Address::parse(request.uri.path()).ok_or(Refusal::NotFound)?;
         self.check_signature(&address, request.uri.query().unwrap_or_default(), now)?;
-        let permit = self.permits.take(&address.key).ok_or(Refusal::Busy)?;
+        let owner = self.store.owner(&address.key).ok_or(Refusal::NotFound)?;
+        let permit = self.permits.take(&address.key, &owner).ok_or(Refusal::Busy)?;
         let file = self.store.open(&address.key, &address.path).await?;
         let stat = file.stat();
         let version = Version::of(&stat, now);

@@ -45,6 +45,10 @@ impl Numbers {
 impl Store for Numbers {
     type File = Numbered;
 
+    fn owner(&self, _: &str) -> Option<String> {
+        Some("somebody".into())
+    }
+
     async fn open(&self, key: &str, path: &str) -> Result<Numbered, EngineError> {
         self.asked.lock().unwrap().push(path.into());
         let found = self.sizes.iter().find(|(name, _)| key == KEY && *name == path);
@@ -265,7 +269,7 @@ async fn a_file_that_changes_meanwhile_ends_the_connection() {
 
 #[tokio::test]
 async fn downloads_of_one_key_are_bounded() {
-    let settings = Settings { limits: Limits { per_key: 1, total: 2 }, ..Settings::default() };
+    let settings = Settings { limits: Limits { per_key: 1, per_owner: 2, total: 2 }, ..Settings::default() };
     let files = Files::new(Numbers::new(&[("n", 2 * PIECE)]), settings);
     let get = async || files.answer(&request("GET", &format!("/files/{KEY}/n"), &[])).await;
     let first = get().await;

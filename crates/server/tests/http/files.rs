@@ -27,6 +27,10 @@ struct Files(Engine);
 impl Store for Files {
     type File = LinkedFile;
 
+    fn owner(&self, key: &str) -> Option<String> {
+        self.0.owner_of_link(key)
+    }
+
     async fn open(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
         self.0.open_file(key, path).await
     }

@@ -171,3 +171,51 @@ fn sessions_and_notifications_without_end_are_bounded() {
     report("A35", &format!("{count} notifications and pings in a row: {memory} kB, then {after} kB"));
     service.finish();
 }
+
+/// One tenant's downloads that nobody reads; another's go on.
+#[test]
+fn slow_readers_of_one_tenant_leave_downloads_to_others() {
+    let service = Service::start("readers");
+    let mut canary = service.canary();
+    let shared = |tenant: &str, contexts: usize| -> Vec<String> {
+        let mut client = service.client(tenant, "agentrun");
+        let made = (0..contexts).map(|number| {
+            let context = client.good("create_context", json!({ "name": format!("c{number}") }))["context_id"].clone();
+            let code = "open('big.bin', 'wb').truncate(64 << 20)\nopen('small.txt', 'w').write('small')";
+            client.good("run_code", json!({ "code": code, "context_id": context }));
+            let small = client.call("download_file", json!({ "path": "small.txt", "context_id": context })).to_string();
+            let link =
+                small.split(['"', '\\']).find(|part| part.ends_with("/small.txt") && part.starts_with("http")).unwrap();
+            link[link.find("/files/").unwrap()..].to_owned()
+        });
+        made.collect()
+    };
+    let (blue, canarys) = (shared("blue", 9), shared("canary", 1));
+    let nobody = service.account("nobody");
+    let mut held = Vec::new();
+    let mut turned_away = 0;
+    for link in &blue {
+        for _ in 0..10 {
+            let mut wire = Wire::open(service.address).unwrap();
+            wire.send("GET", &link.replace("small.txt", "big.bin"), &[], b"").unwrap();
+            match wire.head().unwrap().status {
+                200 => held.push(wire),
+                503 => turned_away += 1,
+                other => panic!("{other}"),
+            }
+        }
+    }
+    assert!(held.len() >= 8 && turned_away > 0, "{} held, {turned_away} turned away", held.len());
+    assert_eq!(nobody.ask("GET", &canarys[0], &[], b"").unwrap().text(), "small");
+    canary.sings("downloads that nobody reads");
+    let held_count = held.len();
+    drop(held);
+    eventually("blue may download again", || nobody.ask("GET", &blue[0], &[], b"").unwrap().text() == "small");
+    report(
+        "A17 downloads",
+        &format!(
+            "{held_count} downloads of one tenant that nobody reads, {turned_away} turned away: another tenant's goes on"
+        ),
+    );
+    service.finish();
+}
