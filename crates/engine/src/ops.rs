@@ -68,6 +68,8 @@ struct World {
 struct Entered {
     context: InUse,
     news: News,
+    /// Made for this call alone: without its answer nobody learns the id.
+    nobodys: bool,
     /// Who makes the same context waits for this to be dropped.
     making: Option<Turn<()>>,
 }
@@ -78,7 +80,9 @@ impl World {
         let Target { which, make } = target;
         let connection = call.connection.as_deref();
         let find = || self.holdings.find(&which, connection);
-        let found = |context: InUse, making| Ok(Entered { news: News::left(context.context()), context, making });
+        let found = |context: InUse, making| {
+            Ok(Entered { news: News::left(context.context()), context, nobodys: false, making })
+        };
         let Some(mut make) = make else { return found(find()?, None) };
         let name = match &which {
             Which::Id(id) => Some(format!("id {id}")),
@@ -100,6 +104,7 @@ impl World {
             Err(error) if !may_make(&error) => return Err(error),
             Err(_) => {}
         }
+        let nobodys = which == Which::New;
         match which {
             Which::Id(id) => make.id = Some(id),
             Which::Named(name) if make.name.is_empty() => make.name = name,
@@ -107,7 +112,7 @@ impl World {
         }
         make.language = wanted.unwrap_or(make.language);
         let (context, _) = self.create(call, make, wanted).await?;
-        Ok(Entered { news: News::made(context.context()), context, making })
+        Ok(Entered { news: News::made(context.context()), context, nobodys, making })
     }
 
     async fn unless_over<T>(&self, call: &Call, work: impl Future<Output = T>) -> Result<T, EngineError> {

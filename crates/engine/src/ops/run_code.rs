@@ -14,7 +14,9 @@ use crate::background::Background;
 use crate::cell::{Cell, Ending, Heard, Refused};
 use crate::context::{Context, Home};
 use crate::live::Place;
-use crate::op::{Call, CellError, Command, ContextInfo, EngineError, Environment, Outcome, Ran, RunCode, RunOutcome};
+use crate::op::{
+    Call, CellError, Command, ContextInfo, EngineError, Environment, Happened, Outcome, Ran, RunCode, RunOutcome,
+};
 
 pub(super) const SIGKILL: i32 = 9;
 
@@ -55,10 +57,17 @@ impl World {
 
     /// Here and now, or in the background.
     pub(super) async fn start(&self, call: &Call, entered: Entered, run: Run) -> Result<Outcome, EngineError> {
-        if run.background {
-            return self.start_background(call, entered, run).await;
+        let nobodys = entered.nobodys.then(|| entered.context.context().clone());
+        let result = match run.background {
+            true => self.start_background(call, entered, run).await,
+            false => self.run_here(call, entered, run, None).await.map(Outcome::Ran),
+        };
+        if let (Err(_), Some(context)) = (&result, nobodys)
+            && let Some(removed) = self.holdings.take_out(&context)
+        {
+            self.inner.dismiss(&self.holdings, removed, Happened::Stopped);
         }
-        self.run_here(call, entered, run, None).await.map(Outcome::Ran)
+        result
     }
 
     pub(super) async fn run_here(

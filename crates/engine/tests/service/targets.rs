@@ -90,9 +90,13 @@ async fn what_a_failed_call_made_is_told_as_new_by_the_next_and_only_once() {
     let config = with_realm(Realm::MICROSANDBOX, |realm| realm.runs_at_once = 1);
     let engine = engine_with(&backend, config).await;
     let mine = |code: &str| run_in(Which::Id("mine".into()), code);
-    let busy = spawn_op(&engine, &session(), run_in(Which::Id("other".into()), "sleep 60000"));
-    begun(&backend, "sleep 60000").await;
+    let busy = spawn_op(&engine, &session(), run_in(Which::Id("other".into()), "sleep 90000"));
+    begun(&backend, "sleep 90000").await;
     assert!(matches!(engine.execute(&session(), mine("print 1")).await, Err(EngineError::Busy(_))));
+    assert!(matches!(engine.execute(&session(), run_in(Which::New, "print")).await, Err(EngineError::Busy(_))));
+    let Ok(Outcome::Contexts(all)) = engine.execute(&session(), Op::ListContexts).await else { panic!() };
+    let ids: Vec<&str> = all.iter().map(|context| context.id.as_str()).collect();
+    assert_eq!(ids, ["mine", "other"], "one whose id nobody learned is not left");
     let cancelled = session();
     let waiting = spawn_op(&engine, &cancelled, mine("print 2"));
     tokio::time::sleep(Duration::from_secs(5)).await;
