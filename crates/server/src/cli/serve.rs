@@ -51,6 +51,8 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let signals = Signals::listen()?;
     let config = &context.config;
     auth.start();
+    let http_options = http_options(config, &auth);
+    http_options.check().map_err(Failed)?;
     let max_connections = room_for(config.serve.max_connections);
     let (listener, address) = listen(config, &auth).await?;
     let secret = file_secret(config)?;
@@ -72,7 +74,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
-        options: HttpOptions { max_connections, ..http_options(config, &auth) },
+        options: HttpOptions { max_connections, ..http_options },
         metrics: observer.metrics.clone(),
         gate: door.clone(),
         endpoints: server.endpoints(lang, &options, &links),

@@ -17,6 +17,9 @@ use crate::mcp::message::{self, Fault};
 /// Room is counted in pages.
 const PAGE: usize = 4096;
 
+/// Of each body, what takes no room that others could need. However large the bodies of some are, small ones get in.
+const FREE: usize = 64 << 10;
+
 /// Bytes kept of a body that is too long, to find the id of its request.
 const HEAD: usize = 4096;
 
@@ -63,7 +66,7 @@ impl Bodies {
             if length > self.limit {
                 return Err(self.too_long(length, &whole, &data, body).await);
             }
-            let pages = length.div_ceil(PAGE);
+            let pages = length.saturating_sub(FREE).div_ceil(PAGE);
             let held = room.as_ref().map_or(0, SemaphorePermit::num_permits);
             if pages > held {
                 let Ok(more) = self.room.try_acquire_many((pages - held) as u32) else {

@@ -187,7 +187,9 @@ impl Server {
             Some(session) => session.has_batches(),
             None => revision::has_batches(headers),
         };
-        match message::read(&bytes, batches) {
+        let read = message::read(&bytes, batches);
+        drop(bytes);
+        match read {
             Ok(Incoming::One(message)) => self.one(place, headers, form, session, message).await,
             Ok(Incoming::Batch(messages)) => {
                 // Each message counts as a request of its own for those who count.

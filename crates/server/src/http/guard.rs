@@ -56,6 +56,19 @@ pub(super) enum Cors {
     This(HeaderValue),
 }
 
+/// See [`HttpOptions::check`].
+pub(super) fn check(options: &HttpOptions) -> Result<(), String> {
+    let is_host = |text: &&String| *text == "*" || Name::parse(text).is_some();
+    let is_origin = |text: &&String| *text == "*" || Origin::parse(text).is_some();
+    match (options.allowed_hosts.iter().find(|t| !is_host(t)), options.allowed_origins.iter().find(|t| !is_origin(t))) {
+        (Some(host), _) => Err(format!("`serve.allowed_hosts`: `{host}` is no name such as `sandbox.example.com`")),
+        (_, Some(origin)) => {
+            Err(format!("`serve.allowed_origins`: `{origin}` is no origin such as `https://app.example.com`"))
+        }
+        (None, None) => Ok(()),
+    }
+}
+
 impl Guard {
     pub(super) fn new(options: &HttpOptions) -> Self {
         let listed = &options.allowed_origins;
@@ -63,8 +76,8 @@ impl Guard {
             hosts: options.allowed_hosts.iter().filter_map(|host| Name::parse(host)).collect(),
             any_host: options.allowed_hosts.iter().any(|host| host == "*"),
             origins: listed.iter().filter_map(|origin| Origin::parse(origin)).collect(),
-            any_origin: listed.iter().any(|origin| origin == "*")
-                || (listed.is_empty() && options.cors && !options.open),
+            any_origin: !options.open
+                && (listed.iter().any(|origin| origin == "*") || (listed.is_empty() && options.cors)),
             cors: options.cors,
         }
     }
@@ -248,6 +261,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_host_or_origin_is_named() {
+        let check = |hosts: &[&str], origins: &[&str]| {
+            let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+            let (allowed_hosts, allowed_origins) = (owned(hosts), owned(origins));
+            HttpOptions { allowed_hosts, allowed_origins, ..HttpOptions::default() }.check()
+        };
+        assert_eq!(check(&["*", "a.example", "a.example:80", "[::1]:80"], &["*", "https://a.example:8443"]), Ok(()));
+        let wrong =
+            |text| Err(format!("`serve.allowed_origins`: `{text}` is no origin such as `https://app.example.com`"));
+        for origin in ["app.example", "https://app.example/", "null", ""] {
+            assert_eq!(check(&[], &[origin]), wrong(origin));
+        }
+        let wrong = "`serve.allowed_hosts`: `https://a.example` is no name such as `sandbox.example.com`";
+        assert_eq!(check(&["https://a.example"], &[]), Err(wrong.into()));
+    }
+
+    #[test]
     fn cross_origin_answers_go_to_anyone_or_to_those_listed() {
         let cors = HttpOptions { cors: true, ..HttpOptions::default() };
         assert_eq!(outcome(&cors, "localhost", Some("https://anyone.example")), "*");
@@ -255,6 +285,9 @@ mod tests {
         let open = HttpOptions { open: true, ..cors.clone() };
         assert_eq!(outcome(&open, "localhost", Some("https://anyone.example")), "403");
         assert_eq!(outcome(&open, "localhost", Some("http://localhost:3000")), "http://localhost:3000");
+        let wild = HttpOptions { allowed_origins: vec!["*".into()], ..open };
+        assert_eq!(outcome(&wild, "localhost", Some("https://anyone.example")), "403", "without a token");
+        assert_eq!(outcome(&HttpOptions { open: false, ..wild }, "localhost", Some("https://anyone.example")), "*");
         let narrow = HttpOptions { allowed_origins: vec!["https://app.example".into()], ..cors };
         assert_eq!(outcome(&narrow, "localhost", Some("https://app.example")), "https://app.example");
         assert_eq!(outcome(&narrow, "localhost", Some("https://app.example:443")), "https://app.example:443");

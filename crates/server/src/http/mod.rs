@@ -54,7 +54,7 @@ pub struct HttpOptions {
     pub max_connections: usize,
     pub max_header: usize,
     pub max_body: usize,
-    /// Bodies of all requests together while they are read.
+    /// Bodies of all large requests together while they are read.
     pub max_buffered: usize,
     pub header_deadline: Duration,
     pub body_deadline: Duration,
@@ -156,6 +156,13 @@ pub struct App {
     /// Everything that is not below `/mcp`. Host and origin are checked before, callers are not: a [`Peer`] is in the
     /// extensions.
     pub routes: axum::Router,
+}
+
+impl HttpOptions {
+    /// What is no host or no origin would be left out without a word.
+    pub fn check(&self) -> Result<(), String> {
+        guard::check(self)
+    }
 }
 
 /// Serves until `shutdown`, then lets calls in flight end within the grace, or at once when `now` comes. When it returns all

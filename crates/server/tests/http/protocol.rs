@@ -142,20 +142,22 @@ async fn bodies_together_have_a_limit_too() {
     let mut greedy = server.client().await;
     greedy
         .write(
-            b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 90000\r\n\r\n",
+            b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 170000\r\n\r\n",
         )
         .await;
-    greedy.write(&vec![b' '; 80_000]).await;
-    let text = "x".repeat(60_000);
+    greedy.write(&vec![b' '; 160_000]).await;
+    let echo = async |length| server.post(&[], &call(1, "echo", json!({ "text": "x".repeat(length) }))).await;
     let answer = loop {
-        let answer = server.post(&[], &call(1, "echo", json!({ "text": text }))).await;
+        let answer = echo(150_000).await;
         if answer.status != 200 {
             break answer;
         }
     };
     assert_eq!(answer.refusal(), (503, -32000));
     assert_eq!(answer.header("retry-after"), Some("1"));
-    assert_eq!(server.post(&[], &request(1, "ping", json!({}))).await.status, 200, "small ones go on");
+    assert_eq!(echo(60_000).await.status, 200, "small ones go on");
+    greedy.write(&[b' '; 9999]).await;
+    assert_eq!(echo(60_000).await.status, 200, "when there is no room at all, too");
     drop(greedy);
     server.stop().await;
 }
