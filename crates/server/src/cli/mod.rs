@@ -98,6 +98,9 @@ fn dispatch(cli: Cli) -> Done {
     let colour = std::io::stderr().is_terminal() && sources.environment.get("NO_COLOR").is_none();
     let format = if config.log_json { LogFormat::Json } else { LogFormat::Human };
     logging::start(config.log.as_deref().unwrap_or(usual), format, colour)?;
+    for (name, nearest) in Environment::misspelt() {
+        tracing::warn!("`{name}` is set, and there is no such variable; did you mean `{nearest}`?");
+    }
     let context = Context { config, environment: sources.environment };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),

@@ -69,6 +69,13 @@ impl Environment {
         Self(listed().filter_map(|name| Some((name, std::env::var_os(name)?))).collect())
     }
 
+    /// Variables that look like ours and are none, each with the one that is likely meant: a token under a misspelt name would
+    /// be no token at all.
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+    pub fn misspelt() -> Vec<(String, &'static str)> {
+        std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
+    }
+
     /// Nothing but these. A name that is not on the list is a mistake of the caller's.
     #[cfg(test)]
     pub fn of(pairs: &[(&str, &str)]) -> Self {
@@ -100,6 +107,16 @@ impl Environment {
     pub fn handed_on(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
         HANDED_ON.iter().filter_map(|name| Some((*name, self.get(name)?)))
     }
+}
+
+fn misspelt(name: &str) -> Option<(String, &'static str)> {
+    let is_ours = name.starts_with("SANDPOOL_") || name.starts_with("MSB_");
+    if !is_ours || listed().any(|known| known == name) {
+        return None;
+    }
+    let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(known, name);
+    let nearest = listed().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    Some((name.to_owned(), nearest))
 }
 
 fn listed() -> impl Iterator<Item = &'static str> {
@@ -155,6 +172,15 @@ mod tests {
     fn the_page_in_docs_is_the_one_the_list_makes() {
         let committed = include_str!("../../../../docs/environment.md");
         assert_eq!(committed, page(), "run `sandpool config --environment > docs/environment.md`");
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_found() {
+        assert_eq!(misspelt("SANDPOOL_API_TOKN"), Some(("SANDPOOL_API_TOKN".into(), "SANDPOOL_API_TOKEN")));
+        assert_eq!(misspelt("MSB_MAX_SESSION"), Some(("MSB_MAX_SESSION".into(), "MSB_MAX_SESSIONS")));
+        for other in ["SANDPOOL_API_TOKEN", "HOME", "EDITOR"] {
+            assert_eq!(misspelt(other), None);
+        }
     }
 
     #[test]

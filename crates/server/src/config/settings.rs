@@ -314,7 +314,7 @@ const GENERAL: [Setting; 56] = [
     setting("auth.token", Text, Unset, "The bearer token of the one tenant")
         .env(&["SANDPOOL_API_TOKEN", "MCP_API_TOKEN"])
         .secret(),
-    setting("auth.token_file", Text, Unset, "A file with that token in its first line").flag(
+    setting("auth.token_file", Text, Unset, "A file with the bearer token in its first line").flag(
         "token-file",
         "FILE",
         &["SANDPOOL_TOKEN_FILE"],
