@@ -312,6 +312,11 @@ impl Mcp {
         Ok(wire)
     }
 
+    /// The next message goes over a new connection.
+    pub fn reconnect(&mut self) {
+        self.wire = None;
+    }
+
     /// The connection of what was begun.
     pub fn wire(&mut self) -> &mut Wire {
         self.wire.as_mut().expect("something was begun")

@@ -74,7 +74,8 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
-        options: HttpOptions { max_connections, ..http_options },
+        // A quarter: it takes four of the greedy to keep others out.
+        options: HttpOptions { max_connections, max_requests_per_tenant: (max_connections / 4).max(1), ..http_options },
         metrics: observer.metrics.clone(),
         gate: door.clone(),
         endpoints: server.endpoints(lang, &options, &links),

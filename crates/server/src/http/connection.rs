@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::endpoint::Server;
+use super::share::Share;
 use super::{App, HttpOptions};
 use crate::metrics::Metrics;
 
@@ -121,6 +122,7 @@ async fn accept(
             peer,
             local,
             state: Mutex::new((Phase::Head, Instant::now())),
+            share: Mutex::default(),
             close: CancellationToken::new(),
         });
         let place = (all.enter(connection.clone()), server.metrics().connection());
@@ -253,6 +255,8 @@ pub(super) struct Connection {
     pub peer: SocketAddr,
     pub local: SocketAddr,
     state: Mutex<(Phase, Instant)>,
+    /// Of the request that is being answered.
+    share: Mutex<Option<Share>>,
     close: CancellationToken,
 }
 
@@ -269,6 +273,11 @@ impl Connection {
     fn request(self: &Arc<Self>) -> Busy {
         self.enter(Phase::Body);
         Busy(self.clone())
+    }
+
+    /// Kept until the request is over.
+    pub(super) fn hold(&self, share: Share) {
+        *self.share.lock().unwrap_or_else(PoisonError::into_inner) = Some(share);
     }
 
     /// The request is complete.
@@ -295,6 +304,7 @@ struct Busy(Arc<Connection>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
+        self.0.share.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.0.enter(Phase::Idle);
     }
 }

@@ -21,13 +21,14 @@ use tower_service::Service as _;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use super::body::Bodies;
+use super::body::{Bodies, busy};
 use super::connection::Connection;
 use super::exchange::{Exchange, Last, Said, Setting};
 use super::guard::Guard;
 use super::replay::Replay;
 use super::revision::{self, Era};
 use super::session::{self, Listener, Session, Sessions};
+use super::share::Shares;
 use super::sse::{self, Source};
 use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
 use crate::logging::HTTP_LOG;
@@ -47,6 +48,7 @@ pub(super) struct Server {
     guard: Guard,
     bodies: Bodies,
     pub sessions: Sessions,
+    shares: Arc<Shares>,
     /// Cancels all calls.
     pub halt: CancellationToken,
     /// Ends the streams that no call holds open.
@@ -77,6 +79,7 @@ impl Server {
             guard: Guard::new(options),
             bodies: Bodies::new(options.max_body, options.body_deadline, options.max_buffered),
             sessions: Sessions::new(options, app.metrics.clone()),
+            shares: Shares::new(options.max_requests_per_tenant),
             halt: CancellationToken::new(),
             closing: CancellationToken::new(),
             app,
@@ -141,6 +144,10 @@ impl Server {
             Err(denied) => return turned_away(denied),
         };
         tracing::Span::current().record("tenant", &caller.tenant.0);
+        let Some(share) = self.shares.take(&caller.tenant) else {
+            return busy("too many requests of yours are under way; retry when some have ended");
+        };
+        connection.hold(share);
         let name = if name.is_empty() { &self.app.default } else { &name };
         let Some((name, endpoint)) = self.app.endpoints.get_key_value(name) else {
             let names = self.app.endpoints.keys().map(String::as_str).collect::<Vec<_>>().join(", ");

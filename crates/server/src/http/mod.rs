@@ -35,6 +35,7 @@ mod guard;
 mod replay;
 mod revision;
 mod session;
+mod share;
 mod sse;
 
 pub use crate::mcp::Caller;
@@ -62,6 +63,8 @@ pub struct HttpOptions {
     pub idle_deadline: Duration,
     /// How long a client may not read.
     pub write_deadline: Duration,
+    /// So many requests of one tenant are answered at once, streams included.
+    pub max_requests_per_tenant: usize,
     pub max_sessions: usize,
     pub max_sessions_per_tenant: usize,
     /// How long a session without a call in flight is kept.
@@ -91,6 +94,7 @@ impl Default for HttpOptions {
             body_deadline: Duration::from_secs(30),
             idle_deadline: Duration::from_secs(75),
             write_deadline: Duration::from_secs(30),
+            max_requests_per_tenant: 500,
             max_sessions: 10_000,
             max_sessions_per_tenant: 1000,
             session_idle: Duration::from_secs(1800),

@@ -219,3 +219,43 @@ fn slow_readers_of_one_tenant_leave_downloads_to_others() {
     );
     service.finish();
 }
+
+/// One tenant's calls that wait, as many as there may be connections; another tenant gets in.
+#[test]
+fn waiting_calls_of_one_tenant_leave_connections_to_others() {
+    let settings = "[serve]\nmax_connections = 200\n";
+    let service = Service::with("waiting", Setup { settings, ..Setup::default() });
+    let mut canary = service.canary();
+    let mut blue = service.client("blue", "sandpool");
+    let loops = json!({ "code": "import time\nwhile True: time.sleep(0.05)", "background": true });
+    let run = blue.good("run_code", loops)["run"].clone();
+    let call = json!({ "name": "wait_run", "arguments": { "run": run, "wait": 50 } });
+    let mut waiting = Vec::new();
+    for _ in 0..250 {
+        let mut client = Mcp::new(&service.account("blue"), "sandpool", Era::Bare);
+        client.begin(&request(1, "tools/call", call.clone())).unwrap();
+        waiting.push(client);
+    }
+    canary.sings("calls that wait");
+    let answer = service.account("canary").ask("GET", "/mcp", &[], b"").unwrap();
+    assert_eq!(answer.status, 200, "a new connection of another tenant: {}", answer.text());
+    // The others have a stream by now, or will.
+    let heads = waiting.iter_mut().map(Mcp::wire).filter_map(|wire| (!wire.is_quiet()).then(|| wire.head()));
+    let turned_away = heads.filter(|head| head.as_ref().is_ok_and(|head| head.status == 503)).count();
+    assert!((100..250).contains(&turned_away), "{turned_away}");
+    drop(waiting);
+    eventually("blue gets in again", || {
+        service.account("blue").ask("GET", "/mcp", &[], b"").is_ok_and(|a| a.status == 200)
+    });
+    blue = service.client("blue", "sandpool");
+    blue.good("cancel_run", json!({ "run": run }));
+    canary.sings("calls that ended");
+    report(
+        "A17 calls",
+        &format!(
+            "250 calls of one tenant that wait, 200 connections: {} turned away, another tenant gets in",
+            turned_away
+        ),
+    );
+    service.finish();
+}

@@ -252,7 +252,13 @@ pub struct Canary(Mcp);
 impl Canary {
     /// The oracle: the server answers, and the canary's answer is right.
     pub fn sings(&mut self, after: &str) {
-        let answer = self.0.call("run_code", json!({ "code": "print(secret)" }));
+        let call = json!({ "name": "run_code", "arguments": { "code": "print(secret)" } });
+        // An idle connection may be closed at any time, as every client knows.
+        let answer = self.0.try_request("tools/call", call.clone()).or_else(|_| {
+            self.0.reconnect();
+            self.0.try_request("tools/call", call)
+        });
+        let answer = answer.unwrap_or_else(|error| panic!("after {after}: {error}"));
         assert_eq!(answer["result"]["structuredContent"]["stdout"], "canary-42\n", "after {after}: {answer}");
     }
 

@@ -1,0 +1,66 @@
+//! How many requests one tenant may have under way, so that nobody's waiting calls take all connections.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use engine::op::Tenant;
+
+pub(super) struct Shares {
+    most: usize,
+    /// Who has none is not in it.
+    held: Mutex<HashMap<Tenant, usize>>,
+}
+
+/// One request under way; it is over when this is dropped.
+pub(super) struct Share {
+    shares: Arc<Shares>,
+    tenant: Tenant,
+}
+
+impl Shares {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, held: Mutex::default() })
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Tenant, usize>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn take(self: &Arc<Self>, tenant: &Tenant) -> Option<Share> {
+        let mut held = self.held();
+        let count = held.get(tenant).copied().unwrap_or(0);
+        (count < self.most).then(|| {
+            held.insert(tenant.clone(), count + 1);
+            Share { shares: self.clone(), tenant: tenant.clone() }
+        })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.shares.held();
+        match held.get_mut(&self.tenant) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(held.remove(&self.tenant)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_each_tenant_s_own_and_is_given_back() {
+        let shares = Shares::new(2);
+        let (blue, green) = (Tenant("blue".into()), Tenant("green".into()));
+        let first = shares.take(&blue).unwrap();
+        let second = shares.take(&blue).unwrap();
+        assert!(shares.take(&blue).is_none());
+        assert!(shares.take(&green).is_some());
+        drop(first);
+        assert!(shares.take(&blue).is_some());
+        drop(second);
+        assert!(shares.held().is_empty(), "nothing is remembered of who has no requests");
+    }
+}
