@@ -253,6 +253,7 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::dialect::links::hex;
     use crate::scratch::Scratch;
 
     const TOKEN: &str = "correct-horse-battery-staple";
@@ -316,10 +317,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     #[test]

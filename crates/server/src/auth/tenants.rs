@@ -16,6 +16,8 @@ use engine::op::{Quota, Tenant};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use crate::dialect::links::hex;
+
 /// What one tenant may have; none means the operator's general limit.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -126,8 +128,7 @@ impl Tenants {
         if check_name(subject).is_ok() && !taken {
             return subject.into();
         }
-        let hex: String = Sha256::digest(subject).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        format!("{HASHED}{hex}")
+        format!("{HASHED}{}", hex(&Sha256::digest(subject)[..16]))
     }
 
     pub fn quotas_of(&self, name: &str) -> Option<&Quotas> {
@@ -209,8 +210,7 @@ fn digest(value: &toml::Value) -> Result<[u8; 32], String> {
 /// A key that is not known is a mistake; the nearest right one is likely meant.
 fn known(table: &toml::Table, keys: &[&str], place: &str) -> Result<(), String> {
     let Some(unknown) = table.keys().find(|key| !keys.contains(&key.as_str())) else { return Ok(()) };
-    let likeness = |key: &&&str| strsim::normalized_damerau_levenshtein(key, unknown);
-    let nearest = keys.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).copied().unwrap_or_default();
+    let nearest = crate::config::nearest(unknown, keys.iter().copied()).unwrap_or_default();
     Err(format!("unknown key `{unknown}` {place}; did you mean `{nearest}`?"))
 }
 
@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn hex(text: &str) -> String {
-        sha(text).iter().map(|byte| format!("{byte:02x}")).collect()
+        super::hex(&sha(text))
     }
 
     #[test]

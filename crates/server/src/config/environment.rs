@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use super::nearest;
 use super::settings::{Fallback, SETTINGS};
 
 /// Variables that are not settings: where things are.
@@ -114,9 +115,7 @@ fn misspelt(name: &str) -> Option<(String, &'static str)> {
     if !is_ours || listed().any(|known| known == name) {
         return None;
     }
-    let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(known, name);
-    let nearest = listed().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
-    Some((name.to_owned(), nearest))
+    Some((name.to_owned(), nearest(name, listed())?))
 }
 
 fn listed() -> impl Iterator<Item = &'static str> {

@@ -246,6 +246,12 @@ impl Serve {
     }
 }
 
+/// The one that is likely meant by a name that is not known.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(known, name);
+    known.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+}
+
 /// Host and port may each be given alone; the address as a whole wins unless it comes from a weaker source.
 fn listen(effective: &Effective) -> Result<String, ConfigError> {
     let whole: String = effective.get("serve.listen")?;

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
+use crate::dialect::links::hex;
 use crate::dialect::time::iso8601;
 
 /// No line is longer; what is, is damaged.
@@ -75,7 +76,7 @@ pub fn day(at: SystemTime) -> String {
 
 /// Of a line without its end.
 pub fn hash(line: &[u8]) -> String {
-    Sha256::digest(line).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(line))
 }
 
 /// The next line without its end, and whether it had one. None at the end of the file.
