@@ -162,12 +162,12 @@ async fn a_client_that_goes_takes_its_call_with_it() {
     let newer = session(&server, "2025-11-25", &[]).await;
     let (modern, modern_body) = modern(1, "tools/call", json!({ "name": "forever", "arguments": {} }));
     let body = call(1, "forever", json!({}));
-    let cases: [(Vec<(&str, &str)>, &Value, bool); 6] = [
+    let cases = [
         (vec![], &body, false),
         (vec![BOTH], &body, true),
-        (vec![("mcp-session-id", &older), BOTH], &body, true),
-        (vec![("mcp-session-id", &older)], &body, false),
-        (vec![("mcp-session-id", &newer)], &body, false),
+        (vec![("mcp-session-id", older.as_str()), BOTH], &body, true),
+        (vec![("mcp-session-id", older.as_str())], &body, false),
+        (vec![("mcp-session-id", newer.as_str())], &body, false),
         (borrowed(&modern), &modern_body, true),
     ];
     for (round, (headers, body, streams)) in cases.iter().enumerate() {
