@@ -85,7 +85,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
 
     let stop = signals.first.child_token();
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer.clone()));
-    welcome(config, &auth, &base);
+    welcome(config, &auth, address, &base);
     let now = signals.second.clone();
     let grace = wiring::shutdown_grace(config);
     let asked = tokio::spawn({
@@ -323,9 +323,12 @@ fn shown(health: &Health) -> Value {
 }
 
 /// What to do next, for whoever started it.
-fn welcome(config: &Config, auth: &Auth, base: &str) {
+fn welcome(config: &Config, auth: &Auth, address: SocketAddr, base: &str) {
     let dialect = &config.dialect;
-    tracing::info!("listening: {base}/mcp ({dialect}), and {base}/mcp/<dialect>");
+    tracing::info!("listening: http://{address}/mcp ({dialect}), and http://{address}/mcp/<dialect>");
+    if config.serve.public_url.is_some() {
+        tracing::info!("clients reach it at {base}/mcp");
+    }
     let token = if auth.is_required() { " --header \"Authorization: Bearer $SANDPOOL_API_TOKEN\"" } else { "" };
     tracing::info!("try: claude mcp add --transport http sandpool {base}/mcp{token}");
     if config.serve.cors && !auth.is_required() {

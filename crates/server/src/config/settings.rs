@@ -188,7 +188,7 @@ fn idle_help(dialect: &str) -> &'static str {
 
 fn contexts_help(dialect: &str) -> &'static str {
     match dialect {
-        "conversation" => "Conversations whose files are kept, of all tenants together",
+        "conversation" => "Conversations of a tenant whose files are kept",
         _ => "Contexts a tenant may have",
     }
 }

@@ -34,7 +34,7 @@ use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refu
 use crate::logging::HTTP_LOG;
 use crate::logging::lines::HttpLine;
 use crate::mcp::answer::{self, MAX_ANSWER};
-use crate::mcp::message::{self, Fault, INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Incoming, Message};
+use crate::mcp::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message, PARSE_ERROR};
 use crate::mcp::{Panicked, caught};
 use crate::metrics::Metrics;
 use crate::observe::Origin;
@@ -141,10 +141,14 @@ impl Server {
         };
         let caller = match self.app.gate.admit(&parts, connection.peer) {
             Ok(caller) => caller,
-            Err(denied) => return turned_away(denied),
+            Err(denied) => {
+                self.bodies.unwanted(body).await;
+                return turned_away(denied);
+            }
         };
         tracing::Span::current().record("tenant", &caller.tenant.0);
         let Some(share) = self.shares.take(&caller.tenant) else {
+            self.bodies.unwanted(body).await;
             return busy("too many requests of yours are under way; retry when some have ended");
         };
         connection.hold(share);
@@ -207,7 +211,7 @@ impl Server {
                 }
                 self.batch(place, headers, form, session, messages).await
             }
-            Err(fault) => refuse(status_of(&fault), &fault),
+            Err(fault) => refuse(status_of(&fault, headers), &fault),
         }
     }
 
@@ -609,9 +613,10 @@ fn together(answers: impl Iterator<Item = Bytes>) -> Option<Bytes> {
     })
 }
 
-/// 400 for what is no message; a message that was read is answered, whatever the answer says.
-fn status_of(fault: &Fault) -> StatusCode {
-    if fault.code == INVALID_PARAMS { StatusCode::OK } else { StatusCode::BAD_REQUEST }
+/// 400 for what is no JSON; what could be read is answered, whatever the answer says. The newest revision wants 400 for that, too.
+fn status_of(fault: &Fault, headers: &HeaderMap) -> StatusCode {
+    let refused = fault.code == PARSE_ERROR || fault.code == INVALID_REQUEST && revision::is_modern(headers);
+    if refused { StatusCode::BAD_REQUEST } else { StatusCode::OK }
 }
 
 fn not_allowed(why: &str) -> Response<Body> {
