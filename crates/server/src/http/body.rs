@@ -23,6 +23,9 @@ const FREE: usize = 64 << 10;
 /// Bytes kept of a body that is too long, to find the id of its request.
 const HEAD: usize = 4096;
 
+/// How long a client may go on writing a body that nobody wants.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// How much more than the limit is read and thrown away: a client that is still writing does not see our answer.
 const DRAIN: usize = 4;
 
@@ -70,6 +73,8 @@ impl Bodies {
             let held = room.as_ref().map_or(0, SemaphorePermit::num_permits);
             if pages > held {
                 let Ok(more) = self.room.try_acquire_many((pages - held) as u32) else {
+                    drop((whole, room));
+                    self.drain(length, &mut body).await;
                     return Err(closing(busy("too many large requests at once; retry later")));
                 };
                 match &mut room {
@@ -82,15 +87,26 @@ impl Bodies {
         Ok(whole.freeze())
     }
 
-    async fn too_long(&self, mut length: usize, whole: &[u8], data: &[u8], mut body: Incoming) -> Response<Body> {
+    async fn too_long(&self, length: usize, whole: &[u8], data: &[u8], mut body: Incoming) -> Response<Body> {
         let head: Vec<u8> = whole.iter().chain(data).take(HEAD).copied().collect();
+        let length = self.drain(length, &mut body).await;
+        closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, &message::too_long(length, self.limit, &head, &[])))
+    }
+
+    /// Reads what is left and keeps none of it. How long the body is, as far as it was read.
+    async fn drain(&self, mut length: usize, body: &mut Incoming) -> usize {
         while length < self.limit.saturating_mul(DRAIN) && !body.is_end_stream() {
             match body.frame().await {
                 Some(Ok(frame)) => length += frame.data_ref().map_or(0, Bytes::len),
                 _ => break,
             }
         }
-        closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, &message::too_long(length, self.limit, &head, &[])))
+        length
+    }
+
+    /// The body of a request that is refused anyway: a client that still writes would see a broken connection, not the refusal.
+    pub(super) async fn unwanted(&self, mut body: Incoming) {
+        let _ = timeout(LINGER, self.drain(0, &mut body)).await;
     }
 }
 

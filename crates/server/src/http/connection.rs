@@ -163,6 +163,8 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
     let mut ending = false;
     loop {
         tokio::select! {
+            // What has arrived counts before the deadlines: a server that was busy is no reason to cut its clients.
+            biased;
             ended = served.as_mut() => {
                 if let Err(error) = ended {
                     tracing::debug!(%error, "a connection broke");

@@ -252,3 +252,97 @@ fn what_a_killed_server_leaves_is_cleaned_up_by_the_next() {
     );
     next.finish();
 }
+
+/// F14, F15: large requests and answers of many clients at once cost what the limits say, and no more.
+#[test]
+fn large_bodies_and_outputs_at_once_are_bounded() {
+    let service = Service::start("large");
+    let mut canary = service.canary();
+    let contexts: Vec<String> = (0..4)
+        .map(|number| {
+            let made =
+                service.client("blue", "sandpool").good("create_context", json!({ "name": format!("large-{number}") }));
+            made["context"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    let before = service.memory();
+    let content = "x".repeat(8 << 20);
+    let most = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for number in 0..24 {
+            let (service, context, content, most) = (&service, &contexts[number % 4], &content, &most);
+            scope.spawn(move || {
+                let mut client = Mcp::new(&service.account("blue"), "sandpool", ERAS[number % ERAS.len()]);
+                for round in 0..2 {
+                    // Answered, or told to come again: never a wrong answer, never none.
+                    let path = format!("f{}", number % 4);
+                    let write = json!({ "path": path, "content": content, "context": context });
+                    let id = client.next_id();
+                    let message = request(id, "tools/call", json!({ "name": "write_file", "arguments": write }));
+                    let answer =
+                        client.send(&message).unwrap_or_else(|error| panic!("client {number}, {round}: {error}"));
+                    assert!([200, 503].contains(&answer.status), "{answer:?}");
+                    let code = "import os\nfor _ in range(200): os.write(1, b'y' * 100_000)";
+                    client.call("run_code", json!({ "code": code, "context": context }));
+                    most.fetch_max(service.memory() as usize, Ordering::SeqCst);
+                }
+            });
+        }
+        canary.sings("large requests");
+    });
+    let most = most.load(Ordering::SeqCst) as u64;
+    // Each body is in memory as bytes and as text, and some answers are on their way.
+    assert!(most < before + (900 << 10), "{before} kB, at most {most} kB");
+    canary.sings("large requests and answers");
+    report(
+        "F15",
+        &format!(
+            "24 clients write 8 MB and print 20 MB at once: {before} kB, at most {most} kB, {} kB afterwards",
+            service.memory()
+        ),
+    );
+    service.finish();
+}
+
+/// F14: one tenant makes and stops contexts as fast as it can; another makes one, too.
+#[test]
+fn making_contexts_without_end_keeps_nobody_from_making_one() {
+    let service = Service::start("making");
+    let mut canary = service.canary();
+    let over = AtomicBool::new(false);
+    let made = AtomicUsize::new(0);
+    let slowest = std::thread::scope(|scope| {
+        for number in 0..12 {
+            let (service, over, made) = (&service, &over, &made);
+            scope.spawn(move || {
+                let mut client = service.client("blue", "sandpool");
+                while !over.load(Ordering::SeqCst) {
+                    let context =
+                        client.good("create_context", json!({ "name": format!("m{number}") }))["context"].clone();
+                    client.good("run_code", json!({ "code": "1", "context": context }));
+                    client.good("stop_context", json!({ "context": context }));
+                    made.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        eventually("it has begun", || made.load(Ordering::SeqCst) > 5);
+        let mut green = service.client("green", "sandpool");
+        let mut slowest = std::time::Duration::ZERO;
+        for round in 0..5 {
+            let start = std::time::Instant::now();
+            let context = green.good("create_context", json!({ "name": format!("g{round}") }))["context"].clone();
+            let ran = green.good("run_code", json!({ "code": "print('here')", "context": context }));
+            assert_eq!(ran["stdout"], "here\n");
+            slowest = slowest.max(start.elapsed());
+            canary.sings("contexts in a row");
+        }
+        over.store(true, Ordering::SeqCst);
+        slowest
+    });
+    let made = made.load(Ordering::SeqCst);
+    report(
+        "F14",
+        &format!("one tenant makes and stops {made} contexts: another's takes {} ms at most", slowest.as_millis()),
+    );
+    service.finish();
+}
