@@ -1,0 +1,207 @@
+"""The story that every client tells, in ten steps and a token, and what has to come of each.
+
+A client is an object with `list`, `call`, `read` and `cancelled` (see clients.py). A step returns nothing when all was as expected,
+raises `Impossible` with the reason when the client has no way to do it, and any other exception when the server or client is wrong.
+"""
+
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+
+TOOLS = [
+    "run_code", "run_command", "wait_run", "cancel_run", "create_context", "list_contexts", "stop_context",
+    "read_file", "write_file", "list_files",
+]  # fmt: skip
+FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nprint('drawn')"
+TABLE = "n,square\n1,1\n2,4\nüber,∞\n"
+# It would go on for minutes. The file shows those who see no progress that it has begun.
+LONG = """import time
+open('begun.txt', 'w').write('yes')
+for i in range(1200):
+    print('tick', i, flush=True)
+    time.sleep(0.1)"""
+LONG_SECONDS = 200
+
+# What to call in each of the other dialects, and what the answer's text has to hold.
+DIALECTS = {
+    "agentrun": [("create_context", {"name": "{unique}"}, "created successfully"), ("list_contexts", {}, "{unique}")],
+    "microsandbox": [
+        ("execute_code", {"code": "print(6 * 7)", "session_id": "{unique}"}, "42"),
+        ("stop_session", {"session_id": "{unique}"}, "{unique}"),
+    ],
+    "workbench": [("sandbox_create", {}, "sandbox_create ok"), ("browser_goto", {"url": "https://example.com/"}, "hint:")],
+    "conversation": [
+        ("sandbox.run_code", {"conversationId": "{unique}", "language": "python", "code": "print(6 * 7)"}, "42"),
+        ("sandbox.list_runners", {}, "native/python"),
+    ],
+}
+
+
+class Impossible(Exception):
+    """The client has no way to do this."""
+
+
+class Refused(Exception):
+    """What a client says of a call that it or the server refused."""
+
+    def __init__(self, message, code=None):
+        super().__init__(message)
+        self.code = code
+
+
+def check(condition, what):
+    if not condition:
+        raise AssertionError(what)
+
+
+def text(result):
+    return "\n".join(block["text"] for block in result["content"] if block["type"] == "text")
+
+
+def fetch(url):
+    """Content type and bytes, without any proxy: the link has to work by itself."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=30) as answer:
+        return answer.headers["Content-Type"], answer.read()
+
+
+class Story:
+    def __init__(self, client):
+        self.client = client
+        self.context = None
+        self.link = None
+
+    def get(self, tool, failed=False, **arguments):
+        """The object in the first block, which is the structured content as well."""
+        if self.context and tool != "create_context":
+            arguments["context"] = self.context
+        result = self.client.call(tool, arguments)
+        check(bool(result.get("isError")) == failed, f"{tool}: {result}")
+        facts = json.loads(result["content"][0]["text"])
+        check(result.get("structuredContent") == facts, f"{tool}: structured content differs from the text: {result}")
+        return facts, result
+
+    def run(self, code, **more):
+        return self.get("run_code", code=code, **more)
+
+    def needs_one_server(self):
+        if not self.client.one_server:
+            raise Impossible("every call of this client starts a server of its own, with nothing in it")
+
+    def list(self):
+        tools = self.client.list()
+        check([tool["name"] for tool in tools] == TOOLS, f"tools are {tools}")
+        for tool in tools:
+            check(tool["description"] and tool["inputSchema"]["type"] == "object", f"{tool}")
+
+    def create(self):
+        made, _ = self.get("create_context", language="python")
+        check(made["context"].startswith("ctx-"), f"{made}")
+        self.context = made["context"] if self.client.one_server else None
+
+    def run_once(self):
+        ran, _ = self.run("x = 41")
+        check((ran["success"], ran["stdout"]) == (True, ""), f"{ran}")
+
+    def state(self):
+        self.needs_one_server()
+        ran, _ = self.run("print(x + 1)")
+        check(ran["stdout"] == "42\n", f"{ran}")
+
+    def picture(self):
+        ran, result = self.run(FIGURE)
+        check(ran["stdout"] == "drawn\n", f"{ran}")
+        pictures = [block for block in result["content"] if block["type"] == "image"]
+        check([picture["mimeType"] for picture in pictures] == ["image/png"], f"one PNG is expected: {result}")
+        check(base64.b64decode(pictures[0]["data"]).startswith(b"\x89PNG"), "the picture is no PNG")
+
+    def upload(self):
+        written, result = self.get("write_file", path="data/table.csv", content=TABLE)
+        size = len(TABLE.encode())
+        check((written["path"], written["size"]) == ("data/table.csv", size), f"{written}")
+        [link] = [block for block in result["content"] if block["type"] == "resource_link"]
+        check((link["name"], link["mimeType"], link["size"]) == ("table.csv", "text/csv", size), f"{link}")
+        self.link = link["uri"]
+        if self.client.one_server:
+            ran, _ = self.run("print(len(open('data/table.csv').read()))")
+            check(ran["stdout"] == f"{len(TABLE)}\n", f"{ran}")
+
+    def fetched(self):
+        self.needs_one_server()
+        kind, content = fetch(self.link)
+        check(kind.split(";")[0] == "text/csv" and content == TABLE.encode(), f"{kind} {content!r}")
+        [content] = self.client.read(self.link)
+        check((content["uri"], content["mimeType"], content["text"]) == (self.link, "text/csv", TABLE), f"{content}")
+
+    def cancel(self):
+        self.needs_one_server()
+        arguments = {"code": LONG, "timeout": LONG_SECONDS, "context": self.context}
+        self.client.cancelled("run_code", arguments, self.begun)
+        begun = time.monotonic()
+        ran, _ = self.run("print(x + 1, i < 1000)")
+        check(ran["stdout"] == "42 True\n", f"a cancelled cell is interrupted and keeps its variables: {ran}")
+        check(time.monotonic() - begun < 60, "the cell went on for long")
+
+    def begun(self):
+        try:
+            return fetch(self.link.replace("data/table.csv", "begun.txt"))[1] == b"yes"
+        except urllib.error.HTTPError:
+            return False
+
+    def errors(self):
+        ran, _ = self.run("1 / 0", failed=True)
+        check(ran["error"]["traceback"].endswith("ZeroDivisionError: division by zero\n"), f"{ran}")
+        for tool, arguments, word in [("run_code", {"code": 5}, "code must be a string"), ("no_such_tool", {}, "no_such_tool")]:
+            try:
+                result = self.client.call(tool, arguments)
+                check(False, f"{tool} {arguments} was answered: {result}")
+            except Refused as refused:
+                check(refused.code in (None, -32602) and word in str(refused), f"{refused.code} {refused}")
+
+    def stop(self):
+        self.needs_one_server()
+        if self.client.restarts:
+            self.create()
+        self.get("stop_context")
+        ran, _ = self.run("1", failed=True)
+        check(ran["note"].startswith(f"There is no context {self.context}: it was stopped"), f"{ran}")
+
+
+STEPS = {
+    "list": Story.list,
+    "create": Story.create,
+    "run": Story.run_once,
+    "state": Story.state,
+    "picture": Story.picture,
+    "file up": Story.upload,
+    "link": Story.fetched,
+    "cancel": Story.cancel,
+    "error": Story.errors,
+    "stop": Story.stop,
+}
+
+
+def with_token(connect):
+    """`connect(token)` gives a client of the server that wants one."""
+    for wrong in [None, "wrong"]:
+        try:
+            with connect(wrong) as client:
+                client.list()
+        except Refused as refused:
+            said = str(refused).lower()
+            check("401" in said or "unauthorized" in said or "token" in said, f"not clear: {refused}")
+        else:
+            check(False, f"the token {wrong} was enough")
+    with connect("right") as client:
+        check([tool["name"] for tool in client.list()] == TOOLS, "tools differ")
+        check('"stdout": "42\\n"' in text(client.call("run_code", {"code": "print(6 * 7)"})), "it did not run")
+
+
+def in_dialect(client, dialect, unique):
+    check(client.list(), "no tools")
+    for tool, arguments, expected in DIALECTS[dialect]:
+        filled = json.loads(json.dumps(arguments).replace("{unique}", unique))
+        said = text(client.call(tool, filled))
+        check(expected.replace("{unique}", unique) in said, f"{tool}: {said}")
