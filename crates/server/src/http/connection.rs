@@ -22,7 +22,7 @@ use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{Instant, Sleep, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -160,10 +160,12 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
     let served = http1::Builder::new().max_header_size(options.max_header).serve_connection(TokioIo::new(io), service);
     let mut served = pin!(served);
     let mut ticks = interval(options.tick());
+    // A server that was busy is no reason to cut its clients: time counts from here, and what has arrived comes first.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    connection.enter(Phase::Head);
     let mut ending = false;
     loop {
         tokio::select! {
-            // What has arrived counts before the deadlines: a server that was busy is no reason to cut its clients.
             biased;
             ended = served.as_mut() => {
                 if let Err(error) = ended {

@@ -198,9 +198,7 @@ impl Server {
             Some(session) => session.has_batches(),
             None => revision::has_batches(headers),
         };
-        let read = message::read(&bytes, batches);
-        drop(bytes);
-        match read {
+        match read(bytes, batches).await {
             Ok(Incoming::One(message)) => self.one(place, headers, form, session, message).await,
             Ok(Incoming::Batch(messages)) => {
                 // Each message counts as a request of its own for those who count.
@@ -457,6 +455,17 @@ impl Server {
             (Some(_), Some(_)) => Err(UnknownSession),
         }
     }
+}
+
+/// What is large is read on a thread of its own: meanwhile the others are answered.
+async fn read(bytes: Bytes, batches: bool) -> Result<Incoming, Fault> {
+    const LARGE: usize = 256 << 10;
+    if bytes.len() < LARGE {
+        return message::read(&bytes, batches);
+    }
+    let reading = tokio::task::spawn_blocking(move || message::read(&bytes, batches));
+    let given_up = |_| Err(Fault::new(Value::Null, INTERNAL_ERROR, "internal error: the request was given up"));
+    reading.await.unwrap_or_else(given_up)
 }
 
 fn turned_away(denied: Denied) -> Response<Body> {
