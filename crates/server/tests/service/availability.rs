@@ -74,7 +74,7 @@ fn slow_clients_keep_nobody_out() {
     let after = service.memory();
     assert!(after < memory + (200 << 10), "{memory} kB, then {after} kB");
     report(
-        "A16",
+        "A17 slow",
         &format!(
             "slow headers, slow bodies, ranges and slow readers, 400 connections each: {songs} canary calls right, slowest {slowest:.0} ms; {memory} kB, then {after} kB"
         ),
