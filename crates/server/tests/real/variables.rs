@@ -327,6 +327,8 @@ fn an_unused_session_ends_and_links_stay_the_same_without_a_secret() {
 fn refusal(state: &StateDir, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
     command.arg("serve").env("SANDPOOL_STATE_DIR", state.0.join("state")).env("SANDPOOL_CONFIG", "/dev/null");
+    // Ours, not the program's: it would wonder about them.
+    command.env_remove("SANDPOOL_TEST_PYTHON").env_remove("SANDPOOL_TEST_NODE").env_remove("SANDPOOL_HOSTILE");
     let ended = command.envs(variables.iter().copied()).output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert!(!ended.status.success(), "{said}");
