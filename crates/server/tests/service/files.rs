@@ -59,7 +59,7 @@ fn corpus() -> Vec<String> {
         "/workspace-evil/../",
         "/workspace../",
         "/workspaces/",
-        "/work/",
+        "/works/",
         "/WORKSPACE/../",
         "/data/../",
         "/data-evil/",
