@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::{KernelSpec, Language};
-use sandbox::SharedVolume;
+use sandbox::{SharedVolume, WarmSpec};
 
 use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
@@ -294,9 +294,22 @@ pub struct KernelCommand {
     pub env: BTreeMap<String, String>,
     /// Host directories and files it needs, shown read-only.
     pub binds: Vec<PathBuf>,
+    /// The same interpreter as one that is forked instead of started (`sandbox::WarmSpec`); empty where there is none.
+    pub warm: Vec<String>,
 }
 
 impl Runtimes {
+    /// The interpreter that kernels are forked from.
+    pub(crate) fn warm(&self) -> Option<WarmSpec> {
+        let KernelCommand { warm, env, binds, .. } = &self.python;
+        (!warm.is_empty()).then(|| WarmSpec {
+            argv: warm.clone(),
+            env: env.clone(),
+            runtime: binds.clone(),
+            files: self.files.clone(),
+        })
+    }
+
     fn command(&self, language: Language) -> Option<&KernelCommand> {
         match language {
             Language::Python => Some(&self.python),

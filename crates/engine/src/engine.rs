@@ -297,6 +297,11 @@ impl Inner {
         tracing::info!(target: STARTUP_LOG, "创建 Code Interpreter: ci-{}", &interpreter[..12]);
         tracing::info!(target: STARTUP_LOG, "等待 Interpreter 就绪...");
         let maker = Arc::new(Maker { live: self.live.clone(), config: self.config.clone(), runtimes });
+        if let Some(warm) = maker.runtimes.warm()
+            && let Err(error) = self.live.backend().warm(&warm).await
+        {
+            tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
+        }
         tracing::info!(target: STARTUP_LOG, "Interpreter 状态: READY");
 
         let holdings = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use proto::{Ended, FromGuest, KernelId, KernelSpec, ToGuest};
+use proto::{Ended, FromGuest, KernelId, KernelSpec, Language, ToGuest};
 use sandbox::{Backend, BackendError, Isolation, Sandbox, SandboxSpec};
 use tokio_util::task::TaskTracker;
 
@@ -249,10 +249,12 @@ impl Place {
         self.live.destroy(self.number, &self.held).await
     }
 
+    /// A fork of the warm interpreter where there is one, else the cold way.
     pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, Failure> {
         let wait = self.live.shared.start_timeout;
+        let warm = spec.language == Language::Python && self.held.sandbox.fork_warm().await.is_ok();
         self.guest.take_exited(kernel);
-        match self.guest.ask(&ToGuest::StartKernel { kernel, spec }, wait).await? {
+        match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, wait).await? {
             FromGuest::KernelReady { version } => Ok(version),
             // It names the interpreter, which lies at the same path on the host.
             FromGuest::Failed { message, .. } => Err(Failure {

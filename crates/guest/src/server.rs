@@ -382,7 +382,7 @@ impl Server {
         }
         match message {
             ToGuest::Hello { .. } => return Err(Broken),
-            ToGuest::StartKernel { kernel, spec } => self.start_kernel(call, kernel, &spec),
+            ToGuest::StartKernel { kernel, spec, warm: _ } => self.start_kernel(call, kernel, &spec),
             ToGuest::StopKernel { kernel } => match self.kernels.get_mut(&kernel) {
                 Some(kernel) => kernel.stop(call),
                 None => self.host.send(call, &FromGuest::Done),

@@ -12,7 +12,7 @@ pub use frame::{Decoder, Frame, FrameError, Kind, encode, encode_message};
 pub use message::*;
 
 /// Raised when a message changes its meaning. Both sides say theirs in `Hello`; they must be equal.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The largest payload of a `Message` frame: a cell's picture in base64, or a cell's code.
 pub const MAX_MESSAGE: usize = 16 << 20;

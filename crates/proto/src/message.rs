@@ -76,8 +76,9 @@ pub struct Deadline {
 pub enum ToGuest {
     /// First on each connection. Answer: `Hello`.
     Hello { version: u32 },
-    /// Answer: `KernelReady`, or `Failed`.
-    StartKernel { kernel: KernelId, spec: KernelSpec },
+    /// Answer: `KernelReady`, or `Failed`. A `warm` kernel is not executed: it is the oldest fork of the warm interpreter that was
+    /// put into the sandbox and not yet taken. It gets environment, directory and descriptors as any other.
+    StartKernel { kernel: KernelId, spec: KernelSpec, warm: bool },
     /// Kills the kernel and its process group. Answer: `Done`.
     StopKernel { kernel: KernelId },
     /// Runs one cell. Answers: output frames, `Event`s, `Gap`s, then exactly one `RunEnd` (or `Failed`).

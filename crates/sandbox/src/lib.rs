@@ -3,6 +3,7 @@
 //! Knows what isolates, not what is run: the stream's content is `proto`, spoken by the engine. The only `dyn` seams of the
 //! program are the two traits and the stream.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
@@ -29,6 +30,18 @@ pub struct SandboxSpec {
     pub volumes: Vec<SharedVolume>,
     /// `/data` lies on a volume of its own that outlives the sandbox; only one sandbox at a time may have it.
     pub kept: Option<KeptVolume>,
+}
+
+/// An interpreter that is started once, with everything imported and no code of anybody's run, and then forked into sandboxes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WarmSpec {
+    /// Interpreter, its flags, the driver, and what the driver needs to know. Paths are those inside a sandbox.
+    pub argv: Vec<String>,
+    /// The whole environment: that of the kernels.
+    pub env: BTreeMap<String, String>,
+    /// As in [`SandboxSpec`]: it lives in a root like that of a sandbox.
+    pub runtime: Vec<PathBuf>,
+    pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 /// A directory of the host, shown to sandboxes. What its owner has there belongs to the sandbox's user inside.
@@ -126,6 +139,10 @@ pub trait Backend: Send + Sync {
     /// Says in plain words why this host cannot run this back end, or how well it can.
     async fn preflight(&self) -> Result<Isolation, BackendError>;
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError>;
+    /// Starts the warm interpreter, in place of an earlier one, and returns when it can be forked. One that dies is started again.
+    async fn warm(&self, _spec: &WarmSpec) -> Result<(), BackendError> {
+        Err(no_warmth())
+    }
     /// The kept volumes, with when each was last used.
     async fn kept(&self) -> Result<Vec<Kept>, BackendError>;
     /// Deletes a kept volume. Idempotent; refused with [`BackendError::InUse`] while a sandbox has it.
@@ -144,7 +161,19 @@ pub trait Sandbox: Send + Sync {
     fn id(&self) -> &str;
     fn isolation(&self) -> &Isolation;
     async fn connect(&self) -> Result<GuestStream, BackendError>;
+    /// Puts a fork of the warm interpreter into the sandbox, as a child of its guest and held like everything else in it. The guest
+    /// takes it with the next kernel that is started as `warm`.
+    async fn fork_warm(&self) -> Result<(), BackendError> {
+        Err(no_warmth())
+    }
     async fn stats(&self) -> Result<Stats, BackendError>;
     /// Idempotent; returns when no process, mount, cgroup or directory of it is left.
     async fn destroy(&self) -> Result<(), BackendError>;
+}
+
+fn no_warmth() -> BackendError {
+    BackendError::Unavailable {
+        why: "this back end has no warm interpreters".into(),
+        hint: "kernels are started anew, which takes longer".into(),
+    }
 }

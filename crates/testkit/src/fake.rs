@@ -466,7 +466,7 @@ impl Guest {
                 let message = "told to fail".into();
                 wire.send(call, &FromGuest::Failed { failure: Failure::Kernel, message }).await;
             }
-            ToGuest::StartKernel { kernel, spec } => {
+            ToGuest::StartKernel { kernel, spec, .. } => {
                 let merged = spec.merge_output.then(|| (MERGED.to_owned(), String::new()));
                 lock(&self.variables).insert(kernel, merged.into_iter().collect());
                 lock(&self.env).insert(kernel, spec.env.clone());

@@ -163,7 +163,7 @@ impl Client {
     }
 
     pub fn start(&mut self, kernel: u32, spec: &KernelSpec) -> FromGuest {
-        self.call(&ToGuest::StartKernel { kernel, spec: spec.clone() })
+        self.call(&ToGuest::StartKernel { kernel, spec: spec.clone(), warm: false })
     }
 
     pub fn started(&mut self, kernel: u32, spec: &KernelSpec) {

@@ -31,6 +31,7 @@ impl Prepared {
             ],
             env: env.clone(),
             binds: python_binds(self),
+            warm: Vec::new(),
         };
         let version = self.node.as_ref().map_or("", |node| node.version());
         let node = node.map(|binary| KernelCommand {
@@ -38,6 +39,7 @@ impl Prepared {
             argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.mjs")],
             env,
             binds: outside_usr([binary]),
+            warm: Vec::new(),
         });
         let files = [("driver.py", PYTHON_DRIVER), ("driver.mjs", NODE_DRIVER)];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();

@@ -113,7 +113,7 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         let mut guest = Guest { stream: sandbox.connect().await?, decoder: Decoder::default() };
         guest.ask(1, &ToGuest::Hello { version: proto::VERSION }).await?;
         table.add("sandbox: create to guest's hello", start.elapsed());
-        guest.ask(2, &ToGuest::StartKernel { kernel: 1, spec: kernel(python) }).await?;
+        guest.ask(2, &ToGuest::StartKernel { kernel: 1, spec: kernel(python), warm: false }).await?;
         let deadline = Deadline { after_ms: 30_000, grace_ms: 1000 };
         let run = ToGuest::Run {
             kernel: 1,
