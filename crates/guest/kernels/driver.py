@@ -5,8 +5,10 @@ builtins of `sys`, closed descriptors, signal handlers, forks) must at worst end
 the driver answer wrongly or twice. Two rules follow: everything the driver needs is imported and bound to a private
 name before the first cell, and each request gets exactly one `done`, or the process exits.
 
-Life: `make_shell()` (and `warm_up()`) may run in a zygote: they open no descriptor, start no thread and write no
-file. After the fork come `after_fork()` and `serve()`; `main()` is the same without a zygote.
+Life: a cold kernel is `make_shell()`, `serve()`. The warm interpreter (`driver.py --warm MODULE...`) makes the shell, imports
+the modules, runs throw-away cells and is then forked by the launcher's library; each fork is a kernel that comes back
+from there into `adopt()`, which makes it what a cold one would be, and `serve()`. Nothing before the fork leaves a
+descriptor, a thread, an event loop or a file behind, for the forks would share it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ import bdb  # noqa: F401  (IPython imports it in the middle of a cell, when the 
 import builtins
 import contextlib
 import ctypes
+import fcntl
 import gc
+import importlib
 import io
 import json
 import os
 import random
 import select
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -37,8 +42,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from json.encoder import encode_basestring as quote
 from os import close, dup, dup2, fstat, getpid, killpg, read, waitid, write
+from pathlib import Path
 from signal import pthread_sigmask
-from time import perf_counter
+from time import perf_counter, tzset
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -52,6 +58,7 @@ try:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.magics.script import ScriptMagics
     from IPython.core.profiledir import ProfileDir
+    from IPython.utils.path import get_home_dir
     from IPython.utils.text import LSString, SList
     from traitlets.config import Config
 except ImportError as missing:
@@ -189,6 +196,13 @@ class Sources(CachingCompiler):
             traceback.linecache.cache.pop(old, None)
             self._filename_map.pop(old, None)
         return name
+
+    def forget(self) -> None:
+        """The cells so far."""
+        for name, _ in self.kept:
+            self._filename_map.pop(name, None)
+        self.kept.clear()
+        self.total = 0
 
 
 class MergedStderr(io.TextIOWrapper):
@@ -1025,26 +1039,200 @@ def quiet_about_exit(warn: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def warm_up(cells: tuple[str, ...] = ("1+1", "1/0", "print(end='')")) -> None:
-    """Run throw-away cells in the zygote: fills caches that every kernel would fill for itself."""
-    names = set(KERNEL.shell.user_ns)
-    for cell in cells:
-        KERNEL.run(0, cell)
+# ---------------------------------------------------------------- the warm interpreter
+
+PACKET_LIMIT = 1 << 18  # bytes of what a fork is told; the kernel's own limit for a packet is lower
+# Its imports must start no thread.
+SINGLE = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")}
+# Variables that the interpreter, the C library or a preloaded library reads once, when it starts. A fork that is to have
+# another value executes the interpreter anew.
+READ_AT_START = ("IPYTHON", "MPL", "MATPLOTLIB", "LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "PANDAS_", "NPY_")
+# Cells that fill the caches which every kernel would fill for itself, by the module they need.
+WARM_CELLS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("IPython", ("1 + 1", "print(end='')", "1 / 0", "x = = 1", "def f(a): return a\nf(1);", "import json, asyncio\n{'a': [json]}",
+                 "%pwd", "%time None", "%%time\nNone", "!true", "a = !true", "class A: pass\ntry: A().b\nexcept AttributeError: pass")),
+    ("numpy", ("import numpy as np", "np.arange(3) / 2", "np.random.rand(2, 2).sum()")),
+    ("pandas", ("import pandas as pd", "pd.DataFrame({'a': [1, 2], 'b': ['x', 'y']})", "pd.DataFrame({'a': [1.5]}).describe()",
+                "pd.Series([1])")),
+    ("matplotlib.pyplot", ("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.title('a')",
+                           "import io\nplt.plot([1]); plt.savefig(io.BytesIO()); plt.close('all')")),
+)
+
+
+def warm(modules: list[str]) -> NoReturn:
+    """Import everything, be forked for as long as the launcher lives, and be a kernel in each fork."""
+    gc.disable()  # it would only move objects about in pages that are to be shared
+    environment = dict(ENVIRON)
+    ENVIRON.update(SINGLE)
+    make_shell()
+    loaded = [name for name in modules if preload(name)]
+    warm_up(["IPython", *loaded])
+    restore_environment(environment)
+    held = [f"{threads} threads" for threads in [len(os.listdir("/proc/self/task"))] if threads != 1] + list(descriptors())
+    if held:
+        sys.exit(f"sandpool: no warm interpreter: after importing `{' '.join(loaded)}` it has {', '.join(held)}, which forks cannot share")
+    blas = blas_setters()
+    site = site_code()
+    library = ctypes.PyDLL("/proc/self/fd/4")  # keeps the lock of the interpreter
+    hooks = (ctypes.cast(getattr(ctypes.pythonapi, f"PyOS_{name}"), ctypes.c_void_p)
+             for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child"))
+    channel = library.sandpool_zygote_serve(3, *hooks)
+    if channel < 0:
+        os._exit(0)
+    adopt(channel, blas, site)
+    serve()
+
+
+def preload(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+        return True
+    except BaseException as e:
+        print(f"sandpool: `{name}` is not preloaded: {type_name(e)}: {e}", file=sys.stderr)
+        return False
+
+
+def warm_up(loaded: list[str]) -> None:
+    """Run the throw-away cells and remove their traces."""
     ns = KERNEL.shell.user_ns
-    for name in set(ns) - names:
+    before, lines = dict(ns), dict(traceback.linecache.cache)
+    streams = sys.stdout, sys.stderr
+    for name in ("stdout", "stderr"):
+        KERNEL.streams[name] = io.TextIOWrapper(io.BytesIO())
+        setattr(sys, name, KERNEL.streams[name])
+    for name, cells in WARM_CELLS:
+        for cell in cells if name in loaded else ():
+            KERNEL.run(0, cell)
+    if "matplotlib.pyplot" in loaded:
+        sys.modules["matplotlib.pyplot"].close("all")
+        sys.modules["matplotlib.font_manager"]._get_font.cache_clear()  # each has its file open
+    sys.stdout, sys.stderr = streams
+    KERNEL.streams.clear()
+    for name in set(ns) - set(before):
         del ns[name]
-    ns["_"] = ns["__"] = ns["___"] = ""
+    ns.update(before)
+    traceback.linecache.cache.clear()
+    traceback.linecache.cache.update(lines)
+    KERNEL.shell.compile.forget()
+    KERNEL.code = ""
     gc.collect()
+    gc.freeze()
 
 
-def after_fork() -> None:
-    """Make the generators of this child its own; the hash seed cannot be."""
+def descriptors() -> Iterator[str]:
+    """What is open beside 0 to 4."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if int(name) > 4:
+                yield f"`{os.readlink(f'/proc/self/fd/{name}')}` open"
+
+
+def restore_environment(wanted: dict[str, str]) -> None:
+    """Only what differs is touched."""
+    for name in [name for name in ENVIRON if name not in wanted]:
+        del ENVIRON[name]
+    for name, value in wanted.items():
+        if ENVIRON.get(name) != value:
+            ENVIRON[name] = value
+
+
+def blas_setters() -> list[Callable[[int], Any]]:
+    """The functions that set the number of threads, of each OpenBLAS that was loaded."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "openblas" in line}
+    libraries = [ctypes.CDLL(path) for path in sorted(paths)]
+    names = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
+    return [getattr(library, name) for library in libraries for name in names if hasattr(library, name)]
+
+
+def blas_threads(env: dict[str, str]) -> int:
+    """As OpenBLAS itself would choose."""
+    cores = len(os.sched_getaffinity(0))
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        if env.get(name, "").isdecimal() and int(env[name]) > 0:
+            return min(int(env[name]), cores)
+    return cores
+
+
+def site_code() -> Any:
+    """What the runtime does at each start of Python."""
+    module = sys.modules.get("_sandpool_site")
+    return module.__loader__.get_code("_sandpool_site") if module is not None else None  # type: ignore[union-attr]
+
+
+def adopt(channel: int, blas: list[Callable[[int], Any]], site: Any) -> None:
+    """In a fork, all restrictions in force: take what makes it a kernel of its sandbox, and be like one that was executed."""
     KERNEL.pid = getpid()
+    with socket.socket(fileno=channel) as guest:
+        packet, descriptors, _, _ = socket.recv_fds(guest, PACKET_LIMIT, 4)
+    if not packet:
+        os._exit(0)  # never needed
+    place(descriptors)
+    told, _ = scan_json(packet.decode("utf-8", "surrogateescape"), 0)
+    env: dict[str, str] = told["env"]
+    for name in ("KREQ", "KEVT", "KINT"):
+        env.pop(name, None)
+    try:
+        os.chdir(told["cwd"])
+    except OSError as e:
+        lost(f"the kernel's working directory: {os.strerror(e.errno or 0)}")
+    env.setdefault("MPLBACKEND", INLINE_BACKEND)
+    if any(name.startswith(READ_AT_START) and ENVIRON.get(name) != env.get(name) for name in ENVIRON.keys() | env.keys()):
+        execute_anew(env)
+    zone, home = ENVIRON.get("TZ"), ENVIRON.get("HOME")
+    restore_environment(env)
+    if env.get("TZ") != zone:
+        tzset()
+    if env.get("HOME") != home:
+        KERNEL.shell.home_dir = get_home_dir()
+    if blas and blas_threads(env) != 1:
+        for set_threads in blas:
+            set_threads(blas_threads(env))
+    reseed()
+    if site is not None:
+        exec(site, {})
+    KERNEL.shell.starting_dir = os.getcwd()
+    KERNEL.shell.history_manager.dir_hist[:] = [Path.cwd()]
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    sys.orig_argv[sys.orig_argv.index("--warm"):] = []
+    gc.enable()
+
+
+def place(descriptors: list[int]) -> None:
+    """The four that came, where the protocol has them, and nothing to read at 0."""
+    if len(descriptors) != 4:
+        lost("the kernel got no pipes")
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in [os.open(os.devnull, os.O_RDONLY), *descriptors]]
+    os.closerange(0, 10)
+    for number, fd in enumerate(high):
+        dup2(fd, number, inheritable=True)
+        close(fd)
+
+
+def execute_anew(env: dict[str, str]) -> NoReturn:
+    """A cold kernel after all, in the same process."""
+    argv = sys.orig_argv[:sys.orig_argv.index("--warm")]
+    os.execve(sys.executable, argv, {**env, "KREQ": "3", "KEVT": "4"})
+
+
+def reseed() -> None:
+    """Make the generators of this fork its own; the seed of `hash()` cannot be."""
     random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    tempfile.tempdir = None
     tempfile._name_sequence = None  # type: ignore[attr-defined]
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "ssl" in sys.modules:
+        # OpenSSL knows a fork by its pid, which is the same in every sandbox.
+        sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)
+    if "uuid" in sys.modules:
+        sys.modules["uuid"]._node = sys.modules["uuid"]._last_timestamp = None
+    if "multiprocessing.process" in sys.modules:
+        process = sys.modules["multiprocessing.process"].current_process()
+        process.authkey = os.urandom(32)
+
+
+# ---------------------------------------------------------------- serving
 
 
 def serve(req: int = 3, evt: int = 4) -> NoReturn:
@@ -1091,6 +1279,8 @@ def request_lines(fd: int) -> Iterator[str]:
 
 
 def main() -> NoReturn:
+    if sys.argv[1:2] == ["--warm"]:
+        warm(sys.argv[2:])
     req, evt = (int(os.environ.pop(name, default)) for name, default in (("KREQ", "3"), ("KEVT", "4")))
     os.environ.pop("KINT", None)
     make_shell()

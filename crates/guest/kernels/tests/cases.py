@@ -72,7 +72,6 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # in the kernel's working directory, before it starts
     merged: bool = False  # standard output and error are one pipe; needs a kernel of its own
-    zygote: bool = False  # the kernel is a fork of a warm process; Python only
     needs: str | None = None  # a module without which the case is skipped
 
 

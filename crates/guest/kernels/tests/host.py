@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import termios
@@ -41,8 +43,69 @@ class Outcome:
         return found[-1]["text"] if found else None
 
 
+def chosen(env: dict[str, str]) -> dict[str, str]:
+    """The whole environment of a kernel."""
+    return {**{k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "TMPDIR")}, **env}
+
+
+class Warm:
+    """A warm interpreter, and this process in the place of the launcher and of PID 1."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        subreaper = 36
+        assert ctypes.CDLL(None).prctl(subreaper, 1, 0, 0, 0) == 0
+        self.launcher, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def place() -> None:
+            os.dup2(high, 3, inheritable=True)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 4, inheritable=True)
+
+        high = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 200)
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd="/", pass_fds=(3, 4), preexec_fn=place, env=chosen(env))
+        os.close(high)
+        theirs.close()
+
+    def fork(self, env: dict[str, str], cwd: str, descriptors: list[int]) -> Forked:
+        guest, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        socket.send_fds(self.launcher, [b"f"], [channel.fileno()])
+        channel.close()
+        pid = int.from_bytes(self.launcher.recv(4), "little")
+        with guest:
+            socket.send_fds(guest, [json.dumps({"env": env, "cwd": cwd}).encode()], descriptors)
+        return Forked(pid)
+
+    def close(self) -> int:
+        self.launcher.close()
+        return self.process.wait(10)
+
+
+class Forked:
+    """As much of `subprocess.Popen` as is used here."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float = 10) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.002)
+        return code
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
 class Kernel:
-    def __init__(self, argv: list[str], env: dict[str, str] | None = None, cwd: str | None = None,
+    def __init__(self, argv: list[str] | Warm, env: dict[str, str] | None = None, cwd: str | None = None,
                  interrupt_pipe: bool = False, merged: bool = False) -> None:
         req_r, self.req = os.pipe()
         self.evt, evt_w = os.pipe()
@@ -59,12 +122,15 @@ class Kernel:
             for number, fd in high.items():
                 os.dup2(fd, number, inheritable=True)
 
-        base = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "TMPDIR")}
+        env = chosen({"KREQ": "3", "KEVT": "4", "KINT": "5", **(env or {})})
         self.started = time.perf_counter()
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out_w, stderr=err_w, cwd=cwd, start_new_session=True,
-            pass_fds=(3, 4, 5), preexec_fn=place,
-            env={**base, "KREQ": "3", "KEVT": "4", "KINT": "5", **(env or {})})
+        self.process: subprocess.Popen[bytes] | Forked
+        if isinstance(argv, Warm):
+            self.process = argv.fork(env, cwd or "/", [out_w, err_w, req_r, evt_w])
+        else:
+            self.process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out_w, stderr=err_w, cwd=cwd, start_new_session=True,
+                pass_fds=(3, 4, 5), preexec_fn=place, env=env)
         for fd in (req_r, evt_w, int_r, out_w, err_w, *high.values()):
             os.close(fd)
         self.n = 0

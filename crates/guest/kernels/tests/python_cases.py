@@ -260,14 +260,6 @@ HOSTILE = [
     Case("exit handlers do not hold the kernel", [Cell("import atexit, time; atexit.register(time.sleep, 60);")], fresh=True),
 ]
 
-ZYGOTE = [
-    Case("a kernel forked from a warm shell", [
-        Cell("import random; random.random() == 0.13436424411240122", result="False"), Cell("[k for k in globals() if not k.startswith('_')]", result=ANY),
-        Cell("_, __", result=ANY), Cell("1 / 0", status="error", error=trace(MODULE_FRAME, "ZeroDivisionError: division by zero")), Cell("__name__, __import__('sys').path[0]", result="('__main__', '')"),
-        Cell("import asyncio; await asyncio.sleep(0, 'a')", result="'a'"), Cell("def f(): pass\nimport pickle; pickle.loads(pickle.dumps(f)) is f", result="True"),
-        Cell("import threading; threading.active_count()", result="1")], fresh=True, zygote=True),
-]
-
 FIGURES = [
     Case("figures are shown once", [
         Cell("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", displays=one_png),
@@ -284,4 +276,4 @@ FIGURES = [
     Case("an interrupted numpy loop", [Cell("import numpy as np\nwhile True: np.ones(1000).sum()", status="interrupted", error=INTERRUPTED, interrupt=0.3, within=1)], needs="numpy"),
 ]
 
-CASES = [*VALUES, *MAGICS, *ERRORS, *INPUT, *ASYNC, *INTERRUPTS, *HOSTILE, *ZYGOTE, *FIGURES]
+CASES = [*VALUES, *MAGICS, *ERRORS, *INPUT, *ASYNC, *INTERRUPTS, *HOSTILE, *FIGURES]

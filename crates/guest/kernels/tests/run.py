@@ -15,17 +15,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import Case  # noqa: E402
-from host import Kernel  # noqa: E402
+from host import Kernel, Warm  # noqa: E402
 import node_cases  # noqa: E402
 import python_cases  # noqa: E402
 
 KERNELS = Path(__file__).resolve().parent.parent
+# A warm interpreter reads these before it is forked.
+ENVIRONMENT = {"MPLCONFIGDIR": tempfile.gettempdir(), "IPYTHONDIR": os.path.join(tempfile.gettempdir(), ".ipython")}
+PRELOADED = ["numpy", "pandas", "matplotlib.pyplot", "no_such_module"]
 
 
 class Suite:
     """The cases of one driver, in as few kernels as they allow."""
 
-    def __init__(self, name: str, argv: list[str], cases: list[Case], interrupt_pipe: bool, can: set[str]) -> None:
+    def __init__(self, name: str, argv: list[str] | Warm, cases: list[Case], interrupt_pipe: bool, can: set[str]) -> None:
         self.name, self.argv, self.cases, self.interrupt_pipe, self.can = name, argv, cases, interrupt_pipe, can
         self.shared: Kernel | None = None
         self.lines: list[str] = []
@@ -40,9 +43,7 @@ class Suite:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         home = tempfile.mkdtemp(dir=directory, prefix="home")
-        argv = [*self.argv[:-1], str(KERNELS / "tests/zygote.py"), self.argv[-1]] if case.zygote else self.argv
-        kernel = Kernel(argv, {"HOME": home, "MPLCONFIGDIR": tempfile.gettempdir(), **case.env}, directory,
-                        self.interrupt_pipe, case.merged)
+        kernel = Kernel(self.argv, {**ENVIRONMENT, "HOME": home, **case.env}, directory, self.interrupt_pipe, case.merged)
         ready = kernel.ready()
         assert ready.status == "ready", f"{self.name} did not start: {ready.status} {ready.stderr}"
         return kernel
@@ -109,7 +110,10 @@ def main() -> int:
     suites = []
     if args.python:
         argv = [args.python, "-I", "-X", "utf8", str(KERNELS / "driver.py")]
-        suites.append(Suite("python", argv, python_cases.CASES, False, modules(args.python)))
+        can = modules(args.python)
+        suites.append(Suite("python", argv, python_cases.CASES, False, can))
+        warm = Warm([*argv[:-1], str(KERNELS / "tests/warm.py"), argv[-1], "--warm", *PRELOADED], ENVIRONMENT)
+        suites.append(Suite("warm python", warm, python_cases.CASES, False, can))
     if args.node:
         version = subprocess.run([args.node, "--version"], capture_output=True, text=True, check=True).stdout
         major = int(version.lstrip("v").split(".")[0])
