@@ -39,7 +39,7 @@ pub async fn prepare(
         drop(progress); // ends the telling, so that it does not come after the next word
         let _ = telling.await;
         engine.set_status("starting the session pool");
-        engine.start_pool(prepared.kernels(config.threads)).await?;
+        engine.start_pool(prepared.kernels(config)).await?;
         tracing::info!(target: engine::STARTUP_LOG, "MCP Server 就绪，等待请求...");
         observer.set_runtimes(runtimes_of(&engine).await);
         Ok(())

@@ -16,6 +16,7 @@ use super::file_secret::file_secret;
 use super::signals::Signals;
 use super::wiring::{self, Native, Reach};
 use super::{Context, Done, Failed, block_on, output};
+use crate::config::RuntimeConfig;
 use crate::runtimes::{self, Progress};
 
 /// Run code in a sandbox
@@ -96,7 +97,9 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
     }
     let engine = Engine::new(limits, native.start().await?.0);
     let work = async {
-        engine.start_pool(prepared.kernels(config.runtimes.threads)).await?;
+        // One cell is no reason to import everything.
+        let cold = RuntimeConfig { warm: false, ..config.runtimes.clone() };
+        engine.start_pool(prepared.kernels(&cold)).await?;
         cell(&engine, &signals.first, code, language, args.timeout).await
     };
     let result = tokio::select! {

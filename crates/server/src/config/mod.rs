@@ -137,6 +137,10 @@ pub struct RuntimeConfig {
     pub packages: Vec<String>,
     pub node: NodeChoice,
     pub threads: u32,
+    /// Whether interpreters are forked from a warm one.
+    pub warm: bool,
+    /// Modules that one imports.
+    pub preload: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,6 +195,8 @@ impl Config {
                     path => NodeChoice::Path(path.into()),
                 },
                 threads: effective.get("runtimes.threads")?,
+                warm: effective.get("runtimes.warm")?,
+                preload: preload(&effective)?,
             },
             dialects: Dialects::typed(&effective)?,
             serve: Serve::typed(&effective)?,
@@ -250,6 +256,22 @@ impl Serve {
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(known, name);
     known.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+}
+
+/// They become arguments of the interpreter's driver, so that nothing but a module's name may be there.
+fn preload(effective: &Effective) -> Result<Vec<String>, ConfigError> {
+    let modules: Vec<String> = effective.get("runtimes.preload")?;
+    let is_name = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with(|c: char| c.is_ascii_digit())
+            && part.chars().all(|c| c.is_alphanumeric() || c == '_')
+    };
+    match modules.iter().find(|module| !module.split('.').all(is_name)) {
+        Some(wrong) => {
+            Err(effective.error("runtimes.preload", &format!("`{wrong}` is not the name of a Python module")))
+        }
+        None => Ok(modules),
+    }
 }
 
 /// Host and port may each be given alone; the address as a whole wins unless it comes from a weaker source.

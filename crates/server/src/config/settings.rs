@@ -193,7 +193,7 @@ fn contexts_help(dialect: &str) -> &'static str {
     }
 }
 
-const GENERAL: [Setting; 56] = [
+const GENERAL: [Setting; 58] = [
     setting(
         "config",
         ConfigFile,
@@ -270,6 +270,20 @@ const GENERAL: [Setting; 56] = [
         Is("1"),
         "Threads of numeric libraries (OpenBLAS, OpenMP) in an interpreter",
     ),
+    setting(
+        "runtimes.warm",
+        Switch,
+        Is("true"),
+        "Fork Python interpreters from one that has imported its libraries, instead of starting each anew",
+    )
+    .env(&["SANDPOOL_WARM"]),
+    setting(
+        "runtimes.preload",
+        List,
+        Is("[\"numpy\", \"pandas\", \"matplotlib.pyplot\"]"),
+        "Python modules that are imported before an interpreter is forked; they must start no thread",
+    )
+    .env(&["SANDPOOL_PRELOAD"]),
     setting("serve.listen", Text, Is("\"127.0.0.1:8775\""), "Address `serve` listens on").flag(
         "listen",
         "HOST:PORT",

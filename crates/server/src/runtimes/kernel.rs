@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use engine::config::{KernelCommand, Runtimes, WORKSPACE};
 
 use super::Prepared;
+use crate::config::RuntimeConfig;
 
 const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
 const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.mjs");
@@ -13,25 +14,19 @@ const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.mjs");
 const DRIVERS: &str = "/opt/sandpool";
 
 impl Prepared {
-    /// `threads` is for the numeric libraries: by default they start one a core, each with a stack and a buffer.
-    pub fn kernels(&self, threads: u32) -> Runtimes {
+    pub fn kernels(&self, config: &RuntimeConfig) -> Runtimes {
         let node = self.node.as_ref().ok().map(super::Node::binary);
-        let env = environment(&self.python.dir, node.as_deref(), threads);
+        let env = environment(&self.python.dir, node.as_deref(), config.threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
+        // `-B`: no `__pycache__` among the user's files.
+        let flags = ["-I", "-B", "-X", "utf8"].map(String::from);
+        let argv = [vec![text(&self.python.dir.join("bin/python"))], flags.into(), vec![driver("driver.py")]].concat();
         let python = KernelCommand {
             label: format!("python-{}", first(&self.python.marker.version, 2)),
-            // `-B`: no `__pycache__` among the user's files.
-            argv: vec![
-                text(&self.python.dir.join("bin/python")),
-                "-I".into(),
-                "-B".into(),
-                "-X".into(),
-                "utf8".into(),
-                driver("driver.py"),
-            ],
+            warm: if config.warm { warm(&argv, &config.preload) } else { Vec::new() },
+            argv,
             env: env.clone(),
             binds: python_binds(self),
-            warm: Vec::new(),
         };
         let version = self.node.as_ref().map_or("", |node| node.version());
         let node = node.map(|binary| KernelCommand {
@@ -45,6 +40,11 @@ impl Prepared {
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
         Runtimes { python, node, files }
     }
+}
+
+/// The same interpreter as one to be forked; `guest/kernels/PROTOCOL.md` says how.
+fn warm(argv: &[String], preload: &[String]) -> Vec<String> {
+    argv.iter().cloned().chain(["--warm".into()]).chain(preload.iter().cloned()).collect()
 }
 
 /// Of a version's numbers.
@@ -63,6 +63,7 @@ fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
 }
 
 /// The whole environment of an interpreter and of what it starts. Caches go to the private `/tmp`, not among the user's files.
+/// `threads` is for the numeric libraries: by default they start one a core, each with a stack and a buffer.
 fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<String, String> {
     let bins = [Some(python.join("bin")), node.and_then(Path::parent).map(Path::to_owned)];
     let mut path: Vec<String> = bins.iter().flatten().map(|dir| text(dir)).collect();

@@ -357,6 +357,8 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         ("MSB_SESSION_TIMEOUT", "soon"),
         ("MSB_CLEANUP_INTERVAL", "-1"),
         ("MSB_SHARED_VOLUME_PATH", "relative:/shared"),
+        ("SANDPOOL_WARM", "lukewarm"),
+        ("SANDPOOL_PRELOAD", "pandas,--help"),
     ] {
         let said = refusal(&state, &[(variable, wrong)]);
         assert!(said.contains(variable), "{said}");
