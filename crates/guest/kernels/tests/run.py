@@ -117,7 +117,7 @@ def main() -> int:
     if args.node:
         version = subprocess.run([args.node, "--version"], capture_output=True, text=True, check=True).stdout
         major = int(version.lstrip("v").split(".")[0])
-        argv = [args.node, "--no-force-async-hooks-checks", str(KERNELS / "driver.mjs")]
+        argv = [args.node, "--no-force-async-hooks-checks", str(KERNELS / "driver.cjs")]
         suites.append(Suite("node", argv, node_cases.CASES, True, {f"node {n}" for n in range(18, major + 1)}))
     if not suites:
         parser.error("--python or --node is needed")

@@ -339,7 +339,7 @@ pub fn python() -> Option<KernelSpec> {
 
 pub fn node(language: Language) -> Option<KernelSpec> {
     let interpreter = runtime("SANDPOOL_TEST_NODE")?;
-    let argv = vec![interpreter, "--no-force-async-hooks-checks".into(), kernel_file("driver.mjs")];
+    let argv = vec![interpreter, "--no-force-async-hooks-checks".into(), kernel_file("driver.cjs")];
     Some(KernelSpec { language, argv, env: env(), cwd: "/tmp".into(), merge_output: false })
 }
 

@@ -9,7 +9,7 @@ use super::Prepared;
 use crate::config::RuntimeConfig;
 
 const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
-const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.mjs");
+const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.cjs");
 /// Inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
 
@@ -31,12 +31,12 @@ impl Prepared {
         let version = self.node.as_ref().map_or("", |node| node.version());
         let node = node.map(|binary| KernelCommand {
             label: format!("node-{}", first(version, 1)),
-            argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.mjs")],
+            argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.cjs")],
             env,
             binds: outside_usr([binary]),
             warm: Vec::new(),
         });
-        let files = [("driver.py", PYTHON_DRIVER), ("driver.mjs", NODE_DRIVER)];
+        let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER)];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
         Runtimes { python, node, files }
     }

@@ -1,3 +1,5 @@
+'use strict';
+
 // The JavaScript kernel: runs cells in V8's REPL mode, through an inspector session to itself, and speaks the driver
 // protocol. PROTOCOL.md is the contract with the guest.
 //
@@ -8,17 +10,18 @@
 //    there (`onSigint`, `recover`). Nothing here relies on `finally`. (`breakOnSigint` of the vm module would stop a
 //    synchronous cell more gently, but leaves moments before and after the cell in which SIGINT kills the process.)
 // Start with `--no-force-async-hooks-checks`: else a termination inside a timer aborts the process.
+// Not an ES module: the loader of those takes longer than all that is required here.
 
-import { Session } from 'node:inspector';
-import { EventEmitter } from 'node:events';
-import { SourceMap, createRequire } from 'node:module';
-import { Socket } from 'node:net';
-import { Writable } from 'node:stream';
-import { TextEncoder as Encoder, inspect, types } from 'node:util';
-import { Worker } from 'node:worker_threads';
-import { setImmediate as soon } from 'node:timers';
-import fs from 'node:fs';
-import vm from 'node:vm';
+const { Session } = require('node:inspector');
+const { EventEmitter } = require('node:events');
+const { SourceMap, createRequire } = require('node:module');
+const { Socket } = require('node:net');
+const { Writable } = require('node:stream');
+const { TextEncoder: Encoder, inspect, types } = require('node:util');
+const { Worker } = require('node:worker_threads');
+const { setImmediate: soon } = require('node:timers');
+const fs = require('node:fs');
+const vm = require('node:vm');
 
 const { fstatSync, openSync, closeSync, writeSync } = fs;
 const { apply, bind, call } = Function.prototype;
@@ -84,7 +87,7 @@ function send(line) {
   const bytes = encodeUtf8(encoder, line);
   try {
     if (!isOurs(EVT, evtInode)) lost("the kernel's control pipe was closed or replaced");
-    writeAll(EVT, bytes);
+    if (!rehearsing) writeAll(EVT, bytes);
   } catch (e) {
     lost(`the kernel's control pipe is gone: ${e.code}`);
   }
@@ -124,6 +127,7 @@ const dataMember = (mime, json) => `,"data":{${quote(mime)}:${json}}`;
 
 let session, takerId;
 let taken;
+let handlesHeld = false;            // the session keeps values alive for the cell
 
 function connect() {
   session = new Session();
@@ -138,6 +142,7 @@ function connect() {
 // answers into JavaScript in the middle of the collection, and the process dies.
 function renew() {
   sessionDisconnect(session);
+  handlesHeld = false;
   setClear(held);
   connect();
 }
@@ -162,6 +167,7 @@ function hide(name, replacement) {
 // The value that a remote object stands for, not a copy of it.
 function live(remote) {
   if (hasOwn(remote, 'objectId')) {
+    handlesHeld = true;
     taken = undefined;
     post('Runtime.callFunctionOn', {
       __proto__: null, objectId: takerId, functionDeclaration: 'function (v) { this(v); }',
@@ -176,6 +182,12 @@ function live(remote) {
     return remote.type === 'bigint' ? BigIntFrom(slice(text, 0, -1)) : NumberFrom(text);
   }
   return remote.type === 'undefined' ? undefined : remote.value;
+}
+
+function releaseHandles() {
+  if (!handlesHeld) return;
+  handlesHeld = false;
+  post('Runtime.releaseObjectGroup', { __proto__: null, objectGroup: 'cell' }, () => {});
 }
 
 // ---------------------------------------------------------------- errors
@@ -221,7 +233,7 @@ function original(number, line, column) {
     line: known ? found.originalLine + 1 : line, column: known ? found.originalColumn + 1 : column };
 }
 
-const OWN_FILE = slice(import.meta.url, import.meta.url.lastIndexOf('/') + 1);
+const OWN_FILE = slice(__filename, __filename.lastIndexOf('/') + 1);
 const FRAME = /^\s+at /;
 const POSITION = /cell-(\d+)\.js:(\d+):(\d+)/;
 const INTERNAL = /[( ]node:|new Promise \(<anonymous>\)/;
@@ -306,7 +318,7 @@ function run(request) {
   atomicStore(state, 2, n | 0);
   lateCount = 0;
   if (typeof request.map === 'string') keepMap(n, request.map);
-  startWatchdog();
+  if (!rehearsing) startWatchdog();
   guardProcess();
   repairStreams();
   renewRequire();
@@ -373,6 +385,8 @@ function settled(cell, status, extra) {
   atomicStore(state, 0, 0);
   if (!isOurs(REQ, reqInode)) lost("the kernel's request pipe is gone");
   event('done', `,"status":"${status}","ms":${round((now() - cell.started) * 1000) / 1000}${extra}`);
+  releaseHandles();
+  if (rehearsing) endRehearsal();
   takeRequest();
 }
 
@@ -407,7 +421,6 @@ function settle(code, outcome) {
     status = settleValue(live(outcome.response.result));
   }
   if (status === 'interrupted') report(STOPPED);
-  post('Runtime.releaseObjectGroup', { __proto__: null, objectGroup: 'cell' }, () => {});
   process.exitCode = undefined;
   guardProcess();
   repairStreams();
@@ -497,16 +510,27 @@ define('__holdEach', (iterable) => {
 });
 
 // `import()` with the working directory as its base; scripts of the inspector have no import of their own.
-let importer = null, importerBase = null;
+let importer = null, importerBase = null, importedOnce = false;
 function renewImporter(base) {
   importer = runInThisContext(new Script('(s, o) => import(s, o)',
     { __proto__: null, filename: `${base}/cell.js`, importModuleDynamically: mainLoader }));
   importerBase = base;
 }
-define('__import', (specifier, options) => {
+function importHere(specifier, options) {
   const base = cwd();
   if (base !== importerBase) renewImporter(base);
   return options === undefined ? importer(specifier) : importer(specifier, options);
+}
+define('__import', (specifier, options) => {
+  if (importedOnce) return importHere(specifier, options);
+  importedOnce = true;
+  const theirs = process.emitWarning;
+  process.emitWarning = () => {};     // this way to the loader is marked experimental, and says so the first time
+  try {
+    return importHere(specifier, options);
+  } finally {
+    process.emitWarning = theirs;
+  }
 });
 
 // TypeScript's legacy decorators, as the transpiler calls them.
@@ -661,6 +685,16 @@ function prepareStream(stream, i) {
   on(stream, 'finish', () => { ended[i] = true; });
 }
 
+// While a session is connected, the inspector sees each call of `console` and keeps what it is given, of the last thousand
+// calls: values that the code has long dropped. These are the methods as they are below that.
+function freeConsole() {
+  for (const name of keys(console)) {
+    const method = console.Console.prototype[name];
+    if (typeof method !== 'function') continue;
+    console[name] = defineProperty(method.bind(console), 'name', { __proto__: null, value: name, configurable: true });
+  }
+}
+
 // A second way to the pipes for a cell that closes 1 or 2. Node cannot duplicate a descriptor, but can open it again.
 const spare = [1, 2].map((fd) => {
   try { return openSync(`/proc/self/fd/${fd}`, 'w'); } catch { return -1; }
@@ -729,18 +763,72 @@ for (;;) {
 }`;
 
 let watchdog = null;
+
+// With the first cell: it doubles the memory of a kernel, and one that waits for its first cell can do without.
 function startWatchdog() {
   if (watchdog !== null || KINT < 0) return;
   watchdog = 0;
   try {
-    watchdog = new Worker(WATCHDOG, {
-      eval: true, env: {}, execArgv: [], workerData: { fd: KINT, state }, stdout: false, stderr: false,
-      resourceLimits: { maxOldGenerationSizeMb: 8, maxYoungGenerationSizeMb: 1, stackSizeMb: 1, codeRangeSizeMb: 0 },
-    });
+    watchdog = worker({ fd: KINT, state });
     watchdog.on('message', sturdy((number) => { atomicAdd(state, 1, 1); atomicNotify(state, 1); recover(number); }));
     watchdog.on('error', () => {});
     watchdog.unref();
   } catch {}
+}
+
+const worker = (workerData) => new Worker(WATCHDOG, {
+  eval: true, env: {}, execArgv: [], workerData, stdout: false, stderr: false,
+  resourceLimits: { maxOldGenerationSizeMb: 8, maxYoungGenerationSizeMb: 1, stackSizeMb: 1, codeRangeSizeMb: 0 },
+});
+
+// ---------------------------------------------------------------- before the first cell
+
+// A kernel that waits for its first cell does once what that cell would be the first to do: V8 compiles a function when
+// it is first called, and the first cell would take ten times as long as the next. Nothing of it is to be seen: no event
+// and no output leaves, no name stays, and the first cell has the number it would have had. A cell that comes at once
+// finds nothing begun; one that comes in between waits for one step, a few milliseconds at most.
+const REHEARSE_AFTER = 20;          // milliseconds without a cell
+let rehearsing = false;
+let rehearsed = 0;
+
+const REHEARSALS = [
+  () => rehearse("console.log(1, 'a', { a: [1] }); console.error(''); [1, { a: 'b' }]"),
+  () => rehearse('null.x'),
+  () => { globalThis.__import('node:fs'); },
+  // A function cannot be handed to a thread, so this fails just before it would start one.
+  () => { try { worker(() => {}); } catch {} },
+];
+
+function rehearseNext() {
+  if (n !== 0 || rehearsed === REHEARSALS.length) return;
+  rehearsed += 1;
+  REHEARSALS[rehearsed - 1]();
+  if (!rehearsing) soon(rehearseNext);
+}
+
+function rehearse(code) {
+  if (!hushed(process.stdout, true) || !hushed(process.stderr, true)) return;
+  rehearsing = true;
+  run({ __proto__: null, n: 0, code });
+}
+
+function endRehearsal() {
+  rehearsing = false;
+  hushed(process.stdout, false);
+  hushed(process.stderr, false);
+  delete globalThis._;
+  lastValue = undefined;
+  soon(rehearseNext);
+}
+
+// Whether what is written to the stream goes all the way but for the bytes.
+function hushed(stream, on) {
+  const handle = stream._handle;
+  if (typeof handle?.writeUtf8String !== 'function') return false;
+  if (!on) return delete handle.writeUtf8String;
+  const write = handle.writeUtf8String;
+  handle.writeUtf8String = (request) => invoke(write, handle, request, '');
+  return true;
 }
 
 // ---------------------------------------------------------------- start
@@ -750,11 +838,9 @@ prepareStream(process.stderr, 1);
 connect();
 guardProcess();
 renewRequire();
-const { emitWarning } = process;
-process.emitWarning = () => {};     // the loader is marked experimental, and says so once
-renewImporter(base ?? '/');
-importer('node:fs');
-process.emitWarning = emitWarning;
+freeConsole();
+delete process.mainModule;          // this file, which is no module of the user's
+delete require.cache[__filename];
 
 const requests = new Socket({ fd: REQ, readable: true, writable: false });
 // Own properties, so that a changed prototype does not reach this socket.
@@ -777,3 +863,4 @@ function takeRequest() {
 }
 
 event('ready', `,"version":${quote(slice(process.version, 1))}`);
+setTimeout(rehearseNext, REHEARSE_AFTER);
