@@ -35,8 +35,8 @@ impl Job {
         let (mut stdout, mut stderr, fds) = Output::both(order.merge_output, outputs)?;
         let process = Process::start(Launch { argv: order.argv, env: order.env, cwd: Some(order.cwd), fds })?;
         process.offer_to_oom_killer();
-        stdout.begin(call, order.share);
-        stderr.begin(call, order.share);
+        stdout.begin(call, order.share, now);
+        stderr.begin(call, order.share, now);
         Ok(Self { call, process, stdout, stderr, term: Term::new(now, order.deadline) })
     }
 

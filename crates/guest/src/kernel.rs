@@ -180,8 +180,8 @@ impl Kernel {
             State::Idle => {}
         }
         self.send_late(call, host);
-        self.stdout.begin(call, terms.share);
-        self.stderr.begin(call, terms.share);
+        self.stdout.begin(call, terms.share, now);
+        self.stderr.begin(call, terms.share, now);
         self.n += 1;
         self.stopped_check = now + STOPPED_CHECK;
         self.state =

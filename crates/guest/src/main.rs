@@ -1,6 +1,8 @@
 //! `sandpool-guest [--grace SECONDS]`: the guest on the listening socket that is descriptor 3.
 //! `sandpool-guest transpile`: its transpiler, on standard input and output.
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -43,5 +45,7 @@ fn run() -> Result<(), String> {
 fn transpile() -> Result<(), String> {
     // What a panic says goes into the answer.
     std::panic::set_hook(Box::new(|_| {}));
-    guest::transpile::serve(std::io::stdin(), std::io::stdout()).map_err(|error| error.to_string())
+    // Standard output as it comes would write line by line.
+    let output = std::io::stdout().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+    guest::transpile::serve(std::io::stdin(), File::from(output)).map_err(|error| error.to_string())
 }

@@ -23,6 +23,8 @@ const CHUNK_AGE: Duration = Duration::from_millis(5);
 const TAIL: usize = 64 << 10;
 /// A read that brings less than this is followed by a pause: a program that writes byte by byte wakes nobody per byte.
 const TRICKLE: usize = 4 << 10;
+/// A call that is over sooner than this wakes us once, at its end; its output is read then. A longer one is read from here on.
+const HUSH: Duration = Duration::from_millis(2);
 /// Pause between reads while no call is there to get the output.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -122,11 +124,11 @@ impl Output {
     }
 
     /// From now on what is read belongs to `call`.
-    pub fn begin(&mut self, call: u64, share: Share) {
+    pub fn begin(&mut self, call: u64, share: Share, now: Instant) {
         self.owner = Some(Owner { call, forward_bytes: share.forward_bytes });
         self.draft = share.keep_over.map(|over| self.outputs.draft(over));
         self.total = 0;
-        self.quiet_until = None;
+        self.quiet_until = self.fd.is_some().then(|| now + HUSH);
     }
 
     /// The call goes on without anybody to tell.
@@ -196,6 +198,10 @@ impl Output {
     /// Reads exactly what is in the pipe at this moment: all that was written before the event that is being handled, and
     /// nothing that a flooding process may add meanwhile.
     pub fn drain(&mut self, host: &mut Host) {
+        // A short read emptied the pipe.
+        if self.read_up_to(CHUNK, host) < CHUNK {
+            return;
+        }
         let Some(fd) = &self.fd else { return };
         let mut left = rustix::io::ioctl_fionread(fd).unwrap_or(0) as usize;
         while left > 0 {

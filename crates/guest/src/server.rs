@@ -213,7 +213,7 @@ impl Server {
                     }
                 }
                 Source::JobOutput(id, stream) => self.read_job_output(id, stream),
-                Source::TranspilerAnswers => {}
+                Source::TranspilerAnswers => self.transpiler.note_answer(),
                 Source::TranspilerRequests => self.transpiler.write_requests(),
             }
         }

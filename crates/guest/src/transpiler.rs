@@ -44,11 +44,13 @@ pub struct Transpiler {
     child: Option<Child>,
     waiting: VecDeque<Work>,
     current: Option<(Client, Instant)>,
+    /// The child has said something, or ended.
+    answered: bool,
 }
 
 impl Transpiler {
     pub fn new(command: Vec<String>) -> Self {
-        Self { command, child: None, waiting: VecDeque::new(), current: None }
+        Self { command, child: None, waiting: VecDeque::new(), current: None, answered: false }
     }
 
     /// Starts the child ahead of the first cell. A failure shows with that cell.
@@ -74,6 +76,11 @@ impl Transpiler {
         }
     }
 
+    /// There is something to read at `answers_fd`.
+    pub fn note_answer(&mut self) {
+        self.answered = true;
+    }
+
     pub fn wake_at(&self) -> Option<Instant> {
         self.current.map(|(_, until)| until)
     }
@@ -91,10 +98,12 @@ impl Transpiler {
         }
     }
 
-    /// Reads once, and begins what can be begun. Gives the cells that are finished, one way or another.
+    /// Reads what there is, once, and begins what can be begun. Gives the cells that are finished, one way or another.
     pub fn advance(&mut self, now: Instant) -> Vec<(Client, Answer)> {
         let mut finished = Vec::new();
-        if let Some(answer) = self.read() {
+        if std::mem::take(&mut self.answered)
+            && let Some(answer) = self.read()
+        {
             finished.extend(self.current.take().map(|(client, _)| (client, answer)));
         }
         if let Some((client, until)) = self.current

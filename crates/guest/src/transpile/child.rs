@@ -20,6 +20,9 @@ const STACK: usize = 256 << 20;
 /// An answer longer than this is none of ours.
 pub const MAX_ANSWER: usize = 64 << 20;
 
+/// Transpiled before the first request, for nobody: what runs for the first time takes ten times as long.
+const REHEARSAL: &str = "import a, { b } from 'c'\nvar d: number = await b(), e = 1\nclass F<G> {}\nconsole.log(a, d)\n";
+
 const REQUEST_HEADER: usize = 13;
 const ANSWER_HEADER: usize = 9;
 
@@ -59,18 +62,20 @@ pub fn answer_from(bytes: &[u8]) -> Result<Option<Answer>, &'static str> {
     }
 }
 
+/// In one piece: each piece would wake the guest.
 fn answer(out: &mut impl Write, answer: &Answer) -> io::Result<()> {
     let (kind, first, second) = match answer {
         Answer::Done(done) => (0, done.code.as_str(), done.map.as_deref().unwrap_or_default()),
         Answer::Refused(refusal) => (1, refusal.value.as_str(), refusal.text.as_str()),
         Answer::Broken(message) => (2, message.as_str(), ""),
     };
-    out.write_all(&[kind])?;
-    out.write_all(&(first.len() as u32).to_le_bytes())?;
-    out.write_all(&(second.len() as u32).to_le_bytes())?;
-    out.write_all(first.as_bytes())?;
-    out.write_all(second.as_bytes())?;
-    out.flush()
+    let mut bytes = Vec::with_capacity(ANSWER_HEADER + first.len() + second.len());
+    bytes.push(kind);
+    bytes.extend_from_slice(&(first.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&(second.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(first.as_bytes());
+    bytes.extend_from_slice(second.as_bytes());
+    out.write_all(&bytes)
 }
 
 /// Answers requests until the input ends.
@@ -80,6 +85,7 @@ pub fn serve(input: impl Read + Send + 'static, output: impl Write + Send + 'sta
 }
 
 fn answer_all(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
+    let _ = guarded(Cell { language: Language::Typescript, number: 0, code: REHEARSAL });
     loop {
         let mut header = [0; REQUEST_HEADER];
         match input.read_exact(&mut header) {
