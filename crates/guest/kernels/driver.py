@@ -44,7 +44,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from json.encoder import encode_basestring as quote
-from os import close, dup, dup2, fstat, getpid, killpg, read, waitid, write
+from os import close, dup, dup2, fstat, get_inheritable, getpid, killpg, read, waitid, write
 from pathlib import Path
 from time import perf_counter, tzset
 from types import FrameType
@@ -96,7 +96,7 @@ USER_NAMES = frozenset(("<string>", "<timed exec>", "<timed eval>", "<magic-time
 scan_json = json.JSONDecoder().scan_once  # C, and so out of reach of a changed `json`
 encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=repr).encode
 flush_text = io.TextIOWrapper.flush
-list_threads = threading.enumerate
+list_threads, get_ident = threading.enumerate, threading.get_ident
 set_trace, set_profile = sys.settrace, sys.setprofile
 install, current_handler, set_alarm, set_mask = _signal.signal, _signal.getsignal, _signal.alarm, _signal.pthread_sigmask
 original_input = builtins.input
@@ -692,6 +692,7 @@ class Kernel:
         self.signalled = False  # an interrupt came in this cell
         self.cancelled = False  # and took the form of a cancelled task
         self.quiet_signals = 0
+        self.has_handlers = False  # of the user's; they may raise anywhere
         self.pending_interrupt = False
         self.lock = threading.Lock()
         self.writer: int | None = None
@@ -702,13 +703,13 @@ class Kernel:
 
     def flush(self) -> None:
         """What Python and C hold for 1 and 2. A stream of the user's may block, so only where an interrupt works."""
-        for name in ("stdout", "stderr"):
-            own = self.streams.get(name)
-            with contextlib.suppress(Exception):
-                if own is not None:
-                    flush_text(own)
+        for name, own in self.streams.items():
+            try:
+                flush_text(own)
+            except Exception:
+                pass
             current = getattr(sys, name, None)
-            if self.in_cell and current is not None and current is not own:
+            if current is not own and self.in_cell and current is not None:
                 with contextlib.suppress(Exception):
                     current.flush()
         if _c_flush is not None:
@@ -729,12 +730,12 @@ class Kernel:
 
     def send(self, line: bytes) -> None:
         """Write a whole line, whatever signals come."""
-        me = threading.get_ident()
+        me = get_ident()
         if self.writer == me:
             self.queued.append(line)  # from a signal handler, in the middle of another line
             return
         self.quiet_signals += 1
-        old = set_mask(signal.SIG_BLOCK, ALL_SIGNALS)
+        old = set_mask(signal.SIG_BLOCK, ALL_SIGNALS) if self.has_handlers else None
         try:
             with self.lock:
                 self.writer = me
@@ -743,7 +744,8 @@ class Kernel:
                     self.write_all(self.queued.popleft())
                 self.writer = None
         finally:
-            set_mask(signal.SIG_SETMASK, old)
+            if old is not None:
+                set_mask(signal.SIG_SETMASK, old)
             self.quiet_signals -= 1
         if self.pending_interrupt and self.in_cell and threading.current_thread() is threading.main_thread():
             self.pending_interrupt = False
@@ -939,7 +941,7 @@ class Kernel:
     def repair_descriptors(self) -> None:
         for fd, copy in self.spare.items():
             try:
-                fstat(fd)
+                get_inheritable(fd)  # the cheapest question
             except OSError:
                 with contextlib.suppress(OSError):
                     dup2(copy, fd)
@@ -1042,6 +1044,16 @@ def guard_signals(kernel: Kernel) -> None:
         pass
 
 
+def note_handler(number: Any, handler: Any) -> Any:
+    """`signal.signal` for the user's code."""
+    KERNEL.has_handlers = True
+    return install(number, handler)
+
+
+note_handler.__name__ = note_handler.__qualname__ = "signal"
+note_handler.__doc__ = install.__doc__
+
+
 def stop_threads(threads: set[threading.Thread]) -> None:
     """End the threads an interrupted cell started, at their next bytecode."""
     for thread in threads:
@@ -1095,6 +1107,7 @@ def make_shell() -> Shell:
     shell.note_defaults()
     interactiveshell.warn = quiet_about_exit(interactiveshell.warn)
     warnings.formatwarning = show_warning
+    _signal.signal = note_handler
     sys.argv = [""]
     KERNEL.shell = shell
     return shell
