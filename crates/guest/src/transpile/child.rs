@@ -21,7 +21,8 @@ const STACK: usize = 256 << 20;
 pub const MAX_ANSWER: usize = 64 << 20;
 
 /// Transpiled before the first request, for nobody: what runs for the first time takes ten times as long.
-const REHEARSAL: &str = "import a, { b } from 'c'\nvar d: number = await b(), e = 1\nclass F<G> {}\nconsole.log(a, d)\n";
+const REHEARSAL: &str =
+    "import a, { b } from 'c'\nvar d: number = await b(), e = 1\nclass F<G> {}\nconsole.log(a, d)\n";
 
 const REQUEST_HEADER: usize = 13;
 const ANSWER_HEADER: usize = 9;
