@@ -717,8 +717,10 @@ class Kernel:
 
     def event(self, kind: str, **members: Any) -> None:
         """Send an event. The members' values are JSON already, a `data` member is {mime: JSON}."""
-        if getpid() != self.pid:
-            return  # a forked child must never answer
+        if getpid() != self.pid:  # a forked child must never answer
+            if kind == "done":
+                end_child(None)
+            return
         if not self.in_cell and kind in ("display", "clear"):
             self.between.append((kind, members))  # from a thread; it belongs to the next cell
             return
@@ -826,9 +828,10 @@ class Kernel:
                     self.event(kind, **members)
                 error = self.execute(code)
                 set_trace(None)
-                if getpid() != self.pid:
-                    end_child(error)
-                status, exit_code = self.conclude(error)
+                if error is not None:
+                    if getpid() != self.pid:
+                        end_child(error)
+                    status, exit_code = self.conclude(error)
                 self.flush()
                 self.repair_streams()
             finally:
@@ -885,10 +888,8 @@ class Kernel:
         self.shell.displayhook.exec_result = None
         return error
 
-    def conclude(self, error: BaseException | None) -> tuple[str, int | None]:
+    def conclude(self, error: BaseException) -> tuple[str, int | None]:
         """Report how the cell ended: (status, exit code)."""
-        if error is None:
-            return "ok", None
         if isinstance(error, SystemExit):
             return "exit", exit_status(error)
         if self.cancelled and type_name(error) == "CancelledError":
@@ -1343,10 +1344,10 @@ def serve(req: int = 3, evt: int = 4) -> NoReturn:
 
 
 def request_lines(fd: int) -> Iterator[str]:
-    rest = b""
+    parts: list[bytes] = []
     while True:
         try:
-            data = read(fd, 1 << 20)
+            data = read(fd, 65536)  # what a pipe holds; more would be mapped anew for each read
         except OSError as e:
             lost(f"the kernel's request pipe is gone: {os.strerror(e.errno or 0)}")
         except BaseException:
@@ -1355,9 +1356,12 @@ def request_lines(fd: int) -> Iterator[str]:
             os._exit(0)
         if not data:
             return
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line.decode("utf-8")
+        parts.append(data)
+        if b"\n" in data:
+            *lines, rest = b"".join(parts).split(b"\n")
+            parts = [rest]
+            for line in lines:
+                yield line.decode("utf-8")
 
 
 def main() -> NoReturn:

@@ -72,6 +72,7 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)  # in the kernel's working directory, before it starts
     merged: bool = False  # standard output and error are one pipe; needs a kernel of its own
+    waits: float = 0  # seconds, after `ready` and before the first cell; needs a kernel of its own
     needs: str | None = None  # a module without which the case is skipped
 
 

@@ -176,6 +176,23 @@ INTERRUPTS = [
     Case("a late byte does no harm", [Cell("1", result="1"), Cell("2", result="2", interrupt=0.0, status=ANY, error=ANY), Cell("for (let i = 0; i < 1e6; i++); 3", result="3")]),
 ]
 
+FIRST_CELLS = [
+    *[Case(f"the first cell after {waits} s", [
+        Cell("[typeof _, Object.keys(globalThis).filter((k) => /^_|^[a-z]$/.test(k)), process.stdout.bytesWritten, Object.keys(process.stdout._handle), process.exitCode, process.listenerCount('SIGINT')]",
+             result="[ 'undefined', [], 0, [], undefined, 1 ]"),
+        Cell("console.count(); console.log(1); console.error(2)", out="default: 1\n1\n", err="2\n"), Cell("_[0]", result="'undefined'"),
+        Cell("null.x", status="error", error="TypeError: Cannot read properties of null (reading 'x')\n    at cell-4.js:1:6\n")],
+        fresh=True, waits=waits) for waits in (0, 0.02, 0.021, 0.022, 0.024, 0.026, 0.03, 0.5)],
+    *[Case(f"the first cell is interrupted after {waits} s", [stopped("globalThis.kept = 1; for (;;);"), Cell("kept", result="1"), stopped("await __hold(new Promise(() => {}))")], fresh=True, waits=waits) for waits in (0, 0.5)],
+    Case("the first cell imports", [Cell("(await __hold(__import('node:os'))).EOL", result="'\\n'"), Cell("process.emitWarning('mine'); " + TURN, err=has("Warning: mine"))], fresh=True),
+    Case("the first cell changes all", [Cell("process.stdout._handle.writeUtf8String = () => 0; Object.defineProperty(globalThis, '_', { value: 1 }); 0", result="0"), Cell("console.log('lost'); _", result="1")], fresh=True, waits=0.5),
+    Case("the console keeps nothing", [
+        Cell("require('node:v8').setFlagsFromString('--expose-gc'); globalThis.gc = require('node:vm').runInNewContext('gc'); 0", result="0"),
+        Cell("globalThis.refs = ['log', 'error', 'info', 'warn', 'debug', 'dir', 'table'].map((m) => { const o = {}; console[m](o); return new WeakRef(o) }); 0", result="0", out=ANY, err=ANY),
+        Cell(TURN + " gc(); refs.map((r) => r.deref())", result="[\n  undefined, undefined,\n  undefined, undefined,\n  undefined, undefined,\n  undefined\n]"),
+        Cell("const { log } = console; log('free'); [log.name, console.log.length, Object.keys(console).length]", out="free\n", result=ANY)], fresh=True),
+]
+
 HOSTILE = [
     Case("a closed stdout comes back", [
         Cell("process.stdout.end(); 0", result="0", err=ANY), Cell("console.log(1)", out="1\n", err=ANY), Cell("require('fs').closeSync(1)", err=ANY), Cell("console.log(2)", out="2\n", err=ANY),
@@ -208,7 +225,7 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"cell-(\d+)\.", text) or ["?", "?"]
 
 
-CASES = [*VALUES, *MODULES, *ERRORS, *INTERRUPTS, *HOSTILE]
+CASES = [*VALUES, *MODULES, *ERRORS, *INTERRUPTS, *FIRST_CELLS, *HOSTILE]
 for _case in CASES:
     if "pkg" in str(_case.cells):
         _case.files |= {"node_modules/pkg/package.json": json.dumps({"name": "pkg", "exports": {"import": "./e.mjs", "require": "./c.cjs"}}),

@@ -46,6 +46,7 @@ class Suite:
         kernel = Kernel(self.argv, {**ENVIRONMENT, "HOME": home, **case.env}, directory, self.interrupt_pipe, case.merged)
         ready = kernel.ready()
         assert ready.status == "ready", f"{self.name} did not start: {ready.status} {ready.stderr}"
+        time.sleep(case.waits)  # what a kernel does with it shows nowhere, so there is nothing to wait for
         return kernel
 
     def kernel_for(self, case: Case) -> Kernel:
