@@ -19,6 +19,7 @@ if __name__ == "__main__" and sys.version_info < (3, 11):
     sys.exit("sandpool: the Python kernel needs Python 3.11 or newer")
 
 import _signal  # the functions without the conversion to enumerations
+import _socket
 import ast
 import base64
 import bdb  # noqa: F401  (IPython imports it in the middle of a cell, when the working directory may hold another)
@@ -31,11 +32,9 @@ import importlib
 import io
 import json
 import os
-import random
 import re
 import select
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -907,13 +906,18 @@ class Kernel:
     # -- what a cell may have broken
 
     def open_streams(self) -> None:
-        with contextlib.suppress(OSError):
-            self.merged = identity(1) == identity(2)
         for fd, name in ((1, "stdout"), (2, "stderr")):
             self.open_stream(fd, name)
-        self.stdin = open(os.devnull, encoding="utf-8")
+        self.stdin = open(0, encoding="utf-8", closefd=False)
         sys.stdin = sys.__stdin__ = self.stdin
         builtins.input = no_input
+
+    def merge_streams(self) -> None:
+        """Where 1 and 2 are the same pipe, their order is kept."""
+        with contextlib.suppress(OSError):
+            self.merged = identity(1) == identity(2)
+        if self.merged:
+            self.open_stream(2, "stderr")
 
     def open_stream(self, fd: int, name: str) -> None:
         kind = MergedStderr if self.merged and name == "stderr" else io.TextIOWrapper
@@ -1149,17 +1153,23 @@ def warm(modules: list[str]) -> NoReturn:
     ENVIRON.update(SINGLE)
     make_shell()
     loaded = [name for name in modules if preload(name)]
-    warm_up(["IPython", *loaded])
-    restore_environment(environment)
+    with pipes_for_output():
+        KERNEL.open_streams()
+        warm_up(["IPython", *loaded])
+    set_environment(environment)
+    set_directory(environment.get("HOME", "/"))  # likely that of the forks
     held = [f"{threads} threads" for threads in [len(os.listdir("/proc/self/task"))] if threads != 1] + list(descriptors())
     if held:
         sys.exit(f"sandpool: no warm interpreter: after importing `{' '.join(loaded)}` it has {', '.join(held)}, which forks cannot share")
-    blas = blas_setters()
-    site = site_code()
+    blas, site = blas_setters(), site_code()
     library = ctypes.PyDLL("/proc/self/fd/4")  # keeps the lock of the interpreter
-    hooks = (ctypes.cast(getattr(ctypes.pythonapi, f"PyOS_{name}"), ctypes.c_void_p)
-             for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child"))
-    channel = library.sandpool_zygote_serve(3, *hooks)
+    hooks = [ctypes.cast(getattr(ctypes.pythonapi, f"PyOS_{name}"), ctypes.c_void_p)
+             for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child")]
+    serve_forks = library.sandpool_zygote_serve
+    gc.collect()
+    fill_holes()
+    gc.freeze()
+    channel = serve_forks(3, *hooks)
     if channel < 0:
         os._exit(0)
     adopt(channel, blas, site)
@@ -1175,22 +1185,38 @@ def preload(name: str) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def pipes_for_output() -> Iterator[None]:
+    """Descriptors 1 and 2 are pipes, as they will be in a fork: a stream remembers what kind of file it was opened on."""
+    log, (reader, writer) = (dup(1), dup(2)), os.pipe()
+    os.set_blocking(writer, False)  # a cell that writes much loses it
+    for fd in (1, 2):
+        dup2(writer, fd)
+    yield
+    KERNEL.flush()
+    for fd, copy in zip((1, 2), log):
+        dup2(copy, fd)
+        close(copy)
+    close(reader)
+    close(writer)
+
+
+def set_directory(path: str) -> None:
+    """Where the shell says that it was started."""
+    KERNEL.shell.starting_dir = path
+    KERNEL.shell.history_manager.dir_hist[:] = [Path(path)]
+
+
 def warm_up(loaded: list[str]) -> None:
     """Run the throw-away cells and remove their traces."""
     ns = KERNEL.shell.user_ns
     before, lines = dict(ns), dict(traceback.linecache.cache)
-    streams = sys.stdout, sys.stderr
-    for name in ("stdout", "stderr"):
-        KERNEL.streams[name] = io.TextIOWrapper(io.BytesIO())
-        setattr(sys, name, KERNEL.streams[name])
     for name, cells in WARM_CELLS:
         for cell in cells if name in loaded else ():
             KERNEL.run(0, cell)
     if "matplotlib.pyplot" in loaded:
         sys.modules["matplotlib.pyplot"].close("all")
         sys.modules["matplotlib.font_manager"]._get_font.cache_clear()  # each has its file open
-    sys.stdout, sys.stderr = streams
-    KERNEL.streams.clear()
     for name in set(ns) - set(before):
         del ns[name]
     ns.update(before)
@@ -1198,8 +1224,53 @@ def warm_up(loaded: list[str]) -> None:
     traceback.linecache.cache.update(lines)
     KERNEL.shell.compile.forget()
     KERNEL.code = ""
-    gc.collect()
-    gc.freeze()
+    if "ssl" in sys.modules:
+        sys.modules["ssl"].RAND_status()  # OpenSSL makes itself ready, megabytes of it; each fork reseeds
+
+
+class MallocInfo(ctypes.Structure):
+    """`struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
+                                                     "uordblks", "fordblks", "keepcost")]
+
+
+def fill_holes() -> None:
+    """Take, for good, the free places between objects. A fork would put its own objects there, one to a page, and each page
+    is then its own; it gets places in pages where nothing else is."""
+    held: list[Any] = HELD
+    for size, free in free_blocks():
+        if size == 16:
+            held.extend(object() for _ in range(free))
+        elif size == 32:
+            held.extend(map(float, range(free)))
+        else:
+            held.extend(bytes(size - bytes.__basicsize__) for _ in range(free))
+    malloc, release, end, told = _libc.malloc, _libc.free, _libc.sbrk, _libc.mallinfo2
+    malloc.restype = end.restype = ctypes.c_void_p
+    malloc.argtypes, release.argtypes, end.argtypes = [ctypes.c_size_t], [ctypes.c_void_p], [ctypes.c_ssize_t]
+    told.restype = MallocInfo
+    top = end(0) - told().keepcost  # what lies above was never given out
+    for size in (*range(120_000, 1 << 12, -2048), *range(1 << 12, 16, -16)):
+        while (block := malloc(size)) is not None and block < top:
+            pass
+        release(block)
+
+
+HELD: list[Any] = []
+
+
+def free_blocks() -> list[tuple[int, int]]:
+    """Of CPython's allocator of small objects, which tells them only as text, on descriptor 2: (size, how many)."""
+    kept, report = dup(2), os.memfd_create("report", os.MFD_CLOEXEC)
+    dup2(report, 2)
+    sys._debugmallocstats()  # type: ignore[attr-defined]
+    dup2(kept, 2)
+    close(kept)
+    with open(report, encoding="utf-8") as text:
+        text.seek(0)
+        rows = re.findall(r"^ +\d+ +(\d+) +\d+ +\d+ +(\d+)$", text.read(), re.MULTILINE)
+    return [(int(size), int(free)) for size, free in rows]
 
 
 def descriptors() -> Iterator[str]:
@@ -1210,7 +1281,7 @@ def descriptors() -> Iterator[str]:
                 yield f"`{os.readlink(f'/proc/self/fd/{name}')}` open"
 
 
-def restore_environment(wanted: dict[str, str]) -> None:
+def set_environment(wanted: dict[str, str]) -> None:
     """Only what differs is touched."""
     for name in [name for name in ENVIRON if name not in wanted]:
         del ENVIRON[name]
@@ -1246,49 +1317,54 @@ def site_code() -> Any:
 def adopt(channel: int, blas: list[Callable[[int], Any]], site: Any) -> None:
     """In a fork, all restrictions in force: take what makes it a kernel of its sandbox, and be like one that was executed."""
     KERNEL.pid = getpid()
-    with socket.socket(fileno=channel) as guest:
-        packet, descriptors, _, _ = socket.recv_fds(guest, PACKET_LIMIT, 4)
+    guest = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, channel)
+    packet, ancillary, _, _ = guest.recvmsg(PACKET_LIMIT, _socket.CMSG_SPACE(16))
+    guest.close()
     if not packet:
         os._exit(0)  # never needed
-    place(descriptors)
-    told, _ = scan_json(packet.decode("utf-8", "surrogateescape"), 0)
-    env: dict[str, str] = told["env"]
-    for name in ("KREQ", "KEVT", "KINT"):
-        env.pop(name, None)
+    place([number for _, _, data in ancillary for number in memoryview(data).cast("i")])
+    told, _ = scan_json(packet.decode("utf-8"), 0)
     try:
         os.chdir(told["cwd"])
     except OSError as e:
         lost(f"the kernel's working directory: {os.strerror(e.errno or 0)}")
-    env.setdefault("MPLBACKEND", INLINE_BACKEND)
-    if any(name.startswith(READ_AT_START) and ENVIRON.get(name) != env.get(name) for name in ENVIRON.keys() | env.keys()):
-        execute_anew(env)
-    zone, home = ENVIRON.get("TZ"), ENVIRON.get("HOME")
-    restore_environment(env)
-    if env.get("TZ") != zone:
-        tzset()
-    if env.get("HOME") != home:
-        KERNEL.shell.home_dir = get_home_dir()
-    if blas and blas_threads(env) != 1:
-        for set_threads in blas:
-            set_threads(blas_threads(env))
+    adopt_environment(told["env"], blas)
     reseed()
     if site is not None:
         exec(site, {})
-    KERNEL.shell.starting_dir = os.getcwd()
-    KERNEL.shell.history_manager.dir_hist[:] = [Path.cwd()]
+    if (directory := os.getcwd()) != KERNEL.shell.starting_dir:
+        set_directory(directory)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     sys.orig_argv[sys.orig_argv.index("--warm"):] = []
     gc.enable()
 
 
-def place(descriptors: list[int]) -> None:
-    """The four that came, where the protocol has them, and nothing to read at 0."""
-    if len(descriptors) != 4:
+def adopt_environment(env: dict[str, str], blas: list[Callable[[int], Any]]) -> None:
+    for name in ("KREQ", "KEVT", "KINT"):
+        env.pop(name, None)
+    env.setdefault("MPLBACKEND", INLINE_BACKEND)
+    before = dict(ENVIRON)
+    if env != before:
+        if any(name.startswith(READ_AT_START) and before.get(name) != env.get(name) for name in before | env):
+            execute_anew(env)
+        set_environment(env)
+        if env.get("TZ") != before.get("TZ"):
+            tzset()
+        if env.get("HOME") != before.get("HOME"):
+            KERNEL.shell.home_dir = get_home_dir()
+    if blas and env.get("OPENBLAS_NUM_THREADS") != "1":
+        for set_threads in blas:
+            set_threads(blas_threads(env))
+
+
+def place(numbers: list[int]) -> None:
+    """The four descriptors that came, where the protocol has them, and nothing to read at 0."""
+    if len(numbers) != 4:
         lost("the kernel got no pipes")
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in [os.open(os.devnull, os.O_RDONLY), *descriptors]]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (os.open(os.devnull, os.O_RDONLY), *numbers)]
     os.closerange(0, 10)
     for number, fd in enumerate(high):
-        dup2(fd, number, inheritable=True)
+        dup2(fd, number)
         close(fd)
 
 
@@ -1299,12 +1375,13 @@ def execute_anew(env: dict[str, str]) -> NoReturn:
 
 
 def reseed() -> None:
-    """Make the generators of this fork its own; the seed of `hash()` cannot be."""
-    random.seed()
+    """Make the generators of this fork its own, beside `random`, which CPython reseeds; the seed of `hash()` cannot be."""
     tempfile.tempdir = None
     tempfile._name_sequence = None  # type: ignore[attr-defined]
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+        # Its `seed()` makes a generator to seed the generator; this is the whole state.
+        key = sys.modules["numpy"].frombuffer(os.urandom(624 * 4), "uint32")
+        sys.modules["numpy.random"].set_state(("MT19937", key, 624))
     if "ssl" in sys.modules:
         # OpenSSL knows a fork by its pid, which is the same in every sandbox.
         sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)
@@ -1324,7 +1401,9 @@ def serve(req: int = 3, evt: int = 4) -> NoReturn:
     kernel.req, kernel.evt, kernel.pid = req, evt, getpid()
     for fd in (req, evt):
         os.set_inheritable(fd, False)
-    kernel.open_streams()
+    if not kernel.streams:
+        kernel.open_streams()
+    kernel.merge_streams()
     for fd in (1, 2):
         with contextlib.suppress(OSError):
             kernel.spare[fd] = dup(fd)
