@@ -48,7 +48,13 @@ pub struct EngineConfig {
     pub ready_wait: Duration,
     /// How long a sandbox, and then an interpreter, may take to start.
     pub start_timeout: Duration,
-    /// Whose groups the sessions of the pool belong to: a sandbox cannot change its groups later.
+    /// Sandboxes that wait ready, of all tenants and realms together. The sessions of the pool are counted, and always there.
+    pub ready_max: usize,
+    /// The memory they may take.
+    pub ready_memory_bytes: u64,
+    /// How many of them are made at once, behind those somebody waits for.
+    pub refills_at_once: usize,
+    /// Whose the sessions of the pool are. Others have sandboxes ready as they need them.
     pub pool_tenant: Tenant,
     pub pool_realm: Realm,
     /// Where interpreters start. `/workspace` in every real sandbox.
@@ -80,6 +86,9 @@ impl Default for EngineConfig {
             shutdown_grace: Duration::from_secs(30),
             ready_wait: Duration::from_secs(10),
             start_timeout: Duration::from_secs(60),
+            ready_max: 64,
+            ready_memory_bytes: 512 * MB,
+            refills_at_once: std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 4)),
             pool_tenant: Tenant::local(),
             pool_realm: Realm::AGENTRUN,
             cwd: WORKSPACE.into(),
@@ -131,7 +140,7 @@ pub struct RealmConfig {
     pub group_cpu_millis: Option<u32>,
     /// Runs that execute at once, per tenant.
     pub runs_at_once: usize,
-    /// Sessions with a started Python kept ready, for the pool's tenant.
+    /// Sessions with a started Python that are always kept ready, for the pool's tenant in the pool's realm.
     pub pool_size: usize,
     pub session_ttl: Duration,
     /// Contexts, or conversations, a tenant may have.

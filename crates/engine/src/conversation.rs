@@ -17,8 +17,8 @@ use crate::guest::lock;
 use crate::holdings::Holdings;
 use crate::keyed::{Keyed, Leaves, Turn};
 use crate::live::{Failure, Place};
+use crate::maker::Shape;
 use crate::op::{EngineError, Happened, Tenant};
-use crate::pool::Shape;
 
 /// How long a sandbox without code stays after its last use.
 pub(crate) const PARKED: Duration = Duration::from_secs(10);

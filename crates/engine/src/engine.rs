@@ -20,9 +20,10 @@ use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
 use crate::holdings::{Holdings, Removed, Tenants};
 use crate::links::LinkedFile;
 use crate::live::{Failure, Live};
+use crate::maker::Maker;
 use crate::op::{Call, EngineError, Happened, Health, Notice, Op, Outcome, Realm, Tenant};
 use crate::ops;
-use crate::pool::{Maker, Pool, Shape};
+use crate::stock::{Ready, Stock};
 
 /// Target of the lines that tell how the start goes, in the words and the order of the `agentrun` document.
 pub const STARTUP_LOG: &str = "sandpool::startup";
@@ -73,14 +74,16 @@ pub struct Counts {
     pub background_runs: usize,
     /// Used since the engine began, and still kept.
     pub conversations: usize,
-    pub sessions: usize,
-    pub sessions_available: usize,
+    /// What waits ready for contexts.
+    pub ready: Ready,
     pub sandboxes: usize,
+    /// Of these, those whose end was ordered.
+    pub ending: usize,
 }
 
 struct Started {
     maker: Arc<Maker>,
-    pool: Pool,
+    stock: Stock,
     took: Duration,
 }
 
@@ -166,13 +169,12 @@ impl Engine {
     }
 
     pub fn counts(&self) -> Counts {
-        let pool = self.inner.started.get().map(|started| started.pool.count());
         let mut counts = Counts {
             contexts: self.inner.tenants.realms().map(|config| (config.realm, 0)).collect(),
             runs: self.inner.running.load(Ordering::SeqCst),
             background_runs: self.inner.tenants.tenants().iter().map(|tenant| tenant.background.running()).sum(),
-            sessions: pool.as_ref().map_or(0, |pool| pool.sessions),
-            sessions_available: pool.map_or(0, |pool| pool.available),
+            ready: self.inner.started.get().map(|started| started.stock.count()).unwrap_or_default(),
+            ending: self.inner.live.ending(),
             sandboxes: self.sandboxes(),
             ..Counts::default()
         };
@@ -296,35 +298,29 @@ impl Inner {
         let interpreter = uuid::Uuid::new_v4().simple().to_string();
         tracing::info!(target: STARTUP_LOG, "创建 Code Interpreter: ci-{}", &interpreter[..12]);
         tracing::info!(target: STARTUP_LOG, "等待 Interpreter 就绪...");
-        let maker = Arc::new(Maker { live: self.live.clone(), config: self.config.clone(), runtimes });
-        if let Some(warm) = maker.runtimes.warm()
-            && let Err(error) = self.live.backend().warm(&warm).await
-        {
-            tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
-        }
+        let maker = Arc::new(Maker::new(self.live.clone(), self.config.clone(), runtimes));
+        let holdings = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
+        let (tasks, closing) = (self.tasks.clone(), self.closing.clone());
+        let stock = Stock::new(maker.clone(), self.config.clone(), &holdings, tasks, closing);
+        // The warm interpreter imports for a while; the sandboxes are made meanwhile.
+        let ((), sandboxes) = tokio::join!(self.warm(&maker), stock.first_sandboxes());
         tracing::info!(target: STARTUP_LOG, "Interpreter 状态: READY");
 
-        let holdings = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
-        let realm = holdings.config();
-        let size = realm.sessions();
+        let size = stock.size();
         tracing::info!(target: STARTUP_LOG, "初始化 Session 池 (大小: {size})...");
-        let shape = Shape::of(&holdings, realm.limits_of(None));
-        let pool = Pool::new(maker.clone(), shape, realm, self.tasks.clone(), self.closing.clone());
         let failed = |failure: Failure| EngineError::Sandbox(failure.log);
-        pool.fill(|number, id| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}"))
-            .await
-            .map_err(failed)?;
+        let told = |number, id: &str| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}");
+        stock.fill(sandboxes, told).await.map_err(failed)?;
 
         tracing::info!(target: STARTUP_LOG, "执行健康检查...");
         tracing::info!(target: STARTUP_LOG, "✓ Interpreter 就绪");
-        pool.check_and_repair().await.map_err(failed)?;
-        let count = pool.count();
-        tracing::info!(target: STARTUP_LOG, "✓ Session 池健康 ({}/{size} 可用)", count.available);
+        stock.check_and_repair().await.map_err(failed)?;
+        tracing::info!(target: STARTUP_LOG, "✓ Session 池健康 ({}/{size} 可用)", stock.sessions().available);
         tracing::info!(target: STARTUP_LOG, "✓ 所有 Session 验证通过");
         let took = begun.elapsed();
         tracing::info!(target: STARTUP_LOG, "服务器启动完成，耗时: {:.1} 秒", took.as_secs_f64());
 
-        self.tasks.spawn(pool.clone().keep());
+        self.tasks.spawn(stock.clone().keep());
         self.tasks.spawn(upkeep(self.clone()));
         self.tasks.spawn(sweep_orphans(self.clone()));
         for realm in self.tenants.realms() {
@@ -338,11 +334,19 @@ impl Inner {
                 self.tasks.spawn(sweep(self.clone(), realm.realm, idle, realm.sweep_interval));
             }
         }
-        if self.started.set(Started { maker, pool, took }).is_err() {
+        if self.started.set(Started { maker, stock, took }).is_err() {
             return Err(EngineError::Sandbox("the engine was started twice".into()));
         }
         self.state.send_replace(State::Ready);
         Ok(())
+    }
+
+    async fn warm(&self, maker: &Maker) {
+        if let Some(warm) = maker.runtimes.warm()
+            && let Err(error) = self.live.backend().warm(&warm).await
+        {
+            tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
+        }
     }
 
     async fn wait_until_ready(&self, cancel: &CancellationToken) -> Result<(), EngineError> {
@@ -365,8 +369,8 @@ impl Inner {
         self.started.get().map(|s| &s.maker).ok_or_else(|| EngineError::NotReady("starting".into()))
     }
 
-    pub(crate) fn pool(&self) -> Result<&Pool, EngineError> {
-        self.started.get().map(|s| &s.pool).ok_or_else(|| EngineError::NotReady("starting".into()))
+    pub(crate) fn stock(&self) -> Result<&Stock, EngineError> {
+        self.started.get().map(|s| &s.stock).ok_or_else(|| EngineError::NotReady("starting".into()))
     }
 
     /// False when the engine closes.
@@ -408,13 +412,13 @@ impl Inner {
             State::Failed(_) => "FAILED",
         };
         let started = self.started.get();
-        let count = started.map(|s| s.pool.count());
+        let sessions = started.map(|s| s.stock.sessions());
         Health {
             interpreter_ready: interpreter_status == "READY",
             interpreter_status,
-            session_pool_size: count.as_ref().map_or(0, |c| c.sessions),
-            session_pool_available: count.as_ref().map_or(0, |c| c.available),
-            all_sessions_healthy: count.is_some_and(|c| c.healthy),
+            session_pool_size: sessions.as_ref().map_or(0, |s| s.there),
+            session_pool_available: sessions.as_ref().map_or(0, |s| s.available),
+            all_sessions_healthy: sessions.is_some_and(|s| s.healthy),
             startup_time_seconds: started.map_or_else(|| self.born.elapsed(), |s| s.took).as_secs_f64(),
         }
     }
@@ -425,7 +429,7 @@ async fn upkeep(inner: Arc<Inner>) {
     while inner.pause(UPKEEP).await {
         inner.live.retry().await;
         inner.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
-        inner.tenants.forget_idle(&inner.config.pool_tenant);
+        inner.tenants.forget_idle();
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proto::Root;
 use sandbox::{Group, Limits};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::background::Runs;
 use crate::config::{EngineConfig, RealmConfig};
@@ -20,6 +20,8 @@ use crate::op::{ContextInfo, EngineError, Quota, Realm, Tenant, Which};
 
 /// Bytes of files that one tenant may have on their way into sandboxes.
 pub(crate) const UPLOADS: usize = 64 << 20;
+/// Sandboxes of one tenant that may be on their way out without counting as contexts. Who ends more waits.
+const ENDING: usize = 16;
 
 /// One realm, and what all tenants have in it together.
 pub(crate) struct RealmState {
@@ -37,6 +39,8 @@ pub(crate) struct TenantState {
     pub(crate) runs: Option<Arc<Semaphore>>,
     /// One per byte.
     pub(crate) uploads: Arc<Semaphore>,
+    /// One per sandbox that is on its way out.
+    ending: Arc<Semaphore>,
     pub(crate) background: Runs,
 }
 
@@ -74,9 +78,15 @@ impl TenantState {
             contexts: AtomicUsize::new(0),
             runs: quota.runs.map(|runs| Arc::new(Semaphore::new(runs.max(1)))),
             uploads: Arc::new(Semaphore::new(UPLOADS)),
+            ending: Arc::new(Semaphore::new(ENDING)),
             background: Runs::default(),
             quota,
         }
+    }
+
+    /// Room for one more sandbox on its way out.
+    pub(crate) fn ending(&self) -> Option<OwnedSemaphorePermit> {
+        self.ending.clone().try_acquire_owned().ok()
     }
 }
 
@@ -226,7 +236,7 @@ impl Contexts {
         self.unlisted += 1;
         context.gone.cancel();
         let charge = lock(&context.charge).take();
-        Removed { context, _place: Reservation { holdings: holdings.clone(), charge } }
+        Removed { context, place: Reservation { holdings: holdings.clone(), charge } }
     }
 
     fn find(&self, wanted: &Which, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
@@ -318,10 +328,17 @@ impl Drop for Charge {
     }
 }
 
-/// A context on its way out. It keeps its place among the limits until its sandbox is gone.
+/// A context on its way out. It keeps its place among the limits until it is dropped.
 pub(crate) struct Removed {
     pub(crate) context: Arc<Context>,
-    _place: Reservation,
+    place: Reservation,
+}
+
+impl Removed {
+    /// See [`TenantState::ending`].
+    pub(crate) fn ending(&self) -> Option<OwnedSemaphorePermit> {
+        self.place.holdings.tenant.ending()
+    }
 }
 
 pub(crate) struct Reservation {
@@ -416,14 +433,12 @@ impl Tenants {
         lock(&self.all).holdings.values().cloned().collect()
     }
 
-    /// Forgets who has nothing. The pool's tenant stays: its sessions are in its groups.
-    pub(crate) fn forget_idle(&self, pool_tenant: &Tenant) {
+    /// Forgets who has nothing. For whom something waits ready stays: it is in their groups.
+    pub(crate) fn forget_idle(&self) {
         let mut all = lock(&self.all);
         let in_use = |holdings: &Arc<Holdings>| Arc::strong_count(holdings) > 1 || holdings.has_contexts();
-        all.holdings.retain(|(tenant, _), holdings| tenant == pool_tenant || in_use(holdings));
-        all.tenants.retain(|tenant, state| {
-            tenant == pool_tenant || Arc::strong_count(state) > 1 || !state.background.is_empty()
-        });
+        all.holdings.retain(|_, holdings| in_use(holdings));
+        all.tenants.retain(|_, state| Arc::strong_count(state) > 1 || !state.background.is_empty());
     }
 
     pub(crate) fn tenants(&self) -> Vec<Arc<TenantState>> {

@@ -8,9 +8,9 @@ use ring::hmac;
 use crate::context::InUse;
 use crate::engine::Inner;
 use crate::live::Place;
+use crate::maker::Shape;
 use crate::op::{EngineError, Realm, Tenant};
 use crate::ops::read_file::{Identity, Range, read};
-use crate::pool::Shape;
 
 /// Of one read.
 const MAX_READ: u64 = 1 << 20;

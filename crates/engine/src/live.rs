@@ -4,12 +4,15 @@
 //! that no path (a dropped call, a lost guest, a failed start) can leak one.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use proto::{Ended, FromGuest, KernelId, KernelSpec, Language, ToGuest};
 use sandbox::{Backend, BackendError, Isolation, Sandbox, SandboxSpec};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
 use crate::guest::{GuestClient, Lost, lock};
@@ -40,6 +43,8 @@ struct Held {
     /// Its end was ordered; until `destroyed` it is tried again now and then.
     doomed: AtomicBool,
     destroyed: tokio::sync::Mutex<bool>,
+    /// Its place among those that may be ending at once, until nothing of it is left.
+    room: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl Held {
@@ -136,6 +141,7 @@ impl Live {
             guest: OnceLock::new(),
             doomed: AtomicBool::new(false),
             destroyed: tokio::sync::Mutex::new(false),
+            room: Mutex::default(),
         });
         lock(&shared.sandboxes).insert(number, held.clone());
         match connect(&held, shared.start_timeout).await {
@@ -148,7 +154,10 @@ impl Live {
                     let lost = watched.guest.lost().await;
                     let stale = watched.guest.stale_frames();
                     tracing::debug!(sandbox = watched.held.sandbox.id(), why = %lost, stale, "sandbox over");
-                    let _ = watched.destroy(&lost.0).await;
+                    // Unless somebody has ordered it, and waits to hear how it goes.
+                    if !watched.held.doomed.load(Ordering::SeqCst) {
+                        let _ = watched.destroy(&lost.0).await;
+                    }
                 });
                 if shared.closed.load(Ordering::SeqCst) {
                     let _ = place.destroy("shutting down").await;
@@ -168,6 +177,7 @@ impl Live {
         match held.destroy().await {
             Ok(()) => {
                 lock(&self.shared.sandboxes).remove(&number);
+                lock(&held.room).take();
                 Ok(())
             }
             Err(error) => {
@@ -202,6 +212,11 @@ impl Live {
 
     pub(crate) fn count(&self) -> usize {
         lock(&self.shared.sandboxes).len()
+    }
+
+    /// Those whose end was ordered.
+    pub(crate) fn ending(&self) -> usize {
+        lock(&self.shared.sandboxes).values().filter(|held| held.doomed.load(Ordering::SeqCst)).count()
     }
 
     /// Destroys what is left, then lets the back end make sure. No sandbox is made afterwards.
@@ -243,8 +258,41 @@ impl Place {
         stats.ok().map(|stats| stats.oom_kills)
     }
 
+    /// What its processes and files in memory take at the moment, where the host counts it.
+    pub(crate) async fn memory_bytes(&self) -> Option<u64> {
+        let stats = tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?;
+        stats.ok()?.memory_bytes
+    }
+
+    /// Orders its end; nobody waits for it.
+    pub(crate) fn dismiss(self: Arc<Self>, why: &'static str) {
+        let tasks = self.live.shared.tasks.clone();
+        tasks.spawn(async move { self.destroy(why).await });
+    }
+
+    /// Orders its end and returns when nobody reaches it any more; the end itself takes its time and its `room`. An order that is
+    /// refused at once is told.
+    pub(crate) async fn end(self: Arc<Self>, why: &'static str, room: OwnedSemaphorePermit) -> Result<(), Failure> {
+        let tasks = self.live.shared.tasks.clone();
+        self.ends_in(room);
+        let mut ending = Box::pin(async move { self.destroy(why).await });
+        match poll_fn(|context| Poll::Ready(ending.as_mut().poll(context))).await {
+            Poll::Ready(ended) => ended,
+            Poll::Pending => {
+                tasks.spawn(ending);
+                Ok(())
+            }
+        }
+    }
+
+    /// Given back when nothing of it is left, however often that is tried.
+    pub(crate) fn ends_in(&self, room: OwnedSemaphorePermit) {
+        *lock(&self.held.room) = Some(room);
+    }
+
     /// Ends whatever runs in it, with `why` as the reason callers see, and returns when nothing of it is left.
     pub(crate) async fn destroy(&self, why: &str) -> Result<(), Failure> {
+        self.held.doomed.store(true, Ordering::SeqCst);
         self.guest.close(why);
         self.live.destroy(self.number, &self.held).await
     }

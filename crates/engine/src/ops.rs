@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{FromGuest, Language};
+use sandbox::Limits;
 
 use crate::context::{Context, Home, InUse, News};
 use crate::engine::{Inner, given_up};
 use crate::holdings::Holdings;
 use crate::keyed::Turn;
 use crate::live::{Failure, Place};
+use crate::maker::{FIRST_KERNEL, Shape};
 use crate::op::{Call, EngineError, Environment, Happened, Op, Outcome, Target, Which};
-use crate::pool::{FIRST_KERNEL, Shape};
 
 mod admit;
 mod background;
@@ -124,37 +125,26 @@ impl World {
         }
     }
 
-    /// A sandbox, with an interpreter if one is wanted: a session of the pool where one fits, else a new one.
-    async fn settle(&self, shape: &Shape, wanted: Option<Language>) -> Result<Home, EngineError> {
+    /// A sandbox for a context of this language: one that waits ready, else a new one, with an interpreter if one is `wanted`.
+    async fn settle(&self, limits: Limits, usual: Language, wanted: Option<Language>) -> Result<Home, EngineError> {
         let maker = self.inner.maker()?;
         let failed = |failure: Failure| {
             tracing::error!(why = failure.log, "no sandbox for a context");
             EngineError::CreateFailed(failure.public)
         };
-        let Some(session) = self.inner.pool()?.take(shape) else {
-            return Ok(match wanted {
-                Some(language) => {
-                    Home::with(maker.started(shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
-                }
-                None => Home::at(maker.sandbox(shape).await.map_err(failed)?),
-            });
-        };
-        let place = session.place;
-        tracing::debug!(session = session.id, "a session becomes a context");
-        let language = wanted.filter(|language| *language != Language::Python && self.holdings.config().one_language);
-        let Some(language) = language else { return Ok(Home::with(place, Language::Python, FIRST_KERNEL)) };
-        let kernel = FIRST_KERNEL + 1;
-        let exchange =
-            async { tokio::try_join!(place.stop_kernel(FIRST_KERNEL), maker.start_kernel(&place, kernel, language)) };
-        if let Err(failure) = exchange.await {
-            let _ = place.destroy("its interpreter did not start").await;
-            return Err(failed(failure));
+        let language = wanted.unwrap_or(usual);
+        let ready = self.inner.stock()?.take(&self.holdings, limits, language).await;
+        if let Some((id, place)) = ready.and_then(|session| Some((session.id.clone(), session.leave()?))) {
+            tracing::debug!(session = id, "a session becomes a context");
+            return Ok(Home::with(place, language, FIRST_KERNEL));
         }
-        Ok(Home::with(place, language, kernel))
-    }
-
-    fn shape(&self, context: &Context) -> Shape {
-        Shape::of(&self.holdings, context.limits)
+        let shape = Shape::of(&self.holdings, limits);
+        Ok(match wanted {
+            Some(language) => {
+                Home::with(maker.started(&shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
+            }
+            None => Home::at(maker.sandbox(&shape).await.map_err(failed)?),
+        })
     }
 
     fn runs(&self, language: Language) -> Result<(), EngineError> {
@@ -189,7 +179,7 @@ impl World {
         if let Some(place) = home.living_place() {
             return Ok(place);
         }
-        let mut settled = self.settle(&self.shape(context), wanted).await.map_err(|error| match error {
+        let mut settled = self.settle(context.limits, context.language, wanted).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
         })?;

@@ -114,8 +114,7 @@ async fn a_javascript_context_takes_a_session_and_changes_its_interpreter() {
 async fn without_node_javascript_is_refused_and_nothing_is_lost() {
     let backend = FakeBackend::new();
     let without = engine::Runtimes { node: None, ..runtimes() };
-    let engine =
-        engine::Engine::start(Default::default(), without, std::sync::Arc::new(backend.clone())).await.unwrap();
+    let engine = engine::Engine::start(config(), without, std::sync::Arc::new(backend.clone())).await.unwrap();
     let op = Op::CreateContext(NewContext::named("js", Language::Javascript));
     let refused = engine.execute(&call(), op).await;
     assert_eq!(refused, Err(EngineError::CreateFailed("no JavaScript runtime is installed".into())));

@@ -185,7 +185,7 @@ async fn a_guest_of_another_version_or_without_a_word_makes_no_session() {
             .then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> { Box::pin(std::future::pending()) })
     });
     for (backend, expected) in [(other, "version `999`"), (silent, "did not answer the greeting")] {
-        let started = engine::Engine::start(Default::default(), runtimes(), Arc::new(backend.clone())).await;
+        let started = engine::Engine::start(config(), runtimes(), Arc::new(backend.clone())).await;
         let error = started.err().expect("no start").to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!((backend.created(), backend.living()), (9, 0), "three sessions, three times each");

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use engine::Ready;
 use engine::op::{Happened, Notice};
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -44,10 +45,26 @@ impl Denial {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Gauges {
     pub contexts: usize,
-    pub pool_size: usize,
-    pub pool_available: usize,
+    pub ready: Ready,
+    pub sandboxes: usize,
+    pub ending: usize,
     pub runs: usize,
     pub journal_lost: u64,
+}
+
+impl Gauges {
+    fn write_pool(&self, page: &mut Page) {
+        let Ready { wanted, available, memory_bytes, taken, handed_over, made } = self.ready;
+        page.gauge("sandpool_pool_size", "Sandboxes to be kept ready.", wanted);
+        page.gauge("sandpool_pool_available", "Sandboxes that are ready.", available);
+        page.gauge("sandpool_pool_memory_bytes", "Memory of the sandboxes that are ready.", memory_bytes);
+        let name = "sandpool_pool_taken_total";
+        let help = "New contexts by what they got: one that was ready, one just being made, or a new one.";
+        page.kind(name, "counter", help);
+        for (what, count) in [("ready", taken), ("under_way", handed_over), ("new", made)] {
+            page.sample(name, &[("what", what)], count);
+        }
+    }
 }
 
 /// Cheap to clone; all clones count together.
@@ -131,8 +148,9 @@ impl Metrics {
         page.gauge("sandpool_calls_in_progress", "Calls that are being answered.", read(&inner.calls_in_progress));
         page.gauge("sandpool_contexts", "Contexts, sessions and conversations with a sandbox.", gauges.contexts);
         page.gauge("sandpool_sessions", "Protocol sessions over HTTP.", read(&inner.sessions_open));
-        page.gauge("sandpool_pool_size", "Sandboxes to be kept ready.", gauges.pool_size);
-        page.gauge("sandpool_pool_available", "Sandboxes that are ready.", gauges.pool_available);
+        page.gauge("sandpool_sandboxes", "Sandboxes of every kind.", gauges.sandboxes);
+        page.gauge("sandpool_sandboxes_ending", "Sandboxes that are being destroyed.", gauges.ending);
+        gauges.write_pool(&mut page);
         page.gauge("sandpool_runs_in_progress", "Runs that execute.", gauges.runs);
         page.labelled("sandpool_kills_total", "Runs and sandboxes ended by force.", &KILLS, &inner.kills);
         page.labelled("sandpool_denials_total", "Requests that were not let in.", &DENIALS, &inner.denials);
@@ -271,7 +289,8 @@ mod tests {
         drop(metrics.connection());
         let _open = (metrics.connection(), metrics.session(), metrics.session());
         metrics.served(4096);
-        let gauges = Gauges { contexts: 4, pool_size: 3, pool_available: 1, runs: 2, journal_lost: 5 };
+        let ready = Ready { wanted: 3, available: 1, memory_bytes: 6_000_000, taken: 7, handed_over: 8, made: 9 };
+        let gauges = Gauges { contexts: 4, ready, sandboxes: 6, ending: 1, runs: 2, journal_lost: 5 };
         let page = metrics.text(&gauges);
         // Times differ from run to run: sums are left out, and of the buckets only the last is looked at.
         let bucket = |line: &&str| !line.contains("_sum") && (!line.contains("_bucket") || line.contains("+Inf"));

@@ -37,6 +37,8 @@ struct Shared {
     fail_kernels: AtomicU32,
     fail_destroys: AtomicBool,
     hang_destroys: AtomicBool,
+    /// How long it takes to make and to destroy one.
+    slow: Mutex<(Duration, Duration)>,
     oom_kills: AtomicU64,
     shut_down: AtomicBool,
     /// The code of every run, in the order in which it began.
@@ -83,6 +85,11 @@ impl FakeBackend {
         self.shared.hang_destroys.store(hang, Ordering::SeqCst);
     }
 
+    /// How long it takes to make a sandbox, and to destroy one.
+    pub fn slow_down(&self, create: Duration, destroy: Duration) {
+        *lock(&self.shared.slow) = (create, destroy);
+    }
+
     pub fn set_oom_kills(&self, kills: u64) {
         self.shared.oom_kills.store(kills, Ordering::SeqCst);
     }
@@ -127,7 +134,7 @@ impl FakeBackend {
         lock(&self.shared.sandboxes).iter().any(has)
     }
 
-    /// The most cells that ever ran at the same time.
+    /// The most cells that ever ran at the same time, those aside that do nothing.
     pub fn most_running(&self) -> usize {
         self.shared.most_running.load(Ordering::SeqCst)
     }
@@ -156,6 +163,10 @@ impl Backend for FakeBackend {
     }
 
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
+        let slow = lock(&self.shared.slow).0;
+        if !slow.is_zero() {
+            tokio::time::sleep(slow).await;
+        }
         if take_one(&self.shared.fail_creates) {
             return Err(BackendError::Create("told to fail at /host/path".into()));
         }
@@ -268,12 +279,16 @@ impl Sandbox for Handle {
 
     async fn stats(&self) -> Result<Stats, BackendError> {
         let oom_kills = self.0.backend.shared.oom_kills.load(Ordering::SeqCst);
-        Ok(Stats { memory_bytes: None, pids: None, oom_kills })
+        Ok(Stats { memory_bytes: Some(8 << 20), pids: None, oom_kills })
     }
 
     async fn destroy(&self) -> Result<(), BackendError> {
         if self.0.backend.shared.hang_destroys.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
+        }
+        let slow = lock(&self.0.backend.shared.slow).1;
+        if !slow.is_zero() {
+            tokio::time::sleep(slow).await;
         }
         if self.0.backend.shared.fail_destroys.load(Ordering::SeqCst) {
             return Err(BackendError::Launcher("told to fail at /host/path".into()));
@@ -518,7 +533,8 @@ impl Guest {
         if doing.kernel.is_some_and(|kernel| !lock(&self.variables).contains_key(&kernel)) {
             return self.wire.send(call, &failed(Failure::Kernel)).await;
         }
-        let running = self.shared.running.fetch_add(1, Ordering::SeqCst) + 1;
+        let counts = usize::from(!matches!(doing.code.as_str(), "pass" | ";"));
+        let running = self.shared.running.fetch_add(counts, Ordering::SeqCst) + counts;
         self.shared.most_running.fetch_max(running, Ordering::SeqCst);
         let status = tokio::select! {
             status = self.cell(call, &doing) => status,
@@ -527,7 +543,7 @@ impl Guest {
                 RunStatus::TimedOut { state_kept: true }
             }
         };
-        self.shared.running.fetch_sub(1, Ordering::SeqCst);
+        self.shared.running.fetch_sub(counts, Ordering::SeqCst);
         lock(&self.interrupts).remove(&call);
         match (doing.kernel, &status) {
             (Some(kernel), RunStatus::Ended { .. }) => {

@@ -1,4 +1,4 @@
-//! A new context: a session of the pool becomes its sandbox where one fits. At a limit an idle one makes room, where it may.
+//! A new context: a session that waits ready becomes its sandbox where one fits. At a limit an idle one makes room, where it may.
 
 use std::sync::Arc;
 
@@ -10,7 +10,6 @@ use crate::holdings::{Full, Reservation};
 use crate::links::Keys;
 use crate::op::{Call, EngineError, Happened, NewContext, Outcome};
 use crate::ops::stop_context;
-use crate::pool::Shape;
 
 /// Dialects have stricter rules; this only keeps nonsense out of the tables.
 const MAX_NAME: usize = 1024;
@@ -49,7 +48,7 @@ impl World {
         let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.holdings.made_by(c));
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
-        let home = self.settle(&Shape::of(&self.holdings, plan.limits), wanted).await?;
+        let home = self.settle(plan.limits, plan.language, wanted).await?;
         let Some(place) = home.place.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // Nobody would learn its id.

@@ -16,8 +16,8 @@ use crate::conversation::Slot;
 use crate::keyed::Turn;
 use crate::links::conversation_key;
 use crate::live::{Failure, Place};
+use crate::maker::{FIRST_KERNEL, Shape};
 use crate::op::{Call, ContextInfo, EngineError, Environment, Files, Happened, Outcome, Ran, RunOnce, RunOutcome};
-use crate::pool::{FIRST_KERNEL, Shape};
 
 /// Dialects count characters, which may have four bytes.
 const MAX_CONVERSATION: usize = 1024;
@@ -51,11 +51,17 @@ impl World {
         let fresh = Fresh { world: self, call, place: &place, info };
         let result = fresh.run(language, code, env).await;
         drop(permits);
-        // Off the caller's path, but before the next call of this conversation.
-        self.inner.tasks.spawn(async move {
+        // Off the caller's path, but before the next call of this conversation, which waits for the turn.
+        let room = self.holdings.tenant.ending();
+        let is_bounded = room.is_some();
+        room.into_iter().for_each(|room| place.ends_in(room));
+        let ending = self.inner.tasks.spawn(async move {
             let _ = place.destroy("its call is over").await;
             drop(entered);
         });
+        if !is_bounded {
+            let _ = ending.await;
+        }
         let ran = result?;
         self.tell(&conversation, &ran.end);
         Ok(Outcome::Ran(Box::new(ran)))

@@ -1,4 +1,4 @@
-//! The end of a context: it vanishes at once, its running code ends by itself, then its sandbox goes.
+//! The end of a context: it vanishes at once, its running code ends by itself, then its sandbox goes, behind the answer.
 
 use super::{World, unless_cancelled};
 use crate::holdings::Removed;
@@ -14,9 +14,14 @@ impl World {
     }
 }
 
-/// Waits for the turn, which the running code holds no longer than its own deadline, and destroys the sandbox.
+/// Waits for the turn, which the running code holds no longer than its own deadline, and orders the end of the sandbox. Where too many
+/// of the tenant's are on their way out already, waits for the end as well and keeps its place among the limits meanwhile.
 pub(crate) async fn finish(removed: Removed) -> Result<(), EngineError> {
-    let mut home = removed.context.turn.lock().await;
-    let Some(place) = home.place.take() else { return Ok(()) };
-    place.destroy("its context was stopped").await.map_err(|failure| EngineError::StopFailed(failure.public))
+    const WHY: &str = "its context was stopped";
+    let Some(place) = removed.context.turn.lock().await.place.take() else { return Ok(()) };
+    let ended = match removed.ending() {
+        Some(room) => place.end(WHY, room).await,
+        None => place.destroy(WHY).await,
+    };
+    ended.map_err(|failure| EngineError::StopFailed(failure.public))
 }

@@ -60,7 +60,7 @@ async fn a_command_waits_for_the_cell_before_it_and_sees_interpreters_first_in_i
     };
     let runtimes = engine::Runtimes { python: command("python"), node: Some(command("node")), files: vec![] };
     let backend_again = std::sync::Arc::new(backend.clone());
-    let engine = engine::Engine::start(Default::default(), runtimes, backend_again).await.unwrap();
+    let engine = engine::Engine::start(config(), runtimes, backend_again).await.unwrap();
     let id = create(&engine, "a").await;
     let cell = spawn_run(&engine, call(), &id, "sleep 1000\nwrite f x");
     begun(&backend, "sleep 1000\nwrite f x").await;

@@ -169,7 +169,7 @@ async fn files_nobody_used_for_long_are_deleted_at_the_start_and_later() {
 #[tokio::test(start_paused = true)]
 async fn files_that_another_server_has_are_told_as_in_use() {
     let backend = FakeBackend::new();
-    let config = engine::EngineConfig { file_secret: [1; 32], ..Default::default() };
+    let config = engine::EngineConfig { file_secret: [1; 32], ..config() };
     let (ours, theirs) = (engine_with(&backend, config.clone()).await, engine_with(&backend, config).await);
     let running = spawn_op(&theirs, &caller(), once("c", "hang"));
     begun(&backend, "hang").await;

@@ -68,7 +68,7 @@ async fn an_unknown_key_a_missing_file_and_a_removed_context_are_all_the_same() 
 #[tokio::test(start_paused = true)]
 async fn a_file_beyond_the_limit_of_links_is_refused() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, engine::EngineConfig { max_link_bytes: 3, ..Default::default() }).await;
+    let engine = engine_with(&backend, engine::EngineConfig { max_link_bytes: 3, ..config() }).await;
     let id = create(&engine, "a").await;
     let key = put(&engine, holder(&id), Realm::AGENTRUN, "f", b"four").await;
     assert_eq!(
@@ -94,7 +94,7 @@ async fn while_a_link_is_read_its_context_is_not_idle() {
 #[tokio::test(start_paused = true)]
 async fn links_of_conversations_work_without_a_sandbox_and_after_a_restart() {
     let backend = FakeBackend::new();
-    let config = engine::EngineConfig { file_secret: [3; 32], ..Default::default() };
+    let config = engine::EngineConfig { file_secret: [3; 32], ..config() };
     let first = engine_with(&backend, config.clone()).await;
     let op = Op::RunOnce(RunOnce {
         conversation: "c".into(),

@@ -9,5 +9,6 @@ mod conversations;
 mod languages;
 mod limits;
 mod links;
+mod stock;
 mod targets;
 mod tenants;

@@ -21,8 +21,13 @@ pub fn runtimes() -> Runtimes {
     Runtimes { python: command("python"), node: Some(command("node")), files: Vec::new() }
 }
 
+/// Only the ordered sessions wait ready: what tests count is not to depend on demand.
+pub fn config() -> EngineConfig {
+    EngineConfig { ready_max: 0, ..EngineConfig::default() }
+}
+
 pub async fn engine(backend: &FakeBackend) -> Engine {
-    engine_with(backend, EngineConfig::default()).await
+    engine_with(backend, config()).await
 }
 
 pub async fn engine_with(backend: &FakeBackend, config: EngineConfig) -> Engine {
@@ -54,7 +59,7 @@ pub fn agentrun(change: impl FnOnce(&mut RealmConfig)) -> EngineConfig {
 }
 
 pub fn with_realm(realm: Realm, change: impl FnOnce(&mut RealmConfig)) -> EngineConfig {
-    let mut config = EngineConfig::default();
+    let mut config = config();
     change(config.realm_mut(realm).expect("a realm"));
     config
 }

@@ -295,8 +295,9 @@ impl Server {
         let counts = self.engine.counts();
         let gauges = Gauges {
             contexts: counts.contexts.values().sum(),
-            pool_size: counts.sessions,
-            pool_available: counts.sessions_available,
+            ready: counts.ready,
+            sandboxes: counts.sandboxes,
+            ending: counts.ending,
             runs: counts.busy,
             journal_lost: self.observer.journal().map_or(0, Journal::lost),
         };

@@ -141,6 +141,8 @@ pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> En
         start_timeout: sessions.start_timeout,
         orphan_interval: sessions.orphan_interval,
         pool_realm: default.unwrap_or(usual.pool_realm),
+        ready_max: config.ready_max,
+        ready_memory_bytes: config.ready_memory_mb << 20,
         ..usual
     }
 }

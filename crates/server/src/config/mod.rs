@@ -23,6 +23,9 @@ pub struct Config {
     pub dialect: String,
     pub lang: Option<String>,
     pub floor: Level,
+    /// What waits ready beside the sessions of the pool.
+    pub ready_max: usize,
+    pub ready_memory_mb: u64,
     pub state_dir: PathBuf,
     pub runtimes: RuntimeConfig,
     pub dialects: Dialects,
@@ -184,6 +187,8 @@ impl Config {
             dialect: effective.get("dialect.default")?,
             lang: effective.get("lang")?,
             floor: effective.get("floor")?,
+            ready_max: effective.get("ready_max")?,
+            ready_memory_mb: effective.get("ready_memory_mb")?,
             state_dir: effective.absolute("state_dir")?,
             runtimes: RuntimeConfig {
                 dir: effective.absolute("runtimes.dir")?,

@@ -193,7 +193,7 @@ fn contexts_help(dialect: &str) -> &'static str {
     }
 }
 
-const GENERAL: [Setting; 58] = [
+const GENERAL: [Setting; 60] = [
     setting(
         "config",
         ConfigFile,
@@ -233,6 +233,13 @@ const GENERAL: [Setting; 58] = [
         Is("\"basic\""),
         "Refuse to run when the isolation level of this machine is lower than this",
     ),
+    setting(
+        "ready_max",
+        Whole(0, 10_000),
+        Is("64"),
+        "Sandboxes kept ready for new contexts, of all tenants and dialects together: as many as demand asks for, those of `pool_size` always",
+    ),
+    setting("ready_memory_mb", Whole(0, 1 << 24), Is("512"), "Memory that sandboxes kept ready may take together"),
     setting(
         "state_dir",
         Text,

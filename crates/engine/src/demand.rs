@@ -1,0 +1,159 @@
+//! How many sandboxes should wait ready: arithmetic alone. Knows no sandbox and no clock; demand goes in, numbers come out.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// After this time without demand half of what a burst has raised is gone.
+const HALF_LIFE: Duration = Duration::from_secs(120);
+/// What is left of a wish until it is none: the last sandbox of a kind stays for three half-lives.
+const NOTHING: f64 = 0.125;
+
+/// What was asked of one kind lately: the most that was ever taken ahead of the refills, and how long ago.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Demand {
+    /// Taken and, at the pace of refills, not yet made again.
+    behind: f64,
+    /// The most that `behind` was, halved with time.
+    peak: f64,
+    at: Instant,
+}
+
+impl Demand {
+    pub(crate) fn none(now: Instant) -> Self {
+        Self { behind: 0.0, peak: 0.0, at: now }
+    }
+
+    /// One was asked for. `refill` is how long it takes until one more is made.
+    pub(crate) fn took(&mut self, now: Instant, refill: Duration) {
+        let passed = now.saturating_duration_since(self.at);
+        let made = passed.as_secs_f64() / refill.as_secs_f64().max(1e-6);
+        self.peak = self.peak_at(now);
+        self.behind = (self.behind - made).max(0.0) + 1.0;
+        self.peak = self.peak.max(self.behind);
+        self.at = now;
+    }
+
+    /// As many as would have served the worst of late, rounded up.
+    pub(crate) fn wish(&self, now: Instant) -> usize {
+        let peak = self.peak_at(now);
+        // A float to an integer saturates.
+        if peak < NOTHING { 0 } else { peak.ceil() as usize }
+    }
+
+    fn peak_at(&self, now: Instant) -> f64 {
+        let passed = now.saturating_duration_since(self.at);
+        self.peak * (-passed.as_secs_f64() / HALF_LIFE.as_secs_f64()).exp2()
+    }
+}
+
+/// What one kind would have ready.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wish {
+    /// Ordered by the operator, whatever it costs.
+    pub(crate) least: usize,
+    pub(crate) wish: usize,
+    /// Memory of one.
+    pub(crate) bytes: u64,
+}
+
+/// What all kinds may have together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) count: usize,
+    pub(crate) bytes: u64,
+}
+
+/// Who gets how many: what is ordered, then one each in turn until the wishes or the room are at their end. Earlier ones come first.
+pub(crate) fn allot(wishes: &[Wish], room: Room) -> Vec<usize> {
+    let mut given: Vec<usize> = wishes.iter().map(|wish| wish.least).collect();
+    let mut count: usize = given.iter().sum();
+    let mut bytes: u64 = wishes.iter().map(|wish| (wish.least as u64).saturating_mul(wish.bytes)).sum();
+    loop {
+        let before = count;
+        for (given, wish) in given.iter_mut().zip(wishes) {
+            let more = bytes.saturating_add(wish.bytes);
+            if *given < wish.wish && count < room.count && more <= room.bytes {
+                (*given, count, bytes) = (*given + 1, count + 1, more);
+            }
+        }
+        if count == before {
+            return given;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const REFILL: Duration = Duration::from_millis(10);
+
+    fn asked(times_ms: &[u64]) -> (Demand, Instant) {
+        let mut now = Instant::now();
+        let mut demand = Demand::none(now);
+        for ms in times_ms {
+            now += Duration::from_millis(*ms);
+            demand.took(now, REFILL);
+        }
+        (demand, now)
+    }
+
+    #[test]
+    fn a_burst_is_remembered_whole_and_then_halved_until_nothing_is_left() {
+        let (demand, now) = asked(&[0; 50]);
+        assert_eq!(demand.wish(now), 50);
+        assert_eq!(demand.wish(now + HALF_LIFE), 25);
+        assert_eq!(demand.wish(now + 8 * HALF_LIFE), 1);
+        assert_eq!(demand.wish(now + 9 * HALF_LIFE), 0);
+    }
+
+    #[test]
+    fn who_asks_no_faster_than_refills_come_needs_one() {
+        let (demand, now) = asked(&[10; 1000]);
+        assert_eq!(demand.wish(now), 1);
+        let (demand, now) = asked(&[5; 100]);
+        assert_eq!(demand.wish(now), 51, "half of them come too early");
+    }
+
+    #[test]
+    fn room_is_shared_one_by_one() {
+        let wish = |least, wish| Wish { least, wish, bytes: 10 };
+        let plenty = Room { count: 100, bytes: 1 << 30 };
+        assert_eq!(allot(&[wish(3, 1), wish(0, 5), wish(0, 0)], plenty), [3, 5, 0]);
+        assert_eq!(allot(&[wish(3, 1), wish(0, 50), wish(0, 4)], Room { count: 12, ..plenty }), [3, 5, 4]);
+        assert_eq!(allot(&[wish(0, 50), wish(0, 50)], Room { bytes: 55, ..plenty }), [3, 2]);
+        assert_eq!(allot(&[wish(3, 9), wish(0, 9)], Room { count: 0, ..plenty }), [3, 0], "what is ordered is made");
+        assert_eq!(allot(&[], plenty), [0; 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_wish_is_never_more_than_was_asked_for_and_falls_while_nobody_asks(
+            times in prop::collection::vec(0u64..50, 0..100), later in 0u64..10_000,
+        ) {
+            let (demand, now) = asked(&times);
+            prop_assert!(demand.wish(now) <= times.len());
+            let then = now + Duration::from_secs(later);
+            prop_assert!(demand.wish(then) <= demand.wish(now));
+            prop_assert!(demand.wish(then + 20 * HALF_LIFE) == 0);
+        }
+
+        #[test]
+        fn bounds_hold_for_whatever_was_not_ordered(
+            wishes in prop::collection::vec((0usize..5, 0usize..200, 0u64..100), 0..20), count in 0usize..100, bytes in 0u64..5000,
+        ) {
+            let wishes: Vec<Wish> = wishes.into_iter().map(|(least, wish, bytes)| Wish { least, wish, bytes }).collect();
+            let given = allot(&wishes, Room { count, bytes });
+            let ordered: usize = wishes.iter().map(|wish| wish.least).sum();
+            let cost = |of: &dyn Fn(usize) -> usize| -> u64 { wishes.iter().enumerate().map(|(n, w)| of(n) as u64 * w.bytes).sum() };
+            prop_assert!(given.iter().sum::<usize>() <= count.max(ordered));
+            prop_assert!(cost(&|n| given[n]) <= bytes.max(cost(&|n| wishes[n].least)));
+            for (given, wish) in given.iter().zip(&wishes) {
+                prop_assert!((wish.least..=wish.wish.max(wish.least)).contains(given));
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! How sandboxes are made and interpreters started in them, for contexts that wait and for those kept ready. Who waits goes first.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::{KernelId, Language};
+use sandbox::{Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
+use tokio::sync::watch;
+
+use crate::config::{EngineConfig, Runtimes};
+use crate::holdings::Holdings;
+use crate::live::{Failure, Live, Place};
+
+/// The first interpreter of a sandbox.
+pub(crate) const FIRST_KERNEL: KernelId = 1;
+
+/// What makes one sandbox differ from another.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Shape {
+    pub(crate) groups: Vec<Group>,
+    pub(crate) limits: Limits,
+    pub(crate) volumes: Vec<SharedVolume>,
+    pub(crate) kept: Option<KeptVolume>,
+}
+
+impl Shape {
+    pub(crate) fn of(holdings: &Holdings, limits: Limits) -> Self {
+        Self { groups: holdings.groups(), limits, volumes: holdings.config().volumes.clone(), kept: None }
+    }
+}
+
+pub(crate) struct Maker {
+    live: Live,
+    config: Arc<EngineConfig>,
+    pub(crate) runtimes: Runtimes,
+    /// How many callers wait for something that is being made.
+    waiting: watch::Sender<usize>,
+}
+
+/// While it is there, somebody waits for something to be made.
+pub(crate) struct Hurry<'a>(&'a Maker);
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.send_modify(|waiting| *waiting -= 1);
+    }
+}
+
+impl Maker {
+    pub(crate) fn new(live: Live, config: Arc<EngineConfig>, runtimes: Runtimes) -> Self {
+        Self { live, config, runtimes, waiting: watch::Sender::new(0) }
+    }
+
+    pub(crate) fn hurry(&self) -> Hurry<'_> {
+        self.waiting.send_modify(|waiting| *waiting += 1);
+        Hurry(self)
+    }
+
+    /// Returns when nobody waits, but after `most` at the latest.
+    pub(crate) async fn nobody_waits(&self, most: Duration) {
+        let mut watching = self.waiting.subscribe();
+        let _ = tokio::time::timeout(most, watching.wait_for(|waiting| *waiting == 0)).await;
+    }
+
+    /// For a caller that waits.
+    pub(crate) async fn sandbox(&self, shape: &Shape) -> Result<Arc<Place>, Failure> {
+        let _hurry = self.hurry();
+        self.unhurried_sandbox(shape).await
+    }
+
+    /// For a caller that waits.
+    pub(crate) async fn start_kernel(
+        &self,
+        place: &Place,
+        kernel: KernelId,
+        language: Language,
+    ) -> Result<(), Failure> {
+        let _hurry = self.hurry();
+        self.unhurried_kernel(place, kernel, language).await
+    }
+
+    /// A sandbox with an interpreter, for a caller that waits; on failure nothing is left of it.
+    pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<Place>, Failure> {
+        let _hurry = self.hurry();
+        let place = self.unhurried_sandbox(shape).await?;
+        self.first_kernel(place, language).await
+    }
+
+    pub(crate) async fn unhurried_sandbox(&self, shape: &Shape) -> Result<Arc<Place>, Failure> {
+        let Shape { groups, limits, volumes, kept } = shape.clone();
+        let (runtime, files) = (self.runtimes.binds(), self.runtimes.files.clone());
+        self.live.make(SandboxSpec { groups, limits, runtime, files, volumes, kept }).await
+    }
+
+    /// The same sandbox with its first interpreter; on failure nothing is left of it.
+    pub(crate) async fn first_kernel(&self, place: Arc<Place>, language: Language) -> Result<Arc<Place>, Failure> {
+        if let Err(failure) = self.unhurried_kernel(&place, FIRST_KERNEL, language).await {
+            let _ = place.destroy("its interpreter did not start").await;
+            return Err(failure);
+        }
+        Ok(place)
+    }
+
+    async fn unhurried_kernel(&self, place: &Place, kernel: KernelId, language: Language) -> Result<(), Failure> {
+        let spec = self.runtimes.kernel(language, &self.config.cwd);
+        let spec = spec.ok_or_else(|| Failure::new("no JavaScript runtime is installed"))?;
+        place.start_kernel(kernel, spec).await.map(drop)
+    }
+}
