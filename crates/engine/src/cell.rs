@@ -2,6 +2,7 @@
 //!
 //! Knows the wire and the clock. What an end means for a context is for the operations to say.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,24 +97,26 @@ impl Cell<'_> {
 
     async fn converse(&self, request: &ToGuest, fold: &mut Fold<'_>) -> Last {
         let grace = self.inner.config.grace;
-        let mut until = Instant::now() + self.timeout + grace + BACKSTOP;
+        let mut until = pin!(tokio::time::sleep(self.timeout + grace + BACKSTOP));
         let mut run: PendingCall = tokio::select! {
+            biased;
             sent = self.place.guest.call(request) => match sent {
                 Ok(run) => run,
                 Err(lost) if self.place.guest.is_lost() => return lost.into(),
                 // Characters that are written as six on the way.
                 Err(too_long) => return Last::End(Ending::Unsendable(too_long.0)),
             },
-            () = tokio::time::sleep_until(until) => return self.silent(false),
+            () = &mut until => return self.silent(false),
         };
         let mut cancelled = false;
         loop {
             tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(until) => return self.silent(cancelled),
+                () = &mut until => return self.silent(cancelled),
                 () = self.call.cancel.cancelled(), if !cancelled => {
                     cancelled = true;
-                    until = until.min(Instant::now() + grace + BACKSTOP);
+                    let sooner = until.deadline().min(Instant::now() + grace + BACKSTOP);
+                    until.as_mut().reset(sooner);
                     let interrupter = run.interrupter();
                     // Not awaited here: a guest that floods and does not read must still be read.
                     self.inner.tasks.spawn(async move { let _ = interrupter.interrupt().await; });

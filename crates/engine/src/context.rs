@@ -29,6 +29,8 @@ pub(crate) struct Home {
     pub(crate) last_kernel: KernelId,
     /// Memory kills of the sandbox already accounted for.
     pub(crate) oom_kills: u64,
+    /// Somebody is going to ask for them.
+    pub(crate) settling: bool,
     /// What the next run has to be told: variables and files were lost since the last one.
     pub(crate) notice: Option<String>,
     /// What the next run of a language has to be told: its variables were lost.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use proto::{Ended, KernelId, Language, RunStatus, ToGuest};
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
 
 use super::{Entered, World, check_wishes};
 use crate::background::Background;
@@ -19,6 +20,11 @@ use crate::op::{
 };
 
 pub(super) const SIGKILL: i32 = 9;
+
+/// A run that is over before this is not asked after by itself,
+const BRIEF: Duration = Duration::from_millis(20);
+/// but together with those of this time.
+const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 /// What is run in a context, and under which conditions.
 pub(super) struct Run {
@@ -87,6 +93,7 @@ impl World {
         let running = entered.context.run();
         let (mut home, permits) = self.admit(call, &mut entered).await?;
         let context = entered.context.context().clone();
+        let begun = Instant::now();
         let attempt = Attempt { world: self, call, context: &context, timeout, record };
         let result = match run.work {
             Work::Code { code, language } => {
@@ -96,7 +103,7 @@ impl World {
         };
         context.used();
         drop((permits, running));
-        self.settle_account(home);
+        self.settle_account(&context, home, begun.elapsed());
         let mut ran = result?;
         self.tell(&context.id, &ran.end);
         if context.gone.is_cancelled() && matches!(ran.end, RunOutcome::Cancelled { .. }) {
@@ -118,14 +125,27 @@ impl World {
         run.timeout.unwrap_or(usual).clamp(Duration::from_millis(1), most.max(config.timeout))
     }
 
-    /// Memory kills so far, so that the next are told from these. Off the caller's path; the turn is held meanwhile.
-    fn settle_account(&self, mut home: OwnedMutexGuard<Home>) {
+    /// Memory kills so far, so that the next are told from these. Off the caller's path; the turn is held meanwhile. What was over
+    /// at once hardly filled any memory: of many such runs one asks for all.
+    fn settle_account(&self, context: &Arc<Context>, mut home: OwnedMutexGuard<Home>, took: Duration) {
         let Some(place) = home.living_place() else { return };
-        self.inner.tasks.spawn(async move {
-            if let Some(kills) = place.oom_kills().await {
-                home.oom_kills = kills;
-            }
-        });
+        if took >= BRIEF {
+            self.inner.tasks.spawn(async move { home.settle(&place).await });
+        } else if !std::mem::replace(&mut home.settling, true) {
+            let (context, closing) = (context.clone(), self.inner.closing.clone());
+            self.inner.tasks.spawn(async move {
+                tokio::select! {
+                    () = tokio::time::sleep(SETTLE_AFTER) => {}
+                    () = context.gone.cancelled() => return,
+                    () = closing.cancelled() => return,
+                }
+                let mut home = context.turn.lock().await;
+                home.settling = false;
+                if let Some(place) = home.living_place() {
+                    home.settle(&place).await;
+                }
+            });
+        }
     }
 
     pub(super) fn too_long(&self, length: usize, context: ContextInfo) -> Option<Ran> {
@@ -284,9 +304,8 @@ impl Attempt<'_> {
     }
 
     /// A kill for memory is told from others by the sandbox's own count.
-    pub(super) async fn killed(&self, how: Ended, place: &Place, home: &Home) -> Option<RunOutcome> {
-        let by_kernel = how == (Ended::Signaled { signal: SIGKILL })
-            && place.oom_kills().await.is_some_and(|kills| kills > home.oom_kills);
+    pub(super) async fn killed(&self, how: Ended, place: &Place, home: &mut Home) -> Option<RunOutcome> {
+        let by_kernel = how == (Ended::Signaled { signal: SIGKILL }) && home.settle(place).await;
         let limit_bytes = self.world.holdings.memory_limit(&self.context.limits);
         by_kernel.then_some(RunOutcome::OutOfMemory { limit_bytes })
     }
@@ -300,6 +319,12 @@ pub(super) fn reported(heard: &Heard<'_>) -> Option<RunStatus> {
 }
 
 impl Home {
+    /// Takes note of the memory kills up to now, and says whether there are new ones.
+    async fn settle(&mut self, place: &Place) -> bool {
+        let Some(kills) = place.oom_kills().await else { return false };
+        kills > std::mem::replace(&mut self.oom_kills, kills)
+    }
+
     /// What an end that the guest did not report means.
     pub(super) fn not_reported(&mut self, heard: &mut Heard<'_>) -> RunOutcome {
         match &heard.ending {
