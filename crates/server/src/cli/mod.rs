@@ -18,6 +18,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use tokio::runtime::Builder;
 
 use self::flags::Flags;
 use crate::config::{Config, Environment, Sources};
@@ -113,10 +114,23 @@ fn dispatch(cli: Cli) -> Done {
     }
 }
 
-/// The threads start here, after everything that must come before them.
+/// The threads start here, after everything that must come before them. Cores are for the interpreters: one worker keeps several of
+/// them busy, and work that stays on one thread wakes no other.
 fn block_on<T>(work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    drive(Builder::new_multi_thread().worker_threads((cores / CORES_PER_WORKER).max(1)), work)
+}
+
+/// The same for one client: all on this thread, so that no step of a call waits for another to wake up.
+fn block_on_here<T>(work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
+    drive(&mut Builder::new_current_thread(), work)
+}
+
+const CORES_PER_WORKER: usize = 4;
+
+fn drive<T>(runtime: &mut Builder, work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
     logging::detach();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = runtime.enable_all().build()?;
     let result = runtime.block_on(work);
     logging::finish();
     // A blocking read of stdin cannot be cancelled; do not wait for it.

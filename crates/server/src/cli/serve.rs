@@ -239,6 +239,7 @@ impl Server {
                 Box::pin(async move { server.status(dialect, &caller).await })
             },
         )
+        .direct()
     }
 
     /// What a plain GET of an endpoint shows: the server, and the caller's own.

@@ -14,7 +14,7 @@ use super::file_secret::file_secret;
 use super::prepare::prepare;
 use super::signals::Signals;
 use super::wiring::{self, EngineFiles, Native, Reach};
-use super::{Context, Done, Failed, block_on};
+use super::{Context, Done, Failed, block_on_here};
 use crate::dialect::links::Signer;
 use crate::http::{self as transport, App, Caller, Denied, Gate, HttpOptions};
 use crate::mcp::Surface;
@@ -31,7 +31,7 @@ pub struct Args {}
 
 pub fn main(_: Args, context: Context) -> Done {
     let native = Native::launch(&context.config, Reach::Stdio)?;
-    block_on(serve(context, native))
+    block_on_here(serve(context, native))
 }
 
 async fn serve(context: Context, native: Native) -> Done {

@@ -23,7 +23,8 @@ use uuid::Uuid;
 
 use super::body::{Bodies, busy};
 use super::connection::Connection;
-use super::exchange::{Exchange, Last, Said, Setting};
+use super::direct::{Direct, Peers};
+use super::exchange::{Asker, Exchange, Last, Said, Setting};
 use super::guard::Guard;
 use super::replay::Replay;
 use super::revision::{self, Era};
@@ -49,6 +50,7 @@ pub(super) struct Server {
     bodies: Bodies,
     pub sessions: Sessions,
     shares: Arc<Shares>,
+    peers: Arc<Peers>,
     /// Cancels all calls.
     pub halt: CancellationToken,
     /// Ends the streams that no call holds open.
@@ -80,6 +82,7 @@ impl Server {
             bodies: Bodies::new(options.max_body, options.body_deadline, options.max_buffered),
             sessions: Sessions::new(options, app.metrics.clone()),
             shares: Shares::new(options.max_requests_per_tenant),
+            peers: Arc::default(),
             halt: CancellationToken::new(),
             closing: CancellationToken::new(),
             app,
@@ -292,6 +295,10 @@ impl Server {
             request_id: Some(place.request_id.clone()),
             peer: Some(place.peer),
         });
+        let peer = match place.endpoint.direct && Direct::takes(&request) {
+            true => Asker::Direct(self.peers.lend(peer, &place.endpoint.make)),
+            false => Asker::Loop(peer),
+        };
         let setting = Setting {
             service: (place.endpoint.make)(),
             peer,
@@ -330,7 +337,8 @@ impl Server {
                     HttpLine::Parsed { method: request.method(), id: &id }.log();
                     let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
                     match self.begin(&place, headers, session.as_ref(), id, *request, false) {
-                        Ok((exchange, _)) => {
+                        Ok((mut exchange, _)) => {
+                            exchange.go_on();
                             if is_call {
                                 exchange.begun().await;
                             }
@@ -389,6 +397,9 @@ impl Server {
             }
         };
         HttpLine::Sending { method }.log();
+        if let Answers::One(exchange) = &mut answers {
+            exchange.go_on();
+        }
         match (resumable, answers) {
             (Some(session), Answers::One(exchange)) => {
                 let reader = Replay::begin(&session, exchange, first, options.resume_within);

@@ -1,4 +1,5 @@
-//! One request through a service loop of its own: messages out, the client's answers and its change of mind in.
+//! One request: messages out, the client's answers and its change of mind in. It goes straight to its handler, or through a service
+//! loop of its own where the handler may ask the client something.
 //!
 //! Dropping an [`Exchange`] cancels the call; a client that is gone has nobody else to say so.
 
@@ -17,6 +18,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::direct::{Direct, Lent};
 use super::session::{Entry, Session};
 use crate::mcp::Begun;
 use crate::mcp::answer;
@@ -28,8 +30,7 @@ const QUEUE: usize = 16;
 /// What a call needs beside its request.
 pub(super) struct Setting {
     pub service: Box<dyn DynService<RoleServer>>,
-    /// What was negotiated, for legacy clients; otherwise what the request itself says.
-    pub peer: InitializeRequestParams,
+    pub peer: Asker,
     /// Where the client's answers to our questions arrive, if it can be asked.
     pub session: Option<Arc<Session>>,
     /// The call's entry in its session.
@@ -38,14 +39,35 @@ pub(super) struct Setting {
     pub halt: CancellationToken,
 }
 
+/// Who asks: what was negotiated, for legacy clients; otherwise what the request itself says.
+pub(super) enum Asker {
+    /// It may be asked in turn: there is a loop.
+    Loop(InitializeRequestParams),
+    Direct(Lent),
+}
+
 pub(super) struct Exchange {
     id: Value,
-    messages: mpsc::Receiver<TxJsonRpcMessage<RoleServer>>,
+    way: Way,
     over: bool,
     /// The request has its place in the engine's queue, or its answer.
     begun: CancellationToken,
     entry: Option<Entry>,
-    _cancel: DropGuard,
+}
+
+/// Where its messages come from. Dropped, it cancels the call.
+enum Way {
+    Loop { messages: mpsc::Receiver<TxJsonRpcMessage<RoleServer>>, _cancel: DropGuard },
+    Direct(Direct),
+}
+
+impl Way {
+    async fn next(&mut self) -> Option<TxJsonRpcMessage<RoleServer>> {
+        match self {
+            Self::Loop { messages, .. } => messages.recv().await,
+            Self::Direct(direct) => direct.next().await,
+        }
+    }
 }
 
 /// What comes out of an exchange.
@@ -82,8 +104,6 @@ impl Last {
 
 impl Exchange {
     pub(super) fn start(id: Value, mut request: ClientRequest, setting: Setting) -> Self {
-        let (to_client, messages) = mpsc::channel(QUEUE);
-        let (to_service, from_client) = mpsc::channel(QUEUE);
         let begun = CancellationToken::new();
         let cancel = setting.halt.child_token();
         rmcp::model::GetExtensions::extensions_mut(&mut request).insert(Begun(begun.clone()));
@@ -92,17 +112,34 @@ impl Exchange {
             Value::String(text) => RequestId::String(text.as_str().into()),
             other => other.as_i64().map_or_else(|| RequestId::String(other.to_string().into()), RequestId::Number),
         };
-        let wire = Wire {
-            request: Some(ClientJsonRpcMessage::request(request, inner)),
-            from_client,
-            to_client,
-            answered: CancellationToken::new(),
-            begun: begun.clone(),
-            asking: setting.session.map(|session| (session, to_service)),
+        let way = match setting.peer {
+            Asker::Direct(peer) => {
+                Way::Direct(Direct::new(setting.service, request, inner, peer, cancel, begun.clone()))
+            }
+            Asker::Loop(info) => {
+                let (to_client, messages) = mpsc::channel(QUEUE);
+                let (to_service, from_client) = mpsc::channel(QUEUE);
+                let wire = Wire {
+                    request: Some(ClientJsonRpcMessage::request(request, inner)),
+                    from_client,
+                    to_client,
+                    answered: CancellationToken::new(),
+                    begun: begun.clone(),
+                    asking: setting.session.map(|session| (session, to_service)),
+                };
+                let running = serve_directly_with_ct(setting.service, wire, Some(info), cancel.clone());
+                tokio::spawn(running.waiting());
+                Way::Loop { messages, _cancel: cancel.drop_guard() }
+            }
         };
-        let running = serve_directly_with_ct(setting.service, wire, Some(setting.peer), cancel.clone());
-        tokio::spawn(running.waiting());
-        Self { id, messages, over: false, begun, entry: setting.entry, _cancel: cancel.drop_guard() }
+        Self { id, way, over: false, begun, entry: setting.entry }
+    }
+
+    /// From here on the call goes on also while nobody waits for its next message.
+    pub(super) fn go_on(&mut self) {
+        if let Way::Direct(direct) = &mut self.way {
+            direct.go_on();
+        }
     }
 
     /// The next message; `None` when the client took its request back, or after the answer.
@@ -111,14 +148,14 @@ impl Exchange {
             return None;
         }
         let message = match &self.entry {
-            None => self.messages.recv().await,
+            None => self.way.next().await,
             Some(entry) => tokio::select! {
                 biased;
                 () = entry.withdrawn() => {
                     self.over = true;
                     return None;
                 }
-                message = self.messages.recv() => message,
+                message = self.way.next() => message,
             },
         };
         let Some(message) = message else {
@@ -151,8 +188,8 @@ impl Exchange {
     }
 
     /// Returns when a call that is started now comes after this one.
-    pub(super) async fn begun(&self) {
-        self.begun.cancelled().await;
+    pub(super) fn begun(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.begun.clone().cancelled_owned()
     }
 }
 

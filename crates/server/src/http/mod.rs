@@ -2,8 +2,8 @@
 //!
 //! Of rmcp this uses the service loop and the model, not its HTTP service, which takes only a `ServerHandler` (no member beside
 //! those of its own types can leave it), makes a worker of some 50 kB for each `initialize`, knows no caller when it makes a
-//! session, and keeps a long call silent until its first message. Here every request has a service loop of its own, and a
-//! session is a small record: who opened it, what was negotiated, what is in flight.
+//! session, and keeps a long call silent until its first message. Here a request goes straight to its handler, or through a
+//! service loop of its own, and a session is a small record: who opened it, what was negotiated, what is in flight.
 //!
 //! Knows nothing of dialects, tokens or files: these come in as [`Endpoint`]s, a [`Gate`] and further routes.
 
@@ -29,6 +29,7 @@ use crate::metrics::Metrics;
 
 mod body;
 mod connection;
+mod direct;
 mod endpoint;
 mod exchange;
 mod guard;
@@ -129,6 +130,7 @@ pub struct Endpoint {
     make: Box<dyn Fn() -> Box<dyn DynService<RoleServer>> + Send + Sync>,
     schemas: Box<Schemas>,
     status: Box<Status>,
+    direct: bool,
 }
 
 impl Endpoint {
@@ -138,7 +140,14 @@ impl Endpoint {
         status: impl Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync + 'static,
     ) -> Self {
         let make = move || Box::new(Guarded(make())) as Box<dyn DynService<RoleServer>>;
-        Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status) }
+        Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status), direct: false }
+    }
+
+    /// The service asks its clients nothing, and what it says before an answer goes through the request's [`crate::mcp::Outlet`]: it
+    /// needs no service loop, which costs several times what a short call does.
+    pub fn direct(mut self) -> Self {
+        self.direct = true;
+        self
     }
 
     /// The input schemas of tools, for those that want arguments repeated in headers (`x-mcp-header`).

@@ -248,6 +248,12 @@ impl Journal {
 /// How long a line may wait to be brought to the disk, and how often old days are looked for.
 const IDLE: Duration = Duration::from_secs(5);
 
+/// Entries of this time are written at once, so that calls that come close together wake the thread once for all,
+const GATHER: Duration = Duration::from_millis(5);
+
+/// and at most so many.
+const TOGETHER: usize = 64;
+
 /// Between two gaps: under a flood one line tells of many.
 const GAP_PAUSE: Duration = Duration::from_secs(1);
 
@@ -262,27 +268,42 @@ fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) 
             after(written, writer, counts, 0);
             writer.expire(SystemTime::now());
         }
+        let mut closing = None;
+        let mut entries = Vec::new();
         match messages.recv_timeout(IDLE) {
-            Ok(Message::Entry(time, entry)) => {
-                let mut written = Ok(());
-                if counts.unwritten() > 0 && told.is_none_or(|told| told.elapsed() >= GAP_PAUSE) {
-                    told = Some(Instant::now());
-                    written = tell_gap(writer, counts);
+            Ok(first) => {
+                std::thread::sleep(GATHER);
+                for message in std::iter::once(first).chain(messages.try_iter().take(TOGETHER - 1)) {
+                    match message {
+                        Message::Entry(time, entry) => entries.push((time, entry)),
+                        Message::Close(done) => {
+                            closing = Some(done);
+                            break;
+                        }
+                    }
                 }
-                let written = written.and_then(|()| writer.append(time, &entry));
-                after(written, writer, counts, 1);
-            }
-            Ok(Message::Close(done)) => {
-                let written = tell_gap(writer, counts).and_then(|()| writer.sync());
-                after(written, writer, counts, 0);
-                let _ = done.send(());
-                return;
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 let _ = tell_gap(writer, counts).and_then(|()| writer.sync());
                 return;
             }
+        }
+        if !entries.is_empty() {
+            let mut written = Ok(());
+            if counts.unwritten() > 0 && told.is_none_or(|told| told.elapsed() >= GAP_PAUSE) {
+                told = Some(Instant::now());
+                written = tell_gap(writer, counts);
+            }
+            let all = entries.iter().map(|(time, entry)| (*time, &**entry));
+            let written = written.and_then(|()| writer.append_all(all));
+            after(written, writer, counts, entries.len() as u64);
+        }
+        if let Some(done) = closing {
+            let written = tell_gap(writer, counts).and_then(|()| writer.sync());
+            after(written, writer, counts, 0);
+            let _ = done.send(());
+            return;
         }
     }
 }

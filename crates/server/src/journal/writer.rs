@@ -132,27 +132,39 @@ impl Writer {
         let before = std::mem::replace(&mut self.head.hash, hash(rest));
         match serde_json::from_slice::<Link>(rest) {
             Ok(link) => self.head.seq = link.seq, // it had everything but its end
-            Err(_) => self.append_here(now, &Entry::torn(rest.len() as u64, before))?,
+            Err(_) => self.append_here([(now, &Entry::torn(rest.len() as u64, before))])?,
         }
         if *name != current { self.turn_to(current) } else { Ok(()) }
     }
 
     /// One line, whole or not at all.
     pub fn append(&mut self, at: SystemTime, entry: &Entry) -> io::Result<()> {
-        let today = day(SystemTime::now().max(at));
+        self.append_all([(at, entry)])
+    }
+
+    /// Lines, all of them whole or none at all.
+    pub fn append_all<'a>(&mut self, entries: impl IntoIterator<Item = (SystemTime, &'a Entry)>) -> io::Result<()> {
+        let mut entries = entries.into_iter().peekable();
+        let Some((first, _)) = entries.peek() else { return Ok(()) };
+        let today = day(SystemTime::now().max(*first));
         if today > self.name.day {
             self.turn_to(Name { day: today, part: 1 })?;
         } else if self.length >= self.config.file_bytes {
             self.turn_to(self.name.next())?;
         }
-        self.append_here(at, entry)
+        self.append_here(entries)
     }
 
-    fn append_here(&mut self, at: SystemTime, entry: &Entry) -> io::Result<()> {
-        let line = Line { time: time(at), seq: self.head.seq + 1, prev: &self.head.hash, entry };
-        let mut bytes = serde_json::to_vec(&line)?;
-        let hash = hash(&bytes);
-        bytes.push(b'\n');
+    fn append_here<'a>(&mut self, entries: impl IntoIterator<Item = (SystemTime, &'a Entry)>) -> io::Result<()> {
+        let mut head = self.head.clone();
+        let mut bytes = Vec::new();
+        for (at, entry) in entries {
+            let begin = bytes.len();
+            let line = Line { time: time(at), seq: head.seq + 1, prev: &head.hash, entry };
+            serde_json::to_writer(&mut bytes, &line)?;
+            head = Head { seq: head.seq + 1, hash: hash(&bytes[begin..]) };
+            bytes.push(b'\n');
+        }
         if let Err(error) = self.file.write_all(&bytes) {
             // On a full disk half a line may have got in.
             let _ = self.file.set_len(self.length);
@@ -160,7 +172,7 @@ impl Writer {
         }
         self.length += bytes.len() as u64;
         self.unsynced = true;
-        self.head = Head { seq: self.head.seq + 1, hash };
+        self.head = head;
         Ok(())
     }
 

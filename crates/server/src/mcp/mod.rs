@@ -33,6 +33,7 @@ mod service;
 pub mod stdio;
 mod tasks;
 
+pub use progress::Outlet;
 pub use service::{Beside, Guarded};
 pub(crate) use service::{Panicked, caught};
 

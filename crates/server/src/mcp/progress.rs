@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use engine::op::Event;
 use rmcp::RoleServer;
-use rmcp::model::{NumberOrString, ProgressNotificationParam, ProgressToken};
+use rmcp::model::{NumberOrString, ProgressNotification, ProgressNotificationParam, ProgressToken, ServerNotification};
 use rmcp::service::{Peer, RequestContext};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -28,6 +28,10 @@ const QUEUE: usize = 256;
 /// A token is echoed with every notification.
 const TOKEN: usize = 1024;
 
+/// Where what is said about a request goes; put into its extensions by a transport that has no service loop for it.
+#[derive(Clone)]
+pub struct Outlet(pub mpsc::Sender<ServerNotification>);
+
 /// The task that reports, if anybody asked for it.
 pub(super) struct Reporter(Option<(JoinHandle<Option<()>>, DropGuard)>);
 
@@ -46,8 +50,11 @@ pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sende
     let Some(token) = context.meta.get_progress_token().filter(is_short) else { return (None, Reporter(None)) };
     let (sender, events) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
-    let report =
-        Report { peer: context.peer.clone(), token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
+    let way = match context.extensions.get::<Outlet>() {
+        Some(outlet) => Way::Outlet(outlet.clone()),
+        None => Way::Peer(context.peer.clone()),
+    };
+    let report = Report { way, token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
     // After a cancellation the client no longer knows the token.
     let task = tokio::spawn(context.ct.clone().run_until_cancelled_owned(report.until(stop.clone(), events)));
     (Some(sender), Reporter(Some((task, stop.drop_guard()))))
@@ -60,8 +67,13 @@ fn is_short(token: &ProgressToken) -> bool {
     }
 }
 
+enum Way {
+    Peer(Peer<RoleServer>),
+    Outlet(Outlet),
+}
+
 struct Report {
-    peer: Peer<RoleServer>,
+    way: Way,
     token: ProgressToken,
     count: u32,
     pending: String,
@@ -108,6 +120,12 @@ impl Report {
         let message = std::mem::take(&mut self.pending);
         let note = ProgressNotificationParam::new(self.token.clone(), f64::from(self.count))
             .with_message(message.strip_suffix('\n').unwrap_or(&message));
-        let _ = self.peer.notify_progress(note).await;
+        match &self.way {
+            Way::Peer(peer) => drop(peer.notify_progress(note).await),
+            Way::Outlet(Outlet(notes)) => {
+                let note = ServerNotification::ProgressNotification(ProgressNotification::new(note));
+                let _ = notes.send(note).await;
+            }
+        }
     }
 }
