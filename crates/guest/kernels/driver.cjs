@@ -290,8 +290,8 @@ function report(d) {
 
 // A cell that does not compile has no frame of its own; V8 says where.
 function syntaxError(thrown, details, code) {
-  const p = original(n, details.lineNumber + 1, details.columnNumber + 1);
-  const source = mapOf(n)?.source ?? code;
+  const p = original(number, details.lineNumber + 1, details.columnNumber + 1);
+  const source = mapOf(number)?.source ?? code;
   const line = split(source, '\n')[p.line - 1] ?? '';
   const value = `${thrown.message}`;
   return { __proto__: null, name: 'SyntaxError', value,
@@ -310,6 +310,12 @@ const state = new Int32Array(new SharedArrayBuffer(12));  // [a cell is running,
 let current = null;                                       // the cell that has no `done` yet
 let finish = null;                                        // ends the running cell; the first caller wins
 let lateCount = 0;
+let begun = false;                                        // code of the user's has come
+let number = 0;                                           // of the cell as it is named; probes do not count
+let probes = 0;
+
+// `;` asks whether the kernel still answers. The transpiler leaves it as it is, and nothing else becomes it.
+const isProbe = (request) => request.code === ';' && typeof request.map !== 'string';
 
 function run(request) {
   const cell = { __proto__: null, code: request.code, started: now(), outcome: null, settling: false, borrowed: null };
@@ -317,8 +323,11 @@ function run(request) {
   n = request.n;
   atomicStore(state, 2, n | 0);
   lateCount = 0;
-  if (typeof request.map === 'string') keepMap(n, request.map);
-  if (!rehearsing) startWatchdog();
+  if (isProbe(request)) probes += 1;
+  else if (!rehearsing) begun = true;
+  number = n - probes;
+  if (typeof request.map === 'string') keepMap(number, request.map);
+  if (begun) startWatchdog();
   guardProcess();
   repairStreams();
   renewRequire();
@@ -334,7 +343,7 @@ function run(request) {
   try {
     if (hasOwn(request, 'env')) borrow(cell, request.env);
     post('Runtime.evaluate', {
-      __proto__: null, expression: `${cell.code}\n//# sourceURL=cell-${n}.js`, objectGroup: 'cell',
+      __proto__: null, expression: `${cell.code}\n//# sourceURL=cell-${number}.js`, objectGroup: 'cell',
       replMode: true, awaitPromise: true,
     }, (failure, response) => mine(failure ? { __proto__: null, failure } : { __proto__: null, response }));
   } catch (e) {
@@ -801,16 +810,18 @@ const REHEARSALS = [
 ];
 
 function rehearseNext() {
-  if (n !== 0 || rehearsed === REHEARSALS.length) return;
-  rehearsed += 1;
-  REHEARSALS[rehearsed - 1]();
+  if (begun || rehearsed === REHEARSALS.length) return;
+  if (current === null) {
+    rehearsed += 1;
+    REHEARSALS[rehearsed - 1]();
+  }
   if (!rehearsing) soon(rehearseNext);
 }
 
 function rehearse(code) {
   if (!hushed(process.stdout, true) || !hushed(process.stderr, true)) return;
   rehearsing = true;
-  run({ __proto__: null, n: 0, code });
+  run({ __proto__: null, n, code });
 }
 
 function endRehearsal() {

@@ -83,7 +83,7 @@ ENVIRON = os.environ
 OWN_FILE = sys._getframe().f_code.co_filename
 STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # What IPython gives a meaning of its own, or may; and what keeps state of its own in the compiler or needs an event loop.
-SPECIAL = re.compile(r"^[ \t]*(?:[%!/,;]|>>>|\.\.\.|In \[|\[(?:nav|ins)\])|=\s*[!%]"
+SPECIAL = re.compile(r"\A\s*(?:[ \t]|\Z)|^[ \t]*(?:[%!/,;]|>>>|\.\.\.|In \[|\[(?:nav|ins)\])|=\s*[!%]"
                      r"|[?\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|a(?:wait|sync)|__future__", re.MULTILINE)
 FIRST_WORD = re.compile(r"[\w.*]*")
 # Methods of the shell that take part in running a cell: replaced on the instance, they are called.
@@ -291,6 +291,8 @@ class Formatter(DisplayFormatter):
 def close_shown_figures() -> None:
     """Before matplotlib_inline flushes the open figures: those shown already are closed, as it closes the others."""
     shown, KERNEL.shown_figures = KERNEL.shown_figures, []
+    if not shown:
+        return
     helpers = sys.modules.get("matplotlib._pylab_helpers")
     inline = sys.modules.get("matplotlib_inline.config")
     if helpers is None or inline is None or not inline.InlineBackend.instance().close_figures:
@@ -390,7 +392,7 @@ class Shell(InteractiveShell):
     def is_plain(self, code: str) -> bool:
         """Whether a cell is Python and nothing else, and nobody has asked to see it on its way: then `run_plain` does what
         `run_cell` would do, in a fraction of the time."""
-        if (not code or code[0] in " \t" or SPECIAL.search(code) or self.ast_node_interactivity != "last_expr" or self.custom_exceptions
+        if (SPECIAL.search(code) or self.ast_node_interactivity != "last_expr" or self.custom_exceptions
                 or self.trio_runner or self.logger.log_active or not REPLACEABLE.isdisjoint(vars(self))
                 or self.transforms() != self.default_transforms):
             return False
@@ -685,6 +687,7 @@ class Kernel:
         self.shown: BaseException | None = None
         self.shown_figures: list[Any] = []
         self.background: list[subprocess.Popen[bytes]] = []
+        self.at_import: Callable[[], Any] | None = None  # what the first import of a cold kernel would have done
         self.loop: Any = None
         self.task: Any = None
         self.in_cell = False
@@ -825,6 +828,9 @@ class Kernel:
                 while self.between:
                     kind, members = self.between.popleft()
                     self.event(kind, **members)
+                if self.at_import is not None and "import" in code:
+                    self.at_import, prepare = None, self.at_import
+                    prepare()
                 error = self.execute(code)
                 set_trace(None)
                 if error is not None:
@@ -1149,9 +1155,9 @@ WARM_CELLS: tuple[tuple[str, tuple[str, ...]], ...] = (
 def warm(modules: list[str]) -> NoReturn:
     """Import everything, be forked for as long as the launcher lives, and be a kernel in each fork."""
     gc.disable()  # it would only move objects about in pages that are to be shared
+    make_shell()
     environment = dict(ENVIRON)
     ENVIRON.update(SINGLE)
-    make_shell()
     loaded = [name for name in modules if preload(name)]
     with pipes_for_output():
         KERNEL.open_streams()
@@ -1201,6 +1207,30 @@ def pipes_for_output() -> Iterator[None]:
     close(writer)
 
 
+@contextlib.contextmanager
+def no_figures() -> Iterator[None]:
+    """matplotlib is afterwards as before its first figure. That loads a backend, which changes settings and the shell; it is to
+    do so in the kernel that draws."""
+    shell, modules = KERNEL.shell, sys.modules
+    matplotlib, pyplot = modules["matplotlib"], modules["matplotlib.pyplot"]
+    tables = [vars(pyplot), matplotlib.rcParams, matplotlib.rcParamsDefault,
+              *(formatter.type_printers for formatter in shell.display_formatter.formatters.values())]
+    lists = [shell.configurables, *shell.events.callbacks.values()]
+    old_tables, old_lists = [dict(table) for table in tables], [items[:] for items in lists]
+    yield
+    pyplot.close("all")
+    modules["matplotlib.font_manager"]._get_font.cache_clear()  # each has its file open
+    for table, old in zip(tables, old_tables):
+        for name in set(table) - set(old):
+            del table[name]
+        dict.update(table, old)  # not the settings' own method, which would check them
+    for items, old_items in zip(lists, old_lists):
+        items[:] = old_items
+    modules.pop("matplotlib_inline.backend_inline", None)
+    if "matplotlib_inline.config" in modules:
+        modules["matplotlib_inline.config"].InlineBackend.clear_instance()
+
+
 def set_directory(path: str) -> None:
     """Where the shell says that it was started."""
     KERNEL.shell.starting_dir = path
@@ -1211,12 +1241,10 @@ def warm_up(loaded: list[str]) -> None:
     """Run the throw-away cells and remove their traces."""
     ns = KERNEL.shell.user_ns
     before, lines = dict(ns), dict(traceback.linecache.cache)
-    for name, cells in WARM_CELLS:
-        for cell in cells if name in loaded else ():
-            KERNEL.run(0, cell)
-    if "matplotlib.pyplot" in loaded:
-        sys.modules["matplotlib.pyplot"].close("all")
-        sys.modules["matplotlib.font_manager"]._get_font.cache_clear()  # each has its file open
+    with no_figures() if "matplotlib.pyplot" in sys.modules else contextlib.nullcontext():
+        for name, cells in WARM_CELLS:
+            for cell in cells if name in loaded else ():
+                KERNEL.run(0, cell)
     for name in set(ns) - set(before):
         del ns[name]
     ns.update(before)
@@ -1352,9 +1380,8 @@ def adopt_environment(env: dict[str, str], blas: list[Callable[[int], Any]]) -> 
             tzset()
         if env.get("HOME") != before.get("HOME"):
             KERNEL.shell.home_dir = get_home_dir()
-    if blas and env.get("OPENBLAS_NUM_THREADS") != "1":
-        for set_threads in blas:
-            set_threads(blas_threads(env))
+    if env.get("OPENBLAS_NUM_THREADS") != "1":
+        KERNEL.at_import = lambda: [set_threads(blas_threads(env)) for set_threads in blas]
 
 
 def place(numbers: list[int]) -> None:
@@ -1381,7 +1408,7 @@ def reseed() -> None:
     if "numpy.random" in sys.modules:
         # Its `seed()` makes a generator to seed the generator; this is the whole state.
         key = sys.modules["numpy"].frombuffer(os.urandom(624 * 4), "uint32")
-        sys.modules["numpy.random"].set_state(("MT19937", key, 624))
+        sys.modules["numpy.random"].set_state(("MT19937", key, 623))
     if "ssl" in sys.modules:
         # OpenSSL knows a fork by its pid, which is the same in every sandbox.
         sys.modules["ssl"].RAND_add(os.urandom(32), 32.0)

@@ -65,14 +65,17 @@ class Warm:
         os.close(high)
         theirs.close()
 
-    def fork(self, env: dict[str, str], cwd: str, descriptors: list[int]) -> Forked:
-        guest, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def fork_into(self, channel: socket.socket) -> Forked:
         socket.send_fds(self.launcher, [b"f"], [channel.fileno()])
         channel.close()
-        pid = int.from_bytes(self.launcher.recv(4), "little")
+        return Forked(int.from_bytes(self.launcher.recv(4), "little"))
+
+    def fork(self, env: dict[str, str], cwd: str, descriptors: list[int]) -> Forked:
+        guest, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        forked = self.fork_into(channel)
         with guest:
             socket.send_fds(guest, [json.dumps({"env": env, "cwd": cwd}).encode()], descriptors)
-        return Forked(pid)
+        return forked
 
     def close(self) -> int:
         self.launcher.close()

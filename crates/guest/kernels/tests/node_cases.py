@@ -184,6 +184,11 @@ FIRST_CELLS = [
         Cell("null.x", status="error", error="TypeError: Cannot read properties of null (reading 'x')\n    at cell-4.js:1:6\n")],
         fresh=True, waits=waits) for waits in (0, 0.02, 0.021, 0.022, 0.024, 0.026, 0.03, 0.5)],
     *[Case(f"the first cell is interrupted after {waits} s", [stopped("globalThis.kept = 1; for (;;);"), Cell("kept", result="1"), stopped("await __hold(new Promise(() => {}))")], fresh=True, waits=waits) for waits in (0, 0.5)],
+    *[Case(f"probes are not counted, after {waits} s", [
+        Cell(";"), Cell(";"), Cell("null.x", status="error", error="TypeError: Cannot read properties of null (reading 'x')\n    at cell-1.js:1:6\n"), Cell(";"),
+        Cell("let f = () => { throw new Error('f') }\nlet let", status="error", error=has("cell-2.js:2\nlet let\n"), map=source_map("cell.js", "let f = () => { throw new Error('f') }\nlet let", (0, 0), (1, 0))),
+        Cell(";", map=source_map("cell.ts", "interface A {};", (0, 0))), Cell("null.x", status="error", error=has("at cell-4.js:1:6\n")), Cell("typeof _", result="'undefined'")],
+        fresh=True, waits=waits) for waits in (0, 0.025, 0.5)],
     Case("the first cell imports", [Cell("(await __hold(__import('node:os'))).EOL", result="'\\n'"), Cell("process.emitWarning('mine'); " + TURN, err=has("Warning: mine"))], fresh=True),
     Case("the first cell changes all", [Cell("process.stdout._handle.writeUtf8String = () => 0; Object.defineProperty(globalThis, '_', { value: 1 }); 0", result="0"), Cell("console.log('lost'); _", result="1")], fresh=True, waits=0.5),
     Case("the console keeps nothing", [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,10 +20,11 @@ from cases import Case  # noqa: E402
 from host import Kernel, Warm  # noqa: E402
 import node_cases  # noqa: E402
 import python_cases  # noqa: E402
+import warm_cases  # noqa: E402
 
 KERNELS = Path(__file__).resolve().parent.parent
 # A warm interpreter reads these before it is forked.
-ENVIRONMENT = {"MPLCONFIGDIR": tempfile.gettempdir(), "IPYTHONDIR": os.path.join(tempfile.gettempdir(), ".ipython")}
+ENVIRONMENT = {"MPLCONFIGDIR": tempfile.gettempdir(), "IPYTHONDIR": os.path.join(tempfile.gettempdir(), ".ipython"), "OPENBLAS_NUM_THREADS": "1"}
 PRELOADED = ["numpy", "pandas", "matplotlib.pyplot", "no_such_module"]
 
 
@@ -34,6 +37,7 @@ class Suite:
         self.lines: list[str] = []
         self.directories: list[str] = []
         self.passed = self.failed = 0
+        self.only = ""
 
     def start(self, case: Case) -> Kernel:
         directory = tempfile.mkdtemp(prefix="kernel-test-")
@@ -61,19 +65,22 @@ class Suite:
             if case.needs is not None and case.needs not in self.can:
                 self.lines.append(f"SKIP {self.name}: {case.name} (no {case.needs})")
                 continue
-            started = time.perf_counter()
-            try:
-                found = self.failures(case)
-            except Exception as e:  # a kernel that does not start, an event that is not JSON
-                found = [f"{type(e).__name__}: {e}"]
-            took = time.perf_counter() - started
-            self.passed, self.failed = self.passed + (not found), self.failed + bool(found)
-            self.lines.append(f"{'FAIL' if found else 'ok  '} {self.name}: {case.name} ({took:.2f} s)")
-            self.lines.extend(f"       {line}" for line in found)
+            self.record(case.name, functools.partial(self.failures, case))
         if self.shared is not None:
             self.shared.close()
         for directory in self.directories:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def record(self, name: str, failures: Callable[[], list[str]]) -> None:
+        started = time.perf_counter()
+        try:
+            found = failures()
+        except Exception as e:  # a kernel that does not start, an event that is not JSON
+            found = [f"{type(e).__name__}: {e}"]
+        took = time.perf_counter() - started
+        self.passed, self.failed = self.passed + (not found), self.failed + bool(found)
+        self.lines.append(f"{'FAIL' if found else 'ok  '} {self.name}: {name} ({took:.2f} s)")
+        self.lines.extend(f"       {line}" for line in found)
 
     def failures(self, case: Case) -> list[str]:
         kernel = self.kernel_for(case)
@@ -95,6 +102,41 @@ class Suite:
         return found
 
 
+class Forks(Suite):
+    """The Python cases in forks of a warm interpreter, and what is to be said of forks alone."""
+
+    def __init__(self, python: list[str], can: set[str]) -> None:
+        self.cold = python
+        self.warm_argv = [*python[:-1], str(KERNELS / "tests/warm.py"), python[-1]]
+        super().__init__("forked python", Warm([*self.warm_argv, "--warm", *PRELOADED], ENVIRONMENT), python_cases.CASES, False, can)
+        self.plain = [*python[:-1], "-W", "ignore", str(KERNELS / "tests/plain.py"), python[-1]]
+
+    def run(self) -> None:
+        super().run()
+        assert isinstance(self.argv, Warm)
+        warm, home = self.argv, tempfile.mkdtemp(prefix="kernel-test-")
+
+        def start(argv: list[str] | Warm, env: dict[str, str], directory: str) -> Kernel:
+            kernel = Kernel(argv, {**ENVIRONMENT, "HOME": home, **env}, directory)
+            assert kernel.ready().status == "ready", kernel.log
+            return kernel
+
+        forked, cold = functools.partial(start, warm), functools.partial(start, self.cold)
+        self.check("a fork is like a cold kernel", lambda: warm_cases.twins(cold, forked, self.can))
+        for check in (warm_cases.everything_random_differs, warm_cases.state_is_its_own, warm_cases.little_memory_is_its_own):
+            self.check(check.__name__.replace("_", " "), lambda: check(forked, home))
+        self.check("variables that are read at start", lambda: warm_cases.variables_that_are_read_at_start(forked, home, self.can))
+        self.check("what is not needed goes", lambda: warm_cases.what_is_not_needed_goes(warm))
+        self.check("refuses what cannot be forked", lambda: warm_cases.refuses_what_cannot_be_forked(self.warm_argv, ENVIRONMENT))
+        self.check("ends with the launcher", lambda: [f"ended with {code}" for code in [warm.close()] if code])
+        self.check("plain cells are plain", lambda: [ran.stderr for ran in [subprocess.run(self.plain, capture_output=True, text=True)] if ran.returncode])
+        shutil.rmtree(home, ignore_errors=True)
+
+    def check(self, name: str, failures: Callable[[], list[str]]) -> None:
+        if self.only in name:
+            self.record(name, failures)
+
+
 def modules(python: str) -> set[str]:
     names = ("matplotlib", "numpy", "pandas")
     code = f"import importlib.util as u; print(*[n for n in {names!r} if u.find_spec(n)])"
@@ -113,8 +155,7 @@ def main() -> int:
         argv = [args.python, "-I", "-X", "utf8", str(KERNELS / "driver.py")]
         can = modules(args.python)
         suites.append(Suite("python", argv, python_cases.CASES, False, can))
-        warm = Warm([*argv[:-1], str(KERNELS / "tests/warm.py"), argv[-1], "--warm", *PRELOADED], ENVIRONMENT)
-        suites.append(Suite("warm python", warm, python_cases.CASES, False, can))
+        suites.append(Forks(argv, can))
     if args.node:
         version = subprocess.run([args.node, "--version"], capture_output=True, text=True, check=True).stdout
         major = int(version.lstrip("v").split(".")[0])
@@ -123,6 +164,7 @@ def main() -> int:
     if not suites:
         parser.error("--python or --node is needed")
     for suite in suites:
+        suite.only = args.only
         suite.cases = [case for case in suite.cases if args.only in case.name]
     threads = [threading.Thread(target=suite.run) for suite in suites]
     for thread in threads:

@@ -25,6 +25,7 @@ class Library:
             packet, channels, _, _ = socket.recv_fds(launcher, 1, 1)
             if not packet:
                 return -1
+            reader, writer = os.pipe()
             between = os.fork()
             if between == 0:
                 pid = os.fork()
@@ -33,13 +34,16 @@ class Library:
                     os.closerange(0, 9)
                     os.closerange(10, 64)
                     return channel
-                launcher.send(pid.to_bytes(4, "little"))
+                os.write(writer, pid.to_bytes(4, "little"))
                 os._exit(0)
             os.waitpid(between, 0)
-            os.close(channels[0])
+            launcher.send(os.read(reader, 4))
+            for fd in (reader, writer, channels[0]):
+                os.close(fd)
 
 
 ctypes.PyDLL = Library  # type: ignore[assignment, misc]
+sys.path += filter(None, [os.environ.get("KERNEL_TEST_PATH")])
 sys.argv = sys.argv[1:]
 sys.orig_argv.remove(__file__)
 with open(sys.argv[0], encoding="utf-8") as driver:
