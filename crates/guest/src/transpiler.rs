@@ -46,11 +46,13 @@ pub struct Transpiler {
     current: Option<(Client, Instant)>,
     /// The child has said something, or ended.
     answered: bool,
+    /// Of each kernel, so many of its cells were none of the user's, and are not counted in the names of the others.
+    probes: BTreeMap<KernelId, u64>,
 }
 
 impl Transpiler {
     pub fn new(command: Vec<String>) -> Self {
-        Self { command, child: None, waiting: VecDeque::new(), current: None, answered: false }
+        Self { command, child: None, waiting: VecDeque::new(), current: None, answered: false, probes: BTreeMap::new() }
     }
 
     /// Starts the child ahead of the first cell. A failure shows with that cell.
@@ -86,7 +88,13 @@ impl Transpiler {
     }
 
     pub fn submit(&mut self, client: Client, cell: Cell<'_>) {
-        self.waiting.push_back(Work { client, request: transpile::request(cell) });
+        let probes = self.probes.entry(client.kernel).or_default();
+        if client.number == 1 {
+            *probes = 0;
+        }
+        *probes += u64::from(cell.code == transpile::PROBE);
+        let number = cell.number.saturating_sub(*probes);
+        self.waiting.push_back(Work { client, request: transpile::request(Cell { number, ..cell }) });
     }
 
     /// Nobody waits for this cell any more.

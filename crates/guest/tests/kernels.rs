@@ -226,6 +226,24 @@ fn typescript_runs() {
 }
 
 #[test]
+fn a_probe_is_not_counted_in_the_names_of_cells() {
+    for (language, name) in [(Language::Javascript, "js"), (Language::Typescript, "ts")] {
+        let Some(mut client) = started(node(language)) else { return };
+        assert_eq!(client.run(";").status(), &RunStatus::Ok);
+        assert!(
+            client.run("1 1").error().unwrap().2.starts_with(&format!("cell-1.{name}:1:")),
+            "refused by the transpiler"
+        );
+        assert_eq!(client.run(";").status(), &RunStatus::Ok);
+        assert!(
+            client.run("\nnope()").error().unwrap().2.contains(&format!("at cell-2.{name}:2:1")),
+            "thrown in the kernel"
+        );
+        client.nothing_left();
+    }
+}
+
+#[test]
 fn javascript_is_interrupted_step_by_step_and_killed_last() {
     let Some(mut client) = started(node(Language::Javascript)) else { return };
     client.run("var x = 1");

@@ -137,6 +137,10 @@ fn code_that_needs_no_change_is_not_touched() {
     let code = "let a = 1;\n// comment\nlet b = `x${a}`, c = class { #p };\n{ a: 1 }\n({ b })\nfor (const x of []) { }\nwith (b) {}\n010";
     let output = transpile(Cell { language: Javascript, number: 1, code }).unwrap();
     assert_eq!(output, Output { code: code.to_owned(), map: None });
+    for language in [Javascript, Typescript] {
+        let output = transpile(Cell { language, number: 1, code: PROBE }).unwrap();
+        assert_eq!(output, Output { code: PROBE.to_owned(), map: None });
+    }
 }
 
 #[test]
