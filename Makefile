@@ -1,11 +1,12 @@
 # build   release binaries, the static guest inside        test   everything that must hold, for CI
 # run     build, prepare the languages, serve over HTTP    check  format, lints, licences, documents
-# hostile the hostile tests in full                        clean  remove what was built
+# hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
+# clean   remove what was built
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run test hostile check clean needs
+.PHONY: build run test hostile bench check clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -32,6 +33,9 @@ test: needs
 hostile: needs
 	$(CARGO) build --locked --workspace --all-targets
 	@scripts/test hostile
+
+bench: build
+	@SANDPOOL='$(SANDPOOL)' scripts/bench $(BENCH)
 
 check:
 	$(CARGO) fmt --all -- --check

@@ -1,5 +1,6 @@
 //! The command line: one command a file. Parses to a value, loads the configuration, then acts.
 
+mod bench;
 mod config;
 mod doctor;
 mod file_secret;
@@ -47,6 +48,7 @@ enum Command {
     Setup(setup::Args),
     Config(config::Args),
     Journal(journal::Args),
+    Bench(bench::Args),
 }
 
 /// What every command gets.
@@ -111,6 +113,7 @@ fn dispatch(cli: Cli) -> Done {
         Command::Setup(args) => setup::main(args, context),
         Command::Config(args) => config::main(args, &context),
         Command::Journal(args) => journal::main(args, &context),
+        Command::Bench(args) => bench::main(args, context),
     }
 }
 

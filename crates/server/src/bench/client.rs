@@ -1,0 +1,277 @@
+//! The smallest MCP clients there can be, over pipes and over HTTP/1.1 keep-alive: no SDK stands between the clock and the server.
+//!
+//! The clock runs from the first byte written to the last byte of the answer. Every answer is then read and must be a success.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::Error;
+use super::process::{Children, Lines};
+
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A call of a tool, written once and sent often.
+#[derive(Debug, Clone)]
+pub struct Call(String);
+
+impl Call {
+    pub fn new(tool: &str, arguments: Value) -> Self {
+        Self(json!({ "name": tool, "arguments": arguments }).to_string())
+    }
+
+    fn request(&self, id: u64) -> String {
+        format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{}}}"#, self.0)
+    }
+}
+
+/// A tool's result and how long it took, in seconds.
+#[derive(Debug)]
+pub struct Answer {
+    pub seconds: f64,
+    pub result: Value,
+}
+
+impl Answer {
+    /// A text member of the structured result.
+    pub fn field(&self, name: &str) -> Result<&str, Error> {
+        let found = self.result["structuredContent"][name].as_str();
+        found.ok_or_else(|| Error::Said(format!("no `{name}` in an answer: {}", brief(&self.result))))
+    }
+
+    /// That the code printed just this; the dialects have two names for it.
+    pub fn printed(self, expected: &str) -> Result<Self, Error> {
+        let printed = self.field("stdout").or_else(|_| self.field("output"))?;
+        match printed.trim() == expected {
+            true => Ok(self),
+            false => Err(Error::Said(format!("expected `{expected}` on stdout: {}", brief(&self.result)))),
+        }
+    }
+}
+
+/// A connection to a server under test.
+pub trait Client {
+    fn call(&mut self, call: &Call) -> Result<Answer, Error>;
+
+    /// Until the server can do it; it says so while it cannot. An end of the server is final.
+    fn call_when_ready(&mut self, call: &Call) -> Result<Answer, Error> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.call(call) {
+                Err(Error::Refused(_)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                other => return other,
+            }
+        }
+    }
+}
+
+/// The result in an answer to `tools/call`, if it is a success.
+fn success(message: &Value) -> Result<Value, Error> {
+    let result = &message["result"];
+    if result.is_object() && result["isError"] != true {
+        return Ok(result.clone());
+    }
+    Err(Error::Refused(format!("a call failed: {}", brief(message))))
+}
+
+fn brief(value: &Value) -> String {
+    value.to_string().chars().take(300).collect()
+}
+
+fn hello(id: u64) -> String {
+    let info = json!({ "name": "sandpool-bench", "version": env!("CARGO_PKG_VERSION") });
+    let params = json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info });
+    json!({ "jsonrpc": "2.0", "id": id, "method": "initialize", "params": params }).to_string()
+}
+
+const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+
+/// Over a child's standard input and output.
+#[derive(Debug)]
+pub struct Stdio {
+    lines: Lines,
+    next: u64,
+}
+
+impl Stdio {
+    pub fn start(command: &mut Command, children: &Children) -> Result<Self, Error> {
+        let mut client = Self { lines: Lines::start(command, children)?, next: 0 };
+        client.lines.write(&format!("{}\n", hello(0)))?;
+        client.wait(0)?;
+        client.lines.write(&format!("{INITIALIZED}\n"))?;
+        Ok(client)
+    }
+
+    /// Sends a call without waiting.
+    pub fn begin(&mut self, call: &Call) -> Result<u64, Error> {
+        self.next += 1;
+        let mut line = call.request(self.next);
+        line.push('\n');
+        self.lines.write(&line)?;
+        Ok(self.next)
+    }
+
+    /// The next answer to any of the calls, with its id and when it came.
+    pub fn next(&mut self) -> Result<(u64, Instant, Value), Error> {
+        loop {
+            let line = self.lines.read()?;
+            let arrived = Instant::now();
+            let message: Value =
+                serde_json::from_slice(line).map_err(|error| Error::Said(format!("not JSON: {error}")))?;
+            if let Some(id) = message["id"].as_u64() {
+                return Ok((id, arrived, message));
+            }
+        }
+    }
+
+    fn wait(&mut self, wanted: u64) -> Result<(Instant, Value), Error> {
+        loop {
+            let (id, arrived, message) = self.next()?;
+            if id == wanted {
+                return Ok((arrived, message));
+            }
+        }
+    }
+
+    /// A success among what `next` returned.
+    pub fn result(message: &Value) -> Result<Value, Error> {
+        success(message)
+    }
+}
+
+impl Client for Stdio {
+    fn call(&mut self, call: &Call) -> Result<Answer, Error> {
+        let start = Instant::now();
+        let id = self.begin(call)?;
+        let (arrived, message) = self.wait(id)?;
+        Ok(Answer { seconds: (arrived - start).as_secs_f64(), result: success(&message)? })
+    }
+}
+
+/// Over one persistent connection, with `TCP_NODELAY`.
+#[derive(Debug)]
+pub struct Http {
+    stream: BufReader<TcpStream>,
+    head: String,
+    next: u64,
+}
+
+impl Http {
+    pub fn open(address: SocketAddr) -> Result<Self, Error> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(Error::io("cannot connect"))?;
+        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
+        set.map_err(Error::io("a socket option"))?;
+        let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                    accept: application/json, text/event-stream\r\n";
+        let mut client = Self { stream: BufReader::new(stream), head: head.into(), next: 0 };
+        client.post(&hello(0))?;
+        let (session, _) = client.answer()?;
+        if let Some(session) = session {
+            client.head += &format!("mcp-session-id: {session}\r\nmcp-protocol-version: 2025-06-18\r\n");
+        }
+        client.post(INITIALIZED)?;
+        client.answer()?;
+        Ok(client)
+    }
+
+    pub fn stream(&self) -> &TcpStream {
+        self.stream.get_ref()
+    }
+
+    fn post(&mut self, body: &str) -> Result<(), Error> {
+        let request = format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len());
+        self.stream.get_mut().write_all(request.as_bytes()).map_err(Error::io("cannot send a request"))
+    }
+
+    /// Sends a call without waiting.
+    pub fn begin(&mut self, call: &Call) -> Result<(), Error> {
+        self.next += 1;
+        self.post(&call.request(self.next))
+    }
+
+    /// The answer to the call that was begun.
+    pub fn finish(&mut self) -> Result<(Instant, Value), Error> {
+        let (_, body) = self.answer()?;
+        let arrived = Instant::now();
+        // A document, or a stream of which the last event is the answer.
+        let text = match body.first() {
+            Some(b'{') => &body[..],
+            _ => body.rsplit(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"data: ")).unwrap_or_default(),
+        };
+        let message = serde_json::from_slice(text).map_err(|error| Error::Said(format!("not JSON: {error}")))?;
+        Ok((arrived, success(&message)?))
+    }
+
+    /// The session's id, if the answer names one, and the body.
+    fn answer(&mut self) -> Result<(Option<String>, Vec<u8>), Error> {
+        let failed = Error::io("cannot read an answer");
+        let (mut session, mut length, mut line) = (None, None, String::new());
+        loop {
+            line.clear();
+            if self.stream.read_line(&mut line).map_err(&failed)? == 0 {
+                return Err(Error::Said("the server closed the connection".into()));
+            }
+            let Some((name, value)) = line.trim_end().split_once(": ") else {
+                if line == "\r\n" {
+                    break;
+                }
+                continue; // the status: what is wrong stands in the body
+            };
+            match name.to_ascii_lowercase().as_str() {
+                "mcp-session-id" => session = Some(value.to_owned()),
+                "content-length" => length = value.parse().ok(),
+                _ => {}
+            }
+        }
+        let body = match length {
+            Some(length) => {
+                let mut body = vec![0; length];
+                self.stream.read_exact(&mut body).map_err(&failed)?;
+                body
+            }
+            None => self.chunks().map_err(&failed)?,
+        };
+        Ok((session, body))
+    }
+
+    fn chunks(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let mut size = String::new();
+            self.stream.read_line(&mut size)?;
+            let size = usize::from_str_radix(size.trim_end(), 16).map_err(std::io::Error::other)?;
+            let start = body.len();
+            body.resize(start + size + 2, 0);
+            self.stream.read_exact(&mut body[start..])?;
+            body.truncate(start + size);
+            if size == 0 {
+                return Ok(body);
+            }
+        }
+    }
+}
+
+impl Client for Http {
+    fn call(&mut self, call: &Call) -> Result<Answer, Error> {
+        let start = Instant::now();
+        self.begin(call)?;
+        let (arrived, result) = self.finish()?;
+        Ok(Answer { seconds: (arrived - start).as_secs_f64(), result })
+    }
+}
+
+/// Whether a plain GET is answered with 200.
+pub fn is_ok(address: SocketAddr, path: &str) -> bool {
+    let asked = || -> std::io::Result<bool> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes())?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.starts_with("HTTP/1.1 200"))
+    };
+    asked().unwrap_or(false)
+}

@@ -1,0 +1,76 @@
+//! What nothing on this machine can be faster than: the units and floors that stand beside the figures.
+
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use super::process::{Process, command, run};
+use super::{Bench, Error};
+
+/// The unit of measure.
+pub const TRUE: &str = "fork+exec of /bin/true";
+pub const PIPE: &str = "pipe ping-pong, two processes";
+pub const CELL: &str = "bare run_cell";
+pub const IMPORT: &str = "plain import";
+pub const NODE: &str = "a new node process";
+
+/// `T`, as many times as asked for. With `posix_spawn`, the quickest way there is.
+pub fn true_times(bench: &Bench, times: usize) -> Result<Vec<f64>, Error> {
+    timed(bench, times, || command("/bin/true").status().map(drop).map_err(Error::io("cannot start `/bin/true`")))
+}
+
+pub fn timed(bench: &Bench, times: usize, mut work: impl FnMut() -> Result<(), Error>) -> Result<Vec<f64>, Error> {
+    let one = |_| {
+        bench.children.check()?;
+        let start = Instant::now();
+        work()?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    (0..times).map(one).collect()
+}
+
+/// A byte to `cat` and back.
+pub struct PingPong {
+    process: Process,
+    pipes: (std::process::ChildStdin, std::process::ChildStdout),
+}
+
+impl PingPong {
+    pub fn start(bench: &Bench) -> Result<Self, Error> {
+        let mut process =
+            Process::start(command("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::piped()), &bench.children)?;
+        let pipes = process.pipes().ok_or_else(|| Error::Said("no pipes".into()))?;
+        Ok(Self { process, pipes })
+    }
+
+    pub fn times(&mut self, bench: &Bench, times: usize) -> Result<Vec<f64>, Error> {
+        let Self { pipes: (input, output), process } = self;
+        timed(bench, times, || {
+            let there = input.write_all(b"x").and_then(|()| output.read_exact(&mut [0]));
+            there.map_err(Error::io(&format!("process {}", process.id())))
+        })
+    }
+}
+
+/// The environment our own kernels have, as far as it matters for speed and memory.
+pub fn quiet(command: &mut Command, bench: &Bench) {
+    for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
+        command.env(name, bench.config.runtimes.threads.to_string());
+    }
+    command.env("HOME", bench.workplace.path()).env("TMPDIR", bench.workplace.path());
+    command.env("MPLCONFIGDIR", bench.workplace.path().join("matplotlib"));
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
+}
+
+/// A process that imports what the warm interpreter has imported.
+pub fn plain_import(bench: &Bench) -> Result<(), Error> {
+    let code = format!("import IPython.core.interactiveshell, {}", bench.config.runtimes.preload.join(", "));
+    let mut python = command(&bench.python);
+    quiet(&mut python, bench);
+    run(python.args(["-I", "-B", "-c", &code]).env("MPLBACKEND", "agg"), &bench.children).map(drop)
+}
+
+pub fn plain_node(bench: &Bench) -> Result<(), Error> {
+    let node = bench.node.as_ref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
+    run(command(node).args(["-e", "console.log(1)"]), &bench.children).map(drop)
+}

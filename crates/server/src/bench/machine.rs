@@ -1,0 +1,55 @@
+//! On what was measured: enough to compare, nothing that names the machine.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::memory::kilobytes;
+use super::process::{Children, command, run};
+
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    pub processor: String,
+    pub cores: usize,
+    pub memory_gib: f64,
+    pub kernel: String,
+}
+
+pub fn describe() -> Machine {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpus = read("/proc/cpuinfo");
+    let model = cpus.lines().find(|line| line.starts_with("model name"));
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let kib = kilobytes(&read("/proc/meminfo"), "MemTotal:").unwrap_or(0.0);
+    Machine {
+        processor: model.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown").trim().to_owned(),
+        cores: std::thread::available_parallelism().map_or(1, Into::into),
+        memory_gib: (kib / 104_857.6).round() / 10.0,
+        // Without what a distributor or a provider added.
+        kernel: release.split(|c: char| c != '.' && !c.is_ascii_digit()).next().unwrap_or_default().to_owned(),
+    }
+}
+
+/// What is measured, with versions.
+pub fn versions(
+    mut versions: Vec<(String, String)>,
+    alternatives: Option<&Path>,
+    children: &Children,
+) -> Vec<(String, String)> {
+    versions.insert(0, ("sandpool".into(), env!("CARGO_PKG_VERSION").into()));
+    let Some(dir) = alternatives else { return versions };
+    let code = "from importlib.metadata import distributions as all\n\
+                for d in all(): print(d.name.lower().replace('_', '-'), d.version)";
+    let mut python = command(dir.join("python/bin/python"));
+    let listed = run(python.args(["-I", "-c", code]), children).map(|output| output.stdout).unwrap_or_default();
+    let listed = String::from_utf8_lossy(&listed).into_owned();
+    for name in ["ipykernel", "jupyter-client", "pyzmq", "jupyter-kernel-gateway", "mcp-run-python", "deno"] {
+        let version = listed.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        versions.extend(version.map(|version| (name.into(), version.into())));
+    }
+    if let Ok(output) = run(command("bwrap").arg("--version"), children) {
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        versions.extend(text.split_once(' ').map(|(name, version)| (name.to_owned(), version.to_owned())));
+    }
+    versions
+}

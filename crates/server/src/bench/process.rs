@@ -1,0 +1,225 @@
+//! The processes of a benchmark: started here, each in a process group of its own, and ended here, whatever happens.
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use super::Error;
+
+/// Longer than anything measured here takes; what takes longer is broken.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// For a process to end in order: a server has sandboxes to remove.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Every process that lives, so that an interruption reaches all of them.
+#[derive(Debug, Clone, Default)]
+pub struct Children(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    stopped: AtomicBool,
+    leaders: Mutex<Vec<Pid>>,
+}
+
+impl Children {
+    /// Asks all to end, and lets no other begin. Whoever waits for one of them sees its output end.
+    pub fn stop(&self) {
+        self.0.stopped.store(true, Ordering::SeqCst);
+        for leader in self.leaders() {
+            let _ = kill_process(leader, Signal::TERM);
+        }
+    }
+
+    /// What was asked and did not.
+    pub fn kill(&self) {
+        for leader in self.leaders() {
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+
+    pub fn check(&self) -> Result<(), Error> {
+        if self.0.stopped.load(Ordering::SeqCst) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+
+    fn leaders(&self) -> Vec<Pid> {
+        self.0.leaders.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add(&self, leader: Pid) -> Result<(), Error> {
+        self.0.leaders.lock().unwrap_or_else(PoisonError::into_inner).push(leader);
+        self.check()
+    }
+
+    fn remove(&self, leader: Pid) {
+        self.0.leaders.lock().unwrap_or_else(PoisonError::into_inner).retain(|one| *one != leader);
+    }
+}
+
+/// A program with nothing of the caller's environment.
+#[allow(clippy::disallowed_methods, reason = "the one place in which the benchmark starts processes")]
+pub fn command(program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new(program.as_ref());
+    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("LANG", "C.UTF-8");
+    command
+}
+
+/// A child that is ended when it is dropped: asked first, killed with its group if it does not.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    leader: Pid,
+    children: Children,
+}
+
+impl Process {
+    pub fn start(command: &mut Command, children: &Children) -> Result<Self, Error> {
+        children.check()?;
+        let name = PathBuf::from(command.get_program());
+        let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let child = command.process_group(0).spawn().map_err(Error::io(&format!("cannot start `{name}`")))?;
+        let leader = Pid::from_child(&child);
+        let process = Self { child, leader, children: children.clone() };
+        children.add(leader)?;
+        Ok(process)
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its input and output, where they are pipes.
+    pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+        Some((self.child.stdin.take()?, self.child.stdout.take()?))
+    }
+
+    /// Whether it ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = kill_process(self.leader, Signal::TERM);
+        let end = Instant::now() + GRACE;
+        while !self.has_ended() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = kill_process_group(self.leader, Signal::KILL);
+        let _ = self.child.wait();
+        self.children.remove(self.leader);
+    }
+}
+
+/// Runs a short program to its end and returns its output; it must succeed.
+pub fn run(command: &mut Command, children: &Children) -> Result<Output, Error> {
+    children.check()?;
+    let name = PathBuf::from(command.get_program());
+    let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().map_err(Error::io(&format!("cannot start `{name}`")))?;
+    children.check()?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last = stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    Err(Error::Said(format!("`{name}` ended with {}: {}", output.status, last.trim())))
+}
+
+/// A child that speaks in lines over its standard input and output.
+#[derive(Debug)]
+pub struct Lines {
+    // Before the process: closed input is how most are told to end.
+    input: ChildStdin,
+    output: ChildStdout,
+    buffer: Vec<u8>,
+    /// What of the buffer was handed out.
+    taken: usize,
+    pub process: Process,
+}
+
+impl Lines {
+    pub fn start(command: &mut Command, children: &Children) -> Result<Self, Error> {
+        let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()), children)?;
+        let (input, output) = process.pipes().ok_or_else(|| Error::Said("its input and output are no pipes".into()))?;
+        Ok(Self { input, output, buffer: Vec::new(), taken: 0, process })
+    }
+
+    pub fn write(&mut self, line: &str) -> Result<(), Error> {
+        self.input.write_all(line.as_bytes()).map_err(|_| self.gone())
+    }
+
+    /// The next line, with its end.
+    pub fn read(&mut self) -> Result<&[u8], Error> {
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+                self.taken = searched + end + 1;
+                return Ok(&self.buffer[..self.taken]);
+            }
+            searched = self.buffer.len();
+            wait_readable(&self.output)?;
+            let mut piece = [0; 8 << 10];
+            match self.output.read(&mut piece) {
+                Ok(0) | Err(_) => return Err(self.gone()),
+                Ok(read) => self.buffer.extend(&piece[..read]),
+            }
+        }
+    }
+
+    fn gone(&self) -> Error {
+        match self.process.children.check() {
+            Err(interrupted) => interrupted,
+            Ok(()) => Error::Said("the process ended in the middle".into()),
+        }
+    }
+}
+
+/// A wait that ends: a server that hangs is a result, not a reason to hang.
+pub fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), Error> {
+    let mut fds = [PollFd::new(stream, PollFlags::IN)];
+    let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+    match poll(&mut fds, Some(&patience)) {
+        Ok(0) => Err(Error::Said(format!("no answer within {} s", PATIENCE.as_secs()))),
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(Error::io("poll")(error.into())),
+    }
+}
+
+/// A directory of the benchmark's own, gone with it.
+#[derive(Debug)]
+pub struct Workplace(PathBuf);
+
+impl Workplace {
+    pub fn new() -> Result<Self, Error> {
+        let dir = std::env::temp_dir().join(format!("sandpool-bench-{}", uuid::Uuid::new_v4().simple()));
+        std::fs::create_dir(&dir).map_err(Error::io("cannot make a temporary directory"))?;
+        Ok(Self(dir))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn write(&self, name: &str, content: &str) -> Result<PathBuf, Error> {
+        let path = self.0.join(name);
+        std::fs::write(&path, content).map_err(Error::io("cannot write a temporary file"))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Workplace {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,148 @@
+//! The server under test: this very executable, as a child, with a configuration and a state directory of its own.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::client::{self, Answer, Call, Client};
+use super::process::{Process, command};
+use super::{Bench, Error};
+
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Whether sandboxes wait ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pool {
+    /// As configured by default.
+    Full,
+    /// None is ever ready: every sandbox is made when it is asked for.
+    Empty,
+}
+
+/// Room for as many contexts as a figure makes.
+const ROOM: &str = "dialect.sandpool.max_contexts = 100000\n";
+
+impl Pool {
+    fn settings(self) -> &'static str {
+        match self {
+            Self::Full => "",
+            Self::Empty => "dialect.sandpool.pool_size = 0\ndialect.conversation.pool_size = 0\n",
+        }
+    }
+}
+
+/// `sandpool stdio` with a client.
+pub fn stdio(bench: &Bench, dialect: &str, pool: Pool) -> Result<client::Stdio, Error> {
+    let (mut command, log) = child(bench, pool)?;
+    command.args(["stdio", "--dialect", dialect]);
+    client::Stdio::start(&mut command, &bench.children).map_err(|error| with_log(error, &log))
+}
+
+/// `sandpool serve` on a port of its own.
+pub struct Http {
+    pub address: SocketAddr,
+    /// Ends with it.
+    _process: Process,
+}
+
+impl Http {
+    pub fn start(bench: &Bench, pool: Pool) -> Result<Self, Error> {
+        let (mut command, log) = child(bench, pool)?;
+        command.args(["serve", "--listen", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut process = Process::start(&mut command, &bench.children)?;
+        let address = until(bench, || {
+            if process.has_ended() {
+                return Some(Err(with_log(Error::Said("the server ended".into()), &log)));
+            }
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            text.split("listening: http://").nth(1)?.split_once('/')?.0.parse().ok().map(Ok)
+        })??;
+        Ok(Self { address, _process: process })
+    }
+
+    pub fn wait_ready(&self, bench: &Bench) -> Result<(), Error> {
+        until(bench, || client::is_ok(self.address, "/readyz").then_some(()))
+    }
+
+    pub fn connect(&self) -> Result<client::Http, Error> {
+        client::Http::open(self.address)
+    }
+}
+
+/// Looks every other millisecond, which is little beside what is waited for.
+fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, Error> {
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        bench.children.check()?;
+        if let Some(found) = look() {
+            return Ok(found);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Err(Error::Said(format!("the server was not ready within {} s", PATIENCE.as_secs())))
+}
+
+/// The command, and the file its log goes to.
+fn child(bench: &Bench, pool: Pool) -> Result<(Command, PathBuf), Error> {
+    let name = format!("server-{}", bench.next_number());
+    let config = bench.workplace.write(&format!("{name}.toml"), &settings(bench, pool))?;
+    let log = bench.workplace.path().join(format!("{name}.log"));
+    let file = File::create(&log).map_err(Error::io("cannot write a temporary file"))?;
+    let mut command = command(&bench.executable);
+    command.args(["--config".as_ref(), config.as_os_str()]);
+    command.args(["--state-dir".as_ref(), bench.workplace.path().join(&name).as_os_str()]).stderr(file);
+    command.envs(bench.environment.handed_on());
+    Ok((command, log))
+}
+
+/// The caller's languages, and nothing else of the caller's.
+fn settings(bench: &Bench, pool: Pool) -> String {
+    let given = bench.config.effective.iter().filter(|(setting, _)| setting.key.starts_with("runtimes."));
+    let lines = given.filter_map(|(setting, given)| Some(format!("{} = {}\n", setting.key, given.value.as_ref()?)));
+    lines.collect::<String>() + ROOM + pool.settings()
+}
+
+/// What the server said last is why it is gone.
+fn with_log(error: Error, log: &PathBuf) -> Error {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    match (error, text.lines().rfind(|line| !line.is_empty())) {
+        (Error::Said(why), Some(last)) => Error::Said(format!("{why}: {last}")),
+        (error, _) => error,
+    }
+}
+
+/// The calls of the default dialect.
+pub fn create(language: &str) -> Call {
+    Call::new("create_context", json!({ "language": language }))
+}
+
+pub fn run(context: &str, language: &str, code: &str) -> Call {
+    Call::new("run_code", json!({ "context": context, "language": language, "code": code }))
+}
+
+pub fn stop(context: &str) -> Call {
+    Call::new("stop_context", json!({ "context": context }))
+}
+
+/// The tool that does nothing: it looks into a table of the server's.
+pub fn no_op() -> Call {
+    Call::new("list_contexts", json!({}))
+}
+
+/// One-shot: a fresh process a call.
+pub fn one_shot(conversation: &str, code: &str) -> Call {
+    let arguments: Value = json!({ "conversationId": conversation, "language": "python", "code": code });
+    Call::new("sandbox.run_code", arguments)
+}
+
+/// A new context that has run its first cell; how long both took together.
+pub fn first_cell(client: &mut dyn Client, language: &str, code: &str, prints: &str) -> Result<(String, f64), Error> {
+    let created = client.call(&create(language))?;
+    let context = created.field("context")?.to_owned();
+    let answer: Answer = client.call(&run(&context, language, code))?.printed(prints)?;
+    Ok((context, created.seconds + answer.seconds))
+}

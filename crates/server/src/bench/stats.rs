@@ -1,0 +1,204 @@
+//! Samples and what is said about them: medians, tails, and ratios of medians within rounds.
+//!
+//! A machine has moods. Rounds are interleaved, so a ratio is taken inside each round and the median of those is reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::Error;
+
+/// Everything measured for one figure: the values of each subject, by round.
+#[derive(Debug, Default)]
+pub struct Samples {
+    rounds: Vec<BTreeMap<&'static str, Vec<f64>>>,
+    failed: BTreeMap<&'static str, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    pub samples: usize,
+    pub min: f64,
+    pub median: f64,
+    pub p95: f64,
+    pub p99: f64,
+}
+
+impl Samples {
+    pub fn begin_round(&mut self) {
+        self.rounds.push(BTreeMap::new());
+    }
+
+    /// Values of a subject, for this round. One that failed before is not tried again; its reason stays. Only an interruption ends
+    /// everything.
+    pub fn take(
+        &mut self,
+        subject: &'static str,
+        measure: impl FnOnce() -> Result<Vec<f64>, Error>,
+    ) -> Result<(), Error> {
+        if self.failed.contains_key(subject) {
+            return Ok(());
+        }
+        match measure() {
+            Ok(values) => {
+                if self.rounds.is_empty() {
+                    self.begin_round();
+                }
+                if let Some(round) = self.rounds.last_mut() {
+                    round.entry(subject).or_default().extend(&values);
+                }
+            }
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(why) => self.fail(subject, &why),
+        }
+        Ok(())
+    }
+
+    /// Something a subject needs, such as a process; without it the subject has failed.
+    pub fn need<T>(&mut self, subject: &'static str, made: Result<T, Error>) -> Result<Option<T>, Error> {
+        match made {
+            Ok(made) => Ok(Some(made)),
+            Err(Error::Interrupted) => Err(Error::Interrupted),
+            Err(why) => {
+                self.fail(subject, &why);
+                Ok(None)
+            }
+        }
+    }
+
+    fn fail(&mut self, subject: &'static str, why: &Error) {
+        self.rounds.iter_mut().for_each(|round| drop(round.remove(subject)));
+        self.failed.insert(subject, without_paths(&why.to_string()));
+    }
+
+    pub fn failures(&self) -> BTreeMap<&'static str, String> {
+        self.failed.clone()
+    }
+
+    pub fn why_not(&self, subject: &str) -> &str {
+        self.failed.get(subject).map_or("not measured", String::as_str)
+    }
+
+    fn all(&self, subject: &str) -> Vec<f64> {
+        self.rounds.iter().filter_map(|round| round.get(subject)).flatten().copied().collect()
+    }
+
+    pub fn median(&self, subject: &str) -> Option<f64> {
+        quantile(self.all(subject), 0.5)
+    }
+
+    pub fn quantile(&self, subject: &str, at: f64) -> Option<f64> {
+        quantile(self.all(subject), at)
+    }
+
+    /// How many times as much `subject` is as `unit`: the median over the rounds of the ratio of the round's medians.
+    pub fn ratio(&self, subject: &str, unit: &str) -> Option<f64> {
+        let median = |round: &BTreeMap<_, Vec<f64>>, of: &str| quantile(round.get(of)?.clone(), 0.5);
+        let ratios = self.rounds.iter().filter_map(|round| {
+            let (some, unit) = (median(round, subject)?, median(round, unit)?);
+            (unit > 0.0).then_some(some / unit)
+        });
+        quantile(ratios.collect(), 0.5)
+    }
+
+    /// A tail against the median of a unit, over all rounds: one round has too few samples for a tail.
+    pub fn tail_ratio(&self, subject: &str, at: f64, unit: &str) -> Option<f64> {
+        Some(self.quantile(subject, at)? / self.median(unit).filter(|unit| *unit > 0.0)?)
+    }
+
+    pub fn summaries(&self) -> BTreeMap<&'static str, Summary> {
+        let subjects: BTreeSet<&'static str> = self.rounds.iter().flat_map(|round| round.keys().copied()).collect();
+        subjects.into_iter().filter_map(|subject| Some((subject, summary(self.all(subject))?))).collect()
+    }
+}
+
+/// Results are published: of a path only its last part is anybody's business.
+fn without_paths(text: &str) -> String {
+    let word = |word: &str| match word.split_once('/') {
+        Some((before, path)) if !before.ends_with(char::is_alphanumeric) => {
+            format!("{before}{}", path.rsplit('/').next().unwrap_or_default())
+        }
+        _ => word.to_owned(),
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn summary(values: Vec<f64>) -> Option<Summary> {
+    let at = |at| quantile(values.clone(), at);
+    Some(Summary { samples: values.len(), min: at(0.0)?, median: at(0.5)?, p95: at(0.95)?, p99: at(0.99)? })
+}
+
+/// The nearest rank: always a value that was measured. The median of an even number is the mean of the two in the middle.
+pub fn quantile(mut values: Vec<f64>, at: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let count = values.len();
+    if at == 0.5 && count > 0 && count % 2 == 0 {
+        return Some((values[count / 2 - 1] + values[count / 2]) / 2.0);
+    }
+    // Exact for any number of samples that fits into memory.
+    let rank = (at * count as f64).ceil() as usize;
+    values.get(rank.saturating_sub(1)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(rounds: &[&[(&'static str, &[f64])]]) -> Samples {
+        let mut samples = Samples::default();
+        for round in rounds {
+            samples.begin_round();
+            for (subject, values) in *round {
+                samples.take(subject, || Ok(values.to_vec())).unwrap();
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn a_quantile_is_a_value_that_was_measured() {
+        let values: Vec<f64> = (1..=100).map(f64::from).rev().collect();
+        assert_eq!(quantile(values.clone(), 0.99), Some(99.0));
+        assert_eq!(quantile(values.clone(), 0.95), Some(95.0));
+        assert_eq!(quantile(values.clone(), 0.0), Some(1.0));
+        assert_eq!(quantile(values, 0.5), Some(50.5));
+        assert_eq!(quantile(vec![3.0, 1.0, 2.0], 0.5), Some(2.0));
+        assert_eq!(quantile(vec![7.0], 0.99), Some(7.0));
+        assert_eq!(quantile(vec![], 0.5), None);
+    }
+
+    #[test]
+    fn a_ratio_is_taken_inside_each_round() {
+        // The second round is ten times slower for both: pooled medians would give 2.1 / 5.5.
+        let samples = samples(&[
+            &[("a", &[2.0, 2.0]), ("b", &[1.0])],
+            &[("a", &[20.0]), ("b", &[10.0, 10.0])],
+            &[("a", &[2.2]), ("b", &[1.0])],
+        ]);
+        assert_eq!(samples.ratio("a", "b"), Some(2.0));
+        assert_eq!(samples.ratio("a", "absent"), None);
+    }
+
+    #[test]
+    fn a_tail_is_taken_over_all_rounds() {
+        let samples = samples(&[&[("a", &[4.0; 98]), ("unit", &[2.0])], &[("a", &[4.0, 40.0]), ("unit", &[2.0])]]);
+        assert_eq!(samples.tail_ratio("a", 0.99, "unit"), Some(2.0));
+        assert_eq!(samples.tail_ratio("a", 1.0, "unit"), Some(20.0));
+    }
+
+    #[test]
+    fn a_reason_names_no_path() {
+        let why = "error: `x` (from /tmp/bench-1/server-1.toml): `0` is neither/nor";
+        assert_eq!(without_paths(why), "error: `x` (from server-1.toml): `0` is neither/nor");
+    }
+
+    #[test]
+    fn a_subject_that_failed_keeps_its_first_reason_and_no_values() {
+        let mut samples = samples(&[&[("a", &[1.0])]]);
+        samples.take("a", || Err(Error::Said("it broke".into()))).unwrap();
+        samples.take("a", || unreachable!("not tried again")).unwrap();
+        assert_eq!(samples.why_not("a"), "it broke");
+        assert_eq!(samples.median("a"), None);
+        assert!(matches!(samples.take("b", || Err(Error::Interrupted)), Err(Error::Interrupted)));
+    }
+}
