@@ -30,7 +30,7 @@ impl Pool {
     fn settings(self) -> &'static str {
         match self {
             Self::Full => "",
-            Self::Empty => "dialect.sandpool.pool_size = 0\ndialect.conversation.pool_size = 0\n",
+            Self::Empty => "ready_max = 0\ndialect.sandpool.pool_size = 0\n",
         }
     }
 }

@@ -92,7 +92,7 @@ macro_rules! limits {
                 "Processes and threads of a sandbox",
             ),
             setting(concat!("dialect.", $id, ".disk_mb"), Whole(8, 1 << 24), Is($disk), disk_help($id)),
-            setting(concat!("dialect.", $id, ".pool_size"), Whole(1, 64), Is($pool), pool_help($id)),
+            setting(concat!("dialect.", $id, ".pool_size"), Whole(least_pool($id), 64), Is($pool), pool_help($id)),
             setting(
                 concat!("dialect.", $id, ".session_ttl"),
                 Time(10.0, 30.0 * DAY),
@@ -170,6 +170,11 @@ fn disk_help(dialect: &str) -> &'static str {
         "conversation" => "Disk quota of a conversation's `/data`",
         _ => "Disk quota of a context",
     }
+}
+
+/// As many runs execute at once; elsewhere there may be none.
+fn least_pool(dialect: &str) -> i64 {
+    i64::from(dialect == "agentrun")
 }
 
 fn pool_help(dialect: &str) -> &'static str {

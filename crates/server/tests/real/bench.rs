@@ -25,7 +25,9 @@ fn a_quick_look_at_one_figure_writes_all_three_files() {
     let report: Value = serde_json::from_str(&json).unwrap();
     let figure = &report["figures"][0];
     assert!(figure["lines"][0]["ours"]["value"].as_f64().is_some_and(|ratio| ratio > 0.0), "{json}");
-    assert!(figure["series"]["sandpool"]["samples"].as_u64().is_some_and(|samples| samples > 0), "{json}");
+    for subject in ["sandpool", "sandpool, empty pools", "bare run_cell", "no-op tool, stdio"] {
+        assert!(figure["series"][subject]["samples"].as_u64().is_some_and(|samples| samples > 0), "{subject}: {json}");
+    }
     assert_eq!(figure["failed"]["ipykernel"], "not measured: no `--alternatives`", "{json}");
     assert!(!json.contains(env!("CARGO_MANIFEST_DIR")), "{json}");
 
