@@ -119,11 +119,14 @@ async fn prepare_node(
     }
 }
 
-/// What is already there, verified. Nothing is fetched or changed.
+/// What is already there, verified. Nothing is fetched or changed. A server's start waits for it.
 pub async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Prepared>, SetupError> {
-    let (python, node) = tokio::join!(python::find(config), node::find(config, env));
-    let Some(python) = python else { return Ok(None) };
-    python::verify(&python).await?;
+    let python = async {
+        let Some(runtime) = python::find(config).await else { return Ok(None) };
+        python::verify(&runtime).await.map(|()| Some(runtime))
+    };
+    let (python, node) = tokio::join!(python, node::find(config, env));
+    let Some(python) = python? else { return Ok(None) };
     let node = match node {
         Ok(Some(node)) => node.verify().map(|()| node),
         // A path that was named and is wrong stays wrong; anything else can be prepared.

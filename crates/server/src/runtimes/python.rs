@@ -79,6 +79,10 @@ pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
 
 /// That the environment still stands on the interpreter it was made for, and is as it was made.
 pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
+    let files = tokio::task::spawn_blocking({
+        let runtime = runtime.clone();
+        move || runtime.verify()
+    });
     let now = ask(&runtime.dir.join("bin/python")).await.ok().map(|found| found.short());
     let then = short(&runtime.marker.version);
     if now.as_deref() != Some(then) {
@@ -86,7 +90,7 @@ pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
         let dir = runtime.dir.clone();
         return Err(SetupError::Modified { dir, expected: format!("Python {then}"), found: format!("Python {now}") });
     }
-    runtime.verify()
+    files.await.unwrap_or_else(|lost| Err(SetupError::tool("the check of the runtime", &lost.to_string())))
 }
 
 /// The version of the interpreter a set-up would build on.
