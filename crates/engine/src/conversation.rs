@@ -1,11 +1,13 @@
 //! Conversations: their files outlive every sandbox. One sandbox at a time has them; who needs one takes a turn.
 //!
-//! A sandbox in which no code has run is left for the next who needs the files, for a few seconds. Of code's own there is one a call.
+//! A sandbox in which no code has run is left for the next who needs the files, for a few seconds. Of code's own there is one a call;
+//! in a conversation that goes on, the next one is made before it is asked for.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use proto::{KernelId, KernelSpec, Language};
 use sandbox::{Group, KeptVolume};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -17,13 +19,17 @@ use crate::guest::lock;
 use crate::holdings::Holdings;
 use crate::keyed::{Keyed, Leaves, Turn};
 use crate::live::{Failure, Place};
-use crate::maker::Shape;
+use crate::maker::{FIRST_KERNEL, Shape, rehearse};
 use crate::op::{EngineError, Happened, Tenant};
 
 /// How long a sandbox without code stays after its last use.
 pub(crate) const PARKED: Duration = Duration::from_secs(10);
 /// How many there may be; with one more the longest unused one goes.
 const MAX_PARKED: usize = 16;
+/// A call that follows another within this time is likely to be followed by a third.
+const GOES_ON: Duration = Duration::from_secs(60);
+/// What is made before it is asked for waits so long for those who wait.
+const BEHIND: Duration = Duration::from_millis(100);
 /// How long it may take until there is room for one.
 const PARKING_WAIT: Duration = Duration::from_secs(30);
 /// How often parked sandboxes are looked at.
@@ -50,6 +56,8 @@ struct Owner {
     tenant: Tenant,
     conversation: String,
     last_used: Instant,
+    /// Of code.
+    last_call: Option<Instant>,
 }
 
 /// What is left between two turns.
@@ -61,6 +69,8 @@ pub(crate) struct Slot {
 struct Parked {
     place: Arc<Place>,
     shape: Shape,
+    /// Of its interpreter, if it has one.
+    language: Option<Language>,
     since: Instant,
     _room: OwnedSemaphorePermit,
 }
@@ -89,9 +99,15 @@ impl Conversations {
         if known.owners.values().filter(|owner| owner.tenant == *tenant).count() >= most {
             return Err(EngineError::OverLimit { what: "max_contexts", limit: most.to_string() });
         }
-        let owner = Owner { tenant: tenant.clone(), conversation: conversation.to_owned(), last_used };
+        let owner = Owner { tenant: tenant.clone(), conversation: conversation.to_owned(), last_used, last_call: None };
         known.owners.insert(key.to_owned(), owner);
         Ok(())
+    }
+
+    /// Code is called; whether that has happened shortly before.
+    pub(crate) fn goes_on(&self, key: &str) -> bool {
+        let before = lock(&self.known).owners.get_mut(key).and_then(|owner| owner.last_call.replace(Instant::now()));
+        before.is_some_and(|before| before.elapsed() < GOES_ON)
     }
 
     pub(crate) fn exists(&self, key: &str) -> bool {
@@ -131,23 +147,77 @@ impl Inner {
         turn.parked = None;
         let room = self.parking_room().await?;
         let maker = self.maker().map_err(|error| Failure::new(error.to_string()))?;
-        let place = maker.sandbox(shape).await?;
+        let place = maker.sandbox(shape, None).await?;
         let since = Instant::now();
-        turn.parked = Some(Parked { place: place.clone(), shape: shape.clone(), since, _room: room });
+        turn.parked = Some(Parked { place: place.clone(), shape: shape.clone(), language: None, since, _room: room });
         Ok(place)
     }
 
-    /// A sandbox for code: one in which none has run yet. The caller destroys it.
-    pub(crate) async fn place_for_code(&self, turn: &mut Turn<Slot>, shape: &Shape) -> Result<Arc<Place>, Failure> {
-        if let Some(parked) = turn.parked.take() {
-            if parked.shape == *shape && !parked.place.guest.is_lost() {
-                return Ok(parked.place);
-            }
-            // Only one sandbox at a time can have the files.
-            parked.place.destroy("its files are needed elsewhere").await?;
-        }
+    /// A sandbox for code: one in which none has run yet, with an interpreter started as told. The caller destroys it.
+    pub(crate) async fn place_for_code(
+        &self,
+        turn: &mut Turn<Slot>,
+        shape: &Shape,
+        kernel: KernelSpec,
+    ) -> Result<(Arc<Place>, KernelId), Failure> {
         let maker = self.maker().map_err(|error| Failure::new(error.to_string()))?;
-        maker.sandbox(shape).await
+        let _hurry = maker.hurry();
+        let (place, number) = match turn.parked.take() {
+            Some(Parked { place, shape: of, language, .. }) if of == *shape && !place.guest.is_lost() => {
+                if language == Some(kernel.language) && !place.guest.has_exited(FIRST_KERNEL) {
+                    return Ok((place, FIRST_KERNEL));
+                }
+                (place, if language.is_some() { FIRST_KERNEL + 1 } else { FIRST_KERNEL })
+            }
+            parked => {
+                if let Some(parked) = parked {
+                    // Only one sandbox at a time can have the files.
+                    parked.place.destroy("its files are needed elsewhere").await?;
+                }
+                (maker.unhurried_sandbox(shape, Some(kernel.language)).await?, FIRST_KERNEL)
+            }
+        };
+        match place.start_kernel(number, kernel).await {
+            Ok(_) => Ok((place, number)),
+            Err(failure) => {
+                let _ = place.destroy("its interpreter did not start").await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Makes the sandbox of the next call, behind everybody who waits. Nothing comes of it where there is no room, or the call is
+    /// there already.
+    pub(crate) async fn prepare(&self, key: &str, shape: Shape, kernel: KernelSpec) {
+        let Ok(maker) = self.maker() else { return };
+        maker.nobody_waits(BEHIND).await;
+        let Ok(room) = self.conversations.parking.clone().try_acquire_owned() else { return };
+        let Some(mut turn) = self.conversations.turns.try_turn(key) else { return };
+        if turn.parked.is_some() {
+            return;
+        }
+        let language = kernel.language;
+        let making = async {
+            let place = maker.unhurried_sandbox(&shape, Some(language)).await?;
+            let started = match place.start_kernel(FIRST_KERNEL, kernel).await {
+                Ok(_) => rehearse(&place, language).await.map_err(Failure::new),
+                Err(failure) => Err(failure),
+            };
+            match started {
+                Ok(()) => Ok(place),
+                Err(failure) => {
+                    let _ = place.destroy("its interpreter did not start").await;
+                    Err(failure)
+                }
+            }
+        };
+        match making.await {
+            Ok(place) => {
+                let since = Instant::now();
+                turn.parked = Some(Parked { place, shape, language: Some(language), since, _room: room });
+            }
+            Err(Failure { log, .. }) => tracing::debug!(why = log, "nothing could be made for the next call"),
+        }
     }
 
     async fn parking_room(&self) -> Result<OwnedSemaphorePermit, Failure> {

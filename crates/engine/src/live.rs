@@ -45,9 +45,20 @@ struct Held {
     destroyed: tokio::sync::Mutex<bool>,
     /// Its place among those that may be ending at once, until nothing of it is left.
     room: Mutex<Option<OwnedSemaphorePermit>>,
+    /// Whether a fork of the warm interpreter waits in it, or could not be had; `None` until one is asked for.
+    forked: Mutex<Option<bool>>,
 }
 
 impl Held {
+    /// Has a warm interpreter forked into it for the next kernel of this language, unless one was asked for already.
+    async fn prepare(&self, language: Option<Language>) {
+        if language != Some(Language::Python) || lock(&self.forked).is_some() {
+            return;
+        }
+        let forked = self.sandbox.fork_warm().await.is_ok();
+        *lock(&self.forked) = Some(forked);
+    }
+
     async fn destroy(&self) -> Result<(), BackendError> {
         self.doomed.store(true, Ordering::SeqCst);
         let destroying = async {
@@ -113,12 +124,13 @@ impl Live {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Makes a sandbox and greets its guest. In a task of its own: a caller that goes away half-way leaves nothing behind.
-    pub(crate) async fn make(&self, spec: SandboxSpec) -> Result<Arc<Place>, Failure> {
+    /// Makes a sandbox and greets its guest, while a warm interpreter is forked into it if it is `first` to run that language. In a
+    /// task of its own: a caller that goes away half-way leaves nothing behind.
+    pub(crate) async fn make(&self, spec: SandboxSpec, first: Option<Language>) -> Result<Arc<Place>, Failure> {
         let live = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.shared.tasks.spawn(async move {
-            let made = live.make_here(&spec).await;
+            let made = live.make_here(&spec, first).await;
             if let Err(Ok(unwanted)) = sender.send(made) {
                 let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
             }
@@ -126,7 +138,7 @@ impl Live {
         receiver.await.unwrap_or_else(|_| Err(Failure::new("the sandbox could not be made")))
     }
 
-    async fn make_here(&self, spec: &SandboxSpec) -> Result<Arc<Place>, Failure> {
+    async fn make_here(&self, spec: &SandboxSpec, first: Option<Language>) -> Result<Arc<Place>, Failure> {
         let shared = &self.shared;
         if shared.closed.load(Ordering::SeqCst) {
             return Err(Failure::new("shutting down"));
@@ -142,9 +154,11 @@ impl Live {
             doomed: AtomicBool::new(false),
             destroyed: tokio::sync::Mutex::new(false),
             room: Mutex::default(),
+            forked: Mutex::default(),
         });
         lock(&shared.sandboxes).insert(number, held.clone());
-        match connect(&held, shared.start_timeout).await {
+        let (connected, ()) = tokio::join!(connect(&held, shared.start_timeout), held.prepare(first));
+        match connected {
             Ok(guest) => {
                 let _ = held.guest.set(guest.clone());
                 let place = Arc::new(Place { number, held, guest, live: self.clone() });
@@ -299,10 +313,19 @@ impl Place {
 
     /// A fork of the warm interpreter where there is one, else the cold way.
     pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, Failure> {
-        let wait = self.live.shared.start_timeout;
-        let warm = spec.language == Language::Python && self.held.sandbox.fork_warm().await.is_ok();
+        self.held.prepare(Some(spec.language)).await;
+        if spec.language == Language::Python && lock(&self.held.forked).take() == Some(true) {
+            match self.ask_for_kernel(kernel, spec.clone(), true).await {
+                Err(failure) if !self.guest.is_lost() => tracing::warn!(why = failure.log, "no fork; starting anew"),
+                result => return result,
+            }
+        }
+        self.ask_for_kernel(kernel, spec, false).await
+    }
+
+    async fn ask_for_kernel(&self, kernel: KernelId, spec: KernelSpec, warm: bool) -> Result<String, Failure> {
         self.guest.take_exited(kernel);
-        match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, wait).await? {
+        match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, self.live.shared.start_timeout).await? {
             FromGuest::KernelReady { version } => Ok(version),
             // It names the interpreter, which lies at the same path on the host.
             FromGuest::Failed { message, .. } => Err(Failure {

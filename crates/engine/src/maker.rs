@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{KernelId, Language};
+use proto::{Deadline, FromGuest, KernelId, Language, RunStatus, ToGuest};
 use sandbox::{Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
 use tokio::sync::watch;
 
 use crate::config::{EngineConfig, Runtimes};
+use crate::guest::Answer;
 use crate::holdings::Holdings;
 use crate::live::{Failure, Live, Place};
 
 /// The first interpreter of a sandbox.
 pub(crate) const FIRST_KERNEL: KernelId = 1;
+const CHECK_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What makes one sandbox differ from another.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,10 +64,10 @@ impl Maker {
         let _ = tokio::time::timeout(most, watching.wait_for(|waiting| *waiting == 0)).await;
     }
 
-    /// For a caller that waits.
-    pub(crate) async fn sandbox(&self, shape: &Shape) -> Result<Arc<Place>, Failure> {
+    /// For a caller that waits; `first` is the language of the interpreter it is going to start in it, if that is known.
+    pub(crate) async fn sandbox(&self, shape: &Shape, first: Option<Language>) -> Result<Arc<Place>, Failure> {
         let _hurry = self.hurry();
-        self.unhurried_sandbox(shape).await
+        self.unhurried_sandbox(shape, first).await
     }
 
     /// For a caller that waits.
@@ -82,14 +84,18 @@ impl Maker {
     /// A sandbox with an interpreter, for a caller that waits; on failure nothing is left of it.
     pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<Place>, Failure> {
         let _hurry = self.hurry();
-        let place = self.unhurried_sandbox(shape).await?;
+        let place = self.unhurried_sandbox(shape, Some(language)).await?;
         self.first_kernel(place, language).await
     }
 
-    pub(crate) async fn unhurried_sandbox(&self, shape: &Shape) -> Result<Arc<Place>, Failure> {
+    pub(crate) async fn unhurried_sandbox(
+        &self,
+        shape: &Shape,
+        first: Option<Language>,
+    ) -> Result<Arc<Place>, Failure> {
         let Shape { groups, limits, volumes, kept } = shape.clone();
         let (runtime, files) = (self.runtimes.binds(), self.runtimes.files.clone());
-        self.live.make(SandboxSpec { groups, limits, runtime, files, volumes, kept }).await
+        self.live.make(SandboxSpec { groups, limits, runtime, files, volumes, kept }, first).await
     }
 
     /// The same sandbox with its first interpreter; on failure nothing is left of it.
@@ -106,4 +112,40 @@ impl Maker {
         let spec = spec.ok_or_else(|| Failure::new("no JavaScript runtime is installed"))?;
         place.start_kernel(kernel, spec).await.map(drop)
     }
+}
+
+/// Leaves nothing behind in the interpreter: an expression would be remembered as the last value.
+fn statement(language: Language) -> &'static str {
+    match language {
+        Language::Python => "pass",
+        Language::Javascript | Language::Typescript => ";",
+    }
+}
+
+/// Runs a statement in the first interpreter: the first cell of somebody's is not the first of all, and whether it is well is known.
+pub(crate) async fn rehearse(place: &Place, language: Language) -> Result<(), String> {
+    let deadline = Deadline { after_ms: CHECK_DEADLINE.as_millis() as u64, grace_ms: 1000 };
+    let request = ToGuest::Run {
+        kernel: FIRST_KERNEL,
+        code: statement(language).into(),
+        env: std::collections::BTreeMap::new(),
+        deadline,
+        forward_bytes: 1024,
+        keep_over: None,
+    };
+    let checking = async {
+        let mut run = place.guest.call(&request).await.map_err(|lost| lost.0)?;
+        loop {
+            match run.next().await.map_err(|lost| lost.0)? {
+                Answer::Message(FromGuest::RunEnd { end }) if end.status == RunStatus::Ok => return Ok(()),
+                Answer::Message(FromGuest::RunEnd { end }) => {
+                    return Err(format!("the statement ended as {:?}", end.status));
+                }
+                Answer::Message(FromGuest::Failed { message, .. }) => return Err(crate::live::one_line(&message)),
+                _ => {}
+            }
+        }
+    };
+    let wait = CHECK_DEADLINE + Duration::from_secs(3);
+    tokio::time::timeout(wait, checking).await.unwrap_or_else(|_| Err(format!("no answer within {wait:?}")))
 }

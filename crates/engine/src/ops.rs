@@ -143,7 +143,7 @@ impl World {
             Some(language) => {
                 Home::with(maker.started(&shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
             }
-            None => Home::at(maker.sandbox(&shape).await.map_err(failed)?),
+            None => Home::at(maker.sandbox(&shape, None).await.map_err(failed)?),
         })
     }
 

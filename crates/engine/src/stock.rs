@@ -5,12 +5,12 @@
 //! word of the `agentrun` document) is made here, in which no code of anybody's has run, and leaves for good with the context that
 //! takes it: nothing turns a used sandbox into a session.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use proto::{Deadline, FromGuest, Language, RunStatus, ToGuest};
+use proto::Language;
 use sandbox::Limits;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -18,262 +18,21 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::config::EngineConfig;
-use crate::demand::{Demand, Room, Wish, allot};
-use crate::guest::{Answer, lock};
+use crate::demand::Room;
+use crate::guest::lock;
 use crate::holdings::Holdings;
 use crate::live::{Failure, Place};
-use crate::maker::{FIRST_KERNEL, Maker, Shape};
-use crate::op::{Realm, Tenant};
+use crate::maker::{FIRST_KERNEL, Maker, Shape, rehearse};
 
-const CHECK_DEADLINE: Duration = Duration::from_secs(5);
+mod shelf;
+
+use shelf::{Key, Session, Shelf, Shelves};
+
 const START_ATTEMPTS: u32 = 3;
 /// A refill waits no longer for a moment in which nobody waits.
 const POSTPONED: Duration = Duration::from_millis(100);
-/// What was just taken is used at once: a refill leaves it the processor for so long, where enough are left.
-const LULL: Duration = Duration::from_millis(10);
-/// How often it is looked whether less is needed.
-const TICK: Duration = Duration::from_secs(5);
 /// Of the JavaScript shelf beside the sessions of the operator, as long as there is room.
 const JAVASCRIPT: usize = 1;
-
-/// Leaves nothing behind in the interpreter: an expression would be remembered as the last value.
-fn statement(language: Language) -> &'static str {
-    match language {
-        Language::Python => "pass",
-        Language::Javascript | Language::Typescript => ";",
-    }
-}
-
-/// Memory of a ready sandbox and the time to make one, until they are measured.
-fn guess(language: Language) -> (u64, Duration) {
-    match language {
-        Language::Python => (16 << 20, Duration::from_millis(20)),
-        Language::Javascript | Language::Typescript => (48 << 20, Duration::from_millis(150)),
-    }
-}
-
-/// A sandbox nobody has used. Dropped, it is destroyed.
-pub(crate) struct Session {
-    pub(crate) id: String,
-    place: Option<Arc<Place>>,
-    born: Instant,
-    /// Its interpreter runs the statement of the health check.
-    checking: bool,
-    healthy: bool,
-    bytes: Option<u64>,
-    /// Tells the stock when it dies.
-    _watch: AbortOnDropHandle<()>,
-}
-
-impl Session {
-    fn is_fit(&self) -> bool {
-        let lives = |place: &Arc<Place>| !place.guest.is_lost() && !place.guest.has_exited(FIRST_KERNEL);
-        self.healthy && self.place.as_ref().is_some_and(lives)
-    }
-
-    /// From here on it is a context's, and its end too.
-    pub(crate) fn leave(mut self) -> Option<Arc<Place>> {
-        self.place.take()
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            place.dismiss("its session is over");
-        }
-    }
-}
-
-/// What tells shelves apart. All else of a sandbox's shape follows from tenant and realm.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
-    tenant: Tenant,
-    realm: Realm,
-    memory_bytes: u64,
-    cpu_millis: u32,
-    language: Language,
-}
-
-impl Key {
-    fn of(holdings: &Holdings, limits: &Limits, language: Language) -> Self {
-        let Limits { memory_bytes, cpu_millis, .. } = *limits;
-        let (tenant, realm) = (holdings.tenant.tenant.clone(), holdings.config().realm);
-        Self { tenant, realm, memory_bytes, cpu_millis, language }
-    }
-}
-
-struct Shelf {
-    /// Also keeps the tenant, whose groups these sandboxes are in, from being forgotten.
-    holdings: Arc<Holdings>,
-    shape: Shape,
-    language: Language,
-    /// Ordered by the operator; and wished for without demand.
-    least: usize,
-    usual: usize,
-    /// The oldest first.
-    ready: VecDeque<Session>,
-    /// Refills that were begun, also those that still wait for their moment.
-    refills: usize,
-    /// Of these, sandboxes being made.
-    building: usize,
-    /// Who takes what is being made; never more than that.
-    waiting: VecDeque<oneshot::Sender<Session>>,
-    demand: Demand,
-    last_taken: Instant,
-    /// Of one refill.
-    bytes: u64,
-    pace: Duration,
-    /// After a failure.
-    pause: Duration,
-    retry: Instant,
-}
-
-impl Shelf {
-    fn new(holdings: &Arc<Holdings>, limits: Limits, language: Language) -> Self {
-        let (now, (bytes, pace)) = (Instant::now(), guess(language));
-        Self {
-            shape: Shape::of(holdings, limits),
-            holdings: holdings.clone(),
-            language,
-            least: 0,
-            usual: 0,
-            ready: VecDeque::new(),
-            refills: 0,
-            building: 0,
-            waiting: VecDeque::new(),
-            demand: Demand::none(now),
-            last_taken: now,
-            bytes,
-            pace,
-            pause: Duration::ZERO,
-            retry: now,
-        }
-    }
-
-    /// How long a session is used: it is replaced a little before its time is over.
-    fn lifetime(&self) -> Duration {
-        let ttl = self.holdings.config().session_ttl;
-        ttl - (ttl / 10).min(Duration::from_secs(60))
-    }
-
-    fn wish(&self, now: Instant) -> Wish {
-        Wish { least: self.least, wish: self.demand.wish(now).max(self.usual), bytes: self.bytes }
-    }
-
-    fn is_over(&self, now: Instant) -> bool {
-        let wish = self.wish(now);
-        wish.least + wish.wish + self.refills + self.ready.len() == 0
-    }
-
-    fn young(&self, now: Instant) -> usize {
-        let lifetime = self.lifetime();
-        self.ready.iter().filter(|session| now.duration_since(session.born) < lifetime).count()
-    }
-
-    fn take_ready(&mut self) -> Option<Session> {
-        let at = self.ready.iter().position(|session| !session.checking && session.is_fit())?;
-        self.ready.remove(at)
-    }
-
-    fn take_where(&mut self, unwanted: impl Fn(&Session) -> bool) -> Option<Session> {
-        let at = self.ready.iter().position(|session| !session.checking && unwanted(session))?;
-        self.ready.remove(at)
-    }
-
-    /// To who waits for it, else to the others.
-    fn put(&mut self, mut session: Session) {
-        while let Some(waiting) = self.waiting.pop_front() {
-            match waiting.send(session) {
-                Ok(()) => return,
-                Err(unwanted) => session = unwanted,
-            }
-        }
-        self.ready.push_back(session);
-    }
-
-    fn learn(&mut self, took: Duration, bytes: Option<u64>) {
-        self.pace = (self.pace * 3 + took) / 4;
-        self.bytes = bytes.map_or(self.bytes, |bytes| (self.bytes * 3 + bytes) / 4);
-        self.pause = Duration::ZERO;
-    }
-}
-
-#[derive(Default)]
-struct Shelves {
-    all: HashMap<Key, Shelf>,
-    refills: usize,
-}
-
-/// What is to be done now, and when to look again.
-#[derive(Default)]
-struct Orders {
-    unwanted: Vec<Session>,
-    refills: Vec<Key>,
-    wake: Option<Instant>,
-}
-
-impl Shelves {
-    fn plan(&mut self, now: Instant, room: Room, at_once: usize) -> Orders {
-        let mut orders = Orders::default();
-        for shelf in self.all.values_mut() {
-            while let Some(unfit) = shelf.take_where(|session| !session.is_fit()) {
-                tracing::info!(session = unfit.id, "a session is gone");
-                orders.unwanted.push(unfit);
-            }
-        }
-        self.all.retain(|_, shelf| !shelf.is_over(now));
-        let targets = self.targets(now, room);
-        for (key, target) in &targets {
-            let Some(shelf) = self.all.get_mut(key) else { continue };
-            while shelf.ready.len() > *target
-                && let Some(old) = shelf.take_where(|_| true)
-            {
-                tracing::debug!(session = old.id, "a session is no longer needed, or replaced before it expires");
-                orders.unwanted.push(old);
-            }
-            orders.look_again(shelf, *target, now);
-        }
-        while self.refills < at_once
-            && let Some(key) = self.neediest(&targets, now)
-            && let Some(shelf) = self.all.get_mut(&key)
-        {
-            shelf.refills += 1;
-            self.refills += 1;
-            orders.refills.push(key);
-        }
-        orders
-    }
-
-    /// How many each shelf should have; the most recently used first.
-    fn targets(&self, now: Instant, room: Room) -> Vec<(Key, usize)> {
-        let mut shelves: Vec<(&Key, &Shelf)> = self.all.iter().collect();
-        shelves.sort_by_key(|(_, shelf)| (shelf.least == 0, std::cmp::Reverse(shelf.last_taken)));
-        let wishes: Vec<Wish> = shelves.iter().map(|(_, shelf)| shelf.wish(now)).collect();
-        let given = allot(&wishes, room);
-        shelves.into_iter().map(|(key, _)| key.clone()).zip(given).collect()
-    }
-
-    /// The shelf that has the least of what it should have.
-    fn neediest(&self, targets: &[(Key, usize)], now: Instant) -> Option<Key> {
-        let needs = |(key, target): &(Key, usize)| {
-            let shelf = self.all.get(key)?;
-            let has = shelf.young(now) + shelf.refills;
-            (has < *target && shelf.retry <= now).then(|| (has * 1000 / target, key.clone()))
-        };
-        targets.iter().filter_map(needs).min_by_key(|(filled, _)| *filled).map(|(_, key)| key)
-    }
-}
-
-impl Orders {
-    fn look_again(&mut self, shelf: &Shelf, target: usize, now: Instant) {
-        let lifetime = shelf.lifetime();
-        let expiries = shelf.ready.iter().map(|session| session.born + lifetime);
-        let tick = (target > shelf.least || shelf.wish(now).wish > shelf.usual).then_some(now + TICK);
-        let next = expiries.chain([shelf.retry]).filter(|at| *at > now).chain(tick).min();
-        self.wake = [self.wake, next].into_iter().flatten().min();
-    }
-}
 
 #[derive(Clone)]
 pub(crate) struct Stock {
@@ -434,7 +193,7 @@ impl Stock {
     pub(crate) async fn first_sandboxes(&self) -> Vec<Result<Arc<Place>, Failure>> {
         let shape = lock(&self.shared.shelves).all.get(&self.shared.ordered).map(|shelf| shelf.shape.clone());
         let Some(shape) = shape else { return Vec::new() };
-        let make = |maker: Arc<Maker>, shape: Shape| async move { maker.unhurried_sandbox(&shape).await };
+        let make = |maker: Arc<Maker>, shape: Shape| async move { maker.unhurried_sandbox(&shape, None).await };
         let making: Vec<_> =
             (0..self.shared.size).map(|_| tokio::spawn(make(self.shared.maker.clone(), shape.clone()))).collect();
         let mut made = Vec::new();
@@ -477,7 +236,7 @@ impl Stock {
         for attempt in 1..=START_ATTEMPTS {
             let sandbox = match first.take() {
                 Some(sandbox) => sandbox,
-                None => self.shared.maker.unhurried_sandbox(&shape).await,
+                None => self.shared.maker.unhurried_sandbox(&shape, Some(Language::Python)).await,
             };
             let started = match sandbox {
                 Ok(place) => self.shared.maker.first_kernel(place, Language::Python).await,
@@ -567,12 +326,7 @@ impl Stock {
                 if !self.shared.closing.is_cancelled() {
                     tracing::warn!(why, "a session could not be made; trying again");
                 }
-                refill.done(|shelf| {
-                    // Who waited for it does without.
-                    shelf.waiting.pop_front();
-                    shelf.pause = next_pause(shelf.pause);
-                    shelf.retry = Instant::now() + shelf.pause;
-                });
+                refill.done(|shelf| shelf.failed(Instant::now()));
             }
         }
     }
@@ -609,7 +363,7 @@ impl Stock {
                 session.place.clone()
             });
             let Some(place) = place.flatten() else { continue };
-            let result = run_statement(&place, key.language).await;
+            let result = rehearse(&place, key.language).await;
             if let Err(why) = &result {
                 tracing::warn!(session = id, why, "a session failed its health check");
                 all = false;
@@ -662,12 +416,12 @@ impl Refill<'_> {
 
     async fn build(&self, shape: &Shape, language: Language) -> Result<Session, String> {
         let maker = &self.stock.shared.maker;
-        let place = maker.unhurried_sandbox(shape).await.map_err(|failure| failure.log)?;
+        let place = maker.unhurried_sandbox(shape, Some(language)).await.map_err(|failure| failure.log)?;
         let place = maker.first_kernel(place, language).await.map_err(|failure| failure.log)?;
         let mut session = self.stock.session(place.clone());
         // Who waits for it warms it with its own first cell.
         if !self.is_waited_for() {
-            run_statement(&place, language).await?;
+            rehearse(&place, language).await?;
             session.bytes = place.memory_bytes().await;
         }
         Ok(session)
@@ -703,47 +457,6 @@ impl Drop for Refill<'_> {
     }
 }
 
-impl Shelves {
-    /// When a moment has passed since the last was taken; none if too few are left to wait for that.
-    fn lull(&self, key: &Key, room: Room) -> Option<Instant> {
-        let (shelf, now) = (self.all.get(key)?, Instant::now());
-        let target = self.targets(now, room).into_iter().find(|(of, _)| of == key)?.1;
-        let lull = shelf.last_taken + LULL;
-        (2 * shelf.young(now) >= target && lull > now).then_some(lull)
-    }
-}
-
 fn given_up() -> Failure {
     Failure::new("making a session was given up")
-}
-
-fn next_pause(last: Duration) -> Duration {
-    (last * 2).clamp(Duration::from_secs(1), Duration::from_secs(60))
-}
-
-async fn run_statement(place: &Place, language: Language) -> Result<(), String> {
-    let deadline = Deadline { after_ms: CHECK_DEADLINE.as_millis() as u64, grace_ms: 1000 };
-    let request = ToGuest::Run {
-        kernel: FIRST_KERNEL,
-        code: statement(language).into(),
-        env: std::collections::BTreeMap::new(),
-        deadline,
-        forward_bytes: 1024,
-        keep_over: None,
-    };
-    let checking = async {
-        let mut run = place.guest.call(&request).await.map_err(|lost| lost.0)?;
-        loop {
-            match run.next().await.map_err(|lost| lost.0)? {
-                Answer::Message(FromGuest::RunEnd { end }) if end.status == RunStatus::Ok => return Ok(()),
-                Answer::Message(FromGuest::RunEnd { end }) => {
-                    return Err(format!("the statement ended as {:?}", end.status));
-                }
-                Answer::Message(FromGuest::Failed { message, .. }) => return Err(crate::live::one_line(&message)),
-                _ => {}
-            }
-        }
-    };
-    let wait = CHECK_DEADLINE + Duration::from_secs(3);
-    tokio::time::timeout(wait, checking).await.unwrap_or_else(|_| Err(format!("no answer within {wait:?}")))
 }

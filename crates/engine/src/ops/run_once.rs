@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Ended, Language, Order, Root, RunStatus, ToGuest};
+use proto::{Ended, KernelId, KernelSpec, Language, Order, Root, RunStatus, ToGuest};
 use tokio_util::sync::CancellationToken;
 
 use super::list_files::{NEWEST, Wanted, list};
@@ -16,7 +16,7 @@ use crate::conversation::Slot;
 use crate::keyed::Turn;
 use crate::links::conversation_key;
 use crate::live::{Failure, Place};
-use crate::maker::{FIRST_KERNEL, Shape};
+use crate::maker::Shape;
 use crate::op::{Call, ContextInfo, EngineError, Environment, Files, Happened, Outcome, Ran, RunOnce, RunOutcome};
 
 /// Dialects count characters, which may have four bytes.
@@ -47,20 +47,28 @@ impl World {
                 self.permits(call, &never).await?
             }
         };
-        let place = self.inner.place_for_code(&mut entered.turn, &entered.shape).await.map_err(no_place)?;
-        let fresh = Fresh { world: self, call, place: &place, info };
-        let result = fresh.run(language, code, env).await;
+        let goes_on = self.inner.conversations.goes_on(&entered.key);
+        let spec = self.kernel_of(&entered.key, language)?;
+        let making = self.inner.place_for_code(&mut entered.turn, &entered.shape, spec.clone());
+        let (place, kernel) = making.await.map_err(no_place)?;
+        let fresh = Fresh { world: self, call, place: &place, kernel, info };
+        let result = fresh.run(code, env).await;
         drop(permits);
         // Off the caller's path, but before the next call of this conversation, which waits for the turn.
         let room = self.holdings.tenant.ending();
         let is_bounded = room.is_some();
         room.into_iter().for_each(|room| place.ends_in(room));
-        let ending = self.inner.tasks.spawn(async move {
+        let (inner, (tell, told)) = (self.inner.clone(), tokio::sync::oneshot::channel());
+        self.inner.tasks.spawn(async move {
             let _ = place.destroy("its call is over").await;
-            drop(entered);
+            let Conversation { key, shape, turn } = entered;
+            drop((turn, tell));
+            if goes_on {
+                inner.prepare(&key, shape, spec).await;
+            }
         });
         if !is_bounded {
-            let _ = ending.await;
+            let _: Result<(), _> = told.await;
         }
         let ran = result?;
         self.tell(&conversation, &ran.end);
@@ -96,6 +104,17 @@ impl World {
         config.kept.ok_or_else(none)
     }
 
+    /// How the interpreter of a conversation's call is started.
+    fn kernel_of(&self, key: &str, language: Language) -> Result<KernelSpec, EngineError> {
+        let Some(mut spec) = self.inner.maker()?.runtimes.kernel(language, DATA) else {
+            return Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()));
+        };
+        spec.merge_output = true;
+        let of_realm = &self.holdings.config().env;
+        spec.env.extend(of_realm.iter().map(|(name, value)| (name.clone(), value.replace("{key}", key))));
+        Ok(spec)
+    }
+
     fn info_of(&self, conversation: &str, entered: &Conversation, language: Language) -> ContextInfo {
         let now = unix_now();
         ContextInfo {
@@ -124,21 +143,14 @@ struct Fresh<'a> {
     world: &'a World,
     call: &'a Call,
     place: &'a Arc<Place>,
+    kernel: KernelId,
     info: ContextInfo,
 }
 
 impl Fresh<'_> {
-    async fn run(mut self, language: Language, code: String, env: Environment) -> Result<Ran, EngineError> {
+    async fn run(mut self, code: String, env: Environment) -> Result<Ran, EngineError> {
         let (config, inner) = (self.world.holdings.config(), &self.world.inner);
         self.info.isolation = self.place.isolation().clone();
-        let maker = inner.maker()?;
-        let Some(mut spec) = maker.runtimes.kernel(language, DATA) else {
-            return Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()));
-        };
-        spec.merge_output = true;
-        let of_realm = config.env.iter().map(|(name, value)| (name.clone(), value.replace("{key}", &self.info.key)));
-        spec.env.extend(of_realm);
-        self.place.start_kernel(FIRST_KERNEL, spec).await.map_err(no_place)?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
@@ -151,7 +163,7 @@ impl Fresh<'_> {
             record: None,
         };
         let request = ToGuest::Run {
-            kernel: FIRST_KERNEL,
+            kernel: self.kernel,
             code,
             env: env.0,
             deadline: cell.deadline(),

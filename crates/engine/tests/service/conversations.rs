@@ -124,6 +124,34 @@ async fn a_burst_of_file_operations_uses_one_sandbox_which_then_serves_code_or_g
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_conversation_that_goes_on_finds_its_next_sandbox_made_and_none_is_used_twice() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    run_once(&engine, "once", "print").await;
+    eventually("nothing is made for a conversation of one call", || backend.living() == 3).await;
+    assert_eq!(backend.created(), 4);
+    for n in 0..10 {
+        let call = run_once(&engine, "c", "get x\nprint").await;
+        assert_eq!(call.end, RunOutcome::Error, "a new interpreter");
+        run_once(&engine, "c", &format!("set x 1\nwrite {n} 1\nwrite /data/{n} 1")).await;
+        let call = run_once(&engine, "c", &format!("read /data/{n}\nread {n}")).await;
+        assert_eq!((text(&call.stdout), call.end), ("1", RunOutcome::Error), "only what is kept");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!((backend.living(), backend.created()), (4, 4 + 30 + 1), "one a call, and the next");
+    backend.fail_next_creates(1000);
+    assert_eq!(run_once(&engine, "c", "print").await.end, RunOutcome::Ok, "it is there");
+    backend.fail_next_creates(0);
+    run_once(&engine, "c", "print").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut javascript = once("c", "print js");
+    let Op::RunOnce(run) = &mut javascript else { panic!() };
+    run.language = Language::Javascript;
+    assert_eq!(text(&ran(engine.execute(&caller(), javascript).await).stdout), "js\n", "also in another language");
+    eventually("when it is over nothing is left", || backend.living() == 3).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn ids_are_exact_bytes_of_bounded_length() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
