@@ -1274,6 +1274,8 @@ def fill_holes() -> None:
             held.extend(map(float, range(free)))
         else:
             held.extend(bytes(size - bytes.__basicsize__) for _ in range(free))
+    if not hasattr(_libc, "mallinfo2"):
+        return  # not glibc, or an old one
     malloc, release, end, told = _libc.malloc, _libc.free, _libc.sbrk, _libc.mallinfo2
     malloc.restype = end.restype = ctypes.c_void_p
     malloc.argtypes, release.argtypes, end.argtypes = [ctypes.c_size_t], [ctypes.c_void_p], [ctypes.c_ssize_t]

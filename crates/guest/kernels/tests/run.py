@@ -24,7 +24,8 @@ import warm_cases  # noqa: E402
 
 KERNELS = Path(__file__).resolve().parent.parent
 # A warm interpreter reads these before it is forked.
-ENVIRONMENT = {"MPLCONFIGDIR": tempfile.gettempdir(), "IPYTHONDIR": os.path.join(tempfile.gettempdir(), ".ipython"), "OPENBLAS_NUM_THREADS": "1"}
+CONFIGURATION = f"/tmp/kernel-test-matplotlib-{os.getpid()}"
+ENVIRONMENT = {"MPLCONFIGDIR": CONFIGURATION, "IPYTHONDIR": os.path.join(tempfile.gettempdir(), ".ipython"), "OPENBLAS_NUM_THREADS": "1"}
 PRELOADED = ["numpy", "pandas", "matplotlib.pyplot", "no_such_module"]
 
 
@@ -126,6 +127,7 @@ class Forks(Suite):
         for check in (warm_cases.everything_random_differs, warm_cases.state_is_its_own, warm_cases.little_memory_is_its_own):
             self.check(check.__name__.replace("_", " "), lambda: check(forked, home))
         self.check("variables that are read at start", lambda: warm_cases.variables_that_are_read_at_start(forked, home, self.can))
+        self.check("the fonts are linked", lambda: warm_cases.the_fonts_are_linked(forked, home, CONFIGURATION))
         self.check("what is not needed goes", lambda: warm_cases.what_is_not_needed_goes(warm))
         self.check("refuses what cannot be forked", lambda: warm_cases.refuses_what_cannot_be_forked(self.warm_argv, ENVIRONMENT))
         self.check("ends with the launcher", lambda: [f"ended with {code}" for code in [warm.close()] if code])
@@ -175,6 +177,7 @@ def main() -> int:
         for line in suite.lines:
             if not args.q or not line.startswith("ok"):
                 print(line)
+    shutil.rmtree(CONFIGURATION, ignore_errors=True)
     passed, failed = sum(s.passed for s in suites), sum(s.failed for s in suites)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0

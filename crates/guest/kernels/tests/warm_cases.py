@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -131,6 +132,16 @@ def variables_that_are_read_at_start(warm: Start, directory: str, can: set[str])
             found.append(f"{env}: {outcome}")
         kernel.close()
     return found
+
+
+def the_fonts_are_linked(warm: Start, directory: str, configuration: str) -> list[str]:
+    """A fork finds the font list that was made with the runtime in its own, empty `/tmp`, as a cold kernel does."""
+    shutil.rmtree(configuration)
+    kernel = warm({}, directory)
+    linked = kernel.run("import os, sys\n'_sandpool_site' not in sys.modules or [os.path.islink(f'{d}/{n}') for d in [os.environ['MPLCONFIGDIR']] for n in os.listdir(d)]").result
+    kernel.close()
+    os.makedirs(configuration, exist_ok=True)
+    return [] if linked in ("True", "[True]") else [f"{linked}"]
 
 
 def what_is_not_needed_goes(warm: Warm) -> list[str]:
