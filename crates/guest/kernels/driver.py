@@ -85,6 +85,7 @@ STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # What IPython gives a meaning of its own, or may; and what keeps state of its own in the compiler or needs an event loop.
 SPECIAL = re.compile(r"\A\s*(?:[ \t]|\Z)|^[ \t]*(?:[%!/,;]|>>>|\.\.\.|In \[|\[(?:nav|ins)\])|=\s*[!%]"
                      r"|[?\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]|a(?:wait|sync)|__future__", re.MULTILINE)
+SCALARS = frozenset((int, float, complex, bool, str, bytes))
 FIRST_WORD = re.compile(r"[\w.*]*")
 # Methods of the shell that take part in running a cell: replaced on the instance, they are called.
 REPLACEABLE = frozenset(("run_cell", "_run_cell", "run_cell_async", "should_run_async", "run_ast_nodes", "run_code",
@@ -282,10 +283,24 @@ class Formatter(DisplayFormatter):
     """Remembers which figures a cell has shown, so that none is shown a second time when the cell ends."""
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> Any:
+        if type(obj) in SCALARS and not include and not exclude and self.shows_as_repr(type(obj)):
+            with contextlib.suppress(ValueError):  # an integer may be too long
+                return {"text/plain": repr(obj)}, {}
         figure_module = sys.modules.get("matplotlib.figure")
         if figure_module is not None and isinstance(obj, figure_module.Figure):
             KERNEL.shown_figures.append(obj)
         return super().format(obj, include, exclude)
+
+    def shows_as_repr(self, kind: type) -> bool:
+        """Whether nobody has said how a plain number or text is to be shown: then no formatter has to be asked."""
+        if not vars(self).get("printers"):
+            plain = self.formatters["text/plain"]
+            self.printers = [one.type_printers for one in (*self.formatters.values(), self.mimebundle_formatter, self.ipython_display_formatter)
+                             if one is not plain]
+            self.text_printers, self.text_defaults = plain.type_printers, dict(plain.type_printers)
+        if kind is float and self.formatters["text/plain"].float_format != "%r":
+            return False
+        return self.text_printers.get(kind) is self.text_defaults.get(kind) and all(map(SCALARS.isdisjoint, self.printers))
 
 
 def close_shown_figures() -> None:

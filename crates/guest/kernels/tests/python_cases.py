@@ -40,6 +40,13 @@ VALUES = [
     Case("underscores keep the last three values", [Cell("10", result="10"), Cell("20", result="20"), Cell("30", result="30"),
                                                    Cell("(_, __, ___)", result="(30, 20, 10)"), Cell("len(Out)", result="0")]),
     Case("names live on", [Cell("def double(v):\n    return v * 2"), Cell("double(21)", result="42"), Cell("__name__", result="'__main__'")]),
+    Case("how a value is shown can be changed", [
+        Cell("1.5", result="1.5"), Cell("%precision 3", result=ANY), Cell("1.23456", result="1.235"), Cell("%precision", result=ANY), Cell("1.23456", result="1.23456"),
+        Cell("f = get_ipython().display_formatter.formatters\nf['text/html'].for_type(int, lambda v: f'<b>{v}</b>')\n5", result="5",
+             check=lambda o: o.of("result")[0]["data"].get("text/html") == "<b>5</b>"),
+        Cell("f['text/html'].pop(int); f['text/plain'].for_type(str, lambda s, p, cycle: p.text('!' + s))\n'a'", result="!a"),
+        Cell("10 ** 5000", status="error", error=has("ValueError: Exceeds the limit"), result=None), Cell("True", result="True"),
+        Cell("3 + 2j, b'x'", result="((3+2j), b'x')")], fresh=True),
     Case("a semicolon silences", [Cell("'quiet';"), Cell("'a;'", result="'a;'"), Cell("'x' # ;", result="'x'")]),
     Case("an invalid surrogate still gives valid JSON", [Cell("'\\ud800'", result="'\\ud800'"), Cell("print('\\ud800')", out="\\ud800\n"),
                                                         Cell("class S:\n    def __repr__(self): return 'a\\udfff\\0\\u2028b'\nS()", result="a\\udfff\0\nb")]),

@@ -32,7 +32,7 @@ TWINS = [
     "import signal\n[(n, str(signal.getsignal(n)).split(' object')[0]) for n in sorted(signal.valid_signals())], signal.pthread_sigmask(signal.SIG_BLOCK, ())",
     "import builtins\nsorted(vars(builtins))",
     "import linecache, tempfile, logging, time, warnings\n[k for k in linecache.cache if k.startswith('<cell 0')], tempfile.tempdir, logging.root.handlers, time.tzname, '__warningregistry__' in globals()",
-    "import asyncio\nasyncio.events._get_running_loop(), type(asyncio.get_event_loop_policy()).__name__, asyncio.events._event_loop_policy._local._loop",
+    "import asyncio\nasyncio.events._get_running_loop(), asyncio.run(asyncio.sleep(0, 1))",
     "import warnings\nwarnings.warn('once'); 5",
     "1 / 0",
     "%who_ls",
