@@ -21,7 +21,7 @@ use crate::op::{ContextInfo, EngineError, Quota, Realm, Tenant, Which};
 /// Bytes of files that one tenant may have on their way into sandboxes.
 pub(crate) const UPLOADS: usize = 64 << 20;
 /// Sandboxes of one tenant that may be on their way out without counting as contexts. Who ends more waits.
-const ENDING: usize = 16;
+const ENDING: usize = 64;
 
 /// One realm, and what all tenants have in it together.
 pub(crate) struct RealmState {

@@ -227,24 +227,24 @@ async fn a_refill_that_fails_lets_go_who_waited_for_it() {
 #[tokio::test(start_paused = true)]
 async fn a_stop_answers_before_the_end_and_too_many_ends_wait() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, agentrun(|realm| realm.max_contexts = 20)).await;
+    let engine = engine_with(&backend, agentrun(|realm| realm.max_contexts = 80)).await;
     let destroying = Duration::from_secs(10);
-    let ids = burst(&engine, &call(), Python, 20).await;
+    let ids = burst(&engine, &call(), Python, 80).await;
     backend.slow_down(Duration::ZERO, destroying);
     let begun = Instant::now();
-    stop(&engine, &call(), ids[..16].to_vec()).await;
+    stop(&engine, &call(), ids[..64].to_vec()).await;
     assert!(begun.elapsed() < Duration::from_secs(1));
-    assert_eq!(engine.counts().ending, 16);
-    eventually("the others are ready again", || backend.living() == 20 + 3).await;
+    assert_eq!(engine.counts().ending, 64);
+    eventually("the others are ready again", || backend.living() == 80 + 3).await;
     // What is ending is no context any more.
-    let again = burst(&engine, &call(), Python, 16).await;
+    let again = burst(&engine, &call(), Python, 64).await;
     let over = engine.execute(&call(), create_op("one more")).await;
-    assert_eq!(over, Err(EngineError::ContextLimit(20)));
+    assert_eq!(over, Err(EngineError::ContextLimit(80)));
     // But there are never more than so many beyond the limit.
-    stop(&engine, &call(), vec![ids[16].clone()]).await;
+    stop(&engine, &call(), vec![ids[64].clone()]).await;
     assert!(begun.elapsed() >= destroying, "{:?}", begun.elapsed());
-    assert!(backend.living() <= 20 + 16 + 3);
-    stop(&engine, &call(), [&ids[17..], &again].concat()).await;
+    assert!(backend.living() <= 80 + 64 + 3);
+    stop(&engine, &call(), [&ids[65..], &again].concat()).await;
     let begun = Instant::now();
     engine.shutdown(Duration::ZERO).await;
     assert!(begun.elapsed() <= 3 * destroying);
@@ -360,7 +360,7 @@ async fn play(steps: Vec<Step>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
     fn whatever_comes_bounds_hold_and_nothing_leaks(steps in prop::collection::vec(step(), 1..25)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();

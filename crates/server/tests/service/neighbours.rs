@@ -54,11 +54,12 @@ for pid in range(2, 400):
     if pid in pids: continue
     try: os.kill(pid, 0); found.append(('kill', pid))
     except ProcessLookupError: pass
-for directory in ('/dev/shm', '/tmp', '/workspace', '/dev/mqueue', '/run', '/var/tmp', '/home', '/data'):
+for directory in ('/' + name for name in os.listdir('/') if name not in ('proc', 'sys')):
     for base, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(base, name)
             try:
+                if os.lstat(path).st_uid != os.getuid(): continue
                 if mark in name or (os.path.isfile(path) and mark in open(path, errors='replace').read(100_000)): found.append(path)
             except OSError: pass
 for family, address in ((socket.AF_INET, '127.0.0.1'), (socket.AF_INET6, '::1')):
@@ -72,6 +73,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 if libc.shmget(0x5a4d, 4096, 0o666) >= 0: found.append('shm')
 if libc.semget(0x5a4d, 1, 0o666) >= 0: found.append('sem')
 if mark in str(os.environ): found.append('env')
+if mark in str([globals().get(name) for name in ('_', '__', '_i', '_ii', 'Out')]) or 'listeners' in globals(): found.append('variables')
 start = time.monotonic()
 open('/etc/passwd').read()
 if time.monotonic() - start > 20: found.append('stalled by a lease')
@@ -116,7 +118,7 @@ fn neighbours_see_nothing_of_each_other() {
     assert_eq!(run(&mut blue, &second, GREEN), "found []\n");
     // The search would find it: in its own place it does.
     let own = run(&mut blue, &mine, GREEN);
-    for kind in ["environ", "cmdline", "/dev/shm", "/tmp", "127.0.0.1", "abstract", "env"] {
+    for kind in ["environ", "cmdline", "/dev/shm", "/tmp", "127.0.0.1", "abstract", "env", "variables"] {
         assert!(own.contains(kind), "{kind}: {own}");
     }
     for port in 8000..8003 {
@@ -137,7 +139,7 @@ fn neighbours_see_nothing_of_each_other() {
     // X15: what comes after is new, whoever asks for it.
     blue.good("stop_context", json!({ "context": mine }));
     for client in [&mut green, &mut blue] {
-        for _ in 0..4 {
+        for _ in 0..12 {
             let next = context(client);
             assert_eq!(run(client, &next, GREEN), "found []\n");
             client.good("stop_context", json!({ "context": next }));
