@@ -295,8 +295,8 @@ class Formatter(DisplayFormatter):
         """Whether nobody has said how a plain number or text is to be shown: then no formatter has to be asked."""
         if not vars(self).get("printers"):
             plain = self.formatters["text/plain"]
-            self.printers = [one.type_printers for one in (*self.formatters.values(), self.mimebundle_formatter, self.ipython_display_formatter)
-                             if one is not plain]
+            others = (*self.formatters.values(), self.mimebundle_formatter, self.ipython_display_formatter)
+            self.printers = [one.type_printers for one in others if one is not plain]
             self.text_printers, self.text_defaults = plain.type_printers, dict(plain.type_printers)
         if kind is float and self.formatters["text/plain"].float_format != "%r":
             return False
