@@ -4,6 +4,7 @@
 //! exactly once, at the first of `done`, the end of the process, and the kill after the deadline.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use proto::{Deadline, Ended, Failure, FromGuest, KernelEvent, KernelId, KernelSpec, Language, RunStatus};
@@ -15,8 +16,9 @@ use crate::host::{Host, NOBODY};
 use crate::lines::{Lines, Read, Writer};
 use crate::output::{Output, Share, pipe_from_child, pipe_to_child, run_end};
 use crate::outputs::Outputs;
-use crate::process::{Launch, Process};
+use crate::process::{ChildFds, Launch, Process};
 use crate::term::{Step, Term};
+use crate::warm::{self, Fork};
 
 const REQUESTS: i32 = 3;
 const EVENTS: i32 = 4;
@@ -45,6 +47,8 @@ pub struct Kernel {
     events: Lines,
     requests: Writer,
     interrupts: Option<Writer>,
+    /// Where a forked kernel says why it could not become one.
+    channel: Option<OwnedFd>,
     state: State,
     /// The number of the last cell; in each event, so that a late answer is not taken for the next cell's.
     n: u64,
@@ -92,15 +96,31 @@ struct Request<'a> {
     env: &'a BTreeMap<String, String>,
 }
 
-impl Kernel {
-    pub fn start(id: KernelId, call: u64, spec: &KernelSpec, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+/// Our ends of what a kernel is connected with.
+struct Ends {
+    stdout: Output,
+    stderr: Output,
+    events: Lines,
+    requests: Writer,
+}
+
+impl Ends {
+    /// And the kernel's.
+    fn new(spec: &KernelSpec, outputs: &Outputs) -> std::io::Result<(Self, ChildFds)> {
         let (stdout, stderr, mut fds) = Output::both(spec.merge_output, outputs)?;
         let (events, events_fd) = pipe_from_child()?;
         let (requests_fd, requests) = pipe_to_child()?;
+        fds.extend([(REQUESTS, requests_fd), (EVENTS, events_fd)]);
+        Ok((Self { stdout, stderr, events: Lines::new(events), requests: Writer::new(requests) }, fds))
+    }
+}
+
+impl Kernel {
+    pub fn start(id: KernelId, call: u64, spec: &KernelSpec, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+        let (ends, mut fds) = Ends::new(spec, outputs)?;
         let mut env = spec.env.clone();
         env.insert("KREQ".into(), REQUESTS.to_string());
         env.insert("KEVT".into(), EVENTS.to_string());
-        fds.extend([(REQUESTS, requests_fd), (EVENTS, events_fd)]);
         let interrupts = match spec.language {
             Language::Python => None,
             Language::Javascript | Language::Typescript => {
@@ -112,15 +132,46 @@ impl Kernel {
         };
         let process = Process::start(Launch { argv: &spec.argv, env: &env, cwd: Some(&spec.cwd), fds })?;
         process.offer_to_oom_killer();
-        Ok(Self {
+        Ok(Self::starting(id, call, spec, process, ends, now, interrupts))
+    }
+
+    /// A kernel that is there already, and waits for what a started one is given from the beginning.
+    pub fn adopt(
+        fork: Fork,
+        id: KernelId,
+        call: u64,
+        spec: &KernelSpec,
+        outputs: &Outputs,
+        now: Instant,
+    ) -> std::io::Result<Self> {
+        let Fork { pid, process, channel } = fork;
+        let process = Process::adopt(pid, process)?;
+        let (ends, fds) = Ends::new(spec, outputs)?;
+        warm::equip(&channel, &spec.env, &spec.cwd, &fds)?;
+        let kernel = Self::starting(id, call, spec, process, ends, now, None);
+        Ok(Self { channel: Some(channel), ..kernel })
+    }
+
+    fn starting(
+        id: KernelId,
+        call: u64,
+        spec: &KernelSpec,
+        process: Process,
+        ends: Ends,
+        now: Instant,
+        interrupts: Option<Writer>,
+    ) -> Self {
+        let Ends { stdout, stderr, events, requests } = ends;
+        Self {
             id,
             language: spec.language,
             process,
             stdout,
             stderr,
-            events: Lines::new(events),
-            requests: Writer::new(requests),
+            events,
+            requests,
             interrupts,
+            channel: None,
             state: State::Starting { call, until: now + START_LIMIT },
             n: 0,
             late: Vec::new(),
@@ -129,7 +180,7 @@ impl Kernel {
             stopped_check: now,
             merged: spec.merge_output,
             ignored: 0,
-        })
+        }
     }
 
     pub fn process(&self) -> &Process {
@@ -322,6 +373,7 @@ impl Kernel {
             return;
         };
         self.state = State::Idle;
+        self.channel = None;
         // What an interpreter says while it starts is no cell's output.
         self.stdout.drain(host);
         self.stderr.drain(host);
@@ -438,6 +490,9 @@ impl Kernel {
     }
 
     fn stderr_shown(&mut self) -> String {
+        if let Some(words) = self.channel.take().and_then(|channel| warm::last_words(&channel)) {
+            return format!(": {words}");
+        }
         let errors = if self.merged { &mut self.stdout } else { &mut self.stderr };
         let (bytes, _) = errors.take_late();
         let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(STDERR_SHOWN)..]).trim().to_owned();

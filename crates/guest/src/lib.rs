@@ -18,6 +18,7 @@ mod server;
 mod term;
 pub mod transpile;
 mod transpiler;
+mod warm;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,7 +31,13 @@ pub fn serve(stream: UnixStream, config: Config) -> io::Result<()> {
     server::Server::on_stream(stream, config)?.run()
 }
 
-/// Serves one host after the other, until none has come for the adoption grace or SIGTERM arrives.
-pub fn serve_listener(listener: UnixListener, signals: OwnedFd, config: Config) -> io::Result<()> {
-    server::Server::on_listener(listener, signals, config)?.run()
+/// Serves one host after the other, until none has come for the adoption grace or SIGTERM arrives. `forks` brings kernels that were
+/// forked into the sandbox.
+pub fn serve_listener(
+    listener: UnixListener,
+    signals: OwnedFd,
+    forks: Option<OwnedFd>,
+    config: Config,
+) -> io::Result<()> {
+    server::Server::on_listener(listener, signals, forks, config)?.run()
 }

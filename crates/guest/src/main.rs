@@ -1,4 +1,4 @@
-//! `sandpool-guest [--grace SECONDS]`: the guest on the listening socket that is descriptor 3.
+//! `sandpool-guest [--grace SECONDS]`: the guest on the listening socket that is descriptor 3; forked kernels come on 4, if that is open.
 //! `sandpool-guest transpile`: its transpiler, on standard input and output.
 
 use std::fs::File;
@@ -11,6 +11,7 @@ use guest::Config;
 use rustix::process::{DumpableBehavior, Signal};
 
 const LISTENER: i32 = 3;
+const FORKS: i32 = 4;
 
 fn main() -> ExitCode {
     match run() {
@@ -37,9 +38,10 @@ fn run() -> Result<(), String> {
         _ => return Err("usage: sandpool-guest [--grace SECONDS]".into()),
     };
     let listener = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
+    let forks = jail::inherited::take_fd(FORKS).ok();
     let signals = jail::inherited::signal_fd(&[Signal::CHILD.as_raw(), Signal::TERM.as_raw()])
         .map_err(|error| format!("cannot take signals: {error}"))?;
-    guest::serve_listener(UnixListener::from(listener), signals, config).map_err(|error| error.to_string())
+    guest::serve_listener(UnixListener::from(listener), signals, forks, config).map_err(|error| error.to_string())
 }
 
 fn transpile() -> Result<(), String> {

@@ -55,6 +55,13 @@ impl Process {
         Ok(Self { pid, pidfd, ended: None })
     }
 
+    /// A child that we did not start.
+    pub fn adopt(pid: u32, pidfd: OwnedFd) -> io::Result<Self> {
+        let wrong = || io::Error::other(format!("`{pid}` is no process of this sandbox"));
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(wrong)?;
+        Ok(Self { pid, pidfd, ended: None })
+    }
+
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -86,7 +93,8 @@ impl Process {
     /// A memory kill shall take the one that grew, not the guest.
     pub fn offer_to_oom_killer(&self) {
         // Not worth failing for: the limits hold without it.
-        let _ = std::fs::write(format!("/proc/{}/oom_score_adj", self.pid.as_raw_nonzero()), "500");
+        let path = format!("/proc/{}/oom_score_adj", self.pid.as_raw_nonzero());
+        let _ = std::fs::write(path, jail::process::KERNEL_OOM_SCORE);
     }
 
     /// How the process ended, once it has; reaps it.

@@ -23,6 +23,7 @@ use crate::outputs::Outputs;
 use crate::process::{Process, reap_any};
 use crate::transpile::{Answer, Cell};
 use crate::transpiler::{Client, Transpiler};
+use crate::warm::Fork;
 
 /// A command, whichever host's: call numbers are each host's own.
 type JobId = u64;
@@ -56,6 +57,7 @@ pub struct Server {
     host: Host,
     listener: Option<UnixListener>,
     signals: Option<OwnedFd>,
+    forks: Option<OwnedFd>,
     kernels: BTreeMap<KernelId, Kernel>,
     jobs: BTreeMap<JobId, Job>,
     next_job: JobId,
@@ -76,11 +78,17 @@ impl Server {
     }
 
     /// Serves whoever connects, one after the other. `signals` brings SIGCHLD and SIGTERM.
-    pub fn on_listener(listener: UnixListener, signals: OwnedFd, config: Config) -> io::Result<Self> {
+    pub fn on_listener(
+        listener: UnixListener,
+        signals: OwnedFd,
+        forks: Option<OwnedFd>,
+        config: Config,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut server = Self::new(config);
         server.listener = Some(listener);
         server.signals = Some(signals);
+        server.forks = forks;
         server.alone_since = Some(Instant::now());
         server.is_init = std::process::id() == 1;
         Ok(server)
@@ -96,6 +104,7 @@ impl Server {
             host: Host::default(),
             listener: None,
             signals: None,
+            forks: None,
             kernels: BTreeMap::new(),
             jobs: BTreeMap::new(),
             next_job: 0,
@@ -382,7 +391,7 @@ impl Server {
         }
         match message {
             ToGuest::Hello { .. } => return Err(Broken),
-            ToGuest::StartKernel { kernel, spec, warm: _ } => self.start_kernel(call, kernel, &spec),
+            ToGuest::StartKernel { kernel, spec, warm } => self.start_kernel(call, kernel, &spec, warm),
             ToGuest::StopKernel { kernel } => match self.kernels.get_mut(&kernel) {
                 Some(kernel) => kernel.stop(call),
                 None => self.host.send(call, &FromGuest::Done),
@@ -433,11 +442,16 @@ impl Server {
 
     // ---- calls
 
-    fn start_kernel(&mut self, call: u64, id: KernelId, spec: &KernelSpec) {
+    fn start_kernel(&mut self, call: u64, id: KernelId, spec: &KernelSpec, warm: bool) {
         if self.kernels.contains_key(&id) {
             return self.fail(call, Failure::Kernel, format!("kernel `{id}` exists already"));
         }
-        match Kernel::start(id, call, spec, &self.outputs, Instant::now()) {
+        let started = if warm {
+            self.fork().and_then(|fork| Kernel::adopt(fork, id, call, spec, &self.outputs, Instant::now()))
+        } else {
+            Kernel::start(id, call, spec, &self.outputs, Instant::now())
+        };
+        match started {
             Ok(kernel) => {
                 if kernel.language != Language::Python {
                     self.transpiler.warm_up();
@@ -448,6 +462,13 @@ impl Server {
                 let program = spec.argv.first().map_or("", String::as_str);
                 self.fail(call, Failure::Kernel, format!("cannot start `{program}`: {error}"));
             }
+        }
+    }
+
+    fn fork(&self) -> io::Result<Fork> {
+        match &self.forks {
+            Some(forks) => Fork::receive(forks),
+            None => Err(io::Error::other("no kernels are forked into this sandbox")),
         }
     }
 

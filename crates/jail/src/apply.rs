@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -15,16 +16,16 @@ use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::RecvFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions};
 use rustix::thread::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{self, INSIDE, Remap};
+use crate::ids::{self, Remap};
 use crate::plan::{Op, Plan};
 use crate::spec::{Shared, Volume};
 use crate::sys::{self, Cloned};
-use crate::{landlock, rlimits, seccomp, volume};
+use crate::{volume, wire};
 
 /// The system calls of a plan, one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +59,7 @@ pub enum Call {
     Sethostname,
     Setresgid,
     Setresuid,
+    Setns,
     Setsid,
     Socket,
     Stat,
@@ -98,7 +100,7 @@ pub enum Error {
     Asked,
 }
 
-trait At<T> {
+pub(crate) trait At<T> {
     fn at(self, call: Call, path: &Path) -> Result<T, Error>;
 }
 
@@ -119,11 +121,15 @@ impl<T> At<T> for io::Result<T> {
 #[serde(rename_all = "snake_case")]
 pub enum Report {
     Loop {
-        number: u32,
+        device: volume::Device,
     },
+    /// What a spare is made of comes as descriptors: its root and its network. The last word.
+    Prepared,
     KeptLoop {
         device: volume::Device,
     },
+    /// A mount of the kept volume for the launcher comes as a descriptor.
+    KeptHeld,
     /// Something is weaker than it could be; the sandbox is made all the same.
     Note {
         message: String,
@@ -146,46 +152,139 @@ pub struct Handles {
     pub control: OwnedFd,
     pub guest: OwnedFd,
     pub log: OwnedFd,
+    /// Where the guest is told of kernels that were forked into its sandbox.
+    pub forks: OwnedFd,
+    /// The plan's base, done by another process.
+    pub prepared: Option<Prepared>,
+    /// A kept volume that is still mounted, attached nowhere.
+    pub kept: Option<OwnedFd>,
+}
+
+/// What the base of a plan makes: a tree of mounts that is attached nowhere, and a network namespace.
+#[derive(Debug)]
+pub struct Prepared {
+    pub root: OwnedFd,
+    pub network: OwnedFd,
+}
+
+/// What becomes of the process.
+struct Program {
+    guest: OwnedFd,
+    log: OwnedFd,
+    forks: OwnedFd,
 }
 
 struct Context {
-    handles: Handles,
+    control: OwnedFd,
+    program: Option<Program>,
+    kept: Option<OwnedFd>,
     root: Option<OwnedFd>,
-    /// The sandbox's own `/proc` with nothing over it, attached nowhere.
-    proc: Option<OwnedFd>,
+    /// `/proc/sys/user` of the sandbox, through the mount that is not read-only.
+    user_limits: Option<OwnedFd>,
+    /// What is put over what is not to be seen, opened once.
+    null: Option<OwnedFd>,
+    empty: Option<OwnedFd>,
     listener: Option<OwnedFd>,
 }
 
 const NOWHERE: &str = "";
 
+/// The guest's socket in the sandbox's directory.
+pub const SOCKET: &str = "guest.sock";
+
 /// Runs the plan; returns only when a step failed, after having told the launcher.
 pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
-    let mut context = Context { handles, root: None, proc: None, listener: None };
-    for (step, op) in plan.ops.iter().enumerate() {
-        let done = if fail_at == Some(step) { Err(Error::Asked) } else { context.apply(op) };
-        if let Err(error) = done {
-            let report = match error {
-                Error::Volume(volume::Error::InUse) => Report::InUse,
-                error => Report::Failed { step, message: format!("`{op}`: {error}") },
-            };
-            let _ = context.report(&report);
-            return;
+    let Handles { control, guest, log, forks, prepared, kept } = handles;
+    let mut context = Context { kept, ..Context::new(control, Some(Program { guest, log, forks })) };
+    let (before, after) = (0..plan.base.start, plan.base.end..plan.ops.len());
+    match prepared {
+        None => context.steps(plan, 0..plan.ops.len(), fail_at),
+        Some(prepared) => {
+            let taken = context.steps(plan, before, fail_at) && context.take(plan, prepared);
+            taken && context.steps(plan, after, fail_at)
         }
+    };
+}
+
+/// Runs the base of a plan, in a process with mount and network namespaces of its own, and hands over what it made.
+pub fn prepare(plan: &Plan, control: OwnedFd) {
+    let mut context = Context::new(control, None);
+    if let Err(error) = private_mounts() {
+        return context.failed(0, Op::PrivateMounts, error);
+    }
+    if context.steps(plan, plan.base.clone(), None)
+        && let Err(error) = context.hand_over()
+    {
+        context.failed(plan.base.end, "hand over", error);
     }
 }
 
+/// Runs a plan after which the process goes on. False when a step failed, which the launcher then knows.
+pub fn finish(plan: &Plan, control: OwnedFd) -> bool {
+    Context::new(control, None).steps(plan, 0..plan.ops.len(), None)
+}
+
 impl Context {
+    fn new(control: OwnedFd, program: Option<Program>) -> Self {
+        Self { control, program, kept: None, root: None, user_limits: None, null: None, empty: None, listener: None }
+    }
+
+    /// False when one failed, which the launcher then knows.
+    fn steps(&mut self, plan: &Plan, steps: Range<usize>, fail_at: Option<usize>) -> bool {
+        for step in steps {
+            let op = &plan.ops[step];
+            let done = if fail_at == Some(step) { Err(Error::Asked) } else { self.apply(op) };
+            if let Err(error) = done {
+                self.failed(step, op, error);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn failed(&self, step: usize, what: impl fmt::Display, error: Error) {
+        let report = match error {
+            Error::Volume(volume::Error::InUse) => Report::InUse,
+            error => Report::Failed { step, message: format!("`{what}`: {error}") },
+        };
+        let _ = self.report(&report, &[]);
+    }
+
+    fn take(&mut self, plan: &Plan, prepared: Prepared) -> bool {
+        let step = plan.base.start;
+        let taken = match &plan.ops[step] {
+            Op::NewRoot { at, .. } => self.take_at(at, prepared),
+            _ => Err(Error::Wrong { at: "/".into(), why: "a plan's base begins with its root" }),
+        };
+        taken.map_err(|error| self.failed(step, "take a spare", error)).is_ok()
+    }
+
+    /// A detached tree may be attached in any mount namespace of the same user namespace.
+    fn take_at(&mut self, at: &Path, prepared: Prepared) -> Result<(), Error> {
+        use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+        move_into_link_name_space(prepared.network.as_fd(), Some(LinkNameSpaceType::Network))
+            .at(Call::Setns, Path::new("net"))?;
+        attach(&prepared.root, &open_dir(at)?, at)?;
+        self.root = Some(prepared.root);
+        Ok(())
+    }
+
+    fn hand_over(&self) -> Result<(), Error> {
+        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+        let root = copy_of(self.root()?, Path::new(""), Path::new("/"), flags)?;
+        let at = Path::new("/proc/self/ns/net");
+        let network = rustix::fs::open(at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, at)?;
+        self.report(&Report::Prepared, &[root.as_fd(), network.as_fd()])
+    }
+
     fn apply(&mut self, op: &Op) -> Result<(), Error> {
         match op {
             Op::JoinCgroup { tasks } => write_existing(tasks, b"0"),
-            Op::Session => rustix::process::setsid().map(drop).at(Call::Setsid, Path::new(NOWHERE)),
+            Op::Own(own) => own.apply(),
             Op::OrdinaryPriority => ordinary_priority(),
             Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Call::Unshare, Path::new("cgroup")),
             Op::Listen { dir } => self.listen(dir),
-            Op::PrivateMounts => {
-                let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-                rustix::mount::mount_change("/", private).at(Call::MountPrivate, Path::new("/"))
-            }
+            Op::PrivateMounts => private_mounts(),
             Op::NewRoot { at, bytes, inodes } => self.new_root(at, *bytes, *inodes),
             Op::Dir { path, mode } => self.mkdir(path, *mode),
             Op::Symlink { path, target } => {
@@ -206,11 +305,17 @@ impl Context {
             Op::MaskDir { path } => self.mask_dir(path),
             Op::ReadOnly { path } => self.read_only(path),
             Op::Volume { volume } => self.volume(volume),
-            Op::VolumeDir { path, mode, owner } => self.volume_dir(path, *mode, *owner),
+            Op::VolumeDir { path, mode } => self.volume_dir(path, *mode),
             Op::HideVolume => self.hide(VOLUME),
+            Op::VolumeOwner { path, owner } => chown(&self.target(path)?, *owner, path),
             Op::KeptImage { template, image } => self.kept_image(template.as_deref(), image),
             Op::KeptDir { path, owner } => self.kept_dir(path, *owner),
             Op::HideKept => self.hide(KEPT),
+            Op::KeptMounted { path } => self.kept_mounted(path),
+            Op::HoldKept { path } => {
+                let hold = copy_of(self.target(path)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+                self.report(&Report::KeptHeld, &[hold.as_fd()])
+            }
             Op::KeptBind { at, path, owner } => self.kept_bind(at, path, *owner),
             Op::Share { shared, owner } => self.share(shared, *owner),
             Op::PivotRoot => self.pivot_root(),
@@ -225,31 +330,14 @@ impl Context {
             Op::LoopbackUp => sys::loopback_up().at(Call::Ioctl, Path::new("lo")),
             Op::UserNamespace { map } => self.user_namespace(map.outer()),
             Op::UserLimits => self.user_limits(),
-            Op::DropGroups => rustix::thread::set_thread_groups(&[]).at(Call::Setgroups, Path::new(NOWHERE)),
-            Op::SetIds { id } => set_ids(*id),
-            Op::SessionKeyring => sys::new_session_keyring().at(Call::Keyctl, Path::new(NOWHERE)),
             Op::DieWithLauncher => self.die_with_launcher(),
-            Op::Rlimits { processes } => {
-                let limits = rlimits::Limits { processes: *processes, ..rlimits::Limits::default() };
-                limits.apply().map_err(|e| Error::Rlimits(with_sources(&e)))
-            }
             Op::Descriptors => self.descriptors(),
-            Op::DropCapabilities => crate::caps::drop_all().map_err(|e| Error::Capabilities(with_sources(&e))),
-            Op::NotDumpable => crate::process::set_not_dumpable().at(Call::Prctl, Path::new("dumpable")),
-            Op::NoNewPrivileges => crate::process::set_no_new_privs().at(Call::Prctl, Path::new("no_new_privs")),
-            Op::Landlock { run, write } => {
-                let rules = landlock::Rules::sandbox(run, write);
-                rules.restrict().map(drop).map_err(|e| Error::Landlock(with_sources(&e)))
-            }
-            Op::Seccomp => seccomp::install(seccomp::compile(seccomp::Profile::Code)).map_err(Error::Seccomp),
             Op::Exec => self.exec(),
         }
     }
 
-    fn report(&self, report: &Report) -> Result<(), Error> {
-        let text = serde_json::to_vec(report).unwrap_or_default();
-        rustix::net::send(&self.handles.control, &text, SendFlags::NOSIGNAL).at(Call::Send, Path::new("launcher"))?;
-        Ok(())
+    fn report(&self, report: &Report, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        wire::send(&self.control, report, fds).at(Call::Send, Path::new("launcher"))
     }
 
     fn root(&self) -> Result<BorrowedFd<'_>, Error> {
@@ -284,15 +372,14 @@ impl Context {
 
     fn listen(&mut self, dir: &Path) -> Result<(), Error> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-        const NAME: &str = "guest.sock";
-        let at = dir.join(NAME);
+        let at = dir.join(SOCKET);
         // By a name relative to the directory: the whole path may be longer than a socket address.
         rustix::process::chdir(dir).at(Call::Chdir, dir)?;
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).at(Call::Socket, &at)?;
-        let address = SocketAddrUnix::new(NAME).at(Call::Bind, &at)?;
+        let address = SocketAddrUnix::new(SOCKET).at(Call::Bind, &at)?;
         bind(&socket, &address).at(Call::Bind, &at)?;
-        rustix::fs::chmod(NAME, Mode::from_raw_mode(0o600)).at(Call::Chmod, &at)?;
+        rustix::fs::chmod(SOCKET, Mode::from_raw_mode(0o600)).at(Call::Chmod, &at)?;
         listen(&socket, 16).at(Call::Listen, &at)?;
         rustix::process::chdir("/").at(Call::Chdir, Path::new("/"))?;
         self.listener = Some(socket);
@@ -349,29 +436,41 @@ impl Context {
         if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
             return Err(Error::Wrong { at: path.to_owned(), why: "no proc file system" });
         }
-        self.proc = Some(copy_of(target.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?);
+        // Before anything is put over it: what is opened through this one can be written later.
+        self.user_limits = Some(self.target(&path.join("sys/user"))?);
         Ok(())
     }
 
     /// Our `/dev/null` over the file; checked again from above, after mounting.
-    fn mask_file(&self, path: &Path) -> Result<(), Error> {
+    fn mask_file(&mut self, path: &Path) -> Result<(), Error> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
-        let null =
-            copy_of(self.target(Path::new("/dev/null"))?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-        check_device(&null, (1, 3), path)?;
-        attach(&null, &target, path)?;
+        let null = match self.null.take() {
+            Some(null) => null,
+            None => {
+                let null = self.target(Path::new("/dev/null"))?;
+                check_device(&null, (1, 3), path)?;
+                null
+            }
+        };
+        let copy = copy_of(null.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        self.null = Some(null);
+        attach(&copy, &target, path)?;
         check_device(&self.target(path)?, (1, 3), path)
     }
 
     /// An empty read-only directory over the one there.
-    fn mask_dir(&self, path: &Path) -> Result<(), Error> {
+    fn mask_dir(&mut self, path: &Path) -> Result<(), Error> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
-        let empty = Path::new("/.empty");
-        match self.mkdir(empty, 0o555) {
-            Err(Error::Call { errno: Errno::EXIST, .. }) => {}
-            other => other?,
-        }
-        let tree = copy_of(self.target(empty)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        let empty = match self.empty.take() {
+            Some(empty) => empty,
+            None => {
+                let at = Path::new("/.empty");
+                self.mkdir(at, 0o555)?;
+                self.target(at)?
+            }
+        };
+        let tree = copy_of(empty.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        self.empty = Some(empty);
         sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOEXEC, false).at(Call::MountSetattr, path)?;
         attach(&tree, &target, path)
     }
@@ -405,7 +504,7 @@ impl Context {
             Volume::Ext4 { template, image } => {
                 volume::copy_sparse(template, image)?;
                 let device = volume::attach_loop(&volume::open_image(image)?)?;
-                self.report(&Report::Loop { number: device.number })?;
+                self.report(&Report::Loop { device: volume::Device::of(device.number) }, &[])?;
                 // The device keeps the file. Without a name it goes with the sandbox, whoever dies first, and freeing its blocks
                 // is the kernel's work and not the launcher's.
                 fs::remove_file(image).at(Call::Unlink, image)?;
@@ -416,7 +515,7 @@ impl Context {
         }
     }
 
-    fn volume_dir(&self, path: &Path, mode: u32, owner: u32) -> Result<(), Error> {
+    fn volume_dir(&self, path: &Path, mode: u32) -> Result<(), Error> {
         let name = path.file_name().ok_or(Error::Wrong { at: path.to_owned(), why: "it has no name" })?;
         let made = Path::new(VOLUME).join(name);
         self.mkdir(&made, mode)?;
@@ -424,7 +523,6 @@ impl Context {
         let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
         // `mkdir` obeys the umask and knows no sticky bit.
         rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Call::Chmod, path)?;
-        chown(&fd, owner, path)?;
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         attach(&tree, &self.target(path)?, path)
     }
@@ -434,7 +532,7 @@ impl Context {
             volume::copy_sparse(template, image)?;
         }
         let device = volume::attach_loop(&volume::lock_image(image)?)?;
-        self.report(&Report::KeptLoop { device: volume::Device::of(device.number) })?;
+        self.report(&Report::KeptLoop { device: volume::Device::of(device.number) }, &[])?;
         let at = Path::new(KEPT);
         self.mkdir(at, 0o700)?;
         // With barriers, unlike the sandbox's own. The inode tables are holes, and may stay so.
@@ -459,6 +557,12 @@ impl Context {
             .map_err(|_| Error::Wrong { at: path.to_owned(), why: "its files are root's" })?;
         sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()).at(Call::MountSetattr, path)?;
         attach(&tree, &self.target(path)?, path)
+    }
+
+    /// For the same owner as at its last use: what it shows is mapped already.
+    fn kept_mounted(&mut self, path: &Path) -> Result<(), Error> {
+        let missing = || Error::Wrong { at: path.to_owned(), why: "there is no mount to take" };
+        attach(&self.kept.take().ok_or_else(missing)?, &self.target(path)?, path)
     }
 
     /// Always for the same owner, so that nothing has to be mapped.
@@ -498,7 +602,7 @@ impl Context {
                     "shared volume `{inside}`: its file system, or one mounted in it, cannot show files with other owners, so that \
                      a sandbox has there what everybody has (use ext4, xfs or btrfs)"
                 );
-                self.report(&Report::Note { message })
+                self.report(&Report::Note { message }, &[])
             }
             other => other.at(Call::MountSetattr, &shared.host),
         }
@@ -515,6 +619,7 @@ impl Context {
 
     fn pivot_root(&mut self) -> Result<(), Error> {
         let root = self.root.take().ok_or(Error::Wrong { at: "/".into(), why: "there is no new root yet" })?;
+        (self.null, self.empty) = (None, None);
         let here = Path::new("/");
         rustix::process::fchdir(&root).at(Call::Chdir, here)?;
         // Old and new root on one place: the old one is on top, and goes.
@@ -526,22 +631,23 @@ impl Context {
     fn user_namespace(&self, owner: u32) -> Result<(), Error> {
         become_owner(owner)?;
         sys::unshare(libc::CLONE_NEWUSER).at(Call::Unshare, Path::new("user"))?;
-        self.report(&Report::WantsMaps)?;
+        self.report(&Report::WantsMaps, &[])?;
         let mut go = [0u8; 8];
-        let (got, _) = rustix::net::recv(&self.handles.control, &mut go, RecvFlags::empty())
-            .at(Call::Recv, Path::new("launcher"))?;
+        let (got, _) =
+            rustix::net::recv(&self.control, &mut go, RecvFlags::empty()).at(Call::Recv, Path::new("launcher"))?;
         if got == 0 { Err(Error::LauncherGone) } else { Ok(()) }
     }
 
     /// Through the `/proc` that is not read-only; the files are those of the user namespace the caller is in.
     fn user_limits(&mut self) -> Result<(), Error> {
-        let proc = self.proc.take().ok_or(Error::Wrong { at: "/proc".into(), why: "it is not mounted yet" })?;
+        let unmounted = || Error::Wrong { at: "/proc".into(), why: "it is not mounted yet" };
+        let dir = self.user_limits.take().ok_or_else(unmounted)?;
         for (name, limit) in USER_LIMITS {
-            let path = Path::new("sys/user").join(name);
-            match rustix::fs::openat(&proc, &path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+            let path = Path::new(name);
+            match rustix::fs::openat(&dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
                 // A kernel that does not know the kind has none of it to limit.
                 Err(Errno::NOENT) => {}
-                fd => drop(rustix::io::write(fd.at(Call::Open, &path)?, limit.as_bytes()).at(Call::Write, &path)?),
+                fd => drop(rustix::io::write(fd.at(Call::Open, path)?, limit.as_bytes()).at(Call::Write, path)?),
             }
         }
         Ok(())
@@ -552,7 +658,7 @@ impl Context {
         let at = Path::new("parent death signal");
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).at(Call::Prctl, at)?;
         // It may have died just before; then there is no signal, but its end of the connection is closed.
-        let mut fds = [PollFd::new(&self.handles.control, PollFlags::empty())];
+        let mut fds = [PollFd::new(&self.control, PollFlags::empty())];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Call::Recv, Path::new("launcher"))?;
         if fds[0].revents().contains(PollFlags::HUP) { Err(Error::LauncherGone) } else { Ok(()) }
     }
@@ -561,21 +667,25 @@ impl Context {
         let at = Path::new("/dev/null");
         // Out of the way of the numbers that are given away below; the low ones are closed before those are filled.
         let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).at(Call::Dup, Path::new("64"));
-        let (control, guest, log) =
-            (high(&self.handles.control)?, high(&self.handles.guest)?, high(&self.handles.log)?);
+        let nothing = || Error::Wrong { at: "3".into(), why: "there is no program to run" };
+        let Program { guest, log, forks } = self.program.take().ok_or_else(nothing)?;
+        let (control, guest, log, forks) = (high(&self.control)?, high(&guest)?, high(&log)?, high(&forks)?);
         let listener = high(&self.listener.take().ok_or(Error::Wrong { at: "3".into(), why: "there is no socket" })?)?;
         let null = high(&rustix::fs::open(at, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, at)?)?;
-        drop(std::mem::replace(&mut self.handles, Handles { control, guest, log }));
-        for (number, fd) in [&null, &null, &self.handles.log, &listener].into_iter().enumerate() {
+        for (number, fd) in [&null, &null, &log, &listener, &forks].into_iter().enumerate() {
             sys::place(fd.as_fd(), number as i32).at(Call::Dup, at)?;
         }
-        sys::close_on_exec_from(4).at(Call::Dup, at)
+        self.control = control;
+        self.program = Some(Program { guest, log, forks });
+        sys::close_on_exec_from(5).at(Call::Dup, at)
     }
 
     fn exec(&self) -> Result<(), Error> {
-        self.report(&Report::Exec)?;
+        self.report(&Report::Exec, &[])?;
+        let nothing = || Error::Wrong { at: "3".into(), why: "there is no program to run" };
+        let guest = &self.program.as_ref().ok_or_else(nothing)?.guest;
         let name = CString::from(c"sandpool-guest");
-        Err(sys::execveat(self.handles.guest.as_fd(), &[name])).at(Call::Execveat, Path::new("guest"))
+        Err(sys::execveat(guest.as_fd(), &[name])).at(Call::Execveat, Path::new("guest"))
     }
 }
 
@@ -597,6 +707,11 @@ const USER_LIMITS: &[(&str, &str)] = &[
     ("max_inotify_instances", "32"),
     ("max_inotify_watches", "32768"),
 ];
+
+fn private_mounts() -> Result<(), Error> {
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    rustix::mount::mount_change("/", private).at(Call::MountPrivate, Path::new("/"))
+}
 
 fn chown(fd: &OwnedFd, owner: u32, shown: &Path) -> Result<(), Error> {
     let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(owner));
@@ -662,13 +777,6 @@ fn become_owner(owner: u32) -> Result<(), Error> {
     rustix::thread::set_capabilities(None, sets).at(Call::Prctl, at)
 }
 
-fn set_ids(id: u32) -> Result<(), Error> {
-    debug_assert_eq!(id, INSIDE);
-    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
-    rustix::thread::set_thread_res_gid(gid, gid, gid).at(Call::Setresgid, Path::new(NOWHERE))?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, Path::new(NOWHERE))
-}
-
 fn write_existing(path: &Path, text: &[u8]) -> Result<(), Error> {
     let fd = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
         .at(Call::Open, path)?;
@@ -717,7 +825,7 @@ fn check_device(fd: &OwnedFd, number: (u32, u32), at: &Path) -> Result<(), Error
     Ok(())
 }
 
-fn with_sources(error: &dyn std::error::Error) -> String {
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

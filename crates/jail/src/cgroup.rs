@@ -265,24 +265,33 @@ impl Tree {
         Cgroup { dirs: self.hierarchies.iter().map(|h| (h.clone(), dir(h))).collect() }
     }
 
+    /// Makes the tops, which stay as long as the server.
+    pub fn open(&self) -> io::Result<()> {
+        self.hierarchies.iter().try_for_each(|h| make(h, &h.base, Limits::default(), true))
+    }
+
     /// Makes the sandbox's cgroup with its limits, and those of its groups that do not exist yet.
     pub fn create(&self, groups: &[Group], sandbox: (&str, Limits)) -> io::Result<Cgroup> {
         let cgroup = self.sandbox(groups, sandbox.0);
         for (hierarchy, dir) in &cgroup.dirs {
-            make(hierarchy, &hierarchy.base, Limits::default(), true)?;
-            for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
-                make(hierarchy, parent, group.limits, true)?;
+            // The groups are mostly there, and every look at them costs as much as making one.
+            match make(hierarchy, dir, sandbox.1, false) {
+                Err(e) if e.kind() == ErrorKind::NotFound && !dir.exists() => {
+                    for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
+                        make(hierarchy, parent, group.limits, true)?;
+                    }
+                    make(hierarchy, dir, sandbox.1, false)?;
+                }
+                other => other?,
             }
-            make(hierarchy, dir, sandbox.1, false)?;
         }
         Ok(cgroup)
     }
 
-    /// Removes what is empty of the groups, from the innermost on, and of the tree; what is in use stays.
+    /// Removes what is empty of the groups, from the innermost on; what is in use stays.
     pub fn tidy(&self, groups: &[Group]) {
         for hierarchy in &self.hierarchies {
-            let inwards = [hierarchy.base.clone()].into_iter().chain(around(hierarchy, groups));
-            let _ = inwards.collect::<Vec<_>>().iter().rev().try_for_each(fs::remove_dir);
+            let _ = around(hierarchy, groups).iter().rev().try_for_each(fs::remove_dir);
         }
     }
 }
@@ -482,6 +491,7 @@ mod tests {
 
     fn create_in(root: &Path) -> (Layout, Vec<String>) {
         let layout = Layout::detect(root, &[]);
+        layout.tree("t").open().unwrap();
         layout.tree("t").create(&groups(), ("s", LIMITS)).unwrap();
         let mut out = Vec::new();
         written(&root.join("sys"), root, &mut out);

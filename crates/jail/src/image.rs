@@ -1,4 +1,4 @@
-//! The guest's program as a descriptor that nobody can change, for a root that does not contain it.
+//! Programs of ours as descriptors that nobody can change, for roots that do not contain them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,19 +8,28 @@ use std::path::Path;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
-/// A sealed memfd with the program. Executable but not readable, so that the kernel makes the guest undumpable from its first
-/// instruction on. Where memfds may not be executed (`vm.memfd_noexec=2`) a file below `dir` takes its place.
+/// The guest's program. Executable but not readable, so that the kernel makes the guest undumpable from its first instruction on.
 pub fn guest(program: &[u8], dir: &Path) -> io::Result<OwnedFd> {
+    sealed("sandpool-guest", program, dir, (0o111, OFlags::PATH))
+}
+
+/// What the warm interpreter loads.
+pub fn library(library: &[u8], dir: &Path) -> io::Result<OwnedFd> {
+    sealed("sandpool-zygote", library, dir, (0o555, OFlags::RDONLY))
+}
+
+/// A sealed memfd. Where memfds may not be executed (`vm.memfd_noexec=2`) a file below `dir` takes its place, opened like that.
+fn sealed(name: &str, content: &[u8], dir: &Path, (mode, open): (u32, OFlags)) -> io::Result<OwnedFd> {
     let base = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memfd = match memfd_create("sandpool-guest", base | MemfdFlags::EXEC) {
+    let memfd = match memfd_create(name, base | MemfdFlags::EXEC) {
         // Before 6.3 the flag is unknown and every memfd can be executed.
-        Err(Errno::INVAL) => memfd_create("sandpool-guest", base)?,
-        Err(Errno::ACCESS) => return on_disk(program, dir),
+        Err(Errno::INVAL) => memfd_create(name, base)?,
+        Err(Errno::ACCESS) => return on_disk(name, content, dir, (mode, open)),
         other => other?,
     };
     let mut file = File::from(memfd);
-    file.write_all(program)?;
-    fchmod(&file, Mode::from_raw_mode(0o111))?;
+    file.write_all(content)?;
+    fchmod(&file, Mode::from_raw_mode(mode))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     fcntl_add_seals(&file, seals)?;
     // The mode's seal came with 6.3 as well.
@@ -29,12 +38,12 @@ pub fn guest(program: &[u8], dir: &Path) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-fn on_disk(program: &[u8], dir: &Path) -> io::Result<OwnedFd> {
+fn on_disk(name: &str, content: &[u8], dir: &Path, (mode, open): (u32, OFlags)) -> io::Result<OwnedFd> {
     crate::ids::private_dir(dir)?;
-    let path = dir.join(format!(".guest-{}", std::process::id()));
-    std::fs::write(&path, program)?;
-    rustix::fs::chmod(&path, Mode::from_raw_mode(0o111))?;
-    let fd = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
+    let path = dir.join(format!(".{name}-{}", std::process::id()));
+    std::fs::write(&path, content)?;
+    rustix::fs::chmod(&path, Mode::from_raw_mode(mode))?;
+    let fd = rustix::fs::open(&path, open | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty());
     std::fs::remove_file(&path)?;
     Ok(fd?)
 }

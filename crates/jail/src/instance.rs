@@ -23,20 +23,6 @@ pub struct Instance {
     _server: Option<File>,
 }
 
-/// In each sandbox's directory: what belongs to it elsewhere.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    pub cgroups: Vec<PathBuf>,
-    pub uid: u32,
-    pub image: PathBuf,
-}
-
-impl Record {
-    pub fn write(&self, dir: &Path) -> io::Result<()> {
-        fs::write(dir.join("record.json"), serde_json::to_vec(self)?)
-    }
-}
-
 /// In the instance's directory: the tops of its cgroup trees, whose names nobody else has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Owned {

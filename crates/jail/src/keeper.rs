@@ -3,42 +3,52 @@
 //! What takes time happens in the child that becomes the guest; this side only makes cgroups, writes id maps and watches, so one
 //! sandbox never waits for another. There is one way out for all of them: a creation that fails at any step is ended like any sandbox.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{Mode as FileMode, OFlags};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
-use crate::apply::{self, Handles, Report};
+use crate::apply::{self, Handles, Prepared, Report};
 use crate::cgroup::{Cgroup, Controller, Group, Tree};
 use crate::ids::{IdMap, Mode, Slot, Slots};
-use crate::instance::{self, Instance, Record};
-use crate::kept::{Lent, Store, Wanted};
-use crate::launcher::{answer, failed, log};
-use crate::plan::{Plan, ROOT, plan};
+use crate::instance::{self, Instance};
+use crate::kept::{Lent, Parked, Store, Wanted};
+use crate::launcher::{answer, failed, log, relay};
+use crate::own::Own;
+use crate::plan::{self, Plan, plan};
+use crate::seccomp;
+use crate::spare::{Backing, Spare, Spares};
 use crate::spec::{self, Host, JailSpec, Volume};
 use crate::survey::Survey;
 use crate::sys::{self, Cloned};
 use crate::volume::{self, Purpose};
-use crate::wire::{self, Call, Create, Reply, Request, Start};
+use crate::warm::{self, Outcome, Recipe, Warmth};
+use crate::wire::{self, Call, Create, Reply, Request, Start, Warm};
 
 /// The namespaces of a sandbox that are there from its first instruction; cgroup and user follow when their time has come.
 const NAMESPACES: i32 =
     libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
+/// Without the network, which a spare brings.
+const NAMESPACES_BESIDE_A_SPARE: i32 = NAMESPACES & !libc::CLONE_NEWNET;
+
 const BUILD_TIME: Duration = Duration::from_secs(20);
 const END_TIME: Duration = Duration::from_secs(10);
 const PTYS: u32 = 64;
 const MAX_GROUPS: usize = 3;
+/// What the imports of the warm interpreter may leave in `/tmp`.
+const WARM_TMP: u64 = 64 << 20;
 /// What a guest may write to the log in its life.
-const LOG_BYTES: usize = 64 << 10;
+pub(crate) const LOG_BYTES: usize = 64 << 10;
 
 /// The steps before the plan's own, for the tests of the rollback: a failing step of the plan has its index plus this.
 pub const LAUNCHER_STEPS: usize = 8;
@@ -49,11 +59,17 @@ enum Step {
     Kept,
     Slot,
     Template,
-    Record,
     Cgroup,
+    Spare,
     Clone,
     Maps,
 }
+
+/// What a sandbox does not have to make: its base, and its kept volume's mount.
+type Brought = (Option<Prepared>, Option<OwnedFd>);
+
+/// The directory of the instance on which roots are mounted.
+const ROOT: &str = "root";
 
 #[derive(Debug)]
 enum Phase {
@@ -71,23 +87,39 @@ enum Phase {
     },
 }
 
+impl Phase {
+    fn until(&self) -> Option<Instant> {
+        match self {
+            Self::Building { until, .. } | Self::Ending { until, .. } => Some(*until),
+            Self::Running => None,
+        }
+    }
+}
+
 struct Cell {
     id: String,
     groups: Vec<Group>,
     dir: PathBuf,
     cgroup: Cgroup,
     map: IdMap,
-    _slot: Option<Slot>,
+    slot: Option<Slot>,
     pid: Option<Pid>,
     pidfd: Option<OwnedFd>,
     control: Option<OwnedFd>,
+    /// To the guest, for kernels that are forked into the sandbox, and what such a kernel has to give up.
+    forks: Option<OwnedFd>,
+    entry: Vec<Own>,
     log: Option<OwnedFd>,
     logged: usize,
-    loop_number: Option<u32>,
+    volume: Option<Backing>,
     kept: Option<Lent>,
     kept_loop: Option<volume::Device>,
+    /// The launcher's own mount of the kept volume, by which it stays mounted after the sandbox.
+    kept_held: Option<OwnedFd>,
     notes: Vec<String>,
     fail_at: Option<usize>,
+    /// What was in the way when it was last tried to remove it.
+    busy: Option<String>,
     phase: Phase,
 }
 
@@ -124,18 +156,42 @@ pub struct Keeper {
     /// Where only servers may look: the state and the locks.
     private: [PathBuf; 2],
     owner: u32,
+    /// On which every root is mounted while it is made, each in a mount namespace of its own.
+    mount_point: PathBuf,
+    spares: Spares,
+    warmth: Warmth,
     cells: BTreeMap<u64, Cell>,
+    /// The cells by what else they are known by.
+    ids: HashMap<String, u64>,
+    pids: HashMap<Pid, u64>,
+    /// Short-lived children, watched for their end.
+    chores: HashMap<Pid, OwnedFd>,
+    /// The cells on their way in or out by the time until which they have to be there, and those of dead processes of which
+    /// something is left.
+    deadlines: BTreeSet<(Instant, u64)>,
+    leaving: BTreeSet<u64>,
+    /// Where among them the next turn goes on.
+    removed: u64,
     next: u64,
     /// Set when everything is to end: the request to answer (none when the server is gone), and until when.
     ending: Option<(Option<u64>, Instant)>,
 }
 
 /// What an event belongs to: a cell's number and one of these.
-const CONTROL: u64 = 0;
+pub(crate) const CONTROL: u64 = 0;
 const PIDFD: u64 = 1;
-const LOG: u64 = 2;
-const KINDS: u64 = 4;
+pub(crate) const LOG: u64 = 2;
+pub(crate) const KINDS: u64 = 4;
 const SERVER: u64 = u64::MAX;
+const SPARE: u64 = u64::MAX - 1;
+const CHORE: u64 = u64::MAX - 2;
+const WATCH: u64 = u64::MAX - 3;
+
+/// How many events are looked at in one turn, and of how many dead sandboxes the rest is removed.
+const EVENTS: usize = 256;
+const REMOVALS: usize = 16;
+/// Spares are made when nothing has happened for this long.
+const IDLE: Duration = Duration::from_millis(1);
 
 impl Keeper {
     pub fn new(start: &Start, survey: Survey, socket: OwnedFd, guest: OwnedFd) -> Result<Self, (OwnedFd, io::Error)> {
@@ -144,6 +200,15 @@ impl Keeper {
                 socket,
                 guest,
                 epoll,
+                mount_point: instance.dir.join(ROOT),
+                spares: Spares::new(&instance.dir, start.spares),
+                warmth: Warmth::default(),
+                ids: HashMap::new(),
+                pids: HashMap::new(),
+                chores: HashMap::new(),
+                deadlines: BTreeSet::new(),
+                leaving: BTreeSet::new(),
+                removed: 0,
                 host: Host::detect(Path::new("/")),
                 store: Store::new(survey.ext4, survey.mode, &instance.state_dir, &instance.dir),
                 private: [start.state_dir.clone(), start.runtime_dir.clone()],
@@ -172,6 +237,10 @@ impl Keeper {
         let random = instance::random_name()?;
         let tree = survey.cgroup.tree(&format!("{}-{random}", start.label));
         let instance = Instance::open(&start.state_dir, &random, start.exclusive, tree.tops())?;
+        tree.open()?;
+        DirBuilder::new().mode(0o700).create(instance.dir.join(ROOT))?;
+        // Compiled here, not in every child.
+        seccomp::compile(seccomp::Profile::Code);
         let slots = match survey.mode {
             Mode::Single => None,
             mode => {
@@ -190,8 +259,8 @@ impl Keeper {
     pub fn run(mut self, id: u64) -> io::Result<()> {
         let instance = self.instance.dir.clone();
         self.answer(id, Reply::Started { instance, survey: self.survey.clone() });
-        let mut events = Vec::with_capacity(64);
-        while self.ending.is_none() || !self.cells.is_empty() {
+        let mut events = Vec::with_capacity(EVENTS);
+        while self.ending.is_none() || !self.cells.is_empty() || !self.warmth.is_gone() {
             events.clear();
             let timeout = self.timeout();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
@@ -203,6 +272,11 @@ impl Keeper {
             }
             self.reap();
             self.tick();
+            self.warmth.tick(&self.epoll);
+            self.warmed();
+            if events.is_empty() && self.may_stock() {
+                self.stock();
+            }
             if let Some((_, until)) = self.ending
                 && Instant::now() > until
             {
@@ -211,6 +285,7 @@ impl Keeper {
             }
         }
         self.store.close();
+        self.spares.close();
         self.instance.remove();
         if let Some((Some(id), _)) = self.ending {
             self.answer(id, Reply::Done);
@@ -218,20 +293,76 @@ impl Keeper {
         Ok(())
     }
 
-    /// Soon when something is being taken down (a cgroup stays busy for a moment), else when the next deadline comes.
+    /// Soon when something is being taken down (a cgroup stays busy for a moment) or a spare is to be made, else when the next
+    /// deadline comes.
     fn timeout(&self) -> Option<Timespec> {
         let now = Instant::now();
-        let of = |cell: &Cell| match &cell.phase {
-            // What is in the way for long (somebody on the host holds it) is not asked for a thousand times a second.
-            Phase::Ending { until, .. } if cell.pid.is_none() => {
+        // What is in the way for long (somebody on the host holds it) is not asked for a thousand times a second.
+        let again = |key: &u64| match self.cells.get(key)? {
+            Cell { busy: None, .. } => Some(Duration::ZERO),
+            Cell { phase: Phase::Ending { until, .. }, .. } => {
                 let waited = END_TIME.saturating_sub(until.saturating_duration_since(now));
                 Some((waited / 8).max(Duration::from_micros(500)))
             }
-            Phase::Building { until, .. } | Phase::Ending { until, .. } => Some(until.saturating_duration_since(now)),
-            Phase::Running => None,
+            _ => None,
         };
-        let shortest = self.cells.values().filter_map(of).min()?;
+        let deadline = self.deadlines.first().map(|(until, _)| *until).into_iter();
+        let deadline =
+            deadline.chain(self.spares.deadline()).chain(self.warmth.wake_at()).chain(self.store.deadline()).min();
+        let shortest = self
+            .leaving
+            .iter()
+            .filter_map(again)
+            .chain(deadline.map(|until| until.saturating_duration_since(now)))
+            .chain(self.may_stock().then_some(IDLE))
+            .min()?;
         Some(Timespec { tv_sec: shortest.as_secs() as i64, tv_nsec: i64::from(shortest.subsec_nanos()) })
+    }
+
+    fn may_stock(&self) -> bool {
+        let building = || self.deadlines.iter().any(|(_, key)| matches!(self.cells[key].phase, Phase::Building { .. }));
+        self.ending.is_none() && self.spares.lacks() && !building()
+    }
+
+    fn stock(&mut self) {
+        let begun = self.spares.begin();
+        for fd in self.spares.watched() {
+            let _ = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(SPARE), epoll::EventFlags::IN);
+        }
+        if let Err(e) = begun {
+            self.spares.failed(&e.to_string());
+        }
+    }
+
+    /// Lets go of mounts. Unmounting takes milliseconds, which nobody here has: a child holds the descriptors a moment longer than
+    /// this process, and its end takes them down.
+    fn let_go(&mut self, what: Vec<OwnedFd>) {
+        let Ok((wait, held)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
+        let keep: Vec<_> = what.iter().chain([&wait]).map(AsFd::as_fd).collect();
+        self.chore(&keep, || {
+            let _ = rustix::io::read(&wait, &mut [0]);
+        });
+        drop((what, held));
+    }
+
+    /// Does something in a child that has nothing of this process but these descriptors.
+    fn chore(&mut self, keep: &[BorrowedFd<'_>], work: impl FnOnce()) {
+        match sys::clone3(0, None) {
+            Ok(Cloned::Child) => {
+                // Nothing is dropped on the way out, nor unwound into the launcher's loop.
+                if sys::close_all_but(keep).is_ok() {
+                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+                }
+                sys::leave(0)
+            }
+            Ok(Cloned::Parent { pid, pidfd }) => {
+                let data = epoll::EventData::new_u64(CHORE);
+                let _ = epoll::add(&self.epoll, &pidfd, data, epoll::EventFlags::IN);
+                self.chores.insert(pid, pidfd);
+            }
+            // Whatever it was for then happens here, or later.
+            Err(_) => {}
+        }
     }
 
     fn answer(&self, id: u64, reply: Reply) {
@@ -240,11 +371,24 @@ impl Keeper {
     }
 
     fn event(&mut self, data: u64) {
-        if data == SERVER {
-            return self.request();
+        match data {
+            SERVER => return self.request(),
+            SPARE => {
+                self.spares.heard();
+                return;
+            }
+            CHORE => return,
+            WATCH => {
+                for parked in self.store.wanted_by_others() {
+                    self.let_go(vec![parked.mount]);
+                }
+                return;
+            }
+            _ => {}
         }
         let (key, kind) = (data / KINDS, data % KINDS);
         match kind {
+            _ if Warmth::is_ours(key) => self.warmth.event(key, kind),
             CONTROL => self.control(key),
             LOG => self.guest_log(key),
             // The process is reaped below, with all others.
@@ -253,7 +397,7 @@ impl Keeper {
     }
 
     fn request(&mut self) {
-        let (request, _fds) = match wire::receive::<Request>(&self.socket) {
+        let (request, fds) = match wire::receive::<Request>(&self.socket) {
             Ok(Some(request)) => request,
             Ok(None) | Err(_) => return self.end_all(None),
         };
@@ -286,6 +430,16 @@ impl Keeper {
                 self.answer(id, reply);
             }
             Call::List => self.answer(id, Reply::List(self.cells.values().map(|c| c.id.clone()).collect())),
+            Call::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
+                Ok(recipe) => self.warmth.warm(&self.epoll, id, recipe),
+                Err(e) => self.answer(id, failed(format!("the warm interpreter: {e}"))),
+            },
+            Call::Fork { sandbox } => match self.find(&sandbox).map(|key| self.fork(id, key)) {
+                Some(Ok(())) => {}
+                Some(Err(e)) => self.answer(id, failed(e.to_string())),
+                None => self.answer(id, Reply::Gone),
+            },
+            Call::Warmth => self.answer(id, self.warmth.figures()),
             Call::Survey { .. } => self.answer(id, Reply::Survey(self.survey.clone())),
             Call::Start(_) => self.answer(id, failed("already started")),
             Call::Shutdown => self.end_all(Some(id)),
@@ -293,7 +447,63 @@ impl Keeper {
     }
 
     fn find(&self, sandbox: &str) -> Option<u64> {
-        self.cells.iter().find(|(_, cell)| cell.id == sandbox).map(|(key, _)| *key)
+        self.ids.get(sandbox).copied()
+    }
+
+    fn recipe(&self, warm: Warm, library: Option<OwnedFd>) -> io::Result<Recipe> {
+        let Warm { argv, env, runtime, files, rotation } = warm;
+        let library = library.ok_or_else(|| io::Error::other("its library is missing"))?;
+        let spec = JailSpec {
+            hostname: String::new(),
+            map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
+            host: self.host.clone(),
+            runtime,
+            files,
+            volume: Volume::Tmpfs { bytes: WARM_TMP, inodes: 1000 },
+            kept: None,
+            shared: vec![],
+            shm_bytes: WARM_TMP,
+            ptys: 0,
+            cgroup_tasks: vec![],
+            processes: None,
+            dir: self.instance.dir.clone(),
+            mount_point: self.mount_point.clone(),
+            die_with_launcher: true,
+        };
+        spec.check().map_err(io::Error::other)?;
+        let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>()?;
+        let environment = env.iter().map(|(k, v)| CString::new(format!("{k}={v}"))).collect::<Result<_, _>>()?;
+        Ok(Recipe { plan: plan::warm(&spec), argv, environment, library, rotation })
+    }
+
+    fn fork(&mut self, request: u64, key: u64) -> io::Result<()> {
+        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) = self.cells.get(&key) else {
+            self.answer(request, Reply::Gone);
+            return Ok(());
+        };
+        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
+        let tasks = cgroup.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
+        let v2 = cgroup.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
+        let (guest, steps) = (guest.try_clone()?, entry.clone());
+        self.warmth.fork(warm::Wanted { request, cell: key, guest, v2, tasks, steps });
+        Ok(())
+    }
+
+    /// What has come of the warm interpreter.
+    fn warmed(&mut self) {
+        for outcome in self.warmth.outcomes() {
+            let (request, reply) = match outcome {
+                Outcome::Answer(request, reply) => (request, reply),
+                // Without a guest that takes it, the kernel sees the end of its channel and ends.
+                Outcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
+                    Some(Some(way)) => {
+                        (request, fork.send(way).map_or(Reply::Gone, |()| Reply::Done))
+                    }
+                    _ => (request, Reply::Gone),
+                },
+            };
+            self.answer(request, reply);
+        }
     }
 
     fn create(&mut self, request: u64, create: Create) -> io::Result<()> {
@@ -318,28 +528,33 @@ impl Keeper {
             id: create.sandbox.clone(),
             groups: create.groups.clone(),
             map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
-            _slot: None,
+            slot: None,
             pid: None,
             pidfd: None,
             control: None,
+            forks: None,
+            entry: Vec::new(),
             log: None,
             logged: 0,
-            loop_number: None,
+            volume: None,
             kept: None,
             kept_loop: None,
+            kept_held: None,
             notes: self.notes(&create),
             fail_at: create.fail_at,
+            busy: None,
             phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, exec: false },
         };
         let key = self.next;
         self.next += 1;
-        match self.build(key, &mut cell, &create) {
-            Ok(()) => drop(self.cells.insert(key, cell)),
+        let built = self.build(key, &mut cell, &create);
+        self.deadlines.extend(cell.phase.until().map(|until| (until, key)));
+        self.ids.insert(cell.id.clone(), key);
+        self.pids.extend(cell.pid.map(|pid| (pid, key)));
+        self.cells.insert(key, cell);
+        if let Err(e) = built {
             // Whatever exists by now goes the way of every sandbox; the answer follows when nothing is left.
-            Err(e) => {
-                self.cells.insert(key, cell);
-                self.end(key, Some((request, failed(e.to_string()))));
-            }
+            self.end(key, Some((request, failed(e.to_string()))));
         }
         Ok(())
     }
@@ -347,7 +562,6 @@ impl Keeper {
     fn build(&mut self, key: u64, cell: &mut Cell, create: &Create) -> io::Result<()> {
         cell.fails(Step::Directory)?;
         DirBuilder::new().mode(0o700).create(&cell.dir)?;
-        DirBuilder::new().mode(0o700).create(cell.dir.join(ROOT))?;
         cell.fails(Step::Kept)?;
         cell.kept = create.kept.as_ref().map(|wanted| self.lend(cell, wanted, create)).transpose()?;
         cell.fails(Step::Slot)?;
@@ -359,18 +573,31 @@ impl Keeper {
         };
         let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
         cell.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
-        cell._slot = slot;
+        let parked = cell.kept.as_mut().and_then(|lent| lent.parked.take());
+        let (mounted, device, parked) = match parked {
+            Some(Parked { mount, slot, device }) => (Some(mount), Some(device), Some(slot)),
+            None => (None, None, None),
+        };
+        (cell.slot, cell.kept_loop) = (slot.or(parked), device);
         cell.fails(Step::Template)?;
         let volume = self.volume(cell, create)?;
-        cell.fails(Step::Record)?;
-        let record = Record { cgroups: cell.cgroup.paths(), uid: cell.map.outer(), image: cell.image() };
-        record.write(&cell.dir)?;
         cell.fails(Step::Cgroup)?;
         cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits))?;
         let spec = self.spec(cell, create, volume);
         spec.check().map_err(io::Error::other)?;
+        let plan = plan(&spec);
+        cell.entry = plan::entry(&spec);
+        // What a spare has done already cannot fail here any more: who asks for that makes its own.
+        let own =
+            cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
+        let spare = if own { None } else { self.spares.take(&spec) };
+        cell.fails(Step::Spare)?;
+        let prepared = spare.map(|Spare { prepared, volume }| {
+            cell.volume = volume;
+            prepared
+        });
         cell.fails(Step::Clone)?;
-        self.launch(key, cell, &spec)
+        self.launch(key, cell, &plan, (prepared, mounted))
     }
 
     /// What is shared must not hold the sockets of other sandboxes, the images of their volumes or the locks of their uids.
@@ -428,6 +655,7 @@ impl Keeper {
             cgroup_tasks: cell.cgroup.tasks(),
             processes: self.process_limit(create),
             dir: cell.dir.clone(),
+            mount_point: self.mount_point.clone(),
             die_with_launcher: true,
         }
     }
@@ -438,22 +666,24 @@ impl Keeper {
         create.limits.pids.filter(|_| !counted && countable).map(u64::from)
     }
 
-    fn launch(&self, key: u64, cell: &mut Cell, spec: &JailSpec) -> io::Result<()> {
-        let plan = plan(spec);
+    fn launch(&self, key: u64, cell: &mut Cell, plan: &Plan, (prepared, kept): Brought) -> io::Result<()> {
         let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
         let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&log_end, true)?;
         let guest = self.guest.try_clone()?;
+        let (forks_end, forks) = warm::way_to_guest()?;
         let fail_at = cell.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
         let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let cgroup = cell.cgroup.v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
-        match sys::clone3(NAMESPACES, cgroup.as_ref().map(AsFd::as_fd))? {
+        let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
+        match sys::clone3(namespaces, cgroup.as_ref().map(AsFd::as_fd))? {
             Cloned::Child => {
                 sys::default_signals();
-                let handles = Handles { control, guest, log };
+                let handles = Handles { control, guest, log, forks, prepared, kept };
                 // A panic must not return into the launcher's loop.
                 let _ =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build_in_child(&plan, handles, fail_at)));
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build_in_child(plan, handles, fail_at)));
                 sys::leave(1)
             }
             Cloned::Parent { pid, pidfd } => {
@@ -464,6 +694,7 @@ impl Keeper {
                 }
                 cell.pidfd = Some(pidfd);
                 cell.control = Some(ours);
+                cell.forks = Some(forks_end);
                 cell.log = Some(log_end);
                 Ok(())
             }
@@ -474,23 +705,23 @@ impl Keeper {
     fn control(&mut self, key: u64) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         let Some(control) = &cell.control else { return };
-        let mut buffer = [0; 4096];
-        let got = rustix::net::recv(control, &mut buffer, RecvFlags::DONTWAIT).map_or(0, |(n, _)| n);
-        let report = serde_json::from_slice::<Report>(&buffer[..got]);
+        let (report, fds) = wire::receive::<Report>(control).ok().flatten().unzip();
+        let fds = fds.unwrap_or_default();
         match (report, &mut cell.phase) {
-            (Ok(Report::Loop { number }), _) => cell.loop_number = Some(number),
-            (Ok(Report::KeptLoop { device }), _) => cell.kept_loop = Some(device),
-            (Ok(Report::Note { message }), _) => cell.notes.push(message),
-            (Ok(Report::InUse), _) => self.fail_with(key, Reply::InUse),
-            (Ok(Report::WantsMaps), _) => {
+            (Some(Report::Loop { device }), _) => cell.volume = Some(Backing { device, image: cell.image() }),
+            (Some(Report::KeptLoop { device }), _) => cell.kept_loop = Some(device),
+            (Some(Report::KeptHeld), _) => cell.kept_held = fds.into_iter().next(),
+            (Some(Report::Note { message }), _) => cell.notes.push(message),
+            (Some(Report::InUse), _) => self.fail_with(key, Reply::InUse),
+            (Some(Report::WantsMaps), _) => {
                 if let Err(e) = cell.fails(Step::Maps).and_then(|()| write_maps(cell)) {
                     self.fail(key, &format!("id maps: {e}"));
                 }
             }
-            (Ok(Report::Exec), Phase::Building { exec, .. }) => *exec = true,
-            (Ok(Report::Failed { message, .. }), _) => self.fail(key, &message),
-            (Err(_), Phase::Building { exec: true, .. }) => self.runs(key),
-            (Err(_), Phase::Building { .. }) => self.fail(key, "the process ended while it was being set up"),
+            (Some(Report::Exec), Phase::Building { exec, .. }) => *exec = true,
+            (Some(Report::Failed { message, .. }), _) => self.fail(key, &message),
+            (None, Phase::Building { exec: true, .. }) => self.runs(key),
+            (None, Phase::Building { .. }) => self.fail(key, "the process ended while it was being set up"),
             (_, _) => cell.control = None,
         }
     }
@@ -505,7 +736,8 @@ impl Keeper {
         }
         cell.control = None;
         let notes = std::mem::take(&mut cell.notes);
-        if let Phase::Building { request, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
+        if let Phase::Building { request, until, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
+            self.deadlines.remove(&(until, key));
             self.answer(request, Reply::Created { notes });
         }
     }
@@ -527,10 +759,32 @@ impl Keeper {
         if self.lends(name) {
             return Reply::InUse;
         }
+        if let Some(parked) = self.store.discard_parked(name) {
+            self.let_go(vec![parked.mount]);
+            return Reply::Done;
+        }
         match self.store.discard(name) {
             Ok(true) => Reply::Done,
             Ok(false) => Reply::InUse,
             Err(e) => failed(e.to_string()),
+        }
+    }
+
+    /// What was written is on the disk before anybody would miss it, whether or not there is a next sandbox.
+    fn park(&mut self, name: String, parked: Parked) {
+        let mount = parked.mount.as_fd();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        if let Ok(dir) = rustix::fs::openat(mount, ".", flags, FileMode::empty()) {
+            self.chore(&[dir.as_fd()], || {
+                let _ = rustix::fs::syncfs(&dir);
+            });
+        }
+        let watched = self.store.watch().is_some();
+        for parked in self.store.park(name, parked) {
+            self.let_go(vec![parked.mount]);
+        }
+        if let (false, Some(watch)) = (watched, self.store.watch()) {
+            let _ = epoll::add(&self.epoll, watch, epoll::EventData::new_u64(WATCH), epoll::EventFlags::IN);
         }
     }
 
@@ -543,12 +797,7 @@ impl Keeper {
             Ok(got) => {
                 cell.logged += got;
                 if cell.logged <= LOG_BYTES {
-                    let text = String::from_utf8_lossy(&buffer[..got]);
-                    let name = &cell.id[..cell.id.len().min(8)];
-                    for line in text.lines() {
-                        let clean: String = line.chars().map(|c| if c.is_control() { '.' } else { c }).collect();
-                        log(&format!("guest {name}: {clean}"));
-                    }
+                    relay(&format!("guest {}", &cell.id[..cell.id.len().min(8)]), &buffer[..got]);
                 }
             }
         }
@@ -567,9 +816,25 @@ impl Keeper {
             }
             Phase::Building { .. } | Phase::Running => {}
         }
-        cell.phase = Phase::Ending { requests: waiting, until: Instant::now() + END_TIME };
+        let until = Instant::now() + END_TIME;
+        let before = std::mem::replace(&mut cell.phase, Phase::Ending { requests: waiting, until });
+        // A volume with an error shows it by being read-only, and is well again when it is mounted anew.
+        let well = |mount: &OwnedFd| {
+            let found = rustix::fs::fstatvfs(mount);
+            found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+        };
+        let parks =
+            matches!(before, Phase::Running) && self.ending.is_none() && cell.kept_held.as_ref().is_some_and(well);
+        let unheld = cell.kept_held.take_if(|_| !parks);
+        if let Some(before) = before.until() {
+            self.deadlines.remove(&(before, key));
+        }
+        self.deadlines.insert((until, key));
         if cell.pid.is_none() {
-            self.finish(key);
+            self.leaving.insert(key);
+        }
+        if let Some(mount) = unheld {
+            self.let_go(vec![mount]);
         }
     }
 
@@ -578,6 +843,7 @@ impl Keeper {
             let _ = epoll::delete(&self.epoll, &self.socket);
         }
         self.ending = Some((request.or(self.ending.and_then(|(r, _)| r)), Instant::now() + END_TIME));
+        self.warmth.end();
         let keys: Vec<u64> = self.cells.keys().copied().collect();
         for key in keys {
             self.end(key, None);
@@ -587,8 +853,11 @@ impl Keeper {
     /// Every dead child: guests, and whatever fell to us as their subreaper.
     fn reap(&mut self) {
         while let Some(pid) = sys::reap_any() {
-            let Some((key, cell)) = self.cells.iter_mut().find(|(_, cell)| cell.pid == Some(pid)) else { continue };
-            let key = *key;
+            self.spares.reaped(pid);
+            self.chores.remove(&pid);
+            self.warmth.reaped(pid);
+            let Some(key) = self.pids.remove(&pid) else { continue };
+            let Some(cell) = self.cells.get_mut(&key) else { continue };
             cell.pid = None;
             cell.pidfd = None;
             match &cell.phase {
@@ -598,7 +867,7 @@ impl Keeper {
                         self.control(key);
                     }
                 }
-                Phase::Ending { .. } => self.finish(key),
+                Phase::Ending { .. } => drop(self.leaving.insert(key)),
                 Phase::Running => {}
             }
         }
@@ -606,42 +875,67 @@ impl Keeper {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        let keys: Vec<u64> = self.cells.keys().copied().collect();
-        for key in keys {
-            match &self.cells[&key].phase {
-                Phase::Building { until, .. } if now > *until => self.fail(key, "the sandbox was not ready in time"),
-                Phase::Ending { .. } => self.finish(key),
+        // A few at a time, the next ones in the next turn: a thousand that end are not in the way of one that begins.
+        let some: Vec<u64> = self.leaving.range(self.removed..).chain(&self.leaving).copied().take(REMOVALS).collect();
+        self.removed = some.last().map_or(0, |key| key + 1);
+        some.into_iter().for_each(|key| self.finish(key));
+        while let Some((until, key)) = self.deadlines.first().copied()
+            && until < now
+        {
+            self.deadlines.pop_first();
+            match self.cells.get(&key).map(|cell| &cell.phase) {
+                Some(Phase::Building { .. }) => self.fail(key, "the sandbox was not ready in time"),
+                Some(Phase::Ending { .. }) => self.late(key),
                 _ => {}
             }
+        }
+        let spares = self.spares.tick().into_iter().flat_map(|spare| [spare.prepared.root, spare.prepared.network]);
+        let parked = self.store.expired().into_iter().map(|parked| parked.mount);
+        let given_up: Vec<_> = spares.chain(parked).collect();
+        if !given_up.is_empty() {
+            self.let_go(given_up);
         }
     }
 
     /// Removes what is left of a dead sandbox; tried again soon when something is still busy.
     fn finish(&mut self, key: u64) {
-        let Some(cell) = self.cells.get(&key) else { return };
-        match if cell.pid.is_some() { Some("its process does not end".into()) } else { clear(cell) } {
-            Some(busy) => self.complain(key, &busy),
-            None => self.forget(key),
+        if let Some(cell) = self.cells.get_mut(&key) {
+            cell.busy = clear(cell);
+            if cell.busy.is_none() {
+                self.forget(key);
+            }
         }
     }
 
     /// When the time is over: whoever waits is told, and it is tried again.
-    fn complain(&mut self, key: u64, busy: &str) {
-        let Some(Cell { phase: Phase::Ending { requests, until }, .. }) = self.cells.get_mut(&key) else { return };
-        if Instant::now() < *until {
+    fn late(&mut self, key: u64) {
+        let Some(Cell { phase: Phase::Ending { requests, until }, busy, pid, .. }) = self.cells.get_mut(&key) else {
             return;
-        }
+        };
         *until = Instant::now() + END_TIME;
+        self.deadlines.insert((*until, key));
+        let busy = if pid.is_some() { "its process does not end" } else { busy.as_deref().unwrap_or("not removed") };
+        let message = format!("the sandbox was killed, but {busy}; it is tried again");
         for (id, _) in std::mem::take(requests) {
-            self.answer(id, failed(format!("the sandbox was killed, but {busy}; it is tried again")));
+            self.answer(id, failed(message.clone()));
         }
     }
 
     fn forget(&mut self, key: u64) {
         let Some(mut cell) = self.cells.remove(&key) else { return };
         let phase = std::mem::replace(&mut cell.phase, Phase::Running);
+        self.ids.remove(&cell.id);
+        self.leaving.remove(&key);
+        if let Some(until) = phase.until() {
+            self.deadlines.remove(&(until, key));
+        }
         self.tree.tidy(&cell.groups);
-        cell.kept.iter().for_each(|lent| self.store.take_back(lent));
+        if let Some(lent) = cell.kept.take() {
+            self.store.take_back(&lent);
+            if let (Some(mount), Some(slot), Some(device)) = (cell.kept_held.take(), cell.slot.take(), cell.kept_loop) {
+                self.park(lent.name, Parked { mount, slot, device });
+            }
+        }
         // Its uid and descriptors are free before anybody is told that nothing is left.
         drop(cell);
         if let Phase::Ending { requests, .. } = phase {
@@ -655,7 +949,10 @@ impl Keeper {
 /// First of all it lets go of the launcher's descriptors: with the other end of its own connection open it would wait for a dead
 /// launcher for ever, with the server's connection and the locks nobody would notice that death.
 fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
-    let keep = [handles.control.as_fd(), handles.guest.as_fd(), handles.log.as_fd()];
+    let prepared = handles.prepared.iter().flat_map(|prepared| [prepared.root.as_fd(), prepared.network.as_fd()]);
+    let Handles { control, guest, log, forks, .. } = &handles;
+    let kept = handles.kept.iter().map(AsFd::as_fd);
+    let keep: Vec<_> = [control, guest, log, forks].map(AsFd::as_fd).into_iter().chain(prepared).chain(kept).collect();
     let alone =
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
     if alone.is_ok() {
@@ -668,24 +965,32 @@ fn clear(cell: &Cell) -> Option<String> {
     if let Err((path, e)) = cell.cgroup.remove() {
         return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
     }
-    if let Some(number) = cell.loop_number
-        && volume::loop_backing(number).is_some_and(|backing| backing == cell.image())
+    if let Some(backing) = &cell.volume
+        && backing.held()
     {
-        return Some(format!("/dev/loop{number} still holds its volume"));
+        return Some(format!("/dev/loop{} still holds its volume", backing.device.number));
     }
     if let Some(device) = cell.kept_loop
+        && cell.kept_held.is_none()
         && device == volume::Device::of(device.number)
-        && let Some(spec::Kept::Ext4 { image, .. }) = cell.kept.as_ref().map(|lent| &lent.source)
+        && let Some(spec::Kept::Ext4 { image, .. } | spec::Kept::Mounted { image }) =
+            cell.kept.as_ref().map(|lent| &lent.source)
         && volume::loop_backing(device.number).is_some_and(|backing| backing == *image)
     {
         return Some(format!("/dev/loop{} still holds its kept volume", device.number));
     }
-    match fs::remove_dir_all(&cell.dir) {
+    match remove(&cell.dir) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             Some(format!("`{}` cannot be removed: {e}", cell.dir.display()))
         }
         _ => None,
     }
+}
+
+/// What is usually there, by name; then whatever else is.
+fn remove(dir: &Path) -> io::Result<()> {
+    let _ = fs::remove_file(dir.join(apply::SOCKET));
+    fs::remove_dir(dir).or_else(|_| fs::remove_dir_all(dir))
 }
 
 fn write_maps(cell: &Cell) -> io::Result<()> {

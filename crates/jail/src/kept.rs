@@ -3,21 +3,27 @@
 //! As root they are images in the state directory, which last; a new one gets its name only when its sandbox runs, so that a creation that
 //! fails leaves nothing. Elsewhere they are in memory, mounted in the launcher's own mount namespace, and last as long as the launcher;
 //! each has a host uid of its own there, since nothing could map its files from one sandbox's to the next one's on older kernels.
+//!
+//! An image stays mounted for a while after its sandbox, for the next one: the launcher holds a mount of it that is attached nowhere,
+//! with the uid for which its files are mapped. Locked by that mount, it is let go of as soon as anybody else opens it.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
+use rustix::fs::inotify;
 use rustix::fs::{AtFlags, CWD, RenameFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Mode, Slot, Slots, private_dir};
-use crate::volume::{self, Purpose};
+use crate::volume::{self, Device, Purpose};
 use crate::{apply, spec, sys};
 
 /// What a sandbox asks for.
@@ -45,6 +51,17 @@ pub struct Lent {
     pub source: spec::Kept,
     /// The number of its host uid, when the volume brings one.
     pub slot: Option<u32>,
+    /// What it was parked with.
+    pub parked: Option<Parked>,
+}
+
+/// An image that is still mounted though no sandbox has it.
+#[derive(Debug)]
+pub struct Parked {
+    pub mount: OwnedFd,
+    /// Whose its files are shown as.
+    pub slot: Slot,
+    pub device: Device,
 }
 
 #[derive(Debug)]
@@ -54,7 +71,7 @@ pub struct Store {
 
 #[derive(Debug)]
 enum Place {
-    Disk { dir: PathBuf, templates: PathBuf },
+    Disk { dir: PathBuf, templates: PathBuf, lot: Lot },
     Memory { dir: PathBuf, volumes: BTreeMap<String, Held>, hidden: bool },
 }
 
@@ -64,6 +81,20 @@ struct Held {
     slot: Option<Slot>,
 }
 
+/// How many images stay mounted, and how long.
+const LOT: usize = 16;
+const PARKED: Duration = Duration::from_secs(30);
+/// Where nobody tells that somebody else wants one: less than others wait for it.
+const PARKED_UNWATCHED: Duration = Duration::from_secs(1);
+
+/// The parked images by name.
+#[derive(Debug, Default)]
+struct Lot {
+    parked: BTreeMap<String, (Parked, Instant)>,
+    /// Says which images are opened.
+    watch: Option<OwnedFd>,
+}
+
 /// The name that an image has in its sandbox's directory as long as that one does not run.
 const NEW: &str = "kept.img";
 
@@ -71,7 +102,8 @@ impl Store {
     /// `instance`: the launcher's own directory.
     pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
         let place = if on_disk {
-            Place::Disk { dir: state_dir.join("data"), templates: state_dir.join("templates") }
+            let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
+            Place::Disk { dir, templates, lot: Lot::default() }
         } else {
             // An ordinary user's launcher has moved into a mount namespace of its own at its start.
             Place::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
@@ -83,12 +115,17 @@ impl Store {
     pub fn lend(&mut self, wanted: &Wanted, dir: &Path, slots: Option<&mut Slots>) -> io::Result<Lent> {
         check_name(&wanted.name)?;
         match &mut self.place {
-            Place::Disk { dir: all, templates } => {
+            Place::Disk { dir: all, templates, lot } => {
                 private_dir(all)?;
                 let image = all.join(file_name(&wanted.name));
+                let name = wanted.name.clone();
+                if let Some((parked, _)) = lot.parked.remove(&name) {
+                    let (slot, parked) = (Some(parked.slot.number), Some(parked));
+                    return Ok(Lent { name, new: false, source: spec::Kept::Mounted { image }, slot, parked });
+                }
                 let new = !image.exists();
                 let source = if new { new_image(templates, wanted, dir)? } else { on_disk(None, image) };
-                Ok(Lent { name: wanted.name.clone(), new, source, slot: None })
+                Ok(Lent { name, new, source, slot: None, parked: None })
             }
             Place::Memory { dir: all, volumes, hidden } => {
                 let at = all.join(&wanted.name);
@@ -99,7 +136,7 @@ impl Store {
                     volumes.insert(wanted.name.clone(), Held::mount(wanted, &at, slots)?);
                 }
                 let slot = volumes.get(&wanted.name).and_then(|held| held.slot.as_ref()).map(|slot| slot.number);
-                Ok(Lent { name: wanted.name.clone(), new, source: spec::Kept::Held { at }, slot })
+                Ok(Lent { name: wanted.name.clone(), new, source: spec::Kept::Held { at }, slot, parked: None })
             }
         }
     }
@@ -123,7 +160,7 @@ impl Store {
     /// Nothing of its sandbox is left. One that never ran takes a new volume with it.
     pub fn take_back(&mut self, lent: &Lent) {
         match (&mut self.place, &lent.source) {
-            (Place::Disk { .. }, spec::Kept::Ext4 { image, .. }) if !lent.new => {
+            (Place::Disk { .. }, spec::Kept::Ext4 { image, .. } | spec::Kept::Mounted { image }) if !lent.new => {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                 let times = Timestamps { last_access: now, last_modification: now };
                 // It may have been discarded by another launcher since.
@@ -151,6 +188,13 @@ impl Store {
         }
     }
 
+    /// The image of a parked volume: nobody else has it, so its name may go at once.
+    pub fn discard_parked(&mut self, name: &str) -> Option<Parked> {
+        let Place::Disk { dir, .. } = &self.place else { return None };
+        let image = dir.join(file_name(name));
+        self.unpark(name).inspect(|_| drop(fs::remove_file(image)))
+    }
+
     /// False when a sandbox of another launcher has it; the caller knows about its own. One that is not there is no error.
     pub fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
@@ -169,6 +213,55 @@ impl Store {
         }
     }
 
+    /// Keeps the volume of a sandbox that is gone ready for the next one. Answers what has to go for that.
+    pub fn park(&mut self, name: String, parked: Parked) -> Vec<Parked> {
+        let Place::Disk { dir, lot, .. } = &mut self.place else { return vec![parked] };
+        let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
+        let before = lot.parked.insert(name, (parked, Instant::now() + time)).map(|(parked, _)| parked);
+        let oldest = lot.parked.iter().min_by_key(|(_, (_, until))| *until).map(|(name, _)| name.clone());
+        let over = oldest.filter(|_| lot.parked.len() > LOT).and_then(|name| self.unpark(&name));
+        before.into_iter().chain(over).collect()
+    }
+
+    /// To be let go of.
+    pub fn unpark(&mut self, name: &str) -> Option<Parked> {
+        let Place::Disk { lot, .. } = &mut self.place else { return None };
+        lot.parked.remove(name).map(|(parked, _)| parked)
+    }
+
+    /// What has been parked long enough.
+    pub fn expired(&mut self) -> Vec<Parked> {
+        let Place::Disk { lot, .. } = &mut self.place else { return vec![] };
+        let now = Instant::now();
+        let over: Vec<String> =
+            lot.parked.iter().filter(|(_, (_, until))| *until <= now).map(|(name, _)| name.clone()).collect();
+        over.iter().filter_map(|name| self.unpark(name)).collect()
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        let Place::Disk { lot, .. } = &self.place else { return None };
+        lot.parked.values().map(|(_, until)| *until).min()
+    }
+
+    /// What says that somebody opens an image.
+    pub fn watch(&self) -> Option<&OwnedFd> {
+        let Place::Disk { lot, .. } = &self.place else { return None };
+        lot.watch.as_ref()
+    }
+
+    /// What others have opened since the last time. Nobody here opens what is parked.
+    pub fn wanted_by_others(&mut self) -> Vec<Parked> {
+        let Place::Disk { lot: Lot { watch: Some(watch), .. }, .. } = &self.place else { return vec![] };
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(watch, &mut buffer);
+        let mut names = Vec::new();
+        while let Ok(event) = reader.next() {
+            let name = event.file_name().and_then(|name| name.to_str().ok());
+            names.extend(name.and_then(|name| name.strip_suffix(".img")).map(str::to_owned));
+        }
+        names.iter().filter_map(|name| self.unpark(name)).collect()
+    }
+
     /// Lets go of what is in memory, so that the launcher's directory can be removed.
     pub fn close(&mut self) {
         if let Place::Memory { dir, volumes, .. } = &mut self.place {
@@ -176,6 +269,20 @@ impl Store {
                 unmount(dir, name);
             }
         }
+    }
+}
+
+impl Lot {
+    fn watches(&mut self, dir: &Path) -> bool {
+        if self.watch.is_none() {
+            let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+            let watch = inotify::init(flags).and_then(|fd| {
+                inotify::add_watch(&fd, dir, inotify::WatchFlags::OPEN)?;
+                Ok(fd)
+            });
+            self.watch = watch.ok();
+        }
+        self.watch.is_some()
     }
 }
 

@@ -90,9 +90,12 @@ impl Rules {
     }
 
     /// Puts the calling thread, and what it starts from now on, under the rules. Sets `no_new_privs`.
+    ///
+    /// Signals are left to the pid namespace: a kernel that was forked into the sandbox is beside its guest and not below it, and the
+    /// guest could not even kill it.
     pub fn restrict(&self) -> Result<Level, Error> {
         let mut ruleset =
-            Ruleset::default().handle_access(AccessFs::from_all(TRIED))?.scope(Scope::from_all(TRIED))?.create()?;
+            Ruleset::default().handle_access(AccessFs::from_all(TRIED))?.scope(Scope::AbstractUnixSocket)?.create()?;
         for (path, access) in self.table() {
             ruleset = add(ruleset, path, access)?;
         }
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_and_abstract_sockets_end_at_the_sandbox() {
+    fn abstract_sockets_end_at_the_sandbox() {
         if available() < Level::Abi(6) {
             eprintln!("SKIP: landlock scopes need ABI 6");
             return;
@@ -208,10 +211,8 @@ mod tests {
         let address = SocketAddr::from_abstract_name(format!("landlock-{}", std::process::id())).unwrap();
         let _listener = UnixListener::bind_addr(&address).unwrap();
         UnixStream::connect_addr(&address).unwrap();
-        let parent = rustix::process::getppid().unwrap();
         restricted(Rules::default(), move || {
             assert_eq!(UnixStream::connect_addr(&address).unwrap_err().kind(), PermissionDenied);
-            assert_eq!(rustix::process::test_kill_process(parent), Err(rustix::io::Errno::PERM));
         });
     }
 }

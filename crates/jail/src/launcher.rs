@@ -101,6 +101,14 @@ pub(crate) fn log(line: &str) {
     }
 }
 
+/// What a process of ours wrote, line by line, with nothing in it that a terminal would obey.
+pub(crate) fn relay(who: &str, bytes: &[u8]) {
+    for line in String::from_utf8_lossy(bytes).lines() {
+        let clean: String = line.chars().map(|c| if c.is_control() { '.' } else { c }).collect();
+        log(&format!("{who}: {clean}"));
+    }
+}
+
 fn begin() -> io::Result<()> {
     let socket = inherited::take_fd(0)?;
     // 0 is to be free of meaning: nothing that is started later may find the connection there.

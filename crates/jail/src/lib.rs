@@ -17,14 +17,17 @@ pub mod keeper;
 pub mod kept;
 pub mod landlock;
 pub mod launcher;
+pub mod own;
 pub mod plan;
 pub mod process;
 pub mod rlimits;
 pub mod seccomp;
+pub mod spare;
 pub mod spec;
 pub mod survey;
 pub mod sys;
 pub mod volume;
+pub mod warm;
 pub mod wire;
 
 /// A directory for one test.

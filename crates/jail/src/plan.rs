@@ -6,9 +6,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::ids::{INSIDE, IdMap};
+use crate::own::Own;
 use crate::spec::{Content, JailSpec, Kept, Shared, Volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,8 +19,8 @@ pub enum Op {
     JoinCgroup {
         tasks: PathBuf,
     },
-    /// Out of the launcher's session and process group: both reach across pid namespaces (signals, nice, the autogroup).
-    Session,
+    /// What the process does to itself alone.
+    Own(Own),
     /// Nothing of what an operator may have given the server: no negative nice, no real time, no shelter from the memory killer.
     OrdinaryPriority,
     /// After joining: its root is then the sandbox's own cgroup, and no name of ours shows inside.
@@ -77,13 +79,17 @@ pub enum Op {
     Volume {
         volume: Volume,
     },
-    /// A directory of the volume, owned by the sandbox, at `path`.
+    /// A directory of the volume at `path`.
     VolumeDir {
         path: PathBuf,
         mode: u32,
-        owner: u32,
     },
     HideVolume,
+    /// Gives a directory of the volume to the sandbox.
+    VolumeOwner {
+        path: PathBuf,
+        owner: u32,
+    },
     /// Mounts a kept image, made from the template if there is one, on another such directory. Locked until it is unmounted.
     KeptImage {
         template: Option<PathBuf>,
@@ -95,6 +101,14 @@ pub enum Op {
         owner: u32,
     },
     HideKept,
+    /// A kept image that is still mounted.
+    KeptMounted {
+        path: PathBuf,
+    },
+    /// A second mount of it for the launcher, which may keep the volume ready for the next sandbox.
+    HoldKept {
+        path: PathBuf,
+    },
     /// A volume that the launcher holds.
     KeptBind {
         at: PathBuf,
@@ -119,27 +133,9 @@ pub enum Op {
     },
     /// No namespaces below this one, and a share of what is counted per user.
     UserLimits,
-    DropGroups,
-    SetIds {
-        id: u32,
-    },
-    SessionKeyring,
     DieWithLauncher,
-    /// `processes` only where no cgroup counts them.
-    Rlimits {
-        processes: Option<u64>,
-    },
-    /// 0 and 1 on `/dev/null`, 2 to the launcher's log, 3 the listening socket, nothing else.
+    /// 0 and 1 on `/dev/null`, 2 to the launcher's log, 3 the listening socket, 4 where forked kernels come from, nothing else.
     Descriptors,
-    DropCapabilities,
-    NotDumpable,
-    NoNewPrivileges,
-    Landlock {
-        run: Vec<PathBuf>,
-        /// Besides the sandbox's own.
-        write: Vec<PathBuf>,
-    },
-    Seccomp,
     Exec,
 }
 
@@ -147,7 +143,7 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::JoinCgroup { tasks } => write!(f, "join {}", tasks.display()),
-            Self::Session => write!(f, "new session"),
+            Self::Own(own) => write!(f, "{own}"),
             Self::OrdinaryPriority => write!(f, "ordinary priority"),
             Self::CgroupNamespace => write!(f, "unshare cgroup"),
             Self::Listen { dir } => write!(f, "listen {}/guest.sock", dir.display()),
@@ -172,14 +168,17 @@ impl fmt::Display for Op {
             Self::Volume { volume: Volume::Tmpfs { bytes, inodes } } => {
                 write!(f, "volume tmpfs {bytes} bytes {inodes} inodes")
             }
-            Self::VolumeDir { path, mode, owner } => write!(f, "volume dir {} {mode:o} owner {owner}", path.display()),
+            Self::VolumeDir { path, mode } => write!(f, "volume dir {} {mode:o}", path.display()),
             Self::HideVolume => write!(f, "hide volume"),
+            Self::VolumeOwner { path, owner } => write!(f, "volume dir {} owner {owner}", path.display()),
             Self::KeptImage { template, image } => {
                 write!(f, "kept ext4 {}", image.display())?;
                 template.iter().try_for_each(|t| write!(f, " from {}", t.display()))
             }
             Self::KeptDir { path, owner } => write!(f, "kept dir {} shown as {owner}", path.display()),
             Self::HideKept => write!(f, "hide kept"),
+            Self::KeptMounted { path } => write!(f, "kept, still mounted, on {}", path.display()),
+            Self::HoldKept { path } => write!(f, "hold {}", path.display()),
             Self::KeptBind { at, path, owner } => {
                 write!(f, "kept {} on {} owner {owner}", at.display(), path.display())
             }
@@ -194,22 +193,8 @@ impl fmt::Display for Op {
             Self::LoopbackUp => write!(f, "loopback up"),
             Self::UserNamespace { map } => write!(f, "unshare user as {}, map {}", map.outer(), map.line()),
             Self::UserLimits => write!(f, "user limits"),
-            Self::DropGroups => write!(f, "drop groups"),
-            Self::SetIds { id } => write!(f, "uid and gid {id}"),
-            Self::SessionKeyring => write!(f, "new session keyring"),
             Self::DieWithLauncher => write!(f, "die with launcher"),
-            Self::Rlimits { processes: None } => write!(f, "rlimits"),
-            Self::Rlimits { processes: Some(processes) } => write!(f, "rlimits, {processes} processes"),
-            Self::Descriptors => write!(f, "descriptors 0 1 2 3"),
-            Self::DropCapabilities => write!(f, "drop capabilities"),
-            Self::NotDumpable => write!(f, "not dumpable"),
-            Self::NoNewPrivileges => write!(f, "no new privileges"),
-            Self::Landlock { run, write } => {
-                write!(f, "landlock")?;
-                run.iter().try_for_each(|p| write!(f, " {}", p.display()))?;
-                write.iter().try_for_each(|p| write!(f, " write {}", p.display()))
-            }
-            Self::Seccomp => write!(f, "seccomp"),
+            Self::Descriptors => write!(f, "descriptors 0 1 2 3 4"),
             Self::Exec => write!(f, "exec guest"),
         }
     }
@@ -218,19 +203,20 @@ impl fmt::Display for Op {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub ops: Vec<Op>,
+    /// The steps that are the same for every sandbox of a kind, so that they can be done before one is asked for ([`crate::spare`]):
+    /// root, volume, devices, network.
+    pub base: Range<usize>,
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.ops.iter().try_for_each(|op| writeln!(f, "{op}"))
+        let shown = |step: &usize| if self.base.contains(step) { "  " } else { "" };
+        self.ops.iter().enumerate().try_for_each(|(step, op)| writeln!(f, "{}{op}", shown(&step)))
     }
 }
 
 const DEVICES: &[(&str, (u32, u32))] =
     &[("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9))];
-
-/// The directory, in the sandbox's own, on which its root is mounted while it is being made.
-pub const ROOT: &str = "root";
 
 /// What may lie on a volume that outlives the sandbox.
 const DATA: &str = "/data";
@@ -253,19 +239,42 @@ fn etc(hostname: &str) -> [(&'static str, String); 6] {
 pub fn plan(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
-    steps.ops.extend([Op::Session, Op::OrdinaryPriority, Op::CgroupNamespace]);
-    steps.ops.extend([Op::Listen { dir: spec.dir.clone() }, Op::PrivateMounts]);
+    steps.ops.extend([Op::Own(Own::Session), Op::OrdinaryPriority, Op::CgroupNamespace, Op::PrivateMounts]);
+    let base = steps.ops.len();
     let (bytes, inodes) = root_size(spec);
-    steps.ops.push(Op::NewRoot { at: spec.dir.join(ROOT), bytes, inodes });
+    steps.ops.push(Op::NewRoot { at: spec.mount_point.clone(), bytes, inodes });
     system(spec, &mut steps);
     volume(spec, &mut steps);
     runtime(spec, &mut steps);
-    shared(spec, &mut steps);
     dev(spec, &mut steps);
+    steps.dir(Path::new("/proc"));
+    spec.shared.iter().for_each(|shared| steps.dir(&shared.inside));
+    steps.ops.push(Op::LoopbackUp);
+    let base = base..steps.ops.len();
+    steps.ops.push(Op::Listen { dir: spec.dir.clone() });
+    owned(spec, &mut steps);
     proc(spec, &mut steps);
-    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: spec.hostname.clone() }, Op::LoopbackUp]);
+    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: spec.hostname.clone() }]);
     give_up(spec, &mut steps);
-    Plan { ops: steps.ops }
+    Plan { ops: steps.ops, base }
+}
+
+/// The steps of the warm interpreter: a root like a sandbox's in which nothing of the host can be written. It keeps the launcher's
+/// rights, which it needs to enter sandboxes.
+pub fn warm(spec: &JailSpec) -> Plan {
+    let mut steps = Steps::default();
+    let (bytes, inodes) = root_size(spec);
+    steps.ops.extend([Op::Own(Own::Session), Op::OrdinaryPriority, Op::PrivateMounts]);
+    steps.ops.push(Op::NewRoot { at: spec.mount_point.clone(), bytes, inodes });
+    system(spec, &mut steps);
+    steps.dir(Path::new("/tmp"));
+    steps.ops.push(Op::Tmpfs { path: "/tmp".into(), bytes: spec.shm_bytes, inodes: SHM_INODES });
+    runtime(spec, &mut steps);
+    devices(&mut steps);
+    // Its own numbers are the launcher's, so this is the one it has to see.
+    steps.ops.push(Op::BindReadOnly { path: "/proc".into() });
+    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Own(Own::SessionKeyring), Op::DieWithLauncher]);
+    Plan { ops: steps.ops, base: 0..0 }
 }
 
 /// Ops, and the directories that exist so far.
@@ -322,31 +331,38 @@ fn system(spec: &JailSpec, steps: &mut Steps) {
     }
 }
 
+/// Where what the sandbox writes is shown, and with which modes.
+const VOLUME_DIRS: [(&str, u32); 3] = [("/workspace", 0o755), (DATA, 0o755), ("/tmp", 0o1777)];
+
+fn volume_dirs(spec: &JailSpec) -> impl Iterator<Item = (&'static str, u32)> {
+    VOLUME_DIRS.into_iter().filter(|(path, _)| *path != DATA || spec.kept.is_none())
+}
+
 fn volume(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.push(Op::Volume { volume: spec.volume.clone() });
-    let owner = spec.map.outer();
-    for (path, mode) in [("/workspace", 0o755), (DATA, 0o755), ("/tmp", 0o1777)] {
-        steps.dir(Path::new(path));
-        if path != DATA || spec.kept.is_none() {
-            steps.ops.push(Op::VolumeDir { path: path.into(), mode, owner });
-        }
-    }
+    VOLUME_DIRS.iter().for_each(|(path, _)| steps.dir(Path::new(path)));
+    steps.ops.extend(volume_dirs(spec).map(|(path, mode)| Op::VolumeDir { path: path.into(), mode }));
     steps.ops.push(Op::HideVolume);
+}
+
+/// What belongs to this sandbox and to no other.
+fn owned(spec: &JailSpec, steps: &mut Steps) {
+    let owner = spec.map.outer();
+    steps.ops.extend(volume_dirs(spec).map(|(path, _)| Op::VolumeOwner { path: path.into(), owner }));
     match spec.kept.clone() {
         Some(Kept::Ext4 { template, image }) => {
             let dir = Op::KeptDir { path: DATA.into(), owner };
-            steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept]);
+            let hold = Op::HoldKept { path: DATA.into() };
+            steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept, hold]);
+        }
+        Some(Kept::Mounted { .. }) => {
+            steps.ops.extend([Op::KeptMounted { path: DATA.into() }, Op::HoldKept { path: DATA.into() }]);
         }
         Some(Kept::Held { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
         None => {}
     }
-}
-
-fn shared(spec: &JailSpec, steps: &mut Steps) {
-    for shared in &spec.shared {
-        steps.dir(&shared.inside);
-        steps.ops.push(Op::Share { shared: shared.clone(), owner: spec.map.remapped() });
-    }
+    let share = |shared: &Shared| Op::Share { shared: shared.clone(), owner: spec.map.remapped() };
+    steps.ops.extend(spec.shared.iter().map(share));
 }
 
 /// After the volume: a runtime may lie below `/tmp`.
@@ -371,11 +387,15 @@ fn shown_runtime(spec: &JailSpec) -> Vec<&PathBuf> {
     shown
 }
 
-fn dev(spec: &JailSpec, steps: &mut Steps) {
+fn devices(steps: &mut Steps) {
     for (name, number) in DEVICES {
         let path = Path::new("/dev").join(name);
         steps.file(&path, Op::Device { path: path.clone(), number: *number });
     }
+}
+
+fn dev(spec: &JailSpec, steps: &mut Steps) {
+    devices(steps);
     for (name, target) in [
         ("fd", "/proc/self/fd"),
         ("stdin", "/proc/self/fd/0"),
@@ -392,7 +412,6 @@ fn dev(spec: &JailSpec, steps: &mut Steps) {
 }
 
 fn proc(spec: &JailSpec, steps: &mut Steps) {
-    steps.dir(Path::new("/proc"));
     steps.ops.push(Op::Proc { path: "/proc".into() });
     steps.ops.extend(spec.host.masked_files.iter().map(|path| Op::MaskFile { path: path.clone() }));
     steps.ops.extend(spec.host.masked_dirs.iter().map(|path| Op::MaskDir { path: path.clone() }));
@@ -401,27 +420,37 @@ fn proc(spec: &JailSpec, steps: &mut Steps) {
 
 fn give_up(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend([Op::UserNamespace { map: spec.map }, Op::UserLimits]);
-    if spec.map.may_set_groups() {
-        steps.ops.push(Op::DropGroups);
-    }
+    steps.ops.extend(identity(spec).map(Op::Own));
     // Ids before the death signal: the kernel forgets the signal when ids change.
-    steps.ops.extend([Op::SetIds { id: INSIDE }, Op::SessionKeyring]);
     if spec.die_with_launcher {
         steps.ops.push(Op::DieWithLauncher);
     }
+    steps.ops.extend([Op::Own(limits(spec)), Op::Descriptors, Op::Own(Own::NotDumpable)]);
+    steps.ops.extend(confinement(spec).map(Op::Own));
+    steps.ops.push(Op::Exec);
+}
+
+/// The steps of a kernel that is forked into the finished sandbox: what its guest gave up, in the same order. Unlike the guest it may
+/// be looked at by code in the sandbox, which is going to run in it; but not before it is held.
+pub fn entry(spec: &JailSpec) -> Vec<Own> {
+    let last = [Own::Dumpable, Own::OfferToOomKiller];
+    identity(spec).chain([limits(spec)]).chain(confinement(spec)).chain(last).collect()
+}
+
+fn identity(spec: &JailSpec) -> impl Iterator<Item = Own> {
+    let groups = spec.map.may_set_groups().then_some(Own::DropGroups);
+    groups.into_iter().chain([Own::SetIds { id: INSIDE }, Own::SessionKeyring])
+}
+
+fn limits(spec: &JailSpec) -> Own {
+    Own::Rlimits { processes: spec.processes }
+}
+
+fn confinement(spec: &JailSpec) -> impl Iterator<Item = Own> {
     let shared = |read_only| spec.shared.iter().filter(move |s| s.read_only == read_only).map(|s| s.inside.clone());
     let run = readable(spec).into_iter().chain(shared(true)).collect();
     let write = shared(false).collect();
-    steps.ops.extend([
-        Op::Rlimits { processes: spec.processes },
-        Op::Descriptors,
-        Op::DropCapabilities,
-        Op::NotDumpable,
-        Op::NoNewPrivileges,
-        Op::Landlock { run, write },
-        Op::Seccomp,
-        Op::Exec,
-    ]);
+    [Own::DropCapabilities, Own::NoNewPrivileges, Own::Landlock { run, write }, Own::Seccomp].into_iter()
 }
 
 /// What may be read and run: system, runtimes, the files we wrote.
@@ -471,6 +500,7 @@ mod tests {
             },
             processes: if mode == Mode::Root { None } else { Some(64) },
             dir,
+            mount_point: "/state/instances/i/root".into(),
             die_with_launcher: true,
         }
     }
@@ -510,30 +540,33 @@ mod tests {
     #[test]
     fn shared_and_kept_volumes_change_the_plan_like_this() {
         insta::assert_snapshot!(difference(Mode::Root), @r"
-        - root tmpfs 1056768 bytes 281 inodes on /state/instances/i/s/root
-        - volume dir /data 755 owner 1879048199
+        -   root tmpfs 1056768 bytes 281 inodes on /state/instances/i/root
+        -   volume dir /data 755
+        - volume dir /data owner 1879048199
         - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
-        + root tmpfs 1056768 bytes 287 inodes on /state/instances/i/s/root
+        +   root tmpfs 1056768 bytes 287 inodes on /state/instances/i/root
+        +   dir /shared 755
+        +   dir /shared/in 755
+        +   dir /shared/out 755
         + kept ext4 /state/instances/i/s/kept.img from /state/templates/ext4-kept-1.img
         + kept dir /data shown as 1879048199
         + hide kept
-        + dir /shared 755
-        + dir /shared/in 755
+        + hold /data
         + share /srv/in on /shared/in ro,nosuid,nodev shown as 1879048199
-        + dir /shared/out 755
         + share /srv/out on /shared/out rw,nosuid,nodev shown as 1879048199
         + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
         ");
         insta::assert_snapshot!(difference(Mode::Sub), @r"
-        - root tmpfs 1056768 bytes 281 inodes on /state/instances/i/s/root
-        - volume dir /data 755 owner 8
+        -   root tmpfs 1056768 bytes 281 inodes on /state/instances/i/root
+        -   volume dir /data 755
+        - volume dir /data owner 8
         - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
-        + root tmpfs 1056768 bytes 287 inodes on /state/instances/i/s/root
+        +   root tmpfs 1056768 bytes 287 inodes on /state/instances/i/root
+        +   dir /shared 755
+        +   dir /shared/in 755
+        +   dir /shared/out 755
         + kept /state/instances/i/kept/0af9 on /data owner 8
-        + dir /shared 755
-        + dir /shared/in 755
         + share /srv/in on /shared/in ro,nosuid,nodev
-        + dir /shared/out 755
         + share /srv/out on /shared/out rw,nosuid,nodev
         + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
         ");
@@ -590,7 +623,7 @@ mod tests {
             let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
             assert!(seal < user);
             assert_eq!(ops.last(), Some(&Op::Exec));
-            assert_eq!(ops[ops.len() - 2], Op::Seccomp);
+            assert_eq!(ops[ops.len() - 2], Op::Own(Own::Seccomp));
         }
     }
 }

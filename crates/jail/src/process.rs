@@ -4,6 +4,9 @@ use std::io;
 
 use rustix::process::DumpableBehavior;
 
+/// `oom_score_adj` of what runs code: a memory kill shall take the one that grew, not the guest.
+pub const KERNEL_OOM_SCORE: &str = "500";
+
 /// Nobody but the host's root can trace this process, read its memory or take its descriptors from now on, same uid or not.
 /// An `exec` undoes it, so a program has to say it again for itself.
 pub fn set_not_dumpable() -> io::Result<()> {

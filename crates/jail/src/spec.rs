@@ -30,6 +30,8 @@ pub struct JailSpec {
     pub processes: Option<u64>,
     /// The sandbox's directory on the host: the guest's socket and its volume are in it.
     pub dir: PathBuf,
+    /// The directory on which its root is mounted while it is being made, in a mount namespace of its own.
+    pub mount_point: PathBuf,
     /// Ends the sandbox when the launcher ends, however that happens.
     pub die_with_launcher: bool,
 }
@@ -85,6 +87,8 @@ pub enum Volume {
 pub enum Kept {
     /// A file system with a journal in a sparse file; with a template it is to be made first. Needs root.
     Ext4 { template: Option<PathBuf>, image: PathBuf },
+    /// The same, still mounted since its last use: its directory comes as a descriptor.
+    Mounted { image: PathBuf },
     /// In memory, mounted there by the launcher, which holds it as long as it lives.
     Held { at: PathBuf },
 }

@@ -1,6 +1,6 @@
 //! The system calls that no safe crate offers, each behind a safe function. Policy lives elsewhere.
 
-use std::ffi::{CString, c_char, c_int, c_long};
+use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -175,6 +175,21 @@ pub fn execveat(fd: BorrowedFd<'_>, args: &[CString]) -> Errno {
         )
     };
     last()
+}
+
+/// Replaces this program by the one at `path`, with these arguments and this environment.
+pub fn execve(path: &CStr, args: &[CString], environment: &[CString]) -> Errno {
+    let array = |list: &[CString]| list.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
+    let (argv, envp) = (array(args), array(environment));
+    // SAFETY: `argv` and `envp` are null-terminated arrays of C strings that outlive the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    last()
+}
+
+/// Moves the calling, single-threaded process into namespaces of the process behind `pidfd`; of pid namespaces only its children.
+pub fn join_namespaces(pidfd: BorrowedFd<'_>, namespaces: c_int) -> Result<()> {
+    // SAFETY: changes what the process sees, no memory of it.
+    check(c_long::from(unsafe { libc::setns(pidfd.as_raw_fd(), namespaces) })).map(drop)
 }
 
 /// Leaves the session keyring of whoever started us: keyrings are no namespace. A kernel without keyrings is fine.

@@ -76,8 +76,10 @@ pub const SMALLEST_KEPT: u64 = 16 << 20;
 
 /// How long an image is waited for whose sandbox is on its way out: a dead launcher's go a moment after it.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// A device lets go of its image a few clock ticks after it has said so.
-const MOMENT: Duration = Duration::from_millis(50);
+/// A device lets go of its image a few clock ticks after it has said so; another launcher, which has it parked, when it hears of us.
+const MOMENT: Duration = Duration::from_millis(250);
+/// Whoever parks an image hears it being opened, but for what was opened while a sandbox had it.
+const KNOCK: Duration = Duration::from_millis(30);
 
 /// Where mkfs.ext4 is, if anywhere; the launcher has no search path.
 pub fn mkfs() -> Option<PathBuf> {
@@ -206,9 +208,16 @@ pub fn remove_image(image: &Path) -> Result<(), Error> {
 
 fn lock_within(file: &OwnedFd, image: &Path, patience: Duration) -> Result<(), Error> {
     let until = Instant::now() + patience;
+    let mut knock = Instant::now() + KNOCK;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < until => {
+                if Instant::now() > knock {
+                    drop(open_image(image));
+                    knock += KNOCK;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
             Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
             other => return other.map_err(|errno| Error::Image { path: image.to_owned(), errno }),
         }

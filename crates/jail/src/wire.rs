@@ -2,6 +2,7 @@
 //!
 //! A packet is JSON. What is too long for a packet travels in a memfd beside it. Requests carry a number; answers come in any order.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,6 +21,7 @@ use crate::ids::Mode;
 use crate::kept::{Kept, Wanted};
 use crate::spec::{FileSpec, Shared};
 use crate::survey::Survey;
+use crate::warm::Rotation;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
@@ -51,6 +53,13 @@ pub enum Call {
     Discard {
         name: String,
     },
+    /// Starts the warm interpreter, which loads the library that comes as a descriptor; answered when it can be forked.
+    Warm(Box<Warm>),
+    /// Puts a fork of the warm interpreter into a sandbox; answered when its guest can take it.
+    Fork {
+        sandbox: String,
+    },
+    Warmth,
     /// Destroys everything, answers, ends.
     Shutdown,
 }
@@ -64,6 +73,8 @@ pub struct Start {
     /// One server a state directory; without it every server gets its own instance below.
     pub exclusive: bool,
     pub mode: Option<Mode>,
+    /// The most sandboxes of a kind whose root, volume and network are made before they are asked for.
+    pub spares: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +91,15 @@ pub struct Create {
     pub kept: Option<Wanted>,
     /// Tests of the rollback: the step that is to fail. Debug builds only.
     pub fail_at: Option<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warm {
+    pub argv: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    pub runtime: Vec<PathBuf>,
+    pub files: Vec<FileSpec>,
+    pub rotation: Rotation,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -105,6 +125,11 @@ pub enum Reply {
     /// A sandbox has the kept volume.
     InUse,
     Stats(Usage),
+    Warmth {
+        ready: bool,
+        forks: u64,
+        restarts: u64,
+    },
     List(Vec<String>),
     Gone,
     /// This host cannot do it, and what would help.
@@ -118,6 +143,8 @@ pub enum Reply {
 }
 
 const MAX_PACKET: usize = 64 << 10;
+/// A memfd, a channel, a process and a cgroup in each hierarchy.
+const MAX_DESCRIPTORS: usize = 8;
 const MAX_MESSAGE: usize = 64 << 20;
 
 /// The first byte of a packet.
@@ -137,7 +164,7 @@ pub fn send<M: Serialize>(socket: impl AsFd, message: &M, fds: &[BorrowedFd<'_>]
 }
 
 fn send_packet(socket: impl AsFd, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("too many descriptors for one message"));
@@ -149,10 +176,20 @@ fn send_packet(socket: impl AsFd, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> io
 
 /// The next message and the descriptors that came with it; `None` when the other side has closed.
 pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; MAX_PACKET + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    receive_into(&mut vec![0; BUFFER], socket)
+}
+
+/// What [`receive_into`] needs.
+pub const BUFFER: usize = MAX_PACKET + 1;
+
+/// The same with memory of the caller's, which is written no further than the message is long.
+pub fn receive_into<M: DeserializeOwned>(
+    buffer: &mut [u8],
+    socket: impl AsFd,
+) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     let mut fds: Vec<OwnedFd> = control
         .drain()
         .filter_map(|m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None })

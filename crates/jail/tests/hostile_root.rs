@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use jail::apply::{Handles, Report, run};
 use jail::plan::{Op, Plan};
 use jail::spec::Content;
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 fn dir(path: &str) -> Op {
     Op::Dir { path: path.into(), mode: 0o755 }
@@ -48,7 +48,8 @@ fn apply(name: &str, steps: &[Op]) -> Option<Report> {
     let build = move || {
         // The file-system part of a thread is its own after this, so that no other test sees these mounts.
         jail::sys::unshare(libc::CLONE_NEWNS).ok()?;
-        run(&Plan { ops }, Handles { control, guest: null(), log: null() }, None);
+        let handles = Handles { control, guest: null(), log: null(), forks: null(), prepared: None, kept: None };
+        run(&Plan { ops, base: 0..0 }, handles, None);
         Some(())
     };
     let built = std::thread::spawn(build).join().unwrap();
@@ -57,10 +58,8 @@ fn apply(name: &str, steps: &[Op]) -> Option<Report> {
         eprintln!("SKIP: needs CAP_SYS_ADMIN to make a mount namespace");
         return None;
     }
-    let mut buffer = [0; 4096];
-    let (length, _) = recv(&ours, &mut buffer, RecvFlags::DONTWAIT).unwrap_or((0, 0));
     // Nothing said: every step went through.
-    Some(if length == 0 { Report::Exec } else { serde_json::from_slice(&buffer[..length]).unwrap() })
+    Some(jail::wire::receive::<Report>(&ours).unwrap().map_or(Report::Exec, |(report, _)| report))
 }
 
 #[track_caller]

@@ -1,12 +1,18 @@
 //! For the tests of the native back end: an executable that can be the launcher, a guest that runs shell lines, and a server that
 //! an ordinary user starts.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 
+use jail::warm::Fork;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sandbox::native::{GuestBinary, Mode, Native, NativeConfig};
 use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,19 +40,65 @@ fn main() {
 /// PID 1: answers each connection with the output of the shell line it sends.
 fn guest() {
     let listener = UnixListener::from(jail::inherited::take_fd(3).unwrap());
+    let forks = Arc::new(jail::inherited::take_fd(4).unwrap());
+    let taken = Arc::default();
     for stream in listener.incoming() {
         let stream = stream.unwrap();
-        std::thread::spawn(|| answer(stream));
+        let (forks, taken) = (Arc::clone(&forks), Arc::clone(&taken));
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
+            match line.trim().strip_prefix('@') {
+                Some(order) => forked(order, stream, &forks, &taken),
+                None => answer(&line, stream),
+            }
+        });
+    }
+}
+
+/// Kernels that were forked into the sandbox, by their numbers.
+type Taken = Mutex<BTreeMap<u32, Fork>>;
+
+/// `take` the oldest and say its number; `equip N` with this connection for 1 to 4; say how N ended, when it has (`end N`).
+fn forked(order: &str, mut stream: UnixStream, forks: &OwnedFd, taken: &Taken) {
+    let (word, number) = order.split_once(' ').unwrap_or((order, "0"));
+    let number: u32 = number.parse().unwrap();
+    match word {
+        "take" => match Fork::receive(forks) {
+            Ok(fork) => {
+                writeln!(stream, "{}", fork.pid).unwrap();
+                taken.lock().unwrap().insert(fork.pid, fork);
+            }
+            Err(e) => writeln!(stream, "{e}").unwrap(),
+        },
+        "equip" => equip(&taken.lock().unwrap()[&number].channel, &stream),
+        _ => {
+            let process = taken.lock().unwrap().remove(&number).unwrap().process;
+            let ended = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED).unwrap().unwrap();
+            writeln!(stream, "{:?} {:?}", ended.exit_status(), ended.terminating_signal()).unwrap();
+        }
+    }
+}
+
+fn equip(channel: &OwnedFd, stream: &UnixStream) {
+    let fds = [stream.as_fd(); 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let packet = IoSlice::new(br#"{"env":{"PATH":"/usr/bin:/bin"},"cwd":"/workspace"}"#);
+    if sendmsg(channel, &[packet], &mut control, SendFlags::NOSIGNAL).is_err() {
+        let mut words = [0; 1024];
+        let (got, _) = rustix::net::recv(channel, &mut words, RecvFlags::DONTWAIT).unwrap_or_default();
+        let mut stream = stream;
+        writeln!(stream, "ended: {}", String::from_utf8_lossy(&words[..got])).unwrap();
     }
 }
 
 #[allow(clippy::disallowed_methods, reason = "a test's guest")]
-fn answer(stream: UnixStream) {
-    let mut line = String::new();
-    BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
+fn answer(line: &str, stream: UnixStream) {
     let output = || Stdio::from(OwnedFd::from(stream.try_clone().unwrap()));
     let status = Command::new("/bin/sh")
-        .args(["-c", &line])
+        .args(["-c", line])
         .env("PATH", "/usr/bin:/bin:/usr/sbin")
         .current_dir("/workspace")
         .stdin(Stdio::null())
@@ -155,10 +207,12 @@ fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
         state_dir: PathBuf::from(state_dir),
         runtime_dir: None,
         guest: GuestBinary::Path(std::env::current_exe().unwrap()),
+        zygote: GuestBinary::Path(std::env::current_exe().unwrap().with_file_name("libsandpool_zygote.so")),
         label: "test".into(),
         exclusive: false,
         mode,
         floor: Level::Basic,
+        spares: sandbox::native::SPARES,
     }
 }
 

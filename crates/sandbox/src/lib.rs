@@ -116,6 +116,16 @@ pub struct Stats {
     pub oom_kills: u64,
 }
 
+/// The warm interpreter, since the back end was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Warmth {
+    /// It can be forked now.
+    pub ready: bool,
+    pub forks: u64,
+    /// How often it died and was started again.
+    pub restarts: u64,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     #[error("{why} ({hint})")]
@@ -142,6 +152,10 @@ pub trait Backend: Send + Sync {
     /// Starts the warm interpreter, in place of an earlier one, and returns when it can be forked. One that dies is started again.
     async fn warm(&self, _spec: &WarmSpec) -> Result<(), BackendError> {
         Err(no_warmth())
+    }
+    /// How the warm interpreter is; `None` where the back end has none.
+    async fn warmth(&self) -> Option<Warmth> {
+        None
     }
     /// The kept volumes, with when each was last used.
     async fn kept(&self) -> Result<Vec<Kept>, BackendError>;

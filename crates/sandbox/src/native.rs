@@ -25,7 +25,7 @@ use jail::kept::Wanted;
 use jail::launcher::{Process, Spawned};
 use jail::spec::{self, FileSpec};
 use jail::survey::Survey;
-use jail::wire::{self, Call, Create, Reply, Request, Response, Start};
+use jail::wire::{self, Call, Create, Reply, Request, Response, Start, Warm};
 use rustix::fs::{Mode as FileMode, OFlags};
 use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixStream};
@@ -34,10 +34,11 @@ use tokio::task::AbortHandle;
 
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
+pub use jail::warm::Rotation;
 
 use crate::{
     Backend, BackendError, Group, GuestStream, Isolation, Kept, KeptVolume, Level, Sandbox, SandboxSpec, SharedVolume,
-    Stats,
+    Stats, WarmSpec, Warmth,
 };
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
@@ -112,7 +113,7 @@ fn isolation_of(survey: &Survey) -> Isolation {
     Isolation { level, missing }
 }
 
-/// The guest's program.
+/// The guest's program, or the library of the warm interpreter.
 #[derive(Debug, Clone)]
 pub enum GuestBinary {
     /// As released: part of the server's own executable.
@@ -122,20 +123,25 @@ pub enum GuestBinary {
 }
 
 impl GuestBinary {
-    fn load(&self, dir: &Path) -> Result<OwnedFd, BackendError> {
+    /// As a descriptor that nobody can change, made by `seal`.
+    fn load(
+        &self,
+        dir: &Path,
+        seal: fn(&[u8], &Path) -> io::Result<OwnedFd>,
+        package: &str,
+    ) -> Result<OwnedFd, BackendError> {
         let read;
         let bytes = match self {
             Self::Bytes(bytes) => bytes,
             Self::Path(path) => {
                 read = std::fs::read(path).map_err(|e| BackendError::Unavailable {
-                    why: format!("the guest's program `{}` cannot be read: {e}", path.display()),
-                    hint: "build it: `cargo build -p sandpool-guest`".into(),
+                    why: format!("`{}` cannot be read: {e}", path.display()),
+                    hint: format!("build it: `cargo build -p {package}`"),
                 })?;
                 &read[..]
             }
         };
-        jail::image::guest(bytes, dir)
-            .map_err(|e| BackendError::Launcher(format!("cannot prepare the guest's program: {e}")))
+        seal(bytes, dir).map_err(|e| BackendError::Launcher(format!("cannot prepare `{package}`: {e}")))
     }
 }
 
@@ -145,6 +151,8 @@ pub struct NativeConfig {
     /// Where uid slots are locked, the same for all servers; `None` takes [`default_runtime_dir`].
     pub runtime_dir: Option<PathBuf>,
     pub guest: GuestBinary,
+    /// What the warm interpreter loads to be forked.
+    pub zygote: GuestBinary,
     /// Part of the names of our cgroups; `[a-z0-9-]`.
     pub label: String,
     /// One server a state directory (`serve`); otherwise many live side by side (`stdio`).
@@ -152,7 +160,12 @@ pub struct NativeConfig {
     pub mode: Option<Mode>,
     /// Refuses to start below this level.
     pub floor: Level,
+    /// The most sandboxes of a kind that are half made before they are asked for; [`SPARES`] unless there is a reason.
+    pub spares: usize,
 }
+
+/// Enough for a burst of calls, and little enough to forget about: a spare is a mounted image and an empty network.
+pub const SPARES: usize = 8;
 
 /// The same for every server of this host (root) or of this user.
 pub fn default_runtime_dir() -> PathBuf {
@@ -271,20 +284,23 @@ pub struct Native {
     instance: Arc<OwnedFd>,
     survey: Survey,
     isolation: Isolation,
+    zygote: GuestBinary,
+    runtime_dir: PathBuf,
 }
 
 impl Native {
     pub async fn start(launcher: Launcher, config: NativeConfig) -> Result<(Self, Isolation), BackendError> {
         let Spawned { socket, process } = launcher.spawned;
         let runtime_dir = config.runtime_dir.clone().unwrap_or_else(default_runtime_dir);
-        let guest = config.guest.load(&runtime_dir)?;
+        let guest = config.guest.load(&runtime_dir, jail::image::guest, "sandpool-guest")?;
         let link = Link::open(socket).map_err(lost)?;
         let start = Start {
             state_dir: config.state_dir,
-            runtime_dir,
+            runtime_dir: runtime_dir.clone(),
             label: config.label,
             exclusive: config.exclusive,
             mode: config.mode,
+            spares: config.spares,
         };
         let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
             Reply::Started { instance, survey } => (instance, survey),
@@ -304,6 +320,8 @@ impl Native {
             instance: Arc::new(instance),
             survey,
             isolation: isolation.clone(),
+            zygote: config.zygote,
+            runtime_dir,
         };
         Ok((native, isolation))
     }
@@ -359,6 +377,24 @@ impl Native {
     }
 }
 
+impl Native {
+    /// As [`Backend::warm`], with a say in when the interpreter is replaced by a new one: tests of that.
+    pub async fn warm_rotating(&self, spec: &WarmSpec, rotation: Rotation) -> Result<(), BackendError> {
+        let library = self.zygote.load(&self.runtime_dir, jail::image::library, "sandpool-zygote")?;
+        let WarmSpec { argv, env, runtime, files } = spec.clone();
+        let warm = Warm { argv, env, runtime, files: order_files(files), rotation };
+        match self.link.call(Call::Warm(Box::new(warm)), &[library.as_fd()]).await? {
+            Reply::Done => Ok(()),
+            Reply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
+            other => Err(unexpected(other)),
+        }
+    }
+}
+
+fn order_files(files: Vec<(PathBuf, Vec<u8>)>) -> Vec<FileSpec> {
+    files.into_iter().map(|(path, bytes)| FileSpec { path, content: bytes.into() }).collect()
+}
+
 fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create {
     let SandboxSpec { groups, limits, runtime, files, volumes, kept } = spec;
     Create {
@@ -372,10 +408,7 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create 
         disk_bytes: limits.disk_bytes,
         disk_inodes: limits.disk_inodes,
         runtime: runtime.clone(),
-        files: files
-            .iter()
-            .map(|(path, bytes)| FileSpec { path: path.clone(), content: bytes.clone().into() })
-            .collect(),
+        files: order_files(files.clone()),
         shared: volumes.iter().map(order_volume).collect(),
         kept: kept.as_ref().map(order_kept),
         fail_at,
@@ -410,6 +443,17 @@ impl Backend for Native {
 
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
         self.create_failing(spec, None).await
+    }
+
+    async fn warm(&self, spec: &WarmSpec) -> Result<(), BackendError> {
+        self.warm_rotating(spec, Rotation::default()).await
+    }
+
+    async fn warmth(&self) -> Option<Warmth> {
+        match self.link.call(Call::Warmth, &[]).await {
+            Ok(Reply::Warmth { ready, forks, restarts }) => Some(Warmth { ready, forks, restarts }),
+            _ => None,
+        }
     }
 
     async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
@@ -476,6 +520,15 @@ impl Sandbox for NativeSandbox {
         let path = format!("/proc/self/fd/{}/{}/guest.sock", self.instance.as_raw_fd(), self.id);
         let stream = UnixStream::connect(path).await.map_err(|_| BackendError::Gone(self.id.clone()))?;
         Ok(Box::new(stream))
+    }
+
+    async fn fork_warm(&self) -> Result<(), BackendError> {
+        match self.link.call(Call::Fork { sandbox: self.id.clone() }, &[]).await? {
+            Reply::Done => Ok(()),
+            Reply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
+            Reply::Gone => Err(BackendError::Gone(self.id.clone())),
+            other => Err(unexpected(other)),
+        }
     }
 
     async fn stats(&self) -> Result<Stats, BackendError> {

@@ -11,6 +11,9 @@ use sandbox::native::{GuestBinary, Mode, Native, NativeConfig, spawn_launcher_fr
 use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+#[path = "native/warm.rs"]
+mod warm;
+
 const LIMITS: Limits =
     Limits { memory_bytes: 128 << 20, cpu_millis: 1500, pids: 40, disk_bytes: 32 << 20, disk_inodes: 1000 };
 
@@ -18,6 +21,12 @@ const LIMITS: Limits =
 fn helper() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.parent().unwrap().parent().unwrap().join("examples/native_helper")
+}
+
+/// Built by cargo with the workspace.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().unwrap().parent().unwrap().join("libsandpool_zygote.so")
 }
 
 /// These tests need root; elsewhere than in CI that is no failure.
@@ -56,10 +65,12 @@ fn config(dir: &Path) -> NativeConfig {
         state_dir: dir.join("state"),
         runtime_dir: Some(dir.join("run")),
         guest: GuestBinary::Path(helper()),
+        zygote: GuestBinary::Path(library()),
         label: "test".into(),
         exclusive: true,
         mode: None,
         floor: Level::Basic,
+        spares: 1,
     }
 }
 
@@ -114,6 +125,28 @@ impl Left {
             descriptors: launcher.iter().chain([&std::process::id()]).map(descriptors).sum(),
         }
     }
+}
+
+/// Counts again until it is as before, since a spare that was taken is replaced.
+fn assert_left(dir: &Path, before: &Left, when: &str) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while Left::count(dir) != *before && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(&Left::count(dir), before, "{when}");
+}
+
+async fn start_without_spares(dir: &Path) -> Native {
+    let config = NativeConfig { spares: 0, ..config(dir) };
+    Native::start(spawn_launcher_from(&helper()).unwrap(), config).await.unwrap().0
+}
+
+/// A server that has been asked for one sandbox, which is gone, and holds a spare of its kind ever since.
+async fn started_with_a_spare(dir: &Path, spec: &SandboxSpec) -> Native {
+    let native = start(dir).await;
+    native.create(spec).await.unwrap().destroy().await.unwrap();
+    wait_for("a spare", || loops_in(dir) == 1 && descendants().len() == 1);
+    native
 }
 
 fn descendants() -> BTreeMap<u32, String> {
@@ -189,7 +222,7 @@ async fn a_sandbox_is_what_it_says_and_leaves_nothing() {
         return;
     }
     let place = Place::new("whole");
-    let native = start(&place.0).await;
+    let native = started_with_a_spare(&place.0, &spec()).await;
     assert_eq!(native.mode(), Mode::Root);
     let before = Left::count(&place.0);
 
@@ -248,9 +281,10 @@ async fn a_sandbox_is_what_it_says_and_leaves_nothing() {
     sandbox.destroy().await.unwrap();
     sandbox.destroy().await.unwrap();
     assert!(matches!(sandbox.connect().await, Err(BackendError::Gone(_))));
-    assert_eq!(Left::count(&place.0), before);
+    assert_left(&place.0, &before, "after a sandbox");
     native.shutdown().await;
     wait_for("the end of the launcher", || descendants().is_empty());
+    assert_eq!(loops_in(&place.0), 0, "the spare goes too");
 }
 
 fn uid_of(pid: u32) -> Option<u32> {
@@ -294,6 +328,7 @@ async fn a_creation_that_fails_at_any_step_leaves_nothing() {
     };
     native.create(&spec).await.unwrap().destroy().await.unwrap();
     native.discard(&kept('a').name).await.unwrap();
+    wait_for("a spare", || loops_in(&place.0) == 1 && descendants().len() == 1);
     let before = Left::count(&place.0);
     let mut step = 0;
     let made = loop {
@@ -304,13 +339,19 @@ async fn a_creation_that_fails_at_any_step_leaves_nothing() {
             }
             Err(other) => panic!("step {step}: {other}"),
         }
-        assert_eq!(Left::count(&place.0), before, "after step {step}");
+        assert_left(&place.0, &before, &format!("after step {step}"));
         step += 1;
     };
     assert!(step > 60, "only {step} steps");
     made.destroy().await.unwrap();
+    // The same with a volume that is still mounted, at some of the steps.
+    for step in (0..step).step_by(7).chain([step - 1]) {
+        native.create(&spec).await.unwrap().destroy().await.unwrap();
+        let failed = native.create_failing(&spec, Some(step)).await.err();
+        assert!(matches!(failed, Some(BackendError::Create(_))), "{step}: {failed:?}");
+    }
     native.discard(&kept('a').name).await.unwrap();
-    assert_eq!(Left::count(&place.0), before);
+    assert_left(&place.0, &before, "in the end");
     native.shutdown().await;
 }
 
@@ -390,7 +431,7 @@ async fn a_group_within_a_group_is_held_by_both_and_goes_with_its_last_sandbox()
         return;
     }
     let place = Place::new("nested");
-    let native = start(&place.0).await;
+    let native = start_without_spares(&place.0).await;
     let before = Left::count(&place.0);
     let names = ["outer-nest", "inner-nest-a", "inner-nest-b"];
     let within = |inner: &str| SandboxSpec {
@@ -459,7 +500,7 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     let below = Mounted::new("tmpfs", &ro.join("below"), 4321);
     put(&ro.join("below/theirs"), 0o666, 4321);
     let plain = Mounted::new("ramfs", &place.0.join("plain"), 4321);
-    let native = start(&place.0).await;
+    let native = start_without_spares(&place.0).await;
     let before = Left::count(&place.0);
     let volumes = vec![
         share(&rw, "/shared/rw", false),
@@ -521,7 +562,7 @@ async fn what_cannot_be_shared_is_refused_with_a_reason() {
     let roots = owned(&place, "roots", 0);
     std::os::unix::fs::symlink(&good, place.0.join("link")).unwrap();
     fs::write(place.0.join("file"), "").unwrap();
-    let native = start(&place.0).await;
+    let native = start_without_spares(&place.0).await;
     let before = Left::count(&place.0);
     for (host, inside, read_only, why) in [
         (place.0.join("missing"), "/shared", false, "No such file or directory"),
@@ -550,7 +591,7 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
         return;
     }
     let place = Place::new("kept");
-    let config = NativeConfig { exclusive: false, ..config(&place.0) };
+    let config = NativeConfig { exclusive: false, spares: 0, ..config(&place.0) };
     let launch = || spawn_launcher_from(&helper()).unwrap();
     let native = Native::start(launch(), config.clone()).await.unwrap().0;
     let spec = SandboxSpec { kept: Some(kept('a')), ..spec() };
@@ -573,7 +614,7 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
     let (two, gone) = tokio::join!(second.create(&spec), one.destroy());
     gone.unwrap();
     let two = two.unwrap();
-    assert_eq!(loops_in(&place.0), 2, "its own volume and the kept one");
+    wait_for("the end of the first one's volume", || loops_in(&place.0) == 2);
     assert!(host_uids().all(|uid| !first.contains(&uid)), "{first:?}");
     let seen = "cd /data; stat -c '%u %g %a %n' f d s; cat l; echo two >> f; touch d/e/g; rm s; cat f; ls -A";
     assert_eq!(sh(&*two, seen).await, "1000 1000 600 f\n1000 1000 755 d\n1000 1000 4755 s\none\none\ntwo\nd\nf\nl\n");
@@ -590,7 +631,11 @@ async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
     let full = sh(&*two, "dd if=/dev/zero of=/data/big bs=1M 2>&1; echo w > /workspace/w && cat /workspace/w").await;
     assert!(full.contains("No space left") && full.ends_with("w\n"), "{full}");
     two.destroy().await.unwrap();
-    assert_eq!(loops_in(&place.0), 0);
+    assert_eq!(loops_in(&place.0), 1, "the kept one waits for the next sandbox");
+    // For the same server's at once, for another server's when that asks for it.
+    let again = second.create(&spec).await.unwrap();
+    assert_eq!(sh(&*again, "stat -c '%u %g' /data/f; cat /data/f").await, "1000 1000\none\ntwo\n");
+    again.destroy().await.unwrap();
     let three = native.create(&spec).await.unwrap();
     let inodes =
         "rm /data/big; i=0; while true > /data/x$i; do i=$((i+1)); done 2>/dev/null; rm /data/x*; echo $i; cat /data/f";
@@ -713,6 +758,7 @@ fn whoever_dies_the_sandboxes_go_too() {
     for kill_launcher in [false, true] {
         let mut child = server(&place.0, "sleep 1000").spawn().unwrap();
         wait_for("a running sandbox", || descendants().values().any(|name| name == "sleep"));
+        wait_for("a spare beside it", || loops_in(&place.0) > 1);
         let all: Vec<u32> = descendants().into_keys().collect();
         let launcher = launcher_below(child.id()).unwrap();
         if kill_launcher {
@@ -732,6 +778,81 @@ fn whoever_dies_the_sandboxes_go_too() {
         wait_for("the end of all cgroups", || cgroups() == before);
         wait_for("the end of all loop devices", || loops_in(&place.0) == 0);
     }
+}
+
+#[tokio::test]
+async fn a_spare_is_used_once_and_is_as_good_as_a_volume_of_ones_own() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("spare");
+    let native = started_with_a_spare(&place.0, &spec()).await;
+    let mut used = BTreeSet::new();
+    let mut alive = Vec::new();
+    for round in 0..4 {
+        wait_for("a spare", || images_of_spares(&place.0).iter().any(|image| !used.contains(image)));
+        let spare: BTreeSet<String> = images_of_spares(&place.0).difference(&used).cloned().collect();
+        let sandbox = native.create(&spec()).await.unwrap();
+        // Nothing of anybody else's, whoever else is alive or dead.
+        let seen = "ls -A /workspace /data /tmp | tr -d '\\n'; stat -c '%u %g %a' /workspace /data /tmp; echo x > /workspace/x";
+        let empty = "/workspace:/data:/tmp:1000 1000 755\n1000 1000 755\n1000 1000 1777\n";
+        assert_eq!(sh(&*sandbox, seen).await, empty);
+        used.extend(spare.clone());
+        if round % 2 == 0 {
+            alive.push(sandbox);
+        } else {
+            sandbox.destroy().await.unwrap();
+            wait_for("the end of its volume", || images_of_spares(&place.0).is_disjoint(&spare));
+        }
+    }
+    assert_eq!(used.len(), 4, "each sandbox had one of its own: {used:?}");
+    // The quota is that of any volume.
+    let inside = &*alive[0];
+    let full = sh(inside, "dd if=/dev/zero of=/tmp/big bs=64k 2>&1; stat -c %s /tmp/big; rm /tmp/big").await;
+    let bytes: u64 = full.lines().last().unwrap().parse().unwrap_or_else(|_| panic!("{full}"));
+    assert!(full.contains("No space left") && (LIMITS.disk_bytes / 2..LIMITS.disk_bytes).contains(&bytes), "{full}");
+    let made = sh(inside, "i=0; while true > /data/f$i; do i=$((i+1)); done 2>/dev/null; echo $i").await;
+    assert!((900..=LIMITS.disk_inodes).contains(&made.trim().parse().unwrap()), "{made}");
+    assert_eq!(sh(&*alive[1], "cat /workspace/x; ls /data").await, "x\n");
+    // No other interface than its own loopback, and that one up.
+    assert_eq!(sh(inside, "cat /sys/class/net/lo/operstate 2>/dev/null; grep -c : /proc/net/dev").await, "1\n");
+    drop(alive);
+    native.shutdown().await;
+    assert_eq!(loops_in(&place.0), 0);
+}
+
+/// The images that launchers below `dir` made as spares, whoever has them now.
+fn images_of_spares(dir: &Path) -> BTreeSet<String> {
+    let backing = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("loop/backing_file")).ok();
+    let all = fs::read_dir("/sys/block").unwrap().flatten().filter_map(backing);
+    all.filter(|image| image.starts_with(dir.to_str().unwrap()) && image.contains("/spare/")).collect()
+}
+
+#[tokio::test]
+async fn a_parked_volume_and_a_spare_go_with_a_killed_launcher_and_the_data_stays() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("parked");
+    let spec = SandboxSpec { kept: Some(kept('a')), ..spec() };
+    for round in 0..3 {
+        let native = start(&place.0).await;
+        let sandbox = native.create(&spec).await.unwrap();
+        sh(&*sandbox, &format!("echo {round} >> /data/f")).await;
+        sandbox.destroy().await.unwrap();
+        wait_for("a parked volume and a spare", || loops_in(&place.0) == 2);
+        let launcher = launcher_below(std::process::id()).unwrap();
+        kill(launcher);
+        wait_for("the end of the launcher", || !alive(launcher));
+        drop(native);
+    }
+    wait_for("the end of all loop devices", || loops_in(&place.0) == 0);
+    let native = start(&place.0).await;
+    let sandbox = native.create(&spec).await.unwrap();
+    assert_eq!(sh(&*sandbox, "cat /data/f").await, "0\n1\n2\n");
+    sandbox.destroy().await.unwrap();
+    native.shutdown().await;
+    wait_for("the end of all loop devices", || loops_in(&place.0) == 0);
 }
 
 #[test]

@@ -48,11 +48,13 @@ impl Native {
             state_dir: config.state_dir.clone(),
             runtime_dir: None,
             guest,
+            zygote: zygote()?,
             label: "sandpool".into(),
             // A client on stdio starts a server of its own, so several share the directory.
             exclusive: reach == Reach::Http,
             mode: None,
             floor: config.floor,
+            spares: sandbox::native::SPARES,
         };
         Ok(Self { launcher, config })
     }
@@ -86,6 +88,18 @@ fn guest() -> Result<GuestBinary, Failed> {
 fn guest() -> Result<GuestBinary, Failed> {
     let own = std::env::current_exe().map_err(|error| Failed(format!("cannot find the own executable: {error}")))?;
     Ok(GuestBinary::Path(own.with_file_name("sandpool-guest")))
+}
+
+/// What the warm interpreter loads, likewise.
+#[cfg(embedded_zygote)]
+fn zygote() -> Result<GuestBinary, Failed> {
+    Ok(GuestBinary::Bytes(include_bytes!(concat!(env!("OUT_DIR"), "/zygote"))))
+}
+
+#[cfg(not(embedded_zygote))]
+fn zygote() -> Result<GuestBinary, Failed> {
+    let own = std::env::current_exe().map_err(|error| Failed(format!("cannot find the own executable: {error}")))?;
+    Ok(GuestBinary::Path(own.with_file_name("libsandpool_zygote.so")))
 }
 
 impl Execute for Engine {

@@ -85,10 +85,12 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         state_dir: state.to_owned(),
         runtime_dir: None,
         guest: GuestBinary::Path(own.with_file_name("sandpool-guest")),
+        zygote: GuestBinary::Path(own.with_file_name("libsandpool_zygote.so")),
         label: "figures".into(),
         exclusive: false,
         mode: None,
         floor: Level::Basic,
+        spares: sandbox::native::SPARES,
     };
     let (native, _) = Native::start(launcher, config).await?;
     let venv = Path::new(python).parent().and_then(Path::parent).ok_or("PYTHON is not in an environment")?;

@@ -78,10 +78,12 @@ async fn attack(args: &Args, launcher: native::Launcher) -> Result<usize> {
         state_dir: args.state.clone(),
         runtime_dir: Some(args.state.join("run")),
         guest: GuestBinary::Path(args.guest.clone()),
+        zygote: GuestBinary::Path(args.guest.with_file_name("libsandpool_zygote.so")),
         label: label.clone(),
         exclusive: true,
         mode: Some(args.mode),
         floor: Level::Basic,
+        spares: sandbox::native::SPARES,
     };
     let (native, isolation) = Native::start(launcher, config).await?;
     say(&format!("mode {:?}, {:?}, missing: {:?}", native.mode(), isolation.level, isolation.missing));

@@ -1,0 +1,165 @@
+//! What a process does to itself to be held by a sandbox, as a list: the guest at the end of its plan, a forked kernel when it enters.
+//!
+//! One list for both, so that neither can have more than the other. Nothing here mounts anything, and nothing needs the launcher.
+
+use std::fmt;
+use std::fs;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::SendFlags;
+use rustix::thread::{Gid, Uid};
+use serde::{Deserialize, Serialize};
+
+use crate::apply::{At, Call, Error, with_sources};
+use crate::ids::INSIDE;
+use crate::{landlock, process, rlimits, seccomp, sys};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Own {
+    /// Out of the launcher's session and process group: both reach across pid namespaces (signals, nice, the autogroup).
+    Session,
+    DropGroups,
+    SetIds {
+        id: u32,
+    },
+    SessionKeyring,
+    /// `processes` only where no cgroup counts them.
+    Rlimits {
+        processes: Option<u64>,
+    },
+    /// A memory kill shall take the interpreter, not its guest.
+    OfferToOomKiller,
+    DropCapabilities,
+    NotDumpable,
+    /// After a change of ids `/proc/self` is root's, and nothing could be done with it.
+    Dumpable,
+    NoNewPrivileges,
+    Landlock {
+        run: Vec<PathBuf>,
+        /// Besides the sandbox's own.
+        write: Vec<PathBuf>,
+    },
+    Seccomp,
+}
+
+impl fmt::Display for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session => write!(f, "new session"),
+            Self::DropGroups => write!(f, "drop groups"),
+            Self::SetIds { id } => write!(f, "uid and gid {id}"),
+            Self::SessionKeyring => write!(f, "new session keyring"),
+            Self::Rlimits { processes: None } => write!(f, "rlimits"),
+            Self::Rlimits { processes: Some(processes) } => write!(f, "rlimits, {processes} processes"),
+            Self::OfferToOomKiller => write!(f, "offer to the memory killer"),
+            Self::DropCapabilities => write!(f, "drop capabilities"),
+            Self::NotDumpable => write!(f, "not dumpable"),
+            Self::Dumpable => write!(f, "dumpable"),
+            Self::NoNewPrivileges => write!(f, "no new privileges"),
+            Self::Landlock { run, write } => {
+                write!(f, "landlock")?;
+                run.iter().try_for_each(|p| write!(f, " {}", p.display()))?;
+                write.iter().try_for_each(|p| write!(f, " write {}", p.display()))
+            }
+            Self::Seccomp => write!(f, "seccomp"),
+        }
+    }
+}
+
+impl Own {
+    pub fn apply(&self) -> Result<(), Error> {
+        let nowhere = Path::new("");
+        match self {
+            Self::Session => rustix::process::setsid().map(drop).at(Call::Setsid, nowhere),
+            Self::DropGroups => rustix::thread::set_thread_groups(&[]).at(Call::Setgroups, nowhere),
+            Self::SetIds { id } => set_ids(*id),
+            Self::SessionKeyring => sys::new_session_keyring().at(Call::Keyctl, nowhere),
+            Self::Rlimits { processes } => {
+                let limits = rlimits::Limits { processes: *processes, ..rlimits::Limits::default() };
+                limits.apply().map_err(|e| Error::Rlimits(with_sources(&e)))
+            }
+            Self::OfferToOomKiller => {
+                let path = Path::new("/proc/self/oom_score_adj");
+                fs::write(path, process::KERNEL_OOM_SCORE).at(Call::Write, path)
+            }
+            Self::DropCapabilities => crate::caps::drop_all().map_err(|e| Error::Capabilities(with_sources(&e))),
+            Self::NotDumpable => process::set_not_dumpable().at(Call::Prctl, Path::new("dumpable")),
+            Self::Dumpable => process::set_dumpable().at(Call::Prctl, Path::new("dumpable")),
+            Self::NoNewPrivileges => process::set_no_new_privs().at(Call::Prctl, Path::new("no_new_privs")),
+            Self::Landlock { run, write } => {
+                let rules = landlock::Rules::sandbox(run, write);
+                rules.restrict().map(drop).map_err(|e| Error::Landlock(with_sources(&e)))
+            }
+            Self::Seccomp => seccomp::install(seccomp::compile(seccomp::Profile::Code)).map_err(Error::Seccomp),
+        }
+    }
+}
+
+fn set_ids(id: u32) -> Result<(), Error> {
+    debug_assert_eq!(id, INSIDE);
+    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    rustix::thread::set_thread_res_gid(gid, gid, gid).at(Call::Setresgid, Path::new(""))?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, Path::new(""))
+}
+
+/// The namespaces of a sandbox that a forked kernel joins; it is born into the pid namespace.
+const NAMESPACES: i32 = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// What a forked kernel comes with.
+#[derive(Debug)]
+pub struct Door {
+    /// The sandbox's PID 1.
+    pub guest: OwnedFd,
+    /// v1 cgroups to write itself into.
+    pub tasks: Vec<OwnedFd>,
+    /// To the guest; the one thing it keeps.
+    pub channel: OwnedFd,
+}
+
+/// Above the numbers that a kernel gets its descriptors at.
+const CHANNEL: i32 = 10;
+
+/// Moves the calling, forked, single-threaded process into a sandbox and gives up everything it has besides. Where it fails the guest
+/// is told why, and the process has to end.
+pub fn enter(door: Door, steps: &[Own]) -> Option<OwnedFd> {
+    let Door { guest, tasks, channel } = door;
+    let entered = step_inside(guest, tasks, &channel).map_err(|error| format!("cannot enter the sandbox: {error}"));
+    let held = |channel| {
+        let mut steps = steps.iter().map(|step| step.apply().map_err(|error| format!("`{step}`: {error}")));
+        steps.try_for_each(std::convert::identity).map(|()| channel)
+    };
+    match entered.and_then(held) {
+        Ok(channel) => Some(channel),
+        Err(message) => {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let _ = rustix::net::send(&channel, message.as_bytes(), flags);
+            None
+        }
+    }
+}
+
+fn step_inside(guest: OwnedFd, tasks: Vec<OwnedFd>, channel: &OwnedFd) -> Result<OwnedFd, Error> {
+    Own::Session.apply()?;
+    for tasks in tasks {
+        rustix::io::write(&tasks, b"0").at(Call::Write, Path::new("tasks"))?;
+        // Closed below, with all others.
+        let _ = tasks.into_raw_fd();
+    }
+    sys::close_all_but(&[guest.as_fd(), channel.as_fd()]).at(Call::Dup, Path::new(""))?;
+    sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Call::Setns, Path::new("guest"))?;
+    drop(guest);
+    let null = Path::new("/dev/null");
+    let fd = rustix::fs::open(null, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, null)?;
+    for number in 0..3 {
+        sys::place(fd.as_fd(), number).at(Call::Dup, null)?;
+    }
+    rustix::io::fcntl_dupfd_cloexec(channel, CHANNEL).at(Call::Dup, Path::new("channel"))
+}

@@ -1,0 +1,288 @@
+//! What a sandbox is made of before anybody asks for it: root, volume, devices and network of the kinds that were asked for lately.
+//!
+//! A spare is the base of a plan ([`crate::plan::Plan::base`]), run by a child process that hands over two descriptors: a tree of
+//! mounts attached nowhere, and a network namespace. Nobody has ever used it; a sandbox takes it for good. It has no name: when the
+//! launcher ends, however that happens, the kernel takes the mounts, the loop device and the image with the descriptors.
+
+use std::collections::VecDeque;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+
+use crate::apply::{self, Prepared, Report};
+use crate::plan::plan;
+use crate::spec::{JailSpec, Volume};
+use crate::sys::{self, Cloned};
+use crate::volume::Device;
+use crate::wire;
+
+/// How many wait for a kind that was asked for once, and the most kinds.
+const FEWEST: usize = 2;
+const KINDS: usize = 4;
+/// What was not asked for during this time is halved; the last one stays longer.
+const LULL: Duration = Duration::from_secs(30);
+const FORGET: Duration = Duration::from_secs(600);
+/// A spare that takes longer is given up.
+const MAKING: Duration = Duration::from_secs(20);
+/// After one that could not be made.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The image behind a loop device, to be seen gone in the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backing {
+    pub device: Device,
+    pub image: PathBuf,
+}
+
+impl Backing {
+    /// Whether the device still holds this very image.
+    pub fn held(&self) -> bool {
+        self.device == Device::of(self.device.number)
+            && crate::volume::loop_backing(self.device.number).is_some_and(|backing| backing == self.image)
+    }
+}
+
+/// Ready to become a sandbox; at most once.
+#[derive(Debug)]
+pub struct Spare {
+    pub prepared: Prepared,
+    pub volume: Option<Backing>,
+}
+
+#[derive(Debug)]
+struct Kind {
+    spec: JailSpec,
+    /// The oldest first.
+    ready: VecDeque<Spare>,
+    wanted: usize,
+    asked: Instant,
+    /// Since when `wanted` is what it is.
+    since: Instant,
+}
+
+impl Kind {
+    /// When there are to be fewer, if nobody asks.
+    fn lull(&self) -> Instant {
+        self.asked.max(self.since) + if self.wanted > 1 { LULL } else { FORGET }
+    }
+}
+
+#[derive(Debug)]
+struct Making {
+    kind: JailSpec,
+    pid: Pid,
+    pidfd: OwnedFd,
+    /// Until it has closed its end.
+    control: Option<OwnedFd>,
+    volume: Option<Backing>,
+    until: Instant,
+}
+
+#[derive(Debug)]
+pub struct Spares {
+    dir: PathBuf,
+    /// The most that wait for one kind.
+    most: usize,
+    kinds: Vec<Kind>,
+    making: Option<Making>,
+    made: u64,
+    not_before: Option<Instant>,
+}
+
+impl Spares {
+    /// `instance`: the launcher's own directory.
+    pub fn new(instance: &Path, most: usize) -> Self {
+        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, not_before: None }
+    }
+
+    /// One for this sandbox, if there is one. Either way it is known from now on that this kind is asked for.
+    pub fn take(&mut self, spec: &JailSpec) -> Option<Spare> {
+        let now = Instant::now();
+        match self.kinds.iter_mut().find(|kind| alike(&kind.spec, spec)) {
+            Some(kind) => {
+                kind.asked = now;
+                let spare = kind.ready.pop_front();
+                if spare.is_none() {
+                    (kind.wanted, kind.since) = ((kind.wanted * 2).min(self.most), now);
+                }
+                spare
+            }
+            None => {
+                let wanted = FEWEST.min(self.most);
+                self.kinds.push(Kind { spec: general(spec), ready: VecDeque::new(), wanted, asked: now, since: now });
+                None
+            }
+        }
+    }
+
+    /// Whether there is something to do when nothing else is.
+    pub fn lacks(&self) -> bool {
+        self.making.is_none()
+            && self.not_before.is_none_or(|time| Instant::now() >= time)
+            && self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted)
+    }
+
+    /// When [`Spares::tick`] is to be called at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        let lulls = self.kinds.iter().map(Kind::lull);
+        let retry = self.not_before.filter(|_| self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted));
+        lulls.chain(self.making.iter().map(|making| making.until)).chain(retry).min()
+    }
+
+    /// The process that makes one, to be watched: what it says, and its end.
+    pub fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.making.iter().flat_map(|making| making.control.iter().chain([&making.pidfd]))
+    }
+
+    /// Begins to make one in a process of its own.
+    pub fn begin(&mut self) -> io::Result<()> {
+        let Some(kind) = self.kinds.iter().find(|kind| kind.ready.len() < kind.wanted) else { return Ok(()) };
+        match DirBuilder::new().mode(0o700).create(&self.dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+            _ => {}
+        }
+        self.made += 1;
+        let spec = self.placed(&kind.spec);
+        let plan = plan(&spec);
+        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        match sys::clone3(0, None)? {
+            Cloned::Child => {
+                sys::default_signals();
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| prepare_in_child(&plan, control)));
+                sys::leave(1)
+            }
+            Cloned::Parent { pid, pidfd } => {
+                let until = Instant::now() + MAKING;
+                let kind = kind.spec.clone();
+                self.making = Some(Making { kind, pid, pidfd, control: Some(ours), volume: None, until });
+                Ok(())
+            }
+        }
+    }
+
+    fn placed(&self, kind: &JailSpec) -> JailSpec {
+        let volume = match &kind.volume {
+            Volume::Ext4 { template, .. } => {
+                Volume::Ext4 { template: template.clone(), image: image(&self.dir, self.made) }
+            }
+            tmpfs @ Volume::Tmpfs { .. } => tmpfs.clone(),
+        };
+        JailSpec { dir: self.dir.clone(), volume, ..kind.clone() }
+    }
+
+    /// A word from the process that makes one. False when there is none.
+    pub fn heard(&mut self) -> bool {
+        let Some(making) = &mut self.making else { return false };
+        let Some(control) = &making.control else { return false };
+        match wire::receive::<Report>(control) {
+            Ok(Some((Report::Loop { device }, _))) => {
+                making.volume = Some(Backing { device, image: image(&self.dir, self.made) });
+            }
+            Ok(Some((Report::Prepared, fds))) => {
+                let mut fds = fds.into_iter();
+                if let (Some(root), Some(network)) = (fds.next(), fds.next())
+                    && let Some(kind) = self.kinds.iter_mut().find(|kind| alike(&kind.spec, &making.kind))
+                {
+                    kind.ready.push_back(Spare { prepared: Prepared { root, network }, volume: making.volume.take() });
+                    self.not_before = None;
+                }
+            }
+            Ok(Some((Report::Failed { message, .. }, _))) => self.failed(&message),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+            _ => making.control = None,
+        }
+        true
+    }
+
+    pub fn reaped(&mut self, pid: Pid) {
+        if self.making.as_ref().is_some_and(|making| making.pid == pid) {
+            // Its last words may still wait to be read.
+            while self.heard() {}
+            self.making = None;
+        }
+    }
+
+    /// Sandboxes are made without, and it is tried again later.
+    pub fn failed(&mut self, why: &str) {
+        crate::launcher::log(&format!("launcher: no spare sandbox: {why}"));
+        self.not_before = Some(Instant::now() + PAUSE);
+    }
+
+    /// Fewer of what is not asked for; none of what has not been for long. Answers what is given up.
+    #[must_use = "to be unmounted where it is in nobody's way"]
+    pub fn tick(&mut self) -> Vec<Spare> {
+        let now = Instant::now();
+        if let Some(making) = &self.making
+            && now > making.until
+        {
+            let _ = pidfd_send_signal(&making.pidfd, Signal::KILL);
+            self.making = None;
+            self.not_before = Some(now + PAUSE);
+        }
+        let mut given_up = vec![];
+        for kind in &mut self.kinds {
+            if now >= kind.lull() {
+                (kind.wanted, kind.since) = (kind.wanted / 2, now);
+                given_up.extend(kind.ready.drain(kind.wanted.min(kind.ready.len())..));
+            }
+        }
+        while self.kinds.len() > KINDS
+            && let Some(oldest) = (0..self.kinds.len()).min_by_key(|n| self.kinds[*n].asked)
+        {
+            given_up.extend(self.kinds.swap_remove(oldest).ready);
+        }
+        self.kinds.retain(|kind| kind.wanted > 0);
+        given_up
+    }
+
+    /// Ends the process that makes one, and waits for its end.
+    pub fn close(&mut self) {
+        if let Some(making) = self.making.take() {
+            let _ = pidfd_send_signal(&making.pidfd, Signal::KILL);
+            let _ = waitid(WaitId::PidFd(making.pidfd.as_fd()), WaitIdOptions::EXITED);
+        }
+        self.kinds.clear();
+    }
+}
+
+fn image(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{number}.img"))
+}
+
+/// The same but for what is a sandbox's own.
+fn general(spec: &JailSpec) -> JailSpec {
+    JailSpec { cgroup_tasks: vec![], processes: None, ..spec.clone() }
+}
+
+/// Whether their plans have the same base, but for names that only their makers use.
+fn alike(a: &JailSpec, b: &JailSpec) -> bool {
+    let volume = match (&a.volume, &b.volume) {
+        (Volume::Ext4 { template: a, .. }, Volume::Ext4 { template: b, .. }) => a == b,
+        (a, b) => a == b,
+    };
+    volume
+        && a.kept.is_some() == b.kept.is_some()
+        && (a.shm_bytes, a.ptys, &a.hostname) == (b.shm_bytes, b.ptys, &b.hostname)
+        && (&a.runtime, &a.shared, &a.files, &a.host) == (&b.runtime, &b.shared, &b.files, &b.host)
+}
+
+/// Lets go of the launcher's descriptors first, as every child of it.
+fn prepare_in_child(plan: &crate::plan::Plan, control: OwnedFd) {
+    let alone = rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .and_then(|()| sys::close_all_but(&[control.as_fd()]))
+        .and_then(|()| rustix::process::setpriority_process(None, BACKGROUND))
+        .and_then(|()| sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWNET));
+    if alone.is_ok() {
+        apply::prepare(plan, control);
+    }
+}
+
+/// Whoever is asked for something goes first.
+const BACKGROUND: i32 = 10;

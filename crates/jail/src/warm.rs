@@ -1,0 +1,568 @@
+//! The warm interpreter: started once, with everything imported, and forked into sandboxes.
+//!
+//! This is the launcher's side: it starts the process, asks it for forks, hands each to the guest of its sandbox, and replaces it when
+//! it dies or has made many. Never waits for it: an order has a number and a deadline. What happens between the order and the
+//! kernel is in the `zygote` crate, which the interpreter loads; what a kernel gives up is in [`crate::own`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::CString;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown, socketpair,
+};
+use rustix::process::{Pid, Signal, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::apply;
+use crate::keeper::{CONTROL, KINDS, LOG, LOG_BYTES};
+use crate::launcher::{log, relay};
+use crate::own::Own;
+use crate::plan::Plan;
+use crate::sys::{self, Cloned};
+use crate::wire::{self, Reply};
+
+/// The imports of a data stack, on a machine that is busy.
+const START_TIME: Duration = Duration::from_secs(120);
+/// For one fork; who needs longer is killed and started again.
+const FORK_TIME: Duration = Duration::from_secs(10);
+/// Orders that are with the interpreter at a time: so many that it never waits for the next, so few that they do not grow old there.
+const AT_ONCE: usize = 2;
+const MAX_QUEUE: usize = 4096;
+/// Between a death and the next start: at first, and at most.
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// An interpreter that lived so long did not die of what it was started with.
+const STABLE: Duration = Duration::from_secs(30);
+
+/// Kernels of one interpreter share its hash seed and the places of its code: it is replaced after so many, but not more often than
+/// that, and after so long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rotation {
+    pub forks: u32,
+    pub not_before: Duration,
+    pub after: Duration,
+}
+
+impl Default for Rotation {
+    fn default() -> Self {
+        Self { forks: 1000, not_before: Duration::from_secs(300), after: Duration::from_secs(3600) }
+    }
+}
+
+/// How an interpreter is started.
+#[derive(Debug)]
+pub struct Recipe {
+    pub plan: Plan,
+    pub argv: Vec<CString>,
+    pub environment: Vec<CString>,
+    /// What it loads to be forked.
+    pub library: OwnedFd,
+    pub rotation: Rotation,
+}
+
+/// What the launcher tells the interpreter. The descriptors: the kernel's end of its channel, the guest, a v2 cgroup if there is
+/// one, the v1 cgroups.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Order {
+    pub number: u64,
+    pub v2: bool,
+    pub steps: Vec<Own>,
+}
+
+/// What the interpreter tells the launcher.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    Ready,
+    /// The kernel's number in its sandbox; it comes with a descriptor of the process.
+    Forked {
+        number: u64,
+        pid: u32,
+    },
+    Refused {
+        number: u64,
+        message: String,
+    },
+    /// A step of its plan (see [`apply::Report`]), or the whole.
+    Failed {
+        step: usize,
+        message: String,
+    },
+}
+
+/// A kernel that was forked into a sandbox, for its guest.
+#[derive(Debug)]
+pub struct Fork {
+    pub pid: u32,
+    pub process: OwnedFd,
+    /// Where the kernel waits for its descriptors.
+    pub channel: OwnedFd,
+}
+
+/// Two ends of the way from the launcher to one guest: the guest can only read.
+pub fn way_to_guest() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    shutdown(&ours, Shutdown::Read)?;
+    Ok((ours, theirs))
+}
+
+impl Fork {
+    /// Without waiting: a guest that does not take its kernels gets no more.
+    pub fn send(&self, way: impl AsFd) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [self.process.as_fd(), self.channel.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(way, &[IoSlice::new(&self.pid.to_le_bytes())], &mut control, flags)?;
+        Ok(())
+    }
+
+    /// The oldest that was not taken yet.
+    pub fn receive(way: impl AsFd) -> io::Result<Self> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut pid = [0; 4];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        recvmsg(way, &mut [IoSliceMut::new(&mut pid)], &mut control, flags)?;
+        let rights = |m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None };
+        let mut fds = control.drain().filter_map(rights).flatten();
+        match (fds.next(), fds.next()) {
+            (Some(process), Some(channel)) => Ok(Self { pid: u32::from_le_bytes(pid), process, channel }),
+            _ => Err(io::Error::other("there is no forked kernel")),
+        }
+    }
+}
+
+/// A fork that was asked for.
+#[derive(Debug)]
+pub struct Wanted {
+    pub request: u64,
+    /// The sandbox's number.
+    pub cell: u64,
+    pub guest: OwnedFd,
+    pub v2: Option<OwnedFd>,
+    pub tasks: Vec<OwnedFd>,
+    pub steps: Vec<Own>,
+}
+
+/// What the launcher has to do about it.
+#[derive(Debug)]
+pub enum Outcome {
+    Answer(u64, Reply),
+    /// To be handed to the guest, then answered.
+    Forked {
+        request: u64,
+        cell: u64,
+        fork: Fork,
+    },
+}
+
+#[derive(Debug)]
+struct Sent {
+    request: u64,
+    cell: u64,
+    channel: OwnedFd,
+    until: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Starting {
+        until: Instant,
+    },
+    Ready {
+        since: Instant,
+    },
+    /// Another has taken over; it ends when it owes nothing.
+    Retired {
+        since: Instant,
+    },
+}
+
+#[derive(Debug)]
+struct Zygote {
+    key: u64,
+    pid: Pid,
+    process: OwnedFd,
+    socket: OwnedFd,
+    log: OwnedFd,
+    logged: usize,
+    /// For whoever asks why it did not start.
+    last_words: String,
+    state: State,
+    forks: u32,
+    sent: BTreeMap<u64, Sent>,
+}
+
+impl Zygote {
+    fn kill(&self) {
+        let _ = pidfd_send_signal(&self.process, Signal::KILL);
+    }
+}
+
+/// The interpreter that serves, and the one that takes over from it.
+#[derive(Debug)]
+pub struct Warmth {
+    recipe: Option<Recipe>,
+    zygotes: Vec<Zygote>,
+    /// Who waits for the first to be ready.
+    waiting: Vec<u64>,
+    queue: VecDeque<Wanted>,
+    next: u64,
+    again: Option<Instant>,
+    pause: Duration,
+    forks: u64,
+    restarts: u64,
+    outcomes: Vec<Outcome>,
+}
+
+/// Events of this number and above are ours, those below belong to sandboxes.
+const FIRST_KEY: u64 = 1 << 48;
+
+impl Default for Warmth {
+    fn default() -> Self {
+        Self {
+            recipe: None,
+            zygotes: Vec::new(),
+            waiting: Vec::new(),
+            queue: VecDeque::new(),
+            next: FIRST_KEY,
+            again: None,
+            pause: PAUSE,
+            forks: 0,
+            restarts: 0,
+            outcomes: Vec::new(),
+        }
+    }
+}
+
+impl Warmth {
+    /// Starts an interpreter in place of the one before; answered when it can be forked.
+    pub fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
+        self.end();
+        self.recipe = Some(recipe);
+        self.pause = PAUSE;
+        self.waiting.push(request);
+        self.start(epoll);
+    }
+
+    /// No more of them; what was asked for is answered when they are gone.
+    pub fn end(&mut self) {
+        self.recipe = None;
+        self.again = None;
+        self.fail_all("it is being replaced");
+        for zygote in &mut self.zygotes {
+            zygote.state = State::Retired { since: Instant::now() };
+            zygote.kill();
+        }
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.zygotes.is_empty()
+    }
+
+    pub fn figures(&self) -> Reply {
+        Reply::Warmth { ready: self.ready().is_some(), forks: self.forks, restarts: self.restarts }
+    }
+
+    pub fn fork(&mut self, wanted: Wanted) {
+        if self.ready().is_none() || self.queue.len() >= MAX_QUEUE {
+            let why = if self.recipe.is_some() { "it is not ready" } else { "there is none" };
+            return self.outcomes.push(Outcome::Answer(wanted.request, unavailable(why)));
+        }
+        self.queue.push_back(wanted);
+        self.send();
+    }
+
+    pub fn outcomes(&mut self) -> Vec<Outcome> {
+        std::mem::take(&mut self.outcomes)
+    }
+
+    pub fn is_ours(key: u64) -> bool {
+        key >= FIRST_KEY
+    }
+
+    pub fn event(&mut self, key: u64, kind: u64) {
+        match kind {
+            CONTROL => while self.hear(key) {},
+            LOG => self.relay(key),
+            _ => {}
+        }
+    }
+
+    /// True when the process was one of ours.
+    pub fn reaped(&mut self, pid: Pid) -> bool {
+        let Some(at) = self.zygotes.iter().position(|z| z.pid == pid) else { return false };
+        // What it said last may still wait to be read.
+        while self.hear(self.zygotes[at].key) {}
+        let zygote = self.zygotes.remove(at);
+        let lost = zygote.sent.into_values().map(|sent| Outcome::Answer(sent.request, unavailable("it has ended")));
+        self.outcomes.extend(lost);
+        let stable = match zygote.state {
+            State::Retired { .. } => return true,
+            State::Starting { .. } => {
+                let why = format!("it ended before it was ready: {}", zygote.last_words);
+                log(&format!("launcher: the warm interpreter: {why}"));
+                if self.ready().is_none() {
+                    self.fail_all(&why);
+                }
+                false
+            }
+            State::Ready { since } => {
+                log("launcher: the warm interpreter has ended; another is started");
+                self.restarts += 1;
+                self.fail_all("it has ended");
+                since.elapsed() >= STABLE
+            }
+        };
+        if stable {
+            self.pause = PAUSE;
+        }
+        if self.recipe.is_some() {
+            self.again = Some(Instant::now() + self.pause);
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        }
+        true
+    }
+
+    pub fn wake_at(&self) -> Option<Instant> {
+        let of = |zygote: &Zygote| {
+            let own = match zygote.state {
+                State::Starting { until } => Some(until),
+                State::Ready { since } => self.rotates_at(zygote, since),
+                State::Retired { .. } => None,
+            };
+            zygote.sent.values().map(|sent| sent.until).chain(own).min()
+        };
+        self.zygotes.iter().filter_map(of).chain(self.again).min()
+    }
+
+    pub fn tick(&mut self, epoll: &OwnedFd) {
+        let now = Instant::now();
+        for zygote in &mut self.zygotes {
+            let late = match zygote.state {
+                State::Starting { until } => now >= until,
+                State::Ready { .. } | State::Retired { .. } => zygote.sent.values().any(|sent| now >= sent.until),
+            };
+            if late {
+                zygote.last_words = "it took too long".into();
+                zygote.kill();
+            }
+        }
+        if self.again.is_some_and(|at| now >= at) {
+            self.again = None;
+            self.start(epoll);
+        }
+        let starts = self.again.is_some() || self.zygotes.iter().any(|z| matches!(z.state, State::Starting { .. }));
+        let due = self.zygotes.iter().any(|zygote| match zygote.state {
+            State::Ready { since } => self.rotates_at(zygote, since).is_some_and(|at| now >= at),
+            _ => false,
+        });
+        if due && !starts {
+            self.start(epoll);
+        }
+    }
+
+    fn rotates_at(&self, zygote: &Zygote, since: Instant) -> Option<Instant> {
+        let Rotation { forks, not_before, after } = self.recipe.as_ref()?.rotation;
+        let starting = |z: &Zygote| matches!(z.state, State::Starting { .. });
+        if zygote.forks == 0 || self.again.is_some() || self.zygotes.iter().any(starting) {
+            return None;
+        }
+        Some(since + if zygote.forks >= forks { not_before } else { after })
+    }
+
+    /// The one that serves.
+    fn ready(&self) -> Option<usize> {
+        self.zygotes.iter().position(|z| matches!(z.state, State::Ready { .. }))
+    }
+
+    /// Nobody is kept waiting for an interpreter that is not there.
+    fn fail_all(&mut self, why: &str) {
+        let waiting = self.waiting.drain(..);
+        let queued = self.queue.drain(..).map(|wanted| wanted.request);
+        let answers = waiting.chain(queued).map(|request| Outcome::Answer(request, unavailable(why)));
+        self.outcomes.extend(answers);
+    }
+
+    fn start(&mut self, epoll: &OwnedFd) {
+        let Some(recipe) = &self.recipe else { return };
+        let key = self.next;
+        self.next += 1;
+        match launch(epoll, key, recipe) {
+            Ok(zygote) => self.zygotes.push(zygote),
+            Err(e) => {
+                let why = format!("it cannot be started: {e}");
+                log(&format!("launcher: the warm interpreter: {why}"));
+                self.fail_all(&why);
+                self.again = Some(Instant::now() + self.pause);
+                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    /// Reads one message. False when there is none.
+    fn hear(&mut self, key: u64) -> bool {
+        let Some(at) = self.zygotes.iter().position(|z| z.key == key) else { return false };
+        let zygote = &mut self.zygotes[at];
+        let (said, fds) = match wire::receive::<Said>(&zygote.socket) {
+            Ok(Some(message)) => message,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
+            // Its end, which is reaped, or nothing that it could mean.
+            Ok(None) | Err(_) => {
+                zygote.kill();
+                return false;
+            }
+        };
+        match said {
+            Said::Ready => self.is_ready(at),
+            Said::Forked { number, pid } => {
+                if let (Some(sent), Some(process)) = (zygote.sent.remove(&number), fds.into_iter().next()) {
+                    zygote.forks += 1;
+                    self.forks += 1;
+                    let Sent { request, cell, channel, .. } = sent;
+                    self.outcomes.push(Outcome::Forked { request, cell, fork: Fork { pid, process, channel } });
+                }
+            }
+            Said::Refused { number, message } => {
+                if let Some(sent) = zygote.sent.remove(&number) {
+                    self.outcomes.push(Outcome::Answer(sent.request, unavailable(&message)));
+                }
+            }
+            Said::Failed { message, .. } => zygote.last_words = message,
+        }
+        self.send();
+        true
+    }
+
+    fn is_ready(&mut self, at: usize) {
+        if !matches!(self.zygotes[at].state, State::Starting { .. }) {
+            return;
+        }
+        for zygote in &mut self.zygotes {
+            if let State::Ready { since } = zygote.state {
+                zygote.state = State::Retired { since };
+            }
+        }
+        self.zygotes[at].state = State::Ready { since: Instant::now() };
+        self.outcomes.extend(self.waiting.drain(..).map(|request| Outcome::Answer(request, Reply::Done)));
+    }
+
+    fn send(&mut self) {
+        for zygote in self.zygotes.iter().filter(|z| matches!(z.state, State::Retired { .. }) && z.sent.is_empty()) {
+            zygote.kill();
+        }
+        while let Some(at) = self.ready()
+            && self.zygotes[at].sent.len() < AT_ONCE
+            && let Some(wanted) = self.queue.pop_front()
+        {
+            let number = self.next;
+            self.next += 1;
+            let request = wanted.request;
+            match order(&self.zygotes[at].socket, number, wanted) {
+                Ok(sent) => drop(self.zygotes[at].sent.insert(number, sent)),
+                Err(e) => self.outcomes.push(Outcome::Answer(request, unavailable(&e.to_string()))),
+            }
+        }
+    }
+
+    fn relay(&mut self, key: u64) {
+        let Some(zygote) = self.zygotes.iter_mut().find(|z| z.key == key) else { return };
+        let mut buffer = [0; 2048];
+        match rustix::io::read(&zygote.log, &mut buffer) {
+            // Nothing comes any more, and a pipe without writers would be ready for ever.
+            Ok(0) | Err(_) => zygote.kill(),
+            Ok(got) => {
+                zygote.logged += got;
+                if let Some(line) = String::from_utf8_lossy(&buffer[..got]).lines().rfind(|l| !l.trim().is_empty()) {
+                    zygote.last_words = line.trim().chars().take(300).collect();
+                }
+                if zygote.logged <= LOG_BYTES {
+                    relay("warm interpreter", &buffer[..got]);
+                }
+            }
+        }
+    }
+}
+
+fn unavailable(why: &str) -> Reply {
+    let hint = "kernels are started anew meanwhile, which takes longer".to_owned();
+    Reply::Unavailable { why: format!("no warm interpreter: {why}"), hint }
+}
+
+fn order(socket: &OwnedFd, number: u64, wanted: Wanted) -> io::Result<Sent> {
+    let Wanted { request, cell, guest, v2, tasks, steps } = wanted;
+    let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let fds: Vec<_> = [&theirs, &guest].into_iter().chain(&v2).chain(&tasks).map(AsFd::as_fd).collect();
+    wire::send(socket, &Order { number, v2: v2.is_some(), steps }, &fds)?;
+    Ok(Sent { request, cell, channel, until: Instant::now() + FORK_TIME })
+}
+
+fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
+    let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (log, log_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    rustix::io::ioctl_fionbio(&log, true)?;
+    match sys::clone3(libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC, None)? {
+        Cloned::Child => {
+            sys::default_signals();
+            // A panic must not return into the launcher's loop.
+            let start = || become_interpreter(recipe, theirs, log_end);
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(start));
+            sys::leave(1)
+        }
+        Cloned::Parent { pid, pidfd } => {
+            for (fd, kind) in [(socket.as_fd(), CONTROL), (log.as_fd(), LOG)] {
+                let data = epoll::EventData::new_u64(key * KINDS + kind);
+                epoll::add(epoll, fd, data, epoll::EventFlags::IN)?;
+            }
+            Ok(Zygote {
+                key,
+                pid,
+                process: pidfd,
+                socket,
+                log,
+                logged: 0,
+                last_words: "it did not say why".into(),
+                state: State::Starting { until: Instant::now() + START_TIME },
+                forks: 0,
+                sent: BTreeMap::new(),
+            })
+        }
+    }
+}
+
+/// Returns only when it failed, after having told the launcher.
+fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
+    let keep = [socket.as_fd(), log.as_fd(), recipe.library.as_fd()];
+    let alone =
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
+    let Ok(control) = alone.and_then(|()| rustix::io::fcntl_dupfd_cloexec(&socket, 64)) else { return };
+    if apply::finish(&recipe.plan, control)
+        && let Err(e) = execute(recipe, &socket, &log)
+    {
+        let program = recipe.argv.first().map(|a| a.to_string_lossy()).unwrap_or_default();
+        let _ = wire::send(&socket, &Said::Failed { step: 0, message: format!("`{program}`: {e}") }, &[]);
+    }
+}
+
+/// 0 on `/dev/null`, 1 and 2 to the log, 3 to the launcher, 4 the library, nothing else.
+fn execute(recipe: &Recipe, socket: &OwnedFd, log: &OwnedFd) -> io::Result<()> {
+    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let fds = [high(&null)?, high(log)?, high(log)?, high(socket)?, high(&recipe.library)?];
+    for (number, fd) in fds.iter().enumerate() {
+        sys::place(fd.as_fd(), number as i32)?;
+    }
+    sys::close_on_exec_from(5)?;
+    let program = recipe.argv.first().ok_or_else(|| io::Error::other("there is no program"))?;
+    Err(sys::execve(program, &recipe.argv, &recipe.environment).into())
+}

@@ -1,0 +1,371 @@
+//! Kernels that are forked from a warm interpreter: a small one, whose kernels run the lines they read.
+
+use sandbox::WarmSpec;
+use sandbox::native::Rotation;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+use super::*;
+
+fn python() -> WarmSpec {
+    let script = PathBuf::from("/opt/sandpool/warm.py");
+    let argv = ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()];
+    WarmSpec {
+        argv: argv.map(str::to_owned).to_vec(),
+        env: [("LANG".to_owned(), "C.UTF-8".to_owned())].into(),
+        runtime: vec![],
+        files: vec![(script, include_bytes!("warm.py").to_vec())],
+    }
+}
+
+/// A kernel that was forked into a sandbox and is connected.
+struct Kernel {
+    /// Inside.
+    pid: u32,
+    stream: BufReader<sandbox::GuestStream>,
+}
+
+async fn line(stream: &mut BufReader<sandbox::GuestStream>) -> String {
+    let mut line = String::new();
+    let read = stream.read_line(&mut line);
+    tokio::time::timeout(Duration::from_secs(20), read).await.expect("an answer in time").unwrap();
+    line.trim_end().to_owned()
+}
+
+/// Forks a kernel that waits for what it is to be.
+async fn fork(sandbox: &dyn Sandbox) -> u32 {
+    sandbox.fork_warm().await.unwrap();
+    let said = sh(sandbox, "@take").await;
+    said.trim().parse().unwrap_or_else(|_| panic!("{said}"))
+}
+
+impl Kernel {
+    async fn equip(sandbox: &dyn Sandbox, pid: u32) -> Self {
+        let mut stream = BufReader::new(sandbox.connect().await.unwrap());
+        stream.write_all(format!("@equip {pid}\n").as_bytes()).await.unwrap();
+        assert_eq!(line(&mut stream).await, "ready");
+        Self { pid, stream }
+    }
+
+    async fn new(sandbox: &dyn Sandbox) -> Self {
+        let pid = fork(sandbox).await;
+        Self::equip(sandbox, pid).await
+    }
+
+    /// What a line of Python prints.
+    async fn run(&mut self, code: &str) -> String {
+        self.stream.write_all(format!("{code}\n").as_bytes()).await.unwrap();
+        line(&mut self.stream).await
+    }
+}
+
+/// The number on the host of a process that has `inner` in the sandbox of which `outer` is the guest.
+fn on_host(guest: u32, inner: u32) -> u32 {
+    let is_it = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let last =
+            |name: &str| status.lines().find_map(|l| l.strip_prefix(name))?.split_whitespace().last()?.parse().ok();
+        last("PPid:") == Some(guest) && last("NSpid:") == Some(inner)
+    };
+    descendants().into_keys().find(is_it).unwrap_or_else(|| panic!("no child {inner} of {guest}"))
+}
+
+/// The guest of a sandbox that has no other process.
+async fn guest_of(sandbox: &dyn Sandbox) -> u32 {
+    let own = sh(sandbox, "readlink /proc/self/ns/pid").await;
+    let namespace =
+        |pid: &u32| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|l| l.to_str() == Some(own.trim()));
+    descendants().into_keys().find(namespace).unwrap()
+}
+
+fn status_of(pid: u32) -> BTreeMap<String, String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let pair =
+        |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.trim().replace('\t', " ")));
+    status.lines().filter_map(pair).collect()
+}
+
+#[tokio::test]
+async fn a_forked_kernel_is_a_child_of_the_guest_and_ends_as_one() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("fork");
+    let native = start(&place.0).await;
+    let sandbox = native.create(&spec()).await.unwrap();
+    assert!(matches!(sandbox.fork_warm().await, Err(BackendError::Unavailable { .. })));
+    native.warm(&python()).await.unwrap();
+    let mut kernel = Kernel::new(&*sandbox).await;
+    let said =
+        kernel.run("print(os.getpid(), os.getppid(), os.getuid(), os.getcwd(), dict(os.environ), flush=True)").await;
+    assert_eq!(said, format!("{} 1 1000 /workspace {{'PATH': '/usr/bin:/bin'}}", kernel.pid));
+    kernel.stream.write_all(b"os._exit(7)\n").await.unwrap();
+    assert_eq!(sh(&*sandbox, &format!("@end {}", kernel.pid)).await, "Some(7) None\n");
+    // Other processes of the sandbox reach it, and its guest above all.
+    let other = Kernel::new(&*sandbox).await;
+    assert_eq!(sh(&*sandbox, &format!("kill -KILL {}", other.pid)).await, "");
+    assert_eq!(sh(&*sandbox, &format!("@end {}", other.pid)).await, "None Some(9)\n");
+    native.shutdown().await;
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+#[tokio::test]
+async fn a_forked_kernel_is_held_before_it_reads_anything() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("held");
+    let native = start(&place.0).await;
+    native.warm(&python()).await.unwrap();
+    let sandbox = native.create(&spec()).await.unwrap();
+    let guest = guest_of(&*sandbox).await;
+    let inner = fork(&*sandbox).await;
+    let kernel = on_host(guest, inner);
+    // It sleeps until its guest says what it is to be.
+    wait_for("the kernel", || {
+        fs::read_to_string(format!("/proc/{kernel}/wchan")).is_ok_and(|w| w.contains("skb") || w.contains("recv"))
+            || fs::read_to_string(format!("/proc/{kernel}/syscall")).is_ok_and(|s| s.starts_with("47 "))
+    });
+    let (held, by) = (status_of(kernel), status_of(guest));
+    for name in [
+        "Uid",
+        "Gid",
+        "Groups",
+        "CapInh",
+        "CapPrm",
+        "CapEff",
+        "CapBnd",
+        "CapAmb",
+        "NoNewPrivs",
+        "Seccomp",
+        "Seccomp_filters",
+    ] {
+        assert_eq!(held[name], by[name], "{name}");
+    }
+    assert_eq!((&*held["NoNewPrivs"], &*held["Seccomp"], &*held["CapBnd"]), ("1", "2", "0000000000000000"));
+    // SIGPIPE and SIGXFSZ, as Python has it; the last two are the C library's own.
+    assert!(held["SigIgn"].ends_with("01001000"), "{}", held["SigIgn"]);
+    assert_eq!(held["SigBlk"].trim_start_matches('0'), "");
+    for name in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"] {
+        let of = |pid| fs::read_link(format!("/proc/{pid}/ns/{name}")).unwrap();
+        assert_eq!(of(kernel), of(guest), "{name}");
+    }
+    let read = |file: &str| [kernel, guest].map(|pid| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap());
+    for file in ["cgroup", "limits", "sessionid", "loginuid"] {
+        let [of_kernel, of_guest] = read(file);
+        assert_eq!(of_kernel, of_guest, "{file}");
+    }
+    assert_eq!(read("oom_score_adj")[0], "500\n");
+    assert_eq!(
+        rustix::process::getsid(rustix::process::Pid::from_raw(kernel as i32)).unwrap().as_raw_nonzero().get() as u32,
+        kernel
+    );
+    // Nothing is open but the channel, and `/dev/null` is the sandbox's own.
+    let open: BTreeMap<u32, String> = fs::read_dir(format!("/proc/{kernel}/fd"))
+        .unwrap()
+        .flatten()
+        .map(|fd| {
+            (fd.file_name().to_str().unwrap().parse().unwrap(), fs::read_link(fd.path()).unwrap().display().to_string())
+        })
+        .collect();
+    let kinds: Vec<&str> = open.values().map(|to| to.split(':').next().unwrap()).collect();
+    assert_eq!(kinds, ["/dev/null", "/dev/null", "/dev/null", "socket"], "{open:?}");
+    // Its program lies on a mount that nobody can write to.
+    let program = fs::OpenOptions::new().write(true).open(format!("/proc/{kernel}/exe"));
+    assert!(
+        program.is_err_and(|e| e.kind() == std::io::ErrorKind::ReadOnlyFilesystem
+            || e.kind() == std::io::ErrorKind::ExecutableFileBusy)
+    );
+
+    let mut kernel = Kernel::equip(&*sandbox, inner).await;
+    for (attempt, refused) in [
+        ("open('/proc/1/environ').read()", "PermissionError"),
+        ("os.listdir('/proc/1/fd')", "PermissionError"),
+        ("open('/proc/self/exe', 'r+b')", "PermissionError"),
+        ("open('/usr/x', 'w')", "OSError"),
+        ("os.setuid(0)", "OSError"),
+        (
+            "os.unshare(os.CLONE_NEWUSER) if hasattr(os, 'unshare') else ctypes.CDLL(None).unshare(0x10000000) and (_ for _ in ()).throw(PermissionError)",
+            "PermissionError",
+        ),
+        ("os.chroot('/tmp')", "PermissionError"),
+        ("socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", "PermissionError"),
+    ] {
+        let code = format!(
+            "exec('try:\\n {}\\nexcept BaseException as e: print(type(e).__mro__, flush=True)\\nelse: print(\"WORKED\", flush=True)')",
+            attempt.replace('\'', "\\'")
+        );
+        let said = kernel.run(&code).await;
+        assert!(said.contains(refused), "{attempt}: {said}");
+    }
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn two_hundred_kernels_in_five_sandboxes_are_where_they_belong() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("many");
+    let native = start(&place.0).await;
+    native.warm(&python()).await.unwrap();
+    let spec = SandboxSpec { limits: Limits { pids: 100, memory_bytes: 512 << 20, ..LIMITS }, ..spec() };
+    let mut sandboxes = Vec::new();
+    for _ in 0..5 {
+        sandboxes.push(native.create(&spec).await.unwrap());
+    }
+    let count = || (descendants().len(), Left::count(&place.0).descriptors);
+    let before = count();
+    let ours: Vec<String> = {
+        let mut names = Vec::new();
+        for sandbox in &sandboxes {
+            names.push(sh(&**sandbox, "readlink /proc/self/ns/pid").await);
+        }
+        names
+    };
+    for round in 0..40 {
+        let forks = sandboxes.iter().map(|sandbox| fork(&**sandbox));
+        let mut pids = Vec::new();
+        for fork in forks {
+            pids.push(fork.await);
+        }
+        for ((sandbox, pid), name) in sandboxes.iter().zip(pids).zip(&ours) {
+            let mut kernel = Kernel::equip(&**sandbox, pid).await;
+            let said =
+                kernel.run("print(os.getpid(), os.getppid(), os.readlink('/proc/self/ns/pid'), flush=True)").await;
+            assert_eq!(said, format!("{pid} 1 {}", name.trim()), "round {round}");
+            drop(kernel);
+            assert_eq!(sh(&**sandbox, &format!("@end {pid}")).await, "Some(0) None\n");
+        }
+    }
+    assert_eq!(count(), before);
+    assert_eq!(native.warmth().await, Some(sandbox::Warmth { ready: true, forks: 200, restarts: 0 }));
+    native.shutdown().await;
+}
+
+/// Of this server, by the name it runs under.
+fn interpreters() -> Vec<u32> {
+    let warm = |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"warm.py\0"));
+    let outside = |pid: &u32| uid_of(*pid) == Some(0);
+    descendants().into_keys().filter(warm).filter(outside).collect()
+}
+
+#[tokio::test]
+async fn an_interpreter_that_dies_is_started_again_and_what_it_made_lives_on() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("again");
+    let native = start(&place.0).await;
+    native.warm(&python()).await.unwrap();
+    let sandbox = native.create(&spec()).await.unwrap();
+    let mut old = Kernel::new(&*sandbox).await;
+    let waiting = fork(&*sandbox).await;
+    let [first] = interpreters()[..] else { panic!("{:?}", interpreters()) };
+    kill(first);
+    wait_for("another interpreter", || interpreters().iter().any(|pid| *pid != first));
+    // Until it is ready there are none, and that is said.
+    loop {
+        match sandbox.fork_warm().await {
+            Ok(()) => break,
+            Err(BackendError::Unavailable { .. }) => tokio::time::sleep(Duration::from_millis(10)).await,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!(old.run("print(1, flush=True)").await, "1");
+    assert_eq!(Kernel::equip(&*sandbox, waiting).await.run("print(2, flush=True)").await, "2");
+    let new = sh(&*sandbox, "@take").await.trim().parse().unwrap();
+    assert_eq!(Kernel::equip(&*sandbox, new).await.run("print(3, flush=True)").await, "3");
+    assert_eq!(native.warmth().await, Some(sandbox::Warmth { ready: true, forks: 3, restarts: 1 }));
+    native.shutdown().await;
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+#[tokio::test]
+async fn an_interpreter_that_made_many_is_replaced_while_it_serves() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("rotate");
+    let native = start(&place.0).await;
+    let rotation = Rotation { forks: 3, not_before: Duration::ZERO, after: Duration::from_secs(3600) };
+    native.warm_rotating(&python(), rotation).await.unwrap();
+    let sandbox = native.create(&spec()).await.unwrap();
+    let [first] = interpreters()[..] else { panic!("{:?}", interpreters()) };
+    let mut made = 0;
+    while interpreters().contains(&first) {
+        let pid = fork(&*sandbox).await;
+        drop(Kernel::equip(&*sandbox, pid).await);
+        assert_eq!(sh(&*sandbox, &format!("@end {pid}")).await, "Some(0) None\n");
+        made += 1;
+        assert!(made < 10_000);
+    }
+    assert!(made >= 3);
+    let warmth = native.warmth().await.unwrap();
+    assert_eq!((warmth.ready, warmth.restarts), (true, 0));
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn an_interpreter_that_does_not_start_is_told_with_its_reason() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("not");
+    let native = start(&place.0).await;
+    let with = |script: &str| {
+        let mut spec = python();
+        spec.files[0].1 = script.as_bytes().to_vec();
+        spec
+    };
+    for (spec, reason) in [
+        (with("import nothing_of_this_name"), "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        (with("import os; os._exit(3)"), "it did not say why"),
+        (
+            with(&format!(
+                "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n{}",
+                include_str!("warm.py")
+            )),
+            "it has 2 threads",
+        ),
+        (WarmSpec { argv: vec!["/usr/bin/nothing".into()], ..python() }, "`/usr/bin/nothing`: No such file"),
+        (WarmSpec { runtime: vec!["/no/such/place".into()], ..python() }, "/no/such/place"),
+    ] {
+        match native.warm(&spec).await {
+            Err(BackendError::Unavailable { why, .. }) => assert!(why.contains(reason), "{why}"),
+            other => panic!("{reason}: {other:?}"),
+        }
+    }
+    // Another one takes its place.
+    native.warm(&python()).await.unwrap();
+    let sandbox = native.create(&spec()).await.unwrap();
+    Kernel::new(&*sandbox).await;
+    native.shutdown().await;
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+#[tokio::test]
+async fn a_sandbox_ends_at_once_whatever_is_being_forked_into_it() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("end");
+    let native = start(&place.0).await;
+    native.warm(&python()).await.unwrap();
+    let before = Left::count(&place.0);
+    for round in 0..30 {
+        let sandbox = native.create(&spec()).await.unwrap();
+        let waiting = fork(&*sandbox).await;
+        assert!(waiting > 1);
+        let (forked, destroyed) = tokio::join!(sandbox.fork_warm(), sandbox.destroy());
+        destroyed.unwrap();
+        assert!(
+            forked.is_ok() || matches!(forked, Err(BackendError::Gone(_) | BackendError::Unavailable { .. })),
+            "round {round}: {forked:?}"
+        );
+        assert!(matches!(sandbox.fork_warm().await, Err(BackendError::Gone(_))));
+    }
+    // Whoever was in the middle of one may have been replaced.
+    wait_for("an interpreter", || interpreters().len() == 1);
+    wait_for("everything gone", || Left::count(&place.0).processes == before.processes);
+    native.shutdown().await;
+}
