@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
-use super::alternatives::{self, BUBBLEWRAP, GATEWAY, Helper, IPYKERNEL, RUN_PYTHON};
+use super::alternatives::{self, BUBBLEWRAP, GATEWAY, Helper, IPYKERNEL, ORDINARY, RUN_PYTHON};
 use super::client::{self, Call, Client};
 use super::floors::{self, CELL, IMPORT, NODE, PIPE, PingPong, TRUE, timed, true_times};
 use super::report::{Against, Figure, Found, Goal, Line, Quantity, Unit};
@@ -133,6 +133,7 @@ fn first(bench: &Bench) -> Result<Figure, Error> {
         }
         if let Some(kernels) = &mut kernels {
             samples.take(IPYKERNEL, || kernels.first(PANDAS))?;
+            samples.take(ORDINARY, || kernels.values(&json!({ "do": "start_ordinary", "code": PANDAS })))?;
         }
         if let Some(gateway) = &mut gateway {
             samples.take(GATEWAY, || gateway.first(PANDAS))?;
@@ -157,6 +158,7 @@ fn first(bench: &Bench) -> Result<Figure, Error> {
             Goal::at_most(40.0, Unit::T),
         ),
         samples.beside("… against a start + the same import", IPYKERNEL, Goal::times(60.0)),
+        samples.beside("… against the same through its ordinary client", ORDINARY, None),
         samples.beside("… against a new kernel + the same import", GATEWAY, None),
         samples.beside("… against a start + `print(1)`", RUN_PYTHON, None),
     ];
@@ -222,17 +224,16 @@ fn warm(bench: &Bench) -> Result<Figure, Error> {
         }
         if let Some(kernels) = &mut kernels {
             samples.take(IPYKERNEL, || kernels.calls(bench.plan.calls))?;
+            let request = json!({ "do": "call_ordinary", "times": bench.plan.calls, "code": "print(1)" });
+            samples.take(ORDINARY, || kernels.values(&request))?;
         }
         if let Some(server) = &mut run_python {
             samples
                 .take(RUN_PYTHON, || (0..bench.plan.calls).map(|_| alternatives::run_python_call(server)).collect())?;
         }
     }
-    let allowance = |subject: &str| {
-        let floor = samples.median(NO_OP)? + 2.0 * samples.median(CELL)?;
-        Some(samples.median(subject)? / floor)
-    };
-    let part = |subject| samples.quantity(subject, allowance(subject), Unit::Times);
+    let allowed = [(NO_OP, 1.0), (CELL, 2.0)];
+    let part = |subject| samples.quantity(subject, samples.ratio_to_sum(subject, &allowed), Unit::Times);
     let mut figure = Figure::new("warm", ALL[1].title, &samples);
     figure.lines = vec![
         Line::new(
@@ -242,6 +243,7 @@ fn warm(bench: &Bench) -> Result<Figure, Error> {
             Goal::at_most(1.0, Unit::Times),
         ),
         samples.beside("… against a warm call", IPYKERNEL, Goal::times(10.0)),
+        samples.beside("… against the same through its ordinary client", ORDINARY, None),
         samples.beside("… against a warm call (stateless)", RUN_PYTHON, None),
     ];
     figure.floors = samples.floors(&[PIPE, NO_OP, CELL]);
@@ -485,7 +487,7 @@ fn many(bench: &Bench) -> Result<Figure, Error> {
 fn grow(bench: &Bench, client: &mut client::Http, contexts: &mut Vec<String>, count: usize) -> Result<(), Error> {
     while contexts.len() < count {
         bench.children.check()?;
-        if contexts.len() % 100 == 0 {
+        if contexts.len().is_multiple_of(100) {
             (bench.say)(&format!("  many: {} of {count} contexts", contexts.len()));
         }
         let (context, _) = first_cell(client, "python", "print(1)", "1")
@@ -524,28 +526,29 @@ fn crowd(
 
 const CELLS: &str = "create + first cell";
 const EMPTY_CELLS: &str = "create + first cell, empty pools";
+const AGAIN: &str = "sandpool, the second time";
 
+/// A pool follows demand, so the server of each round is a new one, which has not seen a burst.
 fn burst(bench: &Bench) -> Result<Figure, Error> {
     let mut samples = Samples::default();
-    let mut servers = Vec::new();
-    for ((name, pool), cells) in BOTH.into_iter().zip([CELLS, EMPTY_CELLS]) {
-        servers.push((name, cells, samples.need(name, bench.contexts(pool))?));
-    }
-    for _ in bench.rounds("burst") {
+    for _ in bench.rounds("burst").take(5) {
         samples.begin_round();
-        for (name, cells, server) in &mut servers {
-            let Some(server) = server else { continue };
-            // A pool grows with demand and recovers after it.
-            bench.settle()?;
+        for ((name, pool), cells) in BOTH.into_iter().zip([CELLS, EMPTY_CELLS]) {
+            let Some(mut server) = samples.need(name, bench.contexts(pool))? else { continue };
             bench.settle()?;
             samples.take(TRUE, || true_times(bench, 10))?;
             let mut first_cells = Vec::new();
             samples.take(name, || {
-                let (created, printed) = at_once(bench, server)?;
+                let (created, printed) = at_once(bench, &mut server)?;
                 first_cells = printed;
                 Ok(created)
             })?;
             samples.take(cells, || Ok(first_cells))?;
+            if pool == Pool::Full {
+                bench.settle()?;
+                bench.settle()?;
+                samples.take(AGAIN, || Ok(at_once(bench, &mut server)?.0))?;
+            }
         }
     }
     let mut figure = Figure::new("burst", ALL[7].title, &samples);
@@ -560,6 +563,12 @@ fn burst(bench: &Bench) -> Result<Figure, Error> {
             "… until each has printed something, p95",
             samples.tail_in_true(CELLS, 0.95),
             samples.tail_in_true(EMPTY_CELLS, 0.95),
+            None,
+        ),
+        Line::new(
+            "… the same again two seconds later, p95",
+            samples.tail_in_true(AGAIN, 0.95),
+            samples.quantity(AGAIN, None, Unit::T),
             None,
         ),
     ];

@@ -229,12 +229,12 @@ const HOW: &str = "
 ## How it is measured
 - Ours: this executable as a child, with its default settings but for more room for contexts, through MCP clients that do nothing but write \
 and read (pipes; HTTP/1.1 keep-alive with `TCP_NODELAY`). Every answer is checked.
-- Between two creates there is a pause, so that `T` is not measured while a pool refills; creates without one are the figures `burst` and \
-`many`.
+- Between two creates there is a pause, so that `T` is not measured while a pool refills; creates without one are the figure `burst`. \
+Empty pools: no sandbox waits ready (`pool_size = 0`, `ready_max = 0`); the warm interpreter is there.
 - The no-op tool is `list_contexts`. The bare `run_cell` is IPython's shell with history off in the runtime that sandboxes use, without \
 anything around it.
 - ipykernel is started by jupyter_client; calls go over its sockets and are done when reply, output and idle status were read. No waits of \
-jupyter_client's own are in the figures. Same Python, same versions of numpy, pandas and matplotlib, same number of threads.
+jupyter_client's own are in these; its own client (`start_new_kernel`, `execute_interactive`) stands beside. Same Python, same versions of numpy, pandas and matplotlib, same number of threads.
 - Kernel Gateway over one websocket with `TCP_NODELAY` on the client's side; the server's side does not set it.
 - bubblewrap starts the same Python in new namespaces for each call. mcp-run-python is spoken to with the MCP client that ours gets.
 - Private memory is `Private_Clean` + `Private_Dirty` of all processes in the sandbox's pid namespace, or of the kernel's process.

@@ -93,10 +93,16 @@ impl Samples {
 
     /// How many times as much `subject` is as `unit`: the median over the rounds of the ratio of the round's medians.
     pub fn ratio(&self, subject: &str, unit: &str) -> Option<f64> {
+        self.ratio_to_sum(subject, &[(unit, 1.0)])
+    }
+
+    /// The same against several together, each so many times.
+    pub fn ratio_to_sum(&self, subject: &str, parts: &[(&str, f64)]) -> Option<f64> {
         let median = |round: &BTreeMap<_, Vec<f64>>, of: &str| quantile(round.get(of)?.clone(), 0.5);
         let ratios = self.rounds.iter().filter_map(|round| {
-            let (some, unit) = (median(round, subject)?, median(round, unit)?);
-            (unit > 0.0).then_some(some / unit)
+            let parts: Option<Vec<f64>> = parts.iter().map(|(of, times)| Some(median(round, of)? * times)).collect();
+            let sum: f64 = parts?.iter().sum();
+            Some(median(round, subject)? / Some(sum).filter(|sum| *sum > 0.0)?)
         });
         quantile(ratios.collect(), 0.5)
     }
@@ -132,7 +138,7 @@ fn summary(values: Vec<f64>) -> Option<Summary> {
 pub fn quantile(mut values: Vec<f64>, at: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let count = values.len();
-    if at == 0.5 && count > 0 && count % 2 == 0 {
+    if at == 0.5 && count > 0 && count.is_multiple_of(2) {
         return Some((values[count / 2 - 1] + values[count / 2]) / 2.0);
     }
     // Exact for any number of samples that fits into memory.
@@ -177,6 +183,7 @@ mod tests {
         ]);
         assert_eq!(samples.ratio("a", "b"), Some(2.0));
         assert_eq!(samples.ratio("a", "absent"), None);
+        assert_eq!(samples.ratio_to_sum("a", &[("b", 1.0), ("a", 0.5)]), Some(1.0));
     }
 
     #[test]

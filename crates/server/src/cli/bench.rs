@@ -41,7 +41,10 @@ pub fn main(args: Args, context: Context) -> Done {
         return Err(Failed(format!("`--alternatives {}`: no such directory; `make bench` makes one", dir.display())));
     }
     let out = args.out.clone();
-    let report = block_on(measure(args, context))?;
+    let Some(report) = block_on(measure(args, context))? else {
+        output::error("interrupted; nothing is left running");
+        return Ok(ExitCode::from(130));
+    };
     output::line(&output::table(&report.rows()));
     let notes = report.notes();
     if !notes.is_empty() {
@@ -53,18 +56,19 @@ pub fn main(args: Args, context: Context) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn measure(args: Args, context: Context) -> Result<Report, Failed> {
+/// Nothing, if it was interrupted.
+async fn measure(args: Args, context: Context) -> Result<Option<Report>, Failed> {
     let signals = Signals::listen()?;
     let (progress, _) = Progress::new();
     let prepared = tokio::select! {
         prepared = runtimes::prepare(&context.config.runtimes, &context.environment, &progress, false) => prepared?,
-        () = signals.first.cancelled() => return Err(Failed("interrupted".into())),
+        () = signals.first.cancelled() => return Ok(None),
     };
     let children = Children::default();
     let options = options(args, context, &prepared, children.clone())?;
     let mut working = tokio::task::spawn_blocking(move || bench::run(options));
     tokio::select! {
-        report = &mut working => return Ok(report??),
+        report = &mut working => return Ok(Some(report??)),
         () = signals.first.cancelled() => children.stop(),
     }
     // The worker sees its children end, and ends what is left itself.
@@ -78,7 +82,7 @@ async fn measure(args: Args, context: Context) -> Result<Report, Failed> {
         _ = &mut working => {}
         () = grace => children.kill(),
     }
-    Err(Failed("interrupted; nothing is left running".into()))
+    Ok(None)
 }
 
 fn options(args: Args, context: Context, prepared: &Prepared, children: Children) -> Result<Options, Failed> {

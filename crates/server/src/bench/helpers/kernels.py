@@ -10,6 +10,7 @@ import time
 
 import zmq
 from jupyter_client import KernelManager
+from jupyter_client.manager import start_new_kernel
 
 PATIENCE = 120
 
@@ -100,6 +101,24 @@ class Bench:
 
     def call(self, times, code):
         return {"values": [timed(lambda: self.kernels[0].run(code)) for _ in range(times)]}
+
+    def start_ordinary(self, code):
+        """The same as most programs do it: jupyter_client waits until the kernel is ready, and reads what comes."""
+        start = time.perf_counter()
+        manager, client = start_new_kernel(kernel_name="python3", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            client.execute_interactive(code, store_history=False, output_hook=lambda _: None, timeout=PATIENCE)
+            return {"values": [time.perf_counter() - start]}
+        finally:
+            client.stop_channels()
+            manager.shutdown_kernel(now=True)
+
+    def call_ordinary(self, times, code):
+        def run():
+            client = self.kernels[0].client
+            client.execute_interactive(code, store_history=False, output_hook=lambda _: None, timeout=PATIENCE)
+
+        return {"values": [timed(run) for _ in range(times)]}
 
     def pids(self):
         return {"pids": [kernel.manager.provisioner.pid for kernel in self.kernels]}
