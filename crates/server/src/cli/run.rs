@@ -90,10 +90,12 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
     }
     let mut limits = engine::EngineConfig {
         pool_realm: Realm::AGENTRUN,
+        // One context is made and no other.
+        ready_max: 0,
         ..wiring::engine_config(config, Reach::Stdio, file_secret(config)?)
     };
     if let Some(realm) = limits.realm_mut(Realm::AGENTRUN) {
-        (realm.pool_size, realm.text_budget) = (1, TEXT_BUDGET);
+        (realm.pool_size, realm.text_budget) = (0, TEXT_BUDGET);
     }
     let engine = Engine::new(limits, native.start().await?.0);
     let work = async {
