@@ -1,4 +1,4 @@
-# build   release binaries, the static guest inside        test   everything that must hold, for CI
+# build   release binaries, guest and zygote inside         test   everything that must hold, for CI
 # run     build, prepare the languages, serve over HTTP    check  format, lints, licences, documents
 # hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
 # clean   remove what was built
@@ -12,11 +12,13 @@ CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
 OUT := $(or $(CARGO_TARGET_DIR),target)
 GUEST := $(abspath $(OUT))/$(TARGET)/release/sandpool-guest
+ZYGOTE := $(abspath $(OUT))/release/libsandpool_zygote.so
 SANDPOOL := $(abspath $(OUT))/release/sandpool
 
 build:
 	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --locked --release --package sandpool-guest --bin sandpool-guest --target $(TARGET)
-	SANDPOOL_GUEST_EMBED='$(GUEST)' $(CARGO) build --locked --release --package sandpool --bin sandpool
+	$(CARGO) build --locked --release --package sandpool-zygote
+	SANDPOOL_GUEST_EMBED='$(GUEST)' SANDPOOL_ZYGOTE_EMBED='$(ZYGOTE)' $(CARGO) build --locked --release --package sandpool --bin sandpool
 
 run: build
 	@$(SANDPOOL) setup >&2
