@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use sandbox::Backend;
+use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::config::{EngineConfig, KeptConfig, RealmConfig, Runtimes};
 use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
@@ -215,16 +217,12 @@ impl Engine {
             return Err(EngineError::ShuttingDown);
         }
         inner.wait_until_ready(&call.cancel).await?;
-        // The work goes on in a task of its own, so that whatever happens to the caller it is ended in an orderly way.
         let cancel = call.cancel.child_token();
         let dropped = cancel.clone().drop_guard();
         let call = Call { cancel, ..call.clone() };
-        let mut work = Box::pin(caught(ops::run(inner.clone(), call, op)));
-        // Begun here and now: calls made one after the other take their turns in this order, whichever thread goes on with them.
-        let result = match poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
-            Poll::Ready(result) => result,
-            Poll::Pending => inner.calls.spawn(work).await.unwrap_or_else(|_| given_up()),
-        };
+        // Boxed before anything is put around it: what an operation needs is large, and is not moved once more.
+        let work = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
+        let result = Working { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
         dropped.disarm();
         result
     }
@@ -260,6 +258,33 @@ impl Engine {
             tokio::spawn(close(inner.clone(), grace));
         }
         let _ = closed.wait_for(|closed| *closed).await;
+    }
+}
+
+/// A call that is worked on by whoever waits for it. Left alone before its end it goes on in a task of its own, so that whatever
+/// happens to the caller it is ended in an orderly way.
+struct Working {
+    work: Option<Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send>>>,
+    calls: TaskTracker,
+    _counted: TaskTrackerToken,
+}
+
+impl Future for Working {
+    type Output = Result<Outcome, EngineError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.work else { return Poll::Ready(given_up()) };
+        let result = ready!(work.as_mut().poll(cx));
+        self.work = None;
+        Poll::Ready(result)
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        if let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) {
+            self.calls.spawn_on(work, &runtime);
+        }
     }
 }
 

@@ -150,6 +150,7 @@ impl Output {
             host.send_data(self.kind(), owner.call, &bytes);
         }
         self.held = Vec::new();
+        self.quiet_until = None;
         let kept = self.draft.take().and_then(|draft| draft.finish(self.stream, self.total));
         Finished { bytes: self.total, kept }
     }

@@ -22,6 +22,8 @@ async fn each_end_of_a_command_is_told_apart() {
     assert_eq!(command("die 15").await.end, RunOutcome::Ended { how: Ended::Signaled { signal: 15 } });
     let timed_out = command("hang").await.end;
     assert_eq!(timed_out, RunOutcome::TimedOut { after: Duration::from_secs(30), state_kept: true });
+    // It has its turn once what was killed before is accounted for.
+    assert_eq!(command("print on").await.end, RunOutcome::Ok);
     backend.set_oom_kills(1);
     assert!(matches!(command("die 9").await.end, RunOutcome::OutOfMemory { .. }));
     assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n", "variables are not a command's to lose");

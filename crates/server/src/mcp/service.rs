@@ -2,12 +2,10 @@
 //! result keeps the members for which rmcp's type has no room.
 
 use std::borrow::Cow;
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
 
+use futures_util::{FutureExt, TryFutureExt};
 use rmcp::model::{
     ClientNotification, ClientRequest, CustomResult, ErrorCode, ProtocolVersion, ServerCapabilities, ServerConfig,
     ServerResult,
@@ -136,12 +134,6 @@ fn capability(method: &str) -> Option<fn(&ServerCapabilities) -> bool> {
 pub(crate) struct Panicked;
 
 /// rmcp never answers a request whose handler panics.
-pub(crate) async fn caught<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
-    let mut future = pin!(future);
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-        Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
-        Ok(Poll::Pending) => Poll::Pending,
-        Err(_) => Poll::Ready(Err(Panicked)),
-    })
-    .await
+pub(crate) fn caught<T>(future: impl Future<Output = T>) -> impl Future<Output = Result<T, Panicked>> {
+    AssertUnwindSafe(future).catch_unwind().map_err(|_| Panicked)
 }
