@@ -1275,13 +1275,16 @@ def warm_up(loaded: list[str]) -> None:
 def use_large_pages() -> None:
     """Have the objects in pages of 2 MB: a fork copies one entry for each, not 512, and that is most of its time. What a fork
     changes is still its own in pieces of 4 kB. A kernel that cannot do it (before Linux 6.1) says so and nothing is lost."""
-    large, collapse = 1 << 21, 25
-    with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as maps:
-        found = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(?:\[heap\])?\n(?:\w+: +\d+ kB\n)*?Rss: +(\d+) kB$", maps.read(), re.MULTILINE)
-    for start, end, resident in ((int(start, 16), int(end, 16), int(resident) << 10) for start, end, resident in found):
-        first, last = -(-start // large) * large, end // large * large
-        if last > first and resident * 10 > (end - start) * 9:  # what was never used is to stay so
-            _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), collapse)
+    large, small, collapse = 1 << 21, 1 << 12, 25
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        found = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(?:\[heap\])?$", maps.read(), re.MULTILINE)
+    with open("/proc/self/pagemap", "rb", buffering=0) as entries:
+        for start, end in ((int(start, 16), int(end, 16)) for start, end in found):
+            for place in range(-(-start // large) * large, end // large * large, large):
+                entries.seek(place // small * 8)
+                present = sum(top >> 7 for top in entries.read(large // small * 8)[7::8])
+                if present * 10 > large // small * 9:  # what was never used is to stay so
+                    _libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(large), collapse)
 
 
 class MallocInfo(ctypes.Structure):
