@@ -160,6 +160,8 @@ pub struct Keeper {
     mount_point: PathBuf,
     spares: Spares,
     warmth: Warmth,
+    /// Sandboxes that end when nothing is forked into them any more.
+    later: Vec<(u64, Option<(u64, Reply)>)>,
     cells: BTreeMap<u64, Cell>,
     /// The cells by what else they are known by.
     ids: HashMap<String, u64>,
@@ -203,6 +205,7 @@ impl Keeper {
                 mount_point: instance.dir.join(ROOT),
                 spares: Spares::new(&instance.dir, start.spares),
                 warmth: Warmth::default(),
+                later: Vec::new(),
                 ids: HashMap::new(),
                 pids: HashMap::new(),
                 chores: HashMap::new(),
@@ -491,14 +494,16 @@ impl Keeper {
 
     /// What has come of the warm interpreter.
     fn warmed(&mut self) {
-        for outcome in self.warmth.outcomes() {
+        let outcomes = self.warmth.outcomes();
+        if !outcomes.is_empty() {
+            std::mem::take(&mut self.later).into_iter().for_each(|(key, answer)| self.end(key, answer));
+        }
+        for outcome in outcomes {
             let (request, reply) = match outcome {
                 Outcome::Answer(request, reply) => (request, reply),
                 // Without a guest that takes it, the kernel sees the end of its channel and ends.
                 Outcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
-                    Some(Some(way)) => {
-                        (request, fork.send(way).map_or(Reply::Gone, |()| Reply::Done))
-                    }
+                    Some(Some(way)) => (request, fork.send(way).map_or(Reply::Gone, |()| Reply::Done)),
                     _ => (request, Reply::Gone),
                 },
             };
@@ -805,6 +810,10 @@ impl Keeper {
 
     /// Kills the sandbox; the answer follows when nothing of it is left.
     fn end(&mut self, key: u64, answer: Option<(u64, Reply)>) {
+        // A fork that is killed half-way costs the warm interpreter; it is over in no time, or the interpreter is.
+        if self.ending.is_none() && self.warmth.forks_into(key) {
+            return self.later.push((key, answer));
+        }
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.kill();
         let mut waiting: Vec<(u64, Reply)> = answer.into_iter().collect();
@@ -842,8 +851,10 @@ impl Keeper {
         if request.is_none() {
             let _ = epoll::delete(&self.epoll, &self.socket);
         }
+        let later = std::mem::take(&mut self.later);
         self.ending = Some((request.or(self.ending.and_then(|(r, _)| r)), Instant::now() + END_TIME));
         self.warmth.end();
+        later.into_iter().for_each(|(key, answer)| self.end(key, answer));
         let keys: Vec<u64> = self.cells.keys().copied().collect();
         for key in keys {
             self.end(key, None);

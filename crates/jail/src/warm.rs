@@ -282,6 +282,11 @@ impl Warmth {
         self.send();
     }
 
+    /// A kernel is being forked into the sandbox right now.
+    pub fn forks_into(&self, cell: u64) -> bool {
+        self.zygotes.iter().any(|zygote| zygote.sent.values().any(|sent| sent.cell == cell))
+    }
+
     pub fn outcomes(&mut self) -> Vec<Outcome> {
         std::mem::take(&mut self.outcomes)
     }
