@@ -14,8 +14,8 @@ use jail::warm::Fork;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sandbox::native::{GuestBinary, Mode, Native, NativeConfig};
-use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume, WarmSpec};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 
 fn main() {
     sandbox::native::launcher_entry();
@@ -26,6 +26,8 @@ fn main() {
         [_, "keep", mode, state_dir, ref lines @ ..] => keep(mode, state_dir, lines),
         [_, "share", mode, state_dir, host, line] => share(mode, state_dir, host, line),
         [_, "floor", mode, state_dir] => floor(mode, state_dir),
+        [_, "warm", mode, state_dir, ref lines @ ..] => warm(mode, state_dir, lines),
+        [_, "forks", state_dir, count, driver, ref argv @ ..] => forks(state_dir, count.parse().unwrap(), driver, argv),
         [_, "survey"] => survey(),
         [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap(), spec()),
         [_, "bench", state_dir, count, "kept"] => bench(state_dir, count.parse().unwrap(), keeping()),
@@ -175,6 +177,86 @@ fn share(mode: &str, state_dir: &str, host: &str, line: &str) {
         let notes = sandbox.isolation().missing.iter().filter(|line| line.starts_with("shared volumes: "));
         eprintln!("{} notes", notes.count());
         sandbox.destroy().await.unwrap();
+        native.shutdown().await;
+    });
+}
+
+/// Prints what lines of Python print, each in a kernel of its own, forked from a warm interpreter.
+fn warm(mode: &str, state_dir: &str, lines: &[&str]) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    let script = PathBuf::from("/opt/sandpool/warm.py");
+    let interpreter = WarmSpec {
+        argv: ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()].map(str::to_owned).to_vec(),
+        env: BTreeMap::new(),
+        runtime: vec![],
+        files: vec![(script, include_bytes!("../tests/native/warm.py").to_vec())],
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        eprintln!("mode {}", native.mode());
+        native.warm(&interpreter).await.unwrap();
+        let sandbox = native.create(&spec()).await.unwrap();
+        for line in lines {
+            let (_, mut stream) = kernel(&*sandbox).await;
+            stream.write_all(format!("{line}\nraise SystemExit\n").as_bytes()).await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            eprint!("{text}");
+        }
+        sandbox.destroy().await.unwrap();
+        native.shutdown().await;
+    });
+}
+
+/// Forks a kernel, equips it and waits for its first line.
+async fn kernel(sandbox: &dyn Sandbox) -> (String, tokio::io::BufReader<sandbox::GuestStream>) {
+    sandbox.fork_warm().await.unwrap();
+    let mut stream = sandbox.connect().await.unwrap();
+    stream.write_all(b"@take\n").await.unwrap();
+    let mut pid = String::new();
+    stream.read_to_string(&mut pid).await.unwrap();
+    let mut stream = tokio::io::BufReader::new(sandbox.connect().await.unwrap());
+    stream.write_all(format!("@equip {}\n", pid.trim()).as_bytes()).await.unwrap();
+    stream.read_line(&mut String::new()).await.unwrap();
+    (pid.trim().to_owned(), stream)
+}
+
+/// How long a fork takes until its guest can have it and until it is ready, against starting `/bin/true`.
+#[allow(clippy::disallowed_methods, reason = "the yardstick")]
+fn forks(state_dir: &str, count: usize, driver: &str, argv: &[&str]) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, None);
+    let argv: Vec<String> = argv.iter().map(|&a| a.to_owned()).collect();
+    let runtime: Vec<PathBuf> = argv[0].split("/bin/").next().map(PathBuf::from).into_iter().collect();
+    let files = vec![(PathBuf::from("/opt/sandpool/driver.py"), std::fs::read(driver).unwrap())];
+    let env = [("OPENBLAS_NUM_THREADS", "1"), ("MPLBACKEND", "agg"), ("PATH", "/usr/bin:/bin")];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let spec = SandboxSpec { runtime: runtime.clone(), files: files.clone(), ..spec() };
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        native.warm(&WarmSpec { argv, env, runtime, files }).await.unwrap();
+        let mut rows: [Vec<f64>; 3] = Default::default();
+        let ms = |since: std::time::Instant| since.elapsed().as_secs_f64() * 1e3;
+        for _ in 0..count {
+            let at = std::time::Instant::now();
+            Command::new("/bin/true").status().unwrap();
+            rows[0].push(ms(at));
+            let sandbox = native.create(&spec).await.unwrap();
+            let at = std::time::Instant::now();
+            sandbox.fork_warm().await.unwrap();
+            rows[1].push(ms(at));
+            sandbox.destroy().await.unwrap();
+            let sandbox = native.create(&spec).await.unwrap();
+            let at = std::time::Instant::now();
+            let _kernel = kernel(&*sandbox).await;
+            rows[2].push(ms(at));
+            sandbox.destroy().await.unwrap();
+        }
+        for (name, row) in ["fork+exec true", "fork_warm", "fork_warm to ready"].iter().zip(&mut rows) {
+            row.sort_by(f64::total_cmp);
+            eprintln!("{name}: min {:.2} median {:.2} p90 {:.2} ms", row[0], row[count / 2], row[count * 9 / 10]);
+        }
         native.shutdown().await;
     });
 }

@@ -954,6 +954,7 @@ fn as_user(place: &Place, args: &[&str]) -> Option<Output> {
     }
     let program = place.0.join("native_helper");
     fs::copy(helper(), &program).unwrap();
+    fs::copy(library(), program.with_file_name("libsandpool_zygote.so")).unwrap();
     let output = Command::new("setpriv")
         .args(["--reuid", USER, "--regid", USER, "--clear-groups", "--"])
         .arg(&program)

@@ -369,3 +369,41 @@ async fn a_sandbox_ends_at_once_whatever_is_being_forked_into_it() {
     wait_for("everything gone", || Left::count(&place.0).processes == before.processes);
     native.shutdown().await;
 }
+
+#[test]
+fn an_ordinary_user_forks_kernels_with_and_without_subordinate_ids() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("user-warm");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let lines = [
+        "print(os.getppid(), os.getuid(), os.getgroups(), sorted(os.listdir('/proc/self/fd')), flush=True)",
+        "print([l.split()[1] for l in open('/proc/self/status') if l.split(':')[0] in ('CapEff', 'CapBnd', 'NoNewPrivs', 'Seccomp')], flush=True)",
+        "print([os.readlink('/proc/self/ns/' + n) == os.readlink('/proc/%d/ns/%s' % (os.getpid(), n)) for n in ('pid', 'net')], flush=True)",
+        "print(os.access('/proc/1/environ', os.R_OK), os.access('/usr/bin/python3', os.W_OK), open('/workspace/x', 'w').write('abc'), flush=True)",
+        "print(os.kill(1, 0), flush=True)",
+    ];
+    for mode in ["sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let words = ["warm", mode, state.to_str().unwrap()];
+        let Some(output) = as_user(&place, &[&words[..], &lines[..]].concat()) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let groups = if mode == "sub" { "[]" } else { "[65534]" };
+        let said = said.replace(groups, "[]");
+        assert_eq!(
+            said,
+            format!(
+                "mode {mode}\n1 1000 [] ['0', '1', '2', '3', '4', '5']\n\
+                 ['0000000000000000', '0000000000000000', '1', '2']\n[True, True]\nFalse False 3\nNone\n"
+            )
+        );
+        assert!(fs::read_dir(state.join("instances")).unwrap().next().is_none());
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
