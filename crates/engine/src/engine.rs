@@ -375,6 +375,9 @@ impl Inner {
     }
 
     async fn wait_until_ready(&self, cancel: &CancellationToken) -> Result<(), EngineError> {
+        if *self.state.borrow() == State::Ready {
+            return Ok(());
+        }
         let mut watching = self.state.subscribe();
         let ready = watching.wait_for(|state| !matches!(state, State::Preparing(_)));
         let state = tokio::select! {

@@ -3,6 +3,8 @@
 mod harness;
 mod outputs;
 
+use std::os::unix::net::UnixStream;
+
 use harness::*;
 use proto::{
     Deadline, Ended, Failure, FileKind, FromGuest, KernelSpec, Language, Order, Root, RunStatus, Stream, ToGuest,
@@ -31,6 +33,42 @@ fn a_cell_runs_and_its_output_comes_in_order() {
     assert_eq!((end.stdout_bytes, end.stderr_bytes), (4, 2));
     client.nothing_left();
     client.bye();
+}
+
+/// What a warm cell costs the guest, counted: it wakes for the request and for the end, and reads each pipe once at both.
+#[test]
+fn a_short_cell_wakes_the_guest_twice() {
+    const CELLS: u64 = 40;
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let guest = std::thread::spawn(move || {
+        tell.send(rustix::thread::gettid()).unwrap();
+        guest::serve(theirs, config())
+    });
+    let mut client = Client::over(ours);
+    client.hello();
+    client.started(1, &exec_fake());
+    let task = format!("/proc/self/task/{}", told.recv().unwrap().as_raw_nonzero());
+    let count = |file: &str, name: &str| -> u64 {
+        let text = std::fs::read_to_string(format!("{task}/{file}")).unwrap();
+        text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
+    };
+    // The best of some: on a busy machine a cell may take longer, and is looked after meanwhile.
+    let rounds = (0..8).map(|_| {
+        let counts = || (count("status", "voluntary_ctxt_switches:"), count("io", "syscr:"), count("io", "syscw:"));
+        let before = counts();
+        for _ in 0..CELLS {
+            assert_eq!(client.run("out('1\\n')").out(), "1\n");
+        }
+        let after = counts();
+        (after.0 - before.0, after.1 - before.1, after.2 - before.2)
+    });
+    let (wakes, reads, writes) = rounds.min().unwrap();
+    assert!(wakes <= 2 * CELLS + CELLS / 4, "{wakes} wakes");
+    assert!(reads <= 6 * CELLS + CELLS / 4, "{reads} reads");
+    assert!(writes <= CELLS + CELLS / 4, "{writes} writes");
+    drop(client);
+    guest.join().unwrap().unwrap();
 }
 
 #[test]

@@ -36,6 +36,7 @@ pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 pub use jail::warm::Rotation;
 
+use crate::stream::Stream;
 use crate::{
     Backend, BackendError, Group, GuestStream, Isolation, Kept, KeptVolume, Level, Sandbox, SandboxSpec, SharedVolume,
     Stats, WarmSpec, Warmth,
@@ -518,8 +519,8 @@ impl Sandbox for NativeSandbox {
     async fn connect(&self) -> Result<GuestStream, BackendError> {
         // Through the directory's descriptor: the whole path may be longer than a socket address.
         let path = format!("/proc/self/fd/{}/{}/guest.sock", self.instance.as_raw_fd(), self.id);
-        let stream = UnixStream::connect(path).await.map_err(|_| BackendError::Gone(self.id.clone()))?;
-        Ok(Box::new(stream))
+        let stream = UnixStream::connect(path).await.and_then(UnixStream::into_std).and_then(Stream::new);
+        Ok(Box::new(stream.map_err(|_| BackendError::Gone(self.id.clone()))?))
     }
 
     async fn fork_warm(&self) -> Result<(), BackendError> {
