@@ -1,13 +1,17 @@
 //! Who a sandbox is on the host: modes, id maps, and the slots that keep two servers from sharing a uid.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+
+use crate::sys;
 
 /// The uid and gid of everything inside a sandbox.
 pub const INSIDE: u32 = 1000;
@@ -148,10 +152,12 @@ pub fn login_name(passwd: &str, uid: u32) -> Option<&str> {
     })
 }
 
-/// Numbers taken under locks that every server of this host (root) or of this user (sub) sees.
+/// Numbers taken under locks that every server of this host (root) or of this user (sub) sees: each is a byte of one file.
 #[derive(Debug)]
 pub struct Slots {
-    dir: PathBuf,
+    file: Arc<File>,
+    /// Ours, which the locks keep from others alone.
+    taken: Arc<Mutex<BTreeSet<u32>>>,
     count: u32,
     next: u32,
 }
@@ -160,27 +166,35 @@ pub struct Slots {
 #[derive(Debug)]
 pub struct Slot {
     pub number: u32,
-    path: PathBuf,
-    _lock: File,
+    file: Arc<File>,
+    taken: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // While the lock is held, so that nobody can lock the file between the two.
-        let _ = fs::remove_file(&self.path);
+        let _ = sys::unlock_byte(self.file.as_fd(), self.number);
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
     }
 }
 
 impl Slots {
     /// `subordinate`: how many ids there are to give in sub mode.
-    pub fn open(dir: PathBuf, mode: Mode, subordinate: u32) -> io::Result<Self> {
-        private_dir(&dir)?;
+    pub fn open(dir: &Path, mode: Mode, subordinate: u32) -> io::Result<Self> {
+        private_dir(dir)?;
         let count = match mode {
             Mode::Root => ROOT_SLOTS,
-            Mode::Sub => subordinate,
-            Mode::Single => u32::MAX,
+            Mode::Sub => subordinate.min(ROOT_SLOTS),
+            Mode::Single => ROOT_SLOTS,
         };
-        Ok(Self { dir, count, next: 0 })
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+            .open(dir.join("uids"))?;
+        Ok(Self { file: Arc::new(file), taken: Arc::default(), count, next: 0 })
     }
 
     pub fn count(&self) -> u32 {
@@ -189,35 +203,23 @@ impl Slots {
 
     /// Goes round instead of taking the lowest: a uid is not given out again right after its last owner died.
     pub fn take(&mut self) -> io::Result<Slot> {
-        for _ in 0..self.count.min(ROOT_SLOTS) {
+        for _ in 0..self.count {
             let number = self.next;
-            self.next = (self.next + 1) % self.count.min(ROOT_SLOTS);
-            if let Some(slot) = self.try_take(number)? {
-                return Ok(slot);
+            self.next = (self.next + 1) % self.count;
+            if self.try_take(number)? {
+                return Ok(Slot { number, file: Arc::clone(&self.file), taken: Arc::clone(&self.taken) });
             }
         }
-        Err(io::Error::other(format!("all `{}` host uids of `{}` are taken", self.count, self.dir.display())))
+        Err(io::Error::other(format!("all `{}` host uids are taken", self.count)))
     }
 
-    fn try_take(&self, number: u32) -> io::Result<Option<Slot>> {
-        let path = self.dir.join(number.to_string());
-        let lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(&path)?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            other => other?,
+    fn try_take(&self, number: u32) -> io::Result<bool> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = !taken.contains(&number) && sys::try_lock_byte(self.file.as_fd(), number)?;
+        if free {
+            taken.insert(number);
         }
-        // Somebody may have removed the file between our open and our lock; then the lock guards nothing.
-        if lock.metadata()?.nlink() == 0 {
-            return Ok(None);
-        }
-        Ok(Some(Slot { number, path, _lock: lock }))
+        Ok(free)
     }
 }
 
@@ -272,14 +274,15 @@ mod tests {
     #[test]
     fn two_servers_never_hold_the_same_slot_and_a_dropped_one_comes_free() {
         let dir = crate::test_dir("slots");
-        let mut a = Slots::open(dir.clone(), Mode::Root, 0).unwrap();
-        let mut b = Slots::open(dir.clone(), Mode::Root, 0).unwrap();
-        let (x, y) = (a.take().unwrap(), b.take().unwrap());
-        assert_ne!(x.number, y.number);
+        let mut a = Slots::open(&dir, Mode::Sub, 4).unwrap();
+        let mut b = Slots::open(&dir, Mode::Sub, 4).unwrap();
+        let (x, y, z) = (a.take().unwrap(), b.take().unwrap(), a.take().unwrap());
+        assert_eq!([x.number, y.number, z.number], [0, 1, 2]);
+        let last = b.take().unwrap();
+        assert!(a.take().is_err() && b.take().is_err(), "one's own are as taken as others'");
         drop(x);
-        assert_eq!(Slots::open(dir.clone(), Mode::Root, 0).unwrap().take().unwrap().number, 0);
-        drop(y);
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
-        fs::remove_dir(dir).unwrap();
+        assert_eq!(Slots::open(&dir, Mode::Sub, 4).unwrap().take().unwrap().number, 0);
+        drop((y, z, last));
+        fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -189,6 +189,15 @@ const SPARE: u64 = u64::MAX - 1;
 const CHORE: u64 = u64::MAX - 2;
 const WATCH: u64 = u64::MAX - 3;
 
+/// Whether a process may have ended, by what an event belongs to.
+fn tells_of_an_end(data: u64) -> bool {
+    match data {
+        SERVER | WATCH => false,
+        SPARE | CHORE => true,
+        _ => data % KINDS == PIDFD || Warmth::is_ours(data / KINDS),
+    }
+}
+
 /// How many events are looked at in one turn, and of how many dead sandboxes the rest is removed.
 const EVENTS: usize = 256;
 const REMOVALS: usize = 16;
@@ -249,7 +258,7 @@ impl Keeper {
             mode => {
                 // A slot is a uid and a gid.
                 let subordinate = survey.sub.map_or(0, |s| s.uids.count.min(s.gids.count));
-                Some(Slots::open(start.runtime_dir.join("slots"), mode, subordinate)?)
+                Some(Slots::open(&start.runtime_dir, mode, subordinate)?)
             }
         };
         // In the namespace of an ordinary user's launcher everybody is 0; the map says who that is outside.
@@ -273,7 +282,10 @@ impl Keeper {
             for event in &events {
                 self.event(event.data.u64());
             }
-            self.reap();
+            // To ask for the dead costs as much as there are children. Whoever has no descriptor here waits for a quiet moment.
+            if events.is_empty() || events.iter().any(|event| tells_of_an_end(event.data.u64())) {
+                self.reap();
+            }
             self.tick();
             self.warmth.tick(&self.epoll);
             self.warmed();

@@ -255,6 +255,30 @@ pub fn default_signals() {
     }
 }
 
+/// Locks one byte of a file for its open description, or says that another description has it. A description's own locks are no
+/// obstacle to it.
+pub fn try_lock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<bool> {
+    match set_lock(file, byte, libc::F_WRLCK) {
+        Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+pub fn unlock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<()> {
+    set_lock(file, byte, libc::F_UNLCK)
+}
+
+fn set_lock(file: BorrowedFd<'_>, byte: u32, kind: c_int) -> Result<()> {
+    // SAFETY: all-zero is a valid value for this plain struct.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = libc::off_t::from(byte);
+    lock.l_len = 1;
+    // SAFETY: F_OFD_SETLK reads one `flock`, which outlives the call.
+    check(c_long::from(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, ptr::from_ref(&lock)) })).map(drop)
+}
+
 /// Reaps one dead child, whichever it is.
 pub fn reap_any() -> Option<Pid> {
     // SAFETY: a null status pointer is allowed.
