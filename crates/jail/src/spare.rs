@@ -30,8 +30,9 @@ const LULL: Duration = Duration::from_secs(30);
 const FORGET: Duration = Duration::from_secs(600);
 /// A spare that takes longer is given up.
 const MAKING: Duration = Duration::from_secs(20);
-/// After one that could not be made.
+/// After one that could not be made; twice as long after the next.
 const PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// The image behind a loop device, to be seen gone in the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +81,8 @@ struct Making {
     pidfd: OwnedFd,
     /// Until it has closed its end.
     control: Option<OwnedFd>,
+    /// How it went.
+    told: bool,
     volume: Option<Backing>,
     until: Instant,
 }
@@ -93,12 +96,13 @@ pub struct Spares {
     making: Option<Making>,
     made: u64,
     not_before: Option<Instant>,
+    pause: Duration,
 }
 
 impl Spares {
     /// `instance`: the launcher's own directory.
     pub fn new(instance: &Path, most: usize) -> Self {
-        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, not_before: None }
+        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, not_before: None, pause: PAUSE }
     }
 
     /// One for this sandbox, if there is one. Either way it is known from now on that this kind is asked for.
@@ -161,7 +165,7 @@ impl Spares {
             Cloned::Parent { pid, pidfd } => {
                 let until = Instant::now() + MAKING;
                 let kind = kind.spec.clone();
-                self.making = Some(Making { kind, pid, pidfd, control: Some(ours), volume: None, until });
+                self.making = Some(Making { kind, pid, pidfd, control: Some(ours), told: false, volume: None, until });
                 Ok(())
             }
         }
@@ -186,15 +190,19 @@ impl Spares {
                 making.volume = Some(Backing { device, image: image(&self.dir, self.made) });
             }
             Ok(Some((Report::Prepared, fds))) => {
+                making.told = true;
                 let mut fds = fds.into_iter();
                 if let (Some(root), Some(network)) = (fds.next(), fds.next())
                     && let Some(kind) = self.kinds.iter_mut().find(|kind| alike(&kind.spec, &making.kind))
                 {
                     kind.ready.push_back(Spare { prepared: Prepared { root, network }, volume: making.volume.take() });
-                    self.not_before = None;
+                    (self.not_before, self.pause) = (None, PAUSE);
                 }
             }
-            Ok(Some((Report::Failed { message, .. }, _))) => self.failed(&message),
+            Ok(Some((Report::Failed { message, .. }, _))) => {
+                making.told = true;
+                self.failed(&message);
+            }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
             _ => making.control = None,
         }
@@ -205,14 +213,17 @@ impl Spares {
         if self.making.as_ref().is_some_and(|making| making.pid == pid) {
             // Its last words may still wait to be read.
             while self.heard() {}
-            self.making = None;
+            if self.making.take().is_some_and(|making| !making.told) {
+                self.failed("the process that makes it ended");
+            }
         }
     }
 
     /// Sandboxes are made without, and it is tried again later.
     pub fn failed(&mut self, why: &str) {
         crate::launcher::log(&format!("launcher: no spare sandbox: {why}"));
-        self.not_before = Some(Instant::now() + PAUSE);
+        self.not_before = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
     /// Fewer of what is not asked for; none of what has not been for long. Answers what is given up.
@@ -224,7 +235,7 @@ impl Spares {
         {
             let _ = pidfd_send_signal(&making.pidfd, Signal::KILL);
             self.making = None;
-            self.not_before = Some(now + PAUSE);
+            self.failed("it was not ready in time");
         }
         let mut given_up = vec![];
         for kind in &mut self.kinds {
