@@ -60,6 +60,9 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
     if threads != 1 {
         return Err(io::Error::other(format!("it has {threads} threads")));
     }
+    if let Some(shared) = shared_memory(&std::fs::read_to_string("/proc/self/maps")?) {
+        return Err(io::Error::other(format!("its kernels would write to the same memory: `{shared}`")));
+    }
     // While X shares its memory nobody in a sandbox may look at it, whoever that is outside.
     process::set_not_dumpable()?;
     seccomp::compile(seccomp::Profile::Code);
@@ -83,6 +86,12 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
             Err(Failure::Broken(e)) => return Err(e),
         }
     }
+}
+
+/// A mapping that stays one after a fork, and can be written: a way from sandbox to sandbox.
+fn shared_memory(maps: &str) -> Option<&str> {
+    let written = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.contains('w') && mode.ends_with('s'));
+    maps.lines().find(written)
 }
 
 enum Forked {
@@ -121,4 +130,17 @@ const FAILED: c_int = 70;
 fn become_kernel(door: Door, steps: &[Own]) -> OwnedFd {
     spawn::restore_rseq();
     own::enter(door, steps).unwrap_or_else(|| sys::leave(FAILED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_kernels_would_share_is_seen() {
+        let own = "7f00-7f01 rw-p 0000 00:00 0 [heap]\n7f02-7f03 r--s 0000 08:01 42 /usr/lib/gconv-modules.cache\n";
+        assert_eq!(shared_memory(own), None);
+        let shared = "7f04-7f05 rw-s 0000 00:01 9 /dev/zero (deleted)";
+        assert_eq!(shared_memory(&format!("{own}{shared}\n")), Some(shared));
+    }
 }

@@ -178,9 +178,10 @@ pub fn spawn(park: &Park, guest: BorrowedFd<'_>, cgroup: Option<BorrowedFd<'_>>)
             let error = io::Error::from_raw_os_error(error);
             Err(Failure::Refused(format!("cannot fork in the sandbox: {error}")))
         }
-        // SAFETY: X has opened it in our table, and nobody else knows it.
-        Message { pid: 1.., .. } => {
-            Ok(Spawned::Made { pid: message.pid as u32, process: unsafe { OwnedFd::from_raw_fd(message.process) } })
+        Message { pid: pid @ 1.., process, .. } => {
+            // SAFETY: X has opened it in our table, and nobody else knows it.
+            let process = unsafe { OwnedFd::from_raw_fd(process) };
+            Ok(Spawned::Made { pid: pid as u32, process })
         }
         // Killed with its sandbox, in the middle of a fork that has locks in memory that is ours.
         _ => Err(Failure::Broken(io::Error::other("a fork was killed half-way"))),
@@ -198,7 +199,7 @@ impl Park {
         sys::unshare(libc::CLONE_NEWPID)?;
         // A namespace can be opened only once it has had a process.
         let Some(first) = sys::fork()? else { sys::wait_for_the_end() };
-        let namespace = std::fs::File::open("/proc/self/ns/pid_for_children").map(OwnedFd::from);
+        let namespace = std::fs::File::open("/proc/thread-self/ns/pid_for_children").map(OwnedFd::from);
         rustix::process::kill_process(first, rustix::process::Signal::KILL)?;
         rustix::process::waitpid(Some(first), rustix::process::WaitOptions::empty())?;
         Ok(Self { namespace: namespace? })
@@ -267,4 +268,43 @@ fn thread_pointer() -> usize {
     // SAFETY: reads a register.
     unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem)) };
     pointer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+    use super::*;
+
+    #[test]
+    fn a_fork_that_the_kernel_refuses_is_not_taken_for_the_kernel() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP: needs root");
+            return;
+        }
+        // Where children are born is a thread's own.
+        let attempt = || {
+            let park = Park::new().unwrap();
+            let (own, no_cgroup) =
+                (pidfd_open(getpid(), PidfdFlags::empty()).unwrap(), std::fs::File::open("/").unwrap());
+            let dead = std::fs::File::open("/").unwrap();
+            for (guest, cgroup, why) in [
+                (own.as_fd(), Some(no_cgroup.as_fd()), "Bad file descriptor"),
+                (dead.as_fd(), None, "Invalid argument"),
+            ] {
+                match spawn(&park, guest, cgroup) {
+                    Err(Failure::Refused(message)) => assert!(message.contains(why), "{message}"),
+                    Err(Failure::Broken(error)) => panic!("{error}"),
+                    Ok(Spawned::Made { pid, .. }) => panic!("{pid}"),
+                    // Not by a panic: this would be a second test process.
+                    Ok(Spawned::Kernel) => sys::leave(1),
+                }
+            }
+            // And nothing can be born where it was left.
+            assert!(sys::fork().is_err());
+        };
+        std::thread::spawn(attempt).join().unwrap();
+    }
 }
