@@ -268,11 +268,12 @@ fn memory_of_all_sessions_and_none_evicted() {
     let answer = run(&mut client, "a", "_ = open('/one/x', 'w').write('x')\nprint(open('/two/x').read())");
     assert_eq!(answer["result"]["structuredContent"]["stdout"], "x\n", "{answer}");
 
-    // A sandbox that does not start in time: its maker sleeps.
+    // A sandbox that does not start in time: its maker sleeps, and none of its kind waits ready.
     client.good("stop_session", json!({ "session_id": "b" }));
     let launcher = children(server.pid())[0];
     kill_process(launcher, Signal::STOP).unwrap();
-    let late = error(&run(&mut client, "late", "1"));
+    let late = json!({ "code": "1", "session_id": "late", "template": "node" });
+    let late = error(&client.call("execute_code", late));
     kill_process(launcher, Signal::CONT).unwrap();
     assert!(late.0 == -32603 && late.1.contains("within 5s"), "{late:?}");
     assert_eq!(run(&mut client, "late", "1")["result"]["isError"], false);
