@@ -616,6 +616,21 @@ mod tests {
     }
 
     #[test]
+    fn a_forked_kernel_gives_up_what_the_guest_gave_up_in_the_same_order() {
+        // Of its own: a session from the start, and who may look at it.
+        let differs = |own: &Own| matches!(own, Own::Session | Own::NotDumpable | Own::Dumpable | Own::OfferToOomKiller);
+        for mode in [Mode::Root, Mode::Sub, Mode::Single] {
+            let spec = with_volumes(mode);
+            let own = |op| if let Op::Own(own) = op { Some(own) } else { None };
+            let guest: Vec<Own> = plan(&spec).ops.into_iter().filter_map(own).filter(|own| !differs(own)).collect();
+            let kernel: Vec<Own> = entry(&spec).into_iter().filter(|own| !differs(own)).collect();
+            assert_eq!(kernel, guest, "{mode}");
+            let held = entry(&spec).iter().position(|own| *own == Own::Seccomp);
+            assert!(held < entry(&spec).iter().position(|own| *own == Own::Dumpable));
+        }
+    }
+
+    #[test]
     fn privileges_end_after_the_last_mount_and_the_guest_is_last() {
         for mode in [Mode::Root, Mode::Sub, Mode::Single] {
             let ops = plan(&with_volumes(mode)).ops;
