@@ -431,10 +431,11 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
 }
 
 /// The steps of a kernel that is forked into the finished sandbox: what its guest gave up, in the same order. Unlike the guest it may
-/// be looked at by code in the sandbox, which is going to run in it; but not before it is held.
+/// be looked at by code in the sandbox, which is going to run in it; but not before it is held. That is said again after the change
+/// of ids, which on a host with `fs.suid_dumpable = 1` undoes it.
 pub fn entry(spec: &JailSpec) -> Vec<Own> {
     let last = [Own::Dumpable, Own::OfferToOomKiller];
-    identity(spec).chain([limits(spec)]).chain(confinement(spec)).chain(last).collect()
+    identity(spec).chain([limits(spec), Own::NotDumpable]).chain(confinement(spec)).chain(last).collect()
 }
 
 fn identity(spec: &JailSpec) -> impl Iterator<Item = Own> {
