@@ -230,8 +230,8 @@ fn forks(state_dir: &str, count: usize, driver: &str, argv: &[&str]) {
     let argv: Vec<String> = argv.iter().map(|&a| a.to_owned()).collect();
     let runtime: Vec<PathBuf> = argv[0].split("/bin/").next().map(PathBuf::from).into_iter().collect();
     let files = vec![(PathBuf::from("/opt/sandpool/driver.py"), std::fs::read(driver).unwrap())];
-    let env = [("OPENBLAS_NUM_THREADS", "1"), ("MPLBACKEND", "agg"), ("PATH", "/usr/bin:/bin")];
-    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    // What the kernels are given: with another the driver starts anew.
+    let env = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into();
     let spec = SandboxSpec { runtime: runtime.clone(), files: files.clone(), ..spec() };
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
