@@ -290,17 +290,21 @@ fn check(row: &Row, result: &ToolResult) {
     }
 }
 
-/// A line for the report of `make hostile`: how the cell ended.
-#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
 fn keep(language: &str, row: &Row, result: &ToolResult) {
-    use std::io::Write;
-    let Some(dir) = std::env::var_os("SANDPOOL_HOSTILE_REPORT") else { return };
     let (out, err) = (result.field("stdout"), result.field("stderr"));
     let last = [&err, &out].into_iter().find_map(|text| text.trim_end().lines().last()).unwrap_or_default();
-    let ended = if result.json()["success"] == true { "success" } else { "failure" };
+    report(language, row.id, result.json()["success"] == true, last);
+}
+
+/// A line for the report of `make hostile`: how the cell ended.
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+pub fn report(language: &str, row: &str, success: bool, last: &str) {
+    use std::io::Write;
+    let Some(dir) = std::env::var_os("SANDPOOL_HOSTILE_REPORT") else { return };
+    let ended = if success { "success" } else { "failure" };
     let path = std::path::Path::new(&dir).join("cells.txt");
     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-    writeln!(file, "{language}\t{}\t{ended}\t{}", row.id, brief(last.to_owned())).unwrap();
+    writeln!(file, "{language}\t{row}\t{ended}\t{}", brief(last.to_owned())).unwrap();
 }
 
 /// Long outputs would bury the failure.

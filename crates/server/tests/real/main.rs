@@ -3,6 +3,7 @@
 
 mod bench;
 mod document;
+mod forked;
 mod hostile;
 mod mask;
 mod serve;
