@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use sandbox::Backend;
+use sandbox::{Backend, Warmth};
 use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
@@ -34,6 +34,8 @@ pub const STARTUP_LOG: &str = "sandpool::startup";
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// How often what could not be destroyed is tried again.
 const UPKEEP: Duration = Duration::from_secs(10);
+/// Who asks how things stand does not wait for a busy back end.
+const WARMTH_WAIT: Duration = Duration::from_secs(1);
 /// What a reader of notices may be behind before it misses some.
 const NOTICES: usize = 1024;
 
@@ -189,6 +191,11 @@ impl Engine {
         counts
     }
 
+    /// The interpreter that kernels are forked from, if the back end has one and says so soon.
+    pub async fn warmth(&self) -> Option<Warmth> {
+        tokio::time::timeout(WARMTH_WAIT, self.inner.live.backend().warmth()).await.ok().flatten()
+    }
+
     /// Contexts of this tenant in this realm, and those of them in which something runs.
     pub fn counts_of(&self, tenant: &Tenant, realm: Realm) -> (usize, usize) {
         self.inner.tenants.known(tenant, realm).map_or((0, 0), |holdings| holdings.count())
@@ -221,7 +228,7 @@ impl Engine {
         let dropped = cancel.clone().drop_guard();
         let call = Call { cancel, ..call.clone() };
         // Boxed before anything is put around it: what an operation needs is large, and is not moved once more.
-        let work = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
+        let work: Work = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
         let result = Working { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
         dropped.disarm();
         result
@@ -261,10 +268,12 @@ impl Engine {
     }
 }
 
+type Work = Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send>>;
+
 /// A call that is worked on by whoever waits for it. Left alone before its end it goes on in a task of its own, so that whatever
 /// happens to the caller it is ended in an orderly way.
 struct Working {
-    work: Option<Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send>>>,
+    work: Option<Work>,
     calls: TaskTracker,
     _counted: TaskTrackerToken,
 }

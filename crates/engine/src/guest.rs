@@ -334,14 +334,13 @@ async fn read_frames(
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 << 10];
     loop {
-        let filled;
-        match stream.read(&mut buffer).await {
+        let filled = match stream.read(&mut buffer).await {
             Ok(0) | Err(_) => return "the guest closed the connection".into(),
             Ok(n) => {
                 decoder.push(&buffer[..n]);
-                filled = n == buffer.len();
+                n == buffer.len()
             }
-        }
+        };
         loop {
             match decoder.next_frame() {
                 Ok(None) => break,
