@@ -25,4 +25,5 @@ pub use config::{DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Run
 pub use engine::{Counts, Engine, STARTUP_LOG};
 pub use links::LinkedFile;
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, Tenant};
+pub use sandbox::Warmth;
 pub use stock::Ready;

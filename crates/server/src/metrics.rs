@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine::Ready;
+use engine::{Ready, Warmth};
 use engine::op::{Happened, Notice};
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -50,6 +50,7 @@ pub struct Gauges {
     pub ending: usize,
     pub runs: usize,
     pub journal_lost: u64,
+    pub warm: Warmth,
 }
 
 impl Gauges {
@@ -64,6 +65,13 @@ impl Gauges {
         for (what, count) in [("ready", taken), ("under_way", handed_over), ("new", made)] {
             page.sample(name, &[("what", what)], count);
         }
+    }
+
+    fn write_warmth(&self, page: &mut Page) {
+        let Warmth { ready, forks, restarts } = self.warm;
+        page.gauge("sandpool_warm_ready", "Whether Python kernels are forked from a warm interpreter.", usize::from(ready));
+        page.counter("sandpool_warm_forks_total", "Kernels that were forked from it.", forks);
+        page.counter("sandpool_warm_restarts_total", "Times it died and was started again.", restarts);
     }
 }
 
@@ -151,6 +159,7 @@ impl Metrics {
         page.gauge("sandpool_sandboxes", "Sandboxes of every kind.", gauges.sandboxes);
         page.gauge("sandpool_sandboxes_ending", "Sandboxes that are being destroyed.", gauges.ending);
         gauges.write_pool(&mut page);
+        gauges.write_warmth(&mut page);
         page.gauge("sandpool_runs_in_progress", "Runs that execute.", gauges.runs);
         page.labelled("sandpool_kills_total", "Runs and sandboxes ended by force.", &KILLS, &inner.kills);
         page.labelled("sandpool_denials_total", "Requests that were not let in.", &DENIALS, &inner.denials);
@@ -290,7 +299,8 @@ mod tests {
         let _open = (metrics.connection(), metrics.session(), metrics.session());
         metrics.served(4096);
         let ready = Ready { wanted: 3, available: 1, memory_bytes: 6_000_000, taken: 7, handed_over: 8, made: 9 };
-        let gauges = Gauges { contexts: 4, ready, sandboxes: 6, ending: 1, runs: 2, journal_lost: 5 };
+        let warm = Warmth { ready: true, forks: 10, restarts: 1 };
+        let gauges = Gauges { contexts: 4, ready, sandboxes: 6, ending: 1, runs: 2, journal_lost: 5, warm };
         let page = metrics.text(&gauges);
         // Times differ from run to run: sums are left out, and of the buckets only the last is looked at.
         let bucket = |line: &&str| !line.contains("_sum") && (!line.contains("_bucket") || line.contains("+Inf"));

@@ -281,13 +281,13 @@ impl Server {
         Router::new()
             .route("/healthz", get(async || "ok\n"))
             .route("/readyz", get(async move || readiness(&ready)))
-            .route("/metrics", get(async move |request: Request| figures.metrics(&*door, request)))
+            .route("/metrics", get(async move |request: Request| figures.metrics(&*door, request).await))
             .merge(auth::routes(auth))
             .merge(files::router(EngineFiles(self.engine.clone()), settings))
     }
 
     /// Behind the token, like everything that tells something.
-    fn metrics(&self, gate: &dyn Gate, request: Request) -> Response {
+    async fn metrics(&self, gate: &dyn Gate, request: Request) -> Response {
         let (parts, _) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
         if let Err(denied) = gate.admit(&parts, peer) {
@@ -301,6 +301,7 @@ impl Server {
             ending: counts.ending,
             runs: counts.busy,
             journal_lost: self.observer.journal().map_or(0, Journal::lost),
+            warm: self.engine.warmth().await.unwrap_or_default(),
         };
         ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
     }
