@@ -390,6 +390,13 @@ impl Cgroup {
         self.dirs.iter().find(|(h, _)| h.version == Version::V2).map(|(_, dir)| dir.as_path())
     }
 
+    /// v2: where a process writes `0` to go there by itself, if there are others than the guest. To be born among them would mean to
+    /// wait for a turn with all of them, and whoever waits for the birth would wait along.
+    pub fn crowded(&self) -> Option<PathBuf> {
+        let dir = self.v2()?;
+        (members(dir).len() > 1).then(|| dir.join("cgroup.procs"))
+    }
+
     fn dir(&self, controller: Controller) -> Option<(Version, &Path)> {
         let found = self.dirs.iter().find(|(h, _)| h.controllers.contains(&controller))?;
         Some((found.0.version, &found.1))
@@ -526,6 +533,11 @@ mod tests {
         let cgroup = layout.tree("t").sandbox(&groups(), "s");
         assert_eq!(cgroup.tasks(), Vec::<PathBuf>::new());
         assert!(cgroup.v2().unwrap().ends_with("user.slice/sandpool-t/g/h/s"));
+        for (members, crowded) in [("", false), ("4\n", false), ("4\n5\n", true)] {
+            put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/cgroup.procs", members);
+            let way = crowded.then(|| cgroup.v2().unwrap().join("cgroup.procs"));
+            assert_eq!(cgroup.crowded(), way, "{members}");
+        }
         put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.events", "low 0\nhigh 0\noom 3\noom_kill 2\n");
         assert_eq!(cgroup.usage().oom_kills, 2);
         fs::remove_dir_all(root).unwrap();

@@ -497,8 +497,11 @@ impl Keeper {
             return Ok(());
         };
         let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
-        let tasks = cgroup.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
-        let v2 = cgroup.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
+        let crowded = cgroup.crowded();
+        let v2 = cgroup.v2().filter(|_| crowded.is_none());
+        let tasks =
+            cgroup.tasks().iter().chain(&crowded).map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
+        let v2 = v2.map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
         let (guest, steps) = (guest.try_clone()?, entry.clone());
         self.warmth.fork(warm::Wanted { request, cell: key, guest, v2, tasks, steps });
         Ok(())

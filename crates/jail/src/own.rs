@@ -118,7 +118,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
 pub struct Door {
     /// The sandbox's PID 1.
     pub guest: OwnedFd,
-    /// v1 cgroups to write itself into.
+    /// Of cgroups to write itself into: all v1 ones, and a v2 one that is crowded.
     pub tasks: Vec<OwnedFd>,
     /// To the guest; the one thing it keeps.
     pub channel: OwnedFd,

@@ -619,7 +619,8 @@ mod tests {
     #[test]
     fn a_forked_kernel_gives_up_what_the_guest_gave_up_in_the_same_order() {
         // Of its own: a session from the start, and who may look at it.
-        let differs = |own: &Own| matches!(own, Own::Session | Own::NotDumpable | Own::Dumpable | Own::OfferToOomKiller);
+        let differs =
+            |own: &Own| matches!(own, Own::Session | Own::NotDumpable | Own::Dumpable | Own::OfferToOomKiller);
         for mode in [Mode::Root, Mode::Sub, Mode::Single] {
             let spec = with_volumes(mode);
             let own = |op| if let Op::Own(own) = op { Some(own) } else { None };

@@ -67,8 +67,8 @@ pub struct Recipe {
     pub rotation: Rotation,
 }
 
-/// What the launcher tells the interpreter. The descriptors: the kernel's end of its channel, the guest, a v2 cgroup if there is
-/// one, the v1 cgroups.
+/// What the launcher tells the interpreter. The descriptors: the kernel's end of its channel, the guest, a v2 cgroup if the kernel is
+/// to be born there, the cgroups that it goes to by itself.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Order {
     pub number: u64,
