@@ -57,6 +57,7 @@ pub enum Call {
     Setgroups,
     Setpriority,
     Sethostname,
+    Setpgid,
     Setresgid,
     Setresuid,
     Setns,

@@ -147,7 +147,8 @@ pub fn enter(door: Door, steps: &[Own]) -> Option<OwnedFd> {
 }
 
 fn step_inside(guest: OwnedFd, tasks: Vec<OwnedFd>, channel: &OwnedFd) -> Result<OwnedFd, Error> {
-    Own::Session.apply()?;
+    // Its session is new already.
+    rustix::process::setpgid(None, None).at(Call::Setpgid, Path::new(""))?;
     for tasks in tasks {
         rustix::io::write(&tasks, b"0").at(Call::Write, Path::new("tasks"))?;
         // Closed below, with all others.

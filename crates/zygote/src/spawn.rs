@@ -126,6 +126,11 @@ extern "C" fn fork_and_end(message: *mut Message) -> c_long {
     // signals being blocked; the C library's fork takes care of its own state in Y.
     unsafe {
         let message = &mut *message;
+        // Y is to be in a session of its own without leading it: a leader that opens a terminal is tied to it and dies with it.
+        if libc::setsid() < 0 {
+            message.error = *libc::__errno_location();
+            libc::_exit(1)
+        }
         let pid = libc::fork();
         if pid == 0 {
             return 0;

@@ -155,10 +155,12 @@ async fn a_forked_kernel_is_held_before_it_reads_anything() {
         assert_eq!(of_kernel, of_guest, "{file}");
     }
     assert_eq!(read("oom_score_adj")[0], "500\n");
-    assert_eq!(
-        rustix::process::getsid(rustix::process::Pid::from_raw(kernel as i32)).unwrap().as_raw_nonzero().get() as u32,
-        kernel
-    );
+    // It leads its group, and nobody leads its session, which is no other process's.
+    let number = |pid: rustix::process::Pid| pid.as_raw_nonzero().get() as u32;
+    let id = rustix::process::Pid::from_raw(kernel as i32);
+    assert_eq!(number(rustix::process::getpgid(id).unwrap()), kernel);
+    let session = number(rustix::process::getsid(id).unwrap());
+    assert!(session != kernel && !descendants().contains_key(&session), "{session}");
     // Nothing is open but the channel, and `/dev/null` is the sandbox's own.
     let open: BTreeMap<u32, String> = fs::read_dir(format!("/proc/{kernel}/fd"))
         .unwrap()

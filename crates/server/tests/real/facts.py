@@ -92,6 +92,12 @@ def _find():
     yield "prctl", {"dumpable": _prctl(3), "keep capabilities": _prctl(7), "seccomp": _prctl(21), "secure bits": _prctl(27),
                     "slack": _prctl(30), "no new privileges": _prctl(39), "no large pages": _prctl(42), "store bypass": _prctl(52, 0),
                     "death signal": _through_pointer(2), "subreaper": _through_pointer(37)}
+    controller, terminal = os.openpty()
+    os.close(os.open(os.ttyname(terminal), os.O_RDWR))
+    with open("/proc/self/stat") as fields:
+        yield "terminal", [int(fields.read().split()[6]), os.getsid(0) == os.getpid()]
+    os.close(controller)
+    os.close(terminal)
     yield "personality", _libc.personality(0xFFFFFFFF)
     yield "signals", {number: _disposition(number) for number in range(1, 65) if number not in (32, 33)}
     yield "timers", [signal.getitimer(which) for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)]
