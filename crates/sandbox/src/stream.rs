@@ -103,7 +103,8 @@ mod tests {
         for _ in 0..3 {
             let mut got = vec![0; sent.len()];
             let (written, read) = tokio::join!(ours.write_all(&sent), theirs.read_exact(&mut got));
-            (written.unwrap(), read.unwrap());
+            written.unwrap();
+            read.unwrap();
             assert_eq!(got, sent);
             assert!(ours.full.is_none(), "nobody waits for room any more");
             std::mem::swap(&mut ours, &mut theirs);

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine::{Ready, Warmth};
 use engine::op::{Happened, Notice};
+use engine::{Ready, Warmth};
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -69,7 +69,11 @@ impl Gauges {
 
     fn write_warmth(&self, page: &mut Page) {
         let Warmth { ready, forks, restarts } = self.warm;
-        page.gauge("sandpool_warm_ready", "Whether Python kernels are forked from a warm interpreter.", usize::from(ready));
+        page.gauge(
+            "sandpool_warm_ready",
+            "Whether Python kernels are forked from a warm interpreter.",
+            usize::from(ready),
+        );
         page.counter("sandpool_warm_forks_total", "Kernels that were forked from it.", forks);
         page.counter("sandpool_warm_restarts_total", "Times it died and was started again.", restarts);
     }

@@ -297,7 +297,7 @@ impl Server {
         });
         let peer = match place.endpoint.direct && Direct::takes(&request) {
             true => Asker::Direct(self.peers.lend(peer, &place.endpoint.make)),
-            false => Asker::Loop(peer),
+            false => Asker::Loop(Box::new(peer)),
         };
         let setting = Setting {
             service: (place.endpoint.make)(),
@@ -514,6 +514,7 @@ async fn answered(
 }
 
 /// What the answer comes from.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum Answers {
     One(Exchange),
     Batch(Option<BoxFuture<'static, Option<Bytes>>>),

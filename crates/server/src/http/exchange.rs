@@ -42,7 +42,7 @@ pub(super) struct Setting {
 /// Who asks: what was negotiated, for legacy clients; otherwise what the request itself says.
 pub(super) enum Asker {
     /// It may be asked in turn: there is a loop.
-    Loop(InitializeRequestParams),
+    Loop(Box<InitializeRequestParams>),
     Direct(Lent),
 }
 
@@ -56,6 +56,7 @@ pub(super) struct Exchange {
 }
 
 /// Where its messages come from. Dropped, it cancels the call.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum Way {
     Loop { messages: mpsc::Receiver<TxJsonRpcMessage<RoleServer>>, _cancel: DropGuard },
     Direct(Direct),
@@ -127,7 +128,7 @@ impl Exchange {
                     begun: begun.clone(),
                     asking: setting.session.map(|session| (session, to_service)),
                 };
-                let running = serve_directly_with_ct(setting.service, wire, Some(info), cancel.clone());
+                let running = serve_directly_with_ct(setting.service, wire, Some(*info), cancel.clone());
                 tokio::spawn(running.waiting());
                 Way::Loop { messages, _cancel: cancel.drop_guard() }
             }

@@ -323,8 +323,6 @@ fn an_unused_session_ends_and_links_stay_the_same_without_a_secret() {
     assert!(server.finish().success());
 }
 
-/// What it says and how it ends, when it does not come to serving.
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 #[test]
 fn interpreters_are_forks_of_one_that_has_imported_what_it_is_told() {
     let question = "import sys\nprint('colorsys' in sys.modules, 'pandas' in sys.modules)";
@@ -338,6 +336,8 @@ fn interpreters_are_forks_of_one_that_has_imported_what_it_is_told() {
     }
 }
 
+/// What it says and how it ends, when it does not come to serving.
+#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn refusal(state: &StateDir, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
     command.arg("serve").env("SANDPOOL_STATE_DIR", state.0.join("state")).env("SANDPOOL_CONFIG", "/dev/null");
