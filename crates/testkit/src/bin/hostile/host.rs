@@ -135,7 +135,12 @@ pub struct Left {
 }
 
 impl Left {
-    pub fn count(state: &Path, label: &str) -> Self {
+    /// While the server runs: its own cgroups are there from its start, and are to go with it.
+    pub fn before(state: &Path, label: &str) -> Self {
+        Self { cgroups: BTreeSet::new(), ..Self::count(state, label) }
+    }
+
+    fn count(state: &Path, label: &str) -> Self {
         Self {
             processes: children(),
             mounts: lines("/proc/self/mountinfo"),

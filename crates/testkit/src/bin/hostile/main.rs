@@ -88,7 +88,7 @@ async fn attack(args: &Args, launcher: native::Launcher) -> Result<usize> {
     let (native, isolation) = Native::start(launcher, config).await?;
     say(&format!("mode {:?}, {:?}, missing: {:?}", native.mode(), isolation.level, isolation.missing));
 
-    let before = Left::count(&args.state, &label);
+    let before = Left::before(&args.state, &label);
     let mut trial = Trial { facts: Facts::gather(), wrong: 0 };
     let (attacked, peer) = (native.create(&spec()).await?, native.create(&spec()).await?);
     let (mut guest, mut other) = (Guest::open(&*attacked).await?, Guest::open(&*peer).await?);
