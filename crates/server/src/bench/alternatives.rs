@@ -12,7 +12,7 @@ use super::process::{Lines, command, run};
 use super::{Bench, Error};
 
 pub const IPYKERNEL: &str = "ipykernel";
-pub const ORDINARY: &str = "ipykernel, jupyter_client's own client";
+pub const ORDINARY: &str = "ipykernel by jupyter_client";
 pub const GATEWAY: &str = "Kernel Gateway";
 pub const BUBBLEWRAP: &str = "bubblewrap + python";
 pub const RUN_PYTHON: &str = "mcp-run-python";

@@ -610,6 +610,16 @@ fn at_once(bench: &Bench, server: &mut client::Stdio) -> Result<(Vec<f64>, Vec<f
 
 fn load(bench: &Bench) -> Result<Figure, Error> {
     let mut samples = Samples::default();
+    let mut notes = Vec::new();
+    // First: a connection that nobody uses while they start would be closed.
+    let mut kernels = samples.need(IPYKERNEL, Helper::ipykernel(bench))?;
+    if let Some(kernels) = &mut kernels {
+        (bench.say)("  load: starting kernels");
+        if let Some((count, why)) = samples.need(IPYKERNEL, kernels.open(bench.plan.loaded, "print(1)"))? {
+            let why = why.map(|why| format!(", no more because: {why}")).unwrap_or_default();
+            notes.push(format!("`load`: {count} kernels of ipykernel{why}"));
+        }
+    }
     let mut servers = Vec::new();
     for (name, pool) in BOTH {
         let made = server::Http::start(bench, pool).and_then(|server| {
@@ -623,15 +633,6 @@ fn load(bench: &Bench) -> Result<Figure, Error> {
             Ok((clients?, server))
         });
         servers.push((name, samples.need(name, made)?));
-    }
-    let mut notes = Vec::new();
-    let mut kernels = samples.need(IPYKERNEL, Helper::ipykernel(bench))?;
-    if let Some(kernels) = &mut kernels {
-        (bench.say)("  load: starting kernels");
-        if let Some((count, why)) = samples.need(IPYKERNEL, kernels.open(bench.plan.loaded, "print(1)"))? {
-            let why = why.map(|why| format!(", no more because: {why}")).unwrap_or_default();
-            notes.push(format!("`load`: {count} kernels of ipykernel{why}"));
-        }
     }
     bench.settle()?;
     for _ in bench.rounds("load").take(5) {
