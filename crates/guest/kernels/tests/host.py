@@ -45,7 +45,8 @@ class Outcome:
 
 def chosen(env: dict[str, str]) -> dict[str, str]:
     """The whole environment of a kernel."""
-    return {**{k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "TMPDIR")}, **env}
+    # With a language, as in a sandbox: without one Python sets a variable of its own, which no fork is asked for.
+    return {"LANG": "C.UTF-8", **{k: v for k, v in os.environ.items() if k in ("PATH", "TMPDIR")}, **env}
 
 
 class Warm:
