@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use jail::sys;
+use jail::sys::{self, CLONE_INTO_CGROUP, CloneArgs};
 
 /// Why there is no kernel.
 #[derive(Debug)]
@@ -26,25 +26,6 @@ pub enum Spawned {
     /// It has this number in the sandbox.
     Made { pid: u32, process: OwnedFd },
 }
-
-/// `clone_args` of clone3(2), up to the cgroup.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
-}
-
-const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 unsafe extern "C" {
     /// clone3(`args`, `size`) of a child that shares memory and stack with us: calls `body(arg)` in it, which must not return there.
