@@ -249,6 +249,7 @@ mod tests {
             error: None,
             late: None,
             notice: None,
+            denied: Vec::new(),
             end: crate::op::RunOutcome::Ok,
             duration: Duration::ZERO,
         })

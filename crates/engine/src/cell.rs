@@ -182,6 +182,7 @@ impl Heard<'_> {
             error: shown.error,
             late: shown.late,
             notice: None,
+            denied: Vec::new(),
             end,
             duration: self.duration,
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::{KernelSpec, Language};
-use sandbox::{SharedVolume, WarmSpec};
+use sandbox::{BrowserRoom, SharedVolume, WarmSpec};
 
 use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
@@ -59,6 +59,8 @@ pub struct EngineConfig {
     pub pool_realm: Realm,
     /// Where interpreters start. `/workspace` in every real sandbox.
     pub cwd: String,
+    /// The way out of sandboxes; needed where a realm has a network.
+    pub egress: Option<egress::Egress>,
 }
 
 impl Default for EngineConfig {
@@ -92,6 +94,7 @@ impl Default for EngineConfig {
             pool_tenant: Tenant::local(),
             pool_realm: Realm::AGENTRUN,
             cwd: WORKSPACE.into(),
+            egress: None,
         }
     }
 }
@@ -160,6 +163,14 @@ pub struct RealmConfig {
     /// Of the `/data` of a conversation.
     pub kept: Option<KeptConfig>,
     pub volumes: Vec<SharedVolume>,
+    /// What its sandboxes may reach; none: nothing but themselves.
+    pub network: Option<egress::Policy>,
+    /// Of a sandbox of this size, besides.
+    pub network_of: BTreeMap<Size, egress::Policy>,
+    /// Only in a call that asks for it.
+    pub network_on_call: bool,
+    /// Its contexts may have a browser, with this much of their limits.
+    pub browser: Option<BrowserRoom>,
     /// For code of a conversation; `{key}` becomes the key of its files.
     pub env: BTreeMap<String, String>,
 }
@@ -196,6 +207,10 @@ impl RealmConfig {
             sweep_interval: Duration::from_secs(60),
             kept: None,
             volumes: Vec::new(),
+            network: None,
+            network_of: BTreeMap::new(),
+            network_on_call: false,
+            browser: None,
             env: BTreeMap::new(),
         }
     }
@@ -255,6 +270,7 @@ impl RealmConfig {
             runs_at_once: 10,
             pool_size: 0,
             max_contexts: 10_000,
+            network_on_call: true,
             kept: Some(KeptConfig { bytes: disk, inodes: 100_000, stays: 7 * 24 * HOUR }),
             ..Self::sandpool()
         }
@@ -288,8 +304,22 @@ pub struct Runtimes {
     pub python: KernelCommand,
     /// JavaScript and TypeScript; contexts in them are refused without it.
     pub node: Option<KernelCommand>,
+    /// Without it there are no browsers.
+    pub browser: Option<BrowserCommand>,
     /// The drivers: absolute path inside the sandbox, content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+/// Chromium on this machine. Shown at the same path in sandboxes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BrowserCommand {
+    /// `chromium-156`, for whoever asks.
+    pub label: String,
+    pub program: PathBuf,
+    /// The headless shell, not the whole browser.
+    pub shell: bool,
+    /// What it needs besides the system's directories.
+    pub binds: Vec<PathBuf>,
 }
 
 /// How to start one interpreter. Paths are those inside the sandbox; `binds` lie at the same path on the host.

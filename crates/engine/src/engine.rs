@@ -424,7 +424,7 @@ impl Inner {
 
     pub(crate) fn notify_of(&self, tenant: Tenant, realm: Realm, id: &str, what: Happened) {
         // Nobody has to listen.
-        let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what });
+        let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: None });
     }
 
     /// A context was taken out: nobody should have to wait for what runs in it unattended.

@@ -95,7 +95,9 @@ impl Maker {
     ) -> Result<Arc<Place>, Failure> {
         let Shape { groups, limits, volumes, kept } = shape.clone();
         let (runtime, files) = (self.runtimes.binds(), self.runtimes.files.clone());
-        self.live.make(SandboxSpec { groups, limits, runtime, files, volumes, kept }, first).await
+        self.live
+            .make(SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: false, browser: None }, first)
+            .await
     }
 
     /// The same sandbox with its first interpreter; on failure nothing is left of it.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 // What the outside sees of the wire: a dialect renders these, and must not import `proto` itself.
+pub use proto::browser;
 pub use proto::{Ended, FileEntry, FileKind, Language, MimeBundle, Stream};
 pub use sandbox::SharedVolume;
 
@@ -71,7 +72,7 @@ pub enum Event {
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Op {
     CreateContext(NewContext),
     ListContexts,
@@ -80,6 +81,8 @@ pub enum Op {
     },
     RunCode(RunCode),
     RunCommand(RunCommand),
+    /// Something in the browser of a context.
+    Browse(Browse),
     /// A fresh interpreter for this call alone, with the conversation's `/data`.
     RunOnce(RunOnce),
     /// What a background run printed since `cursor`; waits up to `wait` for its end. (Not for the next line: whoever asks again
@@ -168,7 +171,7 @@ impl NewContext {
 }
 
 /// Processors and memory of a context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Size {
     Small,
@@ -209,7 +212,7 @@ pub struct RunCode {
     pub timeout: Option<Duration>,
     /// For this run only.
     pub env: Environment,
-    pub network: bool,
+    pub network: Network,
     /// Answers at once with [`Outcome::Started`].
     pub background: bool,
 }
@@ -222,8 +225,30 @@ impl RunCode {
             code: code.into(),
             timeout: None,
             env: Environment::default(),
-            network: false,
+            network: Network::Usual,
             background: false,
+        }
+    }
+}
+
+/// A call's say about the network: it can only narrow what the operator gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Network {
+    /// What the realm gives, or nothing in a realm whose calls have to ask for it.
+    #[default]
+    Usual,
+    /// Nothing.
+    Off,
+    /// What the realm gives; an error where that is nothing.
+    On,
+}
+
+impl Network {
+    pub fn asked(network: Option<bool>) -> Self {
+        match network {
+            None => Self::Usual,
+            Some(false) => Self::Off,
+            Some(true) => Self::On,
         }
     }
 }
@@ -246,8 +271,18 @@ pub struct RunCommand {
     pub command: Command,
     pub timeout: Option<Duration>,
     pub env: Environment,
-    pub network: bool,
+    pub network: Network,
     pub background: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Browse {
+    pub target: Target,
+    pub ask: browser::Browse,
+    /// Files below `/workspace` for [`browser::Browse::Upload`].
+    pub uploads: Vec<String>,
+    /// Of the action itself.
+    pub timeout: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,7 +299,7 @@ pub struct RunOnce {
     pub language: Language,
     pub code: String,
     pub env: Environment,
-    pub network: bool,
+    pub network: Network,
 }
 
 /// What has files.
@@ -290,6 +325,7 @@ pub enum Outcome {
         context_id: String,
     },
     Ran(Box<Ran>),
+    Browsed(Box<Browsed>),
     /// A background run begins.
     Started(RunInfo),
     /// Of a background run.
@@ -405,8 +441,26 @@ pub struct Ran {
     pub late: Option<String>,
     /// What was lost since the last run: variables, or files too.
     pub notice: Option<String>,
+    /// What was not let out to the network meanwhile, a sentence each.
+    pub denied: Vec<String>,
     pub end: RunOutcome,
     /// Of the cell itself, as the guest measured it.
+    pub duration: Duration,
+}
+
+/// What came of something in the browser, bounded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Browsed {
+    pub context: ContextInfo,
+    /// The context was made for this call.
+    pub created: bool,
+    /// What was lost since the last call.
+    pub notice: Option<String>,
+    pub page: Option<browser::Page>,
+    pub happened: Vec<browser::Happened>,
+    pub result: Result<browser::BrowseResult, browser::BrowseError>,
+    /// What was not let out to the network meanwhile, a sentence each.
+    pub denied: Vec<String>,
     pub duration: Duration,
 }
 
@@ -509,6 +563,9 @@ pub enum EngineError {
     OtherLanguage { context: String, is: Language, asked: Language },
     #[error("network access is off: {0}")]
     NetworkOff(String),
+    /// There is none on this machine, or it could not be started.
+    #[error("no browser: {0}")]
+    NoBrowser(String),
     #[error("run not found: `{0}`")]
     RunNotFound(String),
     #[error("environment variable refused: {0}")]
@@ -550,6 +607,8 @@ pub struct Quota {
     pub runs: Option<usize>,
     /// Of all sandboxes together: a cgroup around them.
     pub memory_bytes: Option<u64>,
+    /// Narrows what the realms give.
+    pub network: Option<egress::Policy>,
 }
 
 /// What happened without being asked for, or besides an answer: for the journal and the metrics.
@@ -560,6 +619,8 @@ pub struct Notice {
     /// Context, session or conversation.
     pub id: String,
     pub what: Happened,
+    /// What there is to say of it: of a denial the sentence.
+    pub detail: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -576,4 +637,6 @@ pub enum Happened {
     TimedOut,
     OutOfMemory,
     Crashed,
+    /// Something was not let out to the network.
+    Denied,
 }

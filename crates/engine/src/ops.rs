@@ -12,10 +12,11 @@ use crate::holdings::Holdings;
 use crate::keyed::Turn;
 use crate::live::{Failure, Place};
 use crate::maker::{FIRST_KERNEL, Shape};
-use crate::op::{Call, EngineError, Environment, Happened, Op, Outcome, Target, Which};
+use crate::op::{Call, EngineError, Environment, Happened, Network, Op, Outcome, Target, Which};
 
 mod admit;
 mod background;
+mod browse;
 mod create_context;
 mod list_contexts;
 mod list_files;
@@ -41,6 +42,7 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
         Op::StopContext { which } => world.stop_context(&call, &which).await,
         Op::RunCode(run) => world.run_code(&call, run).await,
         Op::RunCommand(run) => world.run_command(&call, run).await,
+        Op::Browse(browse) => world.browse(&call, browse).await,
         Op::RunOnce(once) => world.run_once(&call, once).await,
         Op::WaitRun { run, cursor, wait } => world.wait_run(&call, &run, cursor, wait).await,
         Op::CancelRun { run } => world.cancel_run(&run),
@@ -227,8 +229,8 @@ async fn unless_cancelled<T: Send + 'static>(
 }
 
 /// What a run may have for itself.
-fn check_wishes(env: &Environment, network: bool) -> Result<(), EngineError> {
-    if network {
+fn check_wishes(env: &Environment, network: Network) -> Result<(), EngineError> {
+    if network == Network::On {
         let why = "sandboxes have no network in this version; a later one will have the setting `network.allow`";
         return Err(EngineError::NetworkOff(why.into()));
     }
@@ -258,8 +260,10 @@ fn file_error(path: &str, limit: u64, answer: FromGuest, place: &Place) -> Engin
         proto::Failure::NotFound => EngineError::FileNotFound(path),
         proto::Failure::TooLarge => EngineError::FileTooLarge { path, limit },
         proto::Failure::NoSpace => EngineError::NoSpace,
-        proto::Failure::Kernel | proto::Failure::Busy | proto::Failure::Environment | proto::Failure::Io => {
-            EngineError::Sandbox(crate::live::one_line(&message))
-        }
+        proto::Failure::Kernel
+        | proto::Failure::Busy
+        | proto::Failure::Browser
+        | proto::Failure::Environment
+        | proto::Failure::Io => EngineError::Sandbox(crate::live::one_line(&message)),
     }
 }

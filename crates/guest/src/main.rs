@@ -1,4 +1,5 @@
 //! `sandpool-guest [--grace SECONDS]`: the guest on the listening socket that is descriptor 3; forked kernels come on 4, if that is open.
+//! `sandpool-guest browser`: the driver of the sandbox's browser, on the socket that is descriptor 3.
 //! `sandpool-guest transpile`: its transpiler, on standard input and output.
 
 use std::fs::File;
@@ -30,6 +31,7 @@ fn run() -> Result<(), String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let config = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["transpile"] => return transpile(),
+        ["browser"] => return browse(),
         [] => Config::default(),
         ["--grace", seconds] => {
             let seconds = seconds.parse().map_err(|_| format!("`{seconds}` is not a number of seconds"))?;
@@ -42,6 +44,12 @@ fn run() -> Result<(), String> {
     let signals = jail::inherited::signal_fd(&[Signal::CHILD.as_raw(), Signal::TERM.as_raw()])
         .map_err(|error| format!("cannot take signals: {error}"))?;
     guest::serve_listener(UnixListener::from(listener), signals, forks, config).map_err(|error| error.to_string())
+}
+
+/// The channel to the guest is descriptor 3 here too.
+fn browse() -> Result<(), String> {
+    let channel = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
+    browser::serve(channel.into()).map_err(|error| error.to_string())
 }
 
 fn transpile() -> Result<(), String> {

@@ -414,6 +414,9 @@ impl Server {
             ToGuest::ListFiles { root, path, max_entries, order } => {
                 self.files.list(List { call, root, path, max_entries, order });
             }
+            ToGuest::StartBrowser { .. } | ToGuest::Browse { .. } => {
+                self.fail(call, Failure::Browser, "there is no browser".into());
+            }
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
         Ok(())

@@ -3,16 +3,18 @@
 //! Linked into the server and into PID 1 of each sandbox. No I/O, no clock, no allocation driven by a length the other side
 //! merely claims: a payload's buffer grows only as its bytes arrive.
 
+pub mod browser;
 mod environment;
 pub mod frame;
 pub mod message;
 
+pub use browser::{Browse, BrowseError, BrowseFailure, BrowseResult, Browsed, BrowserSpec};
 pub use environment::{EnvironmentError, MAX_ENVIRONMENT, MAX_VARIABLES, check_environment};
 pub use frame::{Decoder, Frame, FrameError, Kind, encode, encode_message};
 pub use message::*;
 
 /// Raised when a message changes its meaning. Both sides say theirs in `Hello`; they must be equal.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The largest payload of a `Message` frame: a cell's picture in base64, or a cell's code.
 pub const MAX_MESSAGE: usize = 16 << 20;

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::browser::{Browse, Browsed, BrowserSpec};
+
 /// A kernel inside one sandbox; chosen by the host.
 pub type KernelId = u32;
 
@@ -71,7 +73,7 @@ pub struct Deadline {
 }
 
 /// Host to guest. The frame's `call` names the request; its answers carry the same number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToGuest {
     /// First on each connection. Answer: `Hello`.
@@ -117,6 +119,12 @@ pub enum ToGuest {
     ReadFile { root: Root, path: String, offset: u64, length: u64, max_size: Option<u64> },
     /// Answer: `Files`, or `Failed`. Entries below `path`, the first `max_entries` in this order.
     ListFiles { root: Root, path: String, max_entries: u32, order: Order },
+    /// Takes the browser's driver that was put into the sandbox, and lets it start the browser with a blank page. Answer:
+    /// `BrowserReady`, or `Failed`. One that is there already ends.
+    StartBrowser { spec: BrowserSpec },
+    /// Answer: `Browsed`, or `Failed` where there is no browser. One after the other. `uploads` are files below `/workspace` that the
+    /// browser may read for this call, by the names in `Browse::Upload`. `after_ms` ends it in the driver.
+    Browse { ask: Browse, uploads: Vec<String>, after_ms: u64 },
     /// Answer: `Done`.
     Ping,
 }
@@ -168,6 +176,14 @@ pub enum FromGuest {
         entries: Vec<FileEntry>,
         total: u64,
     },
+    BrowserReady {
+        version: String,
+    },
+    Browsed {
+        browsed: Box<Browsed>,
+    },
+    /// The browser ended by itself (call 0).
+    BrowserExited,
     Done,
     Failed {
         failure: Failure,
@@ -295,6 +311,8 @@ pub enum Failure {
     Kernel,
     /// As many commands as may run at once do.
     Busy,
+    /// There is no browser, or it cannot be started.
+    Browser,
     /// A variable's name or value is not one, or there are too many. No value is told.
     Environment,
     /// Anything else the system refused.

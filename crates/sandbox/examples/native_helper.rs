@@ -306,6 +306,8 @@ fn spec() -> SandboxSpec {
         files: vec![("/opt/sandpool/hello.txt".into(), b"hello".to_vec())],
         volumes: vec![],
         kept: None,
+        egress: false,
+        browser: None,
     }
 }
 

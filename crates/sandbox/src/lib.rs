@@ -31,6 +31,20 @@ pub struct SandboxSpec {
     pub volumes: Vec<SharedVolume>,
     /// `/data` lies on a volume of its own that outlives the sandbox; only one sandbox at a time may have it.
     pub kept: Option<KeptVolume>,
+    /// A socket listens inside on [`PROXY`], which is handed out once: [`Sandbox::take_egress`]. Without it there is nothing but loopback.
+    pub egress: bool,
+    /// Room for a browser beside the code: a uid, a home and a share of memory and processors of its own.
+    pub browser: Option<BrowserRoom>,
+}
+
+/// Where a sandbox with a way out finds it.
+pub const PROXY: std::net::SocketAddrV4 = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 3128);
+
+/// What of the sandbox's limits its browser may have; the code keeps the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BrowserRoom {
+    pub memory_bytes: u64,
+    pub pids: u32,
 }
 
 /// An interpreter that is started once, with everything imported and no code of anybody's run, and then forked into sandboxes.
@@ -180,6 +194,19 @@ pub trait Sandbox: Send + Sync {
     /// takes it with the next kernel that is started as `warm`.
     async fn fork_warm(&self) -> Result<(), BackendError> {
         Err(no_warmth())
+    }
+    /// The socket that listens on [`PROXY`] inside; the first to ask gets it. To be closed when the sandbox ends: it keeps the
+    /// sandbox's network alive.
+    fn take_egress(&self) -> Option<std::net::TcpListener> {
+        None
+    }
+    /// Puts the driver of a browser into the sandbox, held as [`SandboxSpec::browser`] says. The guest takes it with
+    /// `StartBrowser`; one that was not taken ends.
+    async fn enter_browser(&self) -> Result<(), BackendError> {
+        Err(BackendError::Unavailable {
+            why: "this back end has no browsers".into(),
+            hint: "use the native back end".into(),
+        })
     }
     async fn stats(&self) -> Result<Stats, BackendError>;
     /// Idempotent; returns when no process, mount, cgroup or directory of it is left.

@@ -397,7 +397,7 @@ fn order_files(files: Vec<(PathBuf, Vec<u8>)>) -> Vec<FileSpec> {
 }
 
 fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create {
-    let SandboxSpec { groups, limits, runtime, files, volumes, kept } = spec;
+    let SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: _, browser: _ } = spec;
     Create {
         sandbox,
         groups: groups.iter().map(order_group).collect(),

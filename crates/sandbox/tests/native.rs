@@ -86,6 +86,8 @@ fn spec() -> SandboxSpec {
         files: vec![("/opt/sandpool/driver.py".into(), b"print(1)\n".to_vec())],
         volumes: vec![],
         kept: None,
+        egress: false,
+        browser: None,
     }
 }
 

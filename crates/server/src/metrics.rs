@@ -123,7 +123,7 @@ impl Metrics {
             Happened::TimedOut => 0,
             Happened::OutOfMemory => 1,
             Happened::Crashed | Happened::Lost => 2,
-            Happened::Created | Happened::Stopped | Happened::Expired | Happened::Evicted => return,
+            Happened::Created | Happened::Stopped | Happened::Expired | Happened::Evicted | Happened::Denied => return,
         };
         add(&self.0.kills[kill], 1);
     }
@@ -297,7 +297,13 @@ mod tests {
         drop(metrics.begin("agentrun", "list_contexts"));
         metrics.denied(Denial::Rate);
         for what in [Happened::TimedOut, Happened::OutOfMemory, Happened::Lost, Happened::Created] {
-            metrics.notice(&Notice { tenant: Tenant::local(), realm: Realm::AGENTRUN, id: "ctx-1".into(), what });
+            metrics.notice(&Notice {
+                tenant: Tenant::local(),
+                realm: Realm::AGENTRUN,
+                id: "ctx-1".into(),
+                what,
+                detail: None,
+            });
         }
         drop(metrics.connection());
         let _open = (metrics.connection(), metrics.session(), metrics.session());

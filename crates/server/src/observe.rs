@@ -171,7 +171,7 @@ fn described(run: &RunOnce) -> RunCode<'_> {
         conversation: &run.conversation,
         language: run.language.name(),
         code_len: run.code.len(),
-        network: run.network,
+        network: run.network == engine::op::Network::On,
         env_vars: run.env.0.len(),
     }
 }

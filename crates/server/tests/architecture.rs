@@ -8,11 +8,13 @@ use std::process::Command;
 const ARROWS: &[(&str, &[&str])] = &[
     ("sandpool-proto", &[]),
     ("sandpool-jail", &[]),
-    ("sandpool-guest", &["sandpool-jail", "sandpool-proto"]),
+    ("sandpool-browser", &["sandpool-proto"]),
+    ("sandpool-egress", &[]),
+    ("sandpool-guest", &["sandpool-browser", "sandpool-jail", "sandpool-proto"]),
     ("sandpool-zygote", &["sandpool-jail"]),
     ("sandpool-sandbox", &["sandpool-jail"]),
-    ("sandpool-engine", &["sandpool-proto", "sandpool-sandbox"]),
-    ("sandpool", &["sandpool-engine", "sandpool-sandbox"]),
+    ("sandpool-engine", &["sandpool-egress", "sandpool-proto", "sandpool-sandbox"]),
+    ("sandpool", &["sandpool-egress", "sandpool-engine", "sandpool-sandbox"]),
     ("sandpool-testkit", &["sandpool-engine", "sandpool-guest", "sandpool-proto", "sandpool-sandbox"]),
 ];
 

@@ -361,6 +361,7 @@ fn too_long(length: usize, limit: usize, context: ContextInfo) -> Ran {
         error: Some(CellError { name: "CodeTooLong".into(), text: value.clone(), value }),
         late: None,
         notice: None,
+        denied: Vec::new(),
         end: RunOutcome::Error,
         duration: Duration::ZERO,
     }

@@ -110,6 +110,7 @@ impl Attempt<'_> {
             context: self.context.info(),
             created: false,
             files: None,
+            denied: Vec::new(),
             stdout: Captured::default(),
             stderr,
             value: None,

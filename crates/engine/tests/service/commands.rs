@@ -60,7 +60,8 @@ async fn a_command_waits_for_the_cell_before_it_and_sees_interpreters_first_in_i
         env: [("PATH".to_owned(), "/usr/bin:/opt/node/bin:/bin".to_owned()), ("LANG".into(), "C.UTF-8".into())].into(),
         ..Default::default()
     };
-    let runtimes = engine::Runtimes { python: command("python"), node: Some(command("node")), files: vec![] };
+    let runtimes =
+        engine::Runtimes { python: command("python"), node: Some(command("node")), browser: None, files: vec![] };
     let backend_again = std::sync::Arc::new(backend.clone());
     let engine = engine::Engine::start(config(), runtimes, backend_again).await.unwrap();
     let id = create(&engine, "a").await;

@@ -19,7 +19,7 @@ fn once(conversation: &str, code: &str) -> Op {
         language: Language::Python,
         code: code.into(),
         env: Environment::default(),
-        network: false,
+        network: engine::op::Network::Usual,
     })
 }
 
@@ -80,7 +80,7 @@ async fn the_environment_is_for_one_call_and_has_the_address_of_the_files() {
     assert_eq!(text(&with.stdout), format!("http://host/files/{}\nt\n", with.context.key));
     assert_eq!(text(&run_once(&engine, "c", "env TOKEN").await.stdout), "(none)\n");
     let Op::RunOnce(run) = &mut op else { panic!() };
-    run.network = true;
+    run.network = engine::op::Network::On;
     assert!(matches!(engine.execute(&caller(), op).await, Err(EngineError::NetworkOff(_))));
 }
 

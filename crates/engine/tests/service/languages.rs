@@ -102,7 +102,7 @@ async fn variables_for_one_run_are_checked_and_reach_it_alone() {
     run.env.0.insert("NOT A NAME".into(), String::new());
     let refused = engine.execute(&call(), Op::RunCode(run.clone())).await;
     assert!(matches!(refused, Err(EngineError::InvalidEnvironment(_))), "{refused:?}");
-    let online = RunCode { network: true, ..RunCode::new(existing(&id), "print 1") };
+    let online = RunCode { network: engine::op::Network::On, ..RunCode::new(existing(&id), "print 1") };
     let refused = engine.execute(&call(), Op::RunCode(online)).await.unwrap_err().to_string();
     assert!(refused.contains("`network.allow`"), "{refused}");
 }

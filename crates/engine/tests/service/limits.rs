@@ -145,7 +145,7 @@ async fn a_tenants_quota_reaches_over_all_realms() {
     let backend = FakeBackend::new();
     let mut config = config();
     let small = Tenant("small".into());
-    let quota = Quota { contexts: Some(2), runs: Some(1), memory_bytes: Some(512 << 20) };
+    let quota = Quota { contexts: Some(2), runs: Some(1), memory_bytes: Some(512 << 20), network: None };
     config.quotas.insert(small.clone(), quota);
     let engine = engine_with(&backend, config).await;
     let of = |realm| Call { realm, ..call_of(&small) };

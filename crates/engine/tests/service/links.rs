@@ -101,7 +101,7 @@ async fn links_of_conversations_work_without_a_sandbox_and_after_a_restart() {
         language: Language::Python,
         code: "write /data/f from c".into(),
         env: Environment::default(),
-        network: false,
+        network: engine::op::Network::Usual,
     });
     let key = ran(first.execute(&call_in(Realm::CONVERSATION), op.clone()).await).context.key;
     eventually("its sandbox is gone", || backend.living() == 3).await;

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 pub fn runtimes() -> Runtimes {
     let command = |name: &str| KernelCommand { argv: vec![name.into()], ..KernelCommand::default() };
-    Runtimes { python: command("python"), node: Some(command("node")), files: Vec::new() }
+    Runtimes { python: command("python"), node: Some(command("node")), browser: None, files: Vec::new() }
 }
 
 /// Only the ordered sessions wait ready: what tests count is not to depend on demand.
@@ -100,7 +100,7 @@ pub fn shell(target: Target, line: &str) -> RunCommand {
         command: Command::Shell(line.into()),
         timeout: None,
         env: Environment::default(),
-        network: false,
+        network: engine::op::Network::Usual,
         background: false,
     }
 }

@@ -46,7 +46,12 @@ impl Quotas {
 
     /// The part that the engine enforces.
     pub fn for_engine(&self) -> Quota {
-        Quota { contexts: self.contexts, runs: self.runs, memory_bytes: self.memory_mb.map(|mb| mb << 20) }
+        Quota {
+            contexts: self.contexts,
+            runs: self.runs,
+            memory_bytes: self.memory_mb.map(|mb| mb << 20),
+            network: None,
+        }
     }
 }
 
@@ -251,7 +256,10 @@ mod tests {
             show_host_paths: true,
         };
         assert_eq!(tenants.0[1].quotas, quotas);
-        assert_eq!(quotas.for_engine(), Quota { contexts: Some(5), runs: Some(2), memory_bytes: Some(512 << 20) });
+        assert_eq!(
+            quotas.for_engine(),
+            Quota { contexts: Some(5), runs: Some(2), memory_bytes: Some(512 << 20), network: None }
+        );
     }
 
     #[test]

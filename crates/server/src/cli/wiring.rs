@@ -146,6 +146,7 @@ pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> En
         contexts: config.quota.contexts,
         runs: config.quota.runs,
         memory_bytes: config.quota.memory_mb.map(|mb| mb << 20),
+        network: None,
     };
     EngineConfig {
         realms,

@@ -108,9 +108,10 @@ impl Entry {
             Happened::TimedOut => "timed_out",
             Happened::OutOfMemory => "out_of_memory",
             Happened::Crashed => "crashed",
+            Happened::Denied => "network_denied",
         };
         let (tenant, context) = (Some(notice.tenant.0.clone()), Some(notice.id.clone()));
-        Self { tenant, dialect: Some(notice.realm.0), context, ..Self::event(event) }
+        Self { tenant, dialect: Some(notice.realm.0), context, why: notice.detail.clone(), ..Self::event(event) }
     }
 
     fn gap(count: u64, why: &str) -> Self {

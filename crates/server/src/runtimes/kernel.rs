@@ -38,7 +38,7 @@ impl Prepared {
         });
         let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER)];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
-        Runtimes { python, node, files }
+        Runtimes { python, node, browser: None, files }
     }
 }
 

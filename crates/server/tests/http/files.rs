@@ -47,7 +47,7 @@ struct Service {
 impl Service {
     async fn start(signer: Option<Signer>) -> Self {
         let command = KernelCommand { argv: vec!["python".into()], ..KernelCommand::default() };
-        let runtimes = Runtimes { python: command, node: None, files: Vec::new() };
+        let runtimes = Runtimes { python: command, node: None, browser: None, files: Vec::new() };
         let backend = Arc::new(FakeBackend::new());
         let engine = Engine::start(EngineConfig::default(), runtimes, backend).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -52,6 +52,7 @@ impl Execute for FakeEngine {
     fn execute<'a>(&'a self, call: &'a Call, op: Op) -> Executing<'a> {
         Box::pin(async move {
             match op {
+                Op::Browse(_) => Err(EngineError::NoBrowser("none is installed".into())),
                 Op::CreateContext(new) => self.create_or_replace(call, new),
                 Op::ListContexts => Ok(Outcome::Contexts(self.list(call))),
                 Op::StopContext { which } => self.stop(call, &which),
@@ -291,7 +292,7 @@ impl FakeEngine {
     }
 
     async fn once(&self, call: &Call, run: RunOnce) -> Result<Outcome, EngineError> {
-        if run.network {
+        if run.network == engine::op::Network::On {
             return Err(EngineError::NetworkOff("set `network.policy`".into()));
         }
         let new = NewContext::named("once", run.language);
@@ -536,6 +537,7 @@ fn printed(text: &str) -> Ran {
         error: None,
         late: None,
         notice: None,
+        denied: Vec::new(),
         end: RunOutcome::Ok,
         duration: Duration::from_micros(12_345),
     }

@@ -107,6 +107,8 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         files: vec![("/opt/sandpool/driver.py".into(), guest::kernels::PYTHON_DRIVER.as_bytes().to_vec())],
         volumes: vec![],
         kept: None,
+        egress: false,
+        browser: None,
     };
     for _ in 0..rounds {
         time_true(table)?;

@@ -86,6 +86,8 @@ fn spec() -> SandboxSpec {
         files: vec![("/opt/sandpool/driver.py".into(), guest::kernels::PYTHON_DRIVER.as_bytes().to_vec())],
         volumes: vec![],
         kept: None,
+        egress: false,
+        browser: None,
     }
 }
 

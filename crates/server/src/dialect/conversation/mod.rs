@@ -1,7 +1,7 @@
 //! `conversation`: the tool set of the code sandbox document. A fresh process a call, and files with links that belong to the
 //! conversation.
 
-use engine::op::{Environment, Holder, Language, Op, RunOnce};
+use engine::op::{Environment, Holder, Language, Network, Op, RunOnce};
 
 use super::args::{self, ArgError, Args, Refused};
 use super::shared::LANGUAGES;
@@ -95,7 +95,7 @@ fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let conversation = conversation(args)?;
     let language = language(args)?;
     let code = args::required(args, "code")?.to_owned();
-    let network = args::flag(args, "network")?.unwrap_or_default();
+    let network = Network::asked(args::flag(args, "network")?);
     let env = Environment(args::text_map(args, "environment")?.unwrap_or_default());
     Ok(Op::RunOnce(RunOnce { conversation, language, code, env, network }))
 }

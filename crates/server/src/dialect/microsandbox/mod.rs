@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Command, Environment, Language, NewContext, Op, RunCode, RunCommand, Size, Target, Which};
+use engine::op::{Command, Environment, Language, Network, NewContext, Op, RunCode, RunCommand, Size, Target, Which};
 use serde_json::json;
 
 use super::args::{self, ArgError, Args, Refused};
@@ -118,7 +118,7 @@ fn execute_command(args: &Args, options: &Options) -> Result<Op, ArgError> {
         command,
         timeout: timeout(args, options.max_command_timeout)?,
         env: Environment::default(),
-        network: false,
+        network: Network::Usual,
         background: false,
     }))
 }

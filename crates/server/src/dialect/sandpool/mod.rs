@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use engine::op::{Command, Environment, Holder, Language, NewContext, Op, RunCode, RunCommand, Size, Target, Which};
+use engine::op::{
+    Command, Environment, Holder, Language, Network, NewContext, Op, RunCode, RunCommand, Size, Target, Which,
+};
 
 use super::args::{self, ArgError, Args, Refused};
 use super::shared::LANGUAGES;
@@ -193,7 +195,7 @@ fn run_code(args: &Args, options: &Options) -> Result<Op, ArgError> {
         code,
         timeout: timeout(args, background, longest)?,
         env: env(args)?,
-        network: args::flag(args, "network")?.unwrap_or_default(),
+        network: Network::asked(args::flag(args, "network")?),
         background,
     }))
 }
@@ -216,7 +218,7 @@ fn shell(args: &Args, options: &Options, command: String) -> Result<Op, Refused>
         command: Command::Shell(command),
         timeout: timeout(args, background, options.max_command_timeout)?,
         env: env(args)?,
-        network: args::flag(args, "network")?.unwrap_or_default(),
+        network: Network::asked(args::flag(args, "network")?),
         background,
     }))
 }

@@ -65,6 +65,7 @@ fn sentence(error: &EngineError) -> String {
              one.",
             shown(run)
         ),
+        E::NoBrowser(why) => format!("There is no browser: {why}."),
         E::NetworkOff(why) => {
             format!("Network access is off: {why}. Leave network out, or ask the operator of this server for it.")
         }

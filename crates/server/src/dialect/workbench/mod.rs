@@ -1,6 +1,6 @@
 //! `workbench`: the tool set of the sandbox workbench: one sandbox at a time, with code, files and a browser.
 
-use engine::op::{Command, Environment, Holder, Language, NewContext, Op, RunCode, RunCommand, Target, Which};
+use engine::op::{Command, Environment, Holder, Language, Network, NewContext, Op, RunCode, RunCommand, Target, Which};
 use serde_json::json;
 
 use super::args::{self, ArgError, Args, Refused};
@@ -204,7 +204,7 @@ fn code_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
         command: Command::Shell(code.to_owned()),
         timeout: None,
         env: Environment::default(),
-        network: false,
+        network: Network::Usual,
         background: false,
     }))
 }

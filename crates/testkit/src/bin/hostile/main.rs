@@ -127,6 +127,8 @@ fn spec() -> SandboxSpec {
         files: Vec::new(),
         volumes: vec![],
         kept: None,
+        egress: false,
+        browser: None,
     }
 }
 
