@@ -6,7 +6,7 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 
-/// Serves the guest until it closes the connection; the browser ends with it. The first message is a `proto::BrowserSpec`.
+/// Serves the guest until it closes the connection; the browser ends with it. The first message is a `proto::browser::ToDriver::Start`.
 pub fn serve(_guest: UnixStream) -> io::Result<()> {
     Err(io::Error::other("there is no browser yet"))
 }

@@ -14,8 +14,32 @@ pub struct BrowserSpec {
     pub shell: bool,
     /// Where everything but the sandbox's own loopback is asked for: `127.0.0.1:3128`. Without it there is nothing but loopback.
     pub proxy: Option<String>,
+    /// Its own directory, empty at first: profile, cache, temporary files.
+    pub home: String,
+    /// Where downloads go: `/workspace/downloads`.
+    pub downloads: String,
     /// Files of a certificate database (`cert9.db`, `key4.db`, `pkcs11.txt`) that the browser trusts; copied into its home.
     pub nssdb: Option<String>,
+}
+
+/// Guest to driver, in frames like those between host and guest. One request after the other; a frame's number names it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum ToDriver {
+    /// First. Answer: `Ready` or `Failed`.
+    Start { spec: BrowserSpec },
+    /// Answer: `Browsed`. `uploads` is the directory with the files of an upload.
+    Browse { ask: Browse, after_ms: u64, uploads: Option<String> },
+    /// Ends the request of this number, which is then answered as `Cancelled`.
+    Cancel,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "t", rename_all = "snake_case")]
+pub enum FromDriver {
+    Ready { version: String },
+    Browsed { browsed: Box<Browsed> },
+    Failed { message: String },
 }
 
 /// An element: a `ref_N` of a snapshot, or a CSS selector that matches one.
