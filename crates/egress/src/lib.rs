@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 pub mod policy;
 mod proxy;
+mod tls;
+mod wire;
 
 pub use policy::{Policy, Table};
 pub use proxy::{Denial, Gate, Narrowed, Sink};

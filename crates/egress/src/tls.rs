@@ -1,0 +1,34 @@
+//! Hosts that have a secret: TLS ends here, so that the secret can be put in on the way out.
+//!
+//! The way of such a request: CONNECT or SOCKS names the host, the policy allows it, [`Interceptor::takes`] says yes, and
+//! [`Interceptor::accept`] ends the client's TLS. Each request inside goes the same way as a plain one (policy, methods, address), then
+//! [`Interceptor::dress`] puts the secret in, [`Interceptor::connect`] begins TLS on the connection that was checked and opened.
+
+use std::io;
+
+use hyper::HeaderMap;
+
+use crate::wire::Wire;
+
+#[derive(Debug, Default)]
+pub struct Interceptor {}
+
+impl Interceptor {
+    /// Whether TLS to this host ends here. `name` is lower case, without a dot at its end.
+    pub fn takes(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// Ends the client's TLS, with a certificate for `name`. HTTP/1.1 is all that is offered inside.
+    pub async fn accept(&self, client: Wire, _name: &str) -> io::Result<Wire> {
+        Ok(client)
+    }
+
+    /// Begins TLS with the host itself, whose certificate has to be good for `name`.
+    pub async fn connect(&self, upstream: Wire, _name: &str) -> io::Result<Wire> {
+        Ok(upstream)
+    }
+
+    /// Puts the secrets of this host into the headers of a request to it.
+    pub fn dress(&self, _name: &str, _headers: &mut HeaderMap) {}
+}
