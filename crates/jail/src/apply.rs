@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::net::SocketAddrV4;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -131,6 +132,8 @@ pub enum Report {
     },
     /// A mount of the kept volume for the launcher comes as a descriptor.
     KeptHeld,
+    /// The socket on which the sandbox's way out is accepted comes as a descriptor.
+    Egress,
     /// Something is weaker than it could be; the sandbox is made all the same.
     Note {
         message: String,
@@ -285,6 +288,7 @@ impl Context {
             Op::OrdinaryPriority => ordinary_priority(),
             Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Call::Unshare, Path::new("cgroup")),
             Op::Listen { dir } => self.listen(dir),
+            Op::Egress { address } => self.report(&Report::Egress, &[listen_on(*address)?.as_fd()]),
             Op::PrivateMounts => private_mounts(),
             Op::NewRoot { at, bytes, inodes } => self.new_root(at, *bytes, *inodes),
             Op::Dir { path, mode } => self.mkdir(path, *mode),
@@ -708,6 +712,19 @@ const USER_LIMITS: &[(&str, &str)] = &[
     ("max_inotify_instances", "32"),
     ("max_inotify_watches", "32768"),
 ];
+
+/// Connections that wait to be accepted; more are told to come again.
+const EGRESS_BACKLOG: i32 = 128;
+
+fn listen_on(address: SocketAddrV4) -> Result<OwnedFd, Error> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
+    let at = PathBuf::from(address.to_string());
+    let socket =
+        socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).at(Call::Socket, &at)?;
+    bind(&socket, &address).at(Call::Bind, &at)?;
+    listen(&socket, EGRESS_BACKLOG).at(Call::Listen, &at)?;
+    Ok(socket)
+}
 
 fn private_mounts() -> Result<(), Error> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;

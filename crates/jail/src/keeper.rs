@@ -22,7 +22,7 @@ use crate::cgroup::{Cgroup, Controller, Group, Tree};
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance};
 use crate::kept::{Lent, Parked, Store, Wanted};
-use crate::launcher::{answer, failed, log, relay};
+use crate::launcher::{answer, answer_with, failed, log, relay};
 use crate::own::Own;
 use crate::plan::{self, Plan, plan};
 use crate::seccomp;
@@ -116,6 +116,8 @@ struct Cell {
     kept_loop: Option<volume::Device>,
     /// The launcher's own mount of the kept volume, by which it stays mounted after the sandbox.
     kept_held: Option<OwnedFd>,
+    /// The socket of its way out, until the server has it.
+    egress: Option<OwnedFd>,
     notes: Vec<String>,
     fail_at: Option<usize>,
     /// What was in the way when it was last tried to remove it.
@@ -477,6 +479,7 @@ impl Keeper {
             volume: Volume::Tmpfs { bytes: WARM_TMP, inodes: 1000 },
             kept: None,
             shared: vec![],
+            egress: None,
             shm_bytes: WARM_TMP,
             ptys: 0,
             cgroup_tasks: vec![],
@@ -560,6 +563,7 @@ impl Keeper {
             kept: None,
             kept_loop: None,
             kept_held: None,
+            egress: None,
             notes: self.notes(&create),
             fail_at: create.fail_at,
             busy: None,
@@ -670,6 +674,7 @@ impl Keeper {
             volume,
             kept: cell.kept.as_ref().map(|lent| lent.source.clone()),
             shared: create.shared.clone(),
+            egress: create.egress,
             shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
             ptys: PTYS,
             cgroup_tasks: cell.cgroup.tasks(),
@@ -731,6 +736,7 @@ impl Keeper {
             (Some(Report::Loop { device }), _) => cell.volume = Some(Backing { device, image: cell.image() }),
             (Some(Report::KeptLoop { device }), _) => cell.kept_loop = Some(device),
             (Some(Report::KeptHeld), _) => cell.kept_held = fds.into_iter().next(),
+            (Some(Report::Egress), _) => cell.egress = fds.into_iter().next(),
             (Some(Report::Note { message }), _) => cell.notes.push(message),
             (Some(Report::InUse), _) => self.fail_with(key, Reply::InUse),
             (Some(Report::WantsMaps), _) => {
@@ -755,10 +761,11 @@ impl Keeper {
             Err(e) => return self.fail(key, &format!("the kept volume: {e}")),
         }
         cell.control = None;
-        let notes = std::mem::take(&mut cell.notes);
+        let (notes, egress) = (std::mem::take(&mut cell.notes), cell.egress.take());
         if let Phase::Building { request, until, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
             self.deadlines.remove(&(until, key));
-            self.answer(request, Reply::Created { notes });
+            let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
+            let _ = answer_with(&self.socket, request, Reply::Created { notes }, &fds);
         }
     }
 

@@ -7,7 +7,7 @@
 use std::ffi::CString;
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -155,7 +155,11 @@ pub(crate) fn failed(message: impl Into<String>) -> Reply {
 }
 
 pub(crate) fn answer(socket: &OwnedFd, id: u64, reply: Reply) -> io::Result<()> {
-    wire::send(socket, &Response { id, reply }, &[])
+    answer_with(socket, id, reply, &[])
+}
+
+pub(crate) fn answer_with(socket: &OwnedFd, id: u64, reply: Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    wire::send(socket, &Response { id, reply }, fds)
 }
 
 /// What the launcher has to remember when it executes itself again.

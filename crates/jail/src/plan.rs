@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddrV4;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,10 @@ pub enum Op {
     /// Binds the guest's socket in the sandbox's directory, in the sandbox's network namespace.
     Listen {
         dir: PathBuf,
+    },
+    /// Listens in the sandbox's network namespace, and gives the socket away: whoever accepts on it is outside.
+    Egress {
+        address: SocketAddrV4,
     },
     PrivateMounts,
     NewRoot {
@@ -147,6 +152,7 @@ impl fmt::Display for Op {
             Self::OrdinaryPriority => write!(f, "ordinary priority"),
             Self::CgroupNamespace => write!(f, "unshare cgroup"),
             Self::Listen { dir } => write!(f, "listen {}/guest.sock", dir.display()),
+            Self::Egress { address } => write!(f, "listen {address}, hand out"),
             Self::PrivateMounts => write!(f, "private mounts"),
             Self::NewRoot { at, bytes, inodes } => {
                 write!(f, "root tmpfs {bytes} bytes {inodes} inodes on {}", at.display())
@@ -252,6 +258,7 @@ pub fn plan(spec: &JailSpec) -> Plan {
     steps.ops.push(Op::LoopbackUp);
     let base = base..steps.ops.len();
     steps.ops.push(Op::Listen { dir: spec.dir.clone() });
+    steps.ops.extend(spec.egress.map(|address| Op::Egress { address }));
     owned(spec, &mut steps);
     proc(spec, &mut steps);
     steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Hostname { name: spec.hostname.clone() }]);
@@ -492,6 +499,7 @@ mod tests {
             },
             kept: None,
             shared: vec![],
+            egress: None,
             shm_bytes: 32 << 20,
             ptys: 64,
             cgroup_tasks: if mode == Mode::Root {
@@ -526,10 +534,10 @@ mod tests {
             Mode::Sub | Mode::Single => Kept::Held { at: "/state/instances/i/kept/0af9".into() },
         };
         let shared = vec![share("/srv/in", "/shared/in", true), share("/srv/out", "/shared/out", false)];
-        JailSpec { kept: Some(kept), shared, ..spec }
+        JailSpec { kept: Some(kept), shared, egress: Some("127.0.0.1:3128".parse().unwrap()), ..spec }
     }
 
-    /// Only what is there because of the volumes, and the other way round.
+    /// Only what is there because of that, and the other way round.
     fn difference(mode: Mode) -> String {
         let lines = |spec: &JailSpec| plan(spec).to_string().lines().map(str::to_owned).collect::<Vec<_>>();
         let (without, with) = (lines(&spec(mode)), lines(&with_volumes(mode)));
@@ -539,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_and_kept_volumes_change_the_plan_like_this() {
+    fn shared_and_kept_volumes_and_a_way_out_change_the_plan_like_this() {
         insta::assert_snapshot!(difference(Mode::Root), @r"
         -   root tmpfs 1056768 bytes 281 inodes on /state/instances/i/root
         -   volume dir /data 755
@@ -549,6 +557,7 @@ mod tests {
         +   dir /shared 755
         +   dir /shared/in 755
         +   dir /shared/out 755
+        + listen 127.0.0.1:3128, hand out
         + kept ext4 /state/instances/i/s/kept.img from /state/templates/ext4-kept-1.img
         + kept dir /data shown as 1879048199
         + hide kept
@@ -566,6 +575,7 @@ mod tests {
         +   dir /shared 755
         +   dir /shared/in 755
         +   dir /shared/out 755
+        + listen 127.0.0.1:3128, hand out
         + kept /state/instances/i/kept/0af9 on /data owner 8
         + share /srv/in on /shared/in ro,nosuid,nodev
         + share /srv/out on /shared/out rw,nosuid,nodev

@@ -3,6 +3,7 @@
 //! The host is looked at here once ([`Host::detect`]) and nowhere later.
 
 use std::fs;
+use std::net::SocketAddrV4;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub struct JailSpec {
     /// Where `/data` lies instead of on the volume.
     pub kept: Option<Kept>,
     pub shared: Vec<Shared>,
+    /// Where the way out listens, in the sandbox's own network; it is handed to the launcher.
+    pub egress: Option<SocketAddrV4>,
     pub shm_bytes: u64,
     pub ptys: u32,
     /// v1 files the first process writes itself into; on v2 it is born into its cgroup.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
+use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -89,6 +90,8 @@ pub struct Create {
     pub files: Vec<FileSpec>,
     pub shared: Vec<Shared>,
     pub kept: Option<Wanted>,
+    /// Where a socket listens inside, which comes with the answer.
+    pub egress: Option<SocketAddrV4>,
     /// Tests of the rollback: the step that is to fail. Debug builds only.
     pub fail_at: Option<usize>,
 }
@@ -117,7 +120,7 @@ pub enum Reply {
         survey: Survey,
     },
     Done,
-    /// The sandbox runs; what is weaker about it than about others.
+    /// The sandbox runs; what is weaker about it than about others. The socket of its way out comes as a descriptor.
     Created {
         notes: Vec<String>,
     },

@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,8 +39,8 @@ pub use jail::warm::Rotation;
 
 use crate::stream::Stream;
 use crate::{
-    Backend, BackendError, Group, GuestStream, Isolation, Kept, KeptVolume, Level, Sandbox, SandboxSpec, SharedVolume,
-    Stats, WarmSpec, Warmth,
+    Backend, BackendError, Group, GuestStream, Isolation, Kept, KeptVolume, Level, PROXY, Sandbox, SandboxSpec,
+    SharedVolume, Stats, WarmSpec, Warmth,
 };
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
@@ -195,8 +196,11 @@ struct Shared {
     socket: UnixDatagram,
     next: AtomicU64,
     /// Who waits for which answer; `None` once the launcher is gone.
-    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Reply>>>>,
+    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
 }
+
+/// With the descriptors that came with it.
+type Answer = (Reply, Vec<OwnedFd>);
 
 impl Drop for Link {
     fn drop(&mut self) {
@@ -216,16 +220,16 @@ fn unexpected(reply: Reply) -> BackendError {
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Reply>>>> {
+    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Answer>>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn read(&self) {
         let receive = || wire::receive::<Response>(&self.socket);
-        while let Ok(Some((response, _))) = self.socket.async_io(Interest::READABLE, receive).await {
+        while let Ok(Some((response, fds))) = self.socket.async_io(Interest::READABLE, receive).await {
             let waiter = self.waiting().as_mut().and_then(|w| w.remove(&response.id));
             if let Some(waiter) = waiter {
-                let _ = waiter.send(response.reply);
+                let _ = waiter.send((response.reply, fds));
             }
         }
         // Everybody who waits learns it by the end of their channel.
@@ -250,6 +254,10 @@ impl Link {
     }
 
     async fn call(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Reply, BackendError> {
+        self.exchange(call, fds).await.map(|(reply, _)| reply)
+    }
+
+    async fn exchange(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, BackendError> {
         let gone = || BackendError::Launcher("it has ended".into());
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let (tell, told) = oneshot::channel();
@@ -357,10 +365,13 @@ impl Native {
             isolation: self.isolation.clone(),
             link: Arc::clone(&self.link),
             instance: Arc::clone(&self.instance),
+            egress: Mutex::default(),
             destroyed: AtomicBool::new(false),
         };
-        match self.link.call(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await? {
+        let (reply, fds) = self.link.exchange(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
+        match reply {
             Reply::Created { notes } => {
+                *sandbox.egress() = fds.into_iter().next().map(TcpListener::from);
                 notes.iter().for_each(|note| tracing::warn!("{note}"));
                 sandbox.isolation.missing.extend(notes);
                 Ok(Box::new(sandbox))
@@ -397,7 +408,7 @@ fn order_files(files: Vec<(PathBuf, Vec<u8>)>) -> Vec<FileSpec> {
 }
 
 fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create {
-    let SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: _, browser: _ } = spec;
+    let SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser: _ } = spec;
     Create {
         sandbox,
         groups: groups.iter().map(order_group).collect(),
@@ -412,6 +423,7 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create 
         files: order_files(files.clone()),
         shared: volumes.iter().map(order_volume).collect(),
         kept: kept.as_ref().map(order_kept),
+        egress: egress.then_some(PROXY),
         fail_at,
     }
 }
@@ -495,7 +507,15 @@ struct NativeSandbox {
     isolation: Isolation,
     link: Arc<Link>,
     instance: Arc<OwnedFd>,
+    /// Until somebody takes it.
+    egress: Mutex<Option<TcpListener>>,
     destroyed: AtomicBool,
+}
+
+impl NativeSandbox {
+    fn egress(&self) -> MutexGuard<'_, Option<TcpListener>> {
+        self.egress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Drop for NativeSandbox {
@@ -532,6 +552,10 @@ impl Sandbox for NativeSandbox {
         }
     }
 
+    fn take_egress(&self) -> Option<TcpListener> {
+        self.egress().take()
+    }
+
     async fn stats(&self) -> Result<Stats, BackendError> {
         match self.link.call(Call::Stats { sandbox: self.id.clone() }, &[]).await? {
             Reply::Stats(usage) => {
@@ -545,6 +569,7 @@ impl Sandbox for NativeSandbox {
         if self.destroyed.load(Ordering::Relaxed) {
             return Ok(());
         }
+        drop(self.take_egress());
         match self.link.call(Call::Destroy { sandbox: self.id.clone() }, &[]).await? {
             Reply::Done => {
                 self.destroyed.store(true, Ordering::Relaxed);

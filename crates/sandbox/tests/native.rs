@@ -11,6 +11,8 @@ use sandbox::native::{GuestBinary, Mode, Native, NativeConfig, spawn_launcher_fr
 use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+#[path = "native/egress.rs"]
+mod egress;
 #[path = "native/warm.rs"]
 mod warm;
 
@@ -326,6 +328,7 @@ async fn a_creation_that_fails_at_any_step_leaves_nothing() {
         groups: vec![group("tenant", None), group("set", None)],
         volumes: vec![share(&shared, "/shared", false)],
         kept: Some(kept('a')),
+        egress: true,
         ..spec()
     };
     native.create(&spec).await.unwrap().destroy().await.unwrap();

@@ -6,7 +6,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use super::*;
 
-fn python() -> WarmSpec {
+pub fn python() -> WarmSpec {
     let script = PathBuf::from("/opt/sandpool/warm.py");
     let argv = ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()];
     WarmSpec {
@@ -18,7 +18,7 @@ fn python() -> WarmSpec {
 }
 
 /// A kernel that was forked into a sandbox and is connected.
-struct Kernel {
+pub struct Kernel {
     /// Inside.
     pid: u32,
     stream: BufReader<sandbox::GuestStream>,
@@ -46,7 +46,7 @@ impl Kernel {
         Self { pid, stream }
     }
 
-    async fn new(sandbox: &dyn Sandbox) -> Self {
+    pub async fn new(sandbox: &dyn Sandbox) -> Self {
         let pid = fork(sandbox).await;
         Self::equip(sandbox, pid).await
     }
