@@ -11,33 +11,18 @@ use std::sync::Arc;
 
 pub mod policy;
 mod proxy;
+mod secrets;
 mod tls;
 mod wire;
 
 pub use policy::{Policy, Table};
 pub use proxy::{Denial, Gate, Narrowed, Sink};
+pub use secrets::{Secret, Value, is_host_name};
 
 /// What one server has of it: resolver, authority, secrets.
 #[derive(Debug, Clone)]
 pub struct Egress {
     shared: Arc<proxy::Shared>,
-}
-
-/// A value that code may use and never sees.
-#[derive(Clone)]
-pub struct Secret {
-    /// The environment variable that has the placeholder.
-    pub name: String,
-    /// Whom it is sent to, as in a policy's `allow`.
-    pub hosts: Vec<String>,
-    pub header: String,
-    pub value: String,
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "secret `{}` for {}", self.name, self.hosts.join(", "))
-    }
 }
 
 #[derive(Debug, Clone, Default)]

@@ -2,11 +2,13 @@
 //!
 //! The way of such a request: CONNECT or SOCKS names the host, the policy allows it, [`Interceptor::takes`] says yes, and
 //! [`Interceptor::accept`] ends the client's TLS. Each request inside goes the same way as a plain one (policy, methods, address), then
-//! [`Interceptor::dress`] puts the secret in, [`Interceptor::connect`] begins TLS on the connection that was checked and opened.
+//! [`Interceptor::dress`] puts the secret in, [`Interceptor::connect`] begins TLS on the connection that was checked and opened,
+//! and [`Dressed::clean`] takes the secret out of an answer that repeats it.
 
 use std::io;
 
-use hyper::HeaderMap;
+use hyper::body::Body;
+use hyper::{HeaderMap, Response};
 
 use crate::wire::Wire;
 
@@ -15,7 +17,7 @@ pub struct Interceptor {}
 
 impl Interceptor {
     /// Whether TLS to this host ends here. `name` is lower case, without a dot at its end.
-    pub fn takes(&self, _name: &str) -> bool {
+    pub fn takes(&self, _name: &str, _port: u16) -> bool {
         false
     }
 
@@ -30,5 +32,18 @@ impl Interceptor {
     }
 
     /// Puts the secrets of this host into the headers of a request to it.
-    pub fn dress(&self, _name: &str, _headers: &mut HeaderMap) {}
+    pub fn dress(&self, _name: &str, _port: u16, _headers: &mut HeaderMap) -> Dressed {
+        Dressed {}
+    }
+}
+
+/// A request that has secrets in it, and what its answer must not have.
+#[derive(Debug)]
+pub struct Dressed {}
+
+impl Dressed {
+    /// The answer without the secrets. An error is a sentence for whoever asked: the answer cannot be looked through.
+    pub fn clean<B: Body>(self, response: Response<B>) -> Result<Response<B>, &'static str> {
+        Ok(response)
+    }
 }
