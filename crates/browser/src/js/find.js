@@ -1,0 +1,52 @@
+// Elements by selector, in the document and in open shadow roots.
+{
+  const {Failure, number, calls} = sandpool;
+
+  // Every open shadow root below `top`, outermost first.
+  const roots = function* (top) {
+    const queue = [top];
+    for (let root; (root = queue.shift()); ) {
+      const walker = document.createTreeWalker(root, NodeFilter.SHOW_ELEMENT);
+      for (let element; (element = walker.nextNode()); ) {
+        if (!element.shadowRoot) continue;
+        yield element.shadowRoot;
+        queue.push(element.shadowRoot);
+      }
+    }
+  };
+
+  calls.find = selector => {
+    const all = root => {
+      try {
+        return root.querySelectorAll(selector);
+      } catch (error) {
+        throw new Failure('invalid', error.message);
+      }
+    };
+    let found = all(document);
+    let [first, count] = [found[0], found.length];
+    if (count) return {count, number: number(first)};
+    for (const root of roots(document)) {
+      found = all(root);
+      first ??= found[0];
+      count += found.length;
+    }
+    return {count, number: first && number(first)};
+  };
+
+  // Whether a text is to be seen, however its white space is laid out.
+  calls.has = text => {
+    const plain = text => text.replace(/\s+/g, ' ');
+    const wanted = plain(text).trim();
+    const seen = element => plain(element.innerText ?? '').includes(wanted);
+    if (!document.body) return false;
+    if (seen(document.body)) return true;
+    for (const root of roots(document)) if ([...root.children].some(seen)) return true;
+    return false;
+  };
+
+  // The number of an element that the driver holds by other means: the owner of a frame.
+  calls.number = element => number(element);
+
+  calls.alive = number => void sandpool.node(number);
+}

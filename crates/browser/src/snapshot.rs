@@ -1,0 +1,340 @@
+//! Reads pages: what is on them, as an outline with a `ref_N` for whatever can be acted on; and finds elements again.
+//!
+//! Everything is read by scripts in an isolated world of each frame (`js/`), which a page can neither see nor change. A number of a ref
+//! is given out once in the life of the driver, whatever frame or tab its node is in: one that is gone is never another element.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proto::browser::{BrowseError, BrowseFailure, Snapshot, SnapshotAsk};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// The name of the isolated world. Each session is told `Page.addScriptToEvaluateOnNewDocument` with this name, [`SCRIPT`] and
+/// `runImmediately`, before it navigates; `Accessibility.enable` too, or every role costs a tree.
+pub const WORLD: &str = "sandpool";
+
+pub const SCRIPT: &str = concat!(include_str!("js/refs.js"), include_str!("js/find.js"), include_str!("js/ready.js"));
+
+/// A frame of a tab, and its isolated world as `Runtime.executionContextCreated` told it (`name == WORLD`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    pub id: String,
+    pub parent: Option<String>,
+    /// Of the process that the frame is in.
+    pub session: String,
+    /// `id` and `uniqueId` of the world.
+    pub context: u64,
+    pub world: String,
+}
+
+/// What is needed of a tab. Frames that have no world yet are left out.
+#[allow(async_fn_in_trait, reason = "the driver has one thread")]
+pub trait Tab {
+    /// The main frame first, parents before their children.
+    fn frames(&self) -> Vec<Frame>;
+
+    /// Sends one command and awaits its answer, within the time of the request that is being served.
+    async fn call(&self, session: &str, method: &str, params: Value) -> Result<Value, CallError>;
+}
+
+#[derive(Debug)]
+pub enum CallError {
+    /// The browser's own word: no such context, no such node.
+    Refused(String),
+    /// It did not answer, or is gone.
+    Failed(BrowseError),
+}
+
+/// An element that was found. It may be gone by the time it is used; that is then said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Element {
+    pub frame: Frame,
+    pub number: u64,
+}
+
+/// What an action needs of its element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Visible, enabled, not moving, in view, and nothing before it.
+    Click,
+    /// The same, but something may be before it; not read-only.
+    Type,
+    /// Visible and in view.
+    Seen,
+    /// There.
+    Any,
+}
+
+impl Need {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Click => "click",
+            Self::Type => "type",
+            Self::Seen => "seen",
+            Self::Any => "any",
+        }
+    }
+}
+
+/// Where to act, in CSS pixels of the tab's own viewport: for `Input` events of the tab's first session. The size is the element's.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+pub struct Point {
+    pub x: f64,
+    pub y: f64,
+    pub width: f64,
+    pub height: f64,
+}
+
+/// One for a driver: it gives out the numbers.
+#[derive(Debug)]
+pub struct Reader {
+    next: u64,
+    /// First number of a range that one world was given, and what comes after it.
+    given: BTreeMap<u64, (u64, String)>,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self { next: 1, given: BTreeMap::new() }
+    }
+}
+
+impl Reader {
+    /// The element of a `ref_N`, or the one that a selector matches: in the main frame, or else in the first frame that has any.
+    pub async fn find(&mut self, tab: &impl Tab, at: &str) -> Result<Element, BrowseError> {
+        let frames = tab.frames();
+        if let Some(number) = at.strip_prefix("ref_") {
+            let Ok(number) = number.parse() else {
+                return Err(error(BrowseFailure::Invalid, format!("`{}` is not a ref", shown(at))));
+            };
+            let frame = self.frame_of(&frames, number).ok_or_else(|| gone(at))?;
+            let element = Element { frame, number };
+            self.ask::<Value>(tab, &element.frame, "alive", json!([number])).await.map_err(|failure| failure.of(at))?;
+            return Ok(element);
+        }
+        for frame in frames {
+            let found: Found = self.ask(tab, &frame, "find", json!([at])).await.map_err(|failure| failure.of(at))?;
+            match (found.count, found.number) {
+                (1, Some(number)) => return Ok(Element { frame, number }),
+                (0, _) | (_, None) => {}
+                (count, _) => {
+                    let message = format!("`{}` matches {count} elements; name one of them", shown(at));
+                    return Err(error(BrowseFailure::Ambiguous, message));
+                }
+            }
+        }
+        Err(error(BrowseFailure::NotFound, format!("no element matches `{}`", shown(at))))
+    }
+
+    /// Waits until the element is ready for what is needed, at most so long, and scrolls it into view.
+    pub async fn ready(
+        &mut self,
+        tab: &impl Tab,
+        element: &Element,
+        need: Need,
+        wait: Duration,
+    ) -> Result<Point, BrowseError> {
+        let at = format!("ref_{}", element.number);
+        let args = json!([element.number, need.word(), wait.as_millis() as u64]);
+        let mut point: Point = self.ask(tab, &element.frame, "ready", args).await.map_err(|failure| failure.of(&at))?;
+        if need == Need::Any {
+            return Ok(point);
+        }
+        let frames = tab.frames();
+        let mut inner = element.frame.clone();
+        while let Some(outer) = parent(&frames, &inner) {
+            let owner = self.owner(tab, &inner, &outer).await.map_err(|failure| failure.of(&at))?;
+            let args = json!([owner, point.x, point.y, need.word()]);
+            let through: Through = self.ask(tab, &outer, "through", args).await.map_err(|failure| failure.of(&at))?;
+            (point.x, point.y) = (through.x, through.y);
+            inner = outer;
+        }
+        Ok(point)
+    }
+
+    /// Calls a function of ours, `(element, ...args) => …`, in the element's world; what it comes to, by value. Promises are awaited.
+    pub async fn apply<T: DeserializeOwned>(
+        &mut self,
+        tab: &impl Tab,
+        element: &Element,
+        function: &str,
+        args: &[Value],
+    ) -> Result<T, BrowseError> {
+        let at = format!("ref_{}", element.number);
+        let args: String = args.iter().map(|arg| format!(", {arg}")).collect();
+        let body = format!("sandpool.calls.apply = number => ({function})(sandpool.node(number){args});");
+        self.run(tab, &element.frame, &body, "apply", json!([element.number])).await.map_err(|failure| failure.of(&at))
+    }
+
+    /// The element as a remote object, for commands that want one (`DOM.setFileInputFiles`, `Page.captureScreenshot`'s box).
+    pub async fn object(&mut self, tab: &impl Tab, element: &Element) -> Result<String, BrowseError> {
+        let at = format!("ref_{}", element.number);
+        let expression = format!("sandpool.node({})", element.number);
+        let params = json!({ "expression": expression, "uniqueContextId": element.frame.world });
+        let answer = called(tab.call(&element.frame.session, "Runtime.evaluate", params).await);
+        let answer = answer.map_err(|failure| failure.of(&at))?;
+        answer["result"]["objectId"].as_str().map(str::to_owned).ok_or_else(|| gone(&at))
+    }
+
+    /// What is on the page.
+    pub async fn snapshot(&mut self, tab: &impl Tab, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
+        let _ = (tab, ask);
+        Err(error(BrowseFailure::Invalid, "pages cannot be read yet".into()))
+    }
+
+    /// Whether a text can be seen on the page now, in any of its frames.
+    pub async fn has_text(&mut self, tab: &impl Tab, text: &str) -> Result<bool, BrowseError> {
+        for frame in tab.frames() {
+            match self.ask(tab, &frame, "has", json!([text])).await {
+                Ok(true) => return Ok(true),
+                Ok(false) | Err(Failure::Gone) => {}
+                Err(failure) => return Err(failure.of("the page")),
+            }
+        }
+        Ok(false)
+    }
+
+    fn frame_of(&self, frames: &[Frame], number: u64) -> Option<Frame> {
+        let (_, (end, world)) = self.given.range(..=number).next_back()?;
+        (number < *end).then(|| frames.iter().find(|frame| frame.world == *world))?.cloned()
+    }
+
+    /// The number of the element that a frame is in, in the world of the frame around it.
+    async fn owner(&mut self, tab: &impl Tab, inner: &Frame, outer: &Frame) -> Result<u64, Failure> {
+        let params = json!({ "frameId": inner.id });
+        let owner = called(tab.call(&outer.session, "DOM.getFrameOwner", params).await)?;
+        let params = json!({ "backendNodeId": owner["backendNodeId"], "executionContextId": outer.context });
+        let object = called(tab.call(&outer.session, "DOM.resolveNode", params).await)?;
+        let params = json!({
+            "objectId": object["object"]["objectId"],
+            "functionDeclaration": format!("function () {{ return sandpool.ask({}, 'number', this); }}", self.next),
+            "returnByValue": true,
+            "awaitPromise": true,
+        });
+        let answer = called(tab.call(&outer.session, "Runtime.callFunctionOn", params).await)?;
+        self.taken(outer, answer)
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &mut self,
+        tab: &impl Tab,
+        frame: &Frame,
+        name: &str,
+        args: Value,
+    ) -> Result<T, Failure> {
+        self.run(tab, frame, "", name, args).await
+    }
+
+    async fn run<T: DeserializeOwned>(
+        &mut self,
+        tab: &impl Tab,
+        frame: &Frame,
+        before: &str,
+        name: &str,
+        args: Value,
+    ) -> Result<T, Failure> {
+        let args: String = args.as_array().into_iter().flatten().map(|arg| format!(", {arg}")).collect();
+        let params = json!({
+            "expression": format!("{before}sandpool.ask({}, '{name}'{args})", self.next),
+            "uniqueContextId": frame.world,
+            "returnByValue": true,
+            "awaitPromise": true,
+        });
+        let answer = called(tab.call(&frame.session, "Runtime.evaluate", params).await)?;
+        self.taken(frame, answer)
+    }
+
+    /// Writes down the numbers that a world has taken, and takes the answer apart.
+    fn taken<T: DeserializeOwned>(&mut self, frame: &Frame, answer: Value) -> Result<T, Failure> {
+        if let Some(thrown) = answer.get("exceptionDetails") {
+            let text = thrown["exception"]["description"].as_str().or(thrown["text"].as_str()).unwrap_or("unknown");
+            return Err(Failure::Other(error(
+                BrowseFailure::Threw,
+                text.lines().next().unwrap_or_default().to_owned(),
+            )));
+        }
+        let answer = &answer["result"]["value"];
+        let next = answer["next"].as_u64().unwrap_or(self.next);
+        if next > self.next {
+            self.give(&frame.world, next);
+        }
+        if let Some(why) = answer["why"].as_str() {
+            let message = answer["message"].as_str().unwrap_or_default().to_owned();
+            return Err(match why {
+                "stale" => Failure::Gone,
+                "invalid" => Failure::Invalid(message),
+                _ => Failure::NotReady(message),
+            });
+        }
+        serde_json::from_value(answer["value"].clone()).map_err(|e| {
+            Failure::Other(error(BrowseFailure::NoBrowser, format!("the page's reader answered wrongly: {e}")))
+        })
+    }
+
+    fn give(&mut self, world: &str, next: u64) {
+        match self.given.last_entry() {
+            Some(mut last) if last.get().0 == self.next && last.get().1 == world => last.get_mut().0 = next,
+            _ => drop(self.given.insert(self.next, (next, world.to_owned()))),
+        }
+        self.next = next;
+    }
+}
+
+#[derive(Deserialize)]
+struct Found {
+    count: u64,
+    number: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Through {
+    x: f64,
+    y: f64,
+}
+
+/// What a world answers when it does not do what it was asked.
+enum Failure {
+    Gone,
+    Invalid(String),
+    NotReady(String),
+    Other(BrowseError),
+}
+
+impl Failure {
+    fn of(self, at: &str) -> BrowseError {
+        match self {
+            Self::Gone => gone(at),
+            Self::Invalid(message) => error(BrowseFailure::Invalid, message),
+            Self::NotReady(reason) => error(BrowseFailure::NotReady, format!("`{}` is not ready: {reason}", shown(at))),
+            Self::Other(error) => error,
+        }
+    }
+}
+
+/// A world that is no more has no nodes.
+fn called(answer: Result<Value, CallError>) -> Result<Value, Failure> {
+    answer.map_err(|failure| match failure {
+        CallError::Refused(_) => Failure::Gone,
+        CallError::Failed(error) => Failure::Other(error),
+    })
+}
+
+fn parent(frames: &[Frame], frame: &Frame) -> Option<Frame> {
+    let parent = frame.parent.as_ref()?;
+    frames.iter().find(|frame| frame.id == *parent).cloned()
+}
+
+fn gone(at: &str) -> BrowseError {
+    error(BrowseFailure::Stale, format!("`{}` is not on the page (any more); take a new snapshot", shown(at)))
+}
+
+fn error(why: BrowseFailure, message: String) -> BrowseError {
+    BrowseError { why, message }
+}
+
+/// A locator in a message.
+fn shown(at: &str) -> &str {
+    &at[..at.floor_char_boundary(120)]
+}
