@@ -23,7 +23,7 @@ use crate::outputs::Outputs;
 use crate::process::{Process, reap_any};
 use crate::transpile::{Answer, Cell};
 use crate::transpiler::{Client, Transpiler};
-use crate::warm::Fork;
+use crate::warm::Arrivals;
 
 /// A command, whichever host's: call numbers are each host's own.
 type JobId = u64;
@@ -57,7 +57,7 @@ pub struct Server {
     host: Host,
     listener: Option<UnixListener>,
     signals: Option<OwnedFd>,
-    forks: Option<OwnedFd>,
+    arrivals: Arrivals,
     kernels: BTreeMap<KernelId, Kernel>,
     jobs: BTreeMap<JobId, Job>,
     next_job: JobId,
@@ -88,7 +88,7 @@ impl Server {
         let mut server = Self::new(config);
         server.listener = Some(listener);
         server.signals = Some(signals);
-        server.forks = forks;
+        server.arrivals = Arrivals::new(forks);
         server.alone_since = Some(Instant::now());
         server.is_init = std::process::id() == 1;
         Ok(server)
@@ -104,7 +104,7 @@ impl Server {
             host: Host::default(),
             listener: None,
             signals: None,
-            forks: None,
+            arrivals: Arrivals::default(),
             kernels: BTreeMap::new(),
             jobs: BTreeMap::new(),
             next_job: 0,
@@ -450,7 +450,9 @@ impl Server {
             return self.fail(call, Failure::Kernel, format!("kernel `{id}` exists already"));
         }
         let started = if warm {
-            self.fork().and_then(|fork| Kernel::adopt(fork, id, call, spec, &self.outputs, Instant::now()))
+            self.arrivals
+                .take_kernel()
+                .and_then(|fork| Kernel::adopt(fork, id, call, spec, &self.outputs, Instant::now()))
         } else {
             Kernel::start(id, call, spec, &self.outputs, Instant::now())
         };
@@ -465,13 +467,6 @@ impl Server {
                 let program = spec.argv.first().map_or("", String::as_str);
                 self.fail(call, Failure::Kernel, format!("cannot start `{program}`: {error}"));
             }
-        }
-    }
-
-    fn fork(&self) -> io::Result<Fork> {
-        match &self.forks {
-            Some(forks) => Fork::receive(forks),
-            None => Err(io::Error::other("no kernels are forked into this sandbox")),
         }
     }
 

@@ -1,18 +1,75 @@
-//! Kernels that were forked into the sandbox instead of started by us: the launcher puts them there, we take and equip them.
+//! What was put into the sandbox instead of started by us: kernels, which we take and equip, and the driver of a browser.
 //!
 //! Such a process is our child, has given up everything and waits, with nothing open but a channel to us.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde::Serialize;
 
 use crate::process::ChildFds;
 
+use jail::warm::Arrival;
+
 pub use jail::warm::Fork;
+
+/// What has come and was not asked for yet. Nothing waits for it: the launcher says that it is there before anybody asks.
+#[derive(Debug, Default)]
+pub struct Arrivals {
+    way: Option<OwnedFd>,
+    kernels: VecDeque<Fork>,
+    driver: Option<Driver>,
+}
+
+/// The process that drives the sandbox's browser: our child, with a stream of frames to it.
+#[derive(Debug)]
+pub struct Driver {
+    pub pid: u32,
+    /// A pidfd: ready to be read when the process has ended.
+    pub process: OwnedFd,
+    pub channel: UnixStream,
+}
+
+impl Arrivals {
+    /// `way`: where the launcher hands them over, if it does.
+    pub fn new(way: Option<OwnedFd>) -> Self {
+        Self { way, ..Self::default() }
+    }
+
+    /// The oldest kernel.
+    pub fn take_kernel(&mut self) -> io::Result<Fork> {
+        let refused = self.receive();
+        self.kernels.pop_front().ok_or_else(|| refused.err().unwrap_or_else(|| absent("kernel")))
+    }
+
+    /// The newest driver; one that came before it has ended, or ends with its channel.
+    pub fn take_driver(&mut self) -> io::Result<Driver> {
+        let refused = self.receive();
+        self.driver.take().ok_or_else(|| refused.err().unwrap_or_else(|| absent("driver of a browser")))
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        let way = self.way.as_ref().ok_or_else(|| io::Error::other("nothing is put into this sandbox"))?;
+        loop {
+            match Arrival::receive(way) {
+                Ok(Arrival::Kernel(fork)) => self.kernels.push_back(fork),
+                Ok(Arrival::Driver(Fork { pid, process, channel })) => {
+                    self.driver = Some(Driver { pid, process, channel: channel.into() });
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn absent(what: &str) -> io::Error {
+    io::Error::other(format!("no {what} was put into this sandbox"))
+}
 
 /// What the kernel reads first, with the descriptors for 1, 2, 3 and 4.
 #[derive(Serialize)]

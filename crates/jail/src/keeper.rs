@@ -31,7 +31,7 @@ use crate::spec::{self, Host, JailSpec, Volume};
 use crate::survey::Survey;
 use crate::sys::{self, Cloned};
 use crate::volume::{self, Purpose};
-use crate::warm::{self, Outcome, Recipe, Warmth};
+use crate::warm::{self, Arrival, Outcome, Recipe, Warmth};
 use crate::wire::{self, Call, Create, Reply, Request, Start, Warm};
 
 /// The namespaces of a sandbox that are there from its first instruction; cgroup and user follow when their time has come.
@@ -521,7 +521,7 @@ impl Keeper {
                 Outcome::Answer(request, reply) => (request, reply),
                 // Without a guest that takes it, the kernel sees the end of its channel and ends.
                 Outcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
-                    Some(Some(way)) => (request, fork.send(way).map_or(Reply::Gone, |()| Reply::Done)),
+                    Some(Some(way)) => (request, Arrival::Kernel(fork).send(way).map_or(Reply::Gone, |()| Reply::Done)),
                     _ => (request, Reply::Gone),
                 },
             };

@@ -97,13 +97,22 @@ pub enum Said {
     },
 }
 
-/// A kernel that was forked into a sandbox, for its guest.
+/// A process that was put into a sandbox, for its guest.
 #[derive(Debug)]
 pub struct Fork {
     pub pid: u32,
     pub process: OwnedFd,
-    /// Where the kernel waits for its descriptors.
+    /// Where it waits to be told what it is to do.
     pub channel: OwnedFd,
+}
+
+/// What it is.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A fork of the warm interpreter, which waits for its descriptors.
+    Kernel(Fork),
+    /// Drives the browser.
+    Driver(Fork),
 }
 
 /// Two ends of the way from the launcher to one guest: the guest can only read.
@@ -113,15 +122,23 @@ pub fn way_to_guest() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, theirs))
 }
 
-impl Fork {
-    /// Without waiting: a guest that does not take its kernels gets no more.
+/// The first byte of an arrival; the number of the process follows.
+const KERNEL: u8 = b'k';
+const DRIVER: u8 = b'd';
+
+impl Arrival {
+    /// Without waiting: a guest that does not take what comes gets no more.
     pub fn send(&self, way: impl AsFd) -> io::Result<()> {
+        let (kind, fork) = match self {
+            Self::Kernel(fork) => (KERNEL, fork),
+            Self::Driver(fork) => (DRIVER, fork),
+        };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [self.process.as_fd(), self.channel.as_fd()];
+        let fds = [fork.process.as_fd(), fork.channel.as_fd()];
         control.push(SendAncillaryMessage::ScmRights(&fds));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(way, &[IoSlice::new(&self.pid.to_le_bytes())], &mut control, flags)?;
+        sendmsg(way, &[IoSlice::new(&[kind]), IoSlice::new(&fork.pid.to_le_bytes())], &mut control, flags)?;
         Ok(())
     }
 
@@ -129,14 +146,19 @@ impl Fork {
     pub fn receive(way: impl AsFd) -> io::Result<Self> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut pid = [0; 4];
+        let (mut kind, mut pid) = ([0], [0; 4]);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        recvmsg(way, &mut [IoSliceMut::new(&mut pid)], &mut control, flags)?;
+        recvmsg(way, &mut [IoSliceMut::new(&mut kind), IoSliceMut::new(&mut pid)], &mut control, flags)?;
         let rights = |m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None };
         let mut fds = control.drain().filter_map(rights).flatten();
-        match (fds.next(), fds.next()) {
-            (Some(process), Some(channel)) => Ok(Self { pid: u32::from_le_bytes(pid), process, channel }),
-            _ => Err(io::Error::other("there is no forked kernel")),
+        let (Some(process), Some(channel)) = (fds.next(), fds.next()) else {
+            return Err(io::Error::other("nothing was put into this sandbox"));
+        };
+        let fork = Fork { pid: u32::from_le_bytes(pid), process, channel };
+        match kind {
+            [KERNEL] => Ok(Self::Kernel(fork)),
+            [DRIVER] => Ok(Self::Driver(fork)),
+            _ => Err(io::Error::other("nobody knows what was put into this sandbox")),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use jail::warm::Fork;
+use jail::warm::{Arrival, Fork};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sandbox::native::{GuestBinary, Mode, Native, NativeConfig};
@@ -66,8 +66,8 @@ fn forked(order: &str, mut stream: UnixStream, forks: &OwnedFd, taken: &Taken) {
     let (word, number) = order.split_once(' ').unwrap_or((order, "0"));
     let number: u32 = number.parse().unwrap();
     match word {
-        "take" => match Fork::receive(forks) {
-            Ok(fork) => {
+        "take" => match Arrival::receive(forks) {
+            Ok(Arrival::Kernel(fork) | Arrival::Driver(fork)) => {
                 writeln!(stream, "{}", fork.pid).unwrap();
                 taken.lock().unwrap().insert(fork.pid, fork);
             }
