@@ -3,6 +3,8 @@
 //! Runs as a process of its own beside the browser, with the browser's rights and no others: whatever a page does to this process it
 //! can do only to itself. Asked and answered in `proto` frames over one socket, by the guest.
 
+pub mod snapshot;
+
 use std::io;
 use std::os::unix::net::UnixStream;
 
