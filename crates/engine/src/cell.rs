@@ -14,7 +14,7 @@ use crate::capture::{Rich, StreamCapture};
 use crate::engine::Inner;
 use crate::guest::{Answer, Lost, PendingCall};
 use crate::live::{Place, one_line};
-use crate::op::{Call, Captured, ContextInfo, Event, KeptOutput, Ran, RunOutcome};
+use crate::op::{Call, Captured, ContextInfo, Event, KeptOutput, Network, Ran, RunOutcome};
 
 /// What the host allows the guest beyond the deadline and its grace time.
 const BACKSTOP: Duration = Duration::from_secs(2);
@@ -29,6 +29,7 @@ pub(crate) struct Cell<'a> {
     pub(crate) call: &'a Call,
     pub(crate) place: Arc<Place>,
     pub(crate) timeout: Duration,
+    pub(crate) network: Network,
     /// Characters of each stream.
     pub(crate) budget: usize,
     /// Who follows the output of a background run.
@@ -76,9 +77,10 @@ impl Cell<'_> {
     /// Exactly one end, however the guest behaves.
     pub(crate) async fn run(&self, request: &ToGuest) -> Result<Heard<'_>, Refused> {
         let mut fold = Fold::new(self.budget, self.call, self.record);
-        let started = Instant::now();
+        let (started, passage) = (Instant::now(), self.place.passage(self.network));
         let last = self.converse(request, &mut fold).await;
-        let mut duration = started.elapsed();
+        let (mut duration, denied) = (started.elapsed(), passage.denied());
+        drop(passage);
         let ending = match last {
             Last::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
             // It may or may not have run: what is in doubt is not used again.
@@ -92,7 +94,7 @@ impl Cell<'_> {
             // The guest's own figure leaves the way here out, but is not believed beyond what passed.
             duration = duration.min(Duration::from_micros(end.micros));
         }
-        Ok(Heard { ending, duration, fold })
+        Ok(Heard { ending, duration, denied, fold })
     }
 
     async fn converse(&self, request: &ToGuest, fold: &mut Fold<'_>) -> Last {
@@ -151,6 +153,7 @@ impl From<Lost> for Last {
 pub(crate) struct Heard<'a> {
     pub(crate) ending: Ending,
     duration: Duration,
+    denied: Vec<String>,
     fold: Fold<'a>,
 }
 
@@ -182,7 +185,7 @@ impl Heard<'_> {
             error: shown.error,
             late: shown.late,
             notice: None,
-            denied: Vec::new(),
+            denied: self.denied,
             end,
             duration: self.duration,
         }

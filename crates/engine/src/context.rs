@@ -118,6 +118,7 @@ pub(crate) struct Plan {
 impl Context {
     pub(crate) fn new(plan: Plan, home: Home, isolation: Isolation) -> Self {
         let now = unix_now();
+        home.place.iter().for_each(|place| place.belongs_to(&plan.id));
         Self {
             id: plan.id,
             name: plan.name,
@@ -173,6 +174,7 @@ impl Context {
     }
 
     pub(crate) fn moved(&self, place: &Arc<Place>) {
+        place.belongs_to(&self.id);
         let mut state = lock(&self.state);
         state.isolation = place.isolation().clone();
         state.place = Some(place.clone());

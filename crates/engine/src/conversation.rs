@@ -177,8 +177,8 @@ impl Inner {
                 (maker.unhurried_sandbox(shape, Some(kernel.language)).await?, FIRST_KERNEL)
             }
         };
-        match place.start_kernel(number, kernel).await {
-            Ok(_) => Ok((place, number)),
+        match maker.start_as_told(&place, number, kernel).await {
+            Ok(()) => Ok((place, number)),
             Err(failure) => {
                 let _ = place.destroy("its interpreter did not start").await;
                 Err(failure)
@@ -199,8 +199,8 @@ impl Inner {
         let language = kernel.language;
         let making = async {
             let place = maker.unhurried_sandbox(&shape, Some(language)).await?;
-            let started = match place.start_kernel(FIRST_KERNEL, kernel).await {
-                Ok(_) => rehearse(&place, language).await.map_err(Failure::new),
+            let started = match maker.start_as_told(&place, FIRST_KERNEL, kernel).await {
+                Ok(()) => rehearse(&place, language).await.map_err(Failure::new),
                 Err(failure) => Err(failure),
             };
             match started {
@@ -285,7 +285,7 @@ impl Shape {
     pub(crate) fn with_data(holdings: &Holdings, key: &str, kept: KeptConfig) -> Self {
         let KeptConfig { bytes, inodes, .. } = kept;
         let volume = KeptVolume { name: key.into(), bytes, inodes };
-        Self { kept: Some(volume), ..Self::of(holdings, holdings.config().limits) }
+        Self { kept: Some(volume), limits: holdings.config().limits, exit: None, ..Self::of(holdings, None) }
     }
 
     /// For a link to files whose tenant is not known: the key alone says that they may be read.
@@ -297,6 +297,7 @@ impl Shape {
             limits: realm.limits,
             volumes: Vec::new(),
             kept: Some(KeptVolume { name: key.into(), bytes, inodes }),
+            exit: None,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -26,6 +26,7 @@ use crate::maker::Maker;
 use crate::op::{Call, EngineError, Happened, Health, Notice, Op, Outcome, Realm, Tenant};
 use crate::ops;
 use crate::stock::{Ready, Stock};
+use crate::way_out::Told;
 
 /// Target of the lines that tell how the start goes, in the words and the order of the `agentrun` document.
 pub const STARTUP_LOG: &str = "sandpool::startup";
@@ -63,6 +64,8 @@ pub(crate) struct Inner {
     calls: TaskTracker,
     pub(crate) tasks: TaskTracker,
     notices: broadcast::Sender<Notice>,
+    /// What was not let out to the network.
+    denials: Arc<AtomicU64>,
     /// Runs that have their permits.
     pub(crate) running: Arc<AtomicUsize>,
 }
@@ -83,6 +86,8 @@ pub struct Counts {
     pub sandboxes: usize,
     /// Of these, those whose end was ordered.
     pub ending: usize,
+    /// Since the engine began: what was not let out to the network.
+    pub denials: u64,
 }
 
 struct Started {
@@ -102,9 +107,11 @@ enum State {
 impl Engine {
     /// An engine that is not ready: operations wait a while, then are told the status. [`Engine::start_pool`] makes it ready.
     pub fn new(config: EngineConfig, backend: Arc<dyn Backend>) -> Self {
-        let tasks = TaskTracker::new();
+        let (tasks, notices) = (TaskTracker::new(), broadcast::Sender::new(NOTICES));
+        let told = Told { notices: notices.clone(), denials: Arc::default() };
         let inner = Inner {
-            live: Live::new(backend, tasks.clone(), config.start_timeout),
+            denials: told.denials.clone(),
+            live: Live::new(backend, tasks.clone(), &config, told),
             tenants: Tenants::new(&config),
             conversations: Conversations::default(),
             config: Arc::new(config),
@@ -117,7 +124,7 @@ impl Engine {
             closed: watch::Sender::new(false),
             calls: TaskTracker::new(),
             tasks,
-            notices: broadcast::Sender::new(NOTICES),
+            notices,
             running: Arc::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -180,6 +187,7 @@ impl Engine {
             ready: self.inner.started.get().map(|started| started.stock.count()).unwrap_or_default(),
             ending: self.inner.live.ending(),
             sandboxes: self.sandboxes(),
+            denials: self.inner.denials.load(Ordering::Relaxed),
             ..Counts::default()
         };
         for holdings in self.inner.tenants.all() {

@@ -16,7 +16,8 @@ use crate::config::{EngineConfig, RealmConfig};
 use crate::context::{Context, InUse};
 use crate::guest::lock;
 use crate::keyed::Keyed;
-use crate::op::{ContextInfo, EngineError, Quota, Realm, Tenant, Which};
+use crate::op::{ContextInfo, EngineError, Quota, Realm, Size, Tenant, Which};
+use crate::way_out::Exit;
 
 /// Bytes of files that one tenant may have on their way into sandboxes.
 pub(crate) const UPLOADS: usize = 64 << 20;
@@ -111,6 +112,15 @@ impl Holdings {
         let RealmConfig { realm, group_memory_bytes: memory_bytes, group_cpu_millis: cpu_millis, .. } =
             self.realm.config;
         vec![self.tenant.group.clone(), Group { name: realm.0.into(), memory_bytes, cpu_millis }]
+    }
+
+    /// The way out of its sandboxes, where the operator gives one. Whatever else is said about it can only narrow it.
+    pub(crate) fn exit(&self, size: Option<Size>) -> Option<Exit> {
+        let config = self.config();
+        let of_size = size.or(config.default_size).and_then(|size| config.network_of.get(&size));
+        let narrower = of_size.into_iter().chain(&self.tenant.quota.network);
+        let policy = narrower.fold(config.network.clone()?, egress::Policy::and);
+        Some(Exit { tenant: self.tenant.tenant.clone(), realm: config.realm, policy })
     }
 
     /// The least that is over a sandbox with these limits.

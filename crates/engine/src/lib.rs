@@ -20,6 +20,7 @@ mod maker;
 pub mod op;
 mod ops;
 mod stock;
+mod way_out;
 
 pub use config::{DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
 pub use engine::{Counts, Engine, STARTUP_LOG};

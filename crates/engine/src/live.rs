@@ -15,7 +15,10 @@ use sandbox::{Backend, BackendError, Isolation, Sandbox, SandboxSpec};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
+use crate::config::EngineConfig;
 use crate::guest::{GuestClient, Lost, lock};
+use crate::op::Network;
+use crate::way_out::{Exit, Passage, Told, WayOut};
 
 const STATS_WAIT: Duration = Duration::from_secs(2);
 /// Who waits for an end waits no longer; it is tried again later.
@@ -34,10 +37,14 @@ struct Shared {
     next: AtomicU64,
     closed: AtomicBool,
     start_timeout: Duration,
+    egress: Option<egress::Egress>,
+    told: Told,
 }
 
 struct Held {
     sandbox: Box<dyn Sandbox>,
+    /// Closed before the sandbox ends.
+    way_out: Option<WayOut>,
     /// Once it was greeted.
     guest: OnceLock<GuestClient>,
     /// Its end was ordered; until `destroyed` it is tried again now and then.
@@ -61,6 +68,8 @@ impl Held {
 
     async fn destroy(&self) -> Result<(), BackendError> {
         self.doomed.store(true, Ordering::SeqCst);
+        // Nothing goes out on behalf of what is over, however long the rest of the end takes.
+        self.way_out.iter().for_each(WayOut::close);
         let destroying = async {
             let mut destroyed = self.destroyed.lock().await;
             if !*destroyed {
@@ -112,25 +121,32 @@ impl From<BackendError> for Failure {
 }
 
 impl Live {
-    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, start_timeout: Duration) -> Self {
+    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, config: &EngineConfig, told: Told) -> Self {
         let shared = Shared {
             backend,
             tasks,
             sandboxes: Mutex::default(),
             next: AtomicU64::new(0),
             closed: AtomicBool::new(false),
-            start_timeout,
+            start_timeout: config.start_timeout,
+            egress: config.egress.clone(),
+            told,
         };
         Self { shared: Arc::new(shared) }
     }
 
     /// Makes a sandbox and greets its guest, while a warm interpreter is forked into it if it is `first` to run that language. In a
     /// task of its own: a caller that goes away half-way leaves nothing behind.
-    pub(crate) async fn make(&self, spec: SandboxSpec, first: Option<Language>) -> Result<Arc<Place>, Failure> {
+    pub(crate) async fn make(
+        &self,
+        spec: SandboxSpec,
+        first: Option<Language>,
+        exit: Option<Exit>,
+    ) -> Result<Arc<Place>, Failure> {
         let live = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.shared.tasks.spawn(async move {
-            let made = live.make_here(&spec, first).await;
+            let made = live.make_here(&spec, first, exit).await;
             if let Err(Ok(unwanted)) = sender.send(made) {
                 let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
             }
@@ -138,7 +154,12 @@ impl Live {
         receiver.await.unwrap_or_else(|_| Err(Failure::new("the sandbox could not be made")))
     }
 
-    async fn make_here(&self, spec: &SandboxSpec, first: Option<Language>) -> Result<Arc<Place>, Failure> {
+    async fn make_here(
+        &self,
+        spec: &SandboxSpec,
+        first: Option<Language>,
+        exit: Option<Exit>,
+    ) -> Result<Arc<Place>, Failure> {
         let shared = &self.shared;
         if shared.closed.load(Ordering::SeqCst) {
             return Err(Failure::new("shutting down"));
@@ -148,8 +169,13 @@ impl Live {
             .await
             .map_err(|_| Failure::new(format!("the back end made no sandbox within {:?}", shared.start_timeout)))??;
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
+        let (way_out, closed) = match exit.map(|exit| shared.way_out(&*sandbox, exit)).transpose() {
+            Ok(way_out) => (way_out, None),
+            Err(failure) => (None, Some(failure)),
+        };
         let held = Arc::new(Held {
             sandbox,
+            way_out,
             guest: OnceLock::new(),
             doomed: AtomicBool::new(false),
             destroyed: tokio::sync::Mutex::new(false),
@@ -157,6 +183,11 @@ impl Live {
             forked: Mutex::default(),
         });
         lock(&shared.sandboxes).insert(number, held.clone());
+        // With less than the operator ordered there is no sandbox.
+        if let Some(failure) = closed {
+            let _ = self.destroy(number, &held).await;
+            return Err(failure);
+        }
         let (connected, ()) = tokio::join!(connect(&held, shared.start_timeout), held.prepare(first));
         match connected {
             Ok(guest) => {
@@ -247,6 +278,20 @@ impl Live {
     }
 }
 
+impl Shared {
+    fn way_out(&self, sandbox: &dyn Sandbox, exit: Exit) -> Result<WayOut, Failure> {
+        let none = |log: String| Failure {
+            public: "the sandbox has no way out to the network; the server's log says why".into(),
+            log,
+            in_use: false,
+        };
+        let egress = self.egress.as_ref().ok_or_else(|| none("a policy for the network, but no proxy".into()))?;
+        let listener = sandbox.take_egress().ok_or_else(|| none("no socket came out of the sandbox".into()))?;
+        let opened = WayOut::open(egress, listener, exit, self.told.clone());
+        opened.map_err(|error| none(format!("the sandbox's way out cannot be opened: {error}")))
+    }
+}
+
 async fn connect(held: &Held, wait: Duration) -> Result<GuestClient, Failure> {
     let connecting = tokio::time::timeout(wait, held.sandbox.connect());
     let stream = connecting.await.map_err(|_| Failure::new(format!("the guest was not there within {wait:?}")))??;
@@ -264,6 +309,20 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn isolation(&self) -> &Isolation {
         self.held.sandbox.isolation()
+    }
+
+    pub(crate) fn has_way_out(&self) -> bool {
+        self.held.way_out.is_some()
+    }
+
+    /// From now on it is this context's, or conversation's.
+    pub(crate) fn belongs_to(&self, id: &str) {
+        self.held.way_out.iter().for_each(|way_out| way_out.belongs_to(id));
+    }
+
+    /// What a run has of the network, as long as that is held.
+    pub(crate) fn passage(&self, network: Network) -> Passage<'_> {
+        Passage::through(self.held.way_out.as_ref(), network)
     }
 
     /// Not worth waiting for: a caller, or the next run, would wait along.

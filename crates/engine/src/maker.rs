@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Deadline, FromGuest, KernelId, Language, RunStatus, ToGuest};
+use proto::{Deadline, FromGuest, KernelId, KernelSpec, Language, RunStatus, ToGuest};
 use sandbox::{Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
 use tokio::sync::watch;
 
@@ -11,6 +11,8 @@ use crate::config::{EngineConfig, Runtimes};
 use crate::guest::Answer;
 use crate::holdings::Holdings;
 use crate::live::{Failure, Live, Place};
+use crate::op::Size;
+use crate::way_out::Exit;
 
 /// The first interpreter of a sandbox.
 pub(crate) const FIRST_KERNEL: KernelId = 1;
@@ -23,11 +25,22 @@ pub(crate) struct Shape {
     pub(crate) limits: Limits,
     pub(crate) volumes: Vec<SharedVolume>,
     pub(crate) kept: Option<KeptVolume>,
+    /// Without it there is nothing but the sandbox's own loopback.
+    pub(crate) exit: Option<Exit>,
 }
 
 impl Shape {
-    pub(crate) fn of(holdings: &Holdings, limits: Limits) -> Self {
-        Self { groups: holdings.groups(), limits, volumes: holdings.config().volumes.clone(), kept: None }
+    /// Of a context.
+    pub(crate) fn of(holdings: &Holdings, size: Option<Size>) -> Self {
+        let config = holdings.config();
+        Self {
+            groups: holdings.groups(),
+            limits: config.limits_of(size),
+            volumes: config.volumes.clone(),
+            kept: None,
+            // One that lasts longer than a call has none where each call has to ask for it.
+            exit: holdings.exit(size).filter(|_| !config.network_on_call),
+        }
     }
 }
 
@@ -35,6 +48,8 @@ pub(crate) struct Maker {
     live: Live,
     config: Arc<EngineConfig>,
     pub(crate) runtimes: Runtimes,
+    /// What a sandbox with a way out has to have.
+    furnishing: egress::Furnishing,
     /// How many callers wait for something that is being made.
     waiting: watch::Sender<usize>,
 }
@@ -50,7 +65,8 @@ impl Drop for Hurry<'_> {
 
 impl Maker {
     pub(crate) fn new(live: Live, config: Arc<EngineConfig>, runtimes: Runtimes) -> Self {
-        Self { live, config, runtimes, waiting: watch::Sender::new(0) }
+        let furnishing = config.egress.as_ref().map(egress::Egress::furnishing).unwrap_or_default();
+        Self { live, config, runtimes, furnishing, waiting: watch::Sender::new(0) }
     }
 
     pub(crate) fn hurry(&self) -> Hurry<'_> {
@@ -93,11 +109,20 @@ impl Maker {
         shape: &Shape,
         first: Option<Language>,
     ) -> Result<Arc<Place>, Failure> {
-        let Shape { groups, limits, volumes, kept } = shape.clone();
-        let (runtime, files) = (self.runtimes.binds(), self.runtimes.files.clone());
-        self.live
-            .make(SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: false, browser: None }, first)
-            .await
+        let Shape { groups, limits, volumes, kept, exit } = shape.clone();
+        let (runtime, mut files) = (self.runtimes.binds(), self.runtimes.files.clone());
+        if exit.is_some() {
+            files.extend(self.furnishing.files.clone());
+        }
+        let egress = exit.is_some();
+        let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser: None };
+        self.live.make(spec, first, exit).await
+    }
+
+    /// What everything that is started in a sandbox like this has in its environment, besides.
+    pub(crate) fn env_of(&self, place: &Place) -> impl Iterator<Item = (String, String)> {
+        let env = if place.has_way_out() { Some(&self.furnishing.env) } else { None };
+        env.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()))
     }
 
     /// The same sandbox with its first interpreter; on failure nothing is left of it.
@@ -112,6 +137,17 @@ impl Maker {
     async fn unhurried_kernel(&self, place: &Place, kernel: KernelId, language: Language) -> Result<(), Failure> {
         let spec = self.runtimes.kernel(language, &self.config.cwd);
         let spec = spec.ok_or_else(|| Failure::new("no JavaScript runtime is installed"))?;
+        self.start_as_told(place, kernel, spec).await
+    }
+
+    /// `spec` need not say what follows from the sandbox.
+    pub(crate) async fn start_as_told(
+        &self,
+        place: &Place,
+        kernel: KernelId,
+        mut spec: KernelSpec,
+    ) -> Result<(), Failure> {
+        spec.env.extend(self.env_of(place));
         place.start_kernel(kernel, spec).await.map(drop)
     }
 }

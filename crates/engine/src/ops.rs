@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{FromGuest, Language};
-use sandbox::Limits;
-
 use crate::context::{Context, Home, InUse, News};
 use crate::engine::{Inner, given_up};
 use crate::holdings::Holdings;
 use crate::keyed::Turn;
 use crate::live::{Failure, Place};
 use crate::maker::{FIRST_KERNEL, Shape};
-use crate::op::{Call, EngineError, Environment, Happened, Network, Op, Outcome, Target, Which};
+use crate::op::{Call, EngineError, Environment, Happened, Network, Op, Outcome, Size, Target, Which};
+use proto::{FromGuest, Language};
 
 mod admit;
 mod background;
@@ -128,19 +126,19 @@ impl World {
     }
 
     /// A sandbox for a context of this language: one that waits ready, else a new one, with an interpreter if one is `wanted`.
-    async fn settle(&self, limits: Limits, usual: Language, wanted: Option<Language>) -> Result<Home, EngineError> {
+    async fn settle(&self, size: Option<Size>, usual: Language, wanted: Option<Language>) -> Result<Home, EngineError> {
         let maker = self.inner.maker()?;
         let failed = |failure: Failure| {
             tracing::error!(why = failure.log, "no sandbox for a context");
             EngineError::CreateFailed(failure.public)
         };
         let language = wanted.unwrap_or(usual);
-        let ready = self.inner.stock()?.take(&self.holdings, limits, language).await;
+        let ready = self.inner.stock()?.take(&self.holdings, size, language).await;
         if let Some((id, place)) = ready.and_then(|session| Some((session.id.clone(), session.leave()?))) {
             tracing::debug!(session = id, "a session becomes a context");
             return Ok(Home::with(place, language, FIRST_KERNEL));
         }
-        let shape = Shape::of(&self.holdings, limits);
+        let shape = Shape::of(&self.holdings, size);
         Ok(match wanted {
             Some(language) => {
                 Home::with(maker.started(&shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
@@ -181,7 +179,7 @@ impl World {
         if let Some(place) = home.living_place() {
             return Ok(place);
         }
-        let mut settled = self.settle(context.limits, context.language, wanted).await.map_err(|error| match error {
+        let mut settled = self.settle(context.size, context.language, wanted).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
         })?;
@@ -228,13 +226,18 @@ async fn unless_cancelled<T: Send + 'static>(
     }
 }
 
-/// What a run may have for itself.
-fn check_wishes(env: &Environment, network: Network) -> Result<(), EngineError> {
-    if network == Network::On {
-        let why = "sandboxes have no network in this version; a later one will have the setting `network.allow`";
-        return Err(EngineError::NetworkOff(why.into()));
+/// What an operator can do about a network that is off.
+const NETWORK_OFF: &str =
+    "the operator gives sandboxes none; `network.default` in sandpool.toml or `--network-allow` changes that";
+
+impl World {
+    /// What a run may have for itself.
+    fn check_wishes(&self, env: &Environment, network: Network) -> Result<(), EngineError> {
+        if network == Network::On && self.holdings.config().network.is_none() {
+            return Err(EngineError::NetworkOff(NETWORK_OFF.into()));
+        }
+        proto::check_environment(&env.0).map_err(|error| EngineError::InvalidEnvironment(error.to_string()))
     }
-    proto::check_environment(&env.0).map_err(|error| EngineError::InvalidEnvironment(error.to_string()))
 }
 
 /// The guest resolves paths; this only keeps nonsense off the wire.

@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proto::Language;
-use sandbox::Limits;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +22,7 @@ use crate::guest::lock;
 use crate::holdings::Holdings;
 use crate::live::{Failure, Place};
 use crate::maker::{FIRST_KERNEL, Maker, Shape, rehearse};
+use crate::op::Size;
 
 mod shelf;
 
@@ -89,14 +89,14 @@ impl Stock {
         closing: CancellationToken,
     ) -> Self {
         let realm = holdings.config();
-        let (size, limits) = (realm.sessions(), realm.limits_of(None));
-        let ordered = Key::of(holdings, &limits, Language::Python);
+        let size = realm.sessions();
+        let ordered = Key::of(holdings, None, Language::Python);
         let mut shelves = Shelves::default();
         if size > 0 {
-            let shelf = Shelf { least: size, ..Shelf::new(holdings, limits, Language::Python) };
+            let shelf = Shelf { least: size, ..Shelf::new(holdings, None, Language::Python) };
             shelves.all.insert(ordered.clone(), shelf);
             if maker.runtimes.runs(Language::Javascript) {
-                let shelf = Shelf { usual: JAVASCRIPT, ..Shelf::new(holdings, limits, Language::Javascript) };
+                let shelf = Shelf { usual: JAVASCRIPT, ..Shelf::new(holdings, None, Language::Javascript) };
                 shelves.all.insert(Key { language: Language::Javascript, ..ordered.clone() }, shelf);
             }
         }
@@ -119,13 +119,18 @@ impl Stock {
     }
 
     /// A session for a context like this, at once or as soon as one is made that was begun before. None: the caller makes a sandbox.
-    pub(crate) async fn take(&self, holdings: &Arc<Holdings>, limits: Limits, language: Language) -> Option<Session> {
+    pub(crate) async fn take(
+        &self,
+        holdings: &Arc<Holdings>,
+        size: Option<Size>,
+        language: Language,
+    ) -> Option<Session> {
         let (shared, now) = (&self.shared, Instant::now());
         let at_once = self.at_once();
         let coming = {
             let mut shelves = lock(&shared.shelves);
-            let shelf = shelves.all.entry(Key::of(holdings, &limits, language));
-            let shelf = shelf.or_insert_with(|| Shelf::new(holdings, limits, language));
+            let shelf = shelves.all.entry(Key::of(holdings, size, language));
+            let shelf = shelf.or_insert_with(|| Shelf::new(holdings, size, language));
             shelf.demand.took(now, shelf.pace / at_once as u32);
             shelf.last_taken = now;
             if let Some(session) = shelf.take_ready() {

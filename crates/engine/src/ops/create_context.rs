@@ -48,7 +48,7 @@ impl World {
         let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.holdings.made_by(c));
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
-        let home = self.settle(plan.limits, plan.language, wanted).await?;
+        let home = self.settle(plan.size, plan.language, wanted).await?;
         let Some(place) = home.place.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // Nobody would learn its id.

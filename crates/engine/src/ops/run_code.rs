@@ -10,13 +10,14 @@ use proto::{Ended, KernelId, Language, RunStatus, ToGuest};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
-use super::{Entered, World, check_wishes};
+use super::{Entered, World};
 use crate::background::Background;
 use crate::cell::{Cell, Ending, Heard, Refused};
 use crate::context::{Context, Home};
 use crate::live::Place;
 use crate::op::{
-    Call, CellError, Command, ContextInfo, EngineError, Environment, Happened, Outcome, Ran, RunCode, RunOutcome,
+    Call, CellError, Command, ContextInfo, EngineError, Environment, Happened, Network, Outcome, Ran, RunCode,
+    RunOutcome,
 };
 
 pub(super) const SIGKILL: i32 = 9;
@@ -31,6 +32,7 @@ pub(super) struct Run {
     pub(super) work: Work,
     pub(super) env: Environment,
     pub(super) timeout: Option<Duration>,
+    pub(super) network: Network,
     pub(super) background: bool,
 }
 
@@ -42,12 +44,12 @@ pub(super) enum Work {
 impl World {
     pub(super) async fn run_code(&self, call: &Call, run: RunCode) -> Result<Outcome, EngineError> {
         let RunCode { target, language, code, timeout, env, network, background } = run;
-        check_wishes(&env, network)?;
+        self.check_wishes(&env, network)?;
         // An existing context has a language of its own; what is made for this run has the one it names.
         let wanted = language.or_else(|| target.make.as_ref().map(|make| make.language));
         let entered = self.enter(call, target, wanted).await?;
         self.same_language(&entered, language)?;
-        let run = Run { work: Work::Code { code, language }, env, timeout, background };
+        let run = Run { work: Work::Code { code, language }, env, timeout, network, background };
         self.start(call, entered, run).await
     }
 
@@ -94,7 +96,7 @@ impl World {
         let (mut home, permits) = self.admit(call, &mut entered).await?;
         let context = entered.context.context().clone();
         let begun = Instant::now();
-        let attempt = Attempt { world: self, call, context: &context, timeout, record };
+        let attempt = Attempt { world: self, call, context: &context, timeout, network: run.network, record };
         let result = match run.work {
             Work::Code { code, language } => {
                 attempt.code(&mut home, language.unwrap_or(context.language), &code, &run.env).await
@@ -170,6 +172,7 @@ pub(super) struct Attempt<'a> {
     pub(super) call: &'a Call,
     pub(super) context: &'a Context,
     pub(super) timeout: Duration,
+    pub(super) network: Network,
     pub(super) record: Option<&'a Background>,
 }
 
@@ -180,6 +183,7 @@ impl Attempt<'_> {
             call: self.call,
             place,
             timeout: self.timeout,
+            network: self.network,
             budget: self.world.holdings.config().text_budget,
             record: self.record,
         }

@@ -2,8 +2,8 @@
 
 use proto::{Ended, Failure, RunStatus, ToGuest};
 
+use super::World;
 use super::run_code::{Attempt, Run, Work, reported};
-use super::{World, check_wishes};
 use crate::cell::Refused;
 use crate::context::Home;
 use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
@@ -16,14 +16,14 @@ const NOT_EXECUTABLE: i32 = 126;
 impl World {
     pub(super) async fn run_command(&self, call: &Call, run: RunCommand) -> Result<Outcome, EngineError> {
         let RunCommand { target, language, command, timeout, env, network, background } = run;
-        check_wishes(&env, network)?;
+        self.check_wishes(&env, network)?;
         let mut target = target;
         if let (Some(make), Some(language)) = (&mut target.make, language) {
             make.language = language;
         }
         let entered = self.enter(call, target, None).await?;
         self.same_language(&entered, language)?;
-        let run = Run { work: Work::Command(command), env, timeout, background };
+        let run = Run { work: Work::Command(command), env, timeout, network, background };
         self.start(call, entered, run).await
     }
 }
@@ -57,6 +57,7 @@ impl Attempt<'_> {
             return self.not_started(refused, command, home);
         }
         let mut whole = world.inner.maker()?.runtimes.command_env();
+        whole.extend(world.inner.maker()?.env_of(&place));
         whole.extend(env.0.clone());
         let cell = self.cell(place.clone());
         let request = ToGuest::Exec {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use proto::{Ended, KernelId, KernelSpec, Language, Order, Root, RunStatus, ToGuest};
 use tokio_util::sync::CancellationToken;
 
+use super::World;
 use super::list_files::{NEWEST, Wanted, list};
 use super::run_code::{SIGKILL, reported};
-use super::{World, check_wishes};
 use crate::cell::{Cell, Ending};
 use crate::config::{DATA, KeptConfig};
 use crate::context::unix_now;
@@ -17,7 +17,10 @@ use crate::keyed::Turn;
 use crate::links::conversation_key;
 use crate::live::{Failure, Place};
 use crate::maker::Shape;
-use crate::op::{Call, ContextInfo, EngineError, Environment, Files, Happened, Outcome, Ran, RunOnce, RunOutcome};
+use crate::op::{
+    Call, ContextInfo, EngineError, Environment, Files, Happened, Network, Outcome, Ran, RunOnce, RunOutcome,
+};
+use crate::way_out::Exit;
 
 /// Dialects count characters, which may have four bytes.
 const MAX_CONVERSATION: usize = 1024;
@@ -32,9 +35,10 @@ pub(super) struct Conversation {
 impl World {
     pub(super) async fn run_once(&self, call: &Call, once: RunOnce) -> Result<Outcome, EngineError> {
         let RunOnce { conversation, language, code, env, network } = once;
-        check_wishes(&env, network)?;
+        self.check_wishes(&env, network)?;
         self.runs(language)?;
         let mut entered = self.converse(call, &conversation).await?;
+        entered.shape.exit = self.exit_for(network);
         let info = self.info_of(&conversation, &entered, language);
         if let Some(refused) = self.too_long(code.len(), info.clone()) {
             return Ok(Outcome::Ran(Box::new(refused)));
@@ -73,6 +77,16 @@ impl World {
         let ran = result?;
         self.tell(&conversation, &ran.end);
         Ok(Outcome::Ran(Box::new(ran)))
+    }
+
+    /// A sandbox for one call has a way out if this call is to have one.
+    fn exit_for(&self, network: Network) -> Option<Exit> {
+        let given = match network {
+            Network::On => true,
+            Network::Usual => !self.holdings.config().network_on_call,
+            Network::Off => false,
+        };
+        self.holdings.exit(None).filter(|_| given)
     }
 
     /// Waits for the conversation's turn.
@@ -151,6 +165,7 @@ impl Fresh<'_> {
     async fn run(mut self, code: String, env: Environment) -> Result<Ran, EngineError> {
         let (config, inner) = (self.world.holdings.config(), &self.world.inner);
         self.info.isolation = self.place.isolation().clone();
+        self.place.belongs_to(&self.info.id);
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
@@ -159,6 +174,8 @@ impl Fresh<'_> {
             call: self.call,
             place: self.place.clone(),
             timeout: config.timeout.max(Duration::from_millis(1)),
+            // The sandbox has a way out only if this call is to have one.
+            network: Network::Usual,
             budget: config.text_budget,
             record: None,
         };

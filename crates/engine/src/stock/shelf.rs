@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::Language;
-use sandbox::Limits;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -14,7 +13,7 @@ use crate::demand::{Demand, Room, Wish, allot};
 use crate::holdings::Holdings;
 use crate::live::Place;
 use crate::maker::{FIRST_KERNEL, Shape};
-use crate::op::{Realm, Tenant};
+use crate::op::{Realm, Size, Tenant};
 
 /// What was just taken is used at once: a refill leaves it the processor for so long, where enough are left.
 const LULL: Duration = Duration::from_millis(10);
@@ -67,16 +66,15 @@ impl Drop for Session {
 pub(super) struct Key {
     pub(super) tenant: Tenant,
     pub(super) realm: Realm,
-    pub(super) memory_bytes: u64,
-    pub(super) cpu_millis: u32,
+    /// As it is when none is named.
+    pub(super) size: Option<Size>,
     pub(super) language: Language,
 }
 
 impl Key {
-    pub(super) fn of(holdings: &Holdings, limits: &Limits, language: Language) -> Self {
-        let Limits { memory_bytes, cpu_millis, .. } = *limits;
-        let (tenant, realm) = (holdings.tenant.tenant.clone(), holdings.config().realm);
-        Self { tenant, realm, memory_bytes, cpu_millis, language }
+    pub(super) fn of(holdings: &Holdings, size: Option<Size>, language: Language) -> Self {
+        let (tenant, config) = (holdings.tenant.tenant.clone(), holdings.config());
+        Self { tenant, realm: config.realm, size: size.or(config.default_size), language }
     }
 }
 
@@ -108,10 +106,10 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    pub(super) fn new(holdings: &Arc<Holdings>, limits: Limits, language: Language) -> Self {
+    pub(super) fn new(holdings: &Arc<Holdings>, size: Option<Size>, language: Language) -> Self {
         let (now, (bytes, pace)) = (Instant::now(), guess(language));
         Self {
-            shape: Shape::of(holdings, limits),
+            shape: Shape::of(holdings, size),
             holdings: holdings.clone(),
             language,
             least: 0,

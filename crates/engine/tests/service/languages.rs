@@ -104,5 +104,5 @@ async fn variables_for_one_run_are_checked_and_reach_it_alone() {
     assert!(matches!(refused, Err(EngineError::InvalidEnvironment(_))), "{refused:?}");
     let online = RunCode { network: engine::op::Network::On, ..RunCode::new(existing(&id), "print 1") };
     let refused = engine.execute(&call(), Op::RunCode(online)).await.unwrap_err().to_string();
-    assert!(refused.contains("`network.allow`"), "{refused}");
+    assert!(refused.contains("`network.default`"), "{refused}");
 }

@@ -1,0 +1,168 @@
+//! The way out of one sandbox: whose it is, what a run may have of it, and what is told of that which is not let out.
+//!
+//! It is opened with the sandbox, or there is no sandbox, and closed before the sandbox ends. What may pass is for `egress` to say.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use egress::{Denial, Egress, Gate, Narrowed, Policy};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use crate::guest::lock;
+use crate::live::one_line;
+use crate::op::{Happened, Network, Notice, Realm, Tenant};
+
+/// Sentences in the result of one run; of the others the number is told.
+const IN_A_RESULT: usize = 10;
+/// Denials of one sandbox that are told one by one, within this time.
+const TOLD: usize = 20;
+const TOLD_WITHIN: Duration = Duration::from_secs(60);
+
+/// Whose sandbox it is, and where it may lead.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Exit {
+    pub(crate) tenant: Tenant,
+    pub(crate) realm: Realm,
+    pub(crate) policy: Policy,
+}
+
+/// Who hears of denials: whoever listens to notices, and the figures.
+#[derive(Clone)]
+pub(crate) struct Told {
+    pub(crate) notices: broadcast::Sender<Notice>,
+    pub(crate) denials: Arc<AtomicU64>,
+}
+
+pub(crate) struct WayOut {
+    /// None once it is closed.
+    gate: Mutex<Option<Gate>>,
+    crier: Arc<Crier>,
+}
+
+impl WayOut {
+    pub(crate) fn open(egress: &Egress, listener: TcpListener, exit: Exit, told: Told) -> io::Result<Self> {
+        let crier = Arc::new(Crier { exit, told, lately: Mutex::new(Lately::new()) });
+        let (of, policy) = (crier.clone(), crier.exit.policy.clone());
+        let gate = egress.open(listener, policy, Arc::new(move |denial: &Denial| of.tell(denial)))?;
+        Ok(Self { gate: Mutex::new(Some(gate)), crier })
+    }
+
+    /// From now on denials are told as those of this context.
+    pub(crate) fn belongs_to(&self, id: &str) {
+        lock(&self.crier.lately).id = id.into();
+    }
+
+    /// Nothing passes any more, and what was under way ends.
+    pub(crate) fn close(&self) {
+        lock(&self.gate).take();
+    }
+}
+
+/// The network of one run, as long as it is held.
+pub(crate) struct Passage<'a> {
+    way_out: Option<&'a WayOut>,
+    mark: u64,
+    _narrowed: Option<Narrowed>,
+}
+
+impl<'a> Passage<'a> {
+    pub(crate) fn through(way_out: Option<&'a WayOut>, network: Network) -> Self {
+        let gate = way_out.map(|way_out| lock(&way_out.gate));
+        let gate = gate.as_ref().and_then(|gate| gate.as_ref());
+        let narrowed = gate.filter(|_| network == Network::Off).map(|gate| gate.narrow(None));
+        Self { way_out, mark: gate.map_or(0, Gate::mark), _narrowed: narrowed }
+    }
+
+    /// What was not let out since, each once; and how many more there were.
+    pub(crate) fn denials(&self) -> (Vec<Denial>, u64) {
+        let Some(way_out) = self.way_out else { return (Vec::new(), 0) };
+        lock(&way_out.gate).as_ref().map(|gate| gate.denied_since(self.mark)).unwrap_or_default()
+    }
+
+    /// The same as sentences, a few.
+    pub(crate) fn denied(&self) -> Vec<String> {
+        let (denials, more) = self.denials();
+        sentences(&denials, more)
+    }
+}
+
+pub(crate) fn sentences(denials: &[Denial], more: u64) -> Vec<String> {
+    let more = more + denials.len().saturating_sub(IN_A_RESULT) as u64;
+    let rest = (more > 0).then(|| format!("and {more} more that were not let out"));
+    denials.iter().take(IN_A_RESULT).map(|denial| one_line(&denial.sentence)).chain(rest).collect()
+}
+
+/// Tells of denials, but of no flood of them.
+struct Crier {
+    exit: Exit,
+    told: Told,
+    lately: Mutex<Lately>,
+}
+
+struct Lately {
+    /// Of the context; empty as long as nobody's code can have run there.
+    id: String,
+    since: Instant,
+    told: Vec<String>,
+    untold: u64,
+}
+
+impl Lately {
+    fn new() -> Self {
+        Self { id: String::new(), since: Instant::now(), told: Vec::new(), untold: 0 }
+    }
+
+    /// What is to be told now.
+    fn take(&mut self, sentence: String, now: Instant) -> Vec<String> {
+        let mut say = Vec::new();
+        if now.duration_since(self.since) >= TOLD_WITHIN {
+            let untold = std::mem::take(&mut self.untold);
+            say.extend((untold > 0).then(|| format!("{untold} denials before this were not told one by one")));
+            (self.since, self.told) = (now, Vec::new());
+        }
+        if self.told.contains(&sentence) || self.told.len() >= TOLD {
+            self.untold += 1;
+        } else {
+            self.told.push(sentence.clone());
+            say.push(sentence);
+        }
+        say
+    }
+}
+
+impl Crier {
+    fn tell(&self, denial: &Denial) {
+        self.told.denials.fetch_add(1, Ordering::Relaxed);
+        let (id, say) = {
+            let mut lately = lock(&self.lately);
+            let say = lately.take(one_line(&denial.sentence), Instant::now());
+            (lately.id.clone(), say)
+        };
+        for detail in say {
+            let Exit { tenant, realm, .. } = &self.exit;
+            let (tenant, id, detail) = (tenant.clone(), id.clone(), Some(detail));
+            // Nobody has to listen.
+            let _ = self.told.notices.send(Notice { tenant, realm: *realm, id, what: Happened::Denied, detail });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_denials_is_told_in_part_and_counted() {
+        let mut lately = Lately::new();
+        let begun = lately.since;
+        let told: usize = (0..1000).map(|n| lately.take(format!("no {}", n % 50), begun).len()).sum();
+        assert_eq!((told, lately.untold), (TOLD, 1000 - TOLD as u64));
+        let later = lately.take("no 1".into(), begun + TOLD_WITHIN);
+        assert_eq!(later, ["980 denials before this were not told one by one", "no 1"]);
+        assert_eq!(lately.take("no 1".into(), begun + TOLD_WITHIN), [""; 0]);
+    }
+}
