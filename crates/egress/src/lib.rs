@@ -9,9 +9,12 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+mod address;
+mod pattern;
 pub mod policy;
 mod proxy;
 mod secrets;
+mod target;
 mod tls;
 mod wire;
 

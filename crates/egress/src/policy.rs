@@ -1,9 +1,21 @@
 //! What may be reached: tables of the operator's, each of which has to allow a request.
+//!
+//! A request is judged twice. First by the name or address that was asked for, before anybody is asked where it is: what is not
+//! allowed is not even looked up. Then by the address that is to be connected to.
 
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use crate::address;
+use crate::pattern::Pattern;
+use crate::target::{Host, Target};
+
+/// Where neither an entry nor its table names a port. In particular not 25.
+const USUAL_PORTS: [u16; 2] = [80, 443];
+
 /// All of its tables have to allow what is asked for. Several come together from a tool set, a size, a tenant and a call: none of
-/// them can widen what another one gives.
+/// them can widen what another one gives. Without any table nothing is allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Policy {
     pub tables: Vec<Arc<Table>>,
@@ -12,22 +24,75 @@ pub struct Policy {
 /// One table, as an operator writes it: `[network.policy.<name>]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Table {
-    /// For sentences about denials.
+    /// For sentences about denials. Empty: it is the call's own, see [`Table::narrowing`].
     pub name: String,
-    /// Names, `*.name`, addresses, networks, each with `:port` if need be; `public`, `packages`.
+    /// Names, `*.name` (what is under it, not itself), addresses, networks, `*`, each with `:port` or `:*` if need be; `public`,
+    /// `packages`. An address or a network is for requests that name an address; a name has to be allowed as a name.
     pub allow: Vec<String>,
-    /// Wins over `allow`.
+    /// Wins over `allow`. An address or a network holds for names that lead there, too; without a port it is every one.
     pub deny: Vec<String>,
-    /// Where `allow` names none; empty is every one.
+    /// For entries of `allow` that name no port; empty is 80 and 443.
     pub ports: Vec<u16>,
-    /// Of HTTP where it can be seen; empty is every one.
+    /// Of HTTP; empty is every one. Where some are given, what cannot be looked into (TLS that does not end here, other protocols) is denied.
     pub methods: Vec<String>,
-    /// Addresses and networks that are refused otherwise: private, loopback, link-local.
+    /// Addresses and networks that are refused otherwise: private, loopback, link-local, the host's own. Each opens an address to names
+    /// and addresses that `allow` has, and with a port that port of it.
     pub private: Vec<String>,
+    /// At once; 64 where no table says. More have to wait a little, then they are denied.
     pub max_connections: Option<u32>,
+    /// Both ways together, over the life of the sandbox.
     pub max_bytes: Option<u64>,
+    /// What is more is slowed down.
     pub bytes_per_second: Option<u64>,
+    /// New ones; 200 where no table says. What is more waits.
     pub connections_per_second: Option<u32>,
+}
+
+impl Table {
+    /// What a call asks for itself, to have less than it could: names and nothing else. Ports, private addresses and methods remain as
+    /// the operator's tables have them.
+    pub fn narrowing(allow: Vec<String>) -> Self {
+        let allow = allow.into_iter().map(|entry| match Pattern::parse(&entry) {
+            Ok(pattern) if pattern.has_port(0).is_none() => match entry.contains("::") && !entry.starts_with('[') {
+                true => format!("[{entry}]:*"),
+                false => format!("{entry}:*"),
+            },
+            _ => entry,
+        });
+        Self { allow: allow.collect(), private: vec!["*".into()], ..Self::default() }
+    }
+
+    /// Whether it can be understood, and if not, which entry is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        Rules::new(self).map(|_| ())
+    }
+
+    /// `policy "packages"`, for sentences.
+    fn title(&self) -> String {
+        if self.name.is_empty() {
+            "the network that this call asked for".into()
+        } else {
+            format!("policy \"{}\"", self.name)
+        }
+    }
+
+    /// What the operator has to write so that something is allowed.
+    fn remedy(&self, key: &str, value: &str) -> String {
+        match self.name.as_str() {
+            "" => "The call can ask for more".into(),
+            name => {
+                format!("The operator can allow it in sandpool.toml: [network.policy.{name}] {key} = [\"{value}\"]")
+            }
+        }
+    }
+
+    /// The same where something has to go.
+    fn removal(&self, key: &str) -> String {
+        match self.name.as_str() {
+            "" => "The call can ask for more".into(),
+            name => format!("The operator can allow it in sandpool.toml, by a change of [network.policy.{name}] {key}"),
+        }
+    }
 }
 
 impl Policy {
@@ -41,4 +106,226 @@ impl Policy {
         self.tables.extend(other.tables.iter().cloned());
         self
     }
+
+    pub fn check(&self) -> Result<(), String> {
+        self.tables.iter().try_for_each(|table| table.check())
+    }
 }
+
+/// Why something is not allowed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// `policy "corp" denies "*.evil.test"`
+    pub rule: String,
+    /// What the operator can do, a sentence without its full stop.
+    pub remedy: String,
+}
+
+/// A policy, read.
+#[derive(Debug, Default)]
+pub struct Judge {
+    rules: Vec<Rules>,
+}
+
+#[derive(Debug)]
+struct Rules {
+    table: Table,
+    allow: Vec<Pattern>,
+    deny: Vec<Pattern>,
+    private: Vec<Pattern>,
+}
+
+/// Who allowed the port.
+#[derive(PartialEq, Eq)]
+enum Opened {
+    ByAllow,
+    /// By an entry of `private` with this port: the address has to be that one.
+    ByPrivate,
+}
+
+impl Rules {
+    fn new(table: &Table) -> Result<Self, String> {
+        let name = &table.name;
+        if name.len() > 64 || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_') {
+            return Err(format!("`{}` is no name for a policy: letters, digits, `-` and `_`", name.escape_debug()));
+        }
+        let read = |key: &str, entries: &[String]| {
+            let read = |entry: &String| Pattern::parse(entry).map_err(|why| format!("policy `{name}`, `{key}`: {why}"));
+            entries.iter().map(read).collect::<Result<Vec<_>, _>>()
+        };
+        let rules = Self {
+            allow: read("allow", &table.allow)?,
+            deny: read("deny", &table.deny)?,
+            private: read("private", &table.private)?,
+            table: table.clone(),
+        };
+        if let Some(entry) = rules.private.iter().find(|entry| !entry.is_of_addresses()) {
+            return Err(format!("policy `{name}`, `private`: `{}` is neither an address nor a network", entry.text));
+        }
+        if table.ports.contains(&0) {
+            return Err(format!("policy `{name}`, `ports`: 0 is none"));
+        }
+        if let Some(method) = table.methods.iter().find(|m| hyper::Method::from_bytes(m.as_bytes()).is_err()) {
+            return Err(format!("policy `{name}`, `methods`: `{}` is none", method.escape_debug()));
+        }
+        for (key, zero) in [
+            ("max_connections", table.max_connections == Some(0)),
+            ("connections_per_second", table.connections_per_second == Some(0)),
+            ("bytes_per_second", table.bytes_per_second == Some(0)),
+        ] {
+            if zero {
+                return Err(format!("policy `{name}`, `{key}`: 0 lets nothing through; leave the network off instead"));
+            }
+        }
+        Ok(rules)
+    }
+
+    fn usual_port(&self, port: u16) -> bool {
+        if self.table.ports.is_empty() { USUAL_PORTS.contains(&port) } else { self.table.ports.contains(&port) }
+    }
+
+    fn denied(&self, host: &Host, port: u16) -> Result<(), Refusal> {
+        match self.deny.iter().find(|entry| entry.means(host) && entry.has_port(port).unwrap_or(true)) {
+            None => Ok(()),
+            Some(entry) => Err(Refusal {
+                rule: format!("{} denies \"{}\"", self.table.title(), entry.text),
+                remedy: self.table.removal("deny"),
+            }),
+        }
+    }
+
+    /// Whether the port is open for this host, and by whom.
+    fn opened(&self, host: &Host, port: u16) -> Result<Opened, Refusal> {
+        let mut named = false;
+        for entry in self.allow.iter().filter(|entry| entry.means(host)) {
+            named = true;
+            if entry.has_port(port).unwrap_or_else(|| self.usual_port(port)) {
+                return Ok(Opened::ByAllow);
+            }
+        }
+        if named && self.private.iter().any(|entry| entry.has_port(port) == Some(true)) {
+            return Ok(Opened::ByPrivate);
+        }
+        let what = match (named, host) {
+            (true, _) => format!("port {port}"),
+            (false, Host::Name(_)) => "this name".into(),
+            (false, Host::Address(_)) => "this address".into(),
+        };
+        let entry = if self.usual_port(port) { host.to_string() } else { format!("{host}:{port}") };
+        Err(Refusal {
+            rule: format!("{} does not allow {what}", self.table.title()),
+            remedy: self.table.remedy("allow", &entry),
+        })
+    }
+
+    fn asked(&self, target: &Target) -> Result<(), Refusal> {
+        // Who asks for a private address is told that, whatever else the table lacks: it is the rule to know about.
+        if let Host::Address(address) = target.host {
+            self.reachable(&target.host, SocketAddr::new(address, target.port), address::special(address))?;
+        }
+        self.denied(&target.host, target.port)?;
+        self.opened(&target.host, target.port).map(|_| ())
+    }
+
+    fn method(&self, method: &str) -> Result<(), Refusal> {
+        if self.table.methods.is_empty() || self.table.methods.iter().any(|own| own.eq_ignore_ascii_case(method)) {
+            return Ok(());
+        }
+        Err(Refusal {
+            rule: format!("{} does not allow the method {method}", self.table.title()),
+            remedy: self.table.remedy("methods", method),
+        })
+    }
+
+    fn opaque(&self) -> Result<(), Refusal> {
+        if self.table.methods.is_empty() {
+            return Ok(());
+        }
+        let mut rule = format!("{} allows only the methods {}", self.table.title(), self.table.methods.join(", "));
+        let _ = write!(rule, ", and what is inside this connection cannot be seen");
+        Err(Refusal { rule, remedy: self.table.removal("methods") })
+    }
+
+    /// `special`: why the address is not public, if it is not.
+    fn reachable(&self, host: &Host, address: SocketAddr, special: Option<&str>) -> Result<(), Refusal> {
+        let listed =
+            |ip: IpAddr| self.private.iter().any(|e| e.covers(ip) && e.has_port(address.port()).unwrap_or(true));
+        // What a translator makes of it has to be allowed as well.
+        let inner = address::embedded(address.ip()).map(IpAddr::V4);
+        let hidden = inner.filter(|inner| address::special(*inner).is_some() && !listed(*inner));
+        match special {
+            Some(words) if !listed(address.ip()) || hidden.is_some() => {
+                // Where a name of the operator's network leads is not the sandbox's business.
+                let (rule, value) = match host {
+                    Host::Address(_) => (
+                        format!("{} is {words}", host),
+                        Target { host: host.clone(), port: address.port() }.to_string(),
+                    ),
+                    Host::Name(_) => (format!("{host} leads to {words}"), format!("<its address>:{}", address.port())),
+                };
+                Err(Refusal {
+                    rule: format!("{rule}, which {} does not list", self.table.title()),
+                    remedy: self.table.remedy("private", &value),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn connected(&self, target: &Target, address: SocketAddr, special: Option<&str>) -> Result<(), Refusal> {
+        self.reachable(&target.host, address, special)?;
+        self.denied(&Host::Address(address.ip()), address.port())?;
+        if self.opened(&target.host, target.port)? == Opened::ByAllow {
+            return Ok(());
+        }
+        let by_private = |entry: &Pattern| entry.covers(address.ip()) && entry.has_port(address.port()) == Some(true);
+        if self.private.iter().any(by_private) {
+            return Ok(());
+        }
+        Err(Refusal {
+            rule: format!("{} does not allow port {}", self.table.title(), target.port),
+            remedy: self.table.remedy("allow", &target.to_string()),
+        })
+    }
+}
+
+impl Judge {
+    pub fn new(policy: &Policy) -> Result<Self, String> {
+        Ok(Self { rules: policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()? })
+    }
+
+    fn every(&self, judge: impl Fn(&Rules) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        if self.rules.is_empty() {
+            return Err(Refusal {
+                rule: "there is no policy that allows anything".into(),
+                remedy: "The operator can give this tool set a `network` in sandpool.toml".into(),
+            });
+        }
+        self.rules.iter().try_for_each(judge)
+    }
+
+    /// Whether one may ask for it, and for where it is.
+    pub fn asked(&self, target: &Target) -> Result<(), Refusal> {
+        self.every(|rules| rules.asked(target))
+    }
+
+    pub fn method(&self, method: &str) -> Result<(), Refusal> {
+        self.every(|rules| rules.method(method))
+    }
+
+    /// Whether something may pass that cannot be looked into.
+    pub fn opaque(&self) -> Result<(), Refusal> {
+        self.every(Rules::opaque)
+    }
+
+    /// Whether this is an address to connect to, for that target.
+    pub fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), Refusal> {
+        let own = || address::is_own(address.ip()).then_some("an address of this host");
+        let special = address::special(address.ip()).or_else(own);
+        self.every(|rules| rules.connected(target, address, special))
+    }
+}
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

@@ -1,0 +1,167 @@
+use super::*;
+
+fn strings(entries: &[&str]) -> Vec<String> {
+    entries.iter().map(ToString::to_string).collect()
+}
+
+fn table(name: &str, allow: &[&str]) -> Table {
+    Table { name: name.into(), allow: strings(allow), ..Table::default() }
+}
+
+fn asked(table: &Table, target: &str) -> Result<(), String> {
+    judge(&[table])
+        .asked(&Target::parse(target).unwrap())
+        .map_err(|refusal| format!("{}. {}", refusal.rule, refusal.remedy))
+}
+
+fn connected(tables: &[&Table], target: &str, address: &str) -> Result<(), String> {
+    judge(tables)
+        .connected(&Target::parse(target).unwrap(), address.parse().unwrap())
+        .map_err(|refusal| format!("{}. {}", refusal.rule, refusal.remedy))
+}
+
+fn judge(tables: &[&Table]) -> Judge {
+    Judge::new(&Policy { tables: tables.iter().map(|table| Arc::new((*table).clone())).collect() }).unwrap()
+}
+
+#[test]
+fn what_is_not_allowed_is_said_with_what_would_allow_it() {
+    let packages = table("packages", &["packages"]);
+    assert_eq!(asked(&packages, "pypi.org:443"), Ok(()));
+    assert_eq!(
+        asked(&packages, "api.example.com:443").unwrap_err(),
+        "policy \"packages\" does not allow this name. The operator can allow it in sandpool.toml: \
+         [network.policy.packages] allow = [\"api.example.com\"]"
+    );
+    assert_eq!(
+        asked(&packages, "8.8.8.8:53").unwrap_err(),
+        "policy \"packages\" does not allow this address. The operator can allow it in sandpool.toml: \
+         [network.policy.packages] allow = [\"8.8.8.8:53\"]"
+    );
+}
+
+#[test]
+fn deny_wins_over_allow() {
+    let corp = Table {
+        deny: strings(&["*.evil.test", "b.test:8080", "9.9.9.0/24"]),
+        ports: vec![443, 8080],
+        ..table("corp", &["*"])
+    };
+    assert_eq!(asked(&corp, "a.test:443"), Ok(()));
+    assert_eq!(
+        asked(&corp, "a.evil.test:443").unwrap_err(),
+        "policy \"corp\" denies \"*.evil.test\". The operator can allow it in sandpool.toml, by a change of [network.policy.corp] deny"
+    );
+    assert_eq!(asked(&corp, "b.test:443"), Ok(()));
+    assert!(asked(&corp, "b.test:8080").is_err());
+    assert!(asked(&corp, "9.9.9.9:443").is_err());
+    assert!(connected(&[&corp], "a.test:443", "9.9.9.9:443").is_err(), "a name that leads to a denied network");
+}
+
+#[test]
+fn ports_are_80_and_443_unless_something_else_is_said() {
+    let public = table("public", &["public"]);
+    for (port, allowed) in [(80, true), (443, true), (25, false), (22, false), (8080, false)] {
+        assert_eq!(asked(&public, &format!("a.test:{port}")).is_ok(), allowed, "{port}");
+    }
+    let other = Table { ports: vec![22], ..table("t", &["a.test", "b.test:8080", "c.test:*"]) };
+    for (target, allowed) in
+        [("a.test:22", true), ("a.test:443", false), ("b.test:8080", true), ("b.test:22", false), ("c.test:25", true)]
+    {
+        assert_eq!(asked(&other, target).is_ok(), allowed, "{target}");
+    }
+    assert_eq!(
+        asked(&other, "a.test:25").unwrap_err(),
+        "policy \"t\" does not allow port 25. The operator can allow it in sandpool.toml: [network.policy.t] allow = [\"a.test:25\"]"
+    );
+}
+
+#[test]
+fn a_private_address_has_to_be_listed_whatever_allow_says() {
+    let every = table("t", &["*", "10.0.0.5"]);
+    assert_eq!(
+        asked(&every, "10.0.0.5:80").unwrap_err(),
+        "10.0.0.5 is a private address, which policy \"t\" does not list. The operator can allow it in sandpool.toml: \
+         [network.policy.t] private = [\"10.0.0.5:80\"]"
+    );
+    assert_eq!(
+        connected(&[&every], "inner.test:80", "10.0.0.5:80").unwrap_err(),
+        "inner.test leads to a private address, which policy \"t\" does not list. The operator can allow it in sandpool.toml: \
+         [network.policy.t] private = [\"<its address>:80\"]"
+    );
+    assert!(asked(&every, "169.254.169.254:80").unwrap_err().contains("the cloud's metadata address"));
+    let listed = Table { private: strings(&["10.0.0.5"]), ..every };
+    assert_eq!(asked(&listed, "10.0.0.5:80"), Ok(()));
+    assert_eq!(connected(&[&listed], "inner.test:80", "10.0.0.5:80"), Ok(()));
+    assert!(connected(&[&listed], "inner.test:80", "10.0.0.6:80").is_err());
+    assert!(asked(&Table { allow: vec![], ..listed }, "10.0.0.5:80").is_err(), "listed is not allowed");
+}
+
+#[test]
+fn a_private_entry_with_a_port_opens_that_port_of_that_address_alone() {
+    let pages = Table { private: strings(&["127.0.0.1:8123"]), ..table("t", &["pages.test"]) };
+    assert_eq!(asked(&pages, "pages.test:8123"), Ok(()));
+    assert_eq!(connected(&[&pages], "pages.test:8123", "127.0.0.1:8123"), Ok(()));
+    assert!(connected(&[&pages], "pages.test:80", "127.0.0.1:80").is_err());
+    assert!(connected(&[&pages], "pages.test:8123", "8.8.8.8:8123").is_err());
+    assert!(asked(&pages, "other.test:8123").is_err());
+}
+
+#[test]
+fn a_translators_prefix_does_not_open_what_is_behind_it() {
+    let nat64 = Table { private: strings(&["64:ff9b::/96"]), ..table("t", &["public"]) };
+    assert_eq!(connected(&[&nat64], "a.test:443", "[64:ff9b::808:808]:443"), Ok(()));
+    assert!(connected(&[&nat64], "a.test:443", "[64:ff9b::a00:1]:443").is_err());
+}
+
+#[test]
+fn every_table_has_to_allow_it_and_none_is_nothing() {
+    let (wide, narrow) = (table("wide", &["public"]), table("narrow", &["a.test"]));
+    let both = judge(&[&wide, &narrow]);
+    assert_eq!(both.asked(&Target::parse("a.test:443").unwrap()), Ok(()));
+    assert!(both.asked(&Target::parse("b.test:443").unwrap()).unwrap_err().rule.contains("narrow"));
+    assert!(judge(&[]).asked(&Target::parse("a.test:443").unwrap()).is_err());
+    let listed = Table { private: strings(&["10.0.0.1"]), ..table("listed", &["public"]) };
+    assert!(connected(&[&listed, &wide], "a.test:80", "10.0.0.1:80").is_err(), "one table cannot list for another");
+}
+
+#[test]
+fn a_calls_own_table_takes_names_away_and_touches_nothing_else() {
+    let operators = Table { private: strings(&["127.0.0.1:8123"]), ..table("t", &["pages.test", "b.test"]) };
+    let calls = Table::narrowing(strings(&["pages.test"]));
+    assert_eq!(connected(&[&operators, &calls], "pages.test:8123", "127.0.0.1:8123"), Ok(()));
+    assert!(connected(&[&operators, &calls], "pages.test:8124", "127.0.0.1:8124").is_err());
+    assert_eq!(
+        judge(&[&operators, &calls]).asked(&Target::parse("b.test:80").unwrap()).unwrap_err(),
+        Refusal {
+            rule: "the network that this call asked for does not allow this name".into(),
+            remedy: "The call can ask for more".into()
+        }
+    );
+}
+
+#[test]
+fn methods_that_cannot_be_seen_are_denied_where_they_matter() {
+    let reading = Table { methods: strings(&["GET", "HEAD"]), ..table("t", &["*"]) };
+    let judge = judge(&[&reading]);
+    assert_eq!(judge.method("get"), Ok(()));
+    assert_eq!(judge.method("POST").unwrap_err().rule, "policy \"t\" does not allow the method POST");
+    assert_eq!(
+        judge.opaque().unwrap_err().rule,
+        "policy \"t\" allows only the methods GET, HEAD, and what is inside this connection cannot be seen"
+    );
+}
+
+#[test]
+fn a_table_that_cannot_be_understood_says_where() {
+    let why = |table: Table| table.check().unwrap_err();
+    assert_eq!(why(table("t", &["a.test", "b.*"])), "policy `t`, `allow`: `b.*` has a `*` that is not its first label");
+    assert_eq!(
+        why(Table { private: strings(&["a.test"]), ..table("t", &[]) }),
+        "policy `t`, `private`: `a.test` is neither an address nor a network"
+    );
+    assert_eq!(why(Table { methods: strings(&["GE T"]), ..table("t", &[]) }), "policy `t`, `methods`: `GE T` is none");
+    assert_eq!(why(Table { ports: vec![0], ..table("t", &[]) }), "policy `t`, `ports`: 0 is none");
+    assert!(why(table("a b", &[])).starts_with("`a b` is no name for a policy"));
+    assert_eq!(table("t", &["public", "packages", "*.a.test:8080", "10.0.0.0/8", "::1", "[::1]:80"]).check(), Ok(()));
+}
