@@ -15,11 +15,13 @@ impl AuthConfig {
             memory_mb: quota.memory_mb,
             calls_per_second: quota.calls_per_second,
             show_host_paths: config.dialects.sessions.show_host_paths,
+            network: None,
         };
         let (auth, public_url) = (&config.auth, config.serve.public_url.clone());
         Ok(Self {
             token: token(auth)?,
             tenants: auth.tenants.clone(),
+            policies: config.network.policies.clone(),
             jwt: jwt(auth)?,
             public_url,
             servers: auth.servers.clone(),

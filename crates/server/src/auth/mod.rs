@@ -30,6 +30,7 @@ pub use self::jwks::{KeySource, KeysError};
 pub use self::jwt::JwtConfig;
 pub use self::metadata::WELL_KNOWN;
 pub use self::tenants::{Quotas, TenantsError};
+use crate::config::Policies;
 
 /// How callers are told apart. Nothing set: everybody is the one local tenant.
 #[derive(Debug, Clone, Default)]
@@ -38,6 +39,8 @@ pub struct AuthConfig {
     pub token: Option<Secret>,
     /// A file of tenants, read once.
     pub tenants: Option<PathBuf>,
+    /// What a tenant's `network` may name.
+    pub policies: Policies,
     pub jwt: Option<JwtConfig>,
     /// What the outside calls this server, such as `https://sandbox.example.com`; else what a request calls it.
     pub public_url: Option<String>,
@@ -131,7 +134,7 @@ impl Auth {
     pub fn open(config: AuthConfig) -> Result<Self, AuthError> {
         let required = config.is_set();
         let tenants = match &config.tenants {
-            Some(path) => tenants::Tenants::read(path, config.jwt.is_some())?,
+            Some(path) => tenants::Tenants::read(path, config.jwt.is_some(), &config.policies)?,
             None => tenants::Tenants::default(),
         };
         let token = config.token.as_ref().map(Secret::sha256);

@@ -5,6 +5,7 @@
 //! name = "blue"
 //! token_sha256 = "…"        # printf %s "$TOKEN" | sha256sum; a list while a token is being replaced
 //! quotas = { contexts = 20, runs = 4, memory_mb = 4096, calls_per_second = 10 }
+//! network = "packages"      # a policy of the configuration file; what the sandboxes have is narrowed to it
 //! ```
 
 use std::collections::HashSet;
@@ -12,10 +13,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use egress::Policy;
 use engine::op::{Quota, Tenant};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use crate::config::Policies;
 use crate::dialect::links::hex;
 
 /// What one tenant may have; none means the operator's general limit.
@@ -30,6 +33,9 @@ pub struct Quotas {
     pub calls_per_second: Option<f64>,
     /// Whether `get_volume_path` shows paths of this machine.
     pub show_host_paths: bool,
+    /// Narrows what the sandboxes may reach. It stands beside the figures, not among them.
+    #[serde(skip)]
+    pub network: Option<Policy>,
 }
 
 impl Quotas {
@@ -41,6 +47,7 @@ impl Quotas {
             memory_mb: self.memory_mb.or(general.memory_mb),
             calls_per_second: self.calls_per_second.or(general.calls_per_second),
             show_host_paths: self.show_host_paths || general.show_host_paths,
+            network: self.network.clone().or_else(|| general.network.clone()),
         }
     }
 
@@ -50,7 +57,7 @@ impl Quotas {
             contexts: self.contexts,
             runs: self.runs,
             memory_bytes: self.memory_mb.map(|mb| mb << 20),
-            network: None,
+            network: self.network.clone(),
         }
     }
 }
@@ -78,16 +85,16 @@ const HASHED: &str = "sub-";
 
 impl Tenants {
     /// `subjects`: an identity provider names tenants too, so that an entry without a token makes sense.
-    pub fn read(path: &Path, subjects: bool) -> Result<Self, TenantsError> {
+    pub fn read(path: &Path, subjects: bool, policies: &Policies) -> Result<Self, TenantsError> {
         let read = |source| TenantsError::Read { path: path.into(), source };
         if std::fs::metadata(path).map_err(read)?.mode() & 0o077 != 0 {
             tracing::warn!("the tenants file `{}` can be read by other users; `chmod 600` it", path.display());
         }
         let text = std::fs::read_to_string(path).map_err(read)?;
-        Self::parse(&text, subjects).map_err(|why| TenantsError::Content { path: path.into(), why })
+        Self::parse(&text, subjects, policies).map_err(|why| TenantsError::Content { path: path.into(), why })
     }
 
-    pub fn parse(text: &str, subjects: bool) -> Result<Self, String> {
+    pub fn parse(text: &str, subjects: bool, policies: &Policies) -> Result<Self, String> {
         let file: toml::Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
         known(&file, &["tenant"], "at the top")?;
         let tables = match file.get("tenant") {
@@ -98,7 +105,7 @@ impl Tenants {
         let mut entries: Vec<Entry> = Vec::with_capacity(tables.len());
         let mut digests = HashSet::new();
         for (number, table) in tables.iter().enumerate() {
-            let entry = entry(table, number + 1)?;
+            let entry = entry(table, number + 1, policies)?;
             if entry.digests.is_empty() && !subjects {
                 return Err(format!("tenant `{}` has no `token_sha256`", entry.name));
             }
@@ -145,10 +152,10 @@ impl Tenants {
     }
 }
 
-fn entry(value: &toml::Value, number: usize) -> Result<Entry, String> {
+fn entry(value: &toml::Value, number: usize, policies: &Policies) -> Result<Entry, String> {
     let wrong = |why: String| format!("tenant {number}: {why}");
     let table = value.as_table().ok_or_else(|| wrong("not a table".into()))?;
-    known(table, &["name", "token_sha256", "quotas"], &format!("in tenant {number}"))?;
+    known(table, &["name", "token_sha256", "quotas", "network"], &format!("in tenant {number}"))?;
     let name = table.get("name").and_then(toml::Value::as_str).ok_or_else(|| wrong("`name` is missing".into()))?;
     check_name(name).map_err(wrong)?;
     let wrong = |why: String| format!("tenant `{name}`: {why}");
@@ -157,10 +164,15 @@ fn entry(value: &toml::Value, number: usize) -> Result<Entry, String> {
         Some(toml::Value::Array(list)) => list.iter().map(digest).collect::<Result<_, _>>().map_err(wrong)?,
         Some(one) => vec![digest(one).map_err(wrong)?],
     };
-    let quotas = match table.get("quotas") {
+    let mut quotas = match table.get("quotas") {
         Some(quotas) => parse_quotas(quotas, &format!("in the quotas of tenant `{name}`"))?,
         None => Quotas::default(),
     };
+    if let Some(network) = table.get("network") {
+        let network = network.as_str().ok_or_else(|| wrong("`network` is the name of a policy".into()))?;
+        let policy = policies.find(network).map_err(|why| wrong(format!("`network`: {why}")))?;
+        quotas.network = Some(policy.clone());
+    }
     Ok(Entry { name: name.into(), digests, quotas })
 }
 
@@ -238,12 +250,13 @@ mod tests {
     fn a_file_of_tenants() {
         let text = format!(
             "[[tenant]]\nname = 'blue'\ntoken_sha256 = '{}'\n\n[[tenant]]\nname = 'green.2'\ntoken_sha256 = ['{}', '{}']\n\
-             quotas = {{ contexts = 5, runs = 2, memory_mb = 512, calls_per_second = 0.5, show_host_paths = true }}\n",
+             quotas = {{ contexts = 5, runs = 2, memory_mb = 512, calls_per_second = 0.5, show_host_paths = true }}\n\
+             network = 'public'\n",
             hex("one"),
             hex("two").to_uppercase(),
             hex("three")
         );
-        let tenants = Tenants::parse(&text, false).unwrap();
+        let tenants = Tenants::parse(&text, false, &Policies::default()).unwrap();
         let name = |token| tenants.by_digest(&sha(token)).map(|entry| entry.name.as_str());
         assert_eq!([name("one"), name("two"), name("three")], [Some("blue"), Some("green.2"), Some("green.2")]);
         assert_eq!([name("four"), name(""), name(&hex("one"))], [None; 3]);
@@ -254,11 +267,12 @@ mod tests {
             memory_mb: Some(512),
             calls_per_second: Some(0.5),
             show_host_paths: true,
+            network: Some(Policies::default().find("public").unwrap().clone()),
         };
         assert_eq!(tenants.0[1].quotas, quotas);
         assert_eq!(
             quotas.for_engine(),
-            Quota { contexts: Some(5), runs: Some(2), memory_bytes: Some(512 << 20), network: None }
+            Quota { contexts: Some(5), runs: Some(2), memory_bytes: Some(512 << 20), network: quotas.network.clone() }
         );
     }
 
@@ -296,6 +310,10 @@ mod tests {
             ),
             (tenant("blue", ""), "tenant `blue` has no `token_sha256`"),
             (
+                tenant("blue", &format!("{good}\nnetwork = 'pubic'")),
+                "tenant `blue`: `network`: there is no policy `pubic`; did you mean `public`?",
+            ),
+            (
                 tenant("blue", "token_sha256 = 'hunter2'"),
                 "tenant `blue`: `token_sha256` is 64 hex digits: `printf %s \"$TOKEN\" | sha256sum`",
             ),
@@ -304,7 +322,7 @@ mod tests {
             (tenant("blue", &good) + &tenant("green", &good), "a token of tenant `green` stands in the file twice"),
         ];
         for (text, why) in cases {
-            assert_eq!(Tenants::parse(&text, false).unwrap_err(), why, "{text}");
+            assert_eq!(Tenants::parse(&text, false, &Policies::default()).unwrap_err(), why, "{text}");
         }
     }
 
@@ -314,7 +332,7 @@ mod tests {
             "[[tenant]]\nname = 'blue'\ntoken_sha256 = '{}'\n[[tenant]]\nname = 'alice'\nquotas = {{ contexts = 1 }}",
             hex("one")
         );
-        let tenants = Tenants::parse(&text, true).unwrap();
+        let tenants = Tenants::parse(&text, true, &Policies::default()).unwrap();
         assert_eq!(tenants.name_of_subject("alice"), "alice");
         assert_eq!(tenants.quotas_of("alice").unwrap().contexts, Some(1));
         assert_eq!(tenants.name_of_subject("bob"), "bob");

@@ -6,6 +6,7 @@ mod doctor;
 mod file_secret;
 mod flags;
 mod journal;
+mod network;
 mod output;
 mod prepare;
 mod run;

@@ -92,7 +92,7 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
         pool_realm: Realm::AGENTRUN,
         // One context is made and no other.
         ready_max: 0,
-        ..wiring::engine_config(config, Reach::Stdio, file_secret(config)?)
+        ..wiring::engine_config(config, Reach::Stdio, file_secret(config)?)?
     };
     if let Some(realm) = limits.realm_mut(Realm::AGENTRUN) {
         (realm.pool_size, realm.text_budget) = (0, TEXT_BUDGET);
@@ -101,7 +101,7 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
     let work = async {
         // One cell is no reason to import everything.
         let cold = RuntimeConfig { warm: false, ..config.runtimes.clone() };
-        engine.start_pool(prepared.kernels(&cold)).await?;
+        engine.start_pool(prepared.kernels(&cold, None)).await?;
         cell(&engine, &signals.first, code, language, args.timeout).await
     };
     let result = tokio::select! {

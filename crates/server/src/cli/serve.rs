@@ -58,7 +58,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let secret = file_secret(config)?;
     let (backend, isolation) = native.start().await?;
     let back_end = json!({ "name": backend.name(), "level": wiring::level(&isolation) });
-    let mut engine_config = wiring::engine_config(config, Reach::Http, secret);
+    let mut engine_config = wiring::engine_config(config, Reach::Http, secret)?;
     engine_config.quotas = auth.tenants().map(|(tenant, quotas)| (tenant, quotas.for_engine())).collect();
     let base = public_url(config, address);
     wiring::set_file_base(&mut engine_config, &base);

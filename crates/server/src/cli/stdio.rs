@@ -42,7 +42,7 @@ async fn serve(context: Context, native: Native) -> Done {
     let (backend, _) = native.start().await?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let base = format!("http://{}", listener.local_addr()?);
-    let mut engine_config = wiring::engine_config(config, Reach::Stdio, secret);
+    let mut engine_config = wiring::engine_config(config, Reach::Stdio, secret)?;
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
     let observer = Arc::new(Observer::default());

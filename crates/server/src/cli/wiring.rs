@@ -9,7 +9,7 @@ use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, Real
 use sandbox::native::{self, GuestBinary, Launcher, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation};
 
-use super::Failed;
+use super::{Failed, network};
 use crate::config::{Config, DialectLimits, Dialects};
 use crate::dialect::links::{Expiring, Signer};
 use crate::dialect::{Links, Options};
@@ -117,7 +117,8 @@ pub enum Reach {
 }
 
 /// What the settings mean for the engine: the documents' rules with the operator's figures.
-pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> EngineConfig {
+pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> Result<EngineConfig, Failed> {
+    let realm = |usual, limits| realm(config, usual, limits);
     let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, sessions, .. } = &config.dialects;
     let realms = vec![
         realm(RealmConfig::sandpool(), sandpool),
@@ -148,7 +149,8 @@ pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> En
         memory_bytes: config.quota.memory_mb.map(|mb| mb << 20),
         network: None,
     };
-    EngineConfig {
+    Ok(EngineConfig {
+        egress: network::egress(config)?,
         realms,
         quota,
         file_secret,
@@ -159,7 +161,7 @@ pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> En
         ready_max: config.ready_max,
         ready_memory_bytes: config.ready_memory_mb << 20,
         ..usual
-    }
+    })
 }
 
 /// The default dialect's: a server stops once.
@@ -175,7 +177,7 @@ pub fn shutdown_grace(config: &Config) -> Duration {
     limits.shutdown_grace
 }
 
-fn realm(usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
+fn realm(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
     let memory_bytes = limits.memory_mb << 20;
     // Within the bounds of the settings this is exact enough and fits.
     let cpu_millis = (limits.cpus * 1000.0).round() as u32;
@@ -195,6 +197,9 @@ fn realm(usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
         idle_timeout: limits.idle_timeout,
         max_contexts: limits.max_contexts,
         text_budget: limits.text_budget,
+        network: config.network.dialects.get(usual.realm.0).cloned(),
+        network_of: config.network.sizes.clone(),
+        browser: network::browser(config, limits),
         ..usual
     }
 }

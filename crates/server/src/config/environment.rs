@@ -64,6 +64,12 @@ const HANDED_ON: &[&str] = &[
 #[derive(Debug, Clone, Default)]
 pub struct Environment(BTreeMap<&'static str, OsString>);
 
+/// A variable that the operator's own file names (`value_env`), which no list can have.
+#[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+pub fn named(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
 impl Environment {
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     pub fn of_process() -> Self {
@@ -127,7 +133,7 @@ fn listed() -> impl Iterator<Item = &'static str> {
 pub fn page() -> String {
     let mut page = String::from(
         "# Environment variables\n\n\
-         Every variable Sandpool reads; there are no others. This page is printed by `sandpool config --environment`.\n\n\
+         Every variable Sandpool reads; there are no others but those that a `value_env` in `sandpool.toml` names. This page is printed by `sandpool config --environment`.\n\n\
          ## Settings\n\
          Where a flag or a key of `sandpool.toml` stands beside it, it is the same setting: a flag wins over the variable, the variable \
          over the file. A variable that is empty counts as not set.\n\n\

@@ -4,6 +4,7 @@
 //! each other. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
 
 pub mod environment;
+mod network;
 mod resolve;
 pub mod settings;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use engine::op::{SharedVolume, Size};
 pub use environment::Environment;
+pub use network::{Network, Policies, SecretConfig, SecretSource};
 pub use resolve::{ConfigError, Effective, Given, Origin, Sources};
 use sandbox::Level;
 
@@ -28,6 +30,8 @@ pub struct Config {
     pub ready_memory_mb: u64,
     pub state_dir: PathBuf,
     pub runtimes: RuntimeConfig,
+    pub browser: BrowserChoice,
+    pub network: Network,
     pub dialects: Dialects,
     pub serve: Serve,
     pub auth: Auth,
@@ -154,6 +158,14 @@ pub enum NodeChoice {
     Path(PathBuf),
 }
 
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BrowserChoice {
+    /// Chromium if this machine has it.
+    Auto,
+    Off,
+    Path(PathBuf),
+}
+
 /// `[dialect.<id>]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DialectLimits {
@@ -168,6 +180,8 @@ pub struct DialectLimits {
     pub max_contexts: usize,
     pub text_budget: usize,
     pub shutdown_grace: Duration,
+    /// Of the memory, what its browser may have; none where it has none.
+    pub browser_memory_mb: Option<u64>,
 }
 
 impl Config {
@@ -203,6 +217,13 @@ impl Config {
                 warm: effective.get("runtimes.warm")?,
                 preload: preload(&effective)?,
             },
+            browser: match effective.get::<String>("browser")?.as_str() {
+                "auto" => BrowserChoice::Auto,
+                "off" => BrowserChoice::Off,
+                path if path.starts_with('/') => BrowserChoice::Path(path.into()),
+                _ => return Err(effective.error("browser", "expected `auto`, `off` or an absolute path")),
+            },
+            network: Network::typed(&effective)?,
             dialects: Dialects::typed(&effective)?,
             serve: Serve::typed(&effective)?,
             auth: Auth {
@@ -354,9 +375,11 @@ fn volume(text: &str) -> Result<SharedVolume, String> {
 impl DialectLimits {
     fn typed(effective: &Effective, dialect: &str) -> Result<Self, ConfigError> {
         let key = |name: &str| format!("dialect.{dialect}.{name}");
+        let memory_mb = effective.get(&key("memory_mb"))?;
         Ok(Self {
             timeout: effective.time(&key("timeout"))?,
-            memory_mb: effective.get(&key("memory_mb"))?,
+            memory_mb,
+            browser_memory_mb: browser_memory(effective, &key("browser_memory_mb"), memory_mb)?,
             cpus: effective.number(&key("cpus"))?,
             pids: effective.get(&key("pids"))?,
             disk_mb: effective.get(&key("disk_mb"))?,
@@ -367,5 +390,17 @@ impl DialectLimits {
             text_budget: effective.get(&key("text_budget"))?,
             shutdown_grace: effective.time(&key("shutdown_grace"))?,
         })
+    }
+}
+
+/// Half of the context's, unless the operator says otherwise; none in a dialect that has no browser.
+fn browser_memory(effective: &Effective, key: &str, memory_mb: u64) -> Result<Option<u64>, ConfigError> {
+    if settings::find(key).is_none() {
+        return Ok(None);
+    }
+    match effective.get(key)? {
+        Some(given) if given >= memory_mb => Err(effective.error(key, "leaves nothing of `memory_mb` to the code")),
+        Some(given) => Ok(Some(given)),
+        None => Ok(Some(memory_mb / 2)),
     }
 }

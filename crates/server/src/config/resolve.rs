@@ -94,6 +94,10 @@ impl Effective {
             .map_err(|error| self.error(key, &error.to_string()))
     }
 
+    pub(super) fn value(&self, key: &str) -> Option<&toml::Value> {
+        self.0[key].value.as_ref()
+    }
+
     pub(super) fn number(&self, key: &str) -> Result<f64, ConfigError> {
         let value = self.0[key].value.as_ref();
         value.and_then(as_number).ok_or_else(|| self.error(key, "expected a number"))
@@ -124,7 +128,12 @@ impl Effective {
     }
 
     pub(super) fn error(&self, key: &str, why: &str) -> ConfigError {
-        ConfigError::Value { key: key.into(), origin: self.0[key].origin.clone(), why: why.into() }
+        self.error_in(key, "", why)
+    }
+
+    /// Of something in a setting that is a table: `.corp.allow`.
+    pub(super) fn error_in(&self, key: &str, rest: &str, why: &str) -> ConfigError {
+        ConfigError::Value { key: format!("{key}{rest}"), origin: self.0[key].origin.clone(), why: why.into() }
     }
 }
 
@@ -215,8 +224,9 @@ fn read_file(path: &Path) -> Result<Vec<(&'static str, toml::Value)>, ConfigErro
 fn flatten(prefix: &str, table: toml::Table, leaves: &mut Vec<(String, toml::Value)>) {
     for (name, value) in table {
         let key = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+        let whole = find(&key).is_some_and(|setting| setting.kind == Kind::Table);
         match value {
-            toml::Value::Table(table) => flatten(&key, table, leaves),
+            toml::Value::Table(table) if !whole => flatten(&key, table, leaves),
             value => leaves.push((key, value)),
         }
     }
@@ -257,6 +267,7 @@ fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<Given, Co
         Kind::Whole(..) => given.parse::<i64>().ok().map(Into::into),
         Kind::Number(..) => given.parse::<f64>().ok().map(Into::into),
         Kind::Time(..) => Some(given.parse::<f64>().map_or_else(|_| given.into(), Into::into)),
+        Kind::Table | Kind::Tables => None,
     };
     match value {
         Some(value) => Ok(Given { value: Some(value), origin }),
@@ -280,8 +291,15 @@ fn check(kind: Kind, value: &toml::Value) -> Result<(), String> {
         Kind::Whole(min, max) => value.as_integer().is_some_and(|n| (min..=max).contains(&n)),
         Kind::Number(min, max) => as_number(value).is_some_and(|n| (min..=max).contains(&n)),
         Kind::Time(min, max) => as_seconds(value).is_some_and(|n| (min..=max).contains(&n)),
+        Kind::Table => value.is_table(),
+        Kind::Tables => value.as_array().is_some_and(|items| items.iter().all(toml::Value::is_table)),
     };
-    if fits { Ok(()) } else { Err(format!("`{value}` is not {}", expected(kind))) }
+    match kind {
+        _ if fits => Ok(()),
+        // What is there may be a secret in the wrong place.
+        Kind::Table | Kind::Tables => Err(format!("expected {}", expected(kind))),
+        _ => Err(format!("`{value}` is not {}", expected(kind))),
+    }
 }
 
 fn expected(kind: Kind) -> String {
@@ -293,6 +311,8 @@ fn expected(kind: Kind) -> String {
         Kind::Whole(min, max) => format!("a whole number from {min} to {max}"),
         Kind::Number(min, max) => format!("a number from {min} to {max}"),
         Kind::Time(min, max) => format!("a time from {min} to {max} seconds (a number, or `90s`, `10m`, `1h`)"),
+        Kind::Table => "a table".into(),
+        Kind::Tables => "tables, each of which begins with the name in double brackets".into(),
     }
 }
 

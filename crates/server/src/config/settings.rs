@@ -33,6 +33,10 @@ pub enum Kind {
     Number(f64, f64),
     /// Seconds as a number, or a text such as `90s`, `10m`, `1h`; bounds in seconds.
     Time(f64, f64),
+    /// Has keys of the operator's own, so that it stands in the file as a whole.
+    Table,
+    /// Begins with `[[…]]` there.
+    Tables,
     /// Names the configuration file itself, so it cannot stand in one.
     ConfigFile,
 }
@@ -47,7 +51,7 @@ pub enum Fallback {
 }
 
 use Fallback::{Computed, Is, Unset};
-use Kind::{ConfigFile, List, Number, OneOf, Switch, Text, Time, Whole};
+use Kind::{ConfigFile, List, Number, OneOf, Switch, Table, Tables, Text, Time, Whole};
 
 const DAY: f64 = 86_400.0;
 
@@ -113,6 +117,12 @@ macro_rules! limits {
                 Is("30"),
                 "Time that running code gets to end when the server stops",
             ),
+            setting(
+                concat!("dialect.", $id, ".network"),
+                Text,
+                Unset,
+                "Policy of its sandboxes, besides `network.default`: both have to allow",
+            ),
         ]
     }};
 }
@@ -131,6 +141,11 @@ pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
         idle_timeout: Is("3600"), max_contexts: "50"));
     all.extend(limits!("conversation", timeout: "30", memory_mb: "256", cpus: "0.5", disk_mb: "512", pool_size: "3",
         idle_timeout: Is("604800"), max_contexts: "1000"));
+    let browser = |key| {
+        let half = Computed("half of `memory_mb`");
+        setting(key, Whole(64, 1 << 24), half, "Memory that the browser of a context may take of the context's")
+    };
+    all.extend([browser("dialect.sandpool.browser_memory_mb"), browser("dialect.workbench.browser_memory_mb")]);
     // Other servers' names for some of these.
     for (key, name) in WRAPPER {
         if let Some(setting) = all.iter_mut().find(|setting| setting.key == *key) {
@@ -198,7 +213,7 @@ fn contexts_help(dialect: &str) -> &'static str {
     }
 }
 
-const GENERAL: [Setting; 60] = [
+const GENERAL: [Setting; 69] = [
     setting(
         "config",
         ConfigFile,
@@ -296,6 +311,32 @@ const GENERAL: [Setting; 60] = [
         "Python modules that are imported before an interpreter is forked; they must start no thread",
     )
     .env(&["SANDPOOL_PRELOAD"]),
+    setting(
+        "browser",
+        Text,
+        Is("\"auto\""),
+        "`auto`: Chromium if this machine has it; `off`; or the path of its binary",
+    )
+    .env(&["SANDPOOL_BROWSER"]),
+    setting(
+        "network.default",
+        Text,
+        Computed("`off`, but for dialects that name a policy"),
+        "Policy of all sandboxes: `off`, `public` (every public address), `packages` (where pip, npm and the like get them), or the name of a table `[network.policy.<name>]`",
+    ),
+    setting(
+        "network.allow",
+        List,
+        Unset,
+        "What all sandboxes may reach, as in the `allow` of a policy; in place of `network.default`",
+    )
+    .flag("network-allow", "NAME[:PORT],...", &["SANDPOOL_NETWORK_ALLOW"]),
+    setting("network.policy", Table, Unset, "Policies by name; `docs/network.md` has the keys"),
+    setting("network.hosts", Table, Unset, "Names and addresses, in place of what a resolver says"),
+    setting("network.secret", Tables, Unset, "Secrets that are put into requests on their way out"),
+    setting("size.small.network", Text, Unset, "Policy of sandboxes of this size, besides that of the dialect"),
+    setting("size.medium.network", Text, Unset, "Policy of sandboxes of this size, besides that of the dialect"),
+    setting("size.large.network", Text, Unset, "Policy of sandboxes of this size, besides that of the dialect"),
     setting("serve.listen", Text, Is("\"127.0.0.1:8775\""), "Address `serve` listens on").flag(
         "listen",
         "HOST:PORT",

@@ -1,0 +1,51 @@
+//! The way out of sandboxes and their browsers, from the settings: reads the values of secrets, once.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use egress::{Egress, EgressConfig, Secret, Value};
+use sandbox::BrowserRoom;
+
+use super::Failed;
+use crate::config::{BrowserChoice, Config, DialectLimits, SecretConfig, SecretSource, environment};
+
+/// None where no sandbox has a network.
+pub fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
+    let network = &config.network;
+    if network.dialects.is_empty() {
+        return Ok(None);
+    }
+    let secrets = network.secrets.iter().map(secret).collect::<Result<_, _>>()?;
+    let egress = Egress::new(EgressConfig { secrets, hosts: network.hosts.clone() });
+    egress.map(Some).map_err(|error| Failed(format!("cannot make the sandboxes' way out: {error}")))
+}
+
+fn secret(config: &SecretConfig) -> Result<Secret, Failed> {
+    let SecretConfig { name, hosts, header, format, .. } = config.clone();
+    let wrong = |why: &str| Failed(format!("`network.secret.{name}`: {why}"));
+    let (place, text) = match &config.from {
+        SecretSource::File(path) => (format!("`{}`", path.display()), read(path)),
+        SecretSource::Variable(variable) => {
+            let value = environment::named(variable).and_then(|value| value.into_string().ok());
+            (format!("the variable `{variable}`"), value.ok_or_else(|| "it is not set".to_owned()))
+        }
+    };
+    let text = text.map_err(|why| wrong(&format!("no value in {place}: {why}")))?;
+    let value = Value::parse(text).map_err(|why| wrong(&format!("the value in {place} is refused: {why}")))?;
+    Ok(Secret { name, hosts, header, format, value })
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if found.mode() & 0o077 != 0 {
+        tracing::warn!("the secret in `{}` can be read by other users; `chmod 600` it", path.display());
+    }
+    // Its content may be in the error of a text that is none.
+    std::fs::read_to_string(path).map_err(|error| error.kind().to_string())
+}
+
+/// What of a context's limits its browser may have.
+pub fn browser(config: &Config, limits: &DialectLimits) -> Option<BrowserRoom> {
+    let memory_mb = limits.browser_memory_mb.filter(|_| config.browser != BrowserChoice::Off)?;
+    Some(BrowserRoom { memory_bytes: memory_mb << 20, pids: limits.pids / 2 })
+}

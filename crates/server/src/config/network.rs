@@ -1,0 +1,414 @@
+//! `[network]`: policies by name and who has which, names of the operator's, secrets.
+//!
+//! What is said at several places has to be allowed by all of them: of all sandboxes, of a dialect, a size, a tenant.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use egress::{Policy, Table};
+use engine::op::Size;
+use serde::Deserialize;
+
+use super::settings::DIALECTS;
+use super::{ConfigError, Effective, nearest};
+
+/// No policy of the operator's has one of these names.
+const OFF: &str = "off";
+const PRESETS: [&str; 2] = ["public", "packages"];
+/// The policy that `--network-allow` makes.
+const COMMAND_LINE: &str = "command line";
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    pub policies: Policies,
+    /// Of the dialects that have a network at all.
+    pub dialects: BTreeMap<&'static str, Policy>,
+    pub sizes: BTreeMap<Size, Policy>,
+    pub hosts: BTreeMap<String, IpAddr>,
+    pub secrets: Vec<SecretConfig>,
+}
+
+/// Each policy by its name, the presets and `off` among them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policies(BTreeMap<String, Policy>);
+
+/// A secret and where its value is; never the value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretConfig {
+    pub name: String,
+    pub hosts: Vec<String>,
+    pub header: String,
+    pub format: Option<String>,
+    pub from: SecretSource,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SecretSource {
+    File(PathBuf),
+    Variable(String),
+}
+
+impl Network {
+    pub(super) fn typed(effective: &Effective) -> Result<Self, ConfigError> {
+        let policies = Policies::typed(effective)?;
+        let all = of_all(effective, &policies)?;
+        let mut dialects = BTreeMap::new();
+        for dialect in DIALECTS {
+            let own = named(effective, &policies, &format!("dialect.{dialect}.network"))?;
+            let policy = match (own, &all) {
+                (Some(own), Some(all)) => all.clone().and(&own),
+                (Some(one), None) => one,
+                (None, Some(all)) => all.clone(),
+                (None, None) => continue,
+            };
+            if !is_off(&policy) {
+                dialects.insert(*dialect, policy);
+            }
+        }
+        let mut sizes = BTreeMap::new();
+        for size in Size::ALL {
+            if let Some(policy) = named(effective, &policies, &format!("size.{}.network", size.name()))? {
+                sizes.insert(size, policy);
+            }
+        }
+        Ok(Self { policies, dialects, sizes, hosts: hosts(effective)?, secrets: secrets(effective)? })
+    }
+}
+
+/// A table that allows nothing makes nothing of all that stand beside it.
+fn is_off(policy: &Policy) -> bool {
+    policy.tables.iter().any(|table| table.allow.is_empty())
+}
+
+impl Policies {
+    pub fn find(&self, name: &str) -> Result<&Policy, String> {
+        self.0.get(name).ok_or_else(|| {
+            let nearest = nearest(name, self.0.keys().map(String::as_str)).unwrap_or(OFF);
+            format!("there is no policy `{name}`; did you mean `{nearest}`?")
+        })
+    }
+
+    fn typed(effective: &Effective) -> Result<Self, ConfigError> {
+        let Self(mut all) = Self::default();
+        let tables = effective.value("network.policy").and_then(toml::Value::as_table);
+        for (name, value) in tables.into_iter().flatten() {
+            let wrong = |key: &str, why: &str| effective.error_in("network.policy", &format!(".{name}{key}"), why);
+            check_policy_name(name).map_err(|why| wrong("", &why))?;
+            let given: PolicyTable =
+                value.clone().try_into().map_err(|error: toml::de::Error| wrong("", error.message().trim()))?;
+            let table = given.table(name).map_err(|(key, why)| wrong(&format!(".{key}"), &why))?;
+            all.insert(name.clone(), Policy::of(table));
+        }
+        Ok(Self(all))
+    }
+}
+
+/// Those that are built in.
+impl Default for Policies {
+    fn default() -> Self {
+        let table = |name: &str, allow: Vec<String>| Table { name: name.into(), allow, ..Table::default() };
+        let mut all = BTreeMap::from([(OFF.to_owned(), Policy::of(table(OFF, Vec::new())))]);
+        all.extend(PRESETS.map(|name| (name.to_owned(), Policy::of(table(name, vec![name.into()])))));
+        Self(all)
+    }
+}
+
+/// What `network.default` or `network.allow` says, whichever comes from the stronger source.
+fn of_all(effective: &Effective, policies: &Policies) -> Result<Option<Policy>, ConfigError> {
+    let Some(allow) = effective.get::<Option<Vec<String>>>("network.allow")? else {
+        return named(effective, policies, "network.default");
+    };
+    if effective.strength("network.default") == effective.strength("network.allow") {
+        let why = "stands beside `network.default`; which one is meant?";
+        return Err(effective.error("network.allow", why));
+    }
+    let table = Table { name: COMMAND_LINE.into(), allow, ..Table::default() };
+    check(&table).map_err(|(_, why)| effective.error("network.allow", &why))?;
+    Ok(Some(Policy::of(table)))
+}
+
+fn named(effective: &Effective, policies: &Policies, key: &str) -> Result<Option<Policy>, ConfigError> {
+    let Some(name) = effective.get::<Option<String>>(key)? else { return Ok(None) };
+    policies.find(&name).map(|policy| Some(policy.clone())).map_err(|why| effective.error(key, &why))
+}
+
+fn check_policy_name(name: &str) -> Result<(), String> {
+    if name == OFF || PRESETS.contains(&name) {
+        return Err(format!("`{name}` is built in and cannot be changed; choose another name"));
+    }
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
+    if !(1..=64).contains(&name.len()) || !name.bytes().all(plain) {
+        return Err("a name is 1 to 64 of the characters `a-z`, `0-9`, `-`, `_`, `.`".into());
+    }
+    Ok(())
+}
+
+/// `[network.policy.<name>]` as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[derive(Default)]
+struct PolicyTable {
+    allow: Vec<String>,
+    deny: Vec<String>,
+    ports: Vec<u16>,
+    methods: Vec<String>,
+    private: Vec<String>,
+    max_connections: Option<u32>,
+    max_mb: Option<u32>,
+    kb_per_second: Option<u32>,
+    connections_per_second: Option<u32>,
+}
+
+impl PolicyTable {
+    /// What is wrong, and in which key.
+    fn table(self, name: &str) -> Result<Table, (&'static str, String)> {
+        let limits = [
+            ("max_connections", self.max_connections),
+            ("max_mb", self.max_mb),
+            ("kb_per_second", self.kb_per_second),
+            ("connections_per_second", self.connections_per_second),
+        ];
+        if let Some((key, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
+            return Err((key, "`0` would let nothing out; leave the key away for the usual limit".into()));
+        }
+        let table = Table {
+            name: name.into(),
+            allow: self.allow,
+            deny: self.deny,
+            ports: self.ports,
+            methods: self.methods,
+            private: self.private,
+            max_connections: self.max_connections,
+            max_bytes: self.max_mb.map(|mb| u64::from(mb) << 20),
+            bytes_per_second: self.kb_per_second.map(|kb| u64::from(kb) << 10),
+            connections_per_second: self.connections_per_second,
+        };
+        check(&table)?;
+        Ok(table)
+    }
+}
+
+/// What is wrong in it, and in which key.
+fn check(table: &Table) -> Result<(), (&'static str, String)> {
+    let lists = [("allow", &table.allow), ("deny", &table.deny), ("private", &table.private)];
+    for (key, list) in lists {
+        if let Some(wrong) =
+            list.iter().find(|text| text.is_empty() || text.contains(['@', ' ', '?']) || text.contains("//"))
+        {
+            return Err((
+                key,
+                format!("`{wrong}` is not a name, `*.name`, an address or a network, with `:port` if need be"),
+            ));
+        }
+    }
+    if table.ports.contains(&0) {
+        return Err(("ports", "`0` is not a port".into()));
+    }
+    match table.methods.iter().find(|method| method.is_empty() || !method.bytes().all(|b| b.is_ascii_uppercase())) {
+        Some(wrong) => Err(("methods", format!("`{wrong}` is not a method such as `GET`"))),
+        None => Ok(()),
+    }
+}
+
+fn hosts(effective: &Effective) -> Result<BTreeMap<String, IpAddr>, ConfigError> {
+    let table = effective.value("network.hosts").and_then(toml::Value::as_table);
+    let mut hosts = BTreeMap::new();
+    for (name, value) in table.into_iter().flatten() {
+        let wrong = |why: &str| effective.error_in("network.hosts", &format!(".\"{name}\""), why);
+        let is_name = egress::is_host_name(name) && name.parse::<IpAddr>().is_err();
+        if !is_name {
+            return Err(wrong("not the name of a host"));
+        }
+        let address = value.as_str().and_then(|text| text.parse().ok());
+        hosts
+            .insert(name.to_ascii_lowercase(), address.ok_or_else(|| wrong("expected an address such as `10.0.0.7`"))?);
+    }
+    Ok(hosts)
+}
+
+/// `[[network.secret]]` as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SecretTable {
+    name: String,
+    hosts: Vec<String>,
+    header: String,
+    format: Option<String>,
+    value_file: Option<PathBuf>,
+    value_env: Option<String>,
+}
+
+fn secrets(effective: &Effective) -> Result<Vec<SecretConfig>, ConfigError> {
+    let tables = effective.value("network.secret").and_then(toml::Value::as_array);
+    let mut secrets: Vec<SecretConfig> = Vec::new();
+    for (number, value) in tables.into_iter().flatten().enumerate() {
+        let name = value.get("name").and_then(toml::Value::as_str).map(|name| format!(".{name}"));
+        let name = name.unwrap_or_else(|| format!("[{number}]"));
+        let wrong = |why: &str| effective.error_in("network.secret", &name, why);
+        if value.get("value").is_some() {
+            return Err(wrong(
+                "a value does not belong in this file; put it into a file of its own and name that with `value_file`, or into a variable and name that with `value_env`",
+            ));
+        }
+        let table: SecretTable =
+            value.clone().try_into().map_err(|error: toml::de::Error| wrong(error.message().trim()))?;
+        let secret = secret(table).map_err(|why| wrong(&why))?;
+        if secrets.iter().any(|other| other.name == secret.name) {
+            return Err(wrong("two secrets have this name"));
+        }
+        secrets.push(secret);
+    }
+    Ok(secrets)
+}
+
+fn secret(table: SecretTable) -> Result<SecretConfig, String> {
+    let SecretTable { name, hosts, header, format, value_file, value_env } = table;
+    let from = match (value_file, value_env) {
+        (Some(path), None) if path.is_absolute() => SecretSource::File(path),
+        (Some(_), None) => return Err("`value_file` has to be an absolute path".into()),
+        (None, Some(variable)) => SecretSource::Variable(variable),
+        (None, None) => return Err("`value_file` or `value_env` is missing: it says where the value is".into()),
+        (Some(_), Some(_)) => return Err("`value_file` and `value_env` are both there; which one is meant?".into()),
+    };
+    egress::Secret::check(&name, &hosts, &header, format.as_deref())?;
+    Ok(SecretConfig { name, hosts, header, format, from })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Environment, Sources};
+    use crate::scratch::Scratch;
+
+    fn load(file: &str, flags: &[(&'static str, &str)]) -> Result<Network, String> {
+        let dir = Scratch::new();
+        let path = dir.write("sandpool.toml", file).to_string_lossy().into_owned();
+        let given = flags.iter().map(|(key, value)| (*key, (*value).to_owned()));
+        let flags = [("config", path.clone())].into_iter().chain(given).collect();
+        let environment = Environment::of(&[("HOME", "/home/u")]);
+        let config = Config::load(&Sources { environment, flags, is_root: false });
+        config.map(|config| config.network).map_err(|error| error.to_string().replace(&path, "FILE"))
+    }
+
+    /// The names of the tables that have to allow, of each dialect that has any.
+    fn tables(file: &str, flags: &[(&'static str, &str)]) -> String {
+        let names =
+            |policy: &Policy| policy.tables.iter().map(|table| table.name.clone()).collect::<Vec<_>>().join("+");
+        let network = load(file, flags).unwrap();
+        let of = network.dialects.iter().map(|(dialect, policy)| format!("{dialect}:{}", names(policy)));
+        of.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn what_several_places_say_has_to_be_allowed_by_all() {
+        assert_eq!(tables("", &[]), "");
+        assert_eq!(tables("network.default = 'off'\ndialect.workbench.network = 'public'", &[]), "");
+        assert_eq!(tables("dialect.workbench.network = 'public'", &[]), "workbench:public");
+        let all = "network.default = 'packages'\n[dialect.agentrun]\nnetwork = 'corp'\n[dialect.conversation]\nnetwork = 'off'\n\
+                   [network.policy.corp]\nallow = ['*.corp.test']";
+        assert_eq!(
+            tables(all, &[]),
+            "agentrun:packages+corp microsandbox:packages sandpool:packages workbench:packages"
+        );
+        let flag = [("network.allow", "packages, api.test:8443")];
+        assert_eq!(
+            tables(all, &flag),
+            "agentrun:command line+corp microsandbox:command line sandpool:command line workbench:command line"
+        );
+        assert_eq!(tables("network.default = 'public'", &[("network.allow", "")]), "");
+        let sizes = load("size.small.network = 'off'\nsize.large.network = 'public'", &[]).unwrap().sizes;
+        assert_eq!(sizes.keys().copied().collect::<Vec<_>>(), [Size::Small, Size::Large]);
+    }
+
+    #[test]
+    fn a_policy_is_a_table_of_the_operators() {
+        let file = "[network.policy.corp]\nallow = ['*.corp.test', '10.1.0.0/16:443']\ndeny = ['hr.corp.test']\nports = [443]\n\
+                    methods = ['GET']\nprivate = ['10.1.0.0/16']\nmax_connections = 8\nmax_mb = 2\nkb_per_second = 3\nconnections_per_second = 4";
+        let network = load(file, &[]).unwrap();
+        let table = Table {
+            name: "corp".into(),
+            allow: vec!["*.corp.test".into(), "10.1.0.0/16:443".into()],
+            deny: vec!["hr.corp.test".into()],
+            ports: vec![443],
+            methods: vec!["GET".into()],
+            private: vec!["10.1.0.0/16".into()],
+            max_connections: Some(8),
+            max_bytes: Some(2 << 20),
+            bytes_per_second: Some(3 << 10),
+            connections_per_second: Some(4),
+        };
+        assert_eq!(network.policies.find("corp").unwrap(), &Policy::of(table));
+    }
+
+    #[test]
+    fn names_and_secrets_are_read_and_a_value_is_not() {
+        let file = "[network.hosts]\n'Pages.test' = '127.0.0.1'\n[[network.secret]]\nname = 'GITHUB_TOKEN'\n\
+                    hosts = ['api.github.com', '*.corp.test:8443']\nheader = 'Authorization'\nformat = 'Bearer {}'\nvalue_file = '/run/s'\n\
+                    [[network.secret]]\nname = 'KEY'\nhosts = ['k.test']\nheader = 'X-Key'\nvalue_env = 'CORP_KEY'";
+        let network = load(file, &[]).unwrap();
+        assert_eq!(network.hosts, BTreeMap::from([("pages.test".into(), IpAddr::from([127, 0, 0, 1]))]));
+        let from: Vec<_> = network.secrets.iter().map(|secret| (secret.name.as_str(), secret.from.clone())).collect();
+        assert_eq!(
+            from,
+            [("GITHUB_TOKEN", SecretSource::File("/run/s".into())), ("KEY", SecretSource::Variable("CORP_KEY".into()))]
+        );
+        let secret = "[[network.secret]]\nname = 'T'\nhosts = ['a.test']\nheader = 'X'\nvalue = 'hunter2hunter2'";
+        let refused = load(secret, &[]).unwrap_err();
+        assert!(refused.contains("`network.secret.T` (from FILE): a value does not belong in this file"), "{refused}");
+        for file in [secret, "[network]\nsecret = 'hunter2hunter2'", "network.secret = ['hunter2hunter2']"] {
+            assert!(!load(file, &[]).unwrap_err().contains("hunter2"), "{file}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_one_line_with_the_key_and_the_file() {
+        let secret = |rest: &str| format!("[[network.secret]]\nname = 'T'\n{rest}");
+        let whole =
+            |hosts: &str, header: &str| secret(&format!("hosts = ['{hosts}']\nheader = '{header}'\nvalue_file = '/f'"));
+        let cases = [
+            (
+                "network.default = 'pubic'".into(),
+                "`network.default` (from FILE): there is no policy `pubic`; did you mean `public`?",
+            ),
+            (
+                "network.policy.x.alow = []".into(),
+                "`network.policy.x` (from FILE): unknown field `alow`, expected one of",
+            ),
+            ("network.policy.x = 3".into(), "`network.policy.x` (from FILE): invalid type: integer `3`"),
+            ("network.policy = 'x'".into(), "`network.policy` (from FILE): expected a table"),
+            (
+                "network.polcy.x.allow = []".into(),
+                "unknown key `network.polcy.x.allow` in `FILE`; did you mean `network.allow`?",
+            ),
+            ("network.policy.public.allow = []".into(), "`network.policy.public` (from FILE): `public` is built in"),
+            (
+                "network.policy.x.allow = ['https://a.test/']".into(),
+                "`network.policy.x.allow` (from FILE): `https://a.test/`",
+            ),
+            (
+                "network.policy.x.ports = [70000]".into(),
+                "`network.policy.x` (from FILE): invalid value: integer `70000`",
+            ),
+            ("network.policy.x.max_mb = 0".into(), "`network.policy.x.max_mb` (from FILE): `0` would let nothing out"),
+            ("network.hosts.a = 'b'".into(), "`network.hosts.\"a\"` (from FILE): expected an address"),
+            (
+                "network.default = 'public'\nnetwork.allow = ['a.test']".into(),
+                "`network.allow` (from FILE): stands beside",
+            ),
+            (
+                secret("hosts = ['a.test']\nheader = 'X'"),
+                "`network.secret.T` (from FILE): `value_file` or `value_env` is missing",
+            ),
+            (whole("10.0.0.1", "X"), "`network.secret.T` (from FILE): `hosts`: `10.0.0.1` is not a name"),
+            (whole("*.com", "X"), "`network.secret.T` (from FILE): `hosts`: `*.com` is not a name"),
+            (whole("a.test", "Host"), "`network.secret.T` (from FILE): `header`: `Host` is for the connection"),
+            (whole("a.test", "X").replace("'T'", "'PATH'"), "`network.secret.PATH` (from FILE): `PATH` cannot be"),
+            (whole("a.test", "X").repeat(2).replace("'/f'[", "'/f'\n["), "`network.secret.T` (from FILE): two secrets"),
+        ];
+        for (file, why) in cases {
+            let refused = load(&file, &[]).unwrap_err();
+            assert!(refused.starts_with(why) && !refused.contains('\n'), "{file}\n{refused}");
+        }
+    }
+}
