@@ -1,12 +1,12 @@
 # build   release binaries, guest and zygote inside         test   everything that must hold, for CI
 # run     build, prepare the languages, serve over HTTP    check  format, lints, licences, documents
 # hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
-# clean   remove what was built
+# browser install Chromium for the sandboxes               clean  remove what was built
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run test hostile bench check clean needs
+.PHONY: build run browser test hostile bench check clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -24,6 +24,10 @@ run: build
 	@$(SANDPOOL) setup >&2
 	@scripts/client-config '$(SANDPOOL)'
 	@exec $(SANDPOOL) serve
+
+# Without it everything else works; what wants a browser says how to get one.
+browser:
+	@scripts/install chromium-headless-shell fonts-liberation libnss3-tools
 
 needs:
 	@scripts/test-needs
