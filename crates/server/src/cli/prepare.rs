@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Context, Failed};
 use crate::observe::Observer;
-use crate::runtimes::{self, Progress};
+use crate::runtimes::{self, Progress, browser};
 
 /// Makes the engine ready, or stops the server: one that can run nothing is of no use to a client.
 pub async fn prepare(
@@ -27,7 +27,10 @@ pub async fn prepare(
     });
     let config = &context.config.runtimes;
     let work = async {
-        let prepared = runtimes::prepare(config, &context.environment, &progress, false).await.inspect_err(|_| {
+        let prepared = runtimes::prepare(config, &context.environment, &progress, false);
+        let browser = browser::find(&context.config.browser, &context.environment);
+        let (prepared, browser) = tokio::join!(prepared, browser);
+        let prepared = prepared.inspect_err(|_| {
             // The error names paths of this machine; the client need not know them.
             engine.set_failed(
                 "the language runtimes could not be prepared; run `sandpool setup` on the server's machine",
@@ -36,10 +39,14 @@ pub async fn prepare(
         if let Err(why) = &prepared.node {
             tracing::warn!("no JavaScript and TypeScript: {why}");
         }
+        let browser = browser.unwrap_or_else(|why| {
+            tracing::info!("no browser: {why}");
+            None
+        });
         drop(progress); // ends the telling, so that it does not come after the next word
         let _ = telling.await;
         engine.set_status("starting the session pool");
-        engine.start_pool(prepared.kernels(config)).await?;
+        engine.start_pool(prepared.kernels(config, browser.as_ref())).await?;
         tracing::info!(target: engine::STARTUP_LOG, "MCP Server 就绪，等待请求...");
         observer.set_runtimes(runtimes_of(&engine).await);
         Ok(())

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use engine::config::{KernelCommand, Runtimes, WORKSPACE};
 
 use super::Prepared;
+use super::browser::Browser;
 use crate::config::RuntimeConfig;
 
 const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
@@ -14,7 +15,7 @@ const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.cjs");
 const DRIVERS: &str = "/opt/sandpool";
 
 impl Prepared {
-    pub fn kernels(&self, config: &RuntimeConfig) -> Runtimes {
+    pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&Browser>) -> Runtimes {
         let node = self.node.as_ref().ok().map(super::Node::binary);
         let env = environment(&self.python.dir, node.as_deref(), config.threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
@@ -38,7 +39,7 @@ impl Prepared {
         });
         let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER)];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
-        Runtimes { python, node, browser: None, files }
+        Runtimes { python, node, browser: browser.map(Browser::command), files }
     }
 }
 
@@ -58,7 +59,7 @@ fn python_binds(prepared: &Prepared) -> Vec<PathBuf> {
 }
 
 /// `/usr` is in each sandbox anyway.
-fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+pub fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
     paths.into_iter().filter(|path| !path.starts_with("/usr")).collect()
 }
 

@@ -1,8 +1,9 @@
 //! The language runtimes: found, or prepared once with visible progress, then used read-only and offline.
 //!
-//! `python` and `node` know where each comes from, `store` keeps what was built (whole or not at all), `kernel` says how a sandbox
+//! `python`, `node` and `browser` know where each comes from, `store` keeps what was built (whole or not at all), `kernel` says how a sandbox
 //! starts them. What a driver does is the guest's matter.
 
+pub mod browser;
 mod kernel;
 pub mod node;
 mod process;
@@ -34,6 +35,8 @@ pub enum SetupError {
     NoPython(Vec<String>),
     #[error("no usable Node: {0}; install Node 22 or newer, or npm (on Debian: apt-get install npm)")]
     NoNode(String),
+    #[error("no usable Chromium found; install its headless shell (on Debian: apt-get install chromium-headless-shell), or name the binary of a Chromium with `browser` in sandpool.toml{}", list(.0))]
+    NoBrowser(Vec<String>),
     #[error("{name}: {why}")]
     Tool { name: String, why: String },
     #[error("runtime `{}` was changed since it was prepared (expected {expected}, found {found}); run `sandpool setup --force`", dir.display())]

@@ -251,7 +251,7 @@ async fn choose(config: &RuntimeConfig, env: &Environment) -> Result<Interpreter
 }
 
 /// The interpreter's prefix is shown in each sandbox: it must be a directory of its own.
-fn exposes_home(prefix: &Path, env: &Environment) -> bool {
+pub fn exposes_home(prefix: &Path, env: &Environment) -> bool {
     let special = prefix == Path::new("/usr");
     !special && (prefix.parent().is_none() || env.home().is_some_and(|home| home.starts_with(prefix)))
 }
