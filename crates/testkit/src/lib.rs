@@ -5,4 +5,5 @@ pub mod fake;
 pub mod host;
 pub mod http;
 pub mod inprocess;
+pub mod pages;
 pub mod probe;
