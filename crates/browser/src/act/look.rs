@@ -1,0 +1,200 @@
+//! What is looked at: pictures, values, lines, and a text that is waited for.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use proto::browser::BrowseResult;
+use proto::{BrowseError, BrowseFailure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{Act, Done};
+use crate::cdp;
+use crate::events::Exception;
+use crate::page::failure;
+use crate::snapshot::Need;
+use crate::state::shorten;
+
+/// The longest side of a picture, in pixels.
+const MAX_SIDE: f64 = 16_384.0;
+/// Of a picture in base64. A larger one is made again, smaller.
+const MAX_PICTURE: usize = 4 << 20;
+const SMALLER: f64 = 0.6;
+const TRIES: usize = 5;
+/// Of a value as JSON, in characters.
+const MAX_VALUE: usize = 200_000;
+/// Between two looks for a text: at least this, and twice what a look takes.
+const AGAIN: Duration = Duration::from_millis(50);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metrics {
+    css_visual_viewport: Viewport,
+    css_content_size: Size,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Viewport {
+    page_x: f64,
+    page_y: f64,
+    client_width: f64,
+    client_height: f64,
+}
+
+#[derive(Deserialize)]
+struct Size {
+    width: f64,
+    height: f64,
+}
+
+#[derive(Deserialize)]
+struct Box {
+    x: f64,
+    y: f64,
+    width: f64,
+    height: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Evaluated {
+    result: Remote,
+    exception_details: Option<Exception>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Remote {
+    r#type: String,
+    value: Option<Value>,
+    unserializable_value: Option<String>,
+}
+
+impl Act<'_> {
+    pub async fn screenshot(&mut self, at: Option<&str>, full_page: bool) -> Done {
+        let place = match at {
+            Some(at) => Some(self.place_of(at).await?),
+            None => None,
+        };
+        let metrics: Metrics = self.page.ask("Page.getLayoutMetrics", json!({})).await?;
+        let Metrics { css_visual_viewport: view, css_content_size: whole } = metrics;
+        let asked = match place {
+            Some(place) => Box { x: place.x + view.page_x, y: place.y + view.page_y, ..place },
+            None if full_page => Box { x: 0.0, y: 0.0, width: whole.width, height: whole.height },
+            None => Box { x: view.page_x, y: view.page_y, width: view.client_width, height: view.client_height },
+        };
+        let (width, height) = (asked.width.clamp(1.0, MAX_SIDE), asked.height.clamp(1.0, MAX_SIDE));
+        let clipped = width < asked.width || height < asked.height;
+        let beyond = full_page || at.is_some();
+        let mut scale = 1.0;
+        for _ in 0..TRIES {
+            let clip = json!({ "x": asked.x, "y": asked.y, "width": width, "height": height, "scale": scale });
+            let png = self.capture(clip, beyond).await;
+            match png {
+                Ok(png) if png.len() <= MAX_PICTURE => {
+                    let (width, height) = size_of(&png).unwrap_or_default();
+                    return Ok(BrowseResult::Screenshot { png, width, height, clipped: clipped || scale < 1.0 });
+                }
+                Ok(_) | Err(cdp::Error::TooLarge) => scale *= SMALLER,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(failure(BrowseFailure::Invalid, "the picture is too large, however small it is made"))
+    }
+
+    async fn capture(&self, clip: Value, beyond: bool) -> Result<String, cdp::Error> {
+        #[derive(Deserialize)]
+        struct Captured {
+            data: String,
+        }
+        let params =
+            json!({ "format": "png", "clip": clip, "captureBeyondViewport": beyond, "optimizeForSpeed": true });
+        let captured: Captured = self.page.ask("Page.captureScreenshot", params).await?;
+        Ok(captured.data)
+    }
+
+    /// In the window, as the root frame counts.
+    async fn place_of(&mut self, at: &str) -> Result<Box, BrowseError> {
+        let (element, point) = self.ready(at, Need::Seen).await?;
+        if element.frame.parent.is_some() {
+            let (x, y) = (point.x - point.width / 2.0, point.y - point.height / 2.0);
+            return Ok(Box { x, y, width: point.width, height: point.height });
+        }
+        let place = "element => element.getBoundingClientRect().toJSON()";
+        self.reader.apply(&self.page, &element, place, &[]).await
+    }
+
+    pub async fn evaluate(&mut self, expression: &str) -> Done {
+        let mut evaluated = self.evaluate_in_page(expression).await?;
+        if evaluated.result.r#type == "function" {
+            // Who gives a function wants to know what it does.
+            evaluated = self.evaluate_in_page(&format!("({expression})()")).await?;
+        }
+        if let Some(exception) = evaluated.exception_details {
+            return Err(failure(BrowseFailure::Threw, shorten(&exception.sentence(), 2000)));
+        }
+        let Remote { value, unserializable_value, .. } = evaluated.result;
+        let value = value.or(unserializable_value.map(Value::String)).unwrap_or_default();
+        let json = value.to_string();
+        let truncated = json.chars().nth(MAX_VALUE).is_some();
+        let json = if truncated { json.chars().take(MAX_VALUE).collect() } else { json };
+        Ok(BrowseResult::Value { json, truncated })
+    }
+
+    async fn evaluate_in_page(&self, expression: &str) -> Result<Evaluated, BrowseError> {
+        let params = json!({
+            "expression": expression, "returnByValue": true, "awaitPromise": true, "userGesture": true,
+            "allowUnsafeEvalBlockedByCSP": true, "replMode": true,
+        });
+        match self.page.ask("Runtime.evaluate", params).await {
+            Err(cdp::Error::Refused(text)) => Err(failure(BrowseFailure::Threw, text)),
+            Err(cdp::Error::TooLarge) => Err(failure(BrowseFailure::Threw, "the value is too large to be shown")),
+            evaluated => Ok(evaluated?),
+        }
+    }
+
+    pub fn log(&self, max_lines: u32) -> BrowseResult {
+        let (lines, dropped) = self.page.look(|tab| tab.log.last(max_lines as usize)).unwrap_or_default();
+        BrowseResult::Log { lines, dropped }
+    }
+
+    pub async fn wait_for(&mut self, text: &str, gone: bool) -> Done {
+        let end = Instant::now() + self.left();
+        loop {
+            let begun = Instant::now();
+            if self.reader.has_text(&self.page, text).await? != gone {
+                return Ok(BrowseResult::Done);
+            }
+            if Instant::now() >= end {
+                let state = if gone { "is still" } else { "is not" };
+                let message = format!("`{}` {state} on the page", shorten(text, 200));
+                return Err(failure(BrowseFailure::TimedOut, message));
+            }
+            tokio::time::sleep(AGAIN.max(begun.elapsed() * 2)).await;
+        }
+    }
+}
+
+/// Width and height stand in the first bytes.
+fn size_of(png: &str) -> Option<(u32, u32)> {
+    let head = BASE64.decode(png.get(..32)?).ok()?;
+    let number = |at: usize| head.get(at..)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));
+    Some((number(16)?, number(20)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_says_how_large_it_is() {
+        let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
+        bytes.extend(1280u32.to_be_bytes());
+        bytes.extend(800u32.to_be_bytes());
+        assert_eq!(size_of(&BASE64.encode(&bytes)), Some((1280, 800)));
+        assert_eq!(size_of("short"), None);
+    }
+}

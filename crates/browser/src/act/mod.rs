@@ -1,0 +1,96 @@
+//! What can be asked of a page, one file for each kind of thing.
+
+mod keyboard;
+mod keys;
+mod look;
+mod navigate;
+mod pointer;
+mod tabs;
+
+use std::time::Duration;
+
+use proto::browser::{BrowseResult, MouseButton};
+use proto::{Browse, BrowseError, BrowseFailure};
+use tokio::time::Instant;
+
+use crate::page::Page;
+use crate::snapshot::{Element, Need, Point, Reader};
+
+pub use tabs::create;
+
+/// An element named by a selector may take this long to appear.
+const APPEARS: Duration = Duration::from_secs(1);
+/// Between two looks for it.
+const AGAIN: Duration = Duration::from_millis(30);
+/// What is kept back of a request's time to say why it was not enough.
+const MARGIN: Duration = Duration::from_millis(100);
+
+/// One request at work.
+pub struct Act<'a> {
+    pub page: Page,
+    pub reader: &'a mut Reader,
+    pub until: Instant,
+    /// Where the files of an upload are.
+    pub uploads: Option<&'a str>,
+}
+
+type Done = Result<BrowseResult, BrowseError>;
+
+impl Act<'_> {
+    pub async fn run(&mut self, ask: &Browse) -> Done {
+        match ask {
+            Browse::Open { url } => self.open(url).await,
+            Browse::Back => self.travel(-1).await,
+            Browse::Forward => self.travel(1).await,
+            Browse::Reload => self.reload().await,
+            Browse::Click { at, button, double } => self.click(at, *button, *double).await,
+            Browse::Hover { at } => self.hover(at).await,
+            Browse::Scroll { at, right, down } => self.scroll(at.as_deref(), *right, *down).await,
+            Browse::Type { at, text, append, submit, keys } => {
+                self.type_text(at, keyboard::Typing { text, append: *append, submit: *submit, keys: *keys }).await
+            }
+            Browse::Press { key, at } => self.press(key, at.as_deref()).await,
+            Browse::Select { at, options } => self.select(at, options).await,
+            Browse::Upload { at, files } => self.upload(at, files).await,
+            Browse::Wait { text, gone } => self.wait_for(text, *gone).await,
+            Browse::Tab { tab } => self.tab(tab).await,
+            Browse::Evaluate { expression } => self.evaluate(expression).await,
+            Browse::Snapshot(ask) => self.reader.snapshot(&self.page, ask).await.map(BrowseResult::Snapshot),
+            Browse::Screenshot { at, full_page } => self.screenshot(at.as_deref(), *full_page).await,
+            Browse::Log { max_lines } => Ok(self.log(*max_lines)),
+        }
+    }
+
+    /// What is left of the request's time, but for the time to say so.
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now()).saturating_sub(MARGIN)
+    }
+
+    /// The element, which may still be on its way.
+    async fn find(&mut self, at: &str) -> Result<Element, BrowseError> {
+        let end = Instant::now() + APPEARS.min(self.left());
+        loop {
+            match self.reader.find(&self.page, at).await {
+                Err(error) if error.why == BrowseFailure::NotFound && Instant::now() < end => {
+                    tokio::time::sleep(AGAIN).await;
+                }
+                found => return found,
+            }
+        }
+    }
+
+    /// The element, and where it is, once it is ready.
+    async fn ready(&mut self, at: &str, need: Need) -> Result<(Element, Point), BrowseError> {
+        let element = self.find(at).await?;
+        let point = self.reader.ready(&self.page, &element, need, self.left()).await?;
+        Ok((element, point))
+    }
+}
+
+fn button_name(button: MouseButton) -> &'static str {
+    match button {
+        MouseButton::Left => "left",
+        MouseButton::Middle => "middle",
+        MouseButton::Right => "right",
+    }
+}

@@ -1,0 +1,157 @@
+//! From page to page.
+
+use proto::browser::BrowseResult;
+use proto::{BrowseError, BrowseFailure};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Act, Done};
+use crate::events::is_allowed;
+use crate::page::failure;
+use crate::settle;
+use crate::state::{MAX_URL, shorten};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Navigated {
+    loader_id: Option<String>,
+    error_text: Option<String>,
+    #[serde(default)]
+    is_download: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct History {
+    current_index: i64,
+    entries: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    id: i64,
+}
+
+impl Act<'_> {
+    pub async fn open(&mut self, url: &str) -> Done {
+        check(url)?;
+        let moment = settle::moment(&self.page);
+        let navigated: Navigated = self.page.ask("Page.navigate", json!({ "url": url })).await?;
+        if navigated.is_download || self.page.state.borrow().downloads.begun_since(moment) {
+            settle::after(&self.page, moment).await;
+            return Ok(BrowseResult::Done);
+        }
+        if let Some(text) = navigated.error_text {
+            return Err(failure(BrowseFailure::Navigation, sentence(url, &text)));
+        }
+        match navigated.loader_id {
+            Some(loader) => self.see_loaded(&loader).await,
+            // Only the part behind the `#` is another.
+            None => settle::frame(&self.page).await,
+        }
+        Ok(BrowseResult::Done)
+    }
+
+    async fn see_loaded(&mut self, loader: &str) {
+        let whole = settle::loaded(&self.page, loader).await;
+        self.page.state.change(|state| {
+            if !whole {
+                state.note("parts of the page are still loading");
+            }
+            let status = state.tabs.get(&self.page.tab).and_then(|tab| tab.status);
+            if let Some(status) = status.filter(|status| *status >= 400) {
+                state.note(format!("the server answered with status `{status}`"));
+            }
+        });
+    }
+
+    pub async fn travel(&mut self, by: i64) -> Done {
+        let history: History = self.page.ask("Page.getNavigationHistory", json!({})).await?;
+        let index = usize::try_from(history.current_index + by).ok();
+        let Some(entry) = index.and_then(|index| history.entries.get(index)) else {
+            let which = if by < 0 { "before" } else { "after" };
+            return Err(failure(BrowseFailure::Navigation, format!("there is no page {which} this one")));
+        };
+        let moment = settle::moment(&self.page);
+        let _: serde_json::Value = self.page.ask("Page.navigateToHistoryEntry", json!({ "entryId": entry.id })).await?;
+        self.moved(moment).await
+    }
+
+    pub async fn reload(&mut self) -> Done {
+        let moment = settle::moment(&self.page);
+        let _: serde_json::Value = self.page.ask("Page.reload", json!({})).await?;
+        self.moved(moment).await
+    }
+
+    /// Waits until the tab has gone somewhere since that moment.
+    async fn moved(&mut self, moment: u64) -> Done {
+        let tab = self.page.tab;
+        let moved = self
+            .page
+            .state
+            .wait(|state| state.tabs.get(&tab).filter(|tab| tab.moved >= moment).map(|tab| tab.loader.clone()));
+        let loader = moved.await;
+        self.see_loaded(&loader).await;
+        Ok(BrowseResult::Done)
+    }
+}
+
+/// Only what a web page is; the browser's own pages, the sandbox's files and scripts in disguise are none.
+fn check(url: &str) -> Result<(), BrowseError> {
+    let shown = shorten(url, 200);
+    if url.len() > MAX_URL * 1000 || url.chars().any(|c| c.is_control()) {
+        return Err(failure(BrowseFailure::Invalid, format!("`{shown}` is not an address")));
+    }
+    if !url.contains(':') || url.is_empty() {
+        return Err(failure(
+            BrowseFailure::Invalid,
+            format!("`{shown}` is not an address; give it whole, such as `https://example.com/`"),
+        ));
+    }
+    if !is_allowed(url) || url.to_ascii_lowercase().starts_with("blob:") {
+        return Err(failure(
+            BrowseFailure::Navigation,
+            format!("`{shown}` is not opened: only http, https, data and about:blank are"),
+        ));
+    }
+    Ok(())
+}
+
+fn sentence(url: &str, text: &str) -> String {
+    let shown = shorten(url, 200);
+    match text {
+        "net::ERR_ABORTED" => format!("`{shown}` shows no page: {text}"),
+        _ => format!("`{shown}` could not be opened: {text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// HOSTILE B01.
+    #[test]
+    fn only_addresses_of_web_pages_are_opened() {
+        for url in ["http://a.test/", "HTTPS://a.test", "about:blank", "data:text/html,x"] {
+            assert!(check(url).is_ok(), "{url}");
+        }
+        for url in [
+            "file:///etc/passwd",
+            "FILE:///etc/passwd",
+            "chrome://version",
+            "devtools://devtools",
+            "about:version",
+            "",
+            "javascript:alert(1)",
+            "view-source:http://a.test/",
+            "blob:http://a.test/1",
+            "example.com",
+            "http://a\n.test",
+            " file:///etc/passwd",
+            "filesystem:http://a.test/x",
+            "about:srcdocx",
+        ] {
+            assert!(check(url).is_err(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What a mouse does.
+
+use proto::browser::{BrowseResult, MouseButton};
+use serde_json::{Value, json};
+
+use super::{Act, Done, button_name};
+use crate::cdp;
+use crate::settle;
+use crate::snapshot::{Need, Point};
+
+impl Act<'_> {
+    pub async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> Done {
+        let (_, point) = self.ready(at, Need::Click).await?;
+        let moment = settle::moment(&self.page);
+        let mut events = vec![mouse("mouseMoved", point, "none", 0)];
+        for count in 1..=if double { 2 } else { 1 } {
+            events.push(mouse("mousePressed", point, button_name(button), count));
+            events.push(mouse("mouseReleased", point, button_name(button), count));
+        }
+        self.dispatch(events).await?;
+        settle::after(&self.page, moment).await;
+        Ok(BrowseResult::Done)
+    }
+
+    pub async fn hover(&mut self, at: &str) -> Done {
+        let (_, point) = self.ready(at, Need::Click).await?;
+        let moment = settle::moment(&self.page);
+        self.dispatch(vec![mouse("mouseMoved", point, "none", 0)]).await?;
+        settle::after(&self.page, moment).await;
+        Ok(BrowseResult::Done)
+    }
+
+    /// All at once: the browser keeps their order. In the first session, whichever frame is below the point.
+    async fn dispatch(&self, events: Vec<Value>) -> Result<(), cdp::Error> {
+        let session = Some(&*self.page.session);
+        let sent: Vec<_> =
+            events.into_iter().map(|event| self.page.cdp.send(session, "Input.dispatchMouseEvent", event)).collect();
+        for one in sent {
+            // The page may be gone by the second of two clicks.
+            match one.read::<Value>().await {
+                Ok(_) | Err(cdp::Error::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    pub async fn scroll(&mut self, at: Option<&str>, right: i32, down: i32) -> Done {
+        let moment = settle::moment(&self.page);
+        match at {
+            Some(at) => {
+                let (element, _) = self.ready(at, Need::Seen).await?;
+                if (right, down) != (0, 0) {
+                    let arguments = [right.into(), down.into()];
+                    let _: Value = self.reader.apply(&self.page, &element, SCROLL, &arguments).await?;
+                }
+            }
+            None => {
+                let expression = format!("({SCROLL})(null, {right}, {down})");
+                let _: Option<Value> = self.page.peek(&expression, self.left()).await;
+            }
+        }
+        settle::after(&self.page, moment).await;
+        Ok(BrowseResult::Done)
+    }
+}
+
+/// Scrolls the innermost thing around the element, or around the middle of the window, that can be scrolled that way.
+const SCROLL: &str = "(element, right, down) => {
+    const around = element ?? document.elementFromPoint(innerWidth / 2, innerHeight / 2);
+    const up = node => node.assignedSlot ?? node.parentElement ?? node.getRootNode().host;
+    const places = node => [node.scrollLeft, node.scrollTop].join();
+    const can = node => node === document.scrollingElement
+        || /auto|scroll/.test(getComputedStyle(node).overflowX + getComputedStyle(node).overflowY);
+    for (let node = around; node; node = up(node)) {
+        if (!can(node)) continue;
+        const before = places(node);
+        node.scrollBy({left: right, top: down, behavior: 'instant'});
+        if (places(node) !== before) return 1;
+    }
+    document.scrollingElement?.scrollBy({left: right, top: down, behavior: 'instant'});
+    return 0;
+}";
+
+fn mouse(kind: &str, at: Point, button: &str, count: u32) -> Value {
+    json!({ "type": kind, "x": at.x, "y": at.y, "button": button, "clickCount": count })
+}

@@ -1,0 +1,96 @@
+//! Tabs: one of them is shown, and is what requests are about.
+
+use std::time::Duration;
+
+use proto::BrowseFailure;
+use proto::browser::{BrowseResult, Tab, TabAsk};
+use serde_json::{Value, json};
+
+use super::{Act, Done};
+use crate::cdp::{self, Cdp};
+use crate::page::{Page, failure};
+use crate::state::{MAX_TABS, Shared, State};
+
+/// To make a tab, or to close one.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A new tab with a blank page, which is shown from now on.
+pub async fn create(cdp: &Cdp, state: &Shared) -> Result<Page, cdp::Error> {
+    let first = state.change(|state| {
+        state.creating += 1;
+        state.next_tab
+    });
+    let made = cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Value>(PATIENCE).await;
+    let ready = |state: &State| {
+        let (&number, tab) = state.tabs.range(first..).find(|(_, tab)| !tab.is_popup)?;
+        let has_world = tab.frames.values().any(|frame| frame.world.is_some());
+        has_world.then(|| (number, tab.session.clone()))
+    };
+    let came = match made {
+        Ok(_) => tokio::time::timeout(PATIENCE, state.wait(ready)).await.map_err(|_| cdp::Error::TimedOut),
+        Err(error) => Err(error),
+    };
+    state.change(|state| {
+        state.creating = 0;
+        state.shown = came.as_ref().map_or(state.shown, |(tab, _)| *tab);
+    });
+    let (tab, session) = came?;
+    Ok(Page { cdp: cdp.clone(), state: state.clone(), tab, session })
+}
+
+impl Act<'_> {
+    pub async fn tab(&mut self, ask: &TabAsk) -> Done {
+        match ask {
+            TabAsk::List => {}
+            TabAsk::New { url } => {
+                if self.page.state.borrow().tabs.len() >= MAX_TABS {
+                    let message = format!("there are `{MAX_TABS}` tabs already; close one");
+                    return Err(failure(BrowseFailure::Invalid, message));
+                }
+                self.page = create(&self.page.cdp, &self.page.state).await?;
+                if let Some(url) = url {
+                    self.open(url).await?;
+                }
+            }
+            TabAsk::Select { tab } => {
+                let session = self.session_of(*tab)?;
+                self.page.state.change(|state| state.shown = *tab);
+                self.page.cdp.tell(Some(&session), "Page.bringToFront", json!({}));
+            }
+            TabAsk::Close { tab } => self.close(*tab).await?,
+        }
+        Ok(BrowseResult::Tabs { tabs: list(&self.page.state.borrow()) })
+    }
+
+    fn session_of(&self, tab: u32) -> Result<std::rc::Rc<str>, proto::BrowseError> {
+        let state = self.page.state.borrow();
+        let known = state.tabs.get(&tab).map(|tab| tab.session.clone());
+        known.ok_or_else(|| failure(BrowseFailure::Invalid, format!("there is no tab `{tab}`")))
+    }
+
+    async fn close(&mut self, tab: u32) -> Result<(), proto::BrowseError> {
+        self.session_of(tab)?;
+        let state = self.page.state.clone();
+        let target = state.borrow().tabs.get(&tab).map(|tab| tab.target.to_string());
+        self.page.cdp.tell(None, "Target.closeTarget", json!({ "targetId": target }));
+        let closed = state.wait(|state| (!state.tabs.contains_key(&tab)).then_some(()));
+        if tokio::time::timeout(PATIENCE, closed).await.is_err() {
+            return Err(failure(BrowseFailure::NotReady, format!("tab `{tab}` does not close")));
+        }
+        if state.borrow().tabs.is_empty() {
+            self.page = create(&self.page.cdp, &state).await?;
+        }
+        Ok(())
+    }
+}
+
+fn list(state: &State) -> Vec<Tab> {
+    let shown = state.shown();
+    let tab = |(&tab, known): (&u32, &crate::state::Tab)| Tab {
+        tab,
+        url: known.url.clone(),
+        title: known.title.clone(),
+        shown: Some(tab) == shown,
+    };
+    state.tabs.iter().map(tab).collect()
+}

@@ -1,0 +1,302 @@
+//! A DevTools client over Chromium's pipe: JSON messages, each ended by a NUL byte. Calls are pipelined; events go to one function.
+//!
+//! Knows no page. What comes in was perhaps written by one: a message is held only up to [`MAX_MESSAGE`].
+
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::{mpsc, oneshot};
+
+/// Of a longer message the rest is thrown away as it comes, and whoever waits for it is told.
+const MAX_MESSAGE: usize = 64 << 20;
+const READ: usize = 64 << 10;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    #[error("the browser is gone")]
+    Gone,
+    #[error("the browser's answer is too large")]
+    TooLarge,
+    #[error("the browser does not answer")]
+    TimedOut,
+    #[error("{0}")]
+    Refused(String),
+    #[error("the browser's answer cannot be read: {0}")]
+    Unreadable(String),
+}
+
+/// Something the browser says unasked.
+pub struct Event<'a> {
+    pub session: Option<&'a str>,
+    pub method: &'a str,
+    params: &'a RawValue,
+}
+
+impl<'a> Event<'a> {
+    /// Nothing if it is not what it should be: an event that cannot be read is no reason to end.
+    pub fn params<T: Deserialize<'a>>(&self) -> Option<T> {
+        serde_json::from_str(self.params.get()).ok()
+    }
+}
+
+type Answer = Result<Box<RawValue>, Error>;
+
+/// The way to the browser. Clones are the same way.
+#[derive(Clone)]
+pub struct Cdp(Rc<Inner>);
+
+struct Inner {
+    next: Cell<u64>,
+    waiting: RefCell<HashMap<u64, oneshot::Sender<Answer>>>,
+    out: mpsc::UnboundedSender<Vec<u8>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Call<'a, P> {
+    id: u64,
+    method: &'a str,
+    params: P,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<&'a str>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Message<'a> {
+    id: Option<u64>,
+    #[serde(borrow)]
+    result: Option<&'a RawValue>,
+    error: Option<Refusal>,
+    #[serde(borrow)]
+    method: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
+    #[serde(borrow)]
+    session_id: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    message: String,
+}
+
+impl Cdp {
+    /// The second part has to run for anything to be sent.
+    pub fn new(to_browser: pipe::Sender) -> (Self, impl Future<Output = ()>) {
+        let (out, queue) = mpsc::unbounded_channel();
+        let inner = Inner { next: Cell::new(1), waiting: RefCell::default(), out };
+        (Self(Rc::new(inner)), write(to_browser, queue))
+    }
+
+    /// Sends now; the answer can be waited for later, or not at all.
+    pub fn send(&self, session: Option<&str>, method: &str, params: impl Serialize) -> Pending {
+        let id = self.0.next.replace(self.0.next.get() + 1);
+        let (answer, receiver) = oneshot::channel();
+        let sent = serde_json::to_vec(&Call { id, method, params, session_id: session }).is_ok_and(|mut bytes| {
+            bytes.push(0);
+            self.0.out.send(bytes).is_ok()
+        });
+        if sent {
+            self.0.waiting.borrow_mut().insert(id, answer);
+        }
+        Pending { id, receiver, cdp: self.clone() }
+    }
+
+    /// Sends without a wish for an answer.
+    pub fn tell(&self, session: Option<&str>, method: &str, params: impl Serialize) {
+        drop(self.send(session, method, params));
+    }
+
+    pub async fn call<T: DeserializeOwned>(
+        &self,
+        session: Option<&str>,
+        method: &str,
+        params: impl Serialize,
+    ) -> Result<T, Error> {
+        self.send(session, method, params).read().await
+    }
+
+    /// Reads until the browser closes its end. After that every call fails.
+    pub async fn pump(&self, mut from_browser: pipe::Receiver, mut event: impl FnMut(Event<'_>)) {
+        let mut splitter = Splitter::new(MAX_MESSAGE);
+        loop {
+            match from_browser.read_buf(splitter.room()).await {
+                Ok(0) | Err(_) => break,
+                Ok(_) => splitter.drain(|piece| match piece {
+                    Piece::Message(bytes) => self.dispatch(bytes, &mut event),
+                    Piece::TooLarge(beginning) => self.too_large(beginning),
+                }),
+            }
+        }
+        // Their senders go, which their receivers see.
+        self.0.waiting.borrow_mut().clear();
+    }
+
+    fn dispatch(&self, bytes: &[u8], event: &mut impl FnMut(Event<'_>)) {
+        let Ok(message) = serde_json::from_slice::<Message<'_>>(bytes) else { return };
+        if let Some(id) = message.id {
+            let answer = match (message.result, message.error) {
+                (Some(result), None) => Ok(result.to_owned()),
+                (_, Some(refusal)) => Err(Error::Refused(refusal.message)),
+                (None, None) => Err(Error::Unreadable("neither result nor error".into())),
+            };
+            self.answer(id, answer);
+        } else if let (Some(method), Some(params)) = (&message.method, message.params) {
+            event(Event { session: message.session_id.as_deref(), method, params });
+        }
+    }
+
+    /// An answer begins with its number.
+    fn too_large(&self, beginning: &[u8]) {
+        let digits = beginning.strip_prefix(br#"{"id":"#).unwrap_or_default().split(|byte| *byte == b',').next();
+        let id = digits.and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|digits| digits.parse().ok());
+        if let Some(id) = id {
+            self.answer(id, Err(Error::TooLarge));
+        }
+    }
+
+    fn answer(&self, id: u64, answer: Answer) {
+        let waiting = self.0.waiting.borrow_mut().remove(&id);
+        if let Some(waiting) = waiting {
+            // Nobody waits any more: as well.
+            let _ = waiting.send(answer);
+        }
+    }
+}
+
+async fn write(mut to_browser: pipe::Sender, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
+    while let Some(bytes) = queue.recv().await {
+        if to_browser.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A call that is under way.
+pub struct Pending {
+    id: u64,
+    receiver: oneshot::Receiver<Answer>,
+    cdp: Cdp,
+}
+
+impl Pending {
+    pub async fn read<T: DeserializeOwned>(self) -> Result<T, Error> {
+        let answer = self.await?;
+        serde_json::from_str(answer.get()).map_err(|error| Error::Unreadable(error.to_string()))
+    }
+
+    pub async fn within<T: DeserializeOwned>(self, time: Duration) -> Result<T, Error> {
+        tokio::time::timeout(time, self.read()).await.unwrap_or(Err(Error::TimedOut))
+    }
+}
+
+impl Future for Pending {
+    type Output = Answer;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        Pin::new(&mut self.receiver).poll(context).map(|answer| answer.unwrap_or(Err(Error::Gone)))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.cdp.0.waiting.borrow_mut().remove(&self.id);
+    }
+}
+
+/// Cuts bytes, however they come, at the NULs. Looks at each byte once.
+struct Splitter {
+    buffer: Vec<u8>,
+    searched: usize,
+    limit: usize,
+    /// In the middle of a message that is over the limit.
+    skipping: bool,
+}
+
+enum Piece<'a> {
+    Message(&'a [u8]),
+    /// The beginning of a message that was thrown away.
+    TooLarge(&'a [u8]),
+}
+
+impl Splitter {
+    fn new(limit: usize) -> Self {
+        Self { buffer: Vec::with_capacity(READ), searched: 0, limit, skipping: false }
+    }
+
+    /// Where to put new bytes.
+    fn room(&mut self) -> &mut Vec<u8> {
+        self.buffer.reserve(READ);
+        &mut self.buffer
+    }
+
+    fn drain(&mut self, mut piece: impl FnMut(Piece<'_>)) {
+        let mut start = 0;
+        while let Some(length) = self.buffer[self.searched..].iter().position(|byte| *byte == 0) {
+            let end = self.searched + length;
+            if !std::mem::take(&mut self.skipping) {
+                piece(Piece::Message(&self.buffer[start..end]));
+            }
+            start = end + 1;
+            self.searched = start;
+        }
+        self.buffer.drain(..start);
+        if self.skipping {
+            self.buffer.clear();
+        } else if self.buffer.len() > self.limit {
+            piece(Piece::TooLarge(&self.buffer[..64.min(self.buffer.len())]));
+            self.skipping = true;
+            self.buffer.clear();
+        }
+        if self.buffer.is_empty() {
+            self.buffer.shrink_to(READ);
+        }
+        self.searched = self.buffer.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(splitter: &mut Splitter, bytes: &[u8]) -> Vec<String> {
+        let mut pieces = Vec::new();
+        splitter.room().extend_from_slice(bytes);
+        splitter.drain(|piece| {
+            pieces.push(match piece {
+                Piece::Message(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                Piece::TooLarge(bytes) => format!("too large: {}", String::from_utf8_lossy(bytes)),
+            });
+        });
+        pieces
+    }
+
+    #[test]
+    fn messages_are_found_however_they_are_cut() {
+        let mut splitter = Splitter::new(100);
+        assert_eq!(pieces(&mut splitter, b"one\0two\0th"), ["one", "two"]);
+        assert_eq!(pieces(&mut splitter, b"r"), [""; 0]);
+        assert_eq!(pieces(&mut splitter, b"ee\0"), ["three"]);
+    }
+
+    #[test]
+    fn of_a_message_over_the_limit_nothing_is_kept_and_the_next_is_read() {
+        let mut splitter = Splitter::new(10);
+        assert_eq!(pieces(&mut splitter, br#"{"id":7,"result"#), [r#"too large: {"id":7,"result"#]);
+        assert_eq!(pieces(&mut splitter, &[b'x'; 1000]), [""; 0]);
+        assert!(splitter.buffer.is_empty());
+        assert_eq!(pieces(&mut splitter, b"xx\0next\0"), ["next"]);
+    }
+}

@@ -1,0 +1,264 @@
+//! The browser as a whole: its start, one request after the other, and what is done when a page does not do its part.
+
+use std::future::Future;
+use std::time::Duration;
+
+use proto::browser::{BrowseResult, Happened};
+use proto::{Browse, BrowseError, BrowseFailure, Browsed, BrowserSpec};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::process::Child;
+use tokio::time::Instant;
+
+use crate::act::{self, Act};
+use crate::cdp::{self, Cdp};
+use crate::downloads::Downloads;
+use crate::events;
+use crate::launch::{self, Chromium};
+use crate::page::{Page, failure};
+use crate::settle;
+use crate::snapshot::Reader;
+use crate::state::{Known, MAX_URL, Shared, State, shorten};
+
+/// From the process to a blank page, on a machine that is busy.
+const START: Duration = Duration::from_secs(30);
+/// For what the page is called at the end of an answer.
+const TITLE: Duration = Duration::from_millis(300);
+/// A page that does nothing answers in no time.
+const IDLE: Duration = Duration::from_millis(250);
+/// To end a script, or a page that has crashed.
+const END: Duration = Duration::from_millis(800);
+
+pub struct Driver {
+    pub version: String,
+    cdp: Cdp,
+    state: Shared,
+    reader: Reader,
+    process: Child,
+}
+
+/// One request.
+pub struct Request<'a> {
+    pub ask: &'a Browse,
+    pub after: Duration,
+    pub uploads: Option<&'a str>,
+}
+
+impl Driver {
+    /// With a blank page.
+    pub async fn start(spec: &BrowserSpec) -> Result<Self, String> {
+        let chromium = launch::start(spec).map_err(|error| format!("cannot start `{}`: {error}", spec.program))?;
+        let Chromium { mut process, to, from } = chromium;
+        let (cdp, writing) = Cdp::new(to);
+        let state = Known::new(Downloads::new(&spec.downloads));
+        tokio::task::spawn_local(writing);
+        tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
+        match tokio::time::timeout(START, greet(&cdp, &state, &spec.downloads)).await {
+            Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process }),
+            Ok(Err(cdp::Error::Gone)) => {
+                Err(format!("the browser ended at its start: {}", how_it_ended(&mut process).await))
+            }
+            Ok(Err(error)) => Err(format!("the browser does not start: {error}")),
+            Err(_) => Err(format!("the browser did not start within `{}` s", START.as_secs())),
+        }
+    }
+
+    /// Until the browser has ended; how.
+    pub async fn ended(&mut self) -> String {
+        self.state.wait(|state| state.gone.then_some(())).await;
+        how_it_ended(&mut self.process).await
+    }
+
+    /// Does what is asked, within its time, and tells what is to be seen afterwards. Never fails: that is an answer too.
+    pub async fn answer(&mut self, request: Request<'_>, cancelled: impl Future<Output = ()>) -> Browsed {
+        let result = match self.shown().await {
+            Ok(page) => self.act(page, &request, cancelled).await,
+            Err(error) => Err(error.into()),
+        };
+        let result = match result {
+            Err(_) if self.state.borrow().gone => {
+                let message = format!("the browser ended: {}", how_it_ended(&mut self.process).await);
+                Err(BrowseError { why: BrowseFailure::NoBrowser, message })
+            }
+            result => result,
+        };
+        let page = self.look().await;
+        Browsed { page, happened: self.state.change(State::take_happened), result }
+    }
+
+    async fn act(
+        &mut self,
+        page: Page,
+        request: &Request<'_>,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<BrowseResult, BrowseError> {
+        let until = Instant::now() + request.after;
+        let moment = settle::moment(&page);
+        let (state, tab) = (self.state.clone(), page.tab);
+        let mut act = Act { page: page.clone(), reader: &mut self.reader, until, uploads: request.uploads };
+        let result = tokio::select! {
+            biased;
+            result = act.run(request.ask) => result,
+            lost = lost(&state, tab) => Err(lost),
+            () = cancelled => Err(failure(BrowseFailure::Cancelled, "the request was cancelled")),
+            () = tokio::time::sleep_until(until) => {
+                let message = format!("not done within `{}` s", request.after.as_secs_f32());
+                Err(failure(BrowseFailure::TimedOut, message))
+            }
+        };
+        if let Err(BrowseError { why: BrowseFailure::Cancelled | BrowseFailure::TimedOut, .. }) = result {
+            self.calm(&page).await;
+        }
+        if is_gesture(request.ask) {
+            self.show_popup(moment, until).await;
+        }
+        result
+    }
+
+    /// What somebody clicked to see is shown.
+    async fn show_popup(&self, moment: u64, until: Instant) {
+        let popup = self.state.change(|state| {
+            let popup = state.tabs.iter().find(|(_, tab)| tab.is_news && tab.born > moment).map(|(&tab, _)| tab)?;
+            state.shown = popup;
+            Some(popup)
+        });
+        let Some(popup) = popup else { return };
+        let idle =
+            |state: &State| state.tabs.get(&popup).is_none_or(|tab| !tab.busy && !tab.url.is_empty()).then_some(());
+        let bound = settle::REPLACED.min(until.saturating_duration_since(Instant::now()));
+        let _ = tokio::time::timeout(bound, self.state.wait(idle)).await;
+    }
+
+    /// The page that is shown, in a state to be used.
+    async fn shown(&mut self) -> Result<Page, cdp::Error> {
+        if self.state.borrow().gone {
+            return Err(cdp::Error::Gone);
+        }
+        let shown = {
+            let state = self.state.borrow();
+            state
+                .shown()
+                .and_then(|tab| Some((tab, state.tabs.get(&tab)?.session.clone(), state.tabs.get(&tab)?.crashed)))
+        };
+        match shown {
+            None => act::create(&self.cdp, &self.state).await,
+            Some((tab, session, crashed)) => {
+                let page = Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session };
+                if crashed && !self.revive(&page).await { self.replace(&page).await } else { Ok(page) }
+            }
+        }
+    }
+
+    /// Gives a page whose process has died a new one.
+    async fn revive(&self, page: &Page) -> bool {
+        let blank = self.cdp.send(Some(&page.session), "Page.navigate", json!({ "url": "about:blank" }));
+        if blank.within::<Value>(END).await.is_err() {
+            return false;
+        }
+        let alive = self.state.wait(|state| {
+            let tab = state.tabs.get(&page.tab)?;
+            (!tab.crashed && tab.frames.values().any(|frame| frame.world.is_some())).then_some(())
+        });
+        tokio::time::timeout(END, alive).await.is_ok()
+    }
+
+    /// Closes a page that cannot be used any more; a blank one takes its place.
+    async fn replace(&self, page: &Page) -> Result<Page, cdp::Error> {
+        let target = page.look(|tab| tab.target.to_string());
+        self.state.change(|state| state.forget_tab(page.tab));
+        self.cdp.tell(None, "Target.closeTarget", json!({ "targetId": target }));
+        act::create(&self.cdp, &self.state).await
+    }
+
+    /// After a request that was broken off: the page must be usable for the next.
+    async fn calm(&mut self, page: &Page) {
+        let Some(busy) = page.look(|tab| tab.busy) else { return };
+        let session = Some(&*page.session);
+        if busy {
+            self.cdp.tell(session, "Page.stopLoading", json!({}));
+        }
+        let idle = self.cdp.send(session, "Runtime.evaluate", json!({ "expression": "0" })).within::<Value>(IDLE).await;
+        if !matches!(idle, Err(cdp::Error::TimedOut)) {
+            return;
+        }
+        let ended = self.cdp.send(session, "Runtime.terminateExecution", json!({})).within::<Value>(END).await;
+        if matches!(ended, Err(cdp::Error::TimedOut)) {
+            let url = page.look(|tab| tab.url.clone()).unwrap_or_default();
+            self.state.change(|state| state.happened(Happened::Crashed { url }));
+            // If this does not help, the next request says so.
+            let _ = self.replace(page).await;
+        }
+    }
+
+    /// What is shown now. Nothing of it is worth waiting for long.
+    async fn look(&mut self) -> Option<proto::browser::Page> {
+        let page = {
+            let state = self.state.borrow();
+            let tab = state.shown().filter(|_| !state.gone)?;
+            let session = state.tabs.get(&tab)?.session.clone();
+            Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session }
+        };
+        self.cdp.tell(Some(&page.session), "Runtime.releaseObjectGroup", json!({ "objectGroup": "sandpool" }));
+        let crashed = page.look(|tab| tab.crashed)?;
+        let seen: Option<(String, String)> =
+            if crashed { None } else { page.peek("[location.href, document.title]", TITLE).await };
+        let (url, title) = match seen {
+            Some((url, title)) => (shorten(&url, MAX_URL), shorten(&title, MAX_URL)),
+            None => page.look(|tab| (tab.url.clone(), tab.title.clone()))?,
+        };
+        self.state.change(|state| {
+            let known = state.tabs.get_mut(&page.tab)?;
+            known.title.clone_from(&title);
+            let tabs = state.tabs.len() as u32;
+            Some(proto::browser::Page { url, title, tab: page.tab, tabs })
+        })
+    }
+}
+
+fn is_gesture(ask: &Browse) -> bool {
+    matches!(ask, Browse::Click { .. } | Browse::Press { .. } | Browse::Type { .. })
+}
+
+/// The first words; the browser's version.
+async fn greet(cdp: &Cdp, state: &Shared, downloads: &str) -> Result<String, cdp::Error> {
+    #[derive(Deserialize)]
+    struct Version {
+        product: String,
+    }
+    let version = cdp.send(None, "Browser.getVersion", json!({}));
+    cdp.tell(None, "Target.setDiscoverTargets", json!({ "discover": true, "filter": [{ "type": "page" }] }));
+    let attach = json!({
+        "autoAttach": true, "waitForDebuggerOnStart": true, "flatten": true, "filter": [{ "type": "page" }],
+    });
+    cdp.tell(None, "Target.setAutoAttach", attach);
+    let save = json!({ "behavior": "allowAndName", "downloadPath": downloads, "eventsEnabled": true });
+    cdp.tell(None, "Browser.setDownloadBehavior", save);
+    act::create(cdp, state).await?;
+    Ok(version.read::<Version>().await?.product)
+}
+
+async fn listen(cdp: Cdp, state: Shared, from: tokio::net::unix::pipe::Receiver) {
+    cdp.pump(from, |event| state.change(|known| events::take(known, &cdp, &event))).await;
+    state.change(|state| state.gone = true);
+}
+
+/// Until the tab's page, or the whole browser, is no more.
+async fn lost(state: &Shared, tab: u32) -> BrowseError {
+    let lost = |state: &State| match state.tabs.get(&tab) {
+        _ if state.gone => Some(failure(BrowseFailure::NoBrowser, "the browser ended")),
+        Some(tab) if tab.crashed => {
+            Some(failure(BrowseFailure::Crashed, "the page crashed; the next call has a blank one"))
+        }
+        _ => None,
+    };
+    state.wait(lost).await
+}
+
+async fn how_it_ended(process: &mut Child) -> String {
+    // Its end of the pipe is closed: it is ending, or it is not one that speaks.
+    match tokio::time::timeout(END, process.wait()).await {
+        Ok(Ok(status)) => status.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it closed its connection".into(),
+    }
+}

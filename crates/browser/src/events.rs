@@ -1,0 +1,529 @@
+//! What the browser says unasked, and what is answered to it at once: dialogs, popups, file choosers, downloads.
+//!
+//! An answer must never wait for a request of ours: a click that opens a dialog is not over before the dialog is.
+
+use proto::browser::Happened;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::cdp::{Cdp, Event};
+use crate::snapshot::{SCRIPT, WORLD};
+use crate::state::{FrameState, MAX_TABS, MAX_URL, Request, Session, Stage, State, World, shorten};
+
+/// Of a dialog's text.
+const MAX_DIALOG: usize = 500;
+/// Closed popups that are told one by one.
+const MAX_CLOSED: usize = 20;
+
+/// What pages may show. Anything else a page gets at by itself is left at once.
+pub fn is_allowed(url: &str) -> bool {
+    let scheme = url.split(':').next().unwrap_or_default();
+    let allowed = ["http", "https", "data", "blob"];
+    allowed.iter().any(|one| scheme.eq_ignore_ascii_case(one)) || is_blank(url)
+}
+
+fn is_blank(url: &str) -> bool {
+    let page = url.split(['#', '?']).next().unwrap_or_default();
+    url.is_empty() || ["about:blank", "about:srcdoc"].iter().any(|one| page.eq_ignore_ascii_case(one))
+}
+
+/// The page the browser itself shows where one could not be opened.
+fn is_error_page(url: &str) -> bool {
+    url.starts_with("chrome-error:")
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Target {
+    target_id: String,
+    r#type: String,
+    title: String,
+    url: String,
+    opener_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Attached {
+    session_id: String,
+    target_info: Target,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OfTarget {
+    target_info: Target,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct OfFrame {
+    frame_id: String,
+    #[serde(default)]
+    parent_frame_id: Option<String>,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    navigation_type: String,
+    #[serde(default)]
+    url: String,
+    #[serde(default)]
+    loader_id: String,
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Navigated {
+    frame: NavigatedFrame,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NavigatedFrame {
+    id: String,
+    parent_id: Option<String>,
+    loader_id: String,
+    url: String,
+    #[serde(default)]
+    url_fragment: String,
+}
+
+#[derive(Deserialize)]
+struct ContextCreated {
+    context: ExecutionContext,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ExecutionContext {
+    id: u64,
+    unique_id: String,
+    name: String,
+    aux_data: Option<AuxData>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AuxData {
+    frame_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContextDestroyed {
+    execution_context_unique_id: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WillBeSent {
+    request_id: String,
+    request: Sent,
+    #[serde(default)]
+    r#type: String,
+}
+
+#[derive(Deserialize)]
+struct Sent {
+    url: String,
+    method: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Received {
+    request_id: String,
+    response: Response,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    status: u16,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Finished {
+    request_id: String,
+    #[serde(default)]
+    error_text: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Dialog {
+    r#type: String,
+    message: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Download {
+    guid: String,
+    #[serde(default)]
+    url: String,
+    #[serde(default)]
+    suggested_filename: String,
+    #[serde(default)]
+    state: String,
+}
+
+#[derive(Deserialize)]
+struct Console {
+    r#type: String,
+    args: Vec<Argument>,
+}
+
+#[derive(Deserialize)]
+struct Argument {
+    value: Option<Value>,
+    description: Option<String>,
+    r#type: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Thrown {
+    exception_details: Exception,
+}
+
+#[derive(Deserialize)]
+pub struct Exception {
+    text: String,
+    exception: Option<ThrownValue>,
+}
+
+#[derive(Deserialize)]
+struct ThrownValue {
+    description: Option<String>,
+    value: Option<Value>,
+}
+
+impl Exception {
+    /// What the page's console would show.
+    pub fn sentence(self) -> String {
+        let thrown = self.exception.map(|thrown| (thrown.description, thrown.value));
+        match thrown {
+            Some((Some(description), _)) => description,
+            Some((None, Some(value))) => format!("{} {value}", self.text),
+            _ => self.text,
+        }
+    }
+}
+
+/// Takes note of an event.
+pub fn take(state: &mut State, cdp: &Cdp, event: &Event<'_>) {
+    let taken = match event.session {
+        None => of_browser(state, cdp, event),
+        Some(session) => of_page(state, cdp, session, event),
+    };
+    // One that says nothing that can be read, or of a tab that is gone.
+    let _ = taken;
+}
+
+fn of_browser(state: &mut State, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
+    match event.method {
+        "Target.attachedToTarget" => page_came(state, cdp, event.params()?),
+        "Target.targetInfoChanged" => {
+            let OfTarget { target_info } = event.params()?;
+            let tab = state.tabs.values_mut().find(|tab| *tab.target == *target_info.target_id)?;
+            tab.title = shorten(&target_info.title, MAX_URL);
+        }
+        "Target.detachedFromTarget" => {
+            #[derive(Deserialize)]
+            #[serde(rename_all = "camelCase")]
+            struct Detached {
+                session_id: String,
+            }
+            let Detached { session_id } = event.params()?;
+            let tab = state.sessions.get(&*session_id)?.tab;
+            state.forget_tab(tab);
+        }
+        "Browser.downloadWillBegin" => {
+            let begun: Download = event.params()?;
+            let now = state.tick();
+            if !state.downloads.begin(now, &begun.guid, &begun.url, &begun.suggested_filename) {
+                cdp.tell(None, "Browser.cancelDownload", json!({ "guid": begun.guid }));
+                state.note("more downloads than may run at once were cancelled");
+            }
+        }
+        "Browser.downloadProgress" => {
+            let progress: Download = event.params()?;
+            let ended = match progress.state.as_str() {
+                "completed" => state.downloads.completed(&progress.guid),
+                "canceled" => state.downloads.cancelled(&progress.guid),
+                _ => None,
+            };
+            state.happened(ended?);
+        }
+        _ => {}
+    }
+    Some(())
+}
+
+fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
+    let Attached { session_id, target_info: target } = attached;
+    let ours = target.opener_id.is_none() && state.creating > 0;
+    if !ours && state.tabs.len() >= MAX_TABS {
+        cdp.tell(None, "Target.closeTarget", json!({ "targetId": target.target_id }));
+        if state.closing.len() < MAX_CLOSED {
+            state.closing.push(shorten(&target.url, MAX_URL));
+        } else {
+            state.note("many more pages were opened, and closed");
+        }
+        return;
+    }
+    let number = state.add_tab(&target.target_id, &session_id, target.url);
+    if ours {
+        state.creating -= 1;
+    } else if let Some(tab) = state.tabs.get_mut(&number) {
+        (tab.is_popup, tab.is_news) = (true, true);
+    }
+    set_up(cdp, &session_id);
+}
+
+/// What a session needs before its page runs; it waits for the last line.
+fn set_up(cdp: &Cdp, session: &str) {
+    let session = Some(session);
+    cdp.tell(session, "Page.enable", json!({}));
+    cdp.tell(session, "Page.setLifecycleEventsEnabled", json!({ "enabled": true }));
+    cdp.tell(session, "Runtime.enable", json!({}));
+    cdp.tell(session, "Network.enable", json!({ "maxTotalBufferSize": 0, "maxResourceBufferSize": 0 }));
+    // Before the first document: roles and names asked for later would each build the whole tree.
+    cdp.tell(session, "Accessibility.enable", json!({}));
+    cdp.tell(session, "Inspector.enable", json!({}));
+    let world = json!({ "source": SCRIPT, "worldName": WORLD, "runImmediately": true });
+    cdp.tell(session, "Page.addScriptToEvaluateOnNewDocument", world);
+    let attach = json!({
+        "autoAttach": true, "waitForDebuggerOnStart": true, "flatten": true, "filter": [{ "type": "iframe" }],
+    });
+    cdp.tell(session, "Target.setAutoAttach", attach);
+    cdp.tell(session, "Page.setInterceptFileChooserDialog", json!({ "enabled": true }));
+    cdp.tell(session, "Emulation.setFocusEmulationEnabled", json!({ "enabled": true }));
+    cdp.tell(session, "Runtime.runIfWaitingForDebugger", json!({}));
+}
+
+fn of_page(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+    let (area, _) = event.method.split_once('.')?;
+    match area {
+        "Page" => of_frames(state, cdp, session, event),
+        "Network" => of_network(state, session, event),
+        "Runtime" => of_worlds(state, session, event),
+        "Target" => of_targets(state, cdp, session, event),
+        "Inspector" if event.method == "Inspector.targetCrashed" => {
+            let (session, _) = state.sessions.get_key_value(session)?;
+            let session = session.clone();
+            let tab = state.tab_of(&session)?;
+            if tab.session != session {
+                // A frame's process: the page goes on without it.
+                tab.frames.values_mut().filter(|frame| frame.session == session).for_each(|frame| frame.world = None);
+                return Some(());
+            }
+            tab.crashed = true;
+            tab.busy = false;
+            let url = tab.url.clone();
+            state.happened(Happened::Crashed { url });
+            Some(())
+        }
+        _ => None,
+    }
+}
+
+fn of_frames(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+    let born = state.tick();
+    match event.method {
+        "Page.javascriptDialogOpening" => {
+            let Dialog { r#type: kind, message } = event.params()?;
+            let accept = matches!(kind.as_str(), "beforeunload" | "alert");
+            cdp.tell(Some(session), "Page.handleJavaScriptDialog", json!({ "accept": accept }));
+            state.happened(Happened::Dialog { kind, message: shorten(&message, MAX_DIALOG) });
+            return Some(());
+        }
+        "Page.fileChooserOpened" => {
+            state.note("the page asked for a file; give it one with an upload into its file input");
+            return Some(());
+        }
+        _ => {}
+    }
+    let (session_id, _) = state.sessions.get_key_value(session)?;
+    let session_id = session_id.clone();
+    let tab = state.tab_of(session)?;
+    match event.method {
+        "Page.frameAttached" => {
+            let frame: OfFrame = event.params()?;
+            tab.add_frame(&frame.frame_id, Some(&frame.parent_frame_id?), &session_id, born);
+        }
+        "Page.frameDetached" => {
+            let frame: OfFrame = event.params()?;
+            // Swapped: it goes on in a session of its own.
+            if frame.reason != "swap" && !tab.is_root(&frame.frame_id) {
+                tab.remove_frame(&frame.frame_id);
+            }
+        }
+        "Page.frameNavigated" => {
+            let Navigated { frame } = event.params()?;
+            navigated(tab, &session_id, &frame, born);
+            if !is_allowed(&frame.url) && !is_error_page(&frame.url) {
+                cdp.tell(Some(&tab.session.clone()), "Page.navigate", json!({ "url": "about:blank" }));
+                state.note(format!("the page went to `{}`, which is not shown", shorten(&frame.url, 200)));
+            }
+        }
+        "Page.navigatedWithinDocument" => {
+            let frame: OfFrame = event.params()?;
+            if tab.is_root(&frame.frame_id) {
+                tab.url = shorten(&frame.url, MAX_URL);
+            }
+        }
+        "Page.frameStartedNavigating" | "Page.frameStartedLoading" | "Page.frameRequestedNavigation" => {
+            let frame: OfFrame = event.params()?;
+            if tab.is_root(&frame.frame_id) && !frame.navigation_type.contains("ameDocument") {
+                tab.busy = true;
+            }
+        }
+        "Page.frameStoppedLoading" | "Page.frameClearedScheduledNavigation" => {
+            let frame: OfFrame = event.params()?;
+            if tab.is_root(&frame.frame_id) {
+                tab.busy = false;
+            }
+        }
+        "Page.lifecycleEvent" => {
+            let frame: OfFrame = event.params()?;
+            if tab.is_root(&frame.frame_id) && tab.loader == frame.loader_id {
+                match frame.name.as_str() {
+                    "DOMContentLoaded" => tab.stage = tab.stage.max(Stage::Interactive),
+                    "load" => tab.stage = Stage::Loaded,
+                    _ => {}
+                }
+            }
+        }
+        _ => {}
+    }
+    Some(())
+}
+
+fn navigated(tab: &mut crate::state::Tab, session: &std::rc::Rc<str>, frame: &NavigatedFrame, born: u64) {
+    tab.remove_frames_in(&frame.id);
+    tab.add_frame(&frame.id, frame.parent_id.as_deref(), session, born);
+    if tab.is_root(&frame.id) {
+        tab.url = shorten(&format!("{}{}", frame.url, frame.url_fragment), MAX_URL);
+        tab.loader = frame.loader_id.clone();
+        tab.stage = Stage::Started;
+        tab.moved = born;
+        tab.status = tab.requests.get(&frame.loader_id).and_then(|request| request.status);
+        tab.crashed = false;
+        tab.requests.clear();
+        tab.log.clear();
+    }
+}
+
+fn of_worlds(state: &mut State, session: &str, event: &Event<'_>) -> Option<()> {
+    let (session, _) = state.sessions.get_key_value(session)?;
+    let session = session.clone();
+    let tab = state.tab_of(&session)?;
+    let in_session = |frame: &&mut FrameState| frame.session == session;
+    match event.method {
+        "Runtime.executionContextCreated" => {
+            let ContextCreated { context } = event.params()?;
+            if context.name == WORLD {
+                let frame = tab.frames.get_mut(&*context.aux_data?.frame_id?)?;
+                frame.world = Some(World { context: context.id, unique: context.unique_id });
+                frame.session = session;
+            }
+        }
+        "Runtime.executionContextDestroyed" => {
+            let ContextDestroyed { execution_context_unique_id: id } = event.params()?;
+            let gone = tab.frames.values_mut().filter(in_session);
+            gone.filter(|frame| frame.world.as_ref().is_some_and(|world| world.unique == id))
+                .for_each(|frame| frame.world = None);
+        }
+        "Runtime.executionContextsCleared" => {
+            tab.frames.values_mut().filter(in_session).for_each(|frame| frame.world = None);
+        }
+        "Runtime.consoleAPICalled" => {
+            let Console { r#type: kind, args } = event.params()?;
+            let parts: Vec<String> = args.into_iter().take(20).map(Argument::text).collect();
+            tab.log.push(&format!("[{kind}] {}", parts.join(" ")));
+        }
+        "Runtime.exceptionThrown" => {
+            let Thrown { exception_details } = event.params()?;
+            tab.log.push(&format!("[exception] {}", exception_details.sentence()));
+        }
+        _ => {}
+    }
+    Some(())
+}
+
+impl Argument {
+    fn text(self) -> String {
+        match (self.value, self.description) {
+            (Some(Value::String(text)), _) => shorten(&text, 1000),
+            (Some(value), _) => value.to_string(),
+            (None, Some(description)) => shorten(&description, 1000),
+            (None, None) => self.r#type,
+        }
+    }
+}
+
+fn of_network(state: &mut State, session: &str, event: &Event<'_>) -> Option<()> {
+    let born = state.tick();
+    let tab = state.tab_of(session)?;
+    match event.method {
+        "Network.requestWillBeSent" => {
+            let WillBeSent { request_id, request, r#type: kind } = event.params()?;
+            let lasting = matches!(kind.as_str(), "EventSource" | "WebSocket" | "Ping" | "Media" | "Prefetch");
+            let line = format!("{} {}", request.method, shorten(&request.url, 300));
+            tab.add_request(request_id, Request { born, line, lasting, status: None });
+        }
+        "Network.responseReceived" => {
+            let Received { request_id, response } = event.params()?;
+            tab.requests.get_mut(&request_id)?.status = Some(response.status);
+        }
+        "Network.loadingFinished" | "Network.loadingFailed" => {
+            let Finished { request_id, error_text } = event.params()?;
+            let request = tab.requests.remove(&request_id)?;
+            let status = request.status.map_or_else(|| "no answer".to_owned(), |status| status.to_string());
+            let end = error_text.unwrap_or(status);
+            tab.log.push(&format!("[network] {} → {end}", request.line));
+        }
+        _ => {}
+    }
+    Some(())
+}
+
+/// Frames in sessions of their own.
+fn of_targets(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+    match event.method {
+        "Target.attachedToTarget" => {
+            let Attached { session_id, target_info } = event.params()?;
+            if target_info.r#type != "iframe" {
+                return None;
+            }
+            let tab = state.sessions.get(session)?.tab;
+            let target: std::rc::Rc<str> = target_info.target_id.into();
+            let own: std::rc::Rc<str> = session_id.into();
+            state.sessions.insert(own.clone(), Session { tab, target: target.clone() });
+            let frame = state.tabs.get_mut(&tab)?.frames.get_mut(&target);
+            if let Some(frame) = frame {
+                frame.session = own.clone();
+                frame.world = None;
+            }
+            set_up(cdp, &own);
+        }
+        "Target.detachedFromTarget" => {
+            #[derive(Deserialize)]
+            #[serde(rename_all = "camelCase")]
+            struct Detached {
+                session_id: String,
+            }
+            let Detached { session_id } = event.params()?;
+            let Session { tab, target } = state.sessions.remove(&*session_id)?;
+            let tab = state.tabs.get_mut(&tab)?;
+            if tab.frames.get(&target).is_some_and(|frame| *frame.session == *session_id && frame.parent.is_some()) {
+                tab.remove_frames_in(&target);
+                tab.frames.get_mut(&target)?.world = None;
+            }
+        }
+        _ => {}
+    }
+    Some(())
+}

@@ -1,0 +1,124 @@
+// What an element is and what it is called: Blink's own word where it gives it, else an approximation.
+{
+  const NAME = 200;
+  const blink = 'computedRole' in Element.prototype;
+
+  const squeezed = text => text.replace(/\s+/g, ' ').trim();
+  const cut = (text, length) => (text.length > length ? text.slice(0, length - 1) + '…' : text);
+
+  // What a page says stands in quotes and cannot leave them, nor look like a ref. Characters that turn or hide text are spelt out.
+  const plain = text =>
+    text
+      .replace(/[\u00ad\u200b\u2060\ufeff]/g, '')
+      .replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu, c => `\\u{${c.codePointAt(0).toString(16)}}`)
+      .replace(/\[ref_/g, '[ref\\_')
+      .toWellFormed();
+  const quoted = text => `"${plain(text.replace(/[\\"]/g, '\\$&'))}"`;
+
+  // Where Blink has no word that ARIA knows.
+  const TAGS = {IFRAME: 'iframe', FRAME: 'iframe', CANVAS: 'canvas', SUMMARY: 'summary', VIDEO: 'video', AUDIO: 'audio', EMBED: 'embed', OBJECT: 'embed'};
+  const INPUTS = {checkbox: 'checkbox', radio: 'radio', button: 'button', submit: 'button', reset: 'button', image: 'button', number: 'spinbutton', range: 'slider', search: 'searchbox', file: 'file', color: 'color', date: 'date', time: 'time', month: 'month', week: 'week', 'datetime-local': 'datetime'};
+  const GUESSED = {A: 'link', AREA: 'link', BUTTON: 'button', TEXTAREA: 'textbox', OPTION: 'option', IMG: 'image', UL: 'list', OL: 'list', LI: 'listitem', TABLE: 'table', TR: 'row', TD: 'cell', TH: 'columnheader', NAV: 'navigation', MAIN: 'main', HEADER: 'banner', FOOTER: 'contentinfo', ASIDE: 'complementary', ARTICLE: 'article', DIALOG: 'dialog', FIELDSET: 'group', DETAILS: 'group', FORM: 'form', OUTPUT: 'status', PROGRESS: 'progressbar', METER: 'meter', HR: 'separator', FIGURE: 'figure', H1: 'heading', H2: 'heading', H3: 'heading', H4: 'heading', H5: 'heading', H6: 'heading'};
+
+  const guessedRole = element => {
+    const said = element.getAttribute('role')?.trim().split(/\s+/)[0];
+    if (said && /^[a-z-]{2,30}$/.test(said)) return said;
+    if (element.tagName === 'SELECT') return element.multiple || element.size > 1 ? 'listbox' : 'combobox';
+    if ((element.tagName === 'A' || element.tagName === 'AREA') && !element.hasAttribute('href')) return '';
+    return GUESSED[element.tagName] ?? '';
+  };
+
+  const role = element => {
+    const tag = element.tagName;
+    if (TAGS[tag] && (blink ? !element.computedRole || tag !== 'SUMMARY' : true) && !element.hasAttribute('role')) return TAGS[tag];
+    const own = blink ? element.computedRole : guessedRole(element);
+    if (tag === 'INPUT' && element.type === 'file') return 'file';
+    if (tag === 'INPUT' && !own) return INPUTS[element.type] ?? 'textbox';
+    return own ?? '';
+  };
+
+  const FROM_CONTENT = new Set(['button', 'cell', 'checkbox', 'columnheader', 'gridcell', 'heading', 'link', 'menuitem', 'menuitemcheckbox', 'menuitemradio', 'option', 'radio', 'rowheader', 'summary', 'switch', 'tab', 'term', 'tooltip', 'treeitem', 'row']);
+
+  const guessedName = (element, role) => {
+    const texts = list => list.map(one => one?.textContent ?? '').join(' ');
+    const by = element.getAttribute('aria-labelledby');
+    if (by) return texts(by.trim().split(/\s+/).map(id => element.getRootNode().getElementById?.(id)));
+    const said = element.getAttribute('aria-label');
+    if (said?.trim()) return said;
+    if (element.labels?.length) return texts([...element.labels]);
+    if (element.tagName === 'FIELDSET') return element.querySelector(':scope > legend')?.textContent ?? '';
+    if (element.tagName === 'TABLE') return element.caption?.textContent ?? '';
+    if (element.tagName === 'INPUT' && INPUTS[element.type] === 'button') return element.value || element.alt || element.type;
+    return element.alt || (FROM_CONTENT.has(role) && element.textContent.trim()) || element.title || element.placeholder || '';
+  };
+  const name = (element, role) => squeezed((blink ? element.computedName : guessedName(element, role)) || '');
+  const labelled = element => element.hasAttribute('aria-label') || element.hasAttribute('aria-labelledby');
+
+  // What a field holds, unless it is a secret.
+  const VALUELESS = new Set(['checkbox', 'radio', 'button', 'submit', 'reset', 'image', 'hidden']);
+  const value = (element, role) => {
+    if (element.tagName === 'SELECT') return [...element.selectedOptions].map(option => option.label).join(', ');
+    if (element.tagName === 'INPUT') {
+      if (VALUELESS.has(element.type)) return '';
+      if (element.type === 'password') return element.value ? '•••' : '';
+      if (element.type === 'file') return [...element.files].map(file => file.name).join(', ');
+      return element.value;
+    }
+    if (element.tagName === 'TEXTAREA') return element.value;
+    if (element.tagName === 'PROGRESS') return element.hasAttribute('value') ? String(element.value) : '';
+    if (element.tagName === 'METER') return String(element.value);
+    return element.ariaValueText ?? element.ariaValueNow ?? '';
+  };
+
+  const flag = (value, word) => (value === 'true' ? ' ' + word : '');
+  const states = (element, role, focused) => {
+    let said = '';
+    const tag = element.tagName;
+    if (element === focused) said += ' focused';
+    if (element.matches(':disabled') || element.ariaDisabled === 'true') said += ' disabled';
+    if (tag === 'INPUT' && (element.type === 'checkbox' || element.type === 'radio')) {
+      said += element.indeterminate && element.type === 'checkbox' ? ' mixed' : element.checked ? ' checked' : '';
+    } else said += element.ariaChecked === 'mixed' ? ' mixed' : flag(element.ariaChecked, 'checked');
+    said += element.ariaPressed === 'mixed' ? ' mixed' : flag(element.ariaPressed, 'pressed');
+    if (element.ariaSelected === 'true' || (tag === 'OPTION' && element.selected)) said += ' selected';
+    const open = tag === 'SUMMARY' && element.parentNode?.tagName === 'DETAILS' ? String(element.parentNode.open) : element.ariaExpanded;
+    said += open === 'true' ? ' expanded' : open === 'false' ? ' collapsed' : '';
+    if (element.ariaCurrent && element.ariaCurrent !== 'false') said += ' current';
+    if (element.required || element.ariaRequired === 'true') said += ' required';
+    if (element.ariaReadOnly === 'true' || (element.readOnly && tag !== 'BUTTON')) said += ' readonly';
+    if (element.ariaInvalid && element.ariaInvalid !== 'false') said += ' invalid';
+    const holds = value(element, role);
+    if (holds) said += ' = ' + quoted(cut(squeezed(holds.slice(0, 4 * NAME)), NAME));
+    if (tag === 'SELECT' && role === 'combobox') said += options(element);
+    return said;
+  };
+
+  // The choices of a closed list are part of its line: they cannot be clicked one by one.
+  const options = select => {
+    let said = '';
+    let count = 0;
+    for (const option of select.options) {
+      if (said.length > 300) break;
+      said += (said ? ' | ' : '') + quoted(cut(squeezed(option.label), 60)) + (option.disabled ? ' disabled' : '');
+      count++;
+    }
+    const more = select.options.length - count;
+    return said && ` of ${said}${more ? ` and ${more} more` : ''}`;
+  };
+
+  // Where a link leads, as short as it can be said; an address has neither quotes nor spaces.
+  const leads = element => {
+    if (element.tagName !== 'A' && element.tagName !== 'AREA') return '';
+    const {href, origin, protocol} = element;
+    if (typeof href !== 'string' || !href || !/^(https?|ftp|mailto|tel|file):$/.test(protocol)) return '';
+    const short = origin === location.origin ? href.slice(origin.length) : href;
+    return ' -> ' + cut(plain(short.replace(/[\s"]/g, encodeURIComponent)), 120);
+  };
+
+  const level = element => {
+    const said = element.ariaLevel || (/^H[1-6]$/.test(element.tagName) ? element.tagName[1] : '');
+    return /^[1-9]\d?$/.test(said) ? ' ' + said : '';
+  };
+
+  Object.assign(sandpool, {blink, NAME, squeezed, cut, plain, quoted, role, name, labelled, states, leads, level, FROM_CONTENT});
+}

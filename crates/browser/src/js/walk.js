@@ -1,0 +1,338 @@
+// The page as lines, in the order in which it is read. Goes on from where it stopped; never deeper in its own stack than a few calls,
+// however deep the page is, and never further than its budget of characters and time.
+{
+  const {Failure, number, node, alive, calls, parent} = sandpool;
+  const {blink, NAME, squeezed, cut, plain, quoted, role, name, labelled, states, leads, level, FROM_CONTENT} = sandpool;
+
+  const TEXT = 4000; // characters of one run of text
+  const INDENT = 30;
+  const CURSORS = 32;
+  const SKIPPED = new Set(['SCRIPT', 'STYLE', 'NOSCRIPT', 'TEMPLATE', 'HEAD', 'TITLE', 'META', 'LINK', 'BASE', 'DATALIST', 'title', 'desc', 'defs', 'metadata', 'style', 'script']);
+  // Those without a line of their own: what is in them is read as if they were not there.
+  const CLEAR = new Set(['', 'none', 'generic', 'presentation', 'paragraph', 'rowgroup', 'strong', 'emphasis', 'code', 'mark', 'time', 'subscript', 'superscript', 'insertion', 'deletion', 'caption', 'legend', 'suggestion']);
+  const ACTIVE = new Set(['button', 'link', 'textbox', 'searchbox', 'checkbox', 'radio', 'combobox', 'listbox', 'option', 'menuitem', 'menuitemcheckbox', 'menuitemradio', 'slider', 'spinbutton', 'switch', 'tab', 'treeitem', 'scrollbar', 'iframe', 'canvas', 'summary', 'video', 'audio', 'embed', 'file', 'color', 'date', 'time', 'month', 'week', 'datetime']);
+  const LEAVES = new Set(['IFRAME', 'FRAME', 'TEXTAREA', 'INPUT', 'CANVAS', 'VIDEO', 'AUDIO', 'OBJECT', 'EMBED', 'PROGRESS', 'METER', 'IMG']);
+  // What says the name of something else already.
+  const NAMING = element => {
+    switch (element.tagName) {
+      case 'LABEL': return element.control && !element.control.hidden;
+      case 'LEGEND': return element.parentNode?.tagName === 'FIELDSET';
+      case 'CAPTION': return element.parentNode?.tagName === 'TABLE';
+    }
+    return false;
+  };
+
+  const cursors = new Map();
+  let lastCursor = 0;
+  const keep = (at, before) => {
+    cursors.set(++lastCursor, {at: new WeakRef(at), before: before.map(one => new WeakRef(one))});
+    cursors.delete(lastCursor - CURSORS);
+    return lastCursor;
+  };
+
+  // Closed shadow roots, as far as the driver has shown them to us; null when there is none.
+  const shown = new WeakMap();
+  sandpool.shown = shown;
+  calls.show = (host, root) => void shown.set(host, root);
+
+  const focused = () => {
+    let active = document.activeElement;
+    while (active?.shadowRoot?.activeElement) active = active.shadowRoot.activeElement;
+    return active === document.body ? null : active;
+  };
+
+  class Walk {
+    constructor({budget, ms, base, find, apart}) {
+      Object.assign(this, {budget, base, apart});
+      this.find = find?.toLowerCase();
+      this.end = performance.now() + ms;
+      this.lines = []; // [depth, number or 0, text]
+      this.texts = []; // with `apart`: what is to be read
+      this.used = 0;
+      this.stack = [];
+      this.pending = null; // the last line, to which a text may still be added
+      this.run = ''; // text that is still growing
+      this.runAt = null;
+      this.recent = []; // nodes of the last lines
+      this.stop = null;
+      this.canvases = 0;
+      this.closed = [];
+      this.seen = 0;
+      this.focused = focused();
+      this.owned = new Map();
+      for (const owner of document.querySelectorAll('[aria-owns]')) {
+        for (const id of owner.getAttribute('aria-owns').trim().split(/\s+/).slice(0, 1000)) {
+          const child = document.getElementById(id);
+          if (child && child !== owner && !this.owned.has(child) && !child.contains(owner)) this.owned.set(child, owner);
+        }
+      }
+    }
+
+    // The children as they are laid out.
+    kids(element) {
+      const owned = this.owned.size && element.hasAttribute('aria-owns') ? [...this.owned].filter(([, owner]) => owner === element).map(([child]) => child) : [];
+      if (element.tagName === 'SLOT') {
+        const assigned = element.assignedNodes();
+        if (assigned.length) return {list: assigned, i: 0, at: null};
+      }
+      if (element.tagName === 'DETAILS' && !element.open) {
+        return {list: [...element.children].filter(child => child.tagName === 'SUMMARY').slice(0, 1), i: 0, at: null};
+      }
+      const root = element.shadowRoot ?? shown.get(element) ?? element;
+      if (owned.length) return {list: [...root.childNodes, ...owned], i: 0, at: null};
+      return {list: null, i: 0, at: root.firstChild};
+    }
+
+    static next(kids) {
+      if (kids.list) return kids.list[kids.i++];
+      const node = kids.at;
+      if (node) kids.at = node.nextSibling;
+      return node;
+    }
+
+    // From a child on: what comes after it.
+    static skip(kids, child) {
+      if (!kids.list) kids.at = child.nextSibling;
+      else if (kids.list.includes(child)) kids.i = kids.list.indexOf(child) + 1;
+    }
+
+    // Enters an element: its line, if it has one (not again when the walk only comes back to it), and its children.
+    enter(element, silent) {
+      const outer = this.stack.at(-1) ?? {depth: this.base, quiet: false, mute: false, pointer: false, line: null};
+      const tag = element.tagName;
+      if (SKIPPED.has(tag) || element.ariaHidden === 'true' || element.inert) return;
+      if (this.owned.size && this.owned.get(element) && this.owned.get(element) !== outer.element) return;
+      const style = getComputedStyle(element);
+      const display = style.display;
+      if (display === 'none') return;
+      const invisible = style.visibility !== 'visible';
+      const is = role(element);
+      let kind = invisible ? '' : is;
+      const pointer = style.cursor === 'pointer';
+      if (kind === 'image' && !name(element, kind) && !(element.tabIndex >= 0)) kind = '';
+      let inner = {element, kids: null, depth: outer.depth, quiet: outer.quiet || NAMING(element), mute: invisible, pointer, line: outer.line, block: false};
+      const reachable = (element.tabIndex >= 0 && tag !== 'BODY' && tag !== 'HTML' && tag !== 'DIALOG') || (element.isContentEditable && !element.parentElement?.isContentEditable);
+      const clickable = CLEAR.has(kind) && !outer.active && tag !== 'LABEL' && tag !== 'BODY' && tag !== 'HTML' && ((pointer && !outer.pointer) || element.hasAttribute('onclick'));
+      if (!invisible && (!CLEAR.has(kind) || reachable || clickable)) {
+        if (!silent) this.flush();
+        const acts = ACTIVE.has(kind) || reachable || clickable;
+        const line = this.line(element, kind || 'generic', acts, outer, inner);
+        if (!silent) this.put(line);
+        if (this.stop) return;
+        inner.depth++;
+        inner.line = line;
+        inner.active = outer.active || acts;
+        if (kind === 'canvas') this.canvases++;
+      } else {
+        inner.active = outer.active;
+        inner.block = !display.startsWith('inline') && display !== 'contents';
+        if (inner.block && !silent) this.flush();
+      }
+      if (this.stop) return;
+      if (tag === 'BR') this.run += this.apart ? '\n' : ' ';
+      if (LEAVES.has(tag) || (tag === 'SELECT' && is === 'combobox') || style.contentVisibility === 'hidden') return;
+      if (tag.includes('-') && !silent && this.sealed(element)) return;
+      inner.kids = this.kids(element);
+      this.stack.push(inner);
+    }
+
+    // A custom element that shows something, in which there is nothing: the driver can look for a closed root.
+    sealed(element) {
+      if (element.shadowRoot || shown.has(element) || element.firstElementChild || element.textContent.trim()) return false;
+      const box = element.getBoundingClientRect();
+      if (!box.width || !box.height) return false;
+      shown.set(element, null);
+      this.flush();
+      this.commit();
+      if (this.stop) return true;
+      this.stop = {host: number(element), cursor: keep(element, this.recent), printed: this.printed()};
+      return true;
+    }
+
+    line(element, kind, acts, outer, inner) {
+      let called = outer.quiet && !acts && !FROM_CONTENT.has(kind) ? '' : name(element, kind);
+      const own = labelled(element);
+      if (called && FROM_CONTENT.has(kind) && !own && element.firstChild) {
+        // The name is what is in it. One too long to be shown is left to be read inside; so is that of a row, or of what has but one thing in it.
+        const only = element.childElementCount === 1 && !acts ? element.firstElementChild : null;
+        const same = only && (only.tagName === 'A' || only.tagName === 'BUTTON') && name(only, '') === called;
+        if (called.length > NAME || kind === 'row' || same) called = '';
+        else inner.quiet = true;
+      } else if (called && called.length <= NAME && element.childElementCount < 20 && squeezed(element.textContent.slice(0, 2 * NAME)) === called) inner.quiet = true;
+      const said = called ? ' ' + quoted(cut(called, NAME)) : '';
+      const text = kind + (kind === 'heading' ? level(element) : '') + said + states(element, kind, this.focused) + (this.apart ? '' : leads(element));
+      return {node: element, depth: outer.depth, number: acts ? number(element) : 0, text, open: !called, up: outer.line, printed: false};
+    }
+
+    text(node) {
+      const frame = this.stack.at(-1);
+      if (frame.mute || (frame.quiet && !this.apart)) return;
+      const length = node.length;
+      let text = length > TEXT * 2 ? node.substringData(0, TEXT * 2) : node.data;
+      if (!this.run) {
+        if (!text.trim()) return;
+        [this.runAt, this.runDepth, this.runUp] = [node, frame.depth, frame.line];
+        this.more = 0;
+      }
+      if (this.run.length > TEXT) return void (this.more += length);
+      this.more += length - text.length;
+      this.run += text;
+    }
+
+    // The text so far is a whole.
+    flush() {
+      if (!this.run) return;
+      let text = this.apart ? this.run.replace(/[^\S\n]+/g, ' ').replace(/ *\n */g, '\n').trim() : squeezed(this.run);
+      this.run = '';
+      if (!text) return;
+      if (text.length > TEXT) {
+        this.more += text.length - TEXT;
+        text = text.slice(0, TEXT);
+      }
+      const more = this.more ? ` … (${this.more} more characters)` : '';
+      if (this.apart) {
+        const room = this.budget - this.used;
+        if (this.find === undefined && this.used && room < text.length + 1) return void this.halt(this.runAt);
+        this.texts.push(cut(plain(text.replace(/\n/g, ' ')), Math.max(room, 1)) + more);
+        this.used += text.length + more.length + 1;
+        return;
+      }
+      const last = this.pending;
+      if (last?.open && last.depth + 1 === this.runDepth && last === this.runUp) {
+        last.text += ': ' + quoted(text) + more;
+        last.open = false;
+        return;
+      }
+      this.put({node: this.runAt, depth: this.runDepth, number: 0, text: quoted(text) + more, open: false, up: this.runUp, printed: false});
+    }
+
+    put(line) {
+      this.commit();
+      if (!this.stop) this.pending = line;
+    }
+
+    // A line is finished: it is written if it fits, and if it is looked for.
+    commit() {
+      const line = this.pending;
+      this.pending = null;
+      if (!line || this.stop) return;
+      if (this.apart && !line.number) return;
+      if (this.find !== undefined && !line.text.toLowerCase().includes(this.find)) return;
+      const lines = [];
+      for (let up = line; up && !up.printed; up = this.find === undefined || this.apart ? null : up.up) lines.unshift(up);
+      const cost = lines.reduce((sum, one) => sum + this.cost(one), 0);
+      if (this.used + cost > this.budget) {
+        if (this.used) return void this.halt(line.node);
+        line.text = plain(line.text.slice(0, Math.max(this.budget - line.depth - 14, 0))); // the first line alone is too long
+      }
+      for (const one of lines) {
+        one.printed = true;
+        this.lines.push([Math.min(one.depth, INDENT), one.number, one.text]);
+      }
+      this.used += cost;
+      if (this.recent.push(line.node) > 8) this.recent.shift();
+    }
+
+    cost(line) {
+      return Math.min(line.depth, INDENT) + (line.number ? 7 + String(line.number).length : 0) + line.text.length + 1;
+    }
+
+    halt(at) {
+      this.stop ??= {cursor: keep(at, this.recent)};
+    }
+
+    // How many of the lines around this place are written already.
+    printed() {
+      const up = new Set();
+      for (const frame of this.stack) if (frame.line?.printed) up.add(frame.line);
+      return up.size;
+    }
+
+    // Back to a node: the elements around it are entered anew, in silence.
+    resume(top, at, after, printed) {
+      const path = [];
+      for (let up = at; up && up !== document; up = parent(up)) {
+        path.push(up);
+        if (up === top) break;
+      }
+      path.reverse();
+      if (path[0] !== top) throw new Failure('stale', 'gone');
+      for (let i = 0; i + 1 < path.length; i++) {
+        const depth = this.stack.length;
+        this.enter(path[i], true);
+        if (this.stack.length === depth) return; // hidden meanwhile
+        Walk.skip(this.stack.at(-1).kids, path[i + 1]);
+      }
+      const lines = [...new Set(this.stack.map(frame => frame.line).filter(Boolean))];
+      for (const line of lines.slice(0, printed)) line.printed = true;
+      if (!after) this.visit(at);
+      else if (at === top) this.enter(at, true);
+    }
+
+    visit(node) {
+      if (node.nodeType === 3) return this.text(node);
+      if (node.nodeType !== 1) return;
+      this.enter(node, false);
+      if (!this.stop && (node.tagName === 'IFRAME' || node.tagName === 'FRAME') && this.pending?.node === node) this.frame(node);
+    }
+
+    // The driver reads what is in a frame, and comes back to what follows.
+    frame(element) {
+      const line = this.pending;
+      const printed = this.lines.length;
+      if (this.find === undefined) this.commit();
+      if (this.stop) return;
+      const context = [];
+      for (let up = line; up && !up.printed; up = up.up) context.unshift([Math.min(up.depth, INDENT), up.number, up.text]);
+      const wanted = this.find === undefined || line.text.toLowerCase().includes(this.find);
+      if (this.find !== undefined && wanted) this.commit();
+      if (this.stop) return;
+      this.pending = null;
+      this.stop = {frame: number(element), depth: line.depth + 1, cursor: keep(element, []), after: true, printed: this.printed(), context: wanted || this.apart ? [] : context, skipped: printed};
+    }
+
+    go() {
+      while (this.stack.length && !this.stop) {
+        const frame = this.stack.at(-1);
+        const child = Walk.next(frame.kids);
+        if (child) {
+          if (++this.seen % 128 === 0 && performance.now() > this.end) {
+            this.flush();
+            this.commit();
+            if (!this.stop) this.stop = {cursor: keep(child, []), late: true};
+            return;
+          }
+          this.visit(child);
+          continue;
+        }
+        if (frame.block || frame.element !== this.stack.at(-2)?.element && frame.line !== this.stack.at(-2)?.line) this.flush();
+        if (this.stop) return;
+        this.stack.pop();
+      }
+      if (this.stop) return;
+      this.flush();
+      this.commit();
+    }
+  }
+
+  // A dialog that is open for itself alone leaves nothing else to be reached.
+  const modal = () => [...document.querySelectorAll(':modal')].at(-1);
+
+  calls.walk = ask => {
+    const walk = new Walk(ask);
+    const inside = ask.within === undefined ? modal() : null;
+    const top = ask.within !== undefined ? node(ask.within) : document.body ?? document.documentElement;
+    if (!top) return {lines: [], texts: [], used: 0, canvases: 0, blink};
+    if (ask.cursor !== undefined) {
+      const cursor = cursors.get(ask.cursor);
+      const at = cursor?.at.deref();
+      const before = cursor?.before.map(one => one.deref()).filter(one => one && alive(one)) ?? [];
+      if (at && alive(at)) walk.resume(top, at, ask.after, ask.printed ?? 0);
+      else if (before.length) walk.resume(top, before.at(-1), true, 0);
+      else throw new Failure('stale', 'gone');
+    } else walk.visit(inside && top.contains(inside) ? inside : top);
+    walk.go();
+    const {lines, texts, used, canvases, stop} = walk;
+    return {lines, texts, used, canvases, stop, blink, modal: !!inside && ask.cursor === undefined};
+  };
+}

@@ -1,0 +1,134 @@
+//! Starts Chromium: its flags, its environment, its home. The one place in this crate that starts a process.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use command_fds::{CommandFdExt, FdMapping};
+use proto::BrowserSpec;
+use tokio::net::unix::pipe;
+use tokio::process::Child;
+
+/// The sandbox around us is the boundary, so Chromium's own is off: it cannot be made inside.
+const FLAGS: &[&str] = &[
+    "--no-sandbox",
+    "--remote-debugging-pipe",
+    "--no-startup-window",
+    "--no-first-run",
+    "--no-default-browser-check",
+    // No helper that looks at crashes, and nothing that calls home.
+    "--disable-breakpad",
+    "--disable-crash-reporter",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-domain-reliability",
+    "--disable-client-side-phishing-detection",
+    "--disable-default-apps",
+    "--disable-extensions",
+    "--disable-sync",
+    "--no-pings",
+    "--password-store=basic",
+    "--use-mock-keychain",
+    // No graphics card, and no process that draws in its place.
+    "--disable-gpu",
+    "--disable-software-rasterizer",
+    "--mute-audio",
+    "--hide-scrollbars",
+    // Everything goes through the proxy: nothing over UDP, and no address of ours told to a page.
+    "--disable-quic",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--webrtc-ip-handling-policy=disable_non_proxied_udp",
+    // Nobody is there to be asked.
+    "--deny-permission-prompts",
+    "--disable-notifications",
+    "--noerrdialogs",
+    "--disable-prompt-on-repost",
+    "--disable-popup-blocking",
+    // All tabs are at work, whichever is shown.
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
+    "--disable-background-timer-throttling",
+    "--disable-hang-monitor",
+    // Roles and names as the accessibility tree has them, without building it anew for each.
+    "--enable-blink-features=ComputedAccessibilityInfo",
+    // A process less.
+    "--enable-features=NetworkServiceInProcess2",
+    "--disable-features=BackForwardCache,Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,DialMediaRouteProvider",
+    "--window-size=1280,800",
+];
+
+/// The proxy is asked for everything but the sandbox's own loopback: link-local addresses too, which are exempt by default.
+const BYPASS: &str = "<-loopback>;localhost;127.0.0.1;[::1]";
+
+pub struct Chromium {
+    pub process: Child,
+    pub to: pipe::Sender,
+    pub from: pipe::Receiver,
+}
+
+/// It ends when its pipe does.
+pub fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
+    let home = Path::new(&spec.home);
+    let temporary = home.join("tmp");
+    fs::create_dir_all(&temporary)?;
+    fs::create_dir_all(home.join("profile"))?;
+    if let Some(database) = &spec.nssdb {
+        copy_trust(Path::new(database), &home.join(".pki/nssdb"))?;
+    }
+    let (their_input, to) = io::pipe()?;
+    let (from, their_output) = io::pipe()?;
+    let mut command = command(spec);
+    command.args(arguments(spec)).current_dir(home).env_clear();
+    command.env("HOME", home).env("TMPDIR", &temporary).env("LANG", "C.UTF-8");
+    for (name, directory) in
+        [("XDG_CONFIG_HOME", ".config"), ("XDG_CACHE_HOME", ".cache"), ("XDG_DATA_HOME", ".local/share")]
+    {
+        command.env(name, home.join(directory));
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mappings = vec![
+        FdMapping { parent_fd: their_input.into(), child_fd: 3 },
+        FdMapping { parent_fd: their_output.into(), child_fd: 4 },
+    ];
+    command.fd_mappings(mappings).map_err(io::Error::other)?;
+    let mut command = tokio::process::Command::from(command);
+    command.kill_on_drop(true);
+    // The command holds our copies of the child's ends; they go with it.
+    let process = command.spawn()?;
+    drop(command);
+    let (to, from) = (pipe::Sender::from_owned_fd(to.into())?, pipe::Receiver::from_owned_fd(from.into())?);
+    Ok(Chromium { process, to, from })
+}
+
+#[allow(clippy::disallowed_methods, reason = "the driver's one place to start a process")]
+fn command(spec: &BrowserSpec) -> std::process::Command {
+    std::process::Command::new(&spec.program)
+}
+
+fn arguments(spec: &BrowserSpec) -> Vec<String> {
+    let mut arguments: Vec<String> = FLAGS.iter().map(|&flag| flag.to_owned()).collect();
+    if !spec.shell {
+        arguments.push("--headless".into());
+    }
+    let profile: PathBuf = Path::new(&spec.home).join("profile");
+    arguments.push(format!("--user-data-dir={}", profile.display()));
+    match &spec.proxy {
+        Some(proxy) => {
+            arguments.push(format!("--proxy-server=http://{proxy}"));
+            arguments.push(format!("--proxy-bypass-list={BYPASS}"));
+        }
+        None => arguments.push("--no-proxy-server".into()),
+    }
+    arguments
+}
+
+/// The browser wants to write to its database, so it gets one of its own.
+fn copy_trust(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for name in ["cert9.db", "key4.db", "pkcs11.txt"] {
+        let bytes = fs::read(from.join(name))?;
+        fs::write(to.join(name), bytes)?;
+    }
+    Ok(())
+}

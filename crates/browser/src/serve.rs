@@ -1,0 +1,121 @@
+//! The conversation with the guest.
+
+use std::io;
+use std::time::Duration;
+
+use proto::browser::{Browsed, FromDriver, ToDriver};
+use proto::{BrowseError, BrowseFailure, BrowseResult, Decoder, Frame, Kind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::Notify;
+
+use crate::driver::{Driver, Request};
+
+pub async fn converse(guest: UnixStream) -> io::Result<()> {
+    let (read, mut write) = guest.into_split();
+    let mut frames = Frames { read, decoder: Decoder::default(), buffer: Vec::new() };
+    let Some((call, ToDriver::Start { spec })) = frames.next().await? else {
+        return Err(wrong("the first message was not a start"));
+    };
+    let mut driver = match Driver::start(&spec).await {
+        Ok(driver) => driver,
+        Err(message) => {
+            say(&mut write, call, &FromDriver::Failed { message: message.clone() }).await?;
+            return Err(io::Error::other(message));
+        }
+    };
+    say(&mut write, call, &FromDriver::Ready { version: driver.version.clone() }).await?;
+    loop {
+        let next = tokio::select! {
+            next = frames.next() => next?,
+            how = driver.ended() => return Err(io::Error::other(format!("the browser ended: {how}"))),
+        };
+        match next {
+            Some((call, ToDriver::Browse { ask, after_ms, uploads })) => {
+                let after = Duration::from_millis(after_ms);
+                let request = Request { ask: &ask, after, uploads: uploads.as_deref() };
+                let Some(browsed) = answer(&mut driver, &mut frames, call, request).await? else { return Ok(()) };
+                say_browsed(&mut write, call, browsed).await?;
+            }
+            // Of a request that was answered meanwhile.
+            Some((_, ToDriver::Cancel)) => {}
+            Some((_, ToDriver::Start { .. })) => return Err(wrong("a second start")),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// The answer; nothing if the guest has gone away.
+async fn answer(
+    driver: &mut Driver,
+    frames: &mut Frames,
+    call: u64,
+    request: Request<'_>,
+) -> io::Result<Option<Browsed>> {
+    let cancel = Notify::new();
+    let mut answering = std::pin::pin!(driver.answer(request, cancel.notified()));
+    loop {
+        tokio::select! {
+            browsed = &mut answering => return Ok(Some(browsed)),
+            next = frames.next() => match next? {
+                Some((number, ToDriver::Cancel)) if number == call => cancel.notify_one(),
+                Some((_, ToDriver::Cancel)) => {}
+                Some(_) => return Err(wrong("a request before the last one was answered")),
+                None => return Ok(None),
+            },
+        }
+    }
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+async fn say(write: &mut OwnedWriteHalf, call: u64, message: &FromDriver) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    proto::encode_message(&mut bytes, call, message).map_err(io::Error::other)?;
+    write.write_all(&bytes).await
+}
+
+/// What is too large for one message is an answer without its result.
+async fn say_browsed(write: &mut OwnedWriteHalf, call: u64, mut browsed: Browsed) -> io::Result<()> {
+    if size_of(&browsed.result) > proto::MAX_MESSAGE / 4 * 3 {
+        let message = "the answer is too large".into();
+        browsed.result = Err(BrowseError { why: BrowseFailure::Invalid, message });
+    }
+    say(write, call, &FromDriver::Browsed { browsed: Box::new(browsed) }).await
+}
+
+fn size_of(result: &Result<BrowseResult, BrowseError>) -> usize {
+    serde_json::to_vec(result).map_or(usize::MAX, |bytes| bytes.len())
+}
+
+struct Frames {
+    read: OwnedReadHalf,
+    decoder: Decoder,
+    buffer: Vec<u8>,
+}
+
+impl Frames {
+    /// Loses nothing when it is not waited for to the end.
+    async fn next(&mut self) -> io::Result<Option<(u64, ToDriver)>> {
+        loop {
+            if let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? {
+                return read(&frame).map(Some);
+            }
+            self.buffer.clear();
+            if self.read.read_buf(&mut self.buffer).await? == 0 {
+                return Ok(None);
+            }
+            self.decoder.push(&self.buffer);
+        }
+    }
+}
+
+fn read(frame: &Frame) -> io::Result<(u64, ToDriver)> {
+    if frame.kind != Kind::Message {
+        return Err(wrong("a frame that is no message"));
+    }
+    Ok((frame.call, frame.message().map_err(io::Error::other)?))
+}

@@ -1,0 +1,66 @@
+//! When a page is done with what was done to it: after a frame, and after what it then asks the network for, within bounds.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::page::Page;
+use crate::state::{Stage, State};
+
+/// A page that is replaced is waited for this long after an action.
+pub const REPLACED: Duration = Duration::from_secs(5);
+/// Requests that an action began, and downloads.
+const ASKING: Duration = Duration::from_secs(1);
+/// After its document is there, a page that was opened may go on loading this long.
+const LOADING: Duration = Duration::from_secs(5);
+/// A frame is not waited for longer: a page that is not painted has none.
+const FRAME: Duration = Duration::from_millis(300);
+
+const NEXT_FRAME: &str = "new Promise(done => {
+    const late = setTimeout(done, 50, 0);
+    requestAnimationFrame(() => { clearTimeout(late); done(0); });
+})";
+
+/// The page's next frame.
+pub async fn frame(page: &Page) {
+    let _: Option<u8> = page.peek(NEXT_FRAME, FRAME).await;
+}
+
+/// The present moment, for `after`.
+pub fn moment(page: &Page) -> u64 {
+    page.state.borrow().clock
+}
+
+/// Waits for what was begun since that moment.
+pub async fn after(page: &Page, moment: u64) {
+    frame(page).await;
+    for _ in 0..2 {
+        let (busy, asking) = (page.look(|tab| tab.busy), page.look(|tab| tab.is_asking_since(moment)));
+        if busy == Some(true) {
+            let idle = |state: &State| state.tabs.get(&page.tab).is_none_or(|tab| !tab.busy).then_some(());
+            let _ = timeout(REPLACED, page.state.wait(idle)).await;
+        } else if asking == Some(true) || page.state.borrow().downloads.is_running() {
+            let quiet = |state: &State| {
+                let tab = state.tabs.get(&page.tab)?;
+                (tab.busy || !tab.is_asking_since(moment) && !state.downloads.is_running()).then_some(())
+            };
+            let _ = timeout(ASKING, page.state.wait(quiet)).await;
+        } else {
+            return;
+        }
+        // What came is drawn.
+        frame(page).await;
+    }
+}
+
+/// Waits for a document of this loader, or the one that took its place; whether all of it is there.
+pub async fn loaded(page: &Page, loader: &str) -> bool {
+    let reached = |stage: Stage| {
+        move |state: &State| {
+            let tab = state.tabs.get(&page.tab)?;
+            (tab.stage >= stage && (tab.loader == loader || !tab.busy)).then_some(())
+        }
+    };
+    page.state.wait(reached(Stage::Interactive)).await;
+    timeout(LOADING, page.state.wait(reached(Stage::Loaded))).await.is_ok()
+}

@@ -1,0 +1,317 @@
+//! What is known of the browser: its tabs, their frames, what is under way in them, what happened unasked.
+//!
+//! Changed by events alone (see [`crate::events`]), at the moment they are read; whoever waits for something looks again after
+//! each. Everything a page can add to is bounded.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use proto::browser::{Happened, MAX_HAPPENED};
+use tokio::sync::Notify;
+
+use crate::downloads::Downloads;
+use crate::log::Log;
+use crate::snapshot::Frame;
+
+/// Tabs at a time; what a page opens beyond that is closed.
+pub const MAX_TABS: usize = 16;
+/// Frames of a page that are looked into.
+const MAX_FRAMES: usize = 1000;
+/// Requests of a page that are kept an eye on.
+const MAX_REQUESTS: usize = 2000;
+
+pub type Shared = Rc<Known>;
+
+/// The state and the news of it.
+pub struct Known {
+    state: RefCell<State>,
+    changed: Notify,
+}
+
+impl Known {
+    pub fn new(downloads: Downloads) -> Shared {
+        let state = State {
+            tabs: BTreeMap::new(),
+            shown: 0,
+            next_tab: 1,
+            creating: 0,
+            closing: Vec::new(),
+            sessions: HashMap::new(),
+            happened: Vec::new(),
+            left_out: 0,
+            downloads,
+            gone: false,
+            clock: 0,
+        };
+        Rc::new(Self { state: RefCell::new(state), changed: Notify::new() })
+    }
+
+    pub fn borrow(&self) -> std::cell::Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let changed = change(&mut self.state.borrow_mut());
+        self.changed.notify_waiters();
+        changed
+    }
+
+    /// Until there is something to be found in the state.
+    pub async fn wait<T>(&self, mut find: impl FnMut(&State) -> Option<T>) -> T {
+        loop {
+            // Before the look: what changes after it is not missed.
+            let changed = self.changed.notified();
+            let found = find(&self.state.borrow());
+            match found {
+                Some(found) => return found,
+                None => changed.await,
+            }
+        }
+    }
+}
+
+pub struct State {
+    pub tabs: BTreeMap<u32, Tab>,
+    /// The number of the tab that is shown; it may be gone.
+    pub shown: u32,
+    pub next_tab: u32,
+    /// How many tabs we are making ourselves: the next ones are no popups.
+    pub creating: u32,
+    /// Pages that were too many: they are told about once their address is known, or at the next answer.
+    pub closing: Vec<String>,
+    pub sessions: HashMap<Rc<str>, Session>,
+    happened: Vec<Happened>,
+    left_out: u64,
+    pub downloads: Downloads,
+    /// The browser's process has closed its end.
+    pub gone: bool,
+    /// Counts events that somebody may want to know the order of.
+    pub clock: u64,
+}
+
+/// What a session of the browser belongs to.
+pub struct Session {
+    pub tab: u32,
+    pub target: Rc<str>,
+}
+
+pub struct Tab {
+    pub target: Rc<str>,
+    pub session: Rc<str>,
+    pub url: String,
+    pub title: String,
+    pub frames: BTreeMap<Rc<str>, FrameState>,
+    /// The root frame loads something.
+    pub busy: bool,
+    /// The document of the root frame and how far it is.
+    pub loader: String,
+    pub stage: Stage,
+    pub requests: HashMap<String, Request>,
+    pub log: Log,
+    /// The page's process is gone.
+    pub crashed: bool,
+    pub born: u64,
+    /// A page opened it.
+    pub is_popup: bool,
+    /// A popup that no answer has told about yet.
+    pub is_news: bool,
+    /// When the root frame got the document it has.
+    pub moved: u64,
+    /// What the server said to the request for it.
+    pub status: Option<u16>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    Started,
+    Interactive,
+    Loaded,
+}
+
+pub struct FrameState {
+    pub parent: Option<Rc<str>>,
+    pub session: Rc<str>,
+    pub world: Option<World>,
+    /// When it came.
+    pub born: u64,
+}
+
+/// Our world in a frame.
+#[derive(Clone)]
+pub struct World {
+    pub context: u64,
+    pub unique: String,
+}
+
+pub struct Request {
+    pub born: u64,
+    /// `GET https://…`
+    pub line: String,
+    /// One whose end is not to be waited for: a stream, a beacon.
+    pub lasting: bool,
+    pub status: Option<u16>,
+}
+
+impl State {
+    pub fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    pub fn tab_of(&mut self, session: &str) -> Option<&mut Tab> {
+        let tab = self.sessions.get(session)?.tab;
+        self.tabs.get_mut(&tab)
+    }
+
+    /// The tab that is shown: if that is gone, the one next to it.
+    pub fn shown(&self) -> Option<u32> {
+        let before = self.tabs.range(..=self.shown).next_back();
+        before.or_else(|| self.tabs.iter().next()).map(|(&tab, _)| tab)
+    }
+
+    pub fn add_tab(&mut self, target: &str, session: &str, url: String) -> u32 {
+        let number = self.next_tab;
+        self.next_tab += 1;
+        let target: Rc<str> = target.into();
+        let session: Rc<str> = session.into();
+        let root = FrameState { parent: None, session: session.clone(), world: None, born: self.tick() };
+        self.sessions.insert(session.clone(), Session { tab: number, target: target.clone() });
+        let tab = Tab {
+            frames: BTreeMap::from([(target.clone(), root)]),
+            target,
+            session,
+            url,
+            title: String::new(),
+            busy: false,
+            loader: String::new(),
+            stage: Stage::Loaded,
+            requests: HashMap::new(),
+            log: Log::default(),
+            crashed: false,
+            born: self.clock,
+            is_popup: false,
+            is_news: false,
+            moved: 0,
+            status: None,
+        };
+        self.tabs.insert(number, tab);
+        number
+    }
+
+    pub fn forget_tab(&mut self, tab: u32) {
+        self.tabs.remove(&tab);
+        self.sessions.retain(|_, session| session.tab != tab);
+    }
+
+    pub fn frames(&self, tab: u32) -> Vec<Frame> {
+        let Some(tab) = self.tabs.get(&tab) else { return Vec::new() };
+        let mut children: HashMap<Option<&Rc<str>>, Vec<(&Rc<str>, &FrameState)>> = HashMap::new();
+        for (id, frame) in &tab.frames {
+            children.entry(frame.parent.as_ref()).or_default().push((id, frame));
+        }
+        children.values_mut().for_each(|frames| frames.sort_by_key(|(_, frame)| std::cmp::Reverse(frame.born)));
+        // Without recursion: a page decides how deep its frames are.
+        let mut found = Vec::new();
+        let mut ahead = children.remove(&None).unwrap_or_default();
+        while let Some((id, frame)) = ahead.pop() {
+            if let Some(World { context, unique }) = frame.world.clone() {
+                let parent = frame.parent.as_deref().map(str::to_owned);
+                let (id, session) = (id.to_string(), frame.session.to_string());
+                found.push(Frame { id, parent, session, context, world: unique });
+            }
+            ahead.extend(children.remove(&Some(id)).unwrap_or_default());
+        }
+        found
+    }
+
+    pub fn happened(&mut self, what: Happened) {
+        if self.happened.len() < MAX_HAPPENED - 1 {
+            self.happened.push(what);
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    pub fn note(&mut self, text: impl Into<String>) {
+        let note = Happened::Note { text: text.into() };
+        if !self.happened.contains(&note) {
+            self.happened(note);
+        }
+    }
+
+    /// What no answer has told yet.
+    pub fn take_happened(&mut self) -> Vec<Happened> {
+        let popups: Vec<Happened> = self
+            .tabs
+            .iter_mut()
+            .filter_map(|(number, tab)| std::mem::take(&mut tab.is_news).then_some((*number, tab)))
+            .map(|(number, tab)| Happened::Popup { tab: number, url: shorten(&tab.url, MAX_URL) })
+            .collect();
+        let closed: Vec<Happened> =
+            std::mem::take(&mut self.closing).into_iter().map(|url| Happened::PopupClosed { url }).collect();
+        popups.into_iter().chain(closed).for_each(|what| self.happened(what));
+        let mut happened = std::mem::take(&mut self.happened);
+        match std::mem::take(&mut self.left_out) {
+            0 => {}
+            more => happened.push(Happened::Note { text: format!("and `{more}` more events of this kind") }),
+        }
+        happened
+    }
+}
+
+/// Of an address, whatever it is for.
+pub const MAX_URL: usize = 2000;
+
+impl Tab {
+    pub fn add_frame(&mut self, id: &str, parent: Option<&str>, session: &Rc<str>, born: u64) {
+        if let Some(frame) = self.frames.get_mut(id) {
+            frame.parent = parent.map(Into::into);
+        } else if self.frames.len() < MAX_FRAMES {
+            let frame = FrameState { parent: parent.map(Into::into), session: session.clone(), world: None, born };
+            self.frames.insert(id.into(), frame);
+        }
+    }
+
+    /// A frame and all in it.
+    pub fn remove_frame(&mut self, id: &str) {
+        let mut gone: Vec<Rc<str>> = vec![id.into()];
+        while let Some(id) = gone.pop() {
+            self.frames.remove(&id);
+            gone.extend(self.frames.iter().filter(|(_, f)| f.parent.as_ref() == Some(&id)).map(|(id, _)| id.clone()));
+        }
+    }
+
+    pub fn remove_frames_in(&mut self, id: &str) {
+        let inside: Vec<Rc<str>> = self
+            .frames
+            .iter()
+            .filter(|(_, frame)| frame.parent.as_deref() == Some(id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        inside.iter().for_each(|id| self.remove_frame(id));
+    }
+
+    pub fn is_root(&self, frame: &str) -> bool {
+        self.frames.get(frame).is_some_and(|frame| frame.parent.is_none())
+    }
+
+    pub fn add_request(&mut self, id: String, request: Request) {
+        if self.requests.len() < MAX_REQUESTS {
+            self.requests.insert(id, request);
+        }
+    }
+
+    /// Requests under way that began at or after this moment.
+    pub fn is_asking_since(&self, moment: u64) -> bool {
+        self.requests.values().any(|request| !request.lasting && request.born >= moment)
+    }
+}
+
+/// The beginning of a text, at most so many characters.
+pub fn shorten(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
