@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 /// `runImmediately`, before it navigates; `Accessibility.enable` too, or every role costs a tree.
 pub const WORLD: &str = "sandpool";
 
-pub const SCRIPT: &str = concat!(include_str!("js/refs.js"), include_str!("js/find.js"), include_str!("js/ready.js"));
+pub const SCRIPT: &str = concat!(include_str!("js/refs.js"), include_str!("js/find.js"), include_str!("js/ready.js"), include_str!("js/names.js"), include_str!("js/walk.js"));
 
 /// A frame of a tab, and its isolated world as `Runtime.executionContextCreated` told it (`name == WORLD`).
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -30,7 +30,7 @@
 
   const role = element => {
     const tag = element.tagName;
-    if (TAGS[tag] && (blink ? !element.computedRole || tag !== 'SUMMARY' : true) && !element.hasAttribute('role')) return TAGS[tag];
+    if (TAGS[tag] && (!element.hasAttribute('role') || TAGS[tag] === 'iframe')) return TAGS[tag];
     const own = blink ? element.computedRole : guessedRole(element);
     if (tag === 'INPUT' && element.type === 'file') return 'file';
     if (tag === 'INPUT' && !own) return INPUTS[element.type] ?? 'textbox';

@@ -15,7 +15,7 @@
   // What says the name of something else already.
   const NAMING = element => {
     switch (element.tagName) {
-      case 'LABEL': return element.control && !element.control.hidden;
+      case 'LABEL': return !!element.control?.checkVisibility();
       case 'LEGEND': return element.parentNode?.tagName === 'FIELDSET';
       case 'CAPTION': return element.parentNode?.tagName === 'TABLE';
     }
@@ -80,7 +80,7 @@
       }
       const root = element.shadowRoot ?? shown.get(element) ?? element;
       if (owned.length) return {list: [...root.childNodes, ...owned], i: 0, at: null};
-      return {list: null, i: 0, at: root.firstChild};
+      return {list: null, root, at: root.firstChild};
     }
 
     static next(kids) {
@@ -92,8 +92,8 @@
 
     // From a child on: what comes after it.
     static skip(kids, child) {
-      if (!kids.list) kids.at = child.nextSibling;
-      else if (kids.list.includes(child)) kids.i = kids.list.indexOf(child) + 1;
+      if (kids.list) kids.i = kids.list.indexOf(child) + 1;
+      else if (child.parentNode === kids.root) kids.at = child.nextSibling;
     }
 
     // Enters an element: its line, if it has one (not again when the walk only comes back to it), and its children.
@@ -105,14 +105,15 @@
       const style = getComputedStyle(element);
       const display = style.display;
       if (display === 'none') return;
+      if (!silent && tag.includes('-') && this.sealed(element)) return;
       const invisible = style.visibility !== 'visible';
       const is = role(element);
       let kind = invisible ? '' : is;
       const pointer = style.cursor === 'pointer';
-      if (kind === 'image' && !name(element, kind) && !(element.tabIndex >= 0)) kind = '';
+      if (kind === 'image' && (outer.quiet || !name(element, kind)) && !(element.tabIndex >= 0)) kind = '';
       let inner = {element, kids: null, depth: outer.depth, quiet: outer.quiet || NAMING(element), mute: invisible, pointer, line: outer.line, block: false};
       const reachable = (element.tabIndex >= 0 && tag !== 'BODY' && tag !== 'HTML' && tag !== 'DIALOG') || (element.isContentEditable && !element.parentElement?.isContentEditable);
-      const clickable = CLEAR.has(kind) && !outer.active && tag !== 'LABEL' && tag !== 'BODY' && tag !== 'HTML' && ((pointer && !outer.pointer) || element.hasAttribute('onclick'));
+      const clickable = CLEAR.has(kind) && !outer.active && !inner.quiet && tag !== 'BODY' && tag !== 'HTML' && ((pointer && !outer.pointer) || element.hasAttribute('onclick'));
       if (!invisible && (!CLEAR.has(kind) || reachable || clickable)) {
         if (!silent) this.flush();
         const acts = ACTIVE.has(kind) || reachable || clickable;
@@ -131,7 +132,6 @@
       if (this.stop) return;
       if (tag === 'BR') this.run += this.apart ? '\n' : ' ';
       if (LEAVES.has(tag) || (tag === 'SELECT' && is === 'combobox') || style.contentVisibility === 'hidden') return;
-      if (tag.includes('-') && !silent && this.sealed(element)) return;
       inner.kids = this.kids(element);
       this.stack.push(inner);
     }
@@ -141,16 +141,16 @@
       if (element.shadowRoot || shown.has(element) || element.firstElementChild || element.textContent.trim()) return false;
       const box = element.getBoundingClientRect();
       if (!box.width || !box.height) return false;
-      shown.set(element, null);
       this.flush();
       this.commit();
       if (this.stop) return true;
+      shown.set(element, null);
       this.stop = {host: number(element), cursor: keep(element, this.recent), printed: this.printed()};
       return true;
     }
 
     line(element, kind, acts, outer, inner) {
-      let called = outer.quiet && !acts && !FROM_CONTENT.has(kind) ? '' : name(element, kind);
+      let called = name(element, kind);
       const own = labelled(element);
       if (called && FROM_CONTENT.has(kind) && !own && element.firstChild) {
         // The name is what is in it. One too long to be shown is left to be read inside; so is that of a row, or of what has but one thing in it.
@@ -158,7 +158,9 @@
         const same = only && (only.tagName === 'A' || only.tagName === 'BUTTON') && name(only, '') === called;
         if (called.length > NAME || kind === 'row' || same) called = '';
         else inner.quiet = true;
-      } else if (called && called.length <= NAME && element.childElementCount < 20 && squeezed(element.textContent.slice(0, 2 * NAME)) === called) inner.quiet = true;
+      } else if (called && element.childNodes.length === 1 && element.firstChild.length <= 2 * NAME) {
+        inner.quiet = squeezed(element.firstChild.data ?? '') === called;
+      }
       const said = called ? ' ' + quoted(cut(called, NAME)) : '';
       const text = kind + (kind === 'heading' ? level(element) : '') + said + states(element, kind, this.focused) + (this.apart ? '' : leads(element));
       return {node: element, depth: outer.depth, number: acts ? number(element) : 0, text, open: !called, up: outer.line, printed: false};
@@ -190,9 +192,10 @@
         text = text.slice(0, TEXT);
       }
       const more = this.more ? ` … (${this.more} more characters)` : '';
+      if (this.apart && this.find !== undefined && !text.toLowerCase().includes(this.find)) return;
       if (this.apart) {
         const room = this.budget - this.used;
-        if (this.find === undefined && this.used && room < text.length + 1) return void this.halt(this.runAt);
+        if (this.used && room < text.length + 1) return void this.halt(this.runAt);
         this.texts.push(cut(plain(text.replace(/\n/g, ' ')), Math.max(room, 1)) + more);
         this.used += text.length + more.length + 1;
         return;
@@ -248,10 +251,10 @@
       return up.size;
     }
 
-    // Back to a node: the elements around it are entered anew, in silence.
-    resume(top, at, after, printed) {
+    // Back to a node, to go on with it, with what is 'inside' it, or 'after' it: the elements around it are entered anew, in silence.
+    resume(top, at, where, printed) {
       const path = [];
-      for (let up = at; up && up !== document; up = parent(up)) {
+      for (let up = at; up && up !== document; up = this.owned.get(up) ?? parent(up)) {
         path.push(up);
         if (up === top) break;
       }
@@ -265,8 +268,8 @@
       }
       const lines = [...new Set(this.stack.map(frame => frame.line).filter(Boolean))];
       for (const line of lines.slice(0, printed)) line.printed = true;
-      if (!after) this.visit(at);
-      else if (at === top) this.enter(at, true);
+      if (where === 'at') this.visit(at);
+      else if (at.nodeType === 1 && (where === 'inside' || at === top)) this.enter(at, true);
     }
 
     visit(node) {
@@ -279,7 +282,6 @@
     // The driver reads what is in a frame, and comes back to what follows.
     frame(element) {
       const line = this.pending;
-      const printed = this.lines.length;
       if (this.find === undefined) this.commit();
       if (this.stop) return;
       const context = [];
@@ -288,7 +290,7 @@
       if (this.find !== undefined && wanted) this.commit();
       if (this.stop) return;
       this.pending = null;
-      this.stop = {frame: number(element), depth: line.depth + 1, cursor: keep(element, []), after: true, printed: this.printed(), context: wanted || this.apart ? [] : context, skipped: printed};
+      this.stop = {frame: number(element), depth: line.depth + 1, cursor: keep(element, []), printed: this.printed(), context: wanted || this.apart ? [] : context};
     }
 
     go() {
@@ -299,13 +301,13 @@
           if (++this.seen % 128 === 0 && performance.now() > this.end) {
             this.flush();
             this.commit();
-            if (!this.stop) this.stop = {cursor: keep(child, []), late: true};
+            this.stop ??= {cursor: keep(child, this.recent), late: true, printed: this.printed()};
             return;
           }
           this.visit(child);
           continue;
         }
-        if (frame.block || frame.element !== this.stack.at(-2)?.element && frame.line !== this.stack.at(-2)?.line) this.flush();
+        if (frame.block || frame.line !== (this.stack.at(-2)?.line ?? null)) this.flush();
         if (this.stop) return;
         this.stack.pop();
       }
@@ -320,19 +322,18 @@
 
   calls.walk = ask => {
     const walk = new Walk(ask);
-    const inside = ask.within === undefined ? modal() : null;
-    const top = ask.within !== undefined ? node(ask.within) : document.body ?? document.documentElement;
-    if (!top) return {lines: [], texts: [], used: 0, canvases: 0, blink};
-    if (ask.cursor !== undefined) {
+    const inside = ask.within == null ? modal() : null;
+    const top = ask.within == null ? inside ?? document.body ?? document.documentElement : node(ask.within);
+    if (ask.cursor != null) {
       const cursor = cursors.get(ask.cursor);
       const at = cursor?.at.deref();
-      const before = cursor?.before.map(one => one.deref()).filter(one => one && alive(one)) ?? [];
-      if (at && alive(at)) walk.resume(top, at, ask.after, ask.printed ?? 0);
-      else if (before.length) walk.resume(top, before.at(-1), true, 0);
+      const before = cursor?.before.map(one => one.deref()).findLast(one => one && alive(one));
+      if (at && alive(at)) walk.resume(top, at, ask.after ? 'after' : 'at', ask.printed ?? 0);
+      else if (before) walk.resume(top, before, 'inside', ask.printed ?? 0);
       else throw new Failure('stale', 'gone');
-    } else walk.visit(inside && top.contains(inside) ? inside : top);
+    } else if (top) walk.visit(top);
     walk.go();
     const {lines, texts, used, canvases, stop} = walk;
-    return {lines, texts, used, canvases, stop, blink, modal: !!inside && ask.cursor === undefined};
+    return {lines, texts, used, canvases, stop, blink, modal: !!inside};
   };
 }

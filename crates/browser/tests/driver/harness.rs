@@ -1,0 +1,205 @@
+//! A driver in a thread, and the guest's end of its channel.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use proto::browser::{BrowseResult, Browsed, FromDriver, Happened, MouseButton, Snapshot, SnapshotAsk, ToDriver};
+use proto::{Browse, BrowseError, BrowseFailure, BrowserSpec, Decoder};
+pub use testkit::pages::Pages;
+
+/// Where Debian has it.
+const CHROMIUM: &str = "/usr/lib/chromium/chromium-headless-shell";
+/// More than any request here has.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+pub struct Browser {
+    channel: UnixStream,
+    decoder: Decoder,
+    call: u64,
+    driver: Option<JoinHandle<std::io::Result<()>>>,
+    pub version: String,
+    pub home: PathBuf,
+}
+
+impl Browser {
+    pub fn start() -> Self {
+        Self::start_with(|_| {})
+    }
+
+    pub fn start_with(change: impl FnOnce(&mut BrowserSpec)) -> Self {
+        let home = directory();
+        std::fs::create_dir_all(home.join("downloads")).unwrap();
+        let program = std::env::var("SANDPOOL_TEST_CHROMIUM").unwrap_or_else(|_| CHROMIUM.into());
+        assert!(Path::new(&program).exists(), "`{program}` is needed: install Debian's chromium-headless-shell");
+        let mut spec = BrowserSpec {
+            program,
+            shell: true,
+            proxy: None,
+            home: home.join("home").display().to_string(),
+            downloads: home.join("downloads").display().to_string(),
+            nssdb: None,
+        };
+        change(&mut spec);
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        let driver = Some(std::thread::spawn(|| browser::serve(theirs)));
+        let mut browser =
+            Self { channel: ours, decoder: Decoder::default(), call: 0, driver, version: String::new(), home };
+        let call = browser.send(&ToDriver::Start { spec });
+        browser.version = match browser.receive(call) {
+            FromDriver::Ready { version } => version,
+            other => panic!("{other:?}"),
+        };
+        browser
+    }
+
+    /// Sends one message; its number.
+    pub fn send(&mut self, message: &ToDriver) -> u64 {
+        self.call += 1;
+        self.send_as(self.call, message);
+        self.call
+    }
+
+    pub fn send_as(&mut self, call: u64, message: &ToDriver) {
+        let mut bytes = Vec::new();
+        proto::encode_message(&mut bytes, call, message).unwrap();
+        self.channel.write_all(&bytes).unwrap();
+    }
+
+    pub fn receive(&mut self, call: u64) -> FromDriver {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            if let Some(frame) = self.decoder.next_frame().unwrap() {
+                assert_eq!(frame.call, call);
+                return frame.message().unwrap();
+            }
+            let read = self.channel.read(&mut buffer).unwrap();
+            assert_ne!(read, 0, "the driver has ended");
+            self.decoder.push(&buffer[..read]);
+        }
+    }
+
+    pub fn browse_within(&mut self, ask: Browse, seconds: f32) -> Browsed {
+        self.browse_with(ask, seconds, None)
+    }
+
+    pub fn browse_with(&mut self, ask: Browse, seconds: f32, uploads: Option<&Path>) -> Browsed {
+        let uploads = uploads.map(|path| path.display().to_string());
+        let call = self.send(&ToDriver::Browse { ask, after_ms: (seconds * 1000.0) as u64, uploads });
+        self.browsed(call)
+    }
+
+    pub fn browsed(&mut self, call: u64) -> Browsed {
+        match self.receive(call) {
+            FromDriver::Browsed { browsed } => *browsed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn browse(&mut self, ask: Browse) -> Browsed {
+        self.browse_within(ask, 20.0)
+    }
+
+    /// One that must go well.
+    pub fn ok(&mut self, ask: Browse) -> BrowseResult {
+        let browsed = self.browse(ask.clone());
+        browsed.result.unwrap_or_else(|error| panic!("{ask:?}: {error:?}"))
+    }
+
+    /// One that must not.
+    pub fn error(&mut self, ask: Browse) -> BrowseError {
+        let browsed = self.browse(ask.clone());
+        browsed.result.map(|result| panic!("{ask:?}: {result:?}")).unwrap_err()
+    }
+
+    pub fn open(&mut self, url: &str) -> Browsed {
+        let browsed = self.browse(Browse::Open { url: url.into() });
+        assert!(browsed.result.is_ok(), "{browsed:?}");
+        browsed
+    }
+
+    pub fn click(&mut self, at: &str) -> Browsed {
+        let browsed = self.browse(click(at));
+        assert!(browsed.result.is_ok(), "{at}: {browsed:?}");
+        browsed
+    }
+
+    pub fn type_text(&mut self, at: &str, text: &str) {
+        self.ok(Browse::Type { at: at.into(), text: text.into(), append: false, submit: false, keys: false });
+    }
+
+    /// The page's outline.
+    pub fn snapshot(&mut self) -> Snapshot {
+        match self.ok(Browse::Snapshot(SnapshotAsk { max_chars: 20_000, ..SnapshotAsk::default() })) {
+            BrowseResult::Snapshot(snapshot) => snapshot,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What an expression comes to, as JSON.
+    pub fn value(&mut self, expression: &str) -> String {
+        match self.ok(Browse::Evaluate { expression: expression.into() }) {
+            BrowseResult::Value { json, .. } => json,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The text of an element.
+    pub fn text(&mut self, selector: &str) -> String {
+        let json = self.value(&format!("document.querySelector({selector:?}).textContent"));
+        serde_json::from_str(&json).unwrap()
+    }
+
+    pub fn downloads(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.home.join("downloads")).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// What the driver ended with, once it has.
+    pub fn end(&mut self) -> std::io::Result<()> {
+        let _ = self.channel.shutdown(std::net::Shutdown::Write);
+        self.driver.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        if self.driver.is_some() && !std::thread::panicking() {
+            let _ = self.end();
+        }
+        let _ = std::fs::remove_dir_all(&self.home);
+    }
+}
+
+pub fn click(at: &str) -> Browse {
+    Browse::Click { at: at.into(), button: MouseButton::Left, double: false }
+}
+
+pub fn dialogs(happened: &[Happened]) -> Vec<String> {
+    let dialog = |what: &Happened| match what {
+        Happened::Dialog { kind, message } => Some(format!("{kind}: {message}")),
+        _ => None,
+    };
+    happened.iter().filter_map(dialog).collect()
+}
+
+pub fn failed(browsed: Browsed, why: BrowseFailure) -> String {
+    match browsed.result {
+        Err(error) if error.why == why => error.message,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn directory() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("sandpool-browser-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let directory = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}

@@ -1,0 +1,5 @@
+//! The driver with the real Chromium, outside of a sandbox: asked as the guest asks it.
+
+mod actions;
+mod harness;
+mod hostile;
