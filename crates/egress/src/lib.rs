@@ -9,23 +9,39 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustls::pki_types::CertificateDer;
+
 mod address;
+mod authority;
+mod connect;
+mod denial;
+mod gate;
+mod http;
+mod limits;
 mod pattern;
 pub mod policy;
 mod proxy;
+mod resolve;
+mod scrub;
 mod secrets;
+mod shared;
+mod socks;
 mod target;
 mod tls;
+mod trust;
+mod tunnel;
+mod vault;
 mod wire;
 
+pub use denial::{Denial, Sink};
+pub use gate::{Gate, Narrowed};
 pub use policy::{Policy, Table};
-pub use proxy::{Denial, Gate, Narrowed, Sink};
 pub use secrets::{Secret, Value, is_host_name};
 
 /// What one server has of it: resolver, authority, secrets.
 #[derive(Debug, Clone)]
 pub struct Egress {
-    shared: Arc<proxy::Shared>,
+    shared: Arc<shared::Shared>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -33,6 +49,10 @@ pub struct EgressConfig {
     pub secrets: Vec<Secret>,
     /// Names that the operator resolves himself, before anybody is asked: `pages.test → 127.0.0.1`.
     pub hosts: BTreeMap<String, std::net::IpAddr>,
+    /// Authorities that hosts with a secret may be vouched for by, besides those of this machine. DER.
+    pub roots: Vec<CertificateDer<'static>>,
+    /// NSS's program, if this machine has it: makes the browser trust hosts with a secret.
+    pub certutil: Option<PathBuf>,
 }
 
 /// What a sandbox with a way out has to have.
@@ -54,7 +74,7 @@ impl PartialEq for Egress {
 
 impl Egress {
     pub fn new(config: EgressConfig) -> io::Result<Self> {
-        Ok(Self { shared: Arc::new(proxy::Shared::new(config)) })
+        Ok(Self { shared: Arc::new(shared::Shared::new(config)?) })
     }
 
     /// Serves one sandbox until the gate is dropped. `sink` hears of each denial.

@@ -13,6 +13,9 @@ use crate::target::{Host, Target};
 
 /// Where neither an entry nor its table names a port. In particular not 25.
 const USUAL_PORTS: [u16; 2] = [80, 443];
+/// Where no table says. A browser takes half of them.
+const USUAL_CONNECTIONS: u32 = 64;
+const USUAL_CONNECTIONS_PER_SECOND: u32 = 200;
 
 /// All of its tables have to allow what is asked for. Several come together from a tool set, a size, a tenant and a call: none of
 /// them can widen what another one gives. Without any table nothing is allowed.
@@ -121,10 +124,36 @@ pub struct Refusal {
     pub remedy: String,
 }
 
+/// A number of an operator's, and where he wrote it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limit<T> {
+    pub value: T,
+    table: String,
+}
+
+impl<T> Limit<T> {
+    /// More was wanted than `most`.
+    pub fn refusal(&self, most: &str, key: &str) -> Refusal {
+        let table = Table { name: self.table.clone(), ..Table::default() };
+        Refusal { rule: format!("{} allows no more than {most}", table.title()), remedy: table.removal(key) }
+    }
+}
+
+/// The least of what the tables say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    pub connections: Limit<u32>,
+    pub connections_per_second: u32,
+    pub bytes: Option<Limit<u64>>,
+    pub bytes_per_second: Option<u64>,
+}
+
 /// A policy, read.
 #[derive(Debug, Default)]
 pub struct Judge {
     rules: Vec<Rules>,
+    /// The call wants no network.
+    off: bool,
 }
 
 #[derive(Debug)]
@@ -291,10 +320,38 @@ impl Rules {
 
 impl Judge {
     pub fn new(policy: &Policy) -> Result<Self, String> {
-        Ok(Self { rules: policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()? })
+        Ok(Self { rules: policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()?, off: false })
+    }
+
+    /// Allows nothing, at the wish of a call.
+    pub fn off() -> Self {
+        Self { off: true, ..Self::default() }
+    }
+
+    pub fn limits(&self) -> Limits {
+        let tables = || self.rules.iter().map(|rules| &rules.table);
+        let first = tables().next().map(|table| table.name.clone()).unwrap_or_default();
+        let connections = tables().filter_map(|t| Some(Limit { value: t.max_connections?, table: t.name.clone() }));
+        let bytes = tables().filter_map(|t| Some(Limit { value: t.max_bytes?, table: t.name.clone() }));
+        let usual = Limit { value: USUAL_CONNECTIONS, table: first };
+        Limits {
+            connections: connections.min_by_key(|limit| limit.value).unwrap_or(usual),
+            connections_per_second: tables()
+                .filter_map(|t| t.connections_per_second)
+                .min()
+                .unwrap_or(USUAL_CONNECTIONS_PER_SECOND),
+            bytes: bytes.min_by_key(|limit| limit.value),
+            bytes_per_second: tables().filter_map(|t| t.bytes_per_second).min(),
+        }
     }
 
     fn every(&self, judge: impl Fn(&Rules) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        if self.off {
+            return Err(Refusal {
+                rule: "this call asked for no network".into(),
+                remedy: "The call can ask for one".into(),
+            });
+        }
         if self.rules.is_empty() {
             return Err(Refusal {
                 rule: "there is no policy that allows anything".into(),

@@ -1,82 +1,78 @@
-//! Accepts the connections of sandboxes, and lets out what their policies allow.
+//! Accepts the connections of a sandbox, and finds out what they speak.
 
 use std::io;
-use std::net::TcpListener;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio_util::task::AbortOnDropHandle;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
 
-use crate::{EgressConfig, Furnishing, Policy};
+use crate::gate::{Connection, State};
+use crate::limits::Flow;
+use crate::{http, socks};
 
-#[derive(Debug)]
-pub struct Shared {
-    config: EgressConfig,
+/// For a place among those that a sandbox may have at once.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// For the first byte. Browsers open connections before they need them.
+const FIRST_BYTE: Duration = Duration::from_secs(60);
+
+/// One connection after the other is taken, and none before there is a place for the last: the rest waits in the sandbox's own kernel
+/// queue, which is bounded, and costs the server nothing.
+pub async fn accept(listener: TcpListener, state: Arc<State>) {
+    loop {
+        state.meter.arrival().await;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                // Out of descriptors, or a connection that was gone before it was taken: trying again at once would only spin.
+                tracing::debug!(error = %e, "a connection of a sandbox could not be accepted");
+                sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        match timeout(PATIENCE, places(&state)).await {
+            Ok(Some(places)) => {
+                let connection = Arc::new(Connection::new(Arc::clone(&state), places));
+                let serving = serve(Arc::clone(&connection), stream);
+                connection.spawn(serving);
+            }
+            Ok(None) => return,
+            Err(_) => refuse(&state, &stream),
+        }
+    }
 }
 
-impl Shared {
-    pub fn new(config: EgressConfig) -> Self {
-        Self { config }
-    }
-
-    pub fn furnishing(&self) -> Furnishing {
-        let env = self.config.secrets.iter().map(|secret| (secret.name.clone(), String::new())).collect();
-        Furnishing { env, ..Furnishing::default() }
-    }
+async fn places(state: &State) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+    let place = |places: &Arc<Semaphore>| Arc::clone(places).acquire_owned();
+    Some((place(&state.meter.places).await.ok()?, place(&state.shared.places).await.ok()?))
 }
 
-/// Something that was not let out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denial {
-    /// `GET http://10.0.0.1/`, `CONNECT evil.test:443`, as far as it is known.
-    pub what: String,
-    /// Which rule said so: `policy "corp": deny "*.evil.test"`.
-    pub rule: String,
-    /// The whole sentence: what, by which rule, how the operator can allow it.
-    pub sentence: String,
+/// Too many at once. Nothing is read and nothing waited for.
+fn refuse(state: &State, stream: &TcpStream) {
+    let limit = &state.meter.connections;
+    let refusal = limit.refusal(&format!("{} connections at once", limit.value), "max_connections");
+    let sentence = state.deny("a connection", refusal).sentence;
+    let answer = format!(
+        "HTTP/1.1 403 Forbidden\r\n{}: 1\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{sentence}\n",
+        http::DENIED,
+        sentence.len() + 1,
+    );
+    let _ = stream.try_write(answer.as_bytes());
 }
 
-pub type Sink = Arc<dyn Fn(&Denial) + Send + Sync>;
-
-/// The way out of one sandbox. Dropped, it is closed, with every connection through it.
-pub struct Gate {
-    policy: Arc<Mutex<Policy>>,
-    denials: Arc<Mutex<Vec<Denial>>>,
-    _accepting: AbortOnDropHandle<()>,
-}
-
-/// A narrower policy, as long as this is held.
-pub struct Narrowed {}
-
-impl Gate {
-    pub(crate) fn open(_shared: Arc<Shared>, listener: TcpListener, policy: Policy, _sink: Sink) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        let accepting = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
-        Ok(Self {
-            policy: Arc::new(Mutex::new(policy)),
-            denials: Arc::default(),
-            _accepting: AbortOnDropHandle::new(accepting),
-        })
+async fn serve(connection: Arc<Connection>, stream: TcpStream) {
+    let _ = stream.set_nodelay(true);
+    let mut first = [0];
+    if !matches!(timeout(FIRST_BYTE, stream.peek(&mut first)).await, Ok(Ok(1))) {
+        return;
     }
-
-    /// Nothing goes out as long as it is held (`None`), or only what this policy allows too.
-    #[must_use]
-    pub fn narrow(&self, _to: Option<Policy>) -> Narrowed {
-        Narrowed {}
-    }
-
-    pub fn policy(&self) -> Policy {
-        self.policy.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// How many denials there were; for [`Gate::denied_since`].
-    pub fn mark(&self) -> u64 {
-        self.denials.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
-    }
-
-    /// Those after a mark, each once, the first few; and how many more there were.
-    pub fn denied_since(&self, mark: u64) -> (Vec<Denial>, u64) {
-        let denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
-        (denials.iter().skip(mark as usize).cloned().collect(), 0)
+    let stream = Flow::new(stream, None);
+    let served: io::Result<()> = match first[0] {
+        socks::VERSION => socks::serve(connection, stream).await,
+        _ => http::serve(connection, stream, None).await.map_err(io::Error::other),
+    };
+    if let Err(e) = served {
+        tracing::debug!(error = %e, "a connection of a sandbox ended");
     }
 }

@@ -1,0 +1,148 @@
+//! What was not let out, in sentences that a model can act on and an operator can look up.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::limits::Bucket;
+use crate::policy::Refusal;
+
+/// Something that was not let out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denial {
+    /// `GET http://10.0.0.1/`, `CONNECT evil.test:443`, as far as it is known. Never a query or a password.
+    pub what: String,
+    /// Which rule said so: `policy "corp" denies "*.evil.test"`.
+    pub rule: String,
+    /// The whole sentence: what, by which rule, how the operator can allow it.
+    pub sentence: String,
+}
+
+impl Denial {
+    pub(crate) fn new(what: &str, refusal: Refusal) -> Self {
+        let what = plain(what, 160);
+        let Refusal { rule, remedy } = refusal;
+        let sentence = format!("{what} was denied: {rule}. {remedy}.");
+        Self { what, rule, sentence }
+    }
+}
+
+/// Text of the sandbox's, so that it can stand in a sentence: one line, printable, not long.
+pub fn plain(text: &str, most: usize) -> String {
+    let shown = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
+    let mut plain: String = text.chars().take(most).map(shown).collect();
+    if text.chars().nth(most).is_some() {
+        plain.push_str("...");
+    }
+    plain
+}
+
+/// Hears of each denial, but of no more than a few a second: code can cause as many as it likes, and somebody writes them down.
+pub type Sink = Arc<dyn Fn(&Denial) + Send + Sync>;
+
+const KEPT: usize = 256;
+const SHOWN: usize = 10;
+const TOLD_PER_SECOND: f64 = 10.0;
+const TOLD_AT_ONCE: f64 = 100.0;
+
+/// The last ones of a sandbox.
+pub struct Denials {
+    sink: Sink,
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    last: VecDeque<Denial>,
+    count: u64,
+    told: Bucket,
+}
+
+impl Denials {
+    pub fn new(sink: Sink) -> Self {
+        let told = Bucket::new(TOLD_PER_SECOND, TOLD_AT_ONCE);
+        Self { sink, kept: Mutex::new(Kept { last: VecDeque::new(), count: 0, told }) }
+    }
+
+    pub fn add(&self, denial: &Denial) {
+        let tell = {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if kept.last.len() == KEPT {
+                kept.last.pop_front();
+            }
+            kept.last.push_back(denial.clone());
+            kept.count += 1;
+            kept.told.take_if_there()
+        };
+        if tell {
+            (self.sink)(denial);
+        }
+    }
+
+    pub fn mark(&self) -> u64 {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).count
+    }
+
+    /// Those after a mark, each once, the first few; and how many more there were.
+    pub fn since(&self, mark: u64) -> (Vec<Denial>, u64) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = kept.count - kept.last.len() as u64;
+        let mut distinct: Vec<Denial> = Vec::new();
+        for denial in kept.last.iter().skip(mark.saturating_sub(oldest) as usize) {
+            if !distinct.contains(denial) {
+                distinct.push(denial.clone());
+            }
+        }
+        let more = distinct.len().saturating_sub(SHOWN) as u64 + oldest.saturating_sub(mark);
+        distinct.truncate(SHOWN);
+        (distinct, more)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn denial(what: &str) -> Denial {
+        Denial::new(
+            what,
+            Refusal { rule: "policy \"t\" denies \"*\"".into(), remedy: "The operator can change it".into() },
+        )
+    }
+
+    #[test]
+    fn a_sentence_is_one_line_whatever_is_in_it() {
+        let denial = denial("GET http://a.test/\r\nX: y\u{202e}\0");
+        assert_eq!(
+            denial.sentence,
+            "GET http://a.test/??X: y?? was denied: policy \"t\" denies \"*\". The operator can change it."
+        );
+        assert_eq!(plain(&"a".repeat(5), 3), "aaa...");
+    }
+
+    #[test]
+    fn each_is_shown_once_and_the_rest_is_counted() {
+        let told = Arc::new(AtomicUsize::new(0));
+        let sink = Arc::clone(&told);
+        let denials = Denials::new(Arc::new(move |_| {
+            sink.fetch_add(1, Ordering::Relaxed);
+        }));
+        denials.add(&denial("before"));
+        let mark = denials.mark();
+        for _ in 0..3 {
+            denials.add(&denial("a"));
+            denials.add(&denial("b"));
+        }
+        let (shown, more) = denials.since(mark);
+        assert_eq!((shown.iter().map(|d| d.what.as_str()).collect::<Vec<_>>(), more), (vec!["a", "b"], 0));
+        assert_eq!(told.load(Ordering::Relaxed), 7);
+        for n in 0..100_000 {
+            denials.add(&denial(&n.to_string()));
+        }
+        let (shown, more) = denials.since(mark);
+        assert_eq!(shown.len(), SHOWN);
+        assert!((99_990..=100_006).contains(&more), "{more}");
+        assert!(told.load(Ordering::Relaxed) < 1000);
+        assert_eq!(denials.since(denials.mark()), (vec![], 0));
+    }
+}

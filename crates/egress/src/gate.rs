@@ -1,0 +1,248 @@
+//! The way out of one sandbox: its policy, what goes through it at the moment, and what did not.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use crate::denial::{Denial, Denials, Sink};
+use crate::limits::{Meter, Metered};
+use crate::policy::{Judge, Policy, Refusal};
+use crate::proxy;
+use crate::resolve::AT_ONCE_EACH;
+use crate::shared::Shared;
+use crate::target::Target;
+
+/// The way out of one sandbox. Dropped, it is closed, with every connection through it.
+pub struct Gate {
+    policy: Policy,
+    state: Arc<State>,
+}
+
+/// A narrower policy, as long as this is held.
+#[must_use]
+pub struct Narrowed {
+    state: Arc<State>,
+    id: u64,
+}
+
+impl Gate {
+    pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, policy: Policy, sink: Sink) -> io::Result<Self> {
+        let judge = Judge::new(&policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let state = Arc::new(State {
+            shared,
+            meter: Meter::new(judge.limits()),
+            denials: Denials::new(sink),
+            lookups: Arc::new(Semaphore::new(AT_ONCE_EACH)),
+            judges: Mutex::new(Judges { base: Arc::new(judge), narrower: Vec::new() }),
+            live: Mutex::default(),
+            numbers: AtomicU64::new(0),
+            closed: CancellationToken::new(),
+        });
+        tokio::spawn(state.closed.clone().run_until_cancelled_owned(proxy::accept(listener, Arc::clone(&state))));
+        Ok(Self { policy, state })
+    }
+
+    /// Nothing goes out as long as it is held (`None`), or only what this policy allows too. What goes out already and would not be
+    /// allowed any more is cut. The limits remain those that the gate was opened with.
+    pub fn narrow(&self, to: Option<Policy>) -> Narrowed {
+        // What cannot be understood allows nothing.
+        let judge = to.map_or_else(Judge::off, |policy| Judge::new(&policy).unwrap_or_default());
+        let id = self.state.number();
+        self.state.judges().narrower.push((id, Arc::new(judge)));
+        self.state.cut();
+        Narrowed { state: Arc::clone(&self.state), id }
+    }
+
+    pub fn policy(&self) -> Policy {
+        self.policy.clone()
+    }
+
+    /// How many denials there were; for [`Gate::denied_since`].
+    pub fn mark(&self) -> u64 {
+        self.state.denials.mark()
+    }
+
+    /// Those after a mark, each once, the first few; and how many more there were.
+    pub fn denied_since(&self, mark: u64) -> (Vec<Denial>, u64) {
+        self.state.denials.since(mark)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.state.closed.cancel();
+    }
+}
+
+impl Drop for Narrowed {
+    fn drop(&mut self) {
+        self.state.judges().narrower.retain(|(id, _)| *id != self.id);
+    }
+}
+
+pub struct State {
+    pub shared: Arc<Shared>,
+    pub meter: Meter,
+    pub lookups: Arc<Semaphore>,
+    denials: Denials,
+    judges: Mutex<Judges>,
+    live: Mutex<HashMap<u64, Arc<Passing>>>,
+    numbers: AtomicU64,
+    closed: CancellationToken,
+}
+
+/// All have to allow a thing.
+struct Judges {
+    base: Arc<Judge>,
+    narrower: Vec<(u64, Arc<Judge>)>,
+}
+
+impl State {
+    fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn judges(&self) -> MutexGuard<'_, Judges> {
+        self.judges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<u64, Arc<Passing>>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// By the policy as it is at this moment.
+    pub fn judge(&self, by: impl Fn(&Judge) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        let (base, narrower) = {
+            let judges = self.judges();
+            (Arc::clone(&judges.base), judges.narrower.clone())
+        };
+        // The call's own wish comes first: it is the nearest reason.
+        narrower.iter().map(|(_, judge)| judge).chain([&base]).try_for_each(|judge| by(judge))
+    }
+
+    /// Ends what is not allowed any more.
+    fn cut(&self) {
+        let live: Vec<_> = self.live().values().cloned().collect();
+        for passing in live {
+            let crossing = passing.crossing();
+            if let Some(crossing) = crossing
+                && self.judge(|judge| crossing.judged(judge)).is_err()
+            {
+                passing.cut.cancel();
+            }
+        }
+    }
+
+    pub fn deny(&self, what: &str, refusal: Refusal) -> Denial {
+        let denial = Denial::new(what, refusal);
+        tracing::debug!(sentence = denial.sentence, "denied");
+        self.denials.add(&denial);
+        denial
+    }
+}
+
+impl Metered for State {
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    fn overdrawn(&self, refusal: Refusal) {
+        self.deny("a connection", refusal);
+    }
+}
+
+/// What goes through a connection, as far as it is known: judged again when the policy changes.
+#[derive(Debug, Clone)]
+pub struct Crossing {
+    pub target: Target,
+    pub inside: Inside,
+    pub address: Option<SocketAddr>,
+    /// The name in a TLS greeting or a `Host` header, where the target is an address.
+    pub name: Option<Target>,
+}
+
+#[derive(Debug, Clone)]
+pub enum Inside {
+    /// A tunnel whose requests are judged one by one.
+    Requests,
+    Method(hyper::Method),
+    /// It cannot be looked into.
+    Opaque,
+}
+
+impl Crossing {
+    pub fn new(target: Target, inside: Inside) -> Self {
+        Self { target, inside, address: None, name: None }
+    }
+
+    fn judged(&self, judge: &Judge) -> Result<(), Refusal> {
+        judge.asked(&self.target)?;
+        if let Some(name) = &self.name {
+            judge.asked(name)?;
+        }
+        match &self.inside {
+            Inside::Requests => {}
+            Inside::Method(method) => judge.method(method.as_str())?,
+            Inside::Opaque => judge.opaque()?,
+        }
+        self.address.map_or(Ok(()), |address| judge.connected(&self.target, address))
+    }
+}
+
+/// What the gate knows of a connection.
+struct Passing {
+    crossing: Mutex<Option<Crossing>>,
+    cut: CancellationToken,
+}
+
+impl Passing {
+    fn crossing(&self) -> Option<Crossing> {
+        self.crossing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A connection of the sandbox's, with its places; gone when the last of what serves it is.
+pub struct Connection {
+    pub state: Arc<State>,
+    passing: Arc<Passing>,
+    id: u64,
+    _places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+impl Connection {
+    pub fn new(state: Arc<State>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
+        let passing = Arc::new(Passing { crossing: Mutex::default(), cut: state.closed.child_token() });
+        let id = state.number();
+        state.live().insert(id, Arc::clone(&passing));
+        Self { state, passing, id, _places: places }
+    }
+
+    /// Asks whether something may pass, and from now on it is judged again with each change of the policy.
+    pub fn cross(&self, crossing: Crossing) -> Result<(), Refusal> {
+        self.state.meter.spent()?;
+        // Noted before it is judged, so that a change in between finds it.
+        *self.passing.crossing.lock().unwrap_or_else(PoisonError::into_inner) = Some(crossing.clone());
+        self.state.judge(|judge| crossing.judged(judge))
+    }
+
+    /// Ends with the connection, the gate, or the permission.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let cut = self.passing.cut.clone();
+        tokio::spawn(async move {
+            cut.run_until_cancelled(task).await;
+        });
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.state.live().remove(&self.id);
+    }
+}

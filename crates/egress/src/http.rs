@@ -1,0 +1,293 @@
+//! HTTP/1.1 through the proxy: every request is taken apart, judged, and written anew, so that no two readers of it can disagree.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, Uri, Version, client, server};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+
+use crate::connect::Stop;
+use crate::denial::plain;
+use crate::gate::{Connection, Crossing, Inside};
+use crate::policy::Refusal;
+use crate::target::{Host, Target};
+use crate::tunnel;
+use crate::wire::Wire;
+
+/// On an answer that the proxy gave instead of the host.
+pub const DENIED: &str = "x-sandpool-denied";
+
+/// For a request's head, and between two requests.
+const HEAD: Duration = Duration::from_secs(60);
+const MOST_HEADERS: usize = 128;
+const LONGEST_HEAD: usize = 64 << 10;
+
+type Body = BoxBody<Bytes, hyper::Error>;
+type Reply = Result<Response<Body>, Stop>;
+
+/// Inside a tunnel: whom all requests are for.
+#[derive(Clone)]
+pub struct Fixed {
+    pub target: Target,
+    /// TLS ended here and begins again towards this name.
+    pub tls: Option<String>,
+}
+
+pub async fn serve<S>(connection: Arc<Connection>, stream: S, fixed: Option<Fixed>) -> hyper::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let fixed = Arc::new(fixed);
+    let service = service_fn(move |request| {
+        let (connection, fixed) = (Arc::clone(&connection), Arc::clone(&fixed));
+        async move { Ok::<_, Infallible>(reply(connection, request, fixed.as_ref().as_ref()).await) }
+    });
+    server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_headers(MOST_HEADERS)
+        .max_buf_size(LONGEST_HEAD)
+        .auto_date_header(false)
+        .preserve_header_case(true)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await
+}
+
+async fn reply(connection: Arc<Connection>, request: Request<Incoming>, fixed: Option<&Fixed>) -> Response<Body> {
+    let reply = match fixed {
+        None if request.method() == Method::CONNECT => tunnel(connection, request).await,
+        _ => forward(&connection, request, fixed).await,
+    };
+    reply.unwrap_or_else(|stop| stopped(&stop))
+}
+
+/// A sentence as an answer. Many clients show nothing but the reason of a CONNECT that failed, so it stands there too.
+fn stopped(stop: &Stop) -> Response<Body> {
+    let sentence = stop.to_string();
+    let mut response = Response::new(text(format!("{sentence}\n")));
+    *response.status_mut() = stop.status();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    if let Stop::Denied(_) = stop {
+        response.headers_mut().insert(DENIED, HeaderValue::from_static("1"));
+    }
+    if let Ok(reason) = ReasonPhrase::try_from(sentence) {
+        response.extensions_mut().insert(reason);
+    }
+    response
+}
+
+fn text(text: String) -> Body {
+    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed()
+}
+
+async fn tunnel(connection: Arc<Connection>, request: Request<Incoming>) -> Reply {
+    let authority = request.uri().authority().map(|authority| authority.as_str()).unwrap_or_default();
+    let malformed =
+        |why| Stop::Malformed(format!("CONNECT needs a name and a port, not `{}`: {why}", plain(authority, 80)));
+    let target = Target::parse(authority).map_err(malformed)?;
+    let tunnel = tunnel::open(&connection, &format!("CONNECT {target}"), target).await?;
+    let upgrade = hyper::upgrade::on(request);
+    let own = Arc::clone(&connection);
+    connection.spawn(async move {
+        let Ok(upgraded) = upgrade.await else { return };
+        if let Err(e) = tunnel::run(own, Box::new(TokioIo::new(upgraded)), tunnel).await {
+            tracing::debug!(error = %e, "a tunnel ended");
+        }
+    });
+    Ok(Response::new(text(String::new())))
+}
+
+async fn forward(connection: &Arc<Connection>, mut request: Request<Incoming>, fixed: Option<&Fixed>) -> Reply {
+    let (target, name) = whom(connection, &request, fixed)?;
+    let scheme = if fixed.is_some_and(|fixed| fixed.tls.is_some()) { "https" } else { "http" };
+    let what = what(request.method(), request.uri().path(), scheme, &target);
+    let host = host_value(scheme, name.as_ref().unwrap_or(&target))?;
+    let upgrading = is_websocket(request.headers());
+    let inside = if upgrading { Inside::Opaque } else { Inside::Method(request.method().clone()) };
+    let crossing = Crossing { name, ..Crossing::new(target.clone(), inside) };
+    connection.cross(crossing.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
+    let (stream, _) = connection.connect(&what, crossing).await?;
+
+    let mut stream: Wire = Box::new(stream);
+    let interceptor = &connection.state.shared.interceptor;
+    if let Some(name) = fixed.and_then(|fixed| fixed.tls.as_deref()) {
+        let lost = |_| Stop::Unreachable(target.to_string(), "its TLS is not to be trusted");
+        stream = interceptor.connect(stream, name).await.map_err(lost)?;
+    }
+    let lost = |_| Stop::Unreachable(target.to_string(), "its answer is not HTTP, or was cut off");
+    let (mut sender, upstream) = client::conn::http1::Builder::new()
+        .max_headers(MOST_HEADERS)
+        .max_buf_size(LONGEST_HEAD)
+        .preserve_header_case(true)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(lost)?;
+    connection.spawn(async move {
+        if let Err(e) = upstream.with_upgrades().await {
+            tracing::debug!(error = %e, "a connection to a host ended");
+        }
+    });
+
+    let downstream = upgrading.then(|| hyper::upgrade::on(&mut request));
+    let mut request = rewrite(request, host, upgrading)?;
+    let dressed = fixed
+        .and_then(|fixed| fixed.tls.as_deref())
+        .map(|name| interceptor.dress(name, target.port, request.headers_mut()));
+    let mut response = sender.send_request(request).await.map_err(lost)?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        let Some(downstream) = downstream else {
+            return Err(Stop::Unreachable(target.to_string(), "it changed the protocol"));
+        };
+        let upstream = hyper::upgrade::on(&mut response);
+        let own = Arc::clone(connection);
+        connection.spawn(async move {
+            let _own = own;
+            if let (Ok(down), Ok(up)) = (downstream.await, upstream.await) {
+                let _ = copy_bidirectional(&mut TokioIo::new(down), &mut TokioIo::new(up)).await;
+            }
+        });
+    } else {
+        remove_hops(response.headers_mut());
+    }
+    match dressed {
+        None => Ok(response.map(|body| body.boxed())),
+        Some(dressed) => {
+            let clean = dressed.clean(response).map_err(|why| Stop::Unreachable(target.to_string(), why))?;
+            Ok(clean.map(|body| body.boxed()))
+        }
+    }
+}
+
+/// Whom a request is for; and the name in its `Host`, where that is another one and may be.
+fn whom(
+    connection: &Connection,
+    request: &Request<Incoming>,
+    fixed: Option<&Fixed>,
+) -> Result<(Target, Option<Target>), Stop> {
+    let malformed = |why: String| Stop::Malformed(format!("the proxy cannot tell whom this request is for: {why}"));
+    let uri = request.uri();
+    let asked = match (uri.scheme_str(), uri.host()) {
+        (Some("http"), Some(host)) => target(host, uri.port().map(|port| port.as_str().to_owned()).as_deref(), 80),
+        (Some(scheme), _) if fixed.is_none() => {
+            Err(format!("a request for {} has to come through CONNECT", plain(scheme, 20)))
+        }
+        _ => host_header(request.headers(), fixed.map_or(80, |fixed| fixed.target.port)),
+    };
+    let asked = asked.map_err(malformed)?;
+    let Some(Fixed { target, .. }) = fixed else { return Ok((asked, None)) };
+    match &target.host {
+        _ if asked.host == target.host => Ok((target.clone(), None)),
+        Host::Address(_) => Ok((target.clone(), Some(Target { host: asked.host, port: target.port }))),
+        Host::Name(_) => {
+            let rule = format!("the request is for {}, the connection is for {}", asked.host, target.host);
+            Err(connection
+                .deny(&format!("CONNECT {target}"), Refusal { rule, remedy: "Both have to be the same".into() }))
+        }
+    }
+}
+
+fn host_header(headers: &HeaderMap, usual: u16) -> Result<Target, String> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err("it has not one `Host`".into()) };
+    let authority = host.to_str().ok().and_then(|text| text.parse::<hyper::http::uri::Authority>().ok());
+    let authority = authority.ok_or("its `Host` is none")?;
+    target(authority.host(), authority.port().map(|port| port.as_str().to_owned()).as_deref(), usual)
+}
+
+fn target(host: &str, port: Option<&str>, usual: u16) -> Result<Target, String> {
+    let port = match port {
+        None => usual,
+        Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or("not a port")?,
+    };
+    Ok(Target { host: Host::parse(host)?, port })
+}
+
+/// For sentences: without the query, which may have secrets in it.
+fn what(method: &Method, path: &str, scheme: &str, target: &Target) -> String {
+    format!("{} {scheme}://{}{}", plain(method.as_str(), 20), authority(scheme, target), plain(path, 60))
+}
+
+/// With its port where that is not the usual one.
+fn authority(scheme: &str, target: &Target) -> String {
+    match (scheme, target.port) {
+        ("http", 80) | ("https", 443) => target.host.to_string(),
+        _ => target.to_string(),
+    }
+}
+
+fn host_value(scheme: &str, target: &Target) -> Result<HeaderValue, Stop> {
+    HeaderValue::try_from(authority(scheme, target))
+        .map_err(|_| Stop::Malformed("the host cannot stand in a header".into()))
+}
+
+/// Other upgrades are left out, which every server has to bear: HTTP/2 could ask for other hosts on the same connection.
+fn is_websocket(headers: &HeaderMap) -> bool {
+    let has = |name: HeaderName, token: &str| {
+        headers
+            .get_all(name)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .any(|value| value.split(',').any(|part| part.trim().eq_ignore_ascii_case(token)))
+    };
+    has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket")
+}
+
+/// As the host is to get it: path alone, its own name in `Host`, nothing that was meant for the proxy.
+fn rewrite(mut request: Request<Incoming>, host: HeaderValue, upgrading: bool) -> Result<Request<Incoming>, Stop> {
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let path = if path.is_empty() { "/" } else { path };
+    *request.uri_mut() = Uri::try_from(path).map_err(|_| Stop::Malformed("the path of the request is none".into()))?;
+    *request.version_mut() = Version::HTTP_11;
+    let headers = request.headers_mut();
+    // With both, the length is not to be believed.
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
+    remove_hops(headers);
+    headers.remove(header::EXPECT);
+    headers.insert(header::HOST, host);
+    if upgrading {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    }
+    Ok(request)
+}
+
+/// What is between two neighbours and not for those behind them.
+fn remove_hops(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    // A client cannot have the length or the host taken away as if they were its own business.
+    let kept = [header::CONTENT_LENGTH, header::HOST, header::TRANSFER_ENCODING];
+    for name in named.iter().filter(|name| !kept.contains(name)) {
+        headers.remove(name);
+    }
+    for name in [
+        header::CONNECTION,
+        HeaderName::from_static("keep-alive"),
+        header::PROXY_AUTHENTICATE,
+        header::PROXY_AUTHORIZATION,
+        HeaderName::from_static("proxy-connection"),
+        header::TE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+    ] {
+        headers.remove(name);
+    }
+}

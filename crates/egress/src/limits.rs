@@ -1,0 +1,255 @@
+//! How much a sandbox may take: connections, bytes, and both in a time; and when a silent connection is over.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::policy::{Limit, Limits, Refusal};
+
+/// Without a byte in either direction. Long enough for an answer that is thought about.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// So much a second, and a little at once. What is taken in excess is a debt that has to be waited for.
+#[derive(Debug)]
+pub struct Bucket {
+    rate: f64,
+    burst: f64,
+    level: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    pub fn new(rate: f64, burst: f64) -> Self {
+        Self { rate, burst, level: burst, at: Instant::now() }
+    }
+
+    fn refill(&mut self) {
+        let now = Instant::now();
+        self.level = (self.level + now.duration_since(self.at).as_secs_f64() * self.rate).min(self.burst);
+        self.at = now;
+    }
+
+    pub fn take(&mut self, amount: f64) {
+        self.refill();
+        self.level -= amount;
+    }
+
+    pub fn take_if_there(&mut self) -> bool {
+        self.refill();
+        let there = self.level >= 1.0;
+        if there {
+            self.level -= 1.0;
+        }
+        there
+    }
+
+    /// When the debt is paid, if there is one.
+    pub fn debt(&mut self) -> Option<Instant> {
+        self.refill();
+        (self.level < 0.0).then(|| self.at + Duration::from_secs_f64((-self.level / self.rate).min(3600.0)))
+    }
+}
+
+/// What one sandbox has used.
+#[derive(Debug)]
+pub struct Meter {
+    pub places: Arc<Semaphore>,
+    pub connections: Limit<u32>,
+    arrivals: Mutex<Bucket>,
+    bytes: Option<(Limit<u64>, AtomicU64)>,
+    rate: Option<Mutex<Bucket>>,
+    told: AtomicBool,
+}
+
+impl Meter {
+    pub fn new(limits: Limits) -> Self {
+        let per_second = f64::from(limits.connections_per_second);
+        let rate = limits.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate as f64, rate as f64)));
+        Self {
+            places: Arc::new(Semaphore::new(limits.connections.value.min(65_536) as usize)),
+            connections: limits.connections,
+            arrivals: Mutex::new(Bucket::new(per_second, per_second)),
+            bytes: limits.bytes.map(|limit| (limit, AtomicU64::new(0))),
+            rate,
+            told: AtomicBool::new(false),
+        }
+    }
+
+    /// One more connection, when it is time for it.
+    pub async fn arrival(&self) {
+        let debt = {
+            let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+            arrivals.take(1.0);
+            arrivals.debt()
+        };
+        if let Some(until) = debt {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    pub fn spent(&self) -> Result<(), Refusal> {
+        match &self.bytes {
+            Some((limit, used)) if used.load(Ordering::Relaxed) >= limit.value => {
+                Err(limit.refusal(&format!("{} bytes over the life of a sandbox", limit.value), "max_bytes"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The first time that there is nothing left.
+    fn first_spent(&self) -> Option<Refusal> {
+        let refusal = self.spent().err()?;
+        (!self.told.swap(true, Ordering::Relaxed)).then_some(refusal)
+    }
+
+    fn charge(&self, bytes: usize) {
+        if let Some((_, used)) = &self.bytes {
+            used.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        if let Some(rate) = &self.rate {
+            rate.lock().unwrap_or_else(PoisonError::into_inner).take(bytes as f64);
+        }
+    }
+
+    fn debt(&self) -> Option<Instant> {
+        self.rate.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).debt()
+    }
+}
+
+/// Whose bytes are counted, and who hears that there are none left.
+pub trait Metered: Send + Sync {
+    fn meter(&self) -> &Meter;
+    fn overdrawn(&self, refusal: Refusal);
+}
+
+/// A connection that is over when nothing moves for long, and that counts what moves if somebody wants to know.
+pub struct Flow<S> {
+    inner: S,
+    metered: Option<Arc<dyn Metered>>,
+    active: Instant,
+    silence: Pin<Box<Sleep>>,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Flow<S> {
+    pub fn new(inner: S, metered: Option<Arc<dyn Metered>>) -> Self {
+        let active = Instant::now();
+        Self { inner, metered, active, silence: Box::pin(sleep_until(active + SILENCE)), pause: None }
+    }
+
+    /// Ready when bytes may move.
+    fn poll_allowed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(metered) = &self.metered else { return Poll::Ready(Ok(())) };
+        let meter = metered.meter();
+        if meter.spent().is_err() {
+            if let Some(refusal) = meter.first_spent() {
+                metered.overdrawn(refusal);
+            }
+            return Poll::Ready(Err(io::Error::other("the policy allows no more bytes")));
+        }
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            match meter.debt() {
+                None => return Poll::Ready(Ok(())),
+                Some(until) => self.pause = Some(Box::pin(sleep_until(until))),
+            }
+        }
+    }
+
+    fn moved<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        poll: Poll<io::Result<T>>,
+        bytes: impl FnOnce(&T) -> usize,
+    ) -> Poll<io::Result<T>> {
+        match poll {
+            Poll::Ready(Ok(done)) => {
+                self.active = Instant::now();
+                if let Some(metered) = &self.metered {
+                    metered.meter().charge(bytes(&done));
+                }
+                Poll::Ready(Ok(done))
+            }
+            Poll::Ready(Err(e)) => Poll::Ready(Err(e)),
+            Poll::Pending => loop {
+                ready!(self.silence.as_mut().poll(cx));
+                let end = self.active + SILENCE;
+                if end <= Instant::now() {
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+                self.silence.as_mut().reset(end);
+            },
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Flow<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        ready!(this.poll_allowed(cx))?;
+        let before = buf.filled().len();
+        let poll = Pin::new(&mut this.inner).poll_read(cx, buf);
+        this.moved(cx, poll, |()| buf.filled().len() - before)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Flow<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.poll_allowed(cx))?;
+        let poll = Pin::new(&mut this.inner).poll_write(cx, buf);
+        this.moved(cx, poll, |n| *n)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        ready!(this.poll_allowed(cx))?;
+        let poll = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
+        this.moved(cx, poll, |n| *n)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bucket_gives_its_burst_at_once_and_then_its_rate() {
+        let mut bucket = Bucket::new(10.0, 5.0);
+        let start = Instant::now();
+        for _ in 0..25 {
+            bucket.take(1.0);
+            if let Some(until) = bucket.debt() {
+                sleep_until(until).await;
+            }
+        }
+        let elapsed = start.elapsed();
+        assert!((Duration::from_millis(1990)..Duration::from_millis(2100)).contains(&elapsed), "{elapsed:?}");
+    }
+}
