@@ -3,10 +3,13 @@
 //! Everything is read by scripts in an isolated world of each frame (`js/`), which a page can neither see nor change. A number of a ref
 //! is given out once in the life of the driver, whatever frame or tab its node is in: one that is gone is never another element.
 
-use std::collections::BTreeMap;
+mod changes;
+mod read;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use proto::browser::{BrowseError, BrowseFailure, Snapshot, SnapshotAsk};
+use proto::browser::{BrowseError, BrowseFailure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -15,7 +18,16 @@ use serde_json::{Value, json};
 /// `runImmediately`, before it navigates; `Accessibility.enable` too, or every role costs a tree.
 pub const WORLD: &str = "sandpool";
 
-pub const SCRIPT: &str = concat!(include_str!("js/refs.js"), include_str!("js/find.js"), include_str!("js/ready.js"), include_str!("js/names.js"), include_str!("js/walk.js"));
+pub const SCRIPT: &str = concat!(
+    include_str!("js/refs.js"),
+    include_str!("js/find.js"),
+    include_str!("js/ready.js"),
+    include_str!("js/names.js"),
+    include_str!("js/walk.js")
+);
+
+/// Of what is left behind in the browser; to be released after each request.
+pub const OBJECTS: &str = "sandpool";
 
 /// A frame of a tab, and its isolated world as `Runtime.executionContextCreated` told it (`name == WORLD`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,11 +105,19 @@ pub struct Reader {
     next: u64,
     /// First number of a range that one world was given, and what comes after it.
     given: BTreeMap<u64, (u64, String)>,
+    /// The last snapshots, to be compared with, and how many there were.
+    taken: VecDeque<changes::Taken>,
+    count: u64,
+    /// Where snapshots stopped, by the word that goes on there.
+    stopped: VecDeque<(String, read::Stopped)>,
 }
+
+/// How many ranges of numbers are remembered; with the oldest its refs are forgotten.
+const MAX_RANGES: usize = 100_000;
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { next: 1, given: BTreeMap::new() }
+        Self { next: 1, given: BTreeMap::new(), taken: VecDeque::new(), count: 0, stopped: VecDeque::new() }
     }
 }
 
@@ -172,16 +192,12 @@ impl Reader {
     pub async fn object(&mut self, tab: &impl Tab, element: &Element) -> Result<String, BrowseError> {
         let at = format!("ref_{}", element.number);
         let expression = format!("sandpool.node({})", element.number);
-        let params = json!({ "expression": expression, "uniqueContextId": element.frame.world });
+        let params = json!({
+            "expression": expression, "uniqueContextId": element.frame.world, "objectGroup": OBJECTS,
+        });
         let answer = called(tab.call(&element.frame.session, "Runtime.evaluate", params).await);
         let answer = answer.map_err(|failure| failure.of(&at))?;
         answer["result"]["objectId"].as_str().map(str::to_owned).ok_or_else(|| gone(&at))
-    }
-
-    /// What is on the page.
-    pub async fn snapshot(&mut self, tab: &impl Tab, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
-        let _ = (tab, ask);
-        Err(error(BrowseFailure::Invalid, "pages cannot be read yet".into()))
     }
 
     /// Whether a text can be seen on the page now, in any of its frames.
@@ -205,16 +221,27 @@ impl Reader {
     async fn owner(&mut self, tab: &impl Tab, inner: &Frame, outer: &Frame) -> Result<u64, Failure> {
         let params = json!({ "frameId": inner.id });
         let owner = called(tab.call(&outer.session, "DOM.getFrameOwner", params).await)?;
-        let params = json!({ "backendNodeId": owner["backendNodeId"], "executionContextId": outer.context });
+        let params = json!({ "backendNodeId": owner["backendNodeId"], "executionContextId": outer.context, "objectGroup": OBJECTS });
         let object = called(tab.call(&outer.session, "DOM.resolveNode", params).await)?;
+        self.ask_of(tab, outer, &object["object"]["objectId"], "number").await
+    }
+
+    /// Asks about a node that is held by other means than its number.
+    async fn ask_of<T: DeserializeOwned>(
+        &mut self,
+        tab: &impl Tab,
+        frame: &Frame,
+        object: &Value,
+        name: &str,
+    ) -> Result<T, Failure> {
         let params = json!({
-            "objectId": object["object"]["objectId"],
-            "functionDeclaration": format!("function () {{ return sandpool.ask({}, 'number', this); }}", self.next),
+            "objectId": object,
+            "functionDeclaration": format!("function () {{ return sandpool.ask({}, '{name}', this); }}", self.next),
             "returnByValue": true,
             "awaitPromise": true,
         });
-        let answer = called(tab.call(&outer.session, "Runtime.callFunctionOn", params).await)?;
-        self.taken(outer, answer)
+        let answer = called(tab.call(&frame.session, "Runtime.callFunctionOn", params).await)?;
+        self.taken(frame, answer)
     }
 
     async fn ask<T: DeserializeOwned>(
@@ -279,6 +306,9 @@ impl Reader {
             _ => drop(self.given.insert(self.next, (next, world.to_owned()))),
         }
         self.next = next;
+        if self.given.len() > MAX_RANGES {
+            self.given.pop_first();
+        }
     }
 }
 

@@ -1,16 +1,17 @@
-// Elements by selector, in the document and in open shadow roots.
+// Elements by selector, in the document and in shadow roots.
 {
   const {Failure, number, calls} = sandpool;
 
-  // Every open shadow root below `top`, outermost first.
+  // Every shadow root that we know below `top`, outermost first.
   const roots = function* (top) {
     const queue = [top];
     for (let root; (root = queue.shift()); ) {
       const walker = document.createTreeWalker(root, NodeFilter.SHOW_ELEMENT);
       for (let element; (element = walker.nextNode()); ) {
-        if (!element.shadowRoot) continue;
-        yield element.shadowRoot;
-        queue.push(element.shadowRoot);
+        const inner = sandpool.root(element);
+        if (!inner) continue;
+        yield inner;
+        queue.push(inner);
       }
     }
   };

@@ -23,10 +23,10 @@
     return false;
   };
 
-  // What a pointer hits there: the innermost element, through open shadow roots.
+  // What a pointer hits there: the innermost element, through shadow roots.
   const hit = (x, y) => {
     let found = document.elementFromPoint(x, y);
-    for (let deeper; found?.shadowRoot && (deeper = found.shadowRoot.elementFromPoint(x, y)) && deeper !== found; ) found = deeper;
+    for (let root, deeper; (root = found && sandpool.root(found)) && (deeper = root.elementFromPoint(x, y)) && deeper !== found; ) found = deeper;
     return found;
   };
 

@@ -52,5 +52,10 @@ globalThis.sandpool = (() => {
     return node === ancestor;
   };
 
-  return {Failure, number, node, alive, calls, ask, parent, within};
+  // Closed shadow roots, as far as the driver has shown them to us; null when it found none.
+  const shown = new WeakMap();
+  calls.show = root => void shown.set(root.host, root);
+  const root = element => element.shadowRoot ?? shown.get(element);
+
+  return {Failure, number, node, alive, calls, ask, parent, within, shown, root};
 })();

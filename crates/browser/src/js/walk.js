@@ -1,7 +1,7 @@
 // The page as lines, in the order in which it is read. Goes on from where it stopped; never deeper in its own stack than a few calls,
 // however deep the page is, and never further than its budget of characters and time.
 {
-  const {Failure, number, node, alive, calls, parent} = sandpool;
+  const {Failure, number, node, alive, calls, parent, shown} = sandpool;
   const {blink, NAME, squeezed, cut, plain, quoted, role, name, labelled, states, leads, level, FROM_CONTENT} = sandpool;
 
   const TEXT = 4000; // characters of one run of text
@@ -30,20 +30,15 @@
     return lastCursor;
   };
 
-  // Closed shadow roots, as far as the driver has shown them to us; null when there is none.
-  const shown = new WeakMap();
-  sandpool.shown = shown;
-  calls.show = (host, root) => void shown.set(host, root);
-
   const focused = () => {
     let active = document.activeElement;
-    while (active?.shadowRoot?.activeElement) active = active.shadowRoot.activeElement;
+    for (let root; (root = active && sandpool.root(active)) && root.activeElement; ) active = root.activeElement;
     return active === document.body ? null : active;
   };
 
   class Walk {
-    constructor({budget, ms, base, find, apart}) {
-      Object.assign(this, {budget, base, apart});
+    constructor({budget, ms, base, find, apart, begun}) {
+      Object.assign(this, {budget, base, apart, begun});
       this.find = find?.toLowerCase();
       this.end = performance.now() + ms;
       this.lines = []; // [depth, number or 0, text]
@@ -56,7 +51,6 @@
       this.recent = []; // nodes of the last lines
       this.stop = null;
       this.canvases = 0;
-      this.closed = [];
       this.seen = 0;
       this.focused = focused();
       this.owned = new Map();
@@ -78,7 +72,7 @@
       if (element.tagName === 'DETAILS' && !element.open) {
         return {list: [...element.children].filter(child => child.tagName === 'SUMMARY').slice(0, 1), i: 0, at: null};
       }
-      const root = element.shadowRoot ?? shown.get(element) ?? element;
+      const root = sandpool.root(element) ?? element;
       if (owned.length) return {list: [...root.childNodes, ...owned], i: 0, at: null};
       return {list: null, root, at: root.firstChild};
     }
@@ -195,7 +189,7 @@
       if (this.apart && this.find !== undefined && !text.toLowerCase().includes(this.find)) return;
       if (this.apart) {
         const room = this.budget - this.used;
-        if (this.used && room < text.length + 1) return void this.halt(this.runAt);
+        if ((this.used || this.begun) && room < text.length + 1) return void this.halt(this.runAt);
         this.texts.push(cut(plain(text.replace(/\n/g, ' ')), Math.max(room, 1)) + more);
         this.used += text.length + more.length + 1;
         return;
@@ -225,19 +219,23 @@
       for (let up = line; up && !up.printed; up = this.find === undefined || this.apart ? null : up.up) lines.unshift(up);
       const cost = lines.reduce((sum, one) => sum + this.cost(one), 0);
       if (this.used + cost > this.budget) {
-        if (this.used) return void this.halt(line.node);
+        if (this.used || this.begun) return void this.halt(line.node);
         line.text = plain(line.text.slice(0, Math.max(this.budget - line.depth - 14, 0))); // the first line alone is too long
       }
       for (const one of lines) {
         one.printed = true;
-        this.lines.push([Math.min(one.depth, INDENT), one.number, one.text]);
+        this.lines.push([this.indent(one), one.number, one.text]);
       }
       this.used += cost;
       if (this.recent.push(line.node) > 8) this.recent.shift();
     }
 
+    indent(line) {
+      return this.apart ? 0 : Math.min(line.depth, INDENT);
+    }
+
     cost(line) {
-      return Math.min(line.depth, INDENT) + (line.number ? 7 + String(line.number).length : 0) + line.text.length + 1;
+      return this.indent(line) + (line.number ? 7 + String(line.number).length : 0) + line.text.length + 1;
     }
 
     halt(at) {
@@ -285,7 +283,7 @@
       if (this.find === undefined) this.commit();
       if (this.stop) return;
       const context = [];
-      for (let up = line; up && !up.printed; up = up.up) context.unshift([Math.min(up.depth, INDENT), up.number, up.text]);
+      for (let up = line; up && !up.printed; up = up.up) context.unshift([this.indent(up), up.number, up.text]);
       const wanted = this.find === undefined || line.text.toLowerCase().includes(this.find);
       if (this.find !== undefined && wanted) this.commit();
       if (this.stop) return;

@@ -1,0 +1,113 @@
+//! What is new or gone between two snapshots of a page.
+
+use std::collections::{HashMap, VecDeque};
+
+use proto::browser::Snapshot;
+
+use super::read::Line;
+
+/// How many snapshots are remembered, and how long the largest may be.
+const MAX_TAKEN: usize = 8;
+const MAX_CHARS: usize = 400_000;
+/// A page may have grown in front of what was read of it.
+const SLACK: u32 = 20_000;
+
+/// A snapshot that was taken.
+#[derive(Debug, Clone)]
+pub struct Taken {
+    pub number: u64,
+    /// Of the main frame: another one is another page.
+    pub world: String,
+    pub lines: Vec<Line>,
+    /// It has the page's end.
+    pub whole: bool,
+}
+
+impl Taken {
+    fn chars(&self) -> usize {
+        self.lines.iter().map(|line| line.text.len() + line.depth + 10).sum()
+    }
+}
+
+pub fn keep(all: &mut VecDeque<Taken>, taken: Taken) {
+    if taken.chars() > MAX_CHARS {
+        return;
+    }
+    if all.len() == MAX_TAKEN {
+        all.pop_front();
+    }
+    all.push_back(taken);
+}
+
+/// How much has to be read to find again what an earlier snapshot showed.
+pub fn budget(base: &Taken) -> u32 {
+    if base.whole { MAX_CHARS as u32 } else { 2 * base.chars() as u32 + SLACK }
+}
+
+/// Writes down what changed: new lines marked with `+`, with the lines they are in; and what is gone.
+pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot) {
+    let mut known: HashMap<(u64, &str), usize> = HashMap::new();
+    for line in &base.lines {
+        *known.entry((line.number, &line.text)).or_default() += 1;
+    }
+    let mut is_new = Vec::with_capacity(now.lines.len());
+    for line in &now.lines {
+        let count = known.entry((line.number, &line.text)).or_default();
+        is_new.push(*count == 0);
+        *count = count.saturating_sub(1);
+    }
+    // Beyond the last thing that was known, what was cut then is not new now.
+    let end = if base.whole { now.lines.len() } else { is_new.iter().rposition(|new| !new).map_or(0, |last| last + 1) };
+    let (lines, all) = marked(&now.lines[..end], &is_new, max_chars);
+    snapshot.elements = lines.join("\n");
+    let mut left = max_chars.saturating_sub(snapshot.elements.len());
+    let mut is_all = all;
+    // From the end: of several that are the same, the last ones are gone.
+    for line in base.lines.iter().rev() {
+        let Some(count) = known.get_mut(&(line.number, line.text.as_str())).filter(|count| **count > 0) else {
+            continue;
+        };
+        *count -= 1;
+        let line = Line { depth: 0, ..line.clone() }.shown();
+        if line.len() > left {
+            is_all = false;
+            break;
+        }
+        left -= line.len();
+        snapshot.removed.push(line);
+    }
+    snapshot.removed.reverse();
+    snapshot.next = None;
+    if !is_all {
+        snapshot.notes.push("more changed than can be shown: take a whole snapshot".into());
+    }
+}
+
+/// The new lines, each below the lines it is in, as long as they fit.
+fn marked(lines: &[Line], is_new: &[bool], max_chars: usize) -> (Vec<String>, bool) {
+    let mut around: Vec<(&Line, bool)> = Vec::new();
+    let (mut out, mut used) = (Vec::new(), 0);
+    for (line, &new) in lines.iter().zip(is_new) {
+        while around.last().is_some_and(|(outer, _)| outer.depth >= line.depth) {
+            around.pop();
+        }
+        if new {
+            let outer = around.iter_mut().filter(|(_, written)| !written).map(|(line, written)| {
+                *written = true;
+                line.shown()
+            });
+            let mut added: Vec<String> = outer.collect();
+            let shown = line.shown();
+            let text = shown.trim_start_matches(' ');
+            added.push(format!("{}+ {text}", &shown[..shown.len() - text.len()]));
+            let cost: usize = added.iter().map(|line| line.chars().count() + 1).sum();
+            if used + cost > max_chars {
+                return (out, false);
+            }
+            used += cost;
+            out.extend(added);
+        }
+        around.push((line, new));
+    }
+    (out, true)
+}

@@ -1,0 +1,349 @@
+//! One snapshot: the walks through its frames put together, up to a budget, and where to go on.
+
+use std::time::{Duration, Instant};
+
+use proto::browser::{BrowseError, BrowseFailure, Snapshot, SnapshotAsk};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::changes::{self, Taken};
+use super::{Failure, Frame, OBJECTS, Reader, Tab, called, error, gone};
+
+/// For all the walks of a snapshot, and for one in a frame: that of a page which does nothing else takes milliseconds.
+const TIME: Duration = Duration::from_secs(3);
+const FRAME_TIME: Duration = Duration::from_secs(2);
+/// How many closed shadow roots are opened in a snapshot.
+const MAX_OPENED: u32 = 20;
+/// How many places are remembered where one can go on.
+const MAX_STOPPED: usize = 32;
+const MAX_BUDGET: u32 = 1_000_000;
+
+/// A line of the outline, without its ref.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
+pub struct Line {
+    pub depth: usize,
+    /// 0 for what cannot be acted on.
+    pub number: u64,
+    pub text: String,
+}
+
+impl Line {
+    pub fn shown(&self) -> String {
+        let indent = " ".repeat(self.depth);
+        match self.number {
+            0 => format!("{indent}{}", self.text),
+            number => format!("{indent}[ref_{number}] {}", self.text),
+        }
+    }
+}
+
+/// What a walk in one world came to.
+#[derive(Deserialize)]
+struct Part {
+    lines: Vec<Line>,
+    texts: Vec<String>,
+    used: u32,
+    canvases: u32,
+    stop: Option<Stop>,
+    blink: bool,
+    modal: bool,
+}
+
+/// Why it is not over, and where it can go on.
+#[derive(Deserialize)]
+struct Stop {
+    cursor: u64,
+    /// At a frame: the number of its element, how far in, and the lines around it that are not written yet.
+    frame: Option<u64>,
+    #[serde(default)]
+    depth: usize,
+    #[serde(default)]
+    context: Vec<Line>,
+    /// How many of the lines around this place are.
+    #[serde(default)]
+    printed: u32,
+    /// At an element that may have a closed root.
+    host: Option<u64>,
+    #[serde(default)]
+    late: bool,
+}
+
+/// Where to go on in one world.
+#[derive(Debug, Clone)]
+struct Place {
+    world: String,
+    within: Option<u64>,
+    cursor: Option<u64>,
+    /// What is at the cursor was read already.
+    after: bool,
+    printed: u32,
+    depth: usize,
+    context: Vec<Line>,
+}
+
+impl Place {
+    fn top(frame: &Frame, depth: usize) -> Self {
+        let world = frame.world.clone();
+        Self { world, within: None, cursor: None, after: false, printed: 0, depth, context: Vec::new() }
+    }
+}
+
+/// A snapshot that was cut: the frames it was in, the innermost last, and which one it was.
+#[derive(Debug, Clone)]
+pub struct Stopped {
+    places: Vec<Place>,
+    number: u64,
+}
+
+/// How a snapshot grows.
+struct Reading<'a> {
+    ask: &'a SnapshotAsk,
+    budget: u32,
+    used: u32,
+    lines: Vec<Line>,
+    texts: Vec<String>,
+    canvases: u32,
+    opened: u32,
+    notes: Vec<String>,
+    end: Instant,
+}
+
+impl Reader {
+    /// What is on the page.
+    pub async fn snapshot(&mut self, tab: &impl Tab, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
+        let frames = tab.frames();
+        let main = frames.first().ok_or_else(|| gone("the page"))?.clone();
+        let base = ask.since.and_then(|number| self.taken.iter().find(|taken| taken.number == number)).cloned();
+        let mut reading = Reading::new(ask);
+        if let Some(number) = ask.since {
+            match &base {
+                None => reading.notes.push(format!("snapshot {number} is not known any more: this is the whole page")),
+                Some(base) if base.world != main.world => {
+                    reading.notes.push(format!("the page is another one than in snapshot {number}: this is the whole"));
+                }
+                Some(base) => reading.budget = changes::budget(base),
+            }
+        }
+        let base = base.filter(|base| base.world == main.world);
+        let (mut places, earlier) = self.start(tab, ask, &main).await?;
+        self.read(tab, &mut reading, &mut places).await?;
+
+        self.count += 1;
+        let number = self.count;
+        let next = (!places.is_empty()).then(|| self.stop_at(Stopped { places, number }));
+        let mut lines = earlier;
+        lines.extend(reading.lines.iter().cloned());
+        let taken = Taken { number, world: main.world, lines, whole: next.is_none() };
+        let mut snapshot = Snapshot { number, next, notes: reading.notes(), ..Snapshot::default() };
+        match &base {
+            Some(base) => changes::tell(base, &taken, ask.max_chars as usize, &mut snapshot),
+            None => snapshot.elements = shown(&reading.lines),
+        }
+        if base.is_none() {
+            snapshot.text = reading.texts.join("\n");
+        }
+        // What shows only a part of a page is nothing to compare the page with.
+        if ask.find.is_none() && ask.within.is_none() && !ask.apart {
+            changes::keep(&mut self.taken, taken);
+        }
+        Ok(snapshot)
+    }
+
+    /// Where to begin, and the lines that came before.
+    async fn start(
+        &mut self,
+        tab: &impl Tab,
+        ask: &SnapshotAsk,
+        main: &Frame,
+    ) -> Result<(Vec<Place>, Vec<Line>), BrowseError> {
+        if let Some(from) = &ask.from {
+            let Some((_, stopped)) = self.stopped.iter().find(|(word, _)| word == from) else {
+                let message = "this `next` is not known (any more); take a new snapshot";
+                return Err(error(BrowseFailure::Invalid, message.into()));
+            };
+            let earlier = self.taken.iter().find(|taken| taken.number == stopped.number);
+            return Ok((stopped.places.clone(), earlier.map(|taken| taken.lines.clone()).unwrap_or_default()));
+        }
+        if let Some(within) = &ask.within {
+            let element = self.find(tab, within).await?;
+            let place = Place { within: Some(element.number), ..Place::top(&element.frame, 0) };
+            return Ok((vec![place], Vec::new()));
+        }
+        Ok((vec![Place::top(main, 0)], Vec::new()))
+    }
+
+    /// Walks until all is read or the budget is used up; what is left of the places is where to go on.
+    async fn read(
+        &mut self,
+        tab: &impl Tab,
+        reading: &mut Reading<'_>,
+        places: &mut Vec<Place>,
+    ) -> Result<(), BrowseError> {
+        while let Some(place) = places.pop() {
+            let frames = tab.frames();
+            let Some(frame) = frames.iter().find(|frame| frame.world == place.world) else {
+                if places.is_empty() && reading.lines.is_empty() {
+                    return Err(gone(reading.ask.from.as_deref().unwrap_or("the page")));
+                }
+                continue;
+            };
+            let walk = self.ask::<Part>(tab, frame, "walk", reading.walk(&place, places));
+            let part = match tokio::time::timeout(FRAME_TIME.max(reading.left()), walk).await {
+                Ok(Ok(part)) => part,
+                Ok(Err(Failure::Gone)) if !reading.is_empty() => continue,
+                Ok(Err(failure)) => return Err(failure.of(reading.ask.from.as_deref().unwrap_or("the page"))),
+                Err(_) if places.is_empty() => {
+                    return Err(error(BrowseFailure::TimedOut, "the page is busy and does not answer".into()));
+                }
+                Err(_) => {
+                    reading.note("a frame does not answer: what is in it is not shown");
+                    continue;
+                }
+            };
+            let stop = reading.take(part, &place, places);
+            let Some(stop) = stop else { continue };
+            let after = stop.frame.is_some();
+            let printed = stop.printed;
+            places.push(Place { cursor: Some(stop.cursor), after, printed, context: Vec::new(), ..place });
+            if let Some(number) = stop.frame {
+                match self.inside(tab, frame, number).await {
+                    Some(inner) => places.push(Place { context: stop.context, ..Place::top(&inner, stop.depth) }),
+                    None => reading.note(&format!("the frame `ref_{number}` cannot be read")),
+                }
+            } else if let Some(number) = stop.host {
+                reading.opened += 1;
+                if reading.opened > MAX_OPENED || self.open(tab, frame, number).await.is_err() {
+                    reading.note("an element with a closed shadow root cannot be read");
+                }
+            } else {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The frame that an element shows.
+    async fn inside(&mut self, tab: &impl Tab, outer: &Frame, number: u64) -> Option<Frame> {
+        let described = self.describe(tab, outer, number).await.ok()?;
+        let id = described["node"]["frameId"].as_str()?;
+        tab.frames().into_iter().find(|frame| frame.id == id)
+    }
+
+    /// Shows a closed shadow root to the world; all is well if there is none.
+    async fn open(&mut self, tab: &impl Tab, frame: &Frame, number: u64) -> Result<(), Failure> {
+        let described = self.describe(tab, frame, number).await?;
+        let root = &described["node"]["shadowRoots"][0]["backendNodeId"];
+        if root.is_null() {
+            return Ok(());
+        }
+        let params = json!({ "backendNodeId": root, "executionContextId": frame.context, "objectGroup": OBJECTS });
+        let object = called(tab.call(&frame.session, "DOM.resolveNode", params).await)?;
+        self.ask_of::<Value>(tab, frame, &object["object"]["objectId"], "show").await.map(drop)
+    }
+
+    async fn describe(&mut self, tab: &impl Tab, frame: &Frame, number: u64) -> Result<Value, Failure> {
+        let element = super::Element { frame: frame.clone(), number };
+        let object = self.object(tab, &element).await.map_err(Failure::Other)?;
+        called(tab.call(&frame.session, "DOM.describeNode", json!({ "objectId": object, "depth": 0 })).await)
+    }
+
+    fn stop_at(&mut self, stopped: Stopped) -> String {
+        let word = format!("after_{}", stopped.number);
+        if self.stopped.len() == MAX_STOPPED {
+            self.stopped.pop_front();
+        }
+        self.stopped.push_back((word.clone(), stopped));
+        word
+    }
+}
+
+impl<'a> Reading<'a> {
+    fn new(ask: &'a SnapshotAsk) -> Self {
+        Self {
+            ask,
+            budget: ask.max_chars.clamp(1, MAX_BUDGET),
+            used: 0,
+            lines: Vec::new(),
+            texts: Vec::new(),
+            canvases: 0,
+            opened: 0,
+            notes: Vec::new(),
+            end: Instant::now() + TIME,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lines.is_empty() && self.texts.is_empty()
+    }
+
+    fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// What a world is asked.
+    fn walk(&self, place: &Place, around: &[Place]) -> Value {
+        let context = around.iter().chain([place]).flat_map(|place| &place.context).map(cost).sum();
+        json!([{
+            "budget": (self.budget - self.used).saturating_sub(context),
+            "begun": !self.is_empty(),
+            "ms": self.left().as_millis() as u64,
+            "base": place.depth,
+            "find": self.ask.find,
+            "apart": self.ask.apart,
+            "within": place.within,
+            "cursor": place.cursor,
+            "after": place.after,
+            "printed": place.printed,
+        }])
+    }
+
+    /// Adds what was read; with it, the lines around it that waited for something to be found.
+    fn take(&mut self, part: Part, place: &Place, around: &mut [Place]) -> Option<Stop> {
+        if !part.lines.is_empty() {
+            for outer in 0..around.len() {
+                let inner =
+                    around.get_mut(outer + 1).map_or_else(|| place.context.clone(), |p| std::mem::take(&mut p.context));
+                if !inner.is_empty() {
+                    self.used += inner.iter().map(cost).sum::<u32>();
+                    self.lines.extend(inner);
+                    around[outer].printed = u32::MAX;
+                }
+            }
+        }
+        self.used = (self.used + part.used).min(self.budget);
+        self.lines.extend(part.lines);
+        self.texts.extend(part.texts);
+        self.canvases += part.canvases;
+        if !part.blink {
+            self.note("roles and names are approximations: this browser does not tell those of its accessibility tree");
+        }
+        if part.modal {
+            self.note("a dialog is open: what is behind it cannot be reached and is not shown");
+        }
+        if part.stop.as_ref().is_some_and(|stop| stop.late) {
+            self.note("the page is very large: reading was stopped; go on with `next`");
+        }
+        part.stop
+    }
+
+    fn note(&mut self, note: &str) {
+        if !self.notes.iter().any(|known| known == note) {
+            self.notes.push(note.to_owned());
+        }
+    }
+
+    fn notes(&mut self) -> Vec<String> {
+        if self.canvases > 0 {
+            self.note("what is drawn on a canvas cannot be read: look at a screenshot");
+        }
+        std::mem::take(&mut self.notes)
+    }
+}
+
+pub fn shown(lines: &[Line]) -> String {
+    lines.iter().map(Line::shown).collect::<Vec<_>>().join("\n")
+}
+
+fn cost(line: &Line) -> u32 {
+    line.shown().chars().count() as u32 + 1
+}
