@@ -210,6 +210,7 @@ impl Facts {
                 });
                 Self { context: Some(ran.context.id.clone()), run: None, once }
             }
+            Outcome::Browsed(browsed) => Self { context: Some(browsed.context.id.clone()), ..Self::default() },
             Outcome::Created(context) | Outcome::Replaced { context, .. } => {
                 Self { context: Some(context.id.clone()), ..Self::default() }
             }
@@ -257,6 +258,7 @@ impl Watching {
             tool: Some(ended.scene.tool.to_owned()),
             context: ended.facts.context,
             run: ended.facts.run,
+            did: did(ended.scene),
             sizes: sizes(ended.scene.args),
             outcome: Some(outcome),
             took: Some(took),
@@ -286,6 +288,19 @@ fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
     match code {
         Some(code) => McpLine::Failed { tool: short(tool), code }.log(),
         None => McpLine::Completed { tool: short(tool) }.log(),
+    }
+}
+
+/// Of the browser's tools: the action, and where an address leads. Never what was typed, nor anything of a page.
+fn did(scene: &Scene<'_>) -> Option<String> {
+    if !scene.tool.starts_with("browser_") {
+        return None;
+    }
+    let text = |name| scene.args.get(name).and_then(Value::as_str);
+    match (text("action"), text("url").map(lines::site)) {
+        (Some(action), Some(site)) => Some(format!("{action} {site}")),
+        (None, Some(site)) => Some(site),
+        (action, None) => action.map(str::to_owned),
     }
 }
 
@@ -336,6 +351,22 @@ mod tests {
         let kept = contents(args.as_object().unwrap(), None);
         let redacted = json!({ "code": "1", "environment": { "KEY": "[redacted]" } });
         assert_eq!(kept, json!({ "arguments": redacted, "answer": null }));
+    }
+
+    #[test]
+    fn of_the_browser_the_journal_keeps_the_action_and_the_site() {
+        let did = |tool, args: Value| {
+            let args = args.as_object().unwrap();
+            let (options, links) = (Default::default(), Default::default());
+            did(&Scene { tool, args, options: &options, links: &links })
+        };
+        let login = json!({ "url": "https://u:hunter2@shop.test/a?token=hunter2" });
+        assert_eq!(did("browser_open", login.clone()).as_deref(), Some("https://shop.test"));
+        assert_eq!(did("browser_goto", login).as_deref(), Some("https://shop.test"));
+        let typed = json!({ "action": "type", "target": "ref_1", "text": "hunter2" });
+        assert_eq!(did("browser_act", typed).as_deref(), Some("type"));
+        assert_eq!(did("browser_type", json!({ "selector": "ref_1", "text": "hunter2" })), None);
+        assert_eq!(did("run_code", json!({ "url": "https://shop.test" })), None);
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub struct Entry {
     pub context: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
+    /// Of the browser: what was done, or which site was opened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub did: Option<String>,
     /// Arguments by name, with the size of each; see [`sizes`].
     #[serde(rename = "args", skip_serializing_if = "BTreeMap::is_empty")]
     pub sizes: BTreeMap<String, u64>,
@@ -109,6 +112,7 @@ impl Entry {
             Happened::OutOfMemory => "out_of_memory",
             Happened::Crashed => "crashed",
             Happened::Denied => "network_denied",
+            Happened::BrowserDied => "browser_died",
         };
         let (tenant, context) = (Some(notice.tenant.0.clone()), Some(notice.id.clone()));
         Self { tenant, dialect: Some(notice.realm.0), context, why: notice.detail.clone(), ..Self::event(event) }
@@ -130,6 +134,7 @@ impl Entry {
             &mut self.tool,
             &mut self.context,
             &mut self.run,
+            &mut self.did,
             &mut self.outcome,
             &mut self.request_id,
         ]

@@ -248,10 +248,12 @@ impl Display for ToolLine<'_> {
 const KEY_ARGUMENTS: &[&str] = &[
     "action",
     "background",
+    "button",
     "context",
     "context_id",
     "conversationId",
     "cursor",
+    "direction",
     "encoding",
     "filename",
     "flavor",
@@ -265,16 +267,17 @@ const KEY_ARGUMENTS: &[&str] = &[
     "selector",
     "session_id",
     "size",
+    "target",
     "template",
     "timeout",
-    "url",
     "wait",
+    "within",
 ];
 
 fn shown_argument(name: &str, value: &Value) -> String {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),
-        Value::String(url) if name == "url" => shown(&without_secret(url)),
+        Value::String(url) if name == "url" => shown(&site(url)),
         Value::String(text) if KEY_ARGUMENTS.contains(&name) => shown(text),
         Value::String(text) => format!("<{} bytes>", text.len()),
         Value::Array(items) => format!("<{} items>", items.len()),
@@ -304,6 +307,20 @@ fn cut(text: &str, most: usize) -> String {
 fn head(secret: &str, most: usize) -> String {
     let head: String = secret.chars().take(most).collect();
     format!("{}...", escaped(&head))
+}
+
+/// Where an address leads, and nothing that may be a secret or a page's content: neither path nor query, of `data:` only the scheme.
+pub fn site(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, after)) => {
+            let authority = &after[..after.find(['/', '?', '#', '\\']).unwrap_or(after.len())];
+            format!("{scheme}://{}", authority.rsplit('@').next().unwrap_or_default())
+        }
+        None => match url.split_once(':') {
+            Some((scheme, _)) => format!("{scheme}:"),
+            None => format!("<{} bytes>", url.len()),
+        },
+    }
 }
 
 /// A URL without what gives access: user and password, the query, the secret directory of a file's link.
@@ -370,7 +387,7 @@ fn redacted_member(name: String, value: Value) -> (String, Value) {
         }
         Value::String(_) if SECRETS.iter().any(|secret| lower.contains(secret)) => HIDDEN.into(),
         // Typed into a page, it may be a password.
-        Value::String(ref text) if lower == "text" && !text.starts_with('{') => HIDDEN.into(),
+        Value::String(ref text) if matches!(lower.as_str(), "text" | "key") && !text.starts_with('{') => HIDDEN.into(),
         other => without_secrets(other),
     };
     (name, value)
@@ -494,18 +511,28 @@ mod tests {
     }
 
     #[test]
+    fn of_an_address_only_the_site_is_logged() {
+        assert_eq!(site("https://a:b@shop.test:8443/path/token?q=1#f"), "https://shop.test:8443");
+        assert_eq!(site("http://shop.test?q=a@b"), "http://shop.test");
+        assert_eq!(site("data:text/html,<p>secret"), "data:");
+        assert_eq!(site("javascript:alert('secret')"), "javascript:");
+        assert_eq!(site("shop.test/secret"), "<16 bytes>");
+    }
+
+    #[test]
     fn no_secret_and_no_foreign_line_gets_into_a_line() {
         let secret = "hunter2";
         let long = "x".repeat(500);
         let args = json!({
             "code": secret, "content": secret, "text": secret, "command": secret, "args": [secret],
             "environment": {"API_KEY": secret}, "env": {"A": secret}, "token": secret, "selector": long,
+            "key": secret, "expression": secret, "find": secret, "options": [secret], "files": [secret],
             "url": format!("https://{secret}:{secret}@example.com/files/{HEX}/a?sig={secret}#{secret}"),
             "context_id": "ctx\n[INFO] forged\x1b[2J",
         });
         let answer = json!({"content": [{"type": "text", "text": format!("{{\"url\":\"/files/{HEX}/a\"}}")}]});
         let request = json!({"params": {"arguments": {"environment": {"API_KEY": secret}, "text": secret,
-            "env": {"A": secret}, "token": secret, "Authorization": secret}}});
+            "env": {"A": secret}, "token": secret, "Authorization": secret, "key": secret}}});
         let log = logged(LogFormat::Human, || {
             let args = args.as_object().unwrap();
             ToolLine { tool: "t", took: Duration::ZERO, args, error: None, sandbox: None }.log();
@@ -519,7 +546,8 @@ mod tests {
             !log.contains(secret) && !log.contains(&HEX[..16]) && !log.contains(&long) && !log.contains('\x1b'),
             "{log}"
         );
-        assert!(log.contains("url=https://example.com/files/abc123.../a?…"), "{log}");
+        assert!(log.contains("url=https://example.com)"), "{log}");
+        assert!(log.contains("File available: a\\nb -> https://example.com/files/abc123.../a?…"), "{log}");
         assert!(log.contains("context_id=ctx\\n[INFO] forged\\u{1b}[2J"), "{log}");
     }
 }

@@ -169,6 +169,7 @@ async fn every_end_of_a_run_says_what_happened_and_what_to_do() {
         "late",
         "notice",
         "markup",
+        "denied",
         "busy",
         "queue full",
         "not ready",

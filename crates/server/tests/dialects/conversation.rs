@@ -115,6 +115,7 @@ async fn every_end_of_a_program_says_what_happened() {
         "lost",
         "notice",
         "markup",
+        "denied",
         "busy",
         "queue full",
         "not ready",

@@ -148,6 +148,7 @@ fn may_be_empty(dialect: &Dialect, row: &ToolRow, field: &Field) -> bool {
     field.name == "content"
         || (dialect.id, row.name, field.name) == ("agentrun", "create_context", "description")
         || (dialect.id, row.name, field.name) == ("workbench", "browser_type", "text")
+        || (dialect.id, row.name, field.name) == ("sandpool", "browser_act", "text")
 }
 
 /// A04: every wrong value for every field of every tool is refused in the dialect's form, with the field's name.
@@ -241,9 +242,13 @@ fn spellings(a: &str, b: &str) -> [String; 5] {
 
 /// A39: all that a caller can say, each looked at once. Nothing here names a mount, a user, a capability, an image, a device or a
 /// limit of the operator's, and nothing switches isolation off. Whoever adds an argument adds it here, with the reason why it is safe.
-const REVIEWED: [(&str, &str); 32] = [
+const REVIEWED: [(&str, &str); 54] = [
+    ("action", "one of those there are"),
+    ("append", "how text is typed"),
     ("args", "passed to the program as they are, inside the sandbox"),
     ("background", "the run counts as any other"),
+    ("button", "one of three"),
+    ("close", "of the context's own tabs"),
     ("code", "runs inside the sandbox"),
     ("command", "runs inside the sandbox"),
     ("content", "becomes a file inside"),
@@ -252,28 +257,46 @@ const REVIEWED: [(&str, &str); 32] = [
     ("conversationId", "hashed together with the tenant"),
     ("cursor", "a position in the run's own output"),
     ("description", "told back, bounded"),
+    ("direction", "one of four"),
+    ("double", "how the page is clicked"),
     ("encoding", "one of two"),
     ("env", "variables of one run, checked by the engine"),
     ("environment", "variables of one run, checked by the engine"),
+    ("expression", "runs in the page, inside the sandbox"),
     ("filename", "below /data, resolved inside"),
+    ("files", "below /workspace, resolved inside"),
+    ("find", "compared with the page's lines, inside"),
     ("flavor", "one of three sizes that the operator's limits bound"),
+    ("from", "a position in the page"),
+    ("full_page", "bounded"),
+    ("gone", "what the page is waited for"),
+    ("key", "pressed in the page"),
     ("language", "one of those that are installed"),
     ("limit", "of bytes to read"),
+    ("max_chars", "bounded"),
     ("maxTextLen", "bounded"),
     ("name", "told back, bounded"),
     ("network", "true or false: asks for what the operator's policy allows, and nothing else"),
     ("offset", "a position in a file"),
+    ("options", "chosen in the page"),
     ("path", "below /workspace, resolved inside"),
+    ("pixels", "bounded"),
     ("run", "found among the tenant's own"),
     ("sandbox_id", "found among the tenant's own"),
     ("selector", "used by the page alone"),
     ("session_id", "found among the tenant's own"),
+    ("since", "the number of a snapshot of the same page"),
     ("size", "one of three sizes that the operator's limits bound"),
+    ("slowly", "how text is typed"),
+    ("submit", "presses a key in the page"),
+    ("tab", "of the context's own browser"),
+    ("target", "used by the page alone"),
     ("template", "one of two"),
     ("text", "typed into the page"),
     ("timeout", "up to the operator's limit"),
     ("url", "opened by the browser inside, under the operator's policy"),
     ("wait", "bounded"),
+    ("within", "used by the page alone"),
 ];
 
 #[test]

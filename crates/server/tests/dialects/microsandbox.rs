@@ -55,6 +55,7 @@ async fn sessions_are_made_kept_and_told_of() {
                 json!({ "code": "warned", "session_id": "会话.a-1", "flavor": "medium", "template": "node" }),
             ),
             ("execute_code", json!({ "code": "1 / 0", "session_id": "session-1" })),
+            ("execute_code", json!({ "code": "denied", "session_id": "session-1" })),
             ("execute_code", json!({ "code": "timeout lost", "session_id": "session-1" })),
             ("execute_code", json!({ "code": "notice", "session_id": "session-1" })),
             ("execute_code", json!({ "code": "picture", "session_id": "session-1" })),

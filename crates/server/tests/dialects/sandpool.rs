@@ -1,5 +1,8 @@
 //! The `sandpool` dialect: what an agent is handed.
 
+use std::time::Duration;
+
+use engine::op::browser::{Browse as Ask, MouseButton, TabAsk};
 use engine::op::{Command, Holder, Language, Op, Size, Which};
 use serde_json::{Value, json};
 use server::dialect::{ArgError, Block, Options, Reply, sandpool};
@@ -27,6 +30,11 @@ fn the_tools_are_those_of_the_table_and_no_other() {
             "read_file {path, context?, encoding?, offset?, limit?}",
             "write_file {path, content, context?, encoding?}",
             "list_files {path?, context?}",
+            "browser_open {url, context?, timeout?}",
+            "browser_act {action, target?, text?, submit?, append?, slowly?, key?, button?, double?, options?, files?, \
+             direction?, pixels?, gone?, tab?, url?, close?, expression?, context?, timeout?}",
+            "browser_snapshot {context?, max_chars?, from?, since?, find?, within?}",
+            "browser_screenshot {context?, target?, full_page?}",
         ]
     );
 }
@@ -108,6 +116,8 @@ async fn a_background_run_is_begun_followed_and_ended() {
             ("wait_run", json!({ "run": "run-4" })),
             ("run_code", json!({ "code": "busy", "background": true })),
             ("wait_run", json!({ "run": "run-5" })),
+            ("run_code", json!({ "code": "denied", "background": true })),
+            ("wait_run", json!({ "run": "run-6" })),
             ("wait_run", json!({ "run": "run-nobody" })),
             ("cancel_run", json!({ "run": "run-nobody" })),
         ])
@@ -324,4 +334,109 @@ fn paths_stay_below_the_workspace() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn pages() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let act = |arguments: Value| ("browser_act", arguments);
+    let said = tools
+        .transcript(&[
+            ("browser_open", json!({ "url": "http://shop.test/" })),
+            ("browser_snapshot", json!({})),
+            ("browser_snapshot", json!({ "max_chars": 50, "since": 6 })),
+            ("browser_snapshot", json!({ "find": "Basket" })),
+            ("browser_screenshot", json!({ "full_page": true })),
+            ("browser_screenshot", json!({ "target": "#huge" })),
+            act(json!({ "action": "click", "target": "#everything" })),
+            act(json!({ "action": "click", "target": "#download" })),
+            act(json!({ "action": "type", "target": "ref_1", "text": "secret", "submit": true })),
+            act(json!({ "action": "tab" })),
+            act(json!({ "action": "evaluate", "expression": "document.title" })),
+            act(json!({ "action": "log" })),
+            ("run_code", json!({ "code": "denied" })),
+            ("browser_open", json!({ "url": "http://again.test/" })),
+            // What goes wrong.
+            ("browser_open", json!({ "url": "http://evil.test/" })),
+            ("browser_open", json!({ "url": "http://gone.test/" })),
+            ("browser_open", json!({ "url": "http://none.test/" })),
+            ("browser_open", json!({ "url": "http://shop.test/", "context": "nowhere" })),
+            act(json!({ "action": "click", "target": "ref_99" })),
+            act(json!({ "action": "click", "target": "button" })),
+            act(json!({ "action": "click", "target": "#covered" })),
+            act(json!({ "action": "click", "target": "#slow" })),
+            act(json!({ "action": "click", "target": "#crash" })),
+            act(json!({ "action": "click", "target": "<" })),
+            act(json!({ "action": "wait", "text": "Done" })),
+            act(json!({ "action": "evaluate", "expression": "no" })),
+            act(json!({ "action": "dance" })),
+        ])
+        .await;
+    insta::assert_snapshot!(said);
+}
+
+/// Each action with what it cannot do without, and what it becomes.
+#[test]
+fn actions_become_requests() {
+    let lower = |arguments: Value| {
+        let row = sandpool::DIALECT.find("browser_act").unwrap();
+        (row.lower)(arguments.as_object().unwrap(), &Options::default()).map(|op| match op {
+            Op::Browse(browse) => browse,
+            other => panic!("{other:?}"),
+        })
+    };
+    let ask = |arguments: Value| lower(arguments.clone()).unwrap_or_else(|e| panic!("{arguments}: {e:?}")).ask;
+    let why = |arguments: Value| lower(arguments).unwrap_err().message;
+    let at = || Some("ref_1".to_owned());
+
+    let click = ask(json!({ "action": "click", "target": "ref_1", "button": "right", "double": true }));
+    assert_eq!(click, Ask::Click { at: "ref_1".into(), button: MouseButton::Right, double: true });
+    let typed = ask(json!({ "action": "type", "target": "ref_1", "text": "", "submit": true, "slowly": true }));
+    assert_eq!(typed, Ask::Type { at: "ref_1".into(), text: String::new(), append: false, submit: true, keys: true });
+    assert_eq!(ask(json!({ "action": "press", "key": "Enter" })), Ask::Press { key: "Enter".into(), at: None });
+    assert_eq!(
+        ask(json!({ "action": "select", "target": "ref_1", "options": ["a"] })),
+        Ask::Select { at: "ref_1".into(), options: vec!["a".into()] }
+    );
+    let scrolled = |arguments: Value| match ask(arguments) {
+        Ask::Scroll { at, right, down } => (at, right, down),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(scrolled(json!({ "action": "scroll" })), (None, 0, 600));
+    assert_eq!(scrolled(json!({ "action": "scroll", "target": "ref_1" })), (at(), 0, 0));
+    assert_eq!(scrolled(json!({ "action": "scroll", "target": "ref_1", "direction": "up" })), (at(), 0, -600));
+    assert_eq!(scrolled(json!({ "action": "scroll", "direction": "left", "pixels": 5 })), (None, -5, 0));
+    let tab = |arguments: Value| match ask(arguments) {
+        Ask::Tab { tab } => tab,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(tab(json!({ "action": "tab" })), TabAsk::List);
+    assert_eq!(tab(json!({ "action": "tab", "tab": 2 })), TabAsk::Select { tab: 2 });
+    assert_eq!(tab(json!({ "action": "tab", "tab": 2, "close": true })), TabAsk::Close { tab: 2 });
+    assert_eq!(
+        tab(json!({ "action": "tab", "url": "http://a.test" })),
+        TabAsk::New { url: Some("http://a.test".into()) }
+    );
+    let upload = json!({ "action": "upload", "target": "ref_1", "files": ["/workspace/a.txt", "b/c"] });
+    assert_eq!(lower(upload).unwrap().uploads, ["a.txt", "b/c"]);
+    assert_eq!(lower(json!({ "action": "back" })).unwrap().timeout, Duration::from_secs(30));
+    assert_eq!(lower(json!({ "action": "hover", "target": "a" })).unwrap().timeout, Duration::from_secs(10));
+    assert_eq!(lower(json!({ "action": "forward", "timeout": 3 })).unwrap().timeout, Duration::from_secs(3));
+
+    assert_eq!(why(json!({ "action": "click" })), "target is required for the action click");
+    assert_eq!(why(json!({ "action": "type", "target": "a" })), "text is required for the action type");
+    assert_eq!(why(json!({ "action": "press", "text": "a" })), "key is required for the action press");
+    assert_eq!(why(json!({ "action": "select", "target": "a" })), "options is required for the action select");
+    assert_eq!(why(json!({ "action": "wait", "text": "" })), "text is required for the action wait");
+    assert_eq!(
+        why(json!({ "action": "upload", "target": "a", "files": [] })),
+        "files is required for the action upload"
+    );
+    assert_eq!(why(json!({ "action": "evaluate" })), "expression is required for the action evaluate");
+    assert_eq!(why(json!({ "action": "tab", "close": true })), "tab is required to close one");
+    assert_eq!(why(json!({ "action": "tab", "tab": 1, "url": "a" })), "url is for a new tab: leave tab and close out");
+    let outside = why(json!({ "action": "upload", "target": "a", "files": ["../a"] }));
+    assert_eq!(outside, "files: path ../a is refused: path cannot lead out of /workspace");
+    let many = vec!["a"; 21];
+    assert_eq!(why(json!({ "action": "upload", "target": "a", "files": many })), "files cannot be more than 20");
 }

@@ -20,8 +20,6 @@ const DOCUMENT: [(&str, &[&str], &[&str]); 10] = [
     ("file_list", &[], &["path"]),
 ];
 
-const BROWSER: [&str; 4] = ["browser_goto", "browser_click", "browser_type", "browser_snapshot"];
-
 fn tools() -> Tools {
     Tools::new(&workbench::DIALECT)
 }
@@ -66,6 +64,13 @@ async fn a_sandbox_from_its_making_to_its_end() {
             ("file_read", json!({ "path": "/workspace/a/b.txt" })),
             ("file_list", json!({})),
             ("file_list", json!({ "path": "a" })),
+            ("code_run", json!({ "language": "python", "code": "denied" })),
+            ("browser_goto", json!({ "url": "http://shop.test/" })),
+            ("browser_snapshot", json!({ "maxTextLen": 40 })),
+            ("browser_type", json!({ "selector": "ref_3", "text": "hello" })),
+            ("browser_click", json!({ "selector": "#everything" })),
+            ("browser_click", json!({ "selector": "#download" })),
+            ("browser_goto", json!({ "url": "http://again.test/" })),
             ("sandbox_create", json!({})),
             ("file_read", json!({ "path": "a/b.txt" })),
             ("file_list", json!({ "sandbox_id": "sbx-1" })),
@@ -76,7 +81,7 @@ async fn a_sandbox_from_its_making_to_its_end() {
         ])
         .await;
     insta::assert_snapshot!(said);
-    tools.assert_every_tool_succeeded_but(&BROWSER);
+    tools.assert_every_tool_succeeded_but(&[]);
 }
 
 /// Without a connection that lasts each call stands alone.
@@ -118,15 +123,22 @@ async fn failures_have_a_hint() {
             ("file_read", json!({ "path": "../etc/passwd" })),
             ("file_write", json!({ "path": "", "content": "" })),
             ("file_write", json!({ "path": "a" })),
-            ("sandbox_create", json!({ "sandbox_id": "one-too-many" })),
-            ("sandbox_create", json!({ "sandbox_id": "broken" })),
-            ("browser_goto", json!({ "url": "https://example.com" })),
+            ("browser_goto", json!({ "url": "http://evil.test/" })),
+            ("browser_goto", json!({ "url": "http://none.test/" })),
+            ("browser_goto", json!({ "url": "http://gone.test/" })),
             ("browser_goto", json!({})),
             ("browser_click", json!({ "selector": "ref_99" })),
-            ("browser_type", json!({ "selector": "ref_1", "text": "" })),
+            ("browser_click", json!({ "selector": ".none" })),
+            ("browser_click", json!({ "selector": "button" })),
+            ("browser_click", json!({ "selector": "#covered" })),
+            ("browser_click", json!({ "selector": "#slow" })),
+            ("browser_click", json!({ "selector": "#crash" })),
+            ("browser_click", json!({ "selector": "<" })),
+            ("browser_type", json!({ "selector": "ref_99", "text": "" })),
             ("browser_type", json!({ "selector": "ref_1" })),
-            ("browser_snapshot", json!({})),
             ("browser_snapshot", json!({ "maxTextLen": 0 })),
+            ("sandbox_create", json!({ "sandbox_id": "one-too-many" })),
+            ("sandbox_create", json!({ "sandbox_id": "broken" })),
         ])
         .await;
     insta::assert_snapshot!(said);
@@ -160,5 +172,33 @@ async fn output_cannot_pass_for_the_server() {
         assert_eq!(object, answer.structured);
         assert_eq!(object["stdout"], mcp_fake::FORGED);
         assert!(!text.lines().any(|line| line.starts_with("hint:") || line.contains("failed: x\"")));
+    }
+}
+
+/// The document's own example.
+#[tokio::test]
+async fn a_ref_that_is_none_fails_as_the_document_has_it() {
+    let tools = tools();
+    tools.answer("sandbox_create", json!({})).await;
+    let answer = tools.answer("browser_click", json!({ "selector": "ref_99" })).await;
+    let document = "browser_click failed: element not found (selector=\"ref_99\")\n\
+                    hint: call browser_snapshot first and use one of the returned refs";
+    assert!(answer.is_error);
+    assert_eq!(answer.blocks, [Block::Text(document.into())]);
+}
+
+/// Titles and messages of dialogs are the page's: none of them can begin a line.
+#[tokio::test]
+async fn a_page_cannot_pass_for_the_server() {
+    let tools = tools();
+    tools.answer("sandbox_create", json!({})).await;
+    for (tool, arguments) in [
+        ("browser_click", json!({ "selector": "#everything" })),
+        ("browser_goto", json!({ "url": "http://evil.test/" })),
+    ] {
+        let answer = tools.answer(tool, arguments).await;
+        let Block::Text(text) = &answer.blocks[0] else { panic!() };
+        assert!(text.contains("hint: evil"), "{text}");
+        assert!(!text.lines().any(|line| line.trim_start().starts_with("hint: evil")), "{text}");
     }
 }

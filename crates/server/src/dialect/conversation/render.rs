@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::DATA;
 use crate::dialect::shared::files::written_length;
-use crate::dialect::shared::run::{pictures, signal_name, text_displays};
+use crate::dialect::shared::run::{add_denied, pictures, signal_name, text_displays};
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::dialect::shared::{TEXT_BUDGET, add_lines, seconds};
 use crate::dialect::{Answer, ArgError, Block, Reply, Scene, clipped, shown};
@@ -118,6 +118,7 @@ fn output(ran: &Ran) -> String {
     if let Some(error) = &ran.error {
         add_lines(&mut out, &clipped(&error.text, TEXT_BUDGET));
     }
+    add_denied(&mut out, ran);
     if let Some(sentence) = ending(&ran.end) {
         add_lines(&mut out, &sentence);
     }

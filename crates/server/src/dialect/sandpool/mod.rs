@@ -12,7 +12,11 @@ use super::shared::LANGUAGES;
 use super::shared::files::{Encoding, WORKSPACE, decode, listing_schema, path_below};
 use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
+mod browser;
+mod page;
 mod render;
+
+use browser::{BROWSER_ACT, BROWSER_OPEN, BROWSER_SCREENSHOT, BROWSER_SNAPSHOT};
 
 pub static DIALECT: Dialect = Dialect {
     id: "sandpool",
@@ -29,6 +33,10 @@ pub static DIALECT: Dialect = Dialect {
         READ_FILE,
         WRITE_FILE,
         LIST_FILES,
+        BROWSER_OPEN,
+        BROWSER_ACT,
+        BROWSER_SNAPSHOT,
+        BROWSER_SCREENSHOT,
     ],
     aliases: &[],
     unknown_tool_code: -32602,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{directory, encoding, is_shell, lines};
 use crate::dialect::shared::files::{Encoding, FILE_BUDGET, Listing};
 use crate::dialect::shared::run::{
-    PICTURE_BUDGET, VISIBLE, Words, command_ending, ending, exit_code, picture, pictures, succeeded,
+    PICTURE_BUDGET, VISIBLE, Words, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded,
 };
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{TEXT_BUDGET, add_lines, moment, seconds};
@@ -32,7 +32,7 @@ fn failure(sentence: String) -> Answer {
 }
 
 /// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
-fn mismatch() -> Answer {
+pub(super) fn mismatch() -> Answer {
     failure("The engine gave another kind of answer than was asked for.".into())
 }
 
@@ -41,7 +41,7 @@ pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
 }
 
 /// What happened and what to do next.
-fn sentence(error: &EngineError) -> String {
+pub(super) fn sentence(error: &EngineError) -> String {
     use EngineError as E;
     match error {
         E::ContextNotFound(context) => format!(
@@ -65,7 +65,9 @@ fn sentence(error: &EngineError) -> String {
              one.",
             shown(run)
         ),
-        E::NoBrowser(why) => format!("There is no browser: {why}."),
+        E::NoBrowser(why) => {
+            format!("There is no browser: {why}. Work without one: run_code and run_command are there.")
+        }
         E::NetworkOff(why) => {
             format!("Network access is off: {why}. Leave network out, or ask the operator of this server for it.")
         }
@@ -121,6 +123,9 @@ struct Run {
     late_output: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     truncated: Vec<Cut>,
+    /// What was not let out to the network.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    denied: Vec<String>,
     /// Only said when it was in question.
     #[serde(skip_serializing_if = "Option::is_none")]
     variables_kept: Option<bool>,
@@ -179,6 +184,7 @@ pub(super) fn run_schema() -> Value {
         "displays": array(display),
         "late_output": string(),
         "truncated": array(cut),
+        "denied": array(string()),
         "variables_kept": boolean(),
         "note": string(),
         "context": string(),
@@ -273,7 +279,7 @@ fn goes_on(progress: RunProgress) -> Answer {
     })
 }
 
-fn ended(scene: &Scene<'_>, ran: Ran, what: What, run: Option<String>) -> Answer {
+fn ended(scene: &Scene<'_>, mut ran: Ran, what: What, run: Option<String>) -> Answer {
     let success = match what {
         What::Code => succeeded(&ran.end),
         What::Command => exit_code(&ran.end) == 0,
@@ -281,6 +287,8 @@ fn ended(scene: &Scene<'_>, ran: Ran, what: What, run: Option<String>) -> Answer
     let pictures = pictures(&ran);
     let (truncated, links) = cuts(scene, &ran);
     let note = note(&ran, what, run.is_some());
+    let mut stderr = std::mem::take(&mut ran.stderr.text);
+    add_denied(&mut stderr, &ran);
     let object = Run {
         success: Some(success),
         execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
@@ -296,12 +304,13 @@ fn ended(scene: &Scene<'_>, ran: Ran, what: What, run: Option<String>) -> Answer
             traceback: clipped(&error.text, TEXT_BUDGET).into_owned(),
         }),
         truncated,
+        denied: ran.denied,
         note,
         context: Some(ran.context.id),
         context_created: ran.created,
         run,
         stdout: Some(ran.stdout.text),
-        stderr: Some(ran.stderr.text),
+        stderr: Some(stderr),
         output: None,
         cursor: None,
     };

@@ -1,5 +1,6 @@
 //! What several dialects say in the same way. Nothing here belongs to one document.
 
+pub(super) mod browse;
 pub(super) mod files;
 pub(super) mod run;
 pub(super) mod schema;
@@ -32,6 +33,16 @@ pub(super) fn moment(seconds: u64) -> String {
 
 pub(super) fn seconds(duration: Duration) -> String {
     format!("{} s", duration.as_secs_f64())
+}
+
+/// Bounded and without line breaks, for a place where only one line may stand.
+pub(super) fn one_line(text: &str) -> String {
+    const MOST: usize = 600;
+    let mut line: String = text.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if text.chars().nth(MOST).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 /// On lines of its own.

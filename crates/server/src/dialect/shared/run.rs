@@ -49,7 +49,7 @@ fn text_of(bundle: &MimeBundle) -> Option<&str> {
     bundle.get("text/plain").or_else(|| bundle.values().next())?.as_str()
 }
 
-/// What was lost before, what went to stderr, then the traceback.
+/// What was lost before, what went to stderr, then the traceback and what was not let out.
 pub(in crate::dialect) fn stderr(ran: &Ran) -> String {
     let mut out = String::new();
     if let Some(notice) = &ran.notice {
@@ -65,7 +65,15 @@ pub(in crate::dialect) fn stderr(ran: &Ran) -> String {
     if let Some(error) = &ran.error {
         add_lines(&mut out, &clipped(&error.text, TEXT_BUDGET));
     }
+    add_denied(&mut out, ran);
     out
+}
+
+/// What was not let out to the network: a program's own words for it say less.
+pub(in crate::dialect) fn add_denied(out: &mut String, ran: &Ran) {
+    for sentence in &ran.denied {
+        add_lines(out, &format!("[network] {sentence}"));
+    }
 }
 
 /// Of code: what happened, whether variables were kept, what to do next.
@@ -182,22 +190,46 @@ pub(in crate::dialect) fn picture(bundle: &MimeBundle) -> Option<(&'static str, 
     VISIBLE.into_iter().find_map(|mime| Some((mime, bundle.get(mime)?.as_str()?)))
 }
 
-/// Pictures in the order in which they were made. Data that is not base64 would make clients throw the whole answer away.
+/// Pictures in the order in which they were made.
 pub(in crate::dialect) fn pictures(ran: &Ran) -> Vec<Block> {
     let mut left = PICTURE_BUDGET;
     let mut blocks = Vec::new();
     for (number, (mime, data)) in ran.displays.iter().chain(&ran.value).filter_map(picture).enumerate() {
-        let note = |why: String| Block::Text(format!("picture {} is left out: {why}", number + 1));
-        blocks.push(if data.len() > left {
-            note(format!("{} bytes of base64 are over the limit of {PICTURE_BUDGET} for one answer", data.len()))
-        } else if let Ok(bytes) = decode(data) {
-            left -= data.len();
-            Block::Image { data: STANDARD.encode(bytes), mime }
-        } else {
-            note("it is not base64".into())
+        blocks.push(match Picture::within(left, mime, data) {
+            Picture::Shown(block) => {
+                left -= data.len();
+                block
+            }
+            Picture::LeftOut(why) => Block::Text(format!("picture {} is left out: {why}", number + 1)),
         });
     }
     blocks
+}
+
+/// One picture, or why not. Data that is not base64 would make clients throw the whole answer away.
+pub(in crate::dialect) enum Picture {
+    Shown(Block),
+    LeftOut(String),
+}
+
+impl Picture {
+    /// The only one of its answer.
+    pub fn of(mime: &'static str, data: &str) -> Self {
+        Self::within(PICTURE_BUDGET, mime, data)
+    }
+
+    fn within(left: usize, mime: &'static str, data: &str) -> Self {
+        if data.len() > left {
+            let bytes = data.len();
+            return Self::LeftOut(format!(
+                "{bytes} bytes of base64 are over the limit of {PICTURE_BUDGET} for one answer"
+            ));
+        }
+        match decode(data) {
+            Ok(bytes) => Self::Shown(Block::Image { data: STANDARD.encode(bytes), mime }),
+            Err(_) => Self::LeftOut("it is not base64".into()),
+        }
+    }
 }
 
 /// Streams that were cut and of which the whole was kept.

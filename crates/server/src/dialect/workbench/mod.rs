@@ -1,12 +1,20 @@
 //! `workbench`: the tool set of the sandbox workbench: one sandbox at a time, with code, files and a browser.
 
-use engine::op::{Command, Environment, Holder, Language, Network, NewContext, Op, RunCode, RunCommand, Target, Which};
+use std::time::Duration;
+
+use engine::op::browser::{Browse as Ask, MouseButton, SnapshotAsk};
+use engine::op::{
+    Browse, Command, Environment, Holder, Language, Network, NewContext, Op, RunCode, RunCommand, Target, Which,
+};
 use serde_json::json;
 
 use super::args::{self, ArgError, Args, Refused};
+use super::shared::browse::{ACTING, LOOKING, OPENING};
 use super::shared::files::{WORKSPACE, file_schema, path_below, written_schema};
+use super::shared::one_line;
 use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
+mod page;
 mod render;
 
 pub static DIALECT: Dialect = Dialect {
@@ -66,10 +74,10 @@ const BROWSER_GOTO: ToolRow = ToolRow {
     prose: "browser_goto",
     fields: &[Field::required("url"), SANDBOX_ID],
     form: SchemaForm::Full,
-    output_schema: render::page_schema,
+    output_schema: page::page_schema,
     hints: ACTS,
-    lower: |args, _| browser(args, &["url"]),
-    render: render::no_browser,
+    lower: |args, _| browse(args, Ask::Open { url: args::required(args, "url")?.to_owned() }, OPENING),
+    render: page::browsed,
     render_error: render::error,
 };
 
@@ -77,7 +85,7 @@ const BROWSER_CLICK: ToolRow = ToolRow {
     name: "browser_click",
     prose: "browser_click",
     fields: &[Field::required("selector"), SANDBOX_ID],
-    lower: |args, _| browser(args, &["selector"]),
+    lower: browser_click,
     ..BROWSER_GOTO
 };
 
@@ -93,7 +101,7 @@ const BROWSER_SNAPSHOT: ToolRow = ToolRow {
     name: "browser_snapshot",
     prose: "browser_snapshot",
     fields: &[Field::new("maxTextLen", FieldKind::Whole).default(|_| json!(SNAPSHOT_TEXT)), SANDBOX_ID],
-    output_schema: render::snapshot_schema,
+    output_schema: page::snapshot_schema,
     hints: READS,
     lower: browser_snapshot,
     ..BROWSER_GOTO
@@ -210,7 +218,7 @@ fn code_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
 }
 
 fn path(text: &str) -> Result<String, Refused> {
-    path_below(WORKSPACE, text).map_err(|why| Refused(format!("{why} (path=\"{}\")", render::one_line(text))))
+    path_below(WORKSPACE, text).map_err(|why| Refused(format!("{why} (path=\"{}\")", one_line(text))))
 }
 
 fn directory(args: &Args) -> Result<String, Refused> {
@@ -224,21 +232,27 @@ fn file_write(args: &Args, _: &Options) -> Result<Op, ArgError> {
     Ok(Op::WriteFile { place: holder(args)?, path, content })
 }
 
-/// Arguments are checked as ever; then there is no browser to pass them to.
-fn browser(args: &Args, needed: &[&str]) -> Result<Op, ArgError> {
-    for field in needed {
-        args::required(args, field)?;
-    }
-    which(args)?;
-    Err(ArgError { code: render::NO_BROWSER, message: "the browser is not available in this version".into() })
+fn browse(args: &Args, ask: Ask, timeout: Duration) -> Result<Op, ArgError> {
+    Ok(Op::Browse(Browse { target: Target::existing(which(args)?), ask, uploads: Vec::new(), timeout }))
+}
+
+/// A `ref_N` or a CSS selector: the page knows which.
+fn selector(args: &Args) -> Result<String, Refused> {
+    args::required(args, "selector").map(str::to_owned)
+}
+
+fn browser_click(args: &Args, _: &Options) -> Result<Op, ArgError> {
+    browse(args, Ask::Click { at: selector(args)?, button: MouseButton::Left, double: false }, ACTING)
 }
 
 fn browser_type(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    args::given(args, "text")?;
-    browser(args, &["selector"])
+    // An empty text empties the field.
+    let text = args::given(args, "text")?.to_owned();
+    browse(args, Ask::Type { at: selector(args)?, text, append: false, submit: false, keys: false }, ACTING)
 }
 
 fn browser_snapshot(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    args::whole(args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT)?;
-    browser(args, &[])
+    let most = args::whole(args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT)?.unwrap_or(SNAPSHOT_TEXT);
+    let max_chars = u32::try_from(most).unwrap_or(u32::MAX);
+    browse(args, Ask::Snapshot(SnapshotAsk { max_chars, apart: true, ..SnapshotAsk::default() }), LOOKING)
 }

@@ -15,26 +15,13 @@ use crate::dialect::shared::files::{
 };
 use crate::dialect::shared::run::{self, Words};
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
-use crate::dialect::shared::{add_lines, seconds};
+use crate::dialect::shared::{add_lines, one_line, seconds};
 use crate::dialect::{Answer, ArgError, Block, Reply, Scene};
 
 const WORDS: Words =
     Words { place: "sandbox", anew: "in a new sandbox made with sandbox_create if this one is not found" };
 
-/// The code of refusals by a tool that needs a browser.
-pub(super) const NO_BROWSER: &str = "NO_BROWSER";
-
-/// Bounded and without line breaks, for a place where only one line may stand.
-pub(super) fn one_line(text: &str) -> String {
-    const MOST: usize = 600;
-    let mut line: String = text.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if text.chars().nth(MOST).is_some() {
-        line.push('…');
-    }
-    line
-}
-
-fn succeeded<T: Serialize>(scene: &Scene<'_>, how: &str, facts: &T) -> Answer {
+pub(super) fn succeeded<T: Serialize>(scene: &Scene<'_>, how: &str, facts: &T) -> Answer {
     let mut answer = Answer::json(facts);
     prepend(&mut answer, &format!("{} ok: {}", scene.tool, one_line(how)));
     answer
@@ -46,7 +33,7 @@ fn prepend(answer: &mut Answer, line: &str) {
     }
 }
 
-fn failure_line(scene: &Scene<'_>, why: &str, hint: &str) -> String {
+pub(super) fn failure_line(scene: &Scene<'_>, why: &str, hint: &str) -> String {
     format!("{} failed: {}\nhint: {hint}", scene.tool, one_line(why))
 }
 
@@ -57,10 +44,7 @@ fn failed(scene: &Scene<'_>, why: &str, hint: &str) -> Answer {
 }
 
 pub(super) fn refusal(scene: &Scene<'_>, refused: &ArgError) -> Reply {
-    let hint = match refused.code {
-        NO_BROWSER => "work without one: call code_run, file_read, file_write or file_list".to_owned(),
-        _ => format!("correct the arguments and call {} again", scene.tool),
-    };
+    let hint = format!("correct the arguments and call {} again", scene.tool);
     failed(scene, &refused.message, &hint).into()
 }
 
@@ -112,13 +96,17 @@ pub(super) fn error(scene: &Scene<'_>, error: &EngineError) -> Reply {
             format!("the sandbox failed: {why}"),
             format!("call {} again, or sandbox_create for a new sandbox", scene.tool),
         ),
+        E::NoBrowser(why) => (
+            format!("there is no browser: {why}"),
+            "work without one: call code_run, file_read, file_write or file_list".to_owned(),
+        ),
         other => (other.to_string(), again()),
     };
     failed(scene, &why, &hint).into()
 }
 
 /// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
-fn mismatch(scene: &Scene<'_>) -> Answer {
+pub(super) fn mismatch(scene: &Scene<'_>) -> Answer {
     failed(
         scene,
         "the engine gave another kind of answer than was asked for",
@@ -186,21 +174,6 @@ pub(super) fn destroyed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     succeeded(scene, &context_id.clone(), &Destroyed { sandbox_id: context_id })
 }
 
-// ---- the browser, which is not there yet
-
-pub(super) fn page_schema() -> Value {
-    object(json!({ "url": string(), "title": string() }))
-}
-
-pub(super) fn snapshot_schema() -> Value {
-    object(json!({ "url": string(), "title": string(), "text": string(), "elements": string() }))
-}
-
-/// No operation of these tools reaches the engine.
-pub(super) fn no_browser(scene: &Scene<'_>, _: Outcome) -> Answer {
-    mismatch(scene)
-}
-
 // ---- code
 
 #[derive(Serialize)]
@@ -212,6 +185,9 @@ struct Executed {
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
     execution_time: f64,
+    /// What was not let out to the network.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    denied: Vec<String>,
 }
 
 pub(super) fn ran_schema() -> Value {
@@ -222,8 +198,9 @@ pub(super) fn ran_schema() -> Value {
         "stderr": string(),
         "exit_code": integer(),
         "execution_time": number(),
+        "denied": array(string()),
     });
-    object_with(members, &["exit_code"])
+    object_with(members, &["exit_code", "denied"])
 }
 
 pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
@@ -251,6 +228,7 @@ pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
         stderr,
         exit_code: shell.then(|| run::exit_code(&ran.end)),
         execution_time: (ran.duration.as_secs_f64() * 1e6).round() / 1e6,
+        denied: ran.denied.clone(),
     });
     prepend(&mut answer, &line);
     answer.blocks.extend(run::pictures(&ran));

@@ -1,0 +1,247 @@
+//! What the browser's tools give back: one object for all of them, with what applies.
+
+use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, Snapshot};
+use engine::op::{EngineError, Outcome};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::browser::max_chars;
+use super::render::{mismatch, sentence};
+use crate::dialect::shared::browse::{self, Beside};
+use crate::dialect::shared::run::Picture;
+use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
+use crate::dialect::shared::{TEXT_BUDGET, one_line};
+use crate::dialect::{Answer, Block, Reply, Scene, clipped};
+
+#[derive(Default, Serialize)]
+struct Page {
+    success: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// What to do next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    title: Option<String>,
+    /// The one that is shown; told where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tab: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tabs: Option<Vec<Tab>>,
+    /// JSON text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<Vec<String>>,
+    /// Of a snapshot; for `since`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<u64>,
+    /// For `from`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    removed: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    width: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    height: Option<u32>,
+    #[serde(flatten)]
+    beside: Beside,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    context_created: bool,
+}
+
+#[derive(Serialize)]
+struct Tab {
+    tab: u32,
+    url: String,
+    title: String,
+    shown: bool,
+}
+
+/// What every tool of the browser's says, and these members.
+fn with(more: Value) -> Value {
+    let mut members = json!({
+        "success": boolean(),
+        "error": string(),
+        "note": string(),
+        "url": string(),
+        "title": string(),
+        "tab": integer(),
+        "context": string(),
+        "context_created": boolean(),
+    });
+    let (Some(all), Value::Object(more)) = (members.as_object_mut(), more) else { return members };
+    all.extend(Beside::schema());
+    all.extend(more);
+    let names: Vec<String> = all.keys().filter(|name| *name != "success").cloned().collect();
+    object_with(members, &names.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+pub(super) fn opened_schema() -> Value {
+    with(json!({}))
+}
+
+pub(super) fn acted_schema() -> Value {
+    let tab = object(json!({ "tab": integer(), "url": string(), "title": string(), "shown": boolean() }));
+    with(json!({ "value": string(), "tabs": array(tab), "log": array(string()) }))
+}
+
+pub(super) fn snapshot_schema() -> Value {
+    with(json!({
+        "elements": string(),
+        "snapshot": integer(),
+        "next": string(),
+        "removed": array(string()),
+        "notes": array(string()),
+    }))
+}
+
+pub(super) fn screenshot_schema() -> Value {
+    with(json!({ "width": integer(), "height": integer() }))
+}
+
+pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Browsed(browsed) = outcome else { return mismatch() };
+    let beside = Beside::of(&browsed);
+    let links = browse::downloads(scene, &browsed);
+    let mut page = Page {
+        success: browsed.result.is_ok(),
+        beside,
+        context: Some(browsed.context.id),
+        context_created: browsed.created,
+        ..Page::default()
+    };
+    if let Some(shown) = browsed.page {
+        page.url = Some(one_line(&shown.url));
+        page.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
+        page.tab = (shown.tabs > 1).then_some(shown.tab);
+    }
+    let mut answer = match browsed.result {
+        Ok(result) => done(scene, page, result),
+        Err(error) => failed(page, &error),
+    };
+    answer.blocks.extend(links);
+    answer
+}
+
+fn done(scene: &Scene<'_>, mut page: Page, result: BrowseResult) -> Answer {
+    match result {
+        BrowseResult::Done => {}
+        BrowseResult::Snapshot(snapshot) => return seen(scene, page, snapshot),
+        BrowseResult::Screenshot { png, width, height, clipped } => {
+            return pictured(Page { width: Some(width), height: Some(height), ..page }, &png, clipped);
+        }
+        BrowseResult::Value { json, truncated } => {
+            page.value = Some(clipped(&json, TEXT_BUDGET).into_owned());
+            if truncated {
+                page.note =
+                    Some("The value is cut: return less of it, or write it to the page and take a snapshot.".into());
+            }
+        }
+        BrowseResult::Tabs { tabs } => {
+            let row = |tab: engine::op::browser::Tab| Tab {
+                tab: tab.tab,
+                url: one_line(&tab.url),
+                title: one_line(&tab.title),
+                shown: tab.shown,
+            };
+            page.tabs = Some(tabs.into_iter().map(row).collect());
+        }
+        BrowseResult::Log { lines, dropped } => {
+            let (newest, left_out) = newest(&lines);
+            let dropped = dropped.saturating_add(left_out);
+            page.log = Some(newest);
+            page.note = (dropped > 0).then(|| format!("{dropped} earlier lines are left out."));
+        }
+    }
+    Answer::json(&page)
+}
+
+/// As many of the last lines as fit, and how many do not.
+fn newest(lines: &[String]) -> (Vec<String>, u64) {
+    let mut left = TEXT_BUDGET;
+    let fitting = lines.iter().rev().map(|line| one_line(line)).take_while(|line| {
+        let length = line.chars().count();
+        let fits = length <= left;
+        left = left.saturating_sub(length);
+        fits
+    });
+    let mut newest: Vec<String> = fitting.collect();
+    newest.reverse();
+    let left_out = lines.len() - newest.len();
+    (newest, left_out as u64)
+}
+
+/// The outline in a block of its own, as it is; then what else there is to say. The object has both.
+fn seen(scene: &Scene<'_>, mut page: Page, snapshot: Snapshot) -> Answer {
+    let most = max_chars(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
+    // The browser keeps to what it was asked for; whoever has taken it over may not.
+    let elements = clipped(&snapshot.elements, most.saturating_mul(2)).into_owned();
+    page.snapshot = Some(snapshot.number);
+    page.removed = snapshot.removed.iter().map(|line| one_line(line)).collect();
+    page.notes = snapshot.notes.iter().map(|line| one_line(line)).collect();
+    page.next = snapshot.next.map(|next| one_line(&next));
+    let mut answer = Answer::json(&page);
+    answer.structured["elements"] = json!(elements);
+    // Some hosts refuse a text without a character.
+    let shown = if elements.is_empty() { "(no lines)".to_owned() } else { elements };
+    answer.blocks.insert(0, Block::Text(shown));
+    answer
+}
+
+fn pictured(mut page: Page, png: &str, clipped: bool) -> Answer {
+    if clipped {
+        page.note = Some("The page is longer than the picture: scroll, or take the picture of an element.".into());
+    }
+    match Picture::of("image/png", png) {
+        Picture::Shown(block) => {
+            let mut answer = Answer::json(&page);
+            answer.blocks.push(block);
+            answer
+        }
+        Picture::LeftOut(why) => {
+            let error = format!("the picture is left out: {why}");
+            let note = "Take a picture of one element with target, or without full_page.".to_owned();
+            let page = Page { success: false, error: Some(error), note: Some(note), ..page };
+            Answer::json(&page).unsuccessful()
+        }
+    }
+}
+
+fn failed(page: Page, error: &BrowseError) -> Answer {
+    let note = next(error.why, page.beside.is_denied());
+    let page = Page { error: Some(one_line(&error.message)), note: Some(note.into()), ..page };
+    Answer::json(&page).unsuccessful()
+}
+
+fn next(why: BrowseFailure, is_denied: bool) -> &'static str {
+    use BrowseFailure as F;
+    match why {
+        F::NotFound | F::Stale => "Call browser_snapshot and use one of the refs it returns.",
+        F::Ambiguous => {
+            "Call browser_snapshot and use the ref of the one you mean, or a selector that matches it alone."
+        }
+        F::NotReady => "Call browser_snapshot to see what is in the way, deal with that, then try again.",
+        F::Navigation if is_denied => {
+            "Open an address that is allowed; `denied` says how the operator can allow this one."
+        }
+        F::Navigation => "Check the address, then call browser_open again.",
+        F::TimedOut => "Call browser_snapshot to see how far the page is, or try again with a longer timeout.",
+        F::Crashed | F::NoBrowser => "Call browser_open to open the page again.",
+        F::Threw => "Correct the expression, then try again.",
+        F::Invalid => "Correct the arguments, then try again.",
+        F::Cancelled => "Try again if it should complete.",
+    }
+}
+
+/// The same object, for those who read nothing but its members.
+pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
+    Answer::json(&Page { error: Some(sentence(error)), ..Page::default() }).unsuccessful().into()
+}

@@ -1,0 +1,96 @@
+//! How what came of something in the browser reads: the page, what happened unasked, what was not let out.
+//!
+//! Titles, addresses and messages are the page's: each stands on one line, bounded.
+
+use std::time::Duration;
+
+use engine::op::Browsed;
+use engine::op::browser::{Happened, Page};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::one_line;
+use super::schema::{array, string};
+use crate::dialect::{Block, Scene};
+
+/// Of opening a page, of one action, and of a look at the page.
+pub(in crate::dialect) const OPENING: Duration = Duration::from_secs(30);
+pub(in crate::dialect) const ACTING: Duration = Duration::from_secs(5);
+pub(in crate::dialect) const LOOKING: Duration = Duration::from_secs(10);
+
+/// What an answer says beside what was asked for.
+#[derive(Default, Serialize)]
+pub(in crate::dialect) struct Beside {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    happened: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    denied: Vec<String>,
+    /// What was lost since the last call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    notice: Option<String>,
+}
+
+impl Beside {
+    pub fn of(browsed: &Browsed) -> Self {
+        Self {
+            happened: browsed.happened.iter().map(sentence).collect(),
+            denied: browsed.denied.clone(),
+            notice: browsed.notice.clone(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.happened.is_empty() && self.denied.is_empty() && self.notice.is_none()
+    }
+
+    pub fn is_denied(&self) -> bool {
+        !self.denied.is_empty()
+    }
+
+    /// All of them may be absent.
+    pub const NAMES: [&str; 3] = ["happened", "denied", "notice"];
+
+    pub fn schema() -> Map<String, Value> {
+        let kinds = [array(string()), array(string()), string()];
+        Self::NAMES.into_iter().map(str::to_owned).zip(kinds).collect()
+    }
+}
+
+fn sentence(happened: &Happened) -> String {
+    let address = |url: &str| one_line(url);
+    match happened {
+        Happened::Dialog { kind, message } => {
+            let answered = if kind == "beforeunload" { "accepted" } else { "dismissed" };
+            let said = if message.is_empty() { String::new() } else { format!(": {}", one_line(message)) };
+            format!("a dialog ({}) was {answered}{said}", one_line(kind))
+        }
+        Happened::Popup { tab, url } => format!("the page opened tab {tab}: {}", address(url)),
+        Happened::PopupClosed { url } => format!("a page was closed, there are too many tabs: {}", address(url)),
+        Happened::Download { path: Some(path), size, url, error: None } => {
+            format!("downloaded {} ({size} bytes) from {}", one_line(path), address(url))
+        }
+        Happened::Download { url, error, .. } => {
+            let why = error.as_deref().unwrap_or("it did not end");
+            format!("the download of {} failed: {}", address(url), one_line(why))
+        }
+        Happened::Crashed { url } => format!("the page crashed: {}", address(url)),
+        Happened::Note { text } => one_line(text),
+    }
+}
+
+/// Where downloads can be fetched from.
+pub(in crate::dialect) fn downloads(scene: &Scene<'_>, browsed: &Browsed) -> Vec<Block> {
+    let done = browsed.happened.iter().filter_map(|happened| match happened {
+        Happened::Download { path: Some(path), size, error: None, .. } => Some((path, *size)),
+        _ => None,
+    });
+    done.filter_map(|(path, size)| scene.link(&browsed.context.key, path, Some(size))).collect()
+}
+
+/// `https://example.com (Example)`.
+pub(in crate::dialect) fn shown(page: &Page) -> String {
+    match page.title.as_str() {
+        "" => one_line(&page.url),
+        title => format!("{} ({})", one_line(&page.url), one_line(title)),
+    }
+}

@@ -1,0 +1,143 @@
+//! What the browser's tools give back: the page, and a failure whose hint names the next call.
+
+use engine::op::Outcome;
+use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, Page, Snapshot};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::render::{failure_line, mismatch, succeeded};
+use super::{MOST_SNAPSHOT_TEXT, SNAPSHOT_TEXT};
+use crate::dialect::args;
+use crate::dialect::shared::browse::{self, Beside};
+use crate::dialect::shared::schema::{array, object_with, string};
+use crate::dialect::shared::{TEXT_BUDGET, one_line};
+use crate::dialect::{Answer, Block, Scene, clipped};
+
+#[derive(Serialize)]
+struct PageFacts {
+    url: String,
+    title: String,
+    #[serde(flatten)]
+    seen: Option<Seen>,
+    #[serde(flatten)]
+    beside: Beside,
+}
+
+/// Of a snapshot.
+#[derive(Serialize)]
+struct Seen {
+    text: String,
+    elements: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
+}
+
+fn schema_with(members: Value, optional: &[&str]) -> Value {
+    let mut members = members;
+    if let Some(members) = members.as_object_mut() {
+        members.extend(Beside::schema());
+    }
+    object_with(members, &[&Beside::NAMES, optional].concat())
+}
+
+pub(super) fn page_schema() -> Value {
+    schema_with(json!({ "url": string(), "title": string() }), &[])
+}
+
+pub(super) fn snapshot_schema() -> Value {
+    let members = json!({
+        "url": string(),
+        "title": string(),
+        "text": string(),
+        "elements": string(),
+        "notes": array(string()),
+    });
+    schema_with(members, &["notes"])
+}
+
+pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Browsed(mut browsed) = outcome else { return mismatch(scene) };
+    let beside = Beside::of(&browsed);
+    let page = browsed.page.take();
+    let mut answer = match &mut browsed.result {
+        Ok(BrowseResult::Snapshot(snapshot)) => {
+            let seen = seen(scene, std::mem::take(snapshot));
+            shown(scene, page, Some(seen), beside)
+        }
+        Ok(_) => shown(scene, page, None, beside),
+        Err(error) => failed(scene, error, page, beside),
+    };
+    answer.blocks.extend(browse::downloads(scene, &browsed));
+    answer
+}
+
+fn shown(scene: &Scene<'_>, page: Option<Page>, seen: Option<Seen>, beside: Beside) -> Answer {
+    let how = page.as_ref().map(browse::shown).unwrap_or_default();
+    succeeded(scene, &how, &facts(page, seen, beside))
+}
+
+fn facts(page: Option<Page>, seen: Option<Seen>, beside: Beside) -> PageFacts {
+    let (url, title) = page.map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
+    PageFacts { url, title, seen, beside }
+}
+
+/// The browser keeps to what it was asked for; whoever has taken it over may not.
+fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
+    let asked = args::whole(scene.args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT).ok().flatten().unwrap_or(SNAPSHOT_TEXT);
+    let most = usize::try_from(asked).unwrap_or(TEXT_BUDGET);
+    let mut notes: Vec<String> = snapshot.notes.iter().map(|note| one_line(note)).collect();
+    if snapshot.next.is_some() {
+        notes.push("the page has more than this: call browser_snapshot with a larger maxTextLen".into());
+    }
+    Seen {
+        text: clipped(&snapshot.text, most).into_owned(),
+        elements: clipped(&snapshot.elements, most.max(TEXT_BUDGET)).into_owned(),
+        notes,
+    }
+}
+
+/// The document's two lines; and below them, in JSON, what else there is to say.
+fn failed(scene: &Scene<'_>, error: &BrowseError, page: Option<Page>, beside: Beside) -> Answer {
+    let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, &beside));
+    if !beside.is_empty() {
+        let json = serde_json::to_string_pretty(&facts(page, None, beside)).unwrap_or_default();
+        text = format!("{text}\n{json}");
+    }
+    let structured = json!({ "error": error.message });
+    Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
+}
+
+fn why(scene: &Scene<'_>, error: &BrowseError) -> String {
+    let what = match error.why {
+        BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
+        _ => one_line(&error.message),
+    };
+    let asked = ["selector", "url"].into_iter().find_map(|name| Some((name, args::text(scene.args, name).ok()??)));
+    match asked {
+        Some((name, value)) => format!("{what} ({name}=\"{}\")", one_line(value)),
+        None => what,
+    }
+}
+
+fn hint(scene: &Scene<'_>, why: BrowseFailure, beside: &Beside) -> String {
+    use BrowseFailure as F;
+    let tool = scene.tool;
+    match why {
+        F::NotFound | F::Stale => "call browser_snapshot first and use one of the returned refs".into(),
+        F::Ambiguous => {
+            "call browser_snapshot and use the ref of the one you mean, or a selector that matches it alone".into()
+        }
+        F::NotReady => {
+            format!("call browser_snapshot to see what is in the way, deal with that, then call {tool} again")
+        }
+        F::Navigation if beside.is_denied() => {
+            "call browser_goto with an address that is allowed; `denied` below says how the operator can allow this one"
+                .into()
+        }
+        F::Navigation => "check the address and call browser_goto again".into(),
+        F::TimedOut => format!("call browser_snapshot to see how far the page is, or call {tool} again"),
+        F::Crashed | F::NoBrowser => "call browser_goto to open the page again".into(),
+        F::Threw | F::Invalid => format!("correct the arguments and call {tool} again"),
+        F::Cancelled => format!("call {tool} again if it should complete"),
+    }
+}
