@@ -80,7 +80,6 @@ impl Cell<'_> {
         let (started, passage) = (Instant::now(), self.place.passage(self.network));
         let last = self.converse(request, &mut fold).await;
         let (mut duration, denied) = (started.elapsed(), passage.denied());
-        drop(passage);
         let ending = match last {
             Last::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
             // It may or may not have run: what is in doubt is not used again.

@@ -16,6 +16,8 @@ pub const DATA: &str = "/data";
 
 const MB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(60 * 60);
+/// Threads count, and Chromium has some twenty in each of its processes.
+const BROWSER_PIDS: u32 = 512;
 
 /// Not printable: it has the secret of the links.
 #[derive(Clone, PartialEq)]
@@ -169,8 +171,12 @@ pub struct RealmConfig {
     pub network_of: BTreeMap<Size, egress::Policy>,
     /// Only in a call that asks for it.
     pub network_on_call: bool,
-    /// Its contexts may have a browser, with this much of their limits.
+    /// Its contexts may have a browser, with this much of their limits; those of a smaller size have less memory for it.
     pub browser: Option<BrowserRoom>,
+    /// The most sandboxes with a started browser that wait ready for one tenant, once it uses them.
+    pub browsers_ready: usize,
+    /// Its contexts are made for their browser: one waits from the start.
+    pub browser_first: bool,
     /// For code of a conversation; `{key}` becomes the key of its files.
     pub env: BTreeMap<String, String>,
 }
@@ -210,7 +216,9 @@ impl RealmConfig {
             network: None,
             network_of: BTreeMap::new(),
             network_on_call: false,
-            browser: None,
+            browser: Some(BrowserRoom { memory_bytes: 1024 * MB, pids: BROWSER_PIDS }),
+            browsers_ready: 1,
+            browser_first: false,
             env: BTreeMap::new(),
         }
     }
@@ -227,6 +235,7 @@ impl RealmConfig {
             runs_at_once: 3,
             max_contexts: 50,
             one_language: true,
+            browser: None,
             ..Self::sandpool()
         }
     }
@@ -243,6 +252,7 @@ impl RealmConfig {
             evict_idle: true,
             one_language: true,
             idle_timeout: Some(Duration::from_secs(1800)),
+            browser: None,
             ..Self::sandpool()
         }
     }
@@ -256,6 +266,7 @@ impl RealmConfig {
             runs_at_once: 10,
             max_contexts: 50,
             idle_timeout: Some(HOUR),
+            browser_first: true,
             ..Self::sandpool()
         }
     }
@@ -271,6 +282,7 @@ impl RealmConfig {
             pool_size: 0,
             max_contexts: 10_000,
             network_on_call: true,
+            browser: None,
             kept: Some(KeptConfig { bytes: disk, inodes: 100_000, stays: 7 * 24 * HOUR }),
             ..Self::sandpool()
         }
@@ -286,6 +298,14 @@ impl RealmConfig {
             cpu_millis: self.limits.cpu_millis.min(size.cpus() * 1000),
             ..self.limits
         }
+    }
+
+    /// What its browser may have of a sandbox's limits.
+    pub(crate) fn browser_room(&self, limits: &sandbox::Limits) -> Option<BrowserRoom> {
+        let room = self.browser?;
+        let share = u128::from(room.memory_bytes) * u128::from(limits.memory_bytes);
+        let memory = share / u128::from(self.limits.memory_bytes.max(1));
+        Some(BrowserRoom { memory_bytes: u64::try_from(memory).unwrap_or(u64::MAX), ..room })
     }
 
     /// A conversation's sandbox is made with its files: none that is kept ready could serve it.
@@ -339,7 +359,7 @@ pub struct KernelCommand {
 
 impl Runtimes {
     /// The interpreter that kernels are forked from.
-    pub(crate) fn warm(&self) -> Option<WarmSpec> {
+    pub fn warm(&self) -> Option<WarmSpec> {
         let KernelCommand { warm, env, binds, .. } = &self.python;
         (!warm.is_empty()).then(|| WarmSpec {
             argv: warm.clone(),
@@ -399,9 +419,10 @@ impl Runtimes {
         [Language::Python, Language::Javascript, Language::Typescript].into_iter().filter_map(info).collect()
     }
 
-    pub(crate) fn binds(&self) -> Vec<PathBuf> {
+    pub(crate) fn binds(&self, browser: bool) -> Vec<PathBuf> {
         let mut binds = self.python.binds.clone();
         binds.extend(self.node.iter().flat_map(|node| node.binds.clone()));
+        binds.extend(self.browser.iter().filter(|_| browser).flat_map(|browser| browser.binds.clone()));
         binds.sort();
         binds.dedup();
         binds

@@ -66,6 +66,17 @@ impl Home {
     }
 }
 
+/// The browser of a context, as its calls know it. Only who has the turn in it may change that.
+#[derive(Default)]
+pub(crate) struct Browsing {
+    /// Where it was last.
+    pub(crate) place: Option<Arc<Place>>,
+    /// A call was made in it, so that there is something to lose.
+    pub(crate) used: bool,
+    /// What the next call has to be told.
+    pub(crate) notice: Option<String>,
+}
+
 pub(crate) struct Context {
     pub(crate) id: String,
     pub(crate) name: String,
@@ -82,6 +93,8 @@ pub(crate) struct Context {
     pub(crate) number: u64,
     /// Fair: first come, first served.
     pub(crate) turn: Arc<tokio::sync::Mutex<Home>>,
+    /// As fair. Whoever needs both turns takes this one first.
+    pub(crate) browsing: Arc<tokio::sync::Mutex<Browsing>>,
     /// Set once it is taken out; those who wait for a turn give up.
     pub(crate) gone: CancellationToken,
     /// What it takes of the limits, until it is taken out.
@@ -142,6 +155,7 @@ impl Context {
                 runs: 0,
             }),
             turn: Arc::new(tokio::sync::Mutex::new(home)),
+            browsing: Arc::default(),
         }
     }
 

@@ -285,7 +285,13 @@ impl Shape {
     pub(crate) fn with_data(holdings: &Holdings, key: &str, kept: KeptConfig) -> Self {
         let KeptConfig { bytes, inodes, .. } = kept;
         let volume = KeptVolume { name: key.into(), bytes, inodes };
-        Self { kept: Some(volume), limits: holdings.config().limits, exit: None, ..Self::of(holdings, None) }
+        Self {
+            kept: Some(volume),
+            limits: holdings.config().limits,
+            exit: None,
+            browser: None,
+            ..Self::of(holdings, None)
+        }
     }
 
     /// For a link to files whose tenant is not known: the key alone says that they may be read.
@@ -298,6 +304,7 @@ impl Shape {
             volumes: Vec::new(),
             kept: Some(KeptVolume { name: key.into(), bytes, inodes }),
             exit: None,
+            browser: None,
         }
     }
 }

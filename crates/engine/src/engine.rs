@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::config::{EngineConfig, KeptConfig, RealmConfig, Runtimes};
+use crate::browser::Browsers;
+use crate::config::{BrowserCommand, EngineConfig, KeptConfig, RealmConfig, Runtimes};
 use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
 use crate::holdings::{Holdings, Removed, Tenants};
 use crate::links::LinkedFile;
@@ -88,6 +89,7 @@ pub struct Counts {
     pub ending: usize,
     /// Since the engine began: what was not let out to the network.
     pub denials: u64,
+    pub browsers: Browsers,
 }
 
 struct Started {
@@ -188,6 +190,7 @@ impl Engine {
             ending: self.inner.live.ending(),
             sandboxes: self.sandboxes(),
             denials: self.inner.denials.load(Ordering::Relaxed),
+            browsers: self.inner.live.browsers(),
             ..Counts::default()
         };
         for holdings in self.inner.tenants.all() {
@@ -362,6 +365,12 @@ impl Inner {
         let took = begun.elapsed();
         tracing::info!(target: STARTUP_LOG, "服务器启动完成，耗时: {:.1} 秒", took.as_secs_f64());
 
+        if let Some(browser) = &maker.runtimes.browser
+            && maker.browses(holdings.config())
+        {
+            let program = browser.program.clone();
+            self.tasks.spawn_blocking(|| BrowserCommand::pre_read(program));
+        }
         self.tasks.spawn(stock.clone().keep());
         self.tasks.spawn(upkeep(self.clone()));
         self.tasks.spawn(sweep_orphans(self.clone()));
@@ -433,6 +442,12 @@ impl Inner {
     pub(crate) fn notify_of(&self, tenant: Tenant, realm: Realm, id: &str, what: Happened) {
         // Nobody has to listen.
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: None });
+    }
+
+    /// With what there is to say of it.
+    pub(crate) fn notify_with(&self, holdings: &Holdings, id: &str, what: Happened, detail: &str) {
+        let (tenant, realm) = (holdings.tenant.tenant.clone(), holdings.config().realm);
+        let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: Some(detail.into()) });
     }
 
     /// A context was taken out: nobody should have to wait for what runs in it unattended.

@@ -4,7 +4,7 @@
 //! and with it the sandbox. A flood fills this connection's own room and then waits in the guest.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,6 +58,8 @@ struct Shared {
     stale_bytes: AtomicU64,
     /// Kernels that ended while no cell ran in them.
     exited: Mutex<HashMap<proto::KernelId, proto::Ended>>,
+    /// The browser ended by itself.
+    browser_exited: AtomicBool,
 }
 
 impl GuestClient {
@@ -73,6 +75,7 @@ impl GuestClient {
             stale_frames: AtomicU64::new(0),
             stale_bytes: AtomicU64::new(0),
             exited: Mutex::default(),
+            browser_exited: AtomicBool::new(false),
         });
         let (said_hello, hello) = oneshot::channel();
         tokio::spawn(write(writer, queue, shared.clone()));
@@ -164,11 +167,20 @@ impl GuestClient {
         lock(&self.shared.exited).contains_key(&kernel)
     }
 
-    /// Returns once the connection is over or that kernel ended by itself.
+    pub(crate) fn browser_has_exited(&self) -> bool {
+        self.shared.browser_exited.load(Ordering::SeqCst)
+    }
+
+    /// Another one is about to be started: what is said of an end from now on is said of that.
+    pub(crate) fn expect_browser(&self) {
+        self.shared.browser_exited.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns once the connection is over, or that kernel or the browser ended by itself.
     pub(crate) async fn lost_or_exited(&self, kernel: proto::KernelId) {
         let mut watching = self.shared.lost.subscribe();
         loop {
-            if self.is_lost() || self.has_exited(kernel) {
+            if self.is_lost() || self.has_exited(kernel) || self.browser_has_exited() {
                 return;
             }
             if watching.changed().await.is_err() {
@@ -288,7 +300,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The guest speaking by itself: its greeting once, and kernels that ended between cells.
+    /// The guest speaking by itself: its greeting once, and kernels or a browser that ended between calls.
     fn unasked(&self, frame: &Frame, hello: &mut Option<oneshot::Sender<u32>>) -> Result<(), String> {
         if frame.kind != Kind::Message {
             return self.count_stale(frame);
@@ -305,6 +317,11 @@ impl Shared {
                     exited.insert(kernel, how);
                 }
                 drop(exited);
+                self.lost.send_modify(|_| ());
+                self.count_stale(frame)
+            }
+            FromGuest::BrowserExited => {
+                self.browser_exited.store(true, Ordering::SeqCst);
                 self.lost.send_modify(|_| ());
                 self.count_stale(frame)
             }

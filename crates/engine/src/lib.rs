@@ -4,6 +4,7 @@
 //! here; everything it makes is destroyed here.
 
 mod background;
+mod browser;
 mod capture;
 mod cell;
 pub mod config;
@@ -22,7 +23,8 @@ mod ops;
 mod stock;
 mod way_out;
 
-pub use config::{DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
+pub use browser::Browsers;
+pub use config::{BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
 pub use engine::{Counts, Engine, STARTUP_LOG};
 pub use links::LinkedFile;
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, Tenant};

@@ -15,6 +15,7 @@ use sandbox::{Backend, BackendError, Isolation, Sandbox, SandboxSpec};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
+use crate::browser::{Browser, Browsers, Counters};
 use crate::config::EngineConfig;
 use crate::guest::{GuestClient, Lost, lock};
 use crate::op::Network;
@@ -39,6 +40,7 @@ struct Shared {
     start_timeout: Duration,
     egress: Option<egress::Egress>,
     told: Told,
+    browsers: Counters,
 }
 
 struct Held {
@@ -54,6 +56,7 @@ struct Held {
     room: Mutex<Option<OwnedSemaphorePermit>>,
     /// Whether a fork of the warm interpreter waits in it, or could not be had; `None` until one is asked for.
     forked: Mutex<Option<bool>>,
+    browser: Mutex<Browser>,
 }
 
 impl Held {
@@ -131,6 +134,7 @@ impl Live {
             start_timeout: config.start_timeout,
             egress: config.egress.clone(),
             told,
+            browsers: Counters::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -181,6 +185,7 @@ impl Live {
             destroyed: tokio::sync::Mutex::new(false),
             room: Mutex::default(),
             forked: Mutex::default(),
+            browser: Mutex::default(),
         });
         lock(&shared.sandboxes).insert(number, held.clone());
         // With less than the operator ordered there is no sandbox.
@@ -259,6 +264,16 @@ impl Live {
         lock(&self.shared.sandboxes).len()
     }
 
+    pub(crate) fn browsers(&self) -> Browsers {
+        let runs = |held: &Held| {
+            let exited = held.guest.get().is_none_or(|guest| guest.is_lost() || guest.browser_has_exited());
+            matches!(*lock(&held.browser), Browser::Runs { .. }) && !exited
+        };
+        let running = lock(&self.shared.sandboxes).values().filter(|held| runs(held)).count();
+        let Counters { started, died } = &self.shared.browsers;
+        Browsers { running, started: started.load(Ordering::Relaxed), died: died.load(Ordering::Relaxed) }
+    }
+
     /// Those whose end was ordered.
     pub(crate) fn ending(&self) -> usize {
         lock(&self.shared.sandboxes).values().filter(|held| held.doomed.load(Ordering::SeqCst)).count()
@@ -309,6 +324,18 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn isolation(&self) -> &Isolation {
         self.held.sandbox.isolation()
+    }
+
+    pub(crate) fn browser(&self) -> &Mutex<Browser> {
+        &self.held.browser
+    }
+
+    pub(crate) fn browsers(&self) -> &Counters {
+        &self.live.shared.browsers
+    }
+
+    pub(crate) async fn enter_browser(&self) -> Result<(), Failure> {
+        Ok(self.held.sandbox.enter_browser().await?)
     }
 
     pub(crate) fn has_way_out(&self) -> bool {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{Deadline, FromGuest, KernelId, KernelSpec, Language, RunStatus, ToGuest};
-use sandbox::{Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
+use sandbox::{BrowserRoom, Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
 use tokio::sync::watch;
 
-use crate::config::{EngineConfig, Runtimes};
+use crate::config::{EngineConfig, RealmConfig, Runtimes};
 use crate::guest::Answer;
 use crate::holdings::Holdings;
 use crate::live::{Failure, Live, Place};
@@ -27,15 +27,19 @@ pub(crate) struct Shape {
     pub(crate) kept: Option<KeptVolume>,
     /// Without it there is nothing but the sandbox's own loopback.
     pub(crate) exit: Option<Exit>,
+    /// Room for a browser, where there is one.
+    pub(crate) browser: Option<BrowserRoom>,
 }
 
 impl Shape {
     /// Of a context.
     pub(crate) fn of(holdings: &Holdings, size: Option<Size>) -> Self {
         let config = holdings.config();
+        let limits = config.limits_of(size);
         Self {
             groups: holdings.groups(),
-            limits: config.limits_of(size),
+            limits,
+            browser: config.browser_room(&limits),
             volumes: config.volumes.clone(),
             kept: None,
             // One that lasts longer than a call has none where each call has to ask for it.
@@ -109,14 +113,31 @@ impl Maker {
         shape: &Shape,
         first: Option<Language>,
     ) -> Result<Arc<Place>, Failure> {
-        let Shape { groups, limits, volumes, kept, exit } = shape.clone();
-        let (runtime, mut files) = (self.runtimes.binds(), self.runtimes.files.clone());
+        let Shape { groups, limits, volumes, kept, exit, browser } = shape.clone();
+        let browser = browser.filter(|_| self.runtimes.browser.is_some());
+        let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files.clone());
         if exit.is_some() {
             files.extend(self.furnishing.files.clone());
         }
         let egress = exit.is_some();
-        let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser: None };
+        let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser };
         self.live.make(spec, first, exit).await
+    }
+
+    /// Contexts of this realm can have a browser.
+    pub(crate) fn browses(&self, realm: &RealmConfig) -> bool {
+        realm.browser.is_some() && self.runtimes.browser.is_some()
+    }
+
+    /// For a caller that waits.
+    pub(crate) async fn start_browser(&self, place: &Place) -> Result<(), Failure> {
+        let _hurry = self.hurry();
+        self.unhurried_browser(place).await
+    }
+
+    pub(crate) async fn unhurried_browser(&self, place: &Place) -> Result<(), Failure> {
+        let command = self.runtimes.browser.as_ref().ok_or_else(|| Failure::new("no browser is installed"))?;
+        place.start_browser(command.spec(place.has_way_out(), self.furnishing.nssdb.clone())).await
     }
 
     /// What everything that is started in a sandbox like this has in its environment, besides.

@@ -162,11 +162,21 @@ pub struct NewContext {
     pub size: Option<Size>,
     /// Takes the place of the one that this connection made before.
     pub replace: bool,
+    /// Its browser is going to be used.
+    pub browser: bool,
 }
 
 impl NewContext {
     pub fn named(name: impl Into<String>, language: Language) -> Self {
-        Self { id: None, name: name.into(), description: String::new(), language, size: None, replace: false }
+        Self {
+            id: None,
+            name: name.into(),
+            description: String::new(),
+            language,
+            size: None,
+            replace: false,
+            browser: false,
+        }
     }
 }
 
@@ -639,4 +649,6 @@ pub enum Happened {
     Crashed,
     /// Something was not let out to the network.
     Denied,
+    /// The browser of a context ended, or did not answer any more.
+    BrowserDied,
 }

@@ -9,7 +9,8 @@ use crate::holdings::Holdings;
 use crate::keyed::Turn;
 use crate::live::{Failure, Place};
 use crate::maker::{FIRST_KERNEL, Shape};
-use crate::op::{Call, EngineError, Environment, Happened, Network, Op, Outcome, Size, Target, Which};
+use crate::op::{Call, EngineError, Environment, Happened, Network, Op, Outcome, Target, Which};
+use crate::stock::Kind;
 use proto::{FromGuest, Language};
 
 mod admit;
@@ -75,7 +76,21 @@ struct Entered {
     making: Option<Turn<()>>,
 }
 
+impl Entered {
+    /// The context, if nobody else can come to it.
+    fn nobodys(&self) -> Option<Arc<Context>> {
+        self.nobodys.then(|| self.context.context().clone())
+    }
+}
+
 impl World {
+    /// Whose call failed has no use for what was made for it.
+    fn dismiss_if_nobodys(&self, nobodys: Option<Arc<Context>>, failed: bool) {
+        if let Some(removed) = nobodys.filter(|_| failed).and_then(|context| self.holdings.take_out(&context)) {
+            self.inner.dismiss(&self.holdings, removed, Happened::Stopped);
+        }
+    }
+
     /// Finds the context, or makes it; exactly one, however many ask for it at once. `wanted` is what it is made for.
     async fn enter(&self, call: &Call, target: Target, wanted: Option<Language>) -> Result<Entered, EngineError> {
         let Target { which, make } = target;
@@ -125,20 +140,21 @@ impl World {
         }
     }
 
-    /// A sandbox for a context of this language: one that waits ready, else a new one, with an interpreter if one is `wanted`.
-    async fn settle(&self, size: Option<Size>, usual: Language, wanted: Option<Language>) -> Result<Home, EngineError> {
+    /// A sandbox for a context of this kind: one that waits ready, else a new one, with an interpreter if one is `wanted`.
+    async fn settle(&self, kind: Kind, wanted: Option<Language>) -> Result<Home, EngineError> {
         let maker = self.inner.maker()?;
         let failed = |failure: Failure| {
             tracing::error!(why = failure.log, "no sandbox for a context");
             EngineError::CreateFailed(failure.public)
         };
-        let language = wanted.unwrap_or(usual);
-        let ready = self.inner.stock()?.take(&self.holdings, size, language).await;
+        let language = wanted.unwrap_or(kind.language);
+        let browser = kind.browser && maker.browses(self.holdings.config());
+        let ready = self.inner.stock()?.take(&self.holdings, Kind { language, browser, ..kind }).await;
         if let Some((id, place)) = ready.and_then(|session| Some((session.id.clone(), session.leave()?))) {
             tracing::debug!(session = id, "a session becomes a context");
             return Ok(Home::with(place, language, FIRST_KERNEL));
         }
-        let shape = Shape::of(&self.holdings, size);
+        let shape = Shape::of(&self.holdings, kind.size);
         Ok(match wanted {
             Some(language) => {
                 Home::with(maker.started(&shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
@@ -179,7 +195,9 @@ impl World {
         if let Some(place) = home.living_place() {
             return Ok(place);
         }
-        let mut settled = self.settle(context.size, context.language, wanted).await.map_err(|error| match error {
+        // A browser is started by who needs one.
+        let kind = Kind { size: context.size, language: context.language, browser: false };
+        let mut settled = self.settle(kind, wanted).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
         })?;

@@ -1,6 +1,6 @@
 //! What waits ready: sandboxes with a started and warmed interpreter, so that a new context need not wait for one.
 //!
-//! Each tenant, tool set, size and language in use has a shelf of its own: a sandbox cannot be moved into other groups later. How
+//! Each tenant, tool set, size and language in use, with a started browser or without, has a shelf of its own: a sandbox cannot be moved into other groups later. How
 //! many lie there follows from demand (`demand`); refills go one after the other, behind everybody who waits. A session (the
 //! word of the `agentrun` document) is made here, in which no code of anybody's has run, and leaves for good with the context that
 //! takes it: nothing turns a used sandbox into a session.
@@ -22,10 +22,10 @@ use crate::guest::lock;
 use crate::holdings::Holdings;
 use crate::live::{Failure, Place};
 use crate::maker::{FIRST_KERNEL, Maker, Shape, rehearse};
-use crate::op::Size;
 
 mod shelf;
 
+pub(crate) use shelf::Kind;
 use shelf::{Key, Session, Shelf, Shelves};
 
 const START_ATTEMPTS: u32 = 3;
@@ -90,14 +90,20 @@ impl Stock {
     ) -> Self {
         let realm = holdings.config();
         let size = realm.sessions();
-        let ordered = Key::of(holdings, None, Language::Python);
+        let python = Kind { size: None, language: Language::Python, browser: false };
+        let ordered = Key::of(holdings, python);
         let mut shelves = Shelves::default();
         if size > 0 {
-            let shelf = Shelf { least: size, ..Shelf::new(holdings, None, Language::Python) };
-            shelves.all.insert(ordered.clone(), shelf);
+            shelves.all.insert(ordered.clone(), Shelf { least: size, ..Shelf::new(holdings, python) });
+            let mut usual = |kind: Kind, usual: usize| {
+                let shelf = Shelf { usual, ..Shelf::new(holdings, kind) };
+                shelves.all.insert(Key::of(holdings, kind), shelf);
+            };
             if maker.runtimes.runs(Language::Javascript) {
-                let shelf = Shelf { usual: JAVASCRIPT, ..Shelf::new(holdings, None, Language::Javascript) };
-                shelves.all.insert(Key { language: Language::Javascript, ..ordered.clone() }, shelf);
+                usual(Kind { language: Language::Javascript, ..python }, JAVASCRIPT);
+            }
+            if realm.browser_first && maker.browses(realm) {
+                usual(Kind { browser: true, ..python }, realm.browsers_ready);
             }
         }
         let shared = Shared {
@@ -119,35 +125,26 @@ impl Stock {
     }
 
     /// A session for a context like this, at once or as soon as one is made that was begun before. None: the caller makes a sandbox.
-    pub(crate) async fn take(
-        &self,
-        holdings: &Arc<Holdings>,
-        size: Option<Size>,
-        language: Language,
-    ) -> Option<Session> {
-        let (shared, now) = (&self.shared, Instant::now());
-        let at_once = self.at_once();
-        let coming = {
-            let mut shelves = lock(&shared.shelves);
-            let shelf = shelves.all.entry(Key::of(holdings, size, language));
-            let shelf = shelf.or_insert_with(|| Shelf::new(holdings, size, language));
-            shelf.demand.took(now, shelf.pace / at_once as u32);
-            shelf.last_taken = now;
-            if let Some(session) = shelf.take_ready() {
-                shared.changed.notify_one();
-                shared.taken.ready.fetch_add(1, Ordering::Relaxed);
-                return Some(session);
-            }
+    pub(crate) async fn take(&self, holdings: &Arc<Holdings>, kind: Kind) -> Option<Session> {
+        let shared = &self.shared;
+        // A browser is not waited for here: in any other sandbox it is there no later.
+        if kind.browser
+            && let Ok(session) = self.take_ready(holdings, kind, |_| ())
+        {
+            return Some(session);
+        }
+        let coming = self.take_ready(holdings, Kind { browser: false, ..kind }, |shelf| {
             shelf.waiting.retain(|waiting| !waiting.is_closed());
-            if shelf.building > shelf.waiting.len() {
+            (shelf.building > shelf.waiting.len()).then(|| {
                 let (sender, coming) = oneshot::channel();
                 shelf.waiting.push_back(sender);
-                Some(coming)
-            } else {
-                None
-            }
+                coming
+            })
+        });
+        let coming = match coming {
+            Ok(session) => return Some(session),
+            Err(coming) => coming,
         };
-        shared.changed.notify_one();
         let _hurry = shared.maker.hurry();
         let session = match coming {
             // The one that was begun earlier is there sooner, unless it fails.
@@ -157,6 +154,29 @@ impl Stock {
         let how = if session.is_some() { &shared.taken.handed_over } else { &shared.taken.made };
         how.fetch_add(1, Ordering::Relaxed);
         session
+    }
+
+    /// One that lies there, or what is done where none does.
+    fn take_ready<T>(
+        &self,
+        holdings: &Arc<Holdings>,
+        kind: Kind,
+        otherwise: impl FnOnce(&mut Shelf) -> T,
+    ) -> Result<Session, T> {
+        let (shared, now) = (&self.shared, Instant::now());
+        let at_once = self.at_once();
+        let mut shelves = lock(&shared.shelves);
+        let shelf = shelves.all.entry(Key::of(holdings, kind)).or_insert_with(|| Shelf::new(holdings, kind));
+        shelf.demand.took(now, shelf.pace / at_once as u32);
+        shelf.last_taken = now;
+        shared.changed.notify_one();
+        match shelf.take_ready() {
+            Some(session) => {
+                shared.taken.ready.fetch_add(1, Ordering::Relaxed);
+                Ok(session)
+            }
+            None => Err(otherwise(shelf)),
+        }
     }
 
     fn at_once(&self) -> usize {
@@ -316,9 +336,9 @@ impl Stock {
         if self.shared.closing.is_cancelled() {
             return;
         }
-        let Some((shape, language)) = refill.begin() else { return };
+        let Some((shape, kind)) = refill.begin() else { return };
         let begun = Instant::now();
-        match refill.build(&shape, language).await {
+        match refill.build(&shape, kind).await {
             Ok(session) => {
                 let took = begun.elapsed();
                 refill.done(|shelf| {
@@ -368,7 +388,7 @@ impl Stock {
                 session.place.clone()
             });
             let Some(place) = place.flatten() else { continue };
-            let result = rehearse(&place, key.language).await;
+            let result = rehearse(&place, key.kind.language).await;
             if let Err(why) = &result {
                 tracing::warn!(session = id, why, "a session failed its health check");
                 all = false;
@@ -411,19 +431,22 @@ impl Refill<'_> {
         }
     }
 
-    fn begin(&mut self) -> Option<(Shape, Language)> {
+    fn begin(&mut self) -> Option<(Shape, Kind)> {
         let mut shelves = lock(&self.stock.shared.shelves);
         let shelf = shelves.all.get_mut(self.key)?;
         shelf.building += 1;
         self.builds = true;
-        Some((shelf.shape.clone(), shelf.language))
+        Some((shelf.shape.clone(), shelf.kind))
     }
 
-    async fn build(&self, shape: &Shape, language: Language) -> Result<Session, String> {
-        let maker = &self.stock.shared.maker;
+    async fn build(&self, shape: &Shape, kind: Kind) -> Result<Session, String> {
+        let (maker, language) = (&self.stock.shared.maker, kind.language);
         let place = maker.unhurried_sandbox(shape, Some(language)).await.map_err(|failure| failure.log)?;
         let place = maker.first_kernel(place, language).await.map_err(|failure| failure.log)?;
         let mut session = self.stock.session(place.clone());
+        if kind.browser {
+            maker.unhurried_browser(&place).await.map_err(|failure| failure.log)?;
+        }
         // Who waits for it warms it with its own first cell.
         if !self.is_waited_for() {
             rehearse(&place, language).await?;

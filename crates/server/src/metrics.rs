@@ -123,7 +123,12 @@ impl Metrics {
             Happened::TimedOut => 0,
             Happened::OutOfMemory => 1,
             Happened::Crashed | Happened::Lost => 2,
-            Happened::Created | Happened::Stopped | Happened::Expired | Happened::Evicted | Happened::Denied => return,
+            Happened::Created
+            | Happened::Stopped
+            | Happened::Expired
+            | Happened::Evicted
+            | Happened::Denied
+            | Happened::BrowserDied => return,
         };
         add(&self.0.kills[kill], 1);
     }

@@ -3,9 +3,10 @@
 //! Without a script its guests are well-behaved and understand a small language, one statement a line, in cells and in commands:
 //! `print TEXT`, `error TEXT`, `sleep MS`, `hang` (until interrupted or past its deadline), `deaf` (never answers again),
 //! `raise NAME`, `die SIGNAL`, `exit CODE`, `flood BYTES`, `set NAME TEXT`, `get NAME`, `env NAME`, `write PATH TEXT`,
-//! `read PATH`. Paths below `/data` are in the sandbox's kept volume, if it has one. A program other than `/bin/sh` is not found.
+//! `read PATH`, `fetch NAME` (through the sandbox's way out; prints the status). Paths below `/data` are in the sandbox's kept volume, if it has one. A program other than `/bin/sh` is not found.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,12 @@ use proto::{
 };
 use sandbox::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::net::TcpStream;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
+
+mod browser;
+
+use browser::Tabs;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Answers a request, or leaves it (`None`) to the well-behaved guest.
@@ -40,6 +46,14 @@ struct Shared {
     /// How long it takes to make and to destroy one.
     slow: Mutex<(Duration, Duration)>,
     oom_kills: AtomicU64,
+    /// No socket comes out of sandboxes that should have one.
+    no_egress: AtomicBool,
+    /// What was asked of browsers, in the order in which it began, and how they were started.
+    browsed: Mutex<Vec<proto::browser::Browse>>,
+    browsers: Mutex<Vec<proto::browser::BrowserSpec>>,
+    fail_browsers: AtomicU32,
+    /// How long it takes to start a browser.
+    slow_browsers: Mutex<Duration>,
     shut_down: AtomicBool,
     /// The code of every run, in the order in which it began.
     runs: Mutex<Vec<String>>,
@@ -92,6 +106,33 @@ impl FakeBackend {
 
     pub fn set_oom_kills(&self, kills: u64) {
         self.shared.oom_kills.store(kills, Ordering::SeqCst);
+    }
+
+    /// No socket comes out of sandboxes that are made from now on.
+    pub fn withhold_egress(&self, withhold: bool) {
+        self.shared.no_egress.store(withhold, Ordering::SeqCst);
+    }
+
+    /// Where the way out of a sandbox listens, counted in the order they were made.
+    pub fn egress(&self, number: usize) -> Option<SocketAddr> {
+        lock(&self.shared.sandboxes)[number].egress_at
+    }
+
+    pub fn fail_next_browsers(&self, count: u32) {
+        self.shared.fail_browsers.store(count, Ordering::SeqCst);
+    }
+
+    pub fn slow_browsers(&self, start: Duration) {
+        *lock(&self.shared.slow_browsers) = start;
+    }
+
+    pub fn browsed(&self) -> Vec<proto::browser::Browse> {
+        lock(&self.shared.browsed).clone()
+    }
+
+    /// How browsers were started.
+    pub fn browsers(&self) -> Vec<proto::browser::BrowserSpec> {
+        lock(&self.shared.browsers).clone()
     }
 
     pub fn created(&self) -> usize {
@@ -180,7 +221,15 @@ impl Backend for FakeBackend {
         let number = self.shared.created.fetch_add(1, Ordering::SeqCst);
         lock(&self.shared.specs).push(spec.clone());
         let volume = kept.as_ref().map(|name| lock(&self.shared.volumes).entry(name.clone()).or_default().clone());
+        let egress = match spec.egress && !self.shared.no_egress.load(Ordering::SeqCst) {
+            true => Some(TcpListener::bind("127.0.0.1:0").map_err(|e| BackendError::Create(e.to_string()))?),
+            false => None,
+        };
         let sandbox = Arc::new(FakeSandbox {
+            egress_at: egress.as_ref().and_then(|socket| socket.local_addr().ok()),
+            egress: Mutex::new(egress),
+            drivers: Arc::default(),
+            has_room: spec.browser.is_some(),
             files: [Arc::default(), volume.unwrap_or_default(), Arc::default()],
             id: format!("sbx-{number}"),
             isolation: no_isolation(),
@@ -229,6 +278,11 @@ struct FakeSandbox {
     isolation: Isolation,
     backend: FakeBackend,
     kept: Option<String>,
+    egress: Mutex<Option<TcpListener>>,
+    egress_at: Option<SocketAddr>,
+    /// Of browsers that were put in and not taken yet.
+    drivers: Arc<AtomicU32>,
+    has_room: bool,
     files: [Arc<Files>; 3],
     gone: Notify,
     destroyed: AtomicBool,
@@ -268,13 +322,25 @@ impl Sandbox for Handle {
         let (ours, theirs) = tokio::io::duplex(64 << 10);
         let sandbox = self.0.clone();
         tokio::spawn(async move {
-            let guest = serve(ours, sandbox.backend.shared.clone(), sandbox.files.clone());
+            let guest = serve(ours, &sandbox);
             tokio::select! {
                 () = guest => {}
                 () = sandbox.gone.notified() => {}
             }
         });
         Ok(Box::new(theirs))
+    }
+
+    fn take_egress(&self) -> Option<TcpListener> {
+        lock(&self.0.egress).take()
+    }
+
+    async fn enter_browser(&self) -> Result<(), BackendError> {
+        if !self.0.has_room {
+            return Err(BackendError::Create("no room for a browser".into()));
+        }
+        self.0.drivers.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     async fn stats(&self) -> Result<Stats, BackendError> {
@@ -349,6 +415,9 @@ struct Guest {
     /// Environments of kernels.
     env: Mutex<HashMap<KernelId, BTreeMap<String, String>>>,
     files: [Arc<Files>; 3],
+    egress: Option<SocketAddr>,
+    drivers: Arc<AtomicU32>,
+    browser: AsyncMutex<Option<Tabs>>,
 }
 
 /// A file on its way in.
@@ -370,16 +439,19 @@ struct Doing {
     keep_over: Option<u64>,
 }
 
-async fn serve(stream: DuplexStream, shared: Arc<Shared>, files: [Arc<Files>; 3]) {
+async fn serve(stream: DuplexStream, sandbox: &FakeSandbox) {
     let (mut reader, writer) = tokio::io::split(stream);
     let wire = Wire { writer: Arc::new(AsyncMutex::new(Some(writer))) };
     let guest = Arc::new(Guest {
-        shared,
+        shared: sandbox.backend.shared.clone(),
         wire,
         interrupts: Mutex::default(),
         variables: Mutex::default(),
         env: Mutex::default(),
-        files,
+        files: sandbox.files.clone(),
+        egress: sandbox.egress_at,
+        drivers: sandbox.drivers.clone(),
+        browser: AsyncMutex::default(),
     });
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 << 10];
@@ -438,6 +510,16 @@ impl Guest {
                 let code = code.clone();
                 self.begin(call, Doing { code, kernel: None, env, deadline, merged: merge_output, keep_over }, cells);
             }
+            ToGuest::StartBrowser { spec } => {
+                let guest = self.clone();
+                cells.spawn(async move { guest.start_browser(call, spec).await });
+            }
+            ToGuest::Browse { ask, uploads, after_ms } => {
+                let interrupt = self.interrupt_of(call);
+                lock(&self.shared.browsed).push(ask.clone());
+                let guest = self.clone();
+                cells.spawn(async move { guest.browse(call, (ask, uploads), after_ms, &interrupt).await });
+            }
             ToGuest::Interrupt => {
                 if let Some(interrupt) = lock(&self.interrupts).get(&call) {
                     interrupt.notify_one();
@@ -448,10 +530,12 @@ impl Guest {
     }
 
     fn begin(self: &Arc<Self>, call: u64, doing: Doing, cells: &mut tokio::task::JoinSet<()>) {
-        let interrupt = Arc::new(Notify::new());
-        lock(&self.interrupts).insert(call, interrupt.clone());
-        let guest = self.clone();
+        let (guest, interrupt) = (self.clone(), self.interrupt_of(call));
         cells.spawn(async move { guest.run(call, doing, &interrupt).await });
+    }
+
+    fn interrupt_of(&self, call: u64) -> Arc<Notify> {
+        lock(&self.interrupts).entry(call).or_default().clone()
     }
 
     async fn not_found(&self, call: u64) {
@@ -612,6 +696,10 @@ impl Guest {
                     let value = doing.env.get(rest).map_or("(none)", String::as_str);
                     self.wire.data(Kind::Stdout, call, format!("{value}\n").as_bytes()).await;
                 }
+                "fetch" => {
+                    let status = fetch(self.egress, rest).await;
+                    self.wire.data(Kind::Stdout, call, format!("{status}\n").as_bytes()).await;
+                }
                 "write" => {
                     let (path, text) = rest.split_once(' ').unwrap_or((rest, ""));
                     let (root, path) = place(path);
@@ -638,6 +726,19 @@ fn place(path: &str) -> (proto::Root, &str) {
         Some(path) => (proto::Root::Data, path),
         None => (proto::Root::Workspace, path),
     }
+}
+
+/// Asks for a page through the way out, and says with which status it came.
+async fn fetch(egress: Option<SocketAddr>, name: &str) -> String {
+    let asking = async {
+        let mut stream = TcpStream::connect(egress?).await.ok()?;
+        let request = format!("GET http://{name}/ HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        stream.take(1 << 20).read_to_string(&mut answer).await.ok()?;
+        answer.split(' ').nth(1).map(str::to_owned)
+    };
+    asking.await.unwrap_or_else(|| "nothing".into())
 }
 
 fn exited(code: i32) -> RunStatus {

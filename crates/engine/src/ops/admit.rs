@@ -32,15 +32,26 @@ impl Drop for Permits {
 }
 
 impl World {
-    /// The turn first, then permits: who waits for an earlier run of the same context takes none from others.
     pub(super) async fn admit(
         &self,
         call: &Call,
         entered: &mut Entered,
     ) -> Result<(OwnedMutexGuard<Home>, Permits), EngineError> {
+        let turn = entered.context.turn.clone();
+        self.admit_to(call, entered, turn, "an earlier run in this context is not finished").await
+    }
+
+    /// The turn first, then permits: who waits for an earlier call of the same context takes none from others.
+    pub(super) async fn admit_to<T>(
+        &self,
+        call: &Call,
+        entered: &mut Entered,
+        turn: Arc<tokio::sync::Mutex<T>>,
+        why: &str,
+    ) -> Result<(OwnedMutexGuard<T>, Permits), EngineError> {
         let making = entered.making.take();
         let context = &entered.context;
-        let mut turn = pin!(context.turn.clone().lock_owned());
+        let mut turn = pin!(turn.lock_owned());
         // Asked once, it stands in the queue; then the next may ask.
         let had = match poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await {
             Poll::Ready(home) => Some(home),
@@ -57,7 +68,7 @@ impl World {
         let over = (&context.gone, context.not_found());
         let home = match had {
             Some(home) => home,
-            None => self.wait(call, &over, "an earlier run in this context is not finished", turn).await?,
+            None => self.wait(call, &over, why, turn).await?,
         };
         Ok((home, self.permits(call, &over).await?))
     }

@@ -1,10 +1,300 @@
-//! Something in the browser of a context.
+//! Something in the browser of a context. Calls in one browser go one after the other, beside the code of its context and not behind it:
+//! a page is opened that code serves.
+//!
+//! However a call goes, the next one finds a browser: a dead one is started again, one that does not answer is given up, and the next
+//! result says what was lost.
 
-use super::World;
-use crate::op::{Browse, Call, EngineError, Outcome};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::browser::{Browse as Ask, BrowseError, BrowseFailure, Browsed as Answered};
+use proto::{Failure, FromGuest, ToGuest};
+use tokio::time::Instant;
+
+use super::{Entered, NETWORK_OFF, World, check_path, file_error};
+use crate::browser::Browser;
+use crate::browser::bounded::bounded;
+use crate::config::BrowserCommand;
+use crate::context::{Browsing, Context};
+use crate::guest::Answer;
+use crate::live::{Place, one_line};
+use crate::op::{Browse, Browsed, Call, EngineError, Happened, Network, Outcome};
+use crate::way_out::sentences;
+
+/// What the host allows beyond the time of the action; the guest allows less, so that it can say what became of it.
+const BACKSTOP: Duration = Duration::from_secs(5);
+const MAX_UPLOADS: usize = 100;
+const RESTARTED: &str = "[the browser was restarted: pages and logins are gone]";
 
 impl World {
-    pub(super) async fn browse(&self, _call: &Call, _browse: Browse) -> Result<Outcome, EngineError> {
-        Err(EngineError::NoBrowser("not yet".into()))
+    pub(super) async fn browse(&self, call: &Call, browse: Browse) -> Result<Outcome, EngineError> {
+        self.browser_command()?;
+        let Browse { mut target, ask, uploads, timeout } = browse;
+        uploads.iter().try_for_each(|path| check_path(path))?;
+        if uploads.len() > MAX_UPLOADS {
+            return Err(EngineError::OverLimit { what: "files_of_one_upload", limit: MAX_UPLOADS.to_string() });
+        }
+        target.make.iter_mut().for_each(|make| make.browser = true);
+        let entered = self.enter(call, target, None).await?;
+        let nobodys = entered.nobodys();
+        let result = self.browse_in(call, entered, Asked { ask, uploads, timeout: self.time_to_browse(timeout) }).await;
+        self.dismiss_if_nobodys(nobodys, result.is_err());
+        result.map(|browsed| Outcome::Browsed(Box::new(browsed)))
+    }
+
+    fn time_to_browse(&self, wanted: Duration) -> Duration {
+        let config = self.holdings.config();
+        wanted.clamp(Duration::from_millis(1), config.max_timeout.max(config.timeout))
+    }
+
+    /// Where there is one for this tool set.
+    pub(super) fn browser_command(&self) -> Result<&BrowserCommand, EngineError> {
+        let config = self.holdings.config();
+        if config.browser.is_none() {
+            let why = format!("sandboxes of `{}` have none", config.realm.0);
+            return Err(EngineError::NoBrowser(why));
+        }
+        let missing =
+            "no Chromium on the server's machine; `apt install chromium-headless-shell` there, then restart it";
+        self.inner.maker()?.runtimes.browser.as_ref().ok_or_else(|| EngineError::NoBrowser(missing.into()))
+    }
+
+    async fn browse_in(&self, call: &Call, mut entered: Entered, asked: Asked) -> Result<Browsed, EngineError> {
+        let running = entered.context.run();
+        let turn = entered.context.browsing.clone();
+        let why = "an earlier call in this browser is not finished";
+        let (mut browsing, permits) = self.admit_to(call, &mut entered, turn, why).await?;
+        let context = entered.context.context().clone();
+        let visit = Visit { world: self, call, context: &context, asked: &asked };
+        let result = visit.make(&mut browsing).await;
+        context.used();
+        drop((permits, running));
+        let mut browsed = result?;
+        browsed.notice = browsing.notice.take();
+        browsed.created = entered.news.tell();
+        browsed.context = context.info();
+        Ok(browsed)
+    }
+}
+
+struct Asked {
+    ask: Ask,
+    uploads: Vec<String>,
+    timeout: Duration,
+}
+
+/// One call that has its turn.
+struct Visit<'a> {
+    world: &'a World,
+    call: &'a Call,
+    context: &'a Context,
+    asked: &'a Asked,
+}
+
+/// How the guest ended it.
+enum Ending {
+    Answered(Box<Answered>),
+    Failed(Failure, String),
+    /// The request is too long for the wire.
+    Unsendable(String),
+    /// It kept silent beyond all deadlines.
+    Silent {
+        cancelled: bool,
+    },
+    /// The sandbox is gone.
+    Lost(String),
+}
+
+impl Visit<'_> {
+    async fn make(&self, browsing: &mut Browsing) -> Result<Browsed, EngineError> {
+        let place = self.ready_browser(browsing).await?;
+        if self.call.cancel.is_cancelled() {
+            return Err(EngineError::Cancelled);
+        }
+        browsing.used = true;
+        let (begun, passage) = (Instant::now(), place.passage(Network::Usual));
+        let ending = self.converse(&place).await;
+        let (duration, (denials, more)) = (begun.elapsed(), passage.denials());
+        let mut answered = self.conclude(ending, &place).await?;
+        let online = place.has_way_out();
+        if let Err(error) = &mut answered.result {
+            explain(error, &denials, online);
+        }
+        let Answered { page, happened, result } = answered;
+        let denied = sentences(&denials, more);
+        let (context, created, notice) = (self.context.info(), false, None);
+        Ok(Browsed { context, created, notice, page, happened, result, denied, duration })
+    }
+
+    /// The context's sandbox, with a browser in it.
+    async fn ready_browser(&self, browsing: &mut Browsing) -> Result<Arc<Place>, EngineError> {
+        let place = self.world.place_for_files(self.context).await?;
+        if let Some(old) = browsing.place.replace(place.clone())
+            && !Arc::ptr_eq(&old, &place)
+        {
+            let why = old.guest.why_lost().0;
+            browsing.notice = Some(format!("[the sandbox was lost ({why}): files, pages and logins are gone]"));
+            browsing.used = false;
+        }
+        if place.browser_runs() {
+            return Ok(place);
+        }
+        if browsing.used {
+            // Who was told when it happened need not be told of the journal's entry again.
+            if let Browser::Runs { .. } = place.browser_is_over() {
+                self.died("it ended between two calls");
+            }
+            browsing.notice.get_or_insert_with(|| RESTARTED.into());
+        }
+        self.world.inner.maker()?.start_browser(&place).await.map_err(|failure| {
+            tracing::warn!(context = self.context.id, why = failure.log, "no browser");
+            EngineError::NoBrowser(failure.public)
+        })?;
+        Ok(place)
+    }
+
+    async fn converse(&self, place: &Place) -> Ending {
+        let Asked { ask, uploads, timeout } = self.asked;
+        let request =
+            ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms: timeout.as_millis() as u64 };
+        let mut until = pin!(tokio::time::sleep(*timeout + BACKSTOP));
+        let mut pending = tokio::select! {
+            biased;
+            sent = place.guest.call(&request) => match sent {
+                Ok(pending) => pending,
+                Err(lost) if place.guest.is_lost() => return Ending::Lost(lost.0),
+                Err(too_long) => return Ending::Unsendable(too_long.0),
+            },
+            () = &mut until => return Ending::Silent { cancelled: false },
+        };
+        let mut cancelled = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut until => return Ending::Silent { cancelled },
+                () = self.call.cancel.cancelled(), if !cancelled => {
+                    cancelled = true;
+                    let sooner = until.deadline().min(Instant::now() + BACKSTOP);
+                    until.as_mut().reset(sooner);
+                    let interrupter = pending.interrupter();
+                    self.world.inner.tasks.spawn(async move { let _ = interrupter.interrupt().await; });
+                }
+                answer = pending.next() => return match answer {
+                    Err(lost) => Ending::Lost(lost.0),
+                    Ok(Answer::Message(FromGuest::Browsed { browsed })) => Ending::Answered(browsed),
+                    Ok(Answer::Message(FromGuest::Failed { failure, message })) => Ending::Failed(failure, one_line(&message)),
+                    Ok(_) => Ending::Lost(place.guest.close("the guest answered a browser's call with something else").0),
+                },
+            }
+        }
+    }
+
+    /// What it means for the browser.
+    async fn conclude(&self, ending: Ending, place: &Place) -> Result<Answered, EngineError> {
+        let failed = |why, message: String| {
+            Ok(Answered { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
+        };
+        match ending {
+            Ending::Answered(answered) => {
+                let answered = bounded(&self.asked.ask, *answered);
+                if let Err(BrowseError { why: BrowseFailure::NoBrowser, message }) = &answered.result {
+                    let message = self.gone(place, message).await;
+                    return failed(BrowseFailure::NoBrowser, message);
+                }
+                Ok(answered)
+            }
+            Ending::Failed(Failure::Browser, why) => {
+                let message = self.gone(place, &why).await;
+                failed(BrowseFailure::NoBrowser, message)
+            }
+            Ending::Failed(failure, message) => {
+                let limit = self.world.inner.config.max_file_bytes;
+                let paths = self.asked.uploads.join(", ");
+                Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, place))
+            }
+            Ending::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),
+            Ending::Silent { cancelled } => {
+                let timeout = self.asked.timeout;
+                let why = if cancelled { "was cancelled" } else { "took too long" };
+                let message =
+                    self.gone(place, &format!("the call {why} and it did not answer within {timeout:?}")).await;
+                failed(if cancelled { BrowseFailure::Cancelled } else { BrowseFailure::TimedOut }, message)
+            }
+            Ending::Lost(why) => {
+                let message = format!("the sandbox was lost ({why}): variables, files and pages are gone");
+                failed(BrowseFailure::NoBrowser, message)
+            }
+        }
+    }
+
+    /// It is given up; why, as far as it is known.
+    async fn gone(&self, place: &Place, why: &str) -> String {
+        let kills = match place.browser_is_over() {
+            Browser::Runs { oom_kills } => place.oom_kills().await.is_some_and(|kills| kills > oom_kills),
+            Browser::Absent | Browser::Over => false,
+        };
+        let why = match kills {
+            true => format!("a process was killed for memory ({why})"),
+            false => why.to_owned(),
+        };
+        self.died(&why);
+        format!("the browser is gone: {why}; the next call starts another")
+    }
+
+    fn died(&self, why: &str) {
+        let World { inner, holdings } = self.world;
+        inner.notify_with(holdings, &self.context.id, Happened::BrowserDied, why);
+    }
+}
+
+/// What a browser says of a proxy that does not let it through, which is not why.
+const NOT_LET_OUT: [&str; 4] =
+    ["ERR_TUNNEL_CONNECTION_FAILED", "ERR_PROXY_CONNECTION_FAILED", "ERR_SOCKS_CONNECTION", "ERR_EMPTY_RESPONSE"];
+/// What it says where there is no network at all.
+const NO_NETWORK: [&str; 6] = [
+    "ERR_INTERNET_DISCONNECTED",
+    "ERR_NAME_NOT_RESOLVED",
+    "ERR_ADDRESS_UNREACHABLE",
+    "ERR_NETWORK_ACCESS_DENIED",
+    "ERR_PROXY_CONNECTION_FAILED",
+    "ERR_CONNECTION_FAILED",
+];
+
+/// Says why a page could not be opened, where the browser does not know.
+fn explain(error: &mut BrowseError, denials: &[egress::Denial], online: bool) {
+    if error.why != BrowseFailure::Navigation {
+        return;
+    }
+    let says = |any: &[&str]| any.iter().any(|name| error.message.contains(name));
+    let why = match denials.last() {
+        Some(denial) if says(&NOT_LET_OUT) => one_line(&denial.sentence),
+        None if !online && says(&NO_NETWORK) => format!("network access is off: {NETWORK_OFF}"),
+        _ => return,
+    };
+    error.message = format!("{why} ({})", error.message);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_was_not_let_out_says_why() {
+        let said = |message: &str, denials: &[egress::Denial], online| {
+            let mut error = BrowseError { why: BrowseFailure::Navigation, message: message.into() };
+            explain(&mut error, denials, online);
+            error.message
+        };
+        let denial = egress::Denial { what: String::new(), rule: String::new(), sentence: "no way".into() };
+        let denials = [denial];
+        assert_eq!(
+            said("net::ERR_TUNNEL_CONNECTION_FAILED", &denials, true),
+            "no way (net::ERR_TUNNEL_CONNECTION_FAILED)"
+        );
+        assert_eq!(said("net::ERR_CONNECTION_REFUSED", &denials, true), "net::ERR_CONNECTION_REFUSED");
+        assert_eq!(said("net::ERR_TUNNEL_CONNECTION_FAILED", &[], true), "net::ERR_TUNNEL_CONNECTION_FAILED");
+        assert!(said("net::ERR_INTERNET_DISCONNECTED", &[], false).contains("`network.default`"));
+        assert_eq!(said("net::ERR_CONNECTION_REFUSED", &[], false), "net::ERR_CONNECTION_REFUSED", "its own loopback");
     }
 }

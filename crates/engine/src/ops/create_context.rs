@@ -10,6 +10,7 @@ use crate::holdings::{Full, Reservation};
 use crate::links::Keys;
 use crate::op::{Call, EngineError, Happened, NewContext, Outcome};
 use crate::ops::stop_context;
+use crate::stock::Kind;
 
 /// Dialects have stricter rules; this only keeps nonsense out of the tables.
 const MAX_NAME: usize = 1024;
@@ -46,9 +47,10 @@ impl World {
     ) -> Result<(InUse, Option<String>), EngineError> {
         self.runs(new.language)?;
         let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.holdings.made_by(c));
+        let browser = new.browser;
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
-        let home = self.settle(plan.size, plan.language, wanted).await?;
+        let home = self.settle(Kind { size: plan.size, language: plan.language, browser }, wanted).await?;
         let Some(place) = home.place.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // Nobody would learn its id.
@@ -69,7 +71,7 @@ impl World {
     }
 
     fn plan(&self, call: &Call, new: NewContext) -> Result<Plan, EngineError> {
-        let NewContext { id, name, description, language, size, replace: _ } = new;
+        let NewContext { id, name, description, language, size, replace: _, browser: _ } = new;
         let config = self.holdings.config();
         let id = id.unwrap_or_else(|| format!("{}{}", config.id_prefix, uuid::Uuid::new_v4()));
         let name = if name.is_empty() { id.clone() } else { name };

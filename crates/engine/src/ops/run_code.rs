@@ -16,8 +16,7 @@ use crate::cell::{Cell, Ending, Heard, Refused};
 use crate::context::{Context, Home};
 use crate::live::Place;
 use crate::op::{
-    Call, CellError, Command, ContextInfo, EngineError, Environment, Happened, Network, Outcome, Ran, RunCode,
-    RunOutcome,
+    Call, CellError, Command, ContextInfo, EngineError, Environment, Network, Outcome, Ran, RunCode, RunOutcome,
 };
 
 pub(super) const SIGKILL: i32 = 9;
@@ -65,16 +64,12 @@ impl World {
 
     /// Here and now, or in the background.
     pub(super) async fn start(&self, call: &Call, entered: Entered, run: Run) -> Result<Outcome, EngineError> {
-        let nobodys = entered.nobodys.then(|| entered.context.context().clone());
+        let nobodys = entered.nobodys();
         let result = match run.background {
             true => self.start_background(call, entered, run).await,
             false => self.run_here(call, entered, run, None).await.map(Outcome::Ran),
         };
-        if let (Err(_), Some(context)) = (&result, nobodys)
-            && let Some(removed) = self.holdings.take_out(&context)
-        {
-            self.inner.dismiss(&self.holdings, removed, Happened::Stopped);
-        }
+        self.dismiss_if_nobodys(nobodys, result.is_err());
         result
     }
 

@@ -14,10 +14,11 @@ impl World {
     }
 }
 
-/// Waits for the turn, which the running code holds no longer than its own deadline, and orders the end of the sandbox. Where too many
+/// Waits for the turns, which running code and a browser's call hold no longer than their own deadlines, and orders the end of the sandbox. Where too many
 /// of the tenant's are on their way out already, waits for the end as well and keeps its place among the limits meanwhile.
 pub(crate) async fn finish(removed: Removed) -> Result<(), EngineError> {
     const WHY: &str = "its context was stopped";
+    let _browsing = removed.context.browsing.lock().await;
     let Some(place) = removed.context.turn.lock().await.place.take() else { return Ok(()) };
     let ended = match removed.ending() {
         Some(room) => place.end(WHY, room).await,

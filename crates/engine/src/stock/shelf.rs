@@ -21,11 +21,12 @@ const LULL: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_secs(5);
 
 /// Memory of a ready sandbox and the time to make one, until they are measured.
-fn guess(language: Language) -> (u64, Duration) {
-    match language {
+fn guess(kind: Kind) -> (u64, Duration) {
+    let (bytes, pace) = match kind.language {
         Language::Python => (16 << 20, Duration::from_millis(20)),
         Language::Javascript | Language::Typescript => (48 << 20, Duration::from_millis(150)),
-    }
+    };
+    if kind.browser { (bytes + (90 << 20), pace + Duration::from_millis(400)) } else { (bytes, pace) }
 }
 
 /// A sandbox nobody has used. Dropped, it is destroyed.
@@ -43,7 +44,10 @@ pub(crate) struct Session {
 
 impl Session {
     pub(super) fn is_fit(&self) -> bool {
-        let lives = |place: &Arc<Place>| !place.guest.is_lost() && !place.guest.has_exited(FIRST_KERNEL);
+        let lives = |place: &Arc<Place>| {
+            let guest = &place.guest;
+            !guest.is_lost() && !guest.has_exited(FIRST_KERNEL) && !guest.browser_has_exited()
+        };
         self.healthy && self.place.as_ref().is_some_and(lives)
     }
 
@@ -66,15 +70,23 @@ impl Drop for Session {
 pub(super) struct Key {
     pub(super) tenant: Tenant,
     pub(super) realm: Realm,
-    /// As it is when none is named.
-    pub(super) size: Option<Size>,
-    pub(super) language: Language,
+    pub(super) kind: Kind,
+}
+
+/// What of a sandbox a context may choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Kind {
+    pub(crate) size: Option<Size>,
+    /// Of its interpreter.
+    pub(crate) language: Language,
+    /// With a browser that was started.
+    pub(crate) browser: bool,
 }
 
 impl Key {
-    pub(super) fn of(holdings: &Holdings, size: Option<Size>, language: Language) -> Self {
+    pub(super) fn of(holdings: &Holdings, kind: Kind) -> Self {
         let (tenant, config) = (holdings.tenant.tenant.clone(), holdings.config());
-        Self { tenant, realm: config.realm, size: size.or(config.default_size), language }
+        Self { tenant, realm: config.realm, kind: Kind { size: kind.size.or(config.default_size), ..kind } }
     }
 }
 
@@ -82,11 +94,13 @@ pub(super) struct Shelf {
     /// Also keeps the tenant, whose groups these sandboxes are in, from being forgotten.
     pub(super) holdings: Arc<Holdings>,
     pub(super) shape: Shape,
-    pub(super) language: Language,
+    pub(super) kind: Kind,
     /// Ordered by the operator.
     pub(super) least: usize,
     /// Wished for without demand.
     pub(super) usual: usize,
+    /// However great the demand.
+    pub(super) most: usize,
     /// The oldest first.
     pub(super) ready: VecDeque<Session>,
     /// Refills that were begun, also those that still wait for their moment.
@@ -106,14 +120,15 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    pub(super) fn new(holdings: &Arc<Holdings>, size: Option<Size>, language: Language) -> Self {
-        let (now, (bytes, pace)) = (Instant::now(), guess(language));
+    pub(super) fn new(holdings: &Arc<Holdings>, kind: Kind) -> Self {
+        let (now, (bytes, pace)) = (Instant::now(), guess(kind));
         Self {
-            shape: Shape::of(holdings, size),
+            shape: Shape::of(holdings, kind.size),
             holdings: holdings.clone(),
-            language,
+            kind,
             least: 0,
             usual: 0,
+            most: if kind.browser { holdings.config().browsers_ready } else { usize::MAX },
             ready: VecDeque::new(),
             refills: 0,
             building: 0,
@@ -134,7 +149,7 @@ impl Shelf {
     }
 
     fn wish(&self, now: Instant) -> Wish {
-        Wish { least: self.least, wish: self.demand.wish(now).max(self.usual), bytes: self.bytes }
+        Wish { least: self.least, wish: self.demand.wish(now).max(self.usual).min(self.most), bytes: self.bytes }
     }
 
     fn is_over(&self, now: Instant) -> bool {

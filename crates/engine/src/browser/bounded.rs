@@ -1,0 +1,186 @@
+//! What a browser answered, as far as it may be passed on. A page that has taken the browser over can say anything.
+
+use proto::browser::{
+    Browse, BrowseError, BrowseFailure, BrowseResult, Browsed, Happened, MAX_HAPPENED, Page, Snapshot, SnapshotAsk,
+    Tab, TabAsk,
+};
+
+/// Characters.
+const URL: usize = 2048;
+const TITLE: usize = 500;
+const LINE: usize = 2000;
+const NAME: usize = 300;
+/// Of a snapshot, whatever was asked for,
+const SNAPSHOT: usize = 400_000;
+/// and what may stand around what was asked for.
+const MARGIN: usize = 1000;
+const VALUE: usize = 100_000;
+/// Of base64.
+const PICTURE: usize = 12 << 20;
+/// How every PNG begins.
+const PNG: &str = "iVBORw0KGgo";
+/// Of lists.
+const TABS: usize = 100;
+const LOG: usize = 1000;
+const REMOVED: usize = 500;
+const NOTES: usize = 50;
+
+/// The same answer, bounded; an error if it is none to what was asked.
+pub(crate) fn bounded(ask: &Browse, browsed: Browsed) -> Browsed {
+    let result = match browsed.result {
+        Ok(result) => checked(ask, result),
+        Err(BrowseError { why, message }) => Err(BrowseError { why, message: line(&message, LINE) }),
+    };
+    Browsed {
+        page: browsed.page.map(|page| Page { url: line(&page.url, URL), title: line(&page.title, TITLE), ..page }),
+        happened: browsed.happened.into_iter().take(MAX_HAPPENED).map(happened).collect(),
+        result,
+    }
+}
+
+fn checked(ask: &Browse, result: BrowseResult) -> Result<BrowseResult, BrowseError> {
+    match (ask, result) {
+        (Browse::Snapshot(ask), BrowseResult::Snapshot(shown)) => Ok(BrowseResult::Snapshot(snapshot(ask, shown))),
+        (Browse::Screenshot { .. }, BrowseResult::Screenshot { png, width, height, clipped }) if is_png(&png) => {
+            Ok(BrowseResult::Screenshot { png, width, height, clipped })
+        }
+        (Browse::Evaluate { .. }, BrowseResult::Value { json, truncated }) => {
+            let is_longer = json.chars().nth(VALUE).is_some();
+            Ok(BrowseResult::Value { json: text(&json, VALUE), truncated: truncated || is_longer })
+        }
+        (Browse::Tab { .. }, BrowseResult::Tabs { tabs }) => {
+            Ok(BrowseResult::Tabs { tabs: tabs.into_iter().take(TABS).map(tab).collect() })
+        }
+        (Browse::Log { max_lines }, BrowseResult::Log { lines, dropped }) => {
+            let most = LOG.min(*max_lines as usize);
+            let dropped = dropped.saturating_add(lines.len().saturating_sub(most) as u64);
+            // The newest are the last.
+            let newest = lines.len().saturating_sub(most);
+            Ok(BrowseResult::Log { lines: lines[newest..].iter().map(|said| line(said, LINE)).collect(), dropped })
+        }
+        (ask, BrowseResult::Done) if is_done_without_result(ask) => Ok(BrowseResult::Done),
+        _ => Err(BrowseError {
+            why: BrowseFailure::Crashed,
+            message: "the browser's answer is none to what was asked; the page may have taken it over".into(),
+        }),
+    }
+}
+
+fn is_done_without_result(ask: &Browse) -> bool {
+    match ask {
+        Browse::Snapshot(_) | Browse::Screenshot { .. } | Browse::Evaluate { .. } | Browse::Log { .. } => false,
+        Browse::Tab { tab } => *tab != TabAsk::List,
+        Browse::Open { .. }
+        | Browse::Click { .. }
+        | Browse::Type { .. }
+        | Browse::Press { .. }
+        | Browse::Select { .. }
+        | Browse::Hover { .. }
+        | Browse::Scroll { .. }
+        | Browse::Back
+        | Browse::Forward
+        | Browse::Reload
+        | Browse::Wait { .. }
+        | Browse::Upload { .. } => true,
+    }
+}
+
+fn snapshot(ask: &SnapshotAsk, shown: Snapshot) -> Snapshot {
+    let most = (ask.max_chars as usize).saturating_add(MARGIN).min(SNAPSHOT);
+    Snapshot {
+        number: shown.number,
+        text: text(&shown.text, most),
+        elements: text(&shown.elements, most),
+        next: shown.next.map(|next| line(&next, NAME)),
+        removed: shown.removed.iter().take(REMOVED).map(|gone| line(gone, NAME)).collect(),
+        notes: shown.notes.iter().take(NOTES).map(|note| line(note, LINE)).collect(),
+    }
+}
+
+fn tab(tab: Tab) -> Tab {
+    Tab { url: line(&tab.url, URL), title: line(&tab.title, TITLE), ..tab }
+}
+
+fn happened(what: Happened) -> Happened {
+    match what {
+        Happened::Dialog { kind, message } => {
+            Happened::Dialog { kind: line(&kind, NAME), message: line(&message, LINE) }
+        }
+        Happened::Popup { tab, url } => Happened::Popup { tab, url: line(&url, URL) },
+        Happened::PopupClosed { url } => Happened::PopupClosed { url: line(&url, URL) },
+        Happened::Download { url, path, size, error } => Happened::Download {
+            url: line(&url, URL),
+            path: path.map(|path| line(&path, URL)),
+            size,
+            error: error.map(|error| line(&error, LINE)),
+        },
+        Happened::Crashed { url } => Happened::Crashed { url: line(&url, URL) },
+        Happened::Note { text } => Happened::Note { text: line(&text, LINE) },
+    }
+}
+
+fn is_png(base64: &str) -> bool {
+    let sized = base64.len() <= PICTURE && base64.len().is_multiple_of(4);
+    let digits = base64.trim_end_matches('=').bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/'));
+    sized && digits && base64.starts_with(PNG)
+}
+
+fn line(text: &str, most: usize) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(most).collect()
+}
+
+fn text(text: &str, most: usize) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).take(most).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(ask: &Browse, result: BrowseResult) -> Result<BrowseResult, BrowseFailure> {
+        let browsed = Browsed { page: None, happened: Vec::new(), result: Ok(result) };
+        bounded(ask, browsed).result.map_err(|error| error.why)
+    }
+
+    #[test]
+    fn an_answer_to_something_else_is_none() {
+        let picture = |png: &str| BrowseResult::Screenshot { png: png.into(), width: 1, height: 1, clipped: false };
+        let shot = Browse::Screenshot { at: None, full_page: false };
+        assert!(answer(&shot, picture("iVBORw0KGgoA")).is_ok());
+        for lie in
+            ["", "iVBORw0KGgo", "iVBORw0K<script>", "PHN2Zz48L3N2Zz4=", &format!("{PNG}A{}", "A".repeat(PICTURE))]
+        {
+            assert_eq!(answer(&shot, picture(lie)), Err(BrowseFailure::Crashed), "{:.20}", lie);
+        }
+        assert_eq!(answer(&shot, BrowseResult::Done), Err(BrowseFailure::Crashed));
+        assert_eq!(answer(&Browse::Back, BrowseResult::Tabs { tabs: Vec::new() }), Err(BrowseFailure::Crashed));
+        assert_eq!(answer(&Browse::Back, BrowseResult::Done), Ok(BrowseResult::Done));
+    }
+
+    #[test]
+    fn nothing_is_longer_than_it_may_be_and_nothing_steers_a_terminal() {
+        let long = "\u{1b}[2Jé\r\n".repeat(200_000);
+        let page = Page { url: long.clone(), title: long.clone(), tab: 1, tabs: 1 };
+        let download =
+            Happened::Download { url: long.clone(), path: Some(long.clone()), size: 1, error: Some(long.clone()) };
+        let shown = Snapshot {
+            number: 1,
+            text: long.clone(),
+            elements: long.clone(),
+            next: Some(long.clone()),
+            removed: vec![long.clone(); 10],
+            notes: vec![long.clone(); 10],
+        };
+        let ask = Browse::Snapshot(SnapshotAsk { max_chars: 100, ..SnapshotAsk::default() });
+        let browsed =
+            Browsed { page: Some(page), happened: vec![download; 60], result: Ok(BrowseResult::Snapshot(shown)) };
+        let bounded = bounded(&ask, browsed);
+        assert_eq!(bounded.happened.len(), MAX_HAPPENED);
+        let whole = serde_json::to_string(&bounded).unwrap();
+        assert!(whole.len() < 600_000, "{}", whole.len());
+        assert!(!whole.contains("\\u001b") && !whole.contains("\\r"));
+        let Ok(BrowseResult::Snapshot(shown)) = bounded.result else { panic!() };
+        assert_eq!(shown.text.chars().count(), 100 + MARGIN);
+        assert!(shown.text.contains('\n'));
+    }
+}
