@@ -3,3 +3,4 @@
 mod actions;
 mod harness;
 mod hostile;
+mod reading;
