@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use super::signals::Signals;
 use super::{Context, Done, Failed, block_on, output};
-use crate::runtimes::{self, Prepared, Progress};
+use crate::runtimes::browser::{self, Browser};
+use crate::runtimes::{self, Prepared, Progress, SetupError};
 
 /// Prepare Python and Node for sandboxes
 ///
@@ -29,17 +30,19 @@ pub fn main(args: Args, context: Context) -> Done {
     let mut config = context.config.runtimes;
     config.python = args.python.or(config.python);
     let (progress, _) = Progress::new();
-    let prepared = block_on(async {
+    let (prepared, found) = block_on(async {
         let signals = Signals::listen()?;
-        tokio::select! {
-            prepared = runtimes::prepare(&config, &context.environment, &progress, args.force) => Ok(prepared?),
-            () = signals.first.cancelled() => Err(Failed("interrupted; nothing half done is used".into())),
-        }
+        let prepared = tokio::select! {
+            prepared = runtimes::prepare(&config, &context.environment, &progress, args.force) => prepared?,
+            () = signals.first.cancelled() => return Err(Failed("interrupted; nothing half done is used".into())),
+        };
+        Ok((prepared, browser::find(&context.config.browser, &context.environment).await))
     })?;
     if args.shell {
         shell(&prepared)
     } else {
-        summary(&prepared)
+        summary(&prepared);
+        mention(found);
     }
     match prepared.node {
         Ok(_) => Ok(ExitCode::SUCCESS),
@@ -57,6 +60,15 @@ fn summary(prepared: &Prepared) {
     ));
     if let Ok(node) = &prepared.node {
         output::line(&format!("Node {}: {}", node.version(), node.binary().display()));
+    }
+}
+
+/// Nothing is fetched for it, and nothing fails without it.
+fn mention(found: Result<Option<Browser>, SetupError>) {
+    match found {
+        Ok(Some(browser)) => output::line(&format!("Chromium {}: {}", browser.version, browser.program.display())),
+        Ok(None) => {}
+        Err(error) => output::line(&format!("No browser in sandboxes: {error}")),
     }
 }
 

@@ -1,4 +1,8 @@
-//! `sandpool doctor`: what this machine can do: every isolation layer, runtime and limit; on, off, why, what to do.
+//! `sandpool doctor`: what this machine can do: every isolation layer, runtime and limit, and what sandboxes may reach; on, off, why,
+//! what to do.
+
+mod network;
+mod runtimes;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -8,8 +12,8 @@ use sandbox::{Isolation, Level};
 use serde::Serialize;
 
 use super::{Context, Done, Failed, block_on, output};
-use crate::config::{Config, DialectLimits, NodeChoice};
-use crate::runtimes::{Node, node, python};
+use crate::config::{Config, DialectLimits};
+use runtimes::{Found, Trial};
 
 /// Say what isolates on this machine, what does not, why, and what to do
 ///
@@ -34,6 +38,7 @@ struct Report {
     runtimes: Vec<Fact>,
     /// What is installed for Python, and in which version.
     packages: BTreeMap<String, String>,
+    network: Vec<Fact>,
     limits: Vec<Limit>,
 }
 
@@ -62,7 +67,9 @@ pub fn main(args: Args, context: Context) -> Done {
     {
         refusal = Some(format!("the isolation level is below the configured floor `{}`", word(&floor)));
     }
-    let (runtimes, packages, usable) = block_on(async { Ok(runtimes(&context).await) })?;
+    // Before the threads, as every launcher.
+    let trial = Trial::launch(&context.config);
+    let Found { facts, packages, usable } = block_on(async { Ok(runtimes::find(&context, trial).await) })?;
     if !usable && refusal.is_none() {
         refusal = Some("there is no usable Python".into());
     }
@@ -75,73 +82,16 @@ pub fn main(args: Args, context: Context) -> Done {
         mode: examination.mode,
         limits: limits(&context.config, &examination.facts),
         layers: examination.facts,
-        runtimes,
+        runtimes: facts,
         packages,
+        network: network::facts(&context),
     };
     output::line(&if args.json { serde_json::to_string_pretty(&report)? } else { page(&report) });
     Ok(if report.can_run { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What there is of each language, the Python packages, and whether Python can be used or prepared.
-async fn runtimes(context: &Context) -> (Vec<Fact>, BTreeMap<String, String>, bool) {
-    let (config, env) = (&context.config.runtimes, &context.environment);
-    let prepare = || "run `sandpool setup`, or let the first use do it".to_owned();
-    let mut packages = BTreeMap::new();
-    let (python, usable) = match python::find(config).await {
-        Some(runtime) => match python::verify(&runtime).await {
-            Ok(()) => {
-                packages = runtime.marker.packages.clone();
-                (
-                    fact(
-                        "Python",
-                        State::On,
-                        format!("{} in {}", runtime.marker.version, runtime.dir.display()),
-                        String::new(),
-                    ),
-                    true,
-                )
-            }
-            Err(error) => (fact("Python", State::Off, error.to_string(), "run `sandpool setup --force`".into()), false),
-        },
-        None => match python::available(config, env).await {
-            Ok(version) => (fact("Python", State::Off, format!("{version} found, not prepared yet"), prepare()), true),
-            Err(error) => (
-                fact(
-                    "Python",
-                    State::Absent,
-                    error.to_string(),
-                    "install Python 3.11 or newer with its venv module".into(),
-                ),
-                false,
-            ),
-        },
-    };
-    let node = match node::find(config, env)
-        .await
-        .and_then(|found| found.map(|node| node.verify().map(|()| node)).transpose())
-    {
-        Ok(Some(node)) => {
-            let whose = if matches!(node, Node::Host { .. }) { "of this machine" } else { "pinned" };
-            fact(
-                "Node",
-                State::On,
-                format!("{} ({whose}) at {}", node.version(), node.binary().display()),
-                String::new(),
-            )
-        }
-        Ok(None) => {
-            fact("Node", State::Off, "no Node 22 or newer on this machine, none prepared yet".into(), prepare())
-        }
-        Err(error) if matches!(config.node, NodeChoice::Path(_)) => {
-            fact("Node", State::Off, error.to_string(), "change `runtimes.node`".into())
-        }
-        Err(error) => fact("Node", State::Off, error.to_string(), "run `sandpool setup --force`".into()),
-    };
-    (vec![python, node], packages, usable)
-}
-
-fn fact(layer: &str, state: State, why: String, what_to_do: String) -> Fact {
-    Fact { layer: layer.into(), state, why, what_to_do }
+fn fact(layer: &str, state: State, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
+    Fact { layer: layer.into(), state, why: why.into(), what_to_do: what_to_do.into() }
 }
 
 /// Each limit, and whether something on this machine holds it.
@@ -193,7 +143,7 @@ fn page(report: &Report) -> String {
             report.packages.len().saturating_sub(NAMED.len())
         ));
     }
-    page.push_str(&format!("\nLimits\n{}\n\n", output::table(&limits)));
+    page.push_str(&format!("\nNetwork\n{}\n\nLimits\n{}\n\n", facts(&report.network), output::table(&limits)));
     page.push_str(&match (&report.refusal, report.level) {
         (Some(why), _) => format!("Cannot run: {why}"),
         (None, Some(level)) => format!("Isolation level: {} (floor: {})", word(&level), word(&report.floor)),

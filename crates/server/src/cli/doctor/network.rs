@@ -1,0 +1,104 @@
+//! What sandboxes may reach: policies and secrets by name. No value of a secret is shown, here or anywhere.
+
+use std::collections::BTreeMap;
+
+use egress::{Policy, Table};
+use sandbox::native::{Fact, State};
+
+use super::fact;
+use crate::cli::{Context, Failed, network};
+use crate::config::Network;
+
+pub fn facts(context: &Context) -> Vec<Fact> {
+    let config = &context.config.network;
+    if config.dialects.is_empty() {
+        let why = "sandboxes reach nothing but themselves";
+        return vec![fact("policy", State::Off, why, "`network.default` in sandpool.toml names one")];
+    }
+    let mut facts: Vec<Fact> = of_dialects(config);
+    facts.extend(config.sizes.iter().map(|(size, policy)| {
+        fact("policy", State::On, format!("of size `{}`, besides: {}", size.name(), summary(policy)), "")
+    }));
+    facts.extend(
+        config
+            .secrets
+            .iter()
+            .map(|secret| fact("secret", State::On, format!("`{}` for {}", secret.name, secret.hosts.join(", ")), "")),
+    );
+    if let Err(Failed(why)) = network::egress(&context.config) {
+        facts.push(fact("secrets", State::Off, why, "no server starts with this"));
+    }
+    if !config.secrets.is_empty() && !has_certutil(context) {
+        let why = "browsers in sandboxes cannot be told to trust the certificates that secrets need";
+        facts.push(fact("certutil", State::Absent, why, "on Debian: apt-get install libnss3-tools"));
+    }
+    facts
+}
+
+/// One line for those that have the same.
+fn of_dialects(config: &Network) -> Vec<Fact> {
+    let mut same: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (dialect, policy) in &config.dialects {
+        same.entry(summary(policy)).or_default().push(dialect);
+    }
+    same.into_iter()
+        .map(|(policy, who)| fact("policy", State::On, format!("{}: {policy}", who.join(", ")), ""))
+        .collect()
+}
+
+/// `packages` and `corp` (allows *.corp.test and 3 more, denies 1, private 10.1.2.3:8080)
+fn summary(policy: &Policy) -> String {
+    policy.tables.iter().map(|table| of_table(table)).collect::<Vec<_>>().join(" and ")
+}
+
+fn of_table(table: &Table) -> String {
+    let Table { name, allow, deny, ports, methods, private, .. } = table;
+    let mut said = Vec::new();
+    if *allow != [name.clone()] {
+        said.push(format!("allows {}", some(allow)));
+    }
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    for (what, entries) in [("denies", deny), ("ports", &ports), ("methods", methods), ("private", private)] {
+        if !entries.is_empty() {
+            said.push(format!("{what} {}", some(entries)));
+        }
+    }
+    if said.is_empty() { format!("`{name}`") } else { format!("`{name}` ({})", said.join("; ")) }
+}
+
+/// The first few.
+fn some(entries: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let shown = entries.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    match entries.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+fn has_certutil(context: &Context) -> bool {
+    context.environment.path().iter().any(|dir| dir.join("certutil").is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_told_in_a_line() {
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let preset = Table { name: "packages".into(), allow: texts(&["packages"]), ..Table::default() };
+        let own = Table {
+            name: "corp".into(),
+            allow: texts(&["a.test", "b.test", "c.test", "d.test"]),
+            deny: texts(&["*.evil.test"]),
+            ports: vec![443],
+            ..Table::default()
+        };
+        let both = Policy::of(preset).and(&Policy::of(own));
+        assert_eq!(
+            summary(&both),
+            "`packages` and `corp` (allows a.test, b.test, c.test and 1 more; denies *.evil.test; ports 443)"
+        );
+    }
+}
