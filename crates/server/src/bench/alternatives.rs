@@ -18,7 +18,7 @@ pub const BUBBLEWRAP: &str = "bubblewrap + python";
 pub const RUN_PYTHON: &str = "mcp-run-python";
 
 /// The directory of what is installed, unless this one could not be.
-fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, Error> {
+pub fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, Error> {
     let dir = bench.alternatives.as_deref();
     let dir = dir.ok_or_else(|| Error::Said("not measured: no `--alternatives`".into()))?;
     match std::fs::read_to_string(dir.join(format!("{name}.failed"))) {

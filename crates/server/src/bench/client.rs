@@ -105,6 +105,11 @@ impl Stdio {
         Ok(client)
     }
 
+    /// Of the server's process.
+    pub fn id(&self) -> u32 {
+        self.lines.process.id()
+    }
+
     /// Sends a call without waiting.
     pub fn begin(&mut self, call: &Call) -> Result<u64, Error> {
         self.next += 1;

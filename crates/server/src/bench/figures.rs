@@ -12,10 +12,10 @@ use super::floors::{self, CELL, IMPORT, NODE, PIPE, PingPong, TRUE, timed, true_
 use super::report::{Against, Figure, Found, Goal, Line, Quantity, Unit};
 use super::server::{self, Pool, first_cell, no_op, one_shot, stop};
 use super::stats::Samples;
-use super::{Bench, Error, memory};
+use super::{Bench, Error, browser, memory};
 
-const OURS: &str = "sandpool";
-const EMPTY: &str = "sandpool, empty pools";
+pub const OURS: &str = "sandpool";
+pub const EMPTY: &str = "sandpool, empty pools";
 const NO_OP: &str = "no-op tool, stdio";
 const NO_OP_HTTP: &str = "no-op tool, HTTP";
 const BOTH: [(&str, Pool); 2] = [(OURS, Pool::Full), (EMPTY, Pool::Empty)];
@@ -43,26 +43,27 @@ pub const ALL: &[Row] = &[
     Row { name: "burst", title: "creates at once", measure: burst },
     Row { name: "load", title: "warm calls a second over HTTP", measure: load },
     Row { name: "start", title: "server start to ready", measure: start },
+    Row { name: "browser", title: "the browser beside another one for agents", measure: browser::measure },
 ];
 
 /// For the help and for errors.
-pub const NAMES: [&str; 10] =
-    ["first", "warm", "http", "javascript", "oneshot", "memory", "many", "burst", "load", "start"];
+pub const NAMES: [&str; 11] =
+    ["first", "warm", "http", "javascript", "oneshot", "memory", "many", "burst", "load", "start", "browser"];
 
 impl Bench {
-    fn rounds<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
+    pub fn rounds<'a>(&'a self, name: &'a str) -> impl Iterator<Item = usize> + 'a {
         let all = self.plan.rounds;
         (0..all).inspect(move |round| (self.say)(&format!("  {name}: round {} of {all}", round + 1)))
     }
 
-    fn settle(&self) -> Result<(), Error> {
+    pub fn settle(&self) -> Result<(), Error> {
         std::thread::sleep(SETTLE);
         self.children.check()
     }
 
     /// A server over stdio that has run something.
     fn ready(&self, dialect: &str, pool: Pool, probe: &Call) -> Result<client::Stdio, Error> {
-        let mut client = server::stdio(self, dialect, pool)?;
+        let mut client = server::stdio(self, dialect, pool, "")?;
         client.call_when_ready(probe)?;
         Ok(client)
     }
@@ -78,12 +79,12 @@ fn times(value: f64) -> Quantity {
 
 /// Reading the samples of a figure.
 impl Samples {
-    fn quantity(&self, subject: &str, value: Option<f64>, unit: Unit) -> Found {
+    pub fn quantity(&self, subject: &str, value: Option<f64>, unit: Unit) -> Found {
         value.map(|value| Quantity { value, unit }).ok_or_else(|| self.why_not(subject).to_owned())
     }
 
     /// The median, in `T`.
-    fn in_true(&self, subject: &str) -> Found {
+    pub fn in_true(&self, subject: &str) -> Found {
         self.quantity(subject, self.ratio(subject, TRUE), Unit::T)
     }
 
@@ -192,7 +193,7 @@ fn warm(bench: &Bench) -> Result<Figure, Error> {
     let mut samples = Samples::default();
     let mut servers = Vec::new();
     for (name, pool) in BOTH {
-        let made = server::stdio(bench, "sandpool", pool).and_then(|mut client| {
+        let made = server::stdio(bench, "sandpool", pool, "").and_then(|mut client| {
             let call = warmed(&mut client)?;
             Ok((client, call))
         });

@@ -47,6 +47,10 @@ pub fn versions(
         let version = listed.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         versions.extend(version.map(|version| (name.into(), version.into())));
     }
+    let playwright = dir.join("playwright/node_modules/@playwright/mcp/package.json");
+    let package = std::fs::read_to_string(playwright).ok().and_then(|text| serde_json::from_str(&text).ok());
+    let package: serde_json::Value = package.unwrap_or_default();
+    versions.extend(package["version"].as_str().map(|version| ("@playwright/mcp".into(), version.into())));
     if let Ok(output) = run(command("bwrap").arg("--version"), children) {
         let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         versions.extend(text.split_once(' ').map(|(name, version)| (name.to_owned(), version.to_owned())));

@@ -34,6 +34,26 @@ pub fn members(namespace: &str) -> Result<Vec<u32>, Error> {
     }
 }
 
+/// A process and all that come from it.
+pub fn family(pid: u32) -> Result<Vec<u32>, Error> {
+    let all = std::fs::read_dir("/proc").map_err(Error::io("`/proc` cannot be read"))?;
+    let pids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut family = vec![pid];
+    let mut at = 0;
+    while let Some(one) = family.get(at).copied() {
+        family.extend(parents.iter().filter(|(_, parent)| *parent == one).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    Ok(family)
+}
+
+/// From `/proc/<pid>/stat`, where a name in parentheses stands before.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// What the machine could still give to programs.
 pub fn available() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -53,6 +73,12 @@ mod tests {
         let rollup = "5581-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nShared_Dirty: 100 kB\n\
                       Private_Clean:         12 kB\nPrivate_Dirty:        500 kB\nSwap: 0 kB\n";
         assert_eq!(private_of(rollup), 512.0 * 1024.0);
+    }
+
+    #[test]
+    fn this_process_is_of_its_parents_family() {
+        let family = family(parent(std::process::id()).unwrap()).unwrap();
+        assert!(family.contains(&std::process::id()));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! `plot` the picture. Knows the server only from outside, through its own command line and MCP.
 
 mod alternatives;
+mod browser;
 mod client;
 mod figures;
 mod floors;
@@ -13,6 +14,7 @@ mod plot;
 mod process;
 mod report;
 mod server;
+mod site;
 mod stats;
 
 use std::path::PathBuf;
@@ -101,6 +103,8 @@ pub struct Options {
     pub executable: PathBuf,
     pub python: PathBuf,
     pub node: Option<PathBuf>,
+    /// Chromium.
+    pub browser: Option<PathBuf>,
     pub versions: Vec<(String, String)>,
     pub config: Config,
     pub environment: Environment,
@@ -116,6 +120,7 @@ struct Bench {
     executable: PathBuf,
     python: PathBuf,
     node: Option<PathBuf>,
+    browser: Option<PathBuf>,
     config: Config,
     environment: Environment,
     children: Children,
@@ -138,7 +143,7 @@ impl Bench {
 
 /// Measures. Blocks for minutes; `children` can end it from another thread.
 pub fn run(options: Options) -> Result<Report, Error> {
-    let Options { plan, quick, only, alternatives, executable, python, node, .. } = options;
+    let Options { plan, quick, only, alternatives, executable, python, node, browser, .. } = options;
     let versions = machine::versions(options.versions, alternatives.as_deref(), &options.children);
     let bench = Bench {
         plan,
@@ -146,6 +151,7 @@ pub fn run(options: Options) -> Result<Report, Error> {
         executable,
         python,
         node,
+        browser,
         config: options.config,
         environment: options.environment,
         children: options.children,

@@ -77,6 +77,7 @@ pub enum Unit {
     Times,
     Megabytes,
     PerSecond,
+    Characters,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -131,6 +132,7 @@ impl fmt::Display for Quantity {
             Unit::Times => " ×",
             Unit::Megabytes => " MB",
             Unit::PerSecond => " /s",
+            Unit::Characters => " characters",
         };
         write!(f, "{}{unit}", number(self.value))
     }
@@ -237,6 +239,10 @@ anything around it.
 jupyter_client's own are in these; its own client (`start_new_kernel`, `execute_interactive`) stands beside. Same Python, same versions of numpy, pandas and matplotlib, same number of threads.
 - Kernel Gateway over one websocket with `TCP_NODELAY` on the client's side; the server's side does not set it.
 - bubblewrap starts the same Python in new namespaces for each call. mcp-run-python is spoken to with the MCP client that ours gets.
+- The browser: `sandpool stdio` in the dialect `workbench` (screenshots: `sandpool`), a page on loopback reached through the proxy under a \
+name that one policy allows. Playwright MCP has the same Chromium, headless and with a profile in memory, and reaches the page directly. \
+`--timeout-settle 0` takes away the half second that it waits after an action. Each answer is checked: the page's last thing, the clicks, \
+what was typed.
 - Private memory is `Private_Clean` + `Private_Dirty` of all processes in the sandbox's pid namespace, or of the kernel's process.
 ";
 

@@ -30,14 +30,14 @@ impl Pool {
     fn settings(self) -> &'static str {
         match self {
             Self::Full => "",
-            Self::Empty => "ready_max = 0\ndialect.sandpool.pool_size = 0\n",
+            Self::Empty => "ready_max = 0\ndialect.sandpool.pool_size = 0\ndialect.workbench.pool_size = 0\n",
         }
     }
 }
 
-/// `sandpool stdio` with a client.
-pub fn stdio(bench: &Bench, dialect: &str, pool: Pool) -> Result<client::Stdio, Error> {
-    let (mut command, log) = child(bench, pool)?;
+/// `sandpool stdio` with a client, and lines of configuration besides.
+pub fn stdio(bench: &Bench, dialect: &str, pool: Pool, more: &str) -> Result<client::Stdio, Error> {
+    let (mut command, log) = child(bench, pool, more)?;
     command.args(["stdio", "--dialect", dialect]);
     client::Stdio::start(&mut command, &bench.children).map_err(|error| with_log(error, &log))
 }
@@ -51,7 +51,7 @@ pub struct Http {
 
 impl Http {
     pub fn start(bench: &Bench, pool: Pool) -> Result<Self, Error> {
-        let (mut command, log) = child(bench, pool)?;
+        let (mut command, log) = child(bench, pool, "")?;
         command.args(["serve", "--listen", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::null());
         let mut process = Process::start(&mut command, &bench.children)?;
         let address = until(bench, || {
@@ -87,9 +87,9 @@ fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, Err
 }
 
 /// The command, and the file its log goes to.
-fn child(bench: &Bench, pool: Pool) -> Result<(Command, PathBuf), Error> {
+fn child(bench: &Bench, pool: Pool, more: &str) -> Result<(Command, PathBuf), Error> {
     let name = format!("server-{}", bench.next_number());
-    let config = bench.workplace.write(&format!("{name}.toml"), &settings(bench, pool))?;
+    let config = bench.workplace.write(&format!("{name}.toml"), &(settings(bench, pool) + more))?;
     let log = bench.workplace.path().join(format!("{name}.log"));
     let file = File::create(&log).map_err(Error::io("cannot write a temporary file"))?;
     let mut command = command(&bench.executable);
@@ -99,9 +99,13 @@ fn child(bench: &Bench, pool: Pool) -> Result<(Command, PathBuf), Error> {
     Ok((command, log))
 }
 
-/// The caller's languages, and nothing else of the caller's.
+/// The caller's languages and browser, and nothing else of the caller's.
 fn settings(bench: &Bench, pool: Pool) -> String {
-    let given = bench.config.effective.iter().filter(|(setting, _)| setting.key.starts_with("runtimes."));
+    let given = bench
+        .config
+        .effective
+        .iter()
+        .filter(|(setting, _)| setting.key.starts_with("runtimes.") || setting.key == "browser");
     let lines = given.filter_map(|(setting, given)| Some(format!("{} = {}\n", setting.key, given.value.as_ref()?)));
     lines.collect::<String>() + ROOM + pool.settings()
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::signals::Signals;
 use super::{Context, Done, Failed, block_on, output};
 use crate::bench::{self, Children, NAMES, Options, Plan, Report};
+use crate::runtimes::browser::{self, Browser};
 use crate::runtimes::{self, Prepared, Progress};
 
 /// Measure this program on this machine, beside what it could be at best and what else there is
@@ -60,12 +61,13 @@ pub fn main(args: Args, context: Context) -> Done {
 async fn measure(args: Args, context: Context) -> Result<Option<Report>, Failed> {
     let signals = Signals::listen()?;
     let (progress, _) = Progress::new();
+    let browser = browser::find(&context.config.browser, &context.environment).await.ok().flatten();
     let prepared = tokio::select! {
         prepared = runtimes::prepare(&context.config.runtimes, &context.environment, &progress, false) => prepared?,
         () = signals.first.cancelled() => return Ok(None),
     };
     let children = Children::default();
-    let options = options(args, context, &prepared, children.clone())?;
+    let options = options(args, context, (&prepared, browser), children.clone())?;
     let mut working = tokio::task::spawn_blocking(move || bench::run(options));
     tokio::select! {
         report = &mut working => return Ok(Some(report??)),
@@ -85,11 +87,17 @@ async fn measure(args: Args, context: Context) -> Result<Option<Report>, Failed>
     Ok(None)
 }
 
-fn options(args: Args, context: Context, prepared: &Prepared, children: Children) -> Result<Options, Failed> {
+fn options(
+    args: Args,
+    context: Context,
+    (prepared, browser): (&Prepared, Option<Browser>),
+    children: Children,
+) -> Result<Options, Failed> {
     let usual = if args.quick { Plan::QUICK } else { Plan::FULL };
     let rounds = args.rounds.map_or(usual.rounds, |rounds| rounds as usize);
     let mut versions = vec![("Python".to_owned(), prepared.python.marker.version.clone())];
     versions.extend(prepared.node.as_ref().map(|node| ("Node".to_owned(), node.version().to_owned())));
+    versions.extend(browser.as_ref().map(|browser| ("Chromium".to_owned(), browser.version.clone())));
     for name in ["ipython", "numpy", "pandas", "matplotlib"] {
         let version = prepared.python.marker.packages.get(name);
         versions.extend(version.map(|version| (name.to_owned(), version.clone())));
@@ -102,6 +110,7 @@ fn options(args: Args, context: Context, prepared: &Prepared, children: Children
         executable: std::env::current_exe()?,
         python: prepared.python.dir.join("bin/python"),
         node: prepared.node.as_ref().ok().map(runtimes::Node::binary),
+        browser: browser.map(|browser| browser.program),
         versions,
         config: context.config,
         environment: context.environment,

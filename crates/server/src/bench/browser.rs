@@ -1,0 +1,353 @@
+//! The browser beside Playwright MCP: the same page, the same Chromium, the same client, in turns.
+//!
+//! Ours goes the whole way: `sandpool stdio`, a sandbox, the proxy with a policy. Theirs has a browser on the host without any of it.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use super::alternatives::installed;
+use super::client::{Answer, Call, Client, Stdio as Mcp};
+use super::figures::{EMPTY, OURS};
+use super::floors::{TRUE, true_times};
+use super::process::command;
+use super::report::{Against, Figure, Found, Goal, Line, Unit};
+use super::server::{self, Pool};
+use super::site::Site;
+use super::stats::Samples;
+use super::{Bench, Error, memory};
+
+const PLAYWRIGHT: &str = "Playwright MCP";
+/// Without the half second that it waits after each action.
+const UNSETTLED: &str = "Playwright MCP, --timeout-settle 0";
+
+/// The name under which a sandbox finds the page.
+const NAME: &str = "shop.test";
+
+/// Of a round, for each.
+const TIMES: usize = 5;
+/// Sandboxes, or servers, of which the memory is looked at.
+const LOOKS: usize = 3;
+
+/// What is done with an open page: the names of its series, how the two are asked, and what ours may take of theirs.
+struct Step {
+    what: &'static str,
+    ours: &'static str,
+    theirs: &'static str,
+    /// The same with `--timeout-settle 0`, and its goal.
+    unsettled: Option<(&'static str, f64)>,
+    share: Option<f64>,
+    ask: fn(&mut Shop) -> Result<Answer, Error>,
+}
+
+const GOTO: Step = Step {
+    what: "warm `browser_goto`",
+    ours: "goto, sandpool",
+    theirs: "goto, Playwright MCP",
+    unsettled: None,
+    share: Some(0.6),
+    ask: Shop::goto,
+};
+
+const STEPS: &[Step] = &[
+    GOTO,
+    Step {
+        what: "`browser_snapshot`",
+        ours: "snapshot, sandpool",
+        theirs: "snapshot, Playwright MCP",
+        unsettled: None,
+        share: Some(1.0),
+        ask: Shop::snapshot,
+    },
+    Step {
+        what: "`browser_click`",
+        ours: "click, sandpool",
+        theirs: "click, Playwright MCP",
+        unsettled: Some(("click, Playwright MCP, --timeout-settle 0", 0.7)),
+        share: Some(0.2),
+        ask: Shop::click,
+    },
+    Step {
+        what: "`browser_type`",
+        ours: "type, sandpool",
+        theirs: "type, Playwright MCP",
+        unsettled: None,
+        share: Some(1.0),
+        ask: Shop::type_name,
+    },
+    Step {
+        what: "screenshot",
+        ours: "screenshot, sandpool",
+        theirs: "screenshot, Playwright MCP",
+        unsettled: None,
+        share: None,
+        ask: Shop::screenshot,
+    },
+];
+
+const FIRST: [&str; 3] = ["first goto, sandpool", "first goto, sandpool, empty pools", "first goto, Playwright MCP"];
+const MEMORY: [&str; 3] = ["memory, sandpool", "memory, sandpool, empty pools", "memory, Playwright MCP"];
+const CHARACTERS: [&str; 2] = ["characters, sandpool", "characters, Playwright MCP"];
+
+pub fn measure(bench: &Bench) -> Result<Figure, Error> {
+    let mut samples = Samples::default();
+    let site = Site::start()?;
+    first(bench, &mut samples, &site)?;
+    warm(bench, &mut samples, &site)?;
+    memory_of(bench, &mut samples, &site)?;
+    let mut figure = Figure::new("browser", "the browser: a shop's page with fifty things", &samples);
+    figure.lines = lines(&samples);
+    figure.notes = vec![
+        "`browser`: ours is in a sandbox and behind the proxy, the alternative is not; both have the same Chromium"
+            .into(),
+    ];
+    Ok(figure)
+}
+
+/// A sandbox, or a server, that was asked for nothing before. What an agent has to call until it sees the page, together.
+fn first(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> {
+    for _ in bench.rounds("browser, first goto") {
+        samples.begin_round();
+        for (name, pool) in [(FIRST[0], Pool::Full), (FIRST[1], Pool::Empty)] {
+            samples.take(TRUE, || true_times(bench, 2))?;
+            samples.take(name, || Ok(vec![Shop::ours(bench, site, pool)?.opened]))?;
+        }
+        samples.take(FIRST[2], || Ok(vec![Shop::theirs(bench, site, &[])?.opened]))?;
+    }
+    Ok(())
+}
+
+fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> {
+    let mut ours = samples.need(OURS, Shop::ours(bench, site, Pool::Full))?;
+    let mut theirs = samples.need(PLAYWRIGHT, Shop::theirs(bench, site, &[]))?;
+    let mut unsettled = samples.need(UNSETTLED, Shop::theirs(bench, site, &["--timeout-settle", "0"]))?;
+    for _ in bench.rounds("browser, warm") {
+        samples.begin_round();
+        samples.take(TRUE, || true_times(bench, 10))?;
+        for step in STEPS {
+            for _ in 0..TIMES {
+                let whom = [
+                    (Some(step.ours), &mut ours),
+                    (Some(step.theirs), &mut theirs),
+                    (step.unsettled.map(|(name, _)| name), &mut unsettled),
+                ];
+                for (name, shop) in whom {
+                    let (Some(name), Some(shop)) = (name, shop) else { continue };
+                    samples.take(name, || Ok(vec![(step.ask)(shop)?.seconds]))?;
+                    bench.children.check()?;
+                }
+            }
+        }
+    }
+    for (name, shop) in CHARACTERS.into_iter().zip([ours, theirs]) {
+        let Some(mut shop) = shop else { continue };
+        samples.take(name, || {
+            shop.goto()?;
+            Ok(vec![text(&shop.snapshot()?.result).chars().count() as f64])
+        })?;
+    }
+    Ok(())
+}
+
+/// Each alone, so that no page of a file is shared with another browser but those that wait ready.
+fn memory_of(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> {
+    for _ in 0..LOOKS {
+        samples.begin_round();
+        for (name, pool) in [(MEMORY[0], Pool::Full), (MEMORY[1], Pool::Empty)] {
+            samples.take(name, || Shop::ours(bench, site, pool)?.memory(bench))?;
+        }
+        samples.take(MEMORY[2], || Shop::theirs(bench, site, &[])?.memory(bench))?;
+    }
+    Ok(())
+}
+
+fn lines(samples: &Samples) -> Vec<Line> {
+    let share = |share: f64| Goal::times(1.0 / share);
+    let in_true = |name: &str| samples.in_true(name);
+    let what = "`sandbox_create` + first `browser_goto`";
+    let mut lines = vec![beside(samples, what, &FIRST, PLAYWRIGHT, share(0.7), &in_true)];
+    for step in STEPS {
+        let names = [step.ours, EMPTY, step.theirs];
+        lines.push(beside(samples, step.what, &names, PLAYWRIGHT, step.share.and_then(share), &in_true));
+        if let Some((unsettled, part)) = step.unsettled {
+            let names = [step.ours, EMPTY, unsettled];
+            lines.push(beside(samples, step.what, &names, UNSETTLED, share(part), &in_true));
+        }
+    }
+    let megabytes = |name: &str| samples.quantity(name, samples.median(name).map(|bytes| bytes / 1e6), Unit::Megabytes);
+    let characters = |name: &str| samples.quantity(name, samples.median(name), Unit::Characters);
+    let what = "private memory, browser and what drives it";
+    lines.push(beside(samples, what, &MEMORY, PLAYWRIGHT, share(0.8), &megabytes));
+    let names = [CHARACTERS[0], EMPTY, CHARACTERS[1]];
+    lines.push(beside(samples, "characters of a snapshot", &names, PLAYWRIGHT, share(1.0), &characters));
+    lines
+}
+
+/// Series of ours, of ours with empty pools where there is one, and of the alternative.
+fn beside(
+    samples: &Samples,
+    what: &str,
+    [ours, empty, theirs]: &[&str; 3],
+    name: &'static str,
+    goal: Option<Goal>,
+    quantity: &dyn Fn(&str) -> Found,
+) -> Line {
+    let against = Against { name, theirs: quantity(theirs), ratio: samples.ratio(theirs, ours) };
+    let empty = samples.quantity(empty, samples.ratio(theirs, empty), Unit::Times);
+    Line::against(what, quantity(ours), empty, against, goal)
+}
+
+/// A browser with the shop's page open, and how to ask for things in it.
+struct Shop {
+    client: Mcp,
+    dialect: Dialect,
+    url: String,
+    /// How long the first page took, with what has to be called before.
+    opened: f64,
+    /// What was bought since the page was opened.
+    bought: usize,
+}
+
+enum Dialect {
+    /// With the same in the other dialect, which has screenshots.
+    Ours(Box<Mcp>, String),
+    Theirs,
+}
+
+impl Shop {
+    fn ours(bench: &Bench, site: &Site, pool: Pool) -> Result<Self, Error> {
+        let settings = settings(site);
+        let mut client = server::stdio(bench, "workbench", pool, &settings)?;
+        let ready = json!({ "language": "shell", "code": "true" });
+        client.call_when_ready(&Call::new("sandbox_create", json!({})))?;
+        client.call(&Call::new("code_run", ready))?;
+        client.call(&Call::new("sandbox_destroy", json!({})))?;
+        let mut other = server::stdio(bench, "sandpool", Pool::Empty, &settings)?;
+        let created = other.call_when_ready(&server::create("python"))?;
+        let context = created.field("context")?.to_owned();
+        let url = format!("http://{NAME}:{}/", site.port);
+        other.call(&Call::new("browser_open", json!({ "context": context, "url": url })))?;
+        bench.settle()?;
+        let created = client.call(&Call::new("sandbox_create", json!({})))?.seconds;
+        let mut shop = Self { client, dialect: Dialect::Ours(Box::new(other), context), url, opened: 0.0, bought: 0 };
+        shop.opened = created + shop.goto()?.seconds;
+        Ok(shop)
+    }
+
+    fn theirs(bench: &Bench, site: &Site, flags: &[&str]) -> Result<Self, Error> {
+        let client = playwright(bench, flags)?;
+        let url = format!("http://127.0.0.1:{}/", site.port);
+        let mut shop = Self { client, dialect: Dialect::Theirs, url, opened: 0.0, bought: 0 };
+        bench.settle()?;
+        shop.opened = shop.goto()?.seconds;
+        Ok(shop)
+    }
+
+    fn call(&mut self, ours: &str, theirs: &str, arguments: Value) -> Result<Answer, Error> {
+        let tool = if matches!(self.dialect, Dialect::Theirs) { theirs } else { ours };
+        self.client.call(&Call::new(tool, arguments))
+    }
+
+    /// `selector` here, `target` there.
+    fn at(&self, selector: &str, more: Value) -> Value {
+        let mut arguments = more;
+        let name = if matches!(self.dialect, Dialect::Theirs) { "target" } else { "selector" };
+        arguments[name] = json!(selector);
+        arguments
+    }
+
+    fn goto(&mut self) -> Result<Answer, Error> {
+        self.bought = 0;
+        let url = self.url.clone();
+        expect(self.call("browser_goto", "browser_navigate", json!({ "url": url }))?, "Fifty things")
+    }
+
+    /// Shows the last thing too, and what was done.
+    fn snapshot(&mut self) -> Result<Answer, Error> {
+        let answer = expect(self.call("browser_snapshot", "browser_snapshot", json!({}))?, "Buy 50")?;
+        expect(answer, &format!("Cart: {}", self.bought))
+    }
+
+    fn click(&mut self) -> Result<Answer, Error> {
+        let arguments = self.at("#buy-3", json!({}));
+        let answer = self.call("browser_click", "browser_click", arguments)?;
+        self.bought += 1;
+        Ok(answer)
+    }
+
+    fn type_name(&mut self) -> Result<Answer, Error> {
+        // The clicks before are seen to have been done.
+        self.snapshot()?;
+        let arguments = self.at("#name", json!({ "text": "a visitor" }));
+        let answer = self.call("browser_type", "browser_type", arguments)?;
+        expect(self.call("browser_snapshot", "browser_snapshot", json!({}))?, "Hello a visitor")?;
+        Ok(answer)
+    }
+
+    fn screenshot(&mut self) -> Result<Answer, Error> {
+        let answer = match &mut self.dialect {
+            Dialect::Ours(other, context) => {
+                other.call(&Call::new("browser_screenshot", json!({ "context": context })))?
+            }
+            Dialect::Theirs => self.client.call(&Call::new("browser_take_screenshot", json!({ "type": "png" })))?,
+        };
+        let content = answer.result["content"].as_array().cloned().unwrap_or_default();
+        match content.iter().any(|block| block["type"] == "image") {
+            true => Ok(answer),
+            false => Err(Error::Said("a screenshot without a picture".into())),
+        }
+    }
+
+    /// Of all processes in the sandbox, or of the server and its browser.
+    fn memory(mut self, bench: &Bench) -> Result<Vec<f64>, Error> {
+        let pids = match &self.dialect {
+            Dialect::Ours(..) => {
+                let code = json!({ "language": "shell", "code": "readlink /proc/self/ns/pid" });
+                let answer = self.client.call(&Call::new("code_run", code))?;
+                bench.settle()?;
+                memory::members(answer.field("stdout")?.trim())?
+            }
+            Dialect::Theirs => {
+                bench.settle()?;
+                memory::family(self.client.id())?
+            }
+        };
+        Ok(vec![memory::private(&pids)?])
+    }
+}
+
+/// One table: the page under a name, and nothing else.
+fn settings(site: &Site) -> String {
+    let port = site.port;
+    format!(
+        "network.default = \"bench\"\nnetwork.hosts.\"{NAME}\" = \"127.0.0.1\"\n\
+         network.policy.bench = {{ allow = [\"{NAME}:{port}\"], private = [\"127.0.0.1:{port}\"] }}\n"
+    )
+}
+
+fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, Error> {
+    let program = installed(bench, "playwright-mcp")?.join("playwright/node_modules/@playwright/mcp/cli.js");
+    let node = bench.node.as_deref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
+    let browser: &Path = bench.browser.as_deref().ok_or_else(|| Error::Said("no Chromium on this machine".into()))?;
+    let mut command = command(node);
+    command.arg(program).args(["--headless", "--isolated", "--no-sandbox"]).args(flags);
+    command.args(["--executable-path".as_ref(), browser.as_os_str()]);
+    command.args(["--output-dir".as_ref(), bench.workplace.path().as_os_str()]);
+    command.env("HOME", bench.workplace.path()).current_dir(bench.workplace.path()).stderr(Stdio::null());
+    Mcp::start(&mut command, &bench.children)
+}
+
+/// What a model reads.
+fn text(result: &Value) -> String {
+    let blocks = result["content"].as_array().into_iter().flatten();
+    blocks.filter_map(|block| block["text"].as_str()).collect::<Vec<_>>().join("\n")
+}
+
+fn expect(answer: Answer, part: &str) -> Result<Answer, Error> {
+    let text = text(&answer.result);
+    match text.contains(part) {
+        true => Ok(answer),
+        false => Err(Error::Said(format!("no `{part}` in an answer: {}", text.chars().take(300).collect::<String>()))),
+    }
+}
