@@ -8,6 +8,8 @@ pub struct Config {
     /// Where the file operations happen; nothing outside of these two is reached.
     pub workspace: PathBuf,
     pub data: PathBuf,
+    /// Where files are put that the browser may read.
+    pub uploads: PathBuf,
     /// On which file system long output is kept. Nothing in this directory gets a name.
     pub outputs: PathBuf,
     /// How to start the transpiler. In a sandbox the guest executes itself again.
@@ -21,6 +23,7 @@ impl Default for Config {
         Self {
             workspace: "/workspace".into(),
             data: "/data".into(),
+            uploads: "/uploads".into(),
             outputs: "/tmp".into(),
             transpiler: vec!["/proc/self/exe".into(), "transpile".into()],
             adoption_grace: Duration::from_secs(600),

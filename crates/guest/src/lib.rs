@@ -3,6 +3,7 @@
 //! Holds no secret and trusts nothing that runs beside it. One thread, no runtime: it is copied into every sandbox, so what it
 //! keeps in memory is paid for as often as there are sandboxes.
 
+mod browser;
 mod command;
 mod config;
 mod event;

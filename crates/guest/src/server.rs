@@ -7,12 +7,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use proto::{Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Language, MAX_COMMANDS, Stream, ToGuest};
+use proto::{
+    Browse, BrowserSpec, Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Language, MAX_COMMANDS, Stream, ToGuest,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, WaitStatus};
 
+use crate::browser::{Browser, Uploads};
 use crate::command::{Job, Order};
 use crate::config::Config;
 use crate::files::{Files, List, Part};
@@ -40,6 +43,7 @@ enum Source {
     KernelEvents(KernelId),
     KernelRequests(KernelId),
     JobOutput(JobId, Stream),
+    Browser,
     /// Handled in each turn; here only to wake up.
     TranspilerAnswers,
     TranspilerRequests,
@@ -61,6 +65,8 @@ pub struct Server {
     kernels: BTreeMap<KernelId, Kernel>,
     jobs: BTreeMap<JobId, Job>,
     next_job: JobId,
+    browser: Option<Browser>,
+    uploads: Uploads,
     outputs: Outputs,
     files: Files,
     transpiler: Transpiler,
@@ -98,6 +104,8 @@ impl Server {
         let outputs = Outputs::new(config.outputs.clone());
         Self {
             files: Files::new(config.workspace.clone(), config.data.clone(), outputs.clone()),
+            uploads: Uploads::new(config.workspace.clone(), config.uploads.clone()),
+            browser: None,
             outputs,
             transpiler: Transpiler::new(config.transpiler.clone()),
             config,
@@ -168,13 +176,21 @@ impl Server {
                 }
             }
         }
+        if let Some(browser) = &self.browser {
+            watch(Source::Child, browser.process().fd(), PollFlags::IN);
+            if let Some(fd) = browser.fd() {
+                let write = if browser.wants_to_write() { PollFlags::OUT } else { PollFlags::empty() };
+                watch(Source::Browser, fd, if read { PollFlags::IN | write } else { write });
+            }
+        }
         if let Some(fd) = self.transpiler.answers_fd() {
             watch(Source::TranspilerAnswers, fd, PollFlags::IN);
         }
         if let Some(fd) = self.transpiler.requests_fd() {
             watch(Source::TranspilerRequests, fd, PollFlags::OUT);
         }
-        let at_once = (read && self.files.is_busy()).then_some(now);
+        let copying = self.browser.as_ref().is_some_and(Browser::is_busy);
+        let at_once = (read && self.files.is_busy() || copying).then_some(now);
         let timeout = self.wake_at().into_iter().chain(at_once).min().map(|at| timespec_until(now, at));
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
@@ -189,7 +205,8 @@ impl Server {
         let kernels = self.kernels.values().filter_map(Kernel::wake_at);
         let jobs = self.jobs.values().filter_map(Job::wake_at);
         let alone = self.alone_since.map(|since| since + self.config.adoption_grace);
-        let others = [alone, self.transpiler.wake_at(), self.outputs.wake_at()];
+        let browser = self.browser.as_ref().and_then(Browser::wake_at);
+        let others = [alone, browser, self.transpiler.wake_at(), self.outputs.wake_at()];
         kernels.chain(jobs).chain(others.into_iter().flatten()).min()
     }
 
@@ -222,12 +239,23 @@ impl Server {
                     }
                 }
                 Source::JobOutput(id, stream) => self.read_job_output(id, stream),
+                Source::Browser => {
+                    if let Some(browser) = &mut self.browser {
+                        browser.write();
+                        if !self.host.is_full() {
+                            browser.read(Instant::now(), &mut self.host);
+                        }
+                    }
+                }
                 Source::TranspilerAnswers => self.transpiler.note_answer(),
                 Source::TranspilerRequests => self.transpiler.write_requests(),
             }
         }
         self.transpile();
         self.files.advance(&mut self.host);
+        if let Some(browser) = &mut self.browser {
+            browser.advance(&mut self.uploads, Instant::now(), &mut self.host);
+        }
         if children {
             self.reap();
         }
@@ -245,6 +273,9 @@ impl Server {
         }
         for job in self.jobs.values_mut() {
             job.tick(now, &mut self.host);
+        }
+        if let Some(browser) = &mut self.browser {
+            browser.tick(now);
         }
         self.outputs.tick(now);
         let abandoned = self.alone_since.is_some_and(|since| now >= since + self.config.adoption_grace);
@@ -287,7 +318,13 @@ impl Server {
     fn note_reaped(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let kernels = self.kernels.values_mut().map(Kernel::process_mut);
         let jobs = self.jobs.values_mut().map(Job::process_mut);
-        match kernels.chain(jobs).chain(self.transpiler.process_mut()).find(|process| process.pid() == pid) {
+        let browser = self.browser.as_mut().map(Browser::process_mut);
+        match kernels
+            .chain(jobs)
+            .chain(browser)
+            .chain(self.transpiler.process_mut())
+            .find(|process| process.pid() == pid)
+        {
             Some(process) => {
                 process.reaped(status);
                 true
@@ -312,6 +349,11 @@ impl Server {
             }
             None => true,
         });
+        let ended = self.browser.as_mut().and_then(|browser| browser.process_mut().try_wait());
+        if let (Some(how), Some(mut browser)) = (ended, self.browser.take_if(|_| ended.is_some())) {
+            browser.ended(how, Instant::now(), host);
+            self.uploads.forget();
+        }
     }
 
     /// SIGTERM ends the guest, and with PID 1 ends everything; SIGCHLD only woke us.
@@ -364,6 +406,7 @@ impl Server {
         self.files.forget();
         self.kernels.values_mut().for_each(|kernel| kernel.abandon(now));
         self.jobs.values_mut().for_each(|job| job.abandon(now));
+        self.browser.iter_mut().for_each(|browser| browser.abandon(now));
     }
 
     fn read_host(&mut self) -> Result<(), Broken> {
@@ -414,8 +457,9 @@ impl Server {
             ToGuest::ListFiles { root, path, max_entries, order } => {
                 self.files.list(List { call, root, path, max_entries, order });
             }
-            ToGuest::StartBrowser { .. } | ToGuest::Browse { .. } => {
-                self.fail(call, Failure::Browser, "there is no browser".into());
+            ToGuest::StartBrowser { spec } => self.start_browser(call, spec),
+            ToGuest::Browse { ask, uploads, after_ms } => {
+                self.browse(call, ask, &uploads, Duration::from_millis(after_ms));
             }
             ToGuest::Ping => self.host.send(call, &FromGuest::Done),
         }
@@ -529,8 +573,37 @@ impl Server {
         Ok(())
     }
 
+    /// One that is there ends: who asks for another knows that it is of no use.
+    fn start_browser(&mut self, call: u64, spec: BrowserSpec) {
+        self.browser = None;
+        self.uploads.forget();
+        let started = self.arrivals.take_driver().and_then(|driver| Browser::start(driver, call, spec, Instant::now()));
+        match started {
+            Ok(browser) => self.browser = Some(browser),
+            Err(error) => self.fail(call, Failure::Browser, format!("cannot start the browser: {error}")),
+        }
+    }
+
+    fn browse(&mut self, call: u64, ask: Browse, uploads: &[String], after: Duration) {
+        let Some(browser) = &mut self.browser else {
+            return self.fail(call, Failure::Browser, "there is no browser".into());
+        };
+        match self.uploads.begin(uploads) {
+            Ok(copy) => {
+                let refused = browser.browse(call, ask, copy, after, Instant::now()).map(str::to_owned);
+                if let Some(why) = refused {
+                    self.fail(call, Failure::Browser, why);
+                }
+            }
+            Err(refused) => refused.tell(call, &mut self.host),
+        }
+    }
+
     fn interrupt(&mut self, call: u64) {
         let now = Instant::now();
+        if let Some(browser) = &mut self.browser {
+            browser.interrupt(call, now, &mut self.host);
+        }
         if let Some(job) = self.jobs.values_mut().find(|job| job.call() == call) {
             job.cancel(now);
         }
@@ -544,7 +617,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         // All at once, then the drops below wait for each.
         let kernels = self.kernels.values().map(Kernel::process);
-        kernels.chain(self.jobs.values().map(Job::process)).for_each(Process::kill);
+        let browser = self.browser.as_ref().map(Browser::process);
+        kernels.chain(self.jobs.values().map(Job::process)).chain(browser).for_each(Process::kill);
     }
 }
 
