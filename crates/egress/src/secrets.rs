@@ -51,6 +51,11 @@ impl Value {
         }
         Ok(Self(Zeroizing::new(value.to_owned())))
     }
+
+    /// For the request's header and the answer's check; nowhere else.
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
 }
 
 /// Variables that decide how programs run: a placeholder there would break them, or do worse.

@@ -5,45 +5,109 @@
 //! [`Interceptor::dress`] puts the secret in, [`Interceptor::connect`] begins TLS on the connection that was checked and opened,
 //! and [`Dressed::clean`] takes the secret out of an answer that repeats it.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
-use hyper::body::Body;
-use hyper::{HeaderMap, Response};
+use hyper::HeaderMap;
+use rustls::crypto::{CryptoProvider, SecureRandom, ring};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::authority::Authority;
+use crate::secrets::Secret;
+use crate::vault::{Dressed, Vault};
 use crate::wire::Wire;
 
+/// For a handshake.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Nothing in it: no host has a secret.
 #[derive(Debug, Default)]
-pub struct Interceptor {}
+pub struct Interceptor(Option<Own>);
+
+#[derive(Debug)]
+struct Own {
+    vault: Vault,
+    authority: Authority,
+    connector: Arc<ClientConfig>,
+    /// Of this machine, for the bundle in sandboxes.
+    roots: Vec<CertificateDer<'static>>,
+}
 
 impl Interceptor {
+    /// `roots` are trusted besides those of this machine.
+    pub fn new(secrets: &[Secret], roots: &[CertificateDer<'static>]) -> io::Result<Self> {
+        if secrets.is_empty() {
+            return Ok(Self(None));
+        }
+        let provider = Arc::new(ring::default_provider());
+        let vault = Vault::new(secrets, || random(provider.secure_random)).map_err(io::Error::other)?;
+        let authority = Authority::new(&vault.hosts(), Arc::clone(&provider)).map_err(io::Error::other)?;
+        let found = rustls_native_certs::load_native_certs();
+        if found.certs.is_empty() {
+            tracing::warn!(
+                "no certificates of authorities were found on this machine; hosts with a secret cannot be reached"
+            );
+        }
+        let roots = [found.certs, roots.to_vec()].concat();
+        let connector = Arc::new(connector(provider, &roots).map_err(io::Error::other)?);
+        Ok(Self(Some(Own { vault, authority, connector, roots })))
+    }
+
     /// Whether TLS to this host ends here. `name` is lower case, without a dot at its end.
-    pub fn takes(&self, _name: &str, _port: u16) -> bool {
-        false
+    pub fn takes(&self, name: &str, port: u16) -> bool {
+        self.0.as_ref().is_some_and(|own| own.vault.has_for(name, port))
     }
 
     /// Ends the client's TLS, with a certificate for `name`. HTTP/1.1 is all that is offered inside.
-    pub async fn accept(&self, client: Wire, _name: &str) -> io::Result<Wire> {
-        Ok(client)
+    pub async fn accept(&self, client: Wire, name: &str) -> io::Result<Wire> {
+        let config = self.own()?.authority.server(name).map_err(io::Error::other)?;
+        Ok(Box::new(timeout(PATIENCE, TlsAcceptor::from(config).accept(client)).await??))
     }
 
     /// Begins TLS with the host itself, whose certificate has to be good for `name`.
-    pub async fn connect(&self, upstream: Wire, _name: &str) -> io::Result<Wire> {
-        Ok(upstream)
+    pub async fn connect(&self, upstream: Wire, name: &str) -> io::Result<Wire> {
+        let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+        let connector = TlsConnector::from(Arc::clone(&self.own()?.connector));
+        Ok(Box::new(timeout(PATIENCE, connector.connect(server, upstream)).await??))
     }
 
     /// Puts the secrets of this host into the headers of a request to it.
-    pub fn dress(&self, _name: &str, _port: u16, _headers: &mut HeaderMap) -> Dressed {
-        Dressed {}
+    pub fn dress(&self, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
+        self.0.as_ref().map(|own| own.vault.dress(name, port, headers)).unwrap_or_default()
+    }
+
+    /// What code has in place of each value.
+    pub fn placeholders(&self) -> BTreeMap<String, String> {
+        self.0.as_ref().map(|own| own.vault.placeholders()).unwrap_or_default()
+    }
+
+    /// The certificate that sandboxes have to trust, and those of this machine's authorities.
+    pub fn trusted(&self) -> Option<(String, &[CertificateDer<'static>])> {
+        self.0.as_ref().map(|own| (own.authority.pem(), own.roots.as_slice()))
+    }
+
+    fn own(&self) -> io::Result<&Own> {
+        self.0.as_ref().ok_or_else(|| io::Error::other("no host has a secret"))
     }
 }
 
-/// A request that has secrets in it, and what its answer must not have.
-#[derive(Debug)]
-pub struct Dressed {}
+fn connector(provider: Arc<CryptoProvider>, roots: &[CertificateDer<'static>]) -> Result<ClientConfig, rustls::Error> {
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(roots.iter().cloned());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let mut config = builder.with_root_certificates(store).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
 
-impl Dressed {
-    /// The answer without the secrets. An error is a sentence for whoever asked: the answer cannot be looked through.
-    pub fn clean<B: Body>(self, response: Response<B>) -> Result<Response<B>, &'static str> {
-        Ok(response)
-    }
+/// For placeholders, which are no secret; only alike they must not be.
+fn random(source: &dyn SecureRandom) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    let _ = source.fill(&mut bytes);
+    bytes
 }

@@ -1,0 +1,123 @@
+//! What a sandbox with a way out is given: where the proxy is, whom to trust, and the placeholders of secrets.
+//!
+//! Programs ask different variables for certificates; each is told here in its own words. The browser has a database of its own,
+//! which only `certutil` of NSS can make.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::Furnishing;
+use crate::tls::Interceptor;
+
+/// Where the socket listens that is accepted on here; `sandbox::PROXY` makes it there.
+const PROXY: &str = "http://127.0.0.1:3128";
+/// What a sandbox has on itself does not go out.
+const DIRECT: &str = "localhost,127.0.0.1,::1";
+
+/// Inside the sandbox.
+const AUTHORITY: &str = "/opt/sandpool/trust/authority.pem";
+const BUNDLE: &str = "/opt/sandpool/trust/bundle.pem";
+const NSSDB: &str = "/opt/sandpool/trust/nssdb";
+const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
+
+/// `certutil`: where the program is, if this machine has it.
+pub fn furnishing(interceptor: &Interceptor, certutil: Option<&Path>) -> Furnishing {
+    let mut furnishing = Furnishing { env: proxy(), ..Furnishing::default() };
+    let Some((authority, roots)) = interceptor.trusted() else { return furnishing };
+    let bundle: String = roots.iter().map(|root| pem(root)).chain([authority.clone()]).collect();
+    for variable in
+        ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "CARGO_HTTP_CAINFO"]
+    {
+        furnishing.env.insert(variable.into(), BUNDLE.into());
+    }
+    // Node has the usual ones itself, and reads the file at each start.
+    furnishing.env.insert("NODE_EXTRA_CA_CERTS".into(), AUTHORITY.into());
+    furnishing.env.extend(interceptor.placeholders());
+    furnishing.files.push((AUTHORITY.into(), authority.clone().into_bytes()));
+    furnishing.files.push((BUNDLE.into(), bundle.into_bytes()));
+    match certutil.map(|certutil| database(certutil, &authority)) {
+        Some(Ok(files)) => {
+            furnishing.files.extend(files);
+            furnishing.nssdb = Some(NSSDB.into());
+        }
+        Some(Err(error)) => tracing::warn!("browsers cannot reach hosts with a secret: `certutil` failed: {error}"),
+        None => tracing::warn!(
+            "browsers cannot reach hosts with a secret: `certutil` is not on this machine; it is in `libnss3-tools`"
+        ),
+    }
+    furnishing
+}
+
+fn proxy() -> BTreeMap<String, String> {
+    let mut env = BTreeMap::new();
+    for variable in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
+        // `ALL_PROXY` with SOCKS would be refused by clients that have no support for it.
+        env.insert(variable.to_owned(), PROXY.to_owned());
+        env.insert(variable.to_lowercase(), PROXY.to_owned());
+    }
+    env.insert("NO_PROXY".into(), DIRECT.into());
+    env.insert("no_proxy".into(), DIRECT.into());
+    env.insert("NODE_USE_ENV_PROXY".into(), "1".into());
+    env
+}
+
+fn pem(certificate: &[u8]) -> String {
+    let text = STANDARD.encode(certificate);
+    let lines: Vec<&str> = text.as_bytes().chunks(64).filter_map(|line| std::str::from_utf8(line).ok()).collect();
+    format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
+}
+
+/// The browser's database with our authority in it, by the path inside.
+fn database(certutil: &Path, authority: &str) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
+    let dir = Scratch::new()?;
+    let certificate = dir.0.join("authority.pem");
+    fs::write(&certificate, authority)?;
+    let place = format!("sql:{}", dir.0.display());
+    run(certutil, &["-N", "-d", &place, "--empty-password"])?;
+    let certificate = certificate.to_string_lossy();
+    run(certutil, &["-A", "-d", &place, "-n", "sandpool", "-t", "C,,", "-i", &certificate])?;
+    let read = |name: &str| {
+        let mut content = fs::read(dir.0.join(name))?;
+        if name == "pkcs11.txt" {
+            // It says where it was made, which is nobody's business and is not asked for.
+            let text = String::from_utf8_lossy(&content).replace(&*dir.0.to_string_lossy(), NSSDB);
+            content = text.into_bytes();
+        }
+        Ok((Path::new(NSSDB).join(name), content))
+    };
+    NSSDB_FILES.into_iter().map(read).collect()
+}
+
+#[allow(clippy::disallowed_methods, reason = "the one program this crate starts, once, before anything is served")]
+fn run(program: &Path, arguments: &[&str]) -> io::Result<()> {
+    let output = std::process::Command::new(program).args(arguments).env_clear().output()?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+    }
+}
+
+/// A directory for as long as the database is made in it.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        let mut number = [0; 8];
+        rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())?;
+        let dir = std::env::temp_dir().join(format!("sandpool-trust-{:016x}", u64::from_ne_bytes(number)));
+        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,236 @@
+//! Puts secrets into requests, in place of their placeholders, and takes them out of answers that repeat them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hyper::body::Body;
+use hyper::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, IF_RANGE, RANGE,
+};
+use hyper::{Response, StatusCode};
+use zeroize::Zeroizing;
+
+use crate::scrub::{Needles, Scrubbed};
+use crate::secrets::{Pattern, Secret};
+
+/// The secrets of one server.
+#[derive(Debug)]
+pub struct Vault(Vec<Kept>);
+
+#[derive(Debug)]
+struct Kept {
+    secret: Secret,
+    hosts: Vec<Pattern>,
+    header: HeaderName,
+    /// What code has in the value's place.
+    placeholder: String,
+}
+
+impl Vault {
+    /// What is wrong with one is said without its value.
+    pub fn new(secrets: &[Secret], random: impl Fn() -> [u8; 12]) -> Result<Self, String> {
+        let kept = |secret: &Secret| {
+            Secret::check(&secret.name, &secret.hosts, &secret.header, secret.format.as_deref())?;
+            let header = secret.header.parse().map_err(|_| format!("`{}` is not a header", secret.header))?;
+            let hosts = secret.hosts.iter().filter_map(|host| Pattern::parse(host)).collect();
+            let number: String = random().iter().map(|byte| format!("{byte:02x}")).collect();
+            Ok(Kept { placeholder: format!("sandpool-placeholder-{number}"), secret: secret.clone(), hosts, header })
+        };
+        secrets.iter().map(kept).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub fn hosts(&self) -> Vec<Pattern> {
+        self.0.iter().flat_map(|kept| kept.hosts.clone()).collect()
+    }
+
+    /// What code finds under each secret's name.
+    pub fn placeholders(&self) -> BTreeMap<String, String> {
+        self.0.iter().map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
+    }
+
+    pub fn has_for(&self, name: &str, port: u16) -> bool {
+        self.of(name, port).next().is_some()
+    }
+
+    fn of(&self, name: &str, port: u16) -> impl Iterator<Item = &Kept> {
+        self.0.iter().filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
+    }
+
+    /// Puts the secrets of this host into the headers of a request to it.
+    pub fn dress(&self, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
+        let mut needles = Needles::default();
+        for kept in self.of(name, port) {
+            needles.add(kept.secret.value.expose().as_bytes());
+            kept.put(headers, &mut needles);
+        }
+        if !needles.is_empty() {
+            // What cannot be read, or comes in pieces of the asker's choice, cannot be looked through.
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            headers.remove(RANGE);
+            headers.remove(IF_RANGE);
+        }
+        Dressed { needles }
+    }
+}
+
+impl Kept {
+    fn put(&self, headers: &mut HeaderMap, needles: &mut Needles) {
+        let value = self.secret.value.expose();
+        let given: Vec<HeaderValue> = headers.get_all(&self.header).iter().cloned().collect();
+        if given.is_empty()
+            && let Some(format) = &self.secret.format
+        {
+            headers.extend(sensitive(&format.replace("{}", value)).map(|value| (self.header.clone(), value)));
+        }
+        let put: Vec<Option<HeaderValue>> = given.iter().map(|given| self.replaced(given, needles)).collect();
+        if put.iter().any(Option::is_some) {
+            headers.remove(&self.header);
+            for (given, put) in given.into_iter().zip(put) {
+                headers.append(&self.header, put.unwrap_or(given));
+            }
+        }
+    }
+
+    /// None where the placeholder is not in it.
+    fn replaced(&self, given: &HeaderValue, needles: &mut Needles) -> Option<HeaderValue> {
+        let (text, value) = (given.to_str().ok()?, self.secret.value.expose());
+        if text.contains(&self.placeholder) {
+            return sensitive(&text.replace(&self.placeholder, value));
+        }
+        // A password is sent in base64, with the user's name before it.
+        let (scheme, encoded) = text.split_once(' ').filter(|_| self.header == AUTHORIZATION)?;
+        let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
+        if !scheme.eq_ignore_ascii_case("basic") || !decoded.contains(&self.placeholder) {
+            return None;
+        }
+        let decoded = Zeroizing::new(decoded.replace(&self.placeholder, value));
+        let encoded = Zeroizing::new(STANDARD.encode(decoded.as_bytes()));
+        needles.add(encoded.as_bytes());
+        sensitive(&format!("{scheme} {}", *encoded))
+    }
+}
+
+/// Not printed with the other headers.
+fn sensitive(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// A request that has secrets in it, and what its answer must not have.
+#[must_use]
+#[derive(Default)]
+pub struct Dressed {
+    needles: Needles,
+}
+
+impl fmt::Debug for Dressed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Dressed")
+    }
+}
+
+impl Dressed {
+    /// The answer without the secrets. An error is a sentence for whoever asked: the answer cannot be looked through.
+    pub fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
+        let (mut parts, body) = response.into_parts();
+        if !self.needles.is_empty() {
+            if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+                return Err(
+                    "a host that has a secret cannot switch to another protocol, which could not be looked through",
+                );
+            }
+            let identity = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+            if !body.is_end_stream() && !parts.headers.get_all(CONTENT_ENCODING).iter().all(identity) {
+                return Err("a host that has a secret answered in compressed form, though it was asked not to");
+            }
+            self.needles.mask_headers(&mut parts.headers);
+        }
+        Ok(Response::from_parts(parts, Scrubbed::new(body, self.needles)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::secrets::Value;
+
+    fn secret(name: &str, host: &str, header: &str, format: Option<&str>, value: &str) -> Secret {
+        Secret {
+            name: name.into(),
+            hosts: vec![host.into()],
+            header: header.into(),
+            format: format.map(Into::into),
+            value: Value::parse(value.into()).unwrap(),
+        }
+    }
+
+    fn vault() -> Vault {
+        let secrets = [
+            secret("TOKEN", "api.test", "Authorization", None, "value-of-token"),
+            secret("KEY", "*.keys.test:8443", "X-Key", Some("key {}"), "value-of-key"),
+        ];
+        let next = std::cell::Cell::new(0);
+        Vault::new(&secrets, || [next.replace(next.get() + 1); 12]).unwrap()
+    }
+
+    fn dressed(host: &str, port: u16, headers: &[(&str, &str)]) -> String {
+        let mut map: HeaderMap = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+        }
+        let _ = vault().dress(host, port, &mut map);
+        let mut shown: Vec<_> =
+            map.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        shown.sort();
+        shown.join("\n")
+    }
+
+    #[test]
+    fn a_placeholder_is_replaced_in_its_header_towards_its_host_and_nowhere_else() {
+        let vault = vault();
+        let token = &vault.placeholders()["TOKEN"];
+        let bearer = format!("Bearer {token}");
+        let headers = [("authorization", bearer.as_str()), ("x-other", token)];
+        assert_eq!(
+            dressed("api.test", 443, &headers),
+            format!("accept-encoding: identity\nauthorization: Bearer value-of-token\nx-other: {token}")
+        );
+        let as_it_was = format!("authorization: {bearer}\nx-other: {token}");
+        for (host, port) in [("api.test", 80), ("api.test.evil.test", 443), ("a.api.test", 443), ("evil-api.test", 443)]
+        {
+            assert_eq!(dressed(host, port, &headers), as_it_was, "{host}:{port}");
+        }
+        assert_eq!(dressed("api.test", 443, &[]), "accept-encoding: identity", "no format, nothing to add");
+    }
+
+    #[test]
+    fn a_secret_with_a_format_is_added_where_its_header_is_absent() {
+        let added = "accept-encoding: identity\nx-key: key value-of-key";
+        assert_eq!(dressed("a.keys.test", 8443, &[("range", "bytes=0-3")]), added);
+        assert_eq!(dressed("a.b.keys.test", 8443, &[]), added);
+        assert_eq!(dressed("keys.test", 8443, &[]), "");
+        let own = "accept-encoding: identity\nx-key: own";
+        assert_eq!(dressed("a.keys.test", 8443, &[("x-key", "own")]), own);
+    }
+
+    #[test]
+    fn a_password_is_replaced_in_its_base64() {
+        let vault = vault();
+        let pair = |password: &str| format!("Basic {}", STANDARD.encode(format!("user:{password}")));
+        let given = pair(&vault.placeholders()["TOKEN"]);
+        let sent = dressed("api.test", 443, &[("authorization", &given)]);
+        assert_eq!(sent, format!("accept-encoding: identity\nauthorization: {}", pair("value-of-token")));
+    }
+
+    #[test]
+    fn nothing_prints_a_value() {
+        let mut headers = HeaderMap::new();
+        let vault = vault();
+        let dressed = vault.dress("a.keys.test", 8443, &mut headers);
+        let shown = format!("{vault:?} {dressed:?} {headers:?}");
+        assert!(!shown.contains("value-of") && headers.len() == 2, "{shown}");
+    }
+}

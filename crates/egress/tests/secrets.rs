@@ -1,0 +1,320 @@
+//! Secrets, by real client programs through the real proxy to a TLS server of our own that repeats whatever it is sent.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use egress::{Egress, EgressConfig, Furnishing, Gate, Policy, Secret, Table, Value};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::TlsAcceptor;
+
+const VALUE: &str = "the-very-secret-value-0123456789";
+const NAMES: [&str; 2] = ["api.test", "other.test"];
+
+/// What the host was sent: the head of each request and its body.
+type Heard = Arc<Mutex<Vec<String>>>;
+
+struct Place {
+    dir: PathBuf,
+    gate: Option<Gate>,
+    env: BTreeMap<String, String>,
+    heard: Heard,
+    port: u16,
+    denials: Arc<Mutex<Vec<String>>>,
+    furnishing: Furnishing,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.gate.take();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Place {
+    /// A host with a certificate that this `Egress` trusts, a secret for `api.test`, and a way out to it.
+    async fn new(label: &str, certificate_for: &[&str], extra: impl FnOnce(&mut Table)) -> Self {
+        let heard = Heard::default();
+        let (root, port) = host(certificate_for, Arc::clone(&heard)).await;
+        let secret = Secret {
+            name: "API_KEY".into(),
+            hosts: vec![format!("api.test:{port}")],
+            header: "Authorization".into(),
+            format: None,
+            value: Value::parse(format!("{VALUE}\n")).unwrap(),
+        };
+        let local = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let egress = Egress::new(EgressConfig {
+            secrets: vec![secret],
+            hosts: NAMES.map(|name| (name.to_owned(), local)).into(),
+            roots: vec![root],
+            certutil: Some("/usr/bin/certutil".into()).filter(|path: &PathBuf| path.exists()),
+        })
+        .unwrap();
+        let mut table = Table {
+            name: "t".into(),
+            allow: NAMES.map(|name| format!("{name}:{port}")).into(),
+            private: vec!["127.0.0.1".into()],
+            ..Table::default()
+        };
+        extra(&mut table);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let proxy = listener.local_addr().unwrap();
+        let denials: Arc<Mutex<Vec<String>>> = Arc::default();
+        let told = Arc::clone(&denials);
+        let sink = Arc::new(move |denial: &egress::Denial| told.lock().unwrap().push(denial.sentence.clone()));
+        let gate = egress.open(listener, Policy::of(table), sink).unwrap();
+
+        let dir = std::env::temp_dir().join(format!("sandpool-secrets-{label}-{}", std::process::id()));
+        let furnishing = egress.furnishing();
+        for (path, content) in &furnishing.files {
+            let path = inside(&dir, path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content).unwrap();
+        }
+        // As a sandbox has it, but for the place of the files and the port of the proxy.
+        let mut env = furnishing.env.clone();
+        for value in env.values_mut() {
+            *value = value
+                .replace("127.0.0.1:3128", &proxy.to_string())
+                .replace("/opt/", &format!("{}/opt/", dir.display()));
+        }
+        env.insert("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into());
+        env.insert("URL".into(), format!("https://api.test:{port}/echo"));
+        env.insert("OTHER".into(), format!("https://other.test:{port}/echo"));
+        Self { dir, gate: Some(gate), env, heard, port, denials, furnishing }
+    }
+
+    /// Output of both streams.
+    #[allow(clippy::disallowed_methods, reason = "the clients under test")]
+    async fn run(&self, program: &str, arguments: &[&str]) -> String {
+        let mut command = tokio::process::Command::new(program);
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(&self.env)
+            .current_dir(&self.dir)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        let output = tokio::time::timeout(std::time::Duration::from_secs(60), command.output()).await.unwrap().unwrap();
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    }
+
+    fn heard(&self) -> String {
+        std::mem::take(&mut *self.heard.lock().unwrap()).join("\n")
+    }
+}
+
+fn inside(dir: &Path, path: &Path) -> PathBuf {
+    dir.join(path.strip_prefix("/").unwrap())
+}
+
+/// Repeats the head and the body of each request, a few bytes at a time. The authority it is vouched for by, and its port.
+async fn host(names: &[&str], heard: Heard) -> (CertificateDer<'static>, u16) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let root = params.self_signed(&key).unwrap().der().clone();
+    let issuer = Issuer::new(params, key);
+    let key = KeyPair::generate().unwrap();
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    let leaf = CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap().der().clone();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_no_client_auth().with_single_cert(vec![leaf], key).unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (acceptor, heard) = (acceptor.clone(), Arc::clone(&heard));
+            tokio::spawn(async move {
+                if let Ok(mut stream) = acceptor.accept(stream).await {
+                    while let Some(request) = request(&mut stream).await {
+                        heard.lock().unwrap().push(request.clone());
+                        let authorization =
+                            request.lines().find(|line| line.to_lowercase().starts_with("authorization:"));
+                        let echo = authorization.and_then(|line| line.split_once(": ")).map_or("", |(_, value)| value);
+                        let head = format!(
+                            "HTTP/1.1 200 OK\r\nX-Echo: {echo}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n",
+                            request.len()
+                        );
+                        stream.write_all(head.as_bytes()).await.unwrap();
+                        for piece in request.as_bytes().chunks(7) {
+                            stream.write_all(piece).await.unwrap();
+                            stream.flush().await.unwrap();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    (root, port)
+}
+
+async fn request(stream: &mut (impl AsyncReadExt + Unpin)) -> Option<String> {
+    let mut bytes = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let length =
+                head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+            if body.len() >= length.unwrap_or(0) {
+                return Some(text);
+            }
+        }
+        match stream.read_buf(&mut bytes).await {
+            Ok(read) if read > 0 => {}
+            _ => return None,
+        }
+    }
+}
+
+/// A test that needs a program which is absent fails in CI.
+#[allow(clippy::disallowed_methods, reason = "the prepared runtimes, and whether this is CI")]
+fn program(variable: Option<&str>, otherwise: &str) -> Option<String> {
+    let found = variable.and_then(|variable| std::env::var(variable).ok()).unwrap_or_else(|| otherwise.into());
+    if Path::new(&found).exists() {
+        return Some(found);
+    }
+    assert!(std::env::var_os("CI").is_none(), "cannot be skipped in CI: there is no {found}");
+    eprintln!("SKIP: there is no {found}");
+    None
+}
+
+const PYTHON: &str = "
+import os, sys, urllib.request
+headers = {'Authorization': 'Bearer ' + os.environ['API_KEY'], 'X-Other': os.environ['API_KEY']}
+request = urllib.request.Request(os.environ['URL'], headers=headers, data=b'in the body ' + os.environ['API_KEY'].encode())
+answer = urllib.request.urlopen(request)
+print(answer.headers['X-Echo'], answer.read().decode())
+print(open('/proc/self/environ').read())
+";
+
+const REQUESTS: &str = "
+import os, requests
+answer = requests.get(os.environ['URL'], auth=('user', os.environ['API_KEY']))
+print(answer.status_code, answer.headers['X-Echo'], answer.text)
+";
+
+const NODE: &str = "
+fetch(process.env.URL, {headers: {authorization: `Bearer ${process.env.API_KEY}`}})
+    .then(async answer => console.log(answer.status, answer.headers.get('x-echo'), await answer.text()))
+    .catch(error => console.log(String(error), String(error.cause)));
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn real_clients_use_a_secret_and_never_see_it() {
+    let place = Place::new("clients", &["api.test"], |_| ()).await;
+    let clients: [(&str, Option<String>, Vec<&str>); 4] = [
+        (
+            "curl",
+            program(None, "/usr/bin/curl"),
+            vec!["-sS", "-i", "--oauth2-bearer", &place.env["API_KEY"], &place.env["URL"]],
+        ),
+        ("urllib", program(None, "/usr/bin/python3"), vec!["-c", PYTHON]),
+        ("requests", program(Some("SANDPOOL_TEST_PYTHON"), "/nowhere/python"), vec!["-c", REQUESTS]),
+        ("node", program(Some("SANDPOOL_TEST_NODE"), "/nowhere/node"), vec!["-e", NODE]),
+    ];
+    for (name, program, arguments) in clients {
+        let Some(program) = program else { continue };
+        let output = place.run(&program, &arguments).await;
+        let heard = place.heard();
+        let sent = match name {
+            "requests" => format!("Basic {}", base64(&format!("user:{VALUE}"))),
+            _ => format!("Bearer {VALUE}"),
+        };
+        assert!(
+            heard.to_lowercase().contains(&format!("authorization: {}", sent.to_lowercase())),
+            "{name}: {heard}\n{output}"
+        );
+        assert!(output.contains("200") || name == "urllib", "{name}: {output}");
+        assert!(!output.contains(VALUE) && !output.contains(&sent), "{name}: {output}");
+        // The header and the body of the answer had it.
+        assert!(output.matches("********").count() > 1, "{name}: {output}");
+        if name == "urllib" {
+            let placeholder = &place.env["API_KEY"];
+            assert!(
+                heard.contains(&format!("X-Other: {placeholder}"))
+                    || heard.contains(&format!("X-other: {placeholder}")),
+                "{heard}"
+            );
+            assert!(heard.contains(&format!("in the body {placeholder}")), "{heard}");
+            assert_eq!(heard.matches(VALUE).count(), 1, "{heard}");
+        }
+    }
+    let shown = format!("{:?} {:?}", place.furnishing.env, place.denials.lock().unwrap());
+    assert!(!shown.contains(VALUE), "{shown}");
+    for (path, content) in &place.furnishing.files {
+        assert!(!content.windows(VALUE.len()).any(|part| part == VALUE.as_bytes()), "{}", path.display());
+    }
+}
+
+fn base64(text: &str) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_is_not_looked_into_and_gets_the_placeholder() {
+    let place = Place::new("other", &["other.test"], |_| ()).await;
+    let Some(curl) = program(None, "/usr/bin/curl") else { return };
+    // TLS goes through as it is, so the client sees the certificate of the host's own authority, which it does not know.
+    let bearer = place.env["API_KEY"].clone();
+    let refused = place.run(&curl, &["-sS", "--oauth2-bearer", &bearer, &place.env["OTHER"]]).await;
+    assert!(refused.contains("certificate"), "{refused}");
+    let output = place.run(&curl, &["-sSk", "--oauth2-bearer", &bearer, &place.env["OTHER"]]).await;
+    let heard = place.heard();
+    assert!(heard.contains(&format!("Bearer {bearer}")) && !heard.contains(VALUE), "{heard} {output}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_not_who_it_says_gets_no_secret() {
+    // It has a certificate for another name.
+    let place = Place::new("impostor", &["other.test"], |_| ()).await;
+    let Some(curl) = program(None, "/usr/bin/curl") else { return };
+    let bearer = place.env["API_KEY"].clone();
+    let output = place.run(&curl, &["-sS", "--oauth2-bearer", &bearer, &place.env["URL"]]).await;
+    assert!(output.contains("TLS is not to be trusted"), "{output}");
+    assert_eq!(place.heard(), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn methods_are_seen_inside_and_a_denied_request_gets_no_secret() {
+    let place = Place::new("methods", &["api.test"], |table| table.methods = vec!["GET".into()]).await;
+    let Some(curl) = program(None, "/usr/bin/curl") else { return };
+    let bearer = place.env["API_KEY"].clone();
+    let get = place.run(&curl, &["-sS", "--oauth2-bearer", &bearer, &place.env["URL"]]).await;
+    assert!(get.contains("GET /echo"), "{get}");
+    assert!(place.heard().contains(VALUE));
+    let post = place.run(&curl, &["-sS", "-d", "x", "--oauth2-bearer", &bearer, &place.env["URL"]]).await;
+    assert!(post.contains("does not allow the method POST"), "{post}");
+    assert_eq!(place.heard(), "");
+    assert_eq!(place.denials.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_authority_is_good_for_its_hosts_alone() {
+    let place = Place::new("constraint", &["api.test"], |_| ()).await;
+    let Some(openssl) = program(None, "/usr/bin/openssl") else { return };
+    let authority = inside(&place.dir, Path::new("/opt/sandpool/trust/authority.pem")).to_string_lossy().into_owned();
+    let shown = place.run(&openssl, &["x509", "-in", &authority, "-noout", "-text"]).await;
+    for part in [
+        "Permitted:\n                  DNS:api.test\n",
+        "Excluded:",
+        "CA:TRUE, pathlen:0",
+        "Name Constraints: critical",
+    ] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(!shown.contains(&place.port.to_string()));
+    let days = place.run(&openssl, &["x509", "-in", &authority, "-noout", "-checkend", "34300800"]).await;
+    assert!(days.contains("will expire"), "no more than 397 days: {days}");
+}
