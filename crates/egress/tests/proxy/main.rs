@@ -1,0 +1,6 @@
+//! The proxy, by sockets: what gets through, what does not, and what either is told.
+
+mod http;
+mod limits;
+mod place;
+mod tunnels;
