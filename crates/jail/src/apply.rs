@@ -312,7 +312,13 @@ impl Context {
             Op::Volume { volume } => self.volume(volume),
             Op::VolumeDir { path, mode } => self.volume_dir(path, *mode),
             Op::HideVolume => self.hide(VOLUME),
-            Op::VolumeOwner { path, owner } => chown(&self.target(path)?, *owner, path),
+            Op::VolumeOwner { path, owner, group } => chown(&self.target(path)?, (*owner, *group), path),
+            Op::SharedDir { path, mode, owner, group } => {
+                self.mkdir(path, *mode)?;
+                let dir = self.target(path)?;
+                set_mode(&dir, *mode, path)?;
+                chown(&dir, (*owner, *group), path)
+            }
             Op::KeptImage { template, image } => self.kept_image(template.as_deref(), image),
             Op::KeptDir { path, owner } => self.kept_dir(path, *owner),
             Op::HideKept => self.hide(KEPT),
@@ -525,9 +531,7 @@ impl Context {
         let made = Path::new(VOLUME).join(name);
         self.mkdir(&made, mode)?;
         let fd = self.target(&made)?;
-        let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
-        // `mkdir` obeys the umask and knows no sticky bit.
-        rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Call::Chmod, path)?;
+        set_mode(&fd, mode, path)?;
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         attach(&tree, &self.target(path)?, path)
     }
@@ -555,7 +559,7 @@ impl Context {
         let fd = self.target(&made)?;
         // A crash may have come between the two, the last time.
         if rustix::fs::fstat(&fd).at(Call::Stat, path)?.st_uid != ids::KEPT {
-            chown(&fd, ids::KEPT, path)?;
+            chown(&fd, (ids::KEPT, ids::KEPT), path)?;
         }
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
@@ -573,7 +577,7 @@ impl Context {
     /// Always for the same owner, so that nothing has to be mapped.
     fn kept_bind(&self, at: &Path, path: &Path, owner: u32) -> Result<(), Error> {
         let tree = copy_of(CWD, at, at, OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
-        chown(&tree, owner, path)?;
+        chown(&tree, (owner, owner), path)?;
         attach(&tree, &self.target(path)?, path)
     }
 
@@ -731,8 +735,14 @@ fn private_mounts() -> Result<(), Error> {
     rustix::mount::mount_change("/", private).at(Call::MountPrivate, Path::new("/"))
 }
 
-fn chown(fd: &OwnedFd, owner: u32, shown: &Path) -> Result<(), Error> {
-    let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(owner));
+/// `mkdir` obeys the umask and knows no sticky bit.
+fn set_mode(fd: &OwnedFd, mode: u32, shown: &Path) -> Result<(), Error> {
+    let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
+    rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Call::Chmod, shown)
+}
+
+fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> Result<(), Error> {
+    let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(group));
     rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Call::Chown, shown)
 }
 
@@ -770,7 +780,7 @@ pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), Error> {
 }
 
 /// The least an operator can mean for foreign code, whatever the server was given; a nice above 0 is kept.
-fn ordinary_priority() -> Result<(), Error> {
+pub(crate) fn ordinary_priority() -> Result<(), Error> {
     let at = Path::new(NOWHERE);
     sys::ordinary_scheduling().at(Call::Setpriority, at)?;
     if rustix::process::getpriority_process(None).at(Call::Setpriority, at)? < 0 {

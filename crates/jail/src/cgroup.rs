@@ -1,7 +1,8 @@
 //! Memory, cpu and process limits on cgroup v1, v2 and both at once.
 //!
 //! A tree `sandpool-<label>/<group>/…/<sandbox>` under the server's own cgroup of each hierarchy: the operator's limits on the
-//! server hold for its sandboxes too. Every path goes through a given file-system root, so that layouts this machine does
+//! server hold for its sandboxes too. A sandbox with a browser has two below its own, `code` and `browser`, since on v2 processes
+//! live in leaves only; the limits of the sandbox hold for both together, those of the browser for it alone. Every path goes through a given file-system root, so that layouts this machine does
 //! not have are tested against a directory.
 
 use std::collections::BTreeMap;
@@ -259,30 +260,35 @@ impl Tree {
         self.hierarchies.iter().map(|h| h.base.clone()).collect()
     }
 
-    /// `groups` from the outermost on.
-    pub fn sandbox(&self, groups: &[Group], sandbox: &str) -> Cgroup {
+    /// `groups` from the outermost on; `split` when a browser has a part of its own.
+    pub fn sandbox(&self, groups: &[Group], sandbox: &str, split: bool) -> Cgroup {
         let dir = |h: &Hierarchy| around(h, groups).pop().unwrap_or_else(|| h.base.clone()).join(sandbox);
-        Cgroup { dirs: self.hierarchies.iter().map(|h| (h.clone(), dir(h))).collect() }
+        Cgroup { dirs: self.hierarchies.iter().map(|h| (h.clone(), dir(h))).collect(), split }
     }
 
     /// Makes the tops, which stay as long as the server.
     pub fn open(&self) -> io::Result<()> {
-        self.hierarchies.iter().try_for_each(|h| make(h, &h.base, Limits::default(), true))
+        self.hierarchies.iter().try_for_each(|h| make(h, &h.base, Limits::default(), Kind::Group))
     }
 
     /// Makes the sandbox's cgroup with its limits, and those of its groups that do not exist yet.
-    pub fn create(&self, groups: &[Group], sandbox: (&str, Limits)) -> io::Result<Cgroup> {
-        let cgroup = self.sandbox(groups, sandbox.0);
+    pub fn create(&self, groups: &[Group], sandbox: (&str, Limits), browser: Option<Limits>) -> io::Result<Cgroup> {
+        let cgroup = self.sandbox(groups, sandbox.0, browser.is_some());
+        let kind = if browser.is_some() { Kind::Split } else { Kind::Leaf };
         for (hierarchy, dir) in &cgroup.dirs {
             // The groups are mostly there, and every look at them costs as much as making one.
-            match make(hierarchy, dir, sandbox.1, false) {
+            match make(hierarchy, dir, sandbox.1, kind) {
                 Err(e) if e.kind() == ErrorKind::NotFound && !dir.exists() => {
                     for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
-                        make(hierarchy, parent, group.limits, true)?;
+                        make(hierarchy, parent, group.limits, Kind::Group)?;
                     }
-                    make(hierarchy, dir, sandbox.1, false)?;
+                    make(hierarchy, dir, sandbox.1, kind)?;
                 }
                 other => other?,
+            }
+            if let Some(limits) = browser {
+                make(hierarchy, &dir.join(CODE), Limits::default(), Kind::Leaf)?;
+                make(hierarchy, &dir.join(BROWSER), limits, Kind::Leaf)?;
             }
         }
         Ok(cgroup)
@@ -309,13 +315,23 @@ fn named(dir: &Path) -> impl FnOnce(io::Error) -> io::Error + '_ {
     move |e| io::Error::new(e.kind(), format!("`{}`: {e}", dir.display()))
 }
 
-fn make(hierarchy: &Hierarchy, dir: &Path, limits: Limits, parent: bool) -> io::Result<()> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Around sandboxes.
+    Group,
+    /// A sandbox's own, in two parts.
+    Split,
+    /// With processes in it.
+    Leaf,
+}
+
+fn make(hierarchy: &Hierarchy, dir: &Path, limits: Limits, kind: Kind) -> io::Result<()> {
     match fs::create_dir(dir) {
         // A group is shared. A sandbox's own is new, or somebody else decides what is in it and under which limits.
-        Err(e) if parent && e.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        Err(e) if kind == Kind::Group && e.kind() == ErrorKind::AlreadyExists => return Ok(()),
         other => other.map_err(named(dir))?,
     }
-    if hierarchy.version == Version::V2 && parent {
+    if hierarchy.version == Version::V2 && kind != Kind::Leaf {
         let enable: Vec<String> = hierarchy.controllers.iter().map(|c| format!("+{}", c.name())).collect();
         write(dir, "cgroup.subtree_control", &enable.join(" "))?;
     }
@@ -368,33 +384,37 @@ fn set(version: Version, controller: Controller, dir: &Path, limits: Limits) -> 
     }
 }
 
+/// The parts of a sandbox that has a browser.
+const CODE: &str = "code";
+const BROWSER: &str = "browser";
+
 /// The directories of one sandbox, one per hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cgroup {
     dirs: Vec<(Hierarchy, PathBuf)>,
+    split: bool,
+}
+
+/// The directories in which processes of one kind live, one per hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Part {
+    dirs: Vec<(Version, PathBuf)>,
 }
 
 impl Cgroup {
-    pub fn paths(&self) -> Vec<PathBuf> {
-        self.dirs.iter().map(|(_, dir)| dir.clone()).collect()
+    /// Where the guest and what it starts live.
+    pub fn code(&self) -> Part {
+        if self.split { self.part(CODE) } else { self.part("") }
     }
 
-    /// v1: what the sandbox's first process writes `0` into. By `tasks`, from the process itself: any other way takes a lock
-    /// that costs milliseconds.
-    pub fn tasks(&self) -> Vec<PathBuf> {
-        self.dirs.iter().filter(|(h, _)| h.version == Version::V1).map(|(_, dir)| dir.join("tasks")).collect()
+    /// Where the browser lives, if there is room for one.
+    pub fn browser(&self) -> Option<Part> {
+        self.split.then(|| self.part(BROWSER))
     }
 
-    /// v2: the directory the first process is born into.
-    pub fn v2(&self) -> Option<&Path> {
-        self.dirs.iter().find(|(h, _)| h.version == Version::V2).map(|(_, dir)| dir.as_path())
-    }
-
-    /// v2: where a process writes `0` to go there by itself, if there are others than the guest. To be born among them would mean to
-    /// wait for a turn with all of them, and whoever waits for the birth would wait along.
-    pub fn crowded(&self) -> Option<PathBuf> {
-        let dir = self.v2()?;
-        (members(dir).len() > 1).then(|| dir.join("cgroup.procs"))
+    fn part(&self, name: &str) -> Part {
+        let below = |dir: &Path| if name.is_empty() { dir.to_owned() } else { dir.join(name) };
+        Part { dirs: self.dirs.iter().map(|(h, dir)| (h.version, below(dir))).collect() }
     }
 
     fn dir(&self, controller: Controller) -> Option<(Version, &Path)> {
@@ -411,7 +431,12 @@ impl Cgroup {
                 Version::V2 => ("memory.current", "memory.events"),
             };
             usage.memory_bytes = number(dir, current);
-            usage.oom_kills = counter(&fs::read_to_string(dir.join(events)).unwrap_or_default(), "oom_kill");
+            let kills = |dir: &Path| counter(&fs::read_to_string(dir.join(events)).unwrap_or_default(), "oom_kill");
+            usage.oom_kills = kills(dir);
+            // v1 counts each directory's own, v2 those below it too.
+            if version == Version::V1 && self.split {
+                usage.oom_kills += [CODE, BROWSER].map(|part| kills(&dir.join(part))).iter().sum::<u64>();
+            }
         }
         if let Some((_, dir)) = self.dir(Controller::Pids) {
             usage.pids = number(dir, "pids.current").and_then(|n| u32::try_from(n).ok());
@@ -423,12 +448,51 @@ impl Cgroup {
     pub fn remove(&self) -> Result<(), (PathBuf, io::Error)> {
         let mut busy = Ok(());
         for (_, dir) in &self.dirs {
-            match fs::remove_dir(dir) {
-                Err(e) if e.kind() != ErrorKind::NotFound => busy = Err((dir.clone(), e)),
-                _ => {}
+            let parts = if self.split { &[CODE, BROWSER][..] } else { &[] };
+            for dir in parts.iter().map(|part| dir.join(part)).chain([dir.clone()]) {
+                match fs::remove_dir(&dir) {
+                    Err(e) if e.kind() != ErrorKind::NotFound => busy = Err((dir, e)),
+                    _ => {}
+                }
             }
         }
         busy
+    }
+}
+
+impl Part {
+    /// v1: what a process that begins here writes `0` into. By `tasks`, from the process itself: any other way takes a lock that
+    /// costs milliseconds.
+    pub fn tasks(&self) -> Vec<PathBuf> {
+        self.dirs.iter().filter(|(version, _)| *version == Version::V1).map(|(_, dir)| dir.join("tasks")).collect()
+    }
+
+    /// v2: the directory in which a process is born.
+    pub fn v2(&self) -> Option<&Path> {
+        self.dirs.iter().find(|(version, _)| *version == Version::V2).map(|(_, dir)| dir.as_path())
+    }
+
+    /// v2: where a process writes `0` to go there by itself, if there are others than the guest. To be born among them would mean to
+    /// wait for a turn with all of them, and whoever waits for the birth would wait along.
+    pub fn crowded(&self) -> Option<PathBuf> {
+        let dir = self.v2()?;
+        (members(dir).len() > 1).then(|| dir.join("cgroup.procs"))
+    }
+
+    /// Kills whoever is in it, and whoever those have made meanwhile. True when nobody is left.
+    pub fn kill(&self) -> bool {
+        const TURNS: usize = 100;
+        for turn in 0..TURNS {
+            let found: Vec<_> =
+                self.dirs.iter().flat_map(|(_, dir)| members(dir).into_iter().map(move |pid| (dir, pid))).collect();
+            if found.is_empty() {
+                return true;
+            }
+            found.into_iter().for_each(|(dir, pid)| kill_member(dir, pid));
+            // The dead leave a moment later.
+            std::thread::sleep(std::time::Duration::from_millis(turn.min(10) as u64));
+        }
+        false
     }
 }
 
@@ -499,7 +563,9 @@ mod tests {
     fn create_in(root: &Path) -> (Layout, Vec<String>) {
         let layout = Layout::detect(root, &[]);
         layout.tree("t").open().unwrap();
-        layout.tree("t").create(&groups(), ("s", LIMITS)).unwrap();
+        layout.tree("t").create(&groups(), ("s", LIMITS), None).unwrap();
+        let browser = Limits { memory_bytes: Some(48 << 20), cpu_millis: None, pids: Some(24) };
+        layout.tree("t").create(&groups(), ("b", LIMITS), Some(browser)).unwrap();
         let mut out = Vec::new();
         written(&root.join("sys"), root, &mut out);
         (layout, out)
@@ -519,6 +585,14 @@ mod tests {
         insta::assert_snapshot!(out.join("\n"), @r"
         sys/fs/cgroup/user.slice/sandpool-t/cgroup.subtree_control = +memory +cpu +pids
         sys/fs/cgroup/user.slice/sandpool-t/g/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/memory.max = 50331648
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/pids.max = 24
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/cpu.max = 150000 100000
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/memory.max = 67108864
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/pids.max = 32
         sys/fs/cgroup/user.slice/sandpool-t/g/h/cgroup.subtree_control = +memory +cpu +pids
         sys/fs/cgroup/user.slice/sandpool-t/g/h/cpu.max = 50000 100000
         sys/fs/cgroup/user.slice/sandpool-t/g/h/memory.max = 536870912
@@ -530,13 +604,17 @@ mod tests {
         sys/fs/cgroup/user.slice/sandpool-t/g/memory.max = 1073741824
         sys/fs/cgroup/user.slice/sandpool-t/g/memory.swap.max = 0
         ");
-        let cgroup = layout.tree("t").sandbox(&groups(), "s");
-        assert_eq!(cgroup.tasks(), Vec::<PathBuf>::new());
-        assert!(cgroup.v2().unwrap().ends_with("user.slice/sandpool-t/g/h/s"));
+        let cgroup = layout.tree("t").sandbox(&groups(), "s", false);
+        let code = cgroup.code();
+        assert_eq!((code.tasks(), cgroup.browser()), (vec![], None));
+        assert!(code.v2().unwrap().ends_with("user.slice/sandpool-t/g/h/s"));
+        let split = layout.tree("t").sandbox(&groups(), "b", true);
+        assert!(split.code().v2().unwrap().ends_with("user.slice/sandpool-t/g/h/b/code"));
+        assert!(split.browser().unwrap().v2().unwrap().ends_with("user.slice/sandpool-t/g/h/b/browser"));
         for (members, crowded) in [("", false), ("4\n", false), ("4\n5\n", true)] {
             put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/cgroup.procs", members);
-            let way = crowded.then(|| cgroup.v2().unwrap().join("cgroup.procs"));
-            assert_eq!(cgroup.crowded(), way, "{members}");
+            let way = crowded.then(|| code.v2().unwrap().join("cgroup.procs"));
+            assert_eq!(code.crowded(), way, "{members}");
         }
         put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.events", "low 0\nhigh 0\noom 3\noom_kill 2\n");
         assert_eq!(cgroup.usage().oom_kills, 2);
@@ -559,10 +637,16 @@ mod tests {
         }
         let (layout, out) = create_in(&root);
         insta::assert_snapshot!(out.join("\n"), @r"
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/b/cpu.cfs_period_us = 100000
+        sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/b/cpu.cfs_quota_us = 150000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/cpu.cfs_period_us = 100000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/cpu.cfs_quota_us = 50000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_period_us = 100000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_quota_us = 150000
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.limit_in_bytes = 50331648
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.memsw.limit_in_bytes = 50331648
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.limit_in_bytes = 67108864
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.memsw.limit_in_bytes = 67108864
         sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.limit_in_bytes = 536870912
         sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.memsw.limit_in_bytes = 536870912
         sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.limit_in_bytes = 67108864
@@ -571,7 +655,16 @@ mod tests {
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.memsw.limit_in_bytes = 1073741824
         ");
         assert_eq!(layout.absent[&Controller::Pids], "the cgroup v1 controller `pids` is not mounted");
-        assert_eq!(layout.tree("t").sandbox(&groups(), "s").tasks().len(), 2);
+        let split = layout.tree("t").sandbox(&groups(), "b", true);
+        let (code, browser) = (split.code(), split.browser().unwrap());
+        assert_eq!((code.tasks().len(), browser.tasks().len(), browser.v2()), (2, 2, None));
+        assert!(browser.tasks()[0].ends_with("memory/a/sandpool-t/g/h/b/browser/tasks"));
+        // Each directory counts its own there.
+        for (part, kills) in [("", 1), ("code", 2), ("browser", 4)] {
+            let file = Path::new("sys/fs/cgroup/memory/a/sandpool-t/g/h/b").join(part).join("memory.oom_control");
+            put(&root, file.to_str().unwrap(), &format!("oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"));
+        }
+        assert_eq!(split.usage().oom_kills, 7);
         fs::remove_dir_all(root).unwrap();
     }
 

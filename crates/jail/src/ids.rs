@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys;
 
-/// The uid and gid of everything inside a sandbox.
+/// The uid and gid of everything inside a sandbox but its browser.
 pub const INSIDE: u32 = 1000;
+/// Those of its browser, where there is an id of the host's for it.
+pub const BROWSER: u32 = 1001;
 
 /// Above what distributions hand out to users, subordinate ranges and systemd's containers; below the signed limit.
 pub const ROOT_BASE: u32 = 1_879_048_192;
@@ -45,11 +47,12 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The one line of a sandbox's `uid_map` and `gid_map`: [`INSIDE`] to an id of the namespace the launcher lives in.
+/// A sandbox's `uid_map` and `gid_map`: [`INSIDE`], and [`BROWSER`] if there is one, to ids of the namespace the launcher lives in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMap {
     mode: Mode,
     outer: u32,
+    browser: Option<u32>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,20 +68,20 @@ pub enum MapError {
 impl IdMap {
     /// `owner` is the host uid of the launcher: in single mode a sandbox is that user.
     pub fn new(mode: Mode, slot: u32, slots: u32, owner: u32) -> Result<Self, MapError> {
-        if slot >= slots {
-            return Err(MapError::NoSuchSlot { mode, slot });
-        }
-        let outer = match mode {
-            Mode::Root => ROOT_BASE + slot,
-            // 0 of the launcher's namespace is the user, 1 is the first of the subordinate range.
-            Mode::Sub => 1 + slot,
-            Mode::Single if owner == 0 => return Err(MapError::HostRoot),
-            Mode::Single => 0,
-        };
-        if mode == Mode::Root && outer == 0 {
+        let outer = outer(mode, slot, slots)?;
+        if outer == 0 && (mode != Mode::Single || owner == 0) {
             return Err(MapError::HostRoot);
         }
-        Ok(Self { mode, outer })
+        Ok(Self { mode, outer, browser: None })
+    }
+
+    /// The same with an id for a browser, never that of the code.
+    pub fn with_browser(self, slot: u32, slots: u32) -> Result<Self, MapError> {
+        match outer(self.mode, slot, slots)? {
+            0 => Err(MapError::HostRoot),
+            id if id == self.outer => Err(MapError::NoSuchSlot { mode: self.mode, slot }),
+            id => Ok(Self { browser: Some(id), ..self }),
+        }
     }
 
     /// The id as the launcher sees it: what volumes are chowned to.
@@ -86,8 +89,19 @@ impl IdMap {
         self.outer
     }
 
-    pub fn line(self) -> String {
-        format!("{INSIDE} {} 1", self.outer)
+    /// The same for the browser; without one of its own it is the code's.
+    pub fn outer_browser(self) -> u32 {
+        self.browser.unwrap_or(self.outer)
+    }
+
+    /// Who the browser is inside.
+    pub fn browser(self) -> u32 {
+        if self.browser.is_some() { BROWSER } else { INSIDE }
+    }
+
+    pub fn lines(self) -> String {
+        let browser = self.browser.map(|outer| format!("\n{BROWSER} {outer} 1")).unwrap_or_default();
+        format!("{INSIDE} {} 1{browser}", self.outer)
     }
 
     /// Whom files are mapped to, where the launcher may map them: with root's rights.
@@ -99,6 +113,19 @@ impl IdMap {
     pub fn may_set_groups(self) -> bool {
         self.mode != Mode::Single
     }
+}
+
+/// The id of a slot, as the launcher sees it.
+fn outer(mode: Mode, slot: u32, slots: u32) -> Result<u32, MapError> {
+    if slot >= slots {
+        return Err(MapError::NoSuchSlot { mode, slot });
+    }
+    Ok(match mode {
+        Mode::Root => ROOT_BASE + slot,
+        // 0 of the launcher's namespace is the user, 1 is the first of the subordinate range.
+        Mode::Sub => 1 + slot,
+        Mode::Single => 0,
+    })
 }
 
 /// Whose files a sandbox sees as its own, and to whom those belong that it makes: the map of an idmapped mount.
@@ -252,13 +279,23 @@ mod tests {
     #[test]
     fn a_sandbox_is_never_host_uid_0() {
         assert_eq!(IdMap::new(Mode::Single, 0, 1, 0), Err(MapError::HostRoot));
-        assert_eq!(IdMap::new(Mode::Root, 0, 1, 0).unwrap().line(), "1000 1879048192 1");
-        assert_eq!(IdMap::new(Mode::Sub, 0, 1, 1000).unwrap().line(), "1000 1 1");
-        assert_eq!(IdMap::new(Mode::Single, 5, 9, 1000).unwrap().line(), "1000 0 1");
+        assert_eq!(IdMap::new(Mode::Root, 0, 1, 0).unwrap().lines(), "1000 1879048192 1");
+        assert_eq!(IdMap::new(Mode::Sub, 0, 1, 1000).unwrap().lines(), "1000 1 1");
+        assert_eq!(IdMap::new(Mode::Single, 5, 9, 1000).unwrap().lines(), "1000 0 1");
         assert_eq!(Remap::new(0, 5, 7), Err(MapError::RootsFiles));
         assert_eq!(Remap::new(5, 0, 7), Err(MapError::RootsFiles));
         assert_eq!(Remap::new(5, 6, 7).map(|r| (r.uid_line(), r.gid_line())), Ok(("5 7 1".into(), "6 7 1".into())));
         assert_eq!(IdMap::new(Mode::Sub, 9, 9, 1000), Err(MapError::NoSuchSlot { mode: Mode::Sub, slot: 9 }));
+    }
+
+    #[test]
+    fn a_browser_has_an_id_of_its_own_or_none() {
+        let map = |mode, browser| IdMap::new(mode, 3, 9, 1000).unwrap().with_browser(browser, 9);
+        assert_eq!(map(Mode::Root, 4).unwrap().lines(), "1000 1879048195 1\n1001 1879048196 1");
+        assert_eq!(map(Mode::Sub, 0).unwrap().lines(), "1000 4 1\n1001 1 1");
+        assert_eq!(map(Mode::Sub, 3), Err(MapError::NoSuchSlot { mode: Mode::Sub, slot: 3 }));
+        assert_eq!(map(Mode::Sub, 9), Err(MapError::NoSuchSlot { mode: Mode::Sub, slot: 9 }));
+        assert_eq!(map(Mode::Single, 4), Err(MapError::HostRoot));
     }
 
     #[test]

@@ -18,7 +18,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair}
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
 use crate::apply::{self, Handles, Prepared, Report};
-use crate::cgroup::{Cgroup, Controller, Group, Tree};
+use crate::cgroup::{Cgroup, Controller, Group, Limits, Tree};
+use crate::driver::{self, Entries};
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance};
 use crate::kept::{Lent, Parked, Store, Wanted};
@@ -103,12 +104,17 @@ struct Cell {
     cgroup: Cgroup,
     map: IdMap,
     slot: Option<Slot>,
+    browser_slot: Option<Slot>,
     pid: Option<Pid>,
     pidfd: Option<OwnedFd>,
     control: Option<OwnedFd>,
     /// To the guest, for kernels that are forked into the sandbox, and what such a kernel has to give up.
     forks: Option<OwnedFd>,
     entry: Vec<Own>,
+    /// The same of what drives a browser, if there is room for one.
+    browser_entry: Option<Vec<Own>>,
+    /// The driver that was put into it last.
+    driver: Option<OwnedFd>,
     log: Option<OwnedFd>,
     logged: usize,
     volume: Option<Backing>,
@@ -162,6 +168,8 @@ pub struct Keeper {
     mount_point: PathBuf,
     spares: Spares,
     warmth: Warmth,
+    /// Drivers of browsers on their way into sandboxes.
+    drivers: Entries,
     /// Sandboxes that end when nothing is forked into them any more.
     later: Vec<(u64, Option<(u64, Reply)>)>,
     cells: BTreeMap<u64, Cell>,
@@ -190,11 +198,12 @@ const SERVER: u64 = u64::MAX;
 const SPARE: u64 = u64::MAX - 1;
 const CHORE: u64 = u64::MAX - 2;
 const WATCH: u64 = u64::MAX - 3;
+const DRIVER: u64 = u64::MAX - 4;
 
 /// Whether a process may have ended, by what an event belongs to.
 fn tells_of_an_end(data: u64) -> bool {
     match data {
-        SERVER | WATCH => false,
+        SERVER | WATCH | DRIVER => false,
         SPARE | CHORE => true,
         _ => data % KINDS == PIDFD || Warmth::is_ours(data / KINDS),
     }
@@ -216,6 +225,7 @@ impl Keeper {
                 mount_point: instance.dir.join(ROOT),
                 spares: Spares::new(&instance.dir, start.spares),
                 warmth: Warmth::default(),
+                drivers: Entries::default(),
                 later: Vec::new(),
                 ids: HashMap::new(),
                 pids: HashMap::new(),
@@ -255,6 +265,7 @@ impl Keeper {
         DirBuilder::new().mode(0o700).create(instance.dir.join(ROOT))?;
         // Compiled here, not in every child.
         seccomp::compile(seccomp::Profile::Code);
+        seccomp::compile(seccomp::Profile::Browser);
         let slots = match survey.mode {
             Mode::Single => None,
             mode => {
@@ -291,6 +302,7 @@ impl Keeper {
             self.tick();
             self.warmth.tick(&self.epoll);
             self.warmed();
+            self.driven();
             if events.is_empty() && self.may_stock() {
                 self.stock();
             }
@@ -324,8 +336,12 @@ impl Keeper {
             _ => None,
         };
         let deadline = self.deadlines.first().map(|(until, _)| *until).into_iter();
-        let deadline =
-            deadline.chain(self.spares.deadline()).chain(self.warmth.wake_at()).chain(self.store.deadline()).min();
+        let deadline = deadline
+            .chain(self.spares.deadline())
+            .chain(self.warmth.wake_at())
+            .chain(self.store.deadline())
+            .chain(self.drivers.deadline())
+            .min();
         let shortest = self
             .leaving
             .iter()
@@ -372,14 +388,16 @@ impl Keeper {
                 }
                 sys::leave(0)
             }
-            Ok(Cloned::Parent { pid, pidfd }) => {
-                let data = epoll::EventData::new_u64(CHORE);
-                let _ = epoll::add(&self.epoll, &pidfd, data, epoll::EventFlags::IN);
-                self.chores.insert(pid, pidfd);
-            }
+            Ok(Cloned::Parent { pid, pidfd }) => self.watch_chore(pid, pidfd),
             // Whatever it was for then happens here, or later.
             Err(_) => {}
         }
+    }
+
+    fn watch_chore(&mut self, pid: Pid, pidfd: OwnedFd) {
+        let data = epoll::EventData::new_u64(CHORE);
+        let _ = epoll::add(&self.epoll, &pidfd, data, epoll::EventFlags::IN);
+        self.chores.insert(pid, pidfd);
     }
 
     fn answer(&self, id: u64, reply: Reply) {
@@ -394,7 +412,8 @@ impl Keeper {
                 self.spares.heard();
                 return;
             }
-            CHORE => return,
+            // Reaped, or looked at, below.
+            CHORE | DRIVER => return,
             WATCH => {
                 for parked in self.store.wanted_by_others() {
                     self.let_go(vec![parked.mount]);
@@ -456,6 +475,11 @@ impl Keeper {
                 Some(Err(e)) => self.answer(id, failed(e.to_string())),
                 None => self.answer(id, Reply::Gone),
             },
+            Call::EnterBrowser { sandbox } => match self.find(&sandbox).map(|key| self.enter_browser(id, key)) {
+                Some(Ok(())) => {}
+                Some(Err(e)) => self.answer(id, failed(e.to_string())),
+                None => self.answer(id, Reply::Gone),
+            },
             Call::Warmth => self.answer(id, self.warmth.figures()),
             Call::Survey { .. } => self.answer(id, Reply::Survey(self.survey.clone())),
             Call::Start(_) => self.answer(id, failed("already started")),
@@ -479,6 +503,7 @@ impl Keeper {
             volume: Volume::Tmpfs { bytes: WARM_TMP, inodes: 1000 },
             kept: None,
             shared: vec![],
+            browser: None,
             egress: None,
             shm_bytes: WARM_TMP,
             ptys: 0,
@@ -500,14 +525,58 @@ impl Keeper {
             return Ok(());
         };
         let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
-        let crowded = cgroup.crowded();
-        let v2 = cgroup.v2().filter(|_| crowded.is_none());
+        let code = cgroup.code();
+        let crowded = code.crowded();
+        let v2 = code.v2().filter(|_| crowded.is_none());
         let tasks =
-            cgroup.tasks().iter().chain(&crowded).map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
+            code.tasks().iter().chain(&crowded).map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
         let v2 = v2.map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
         let (guest, steps) = (guest.try_clone()?, entry.clone());
         self.warmth.fork(warm::Wanted { request, cell: key, guest, v2, tasks, steps });
         Ok(())
+    }
+
+    fn enter_browser(&mut self, request: u64, key: u64) -> io::Result<()> {
+        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, browser_entry, driver, .. }) =
+            self.cells.get_mut(&key)
+        else {
+            self.answer(request, Reply::Gone);
+            return Ok(());
+        };
+        let missing = || io::Error::other("the sandbox was made without room for a browser");
+        let (Some(part), Some(steps)) = (cgroup.browser(), browser_entry) else { return Err(missing()) };
+        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
+        let wanted = driver::Wanted {
+            request,
+            cell: key,
+            guest: guest.try_clone()?,
+            program: self.guest.try_clone()?,
+            former: driver.take(),
+            v2: part.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?,
+            tasks: part.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?,
+            part,
+            steps: steps.clone(),
+        };
+        let (pid, helper) = self.drivers.begin(&self.epoll, DRIVER, wanted)?;
+        self.watch_chore(pid, helper);
+        Ok(())
+    }
+
+    /// What has come of the drivers on their way.
+    fn driven(&mut self) {
+        for driver::Outcome { request, cell, made } in self.drivers.outcomes() {
+            let cell = self.cells.get_mut(&cell).filter(|cell| matches!(cell.phase, Phase::Running));
+            let reply = match (made, cell) {
+                (_, None) => Reply::Gone,
+                (Err(message), _) => failed(format!("no browser: {message}")),
+                (Ok(fork), Some(cell)) => {
+                    cell.driver = fork.process.try_clone().ok();
+                    let sent = cell.forks.as_ref().is_some_and(|way| Arrival::Driver(fork).send(way).is_ok());
+                    if sent { Reply::Done } else { Reply::Gone }
+                }
+            };
+            self.answer(request, reply);
+        }
     }
 
     /// What has come of the warm interpreter.
@@ -547,16 +616,19 @@ impl Keeper {
         }
         let mut cell = Cell {
             dir: self.instance.dir.join(&create.sandbox),
-            cgroup: self.tree.sandbox(&create.groups, &create.sandbox),
+            cgroup: self.tree.sandbox(&create.groups, &create.sandbox, create.browser.is_some()),
             id: create.sandbox.clone(),
             groups: create.groups.clone(),
             map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
             slot: None,
+            browser_slot: None,
             pid: None,
             pidfd: None,
             control: None,
             forks: None,
             entry: Vec::new(),
+            browser_entry: None,
+            driver: None,
             log: None,
             logged: 0,
             volume: None,
@@ -597,6 +669,11 @@ impl Keeper {
         };
         let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
         cell.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
+        if let (Some(_), Some(slots)) = (&create.browser, &mut self.slots) {
+            let slot = slots.take()?;
+            cell.map = cell.map.with_browser(slot.number, slots.count()).map_err(io::Error::other)?;
+            cell.browser_slot = Some(slot);
+        }
         let parked = cell.kept.as_mut().and_then(|lent| lent.parked.take());
         let (mounted, device, parked) = match parked {
             Some(Parked { mount, slot, device }) => (Some(mount), Some(device), Some(slot)),
@@ -606,11 +683,11 @@ impl Keeper {
         cell.fails(Step::Template)?;
         let volume = self.volume(cell, create)?;
         cell.fails(Step::Cgroup)?;
-        cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits))?;
+        cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits), create.browser)?;
         let spec = self.spec(cell, create, volume);
         spec.check().map_err(io::Error::other)?;
         let plan = plan(&spec);
-        cell.entry = plan::entry(&spec);
+        (cell.entry, cell.browser_entry) = (plan::entry(&spec), plan::browser_entry(&spec));
         // What a spare has done already cannot fail here any more: who asks for that makes its own.
         let own =
             cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
@@ -640,9 +717,16 @@ impl Keeper {
 
     fn notes(&self, create: &Create) -> Vec<String> {
         let strangers = self.survey.mode == Mode::Sub && !create.shared.is_empty();
-        let note =
+        let shared =
             "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
-        strangers.then(|| note.to_owned()).into_iter().collect()
+        let alone = self.survey.mode == Mode::Single && create.browser.is_some();
+        let browser = match self.survey.landlock {
+            Some(_) => "browser: it has the code's uid, and landlock alone keeps it from the code's files",
+            None => "browser: it has the code's uid, and without landlock the code's files too",
+        };
+        let browser = format!("{browser} (use newuidmap, or start the server as root)");
+        let notes = [strangers.then(|| shared.to_owned()), alone.then_some(browser)];
+        notes.into_iter().flatten().collect()
     }
 
     fn lends(&self, name: &str) -> bool {
@@ -674,21 +758,22 @@ impl Keeper {
             volume,
             kept: cell.kept.as_ref().map(|lent| lent.source.clone()),
             shared: create.shared.clone(),
+            browser: create.browser.map(|limits| spec::Browser { processes: self.process_limit(limits) }),
             egress: create.egress,
             shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
             ptys: PTYS,
-            cgroup_tasks: cell.cgroup.tasks(),
-            processes: self.process_limit(create),
+            cgroup_tasks: cell.cgroup.code().tasks(),
+            processes: self.process_limit(create.limits),
             dir: cell.dir.clone(),
             mount_point: self.mount_point.clone(),
             die_with_launcher: true,
         }
     }
 
-    fn process_limit(&self, create: &Create) -> Option<u64> {
+    fn process_limit(&self, limits: Limits) -> Option<u64> {
         let counted = self.survey.cgroup.has(Controller::Pids);
         let countable = self.survey.counts_processes || self.survey.mode == Mode::Sub;
-        create.limits.pids.filter(|_| !counted && countable).map(u64::from)
+        limits.pids.filter(|_| !counted && countable).map(u64::from)
     }
 
     fn launch(&self, key: u64, cell: &mut Cell, plan: &Plan, (prepared, kept): Brought) -> io::Result<()> {
@@ -700,7 +785,7 @@ impl Keeper {
         let (forks_end, forks) = warm::way_to_guest()?;
         let fail_at = cell.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
         let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let cgroup = cell.cgroup.v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
+        let cgroup = cell.cgroup.code().v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
         let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
         match sys::clone3(namespaces, cgroup.as_ref().map(AsFd::as_fd))? {
             Cloned::Child => {
@@ -1034,8 +1119,8 @@ fn write_maps(cell: &Cell) -> io::Result<()> {
     if !cell.map.may_set_groups() {
         fs::write(proc.join("setgroups"), "deny")?;
     }
-    fs::write(proc.join("uid_map"), cell.map.line())?;
-    fs::write(proc.join("gid_map"), cell.map.line())?;
+    fs::write(proc.join("uid_map"), cell.map.lines())?;
+    fs::write(proc.join("gid_map"), cell.map.lines())?;
     rustix::net::send(control, b"go", SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }

@@ -48,6 +48,10 @@ pub struct Rules {
     pub list: Vec<PathBuf>,
     /// Read and executed: the runtimes, `/etc`.
     pub run: Vec<PathBuf>,
+    /// Read, and not executed.
+    pub read: Vec<PathBuf>,
+    /// Read, written, made and removed, and not executed: what a browser writes.
+    pub store: Vec<PathBuf>,
     /// Everything: `/workspace`, `/data`, `/tmp`, `/dev/shm`, what the operator shares.
     pub write: Vec<PathBuf>,
     /// Read and written, ioctls too, nothing made or removed: the device nodes and `/dev/pts`.
@@ -75,18 +79,43 @@ impl Rules {
                 "/dev/pts",
             ]),
             adjust: paths(&["/proc"]),
+            ..Self::default()
+        }
+    }
+
+    /// The rules of its browser: the system, a home, what it downloads and what it is to upload, and nothing else of the code's.
+    pub fn browser(run: &[PathBuf]) -> Self {
+        let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
+        Self {
+            list: paths(&["/", "/dev"]),
+            run: run.to_owned(),
+            read: paths(&["/uploads"]),
+            store: paths(&["/browser", "/workspace/downloads", "/dev/shm"]),
+            write: Vec::new(),
+            devices: paths(&["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]),
+            adjust: paths(&["/proc"]),
         }
     }
 
     fn table(&self) -> impl Iterator<Item = (&Path, BitFlags<AccessFs>)> {
         let list = AccessFs::ReadDir.into();
         let run = AccessFs::from_read(TRIED);
+        let read = run & !AccessFs::Execute;
         let write = AccessFs::from_all(TRIED) & !make_bitflags!(AccessFs::{MakeChar | MakeBlock | IoctlDev});
+        let store = write & !AccessFs::Execute;
         let adjust = make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | Truncate});
         let devices = adjust | AccessFs::IoctlDev;
-        [(&self.list, list), (&self.run, run), (&self.write, write), (&self.devices, devices), (&self.adjust, adjust)]
-            .into_iter()
-            .flat_map(|(paths, access)| paths.iter().map(move |p| (p.as_path(), access)))
+        [
+            (&self.list, list),
+            (&self.run, run),
+            (&self.read, read),
+            (&self.store, store),
+            (&self.write, write),
+            (&self.devices, devices),
+            (&self.adjust, adjust),
+        ]
+        .into_iter()
+        .flat_map(|(paths, access)| paths.iter().map(move |p| (p.as_path(), access)))
     }
 
     /// Puts the calling thread, and what it starts from now on, under the rules. Sets `no_new_privs`.
@@ -145,10 +174,15 @@ mod tests {
         std::thread::spawn(run).join().unwrap();
     }
 
+    #[allow(clippy::disallowed_methods, reason = "the program is what is to be refused")]
+    fn runs(program: &Path) -> std::io::Result<()> {
+        std::process::Command::new(program).status().map(drop)
+    }
+
     fn scratch(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("landlock-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
-        for sub in ["run", "write", "other"] {
+        for sub in ["run", "read", "store", "write", "other"] {
             fs::create_dir_all(dir.join(sub)).unwrap();
             fs::write(dir.join(sub).join("file"), sub).unwrap();
         }
@@ -164,6 +198,8 @@ mod tests {
             write: vec![dir.join("write"), dir.join("not there")],
             adjust: vec!["/proc".into()],
             devices: vec!["/dev/null".into()],
+            read: vec![dir.join("read")],
+            store: vec![dir.join("store")],
         };
         let inside = dir.clone();
         restricted(rules, move || {
@@ -171,6 +207,11 @@ mod tests {
             assert_eq!(fs::read_to_string(inside.join("run/file")).unwrap(), "run");
             denied(fs::write(inside.join("run/file"), "x"));
             denied(fs::read(inside.join("other/file")).map(drop));
+            assert_eq!(fs::read_to_string(inside.join("read/file")).unwrap(), "read");
+            denied(fs::write(inside.join("read/file"), "x"));
+            fs::write(inside.join("store/new"), "#!/bin/sh\n").unwrap();
+            fs::set_permissions(inside.join("store/new"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            denied(runs(&inside.join("store/new")));
             denied(fs::rename(inside.join("write/file"), inside.join("other/moved")));
             denied(fs::remove_file(inside.join("other/file")));
             fs::create_dir(inside.join("write/deep")).unwrap();

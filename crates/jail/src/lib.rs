@@ -9,6 +9,7 @@ pub mod apply;
 pub mod beneath;
 pub mod caps;
 pub mod cgroup;
+pub mod driver;
 pub mod ids;
 pub mod image;
 pub mod inherited;

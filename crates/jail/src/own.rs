@@ -4,16 +4,16 @@
 
 use std::fmt;
 use std::fs;
-use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::net::SendFlags;
 use rustix::thread::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
 use crate::apply::{At, Call, Error, with_sources};
-use crate::ids::INSIDE;
+use crate::ids::{BROWSER, INSIDE};
+use crate::seccomp::Profile;
 use crate::{landlock, process, rlimits, seccomp, sys};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,12 @@ pub enum Own {
         /// Besides the sandbox's own.
         write: Vec<PathBuf>,
     },
-    Seccomp,
+    BrowserLandlock {
+        run: Vec<PathBuf>,
+    },
+    Seccomp {
+        profile: Profile,
+    },
 }
 
 impl fmt::Display for Own {
@@ -64,7 +69,12 @@ impl fmt::Display for Own {
                 run.iter().try_for_each(|p| write!(f, " {}", p.display()))?;
                 write.iter().try_for_each(|p| write!(f, " write {}", p.display()))
             }
-            Self::Seccomp => write!(f, "seccomp"),
+            Self::BrowserLandlock { run } => {
+                write!(f, "landlock of a browser")?;
+                run.iter().try_for_each(|p| write!(f, " {}", p.display()))
+            }
+            Self::Seccomp { profile: Profile::Code } => write!(f, "seccomp"),
+            Self::Seccomp { profile: Profile::Browser } => write!(f, "seccomp of a browser"),
         }
     }
 }
@@ -89,17 +99,19 @@ impl Own {
             Self::NotDumpable => process::set_not_dumpable().at(Call::Prctl, Path::new("dumpable")),
             Self::Dumpable => process::set_dumpable().at(Call::Prctl, Path::new("dumpable")),
             Self::NoNewPrivileges => process::set_no_new_privs().at(Call::Prctl, Path::new("no_new_privs")),
-            Self::Landlock { run, write } => {
-                let rules = landlock::Rules::sandbox(run, write);
-                rules.restrict().map(drop).map_err(|e| Error::Landlock(with_sources(&e)))
-            }
-            Self::Seccomp => seccomp::install(seccomp::compile(seccomp::Profile::Code)).map_err(Error::Seccomp),
+            Self::Landlock { run, write } => restrict(&landlock::Rules::sandbox(run, write)),
+            Self::BrowserLandlock { run } => restrict(&landlock::Rules::browser(run)),
+            Self::Seccomp { profile } => seccomp::install(seccomp::compile(*profile)).map_err(Error::Seccomp),
         }
     }
 }
 
+fn restrict(rules: &landlock::Rules) -> Result<(), Error> {
+    rules.restrict().map(drop).map_err(|e| Error::Landlock(with_sources(&e)))
+}
+
 fn set_ids(id: u32) -> Result<(), Error> {
-    debug_assert_eq!(id, INSIDE);
+    debug_assert!([INSIDE, BROWSER].contains(&id));
     let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
     rustix::thread::set_thread_res_gid(gid, gid, gid).at(Call::Setresgid, Path::new(""))?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, Path::new(""))
@@ -127,26 +139,25 @@ pub struct Door {
 /// Above the numbers that a kernel gets its descriptors at.
 const CHANNEL: i32 = 10;
 
-/// Moves the calling, forked, single-threaded process into a sandbox and gives up everything it has besides. Where it fails the guest
-/// is told why, and the process has to end.
-pub fn enter(door: Door, steps: &[Own]) -> Option<OwnedFd> {
+/// Moves the calling, forked, single-threaded process into a sandbox and gives up everything it has besides, but for what it is to
+/// `keep`. Where it fails the channel comes back with the reason, and the process has to end.
+pub fn enter(door: Door, steps: &[Own], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, (String, OwnedFd)> {
     let Door { guest, tasks, channel } = door;
-    let entered = step_inside(guest, tasks, &channel).map_err(|error| format!("cannot enter the sandbox: {error}"));
+    let entered =
+        step_inside(guest, tasks, &channel, keep).map_err(|error| format!("cannot enter the sandbox: {error}"));
     let held = |channel| {
         let mut steps = steps.iter().map(|step| step.apply().map_err(|error| format!("`{step}`: {error}")));
         steps.try_for_each(std::convert::identity).map(|()| channel)
     };
-    match entered.and_then(held) {
-        Ok(channel) => Some(channel),
-        Err(message) => {
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let _ = rustix::net::send(&channel, message.as_bytes(), flags);
-            None
-        }
-    }
+    entered.and_then(held).map_err(|message| (message, channel))
 }
 
-fn step_inside(guest: OwnedFd, tasks: Vec<OwnedFd>, channel: &OwnedFd) -> Result<OwnedFd, Error> {
+fn step_inside(
+    guest: OwnedFd,
+    tasks: Vec<OwnedFd>,
+    channel: &OwnedFd,
+    keep: &[BorrowedFd<'_>],
+) -> Result<OwnedFd, Error> {
     // Its session is new already.
     rustix::process::setpgid(None, None).at(Call::Setpgid, Path::new(""))?;
     for tasks in tasks {
@@ -154,7 +165,7 @@ fn step_inside(guest: OwnedFd, tasks: Vec<OwnedFd>, channel: &OwnedFd) -> Result
         // Closed below, with all others.
         let _ = tasks.into_raw_fd();
     }
-    sys::close_all_but(&[guest.as_fd(), channel.as_fd()]).at(Call::Dup, Path::new(""))?;
+    sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Call::Dup, Path::new(""))?;
     sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Call::Setns, Path::new("guest"))?;
     drop(guest);
     let null = Path::new("/dev/null");

@@ -10,8 +10,9 @@ use std::net::SocketAddrV4;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::ids::{INSIDE, IdMap};
+use crate::ids::{BROWSER, INSIDE, IdMap};
 use crate::own::Own;
+use crate::seccomp::Profile;
 use crate::spec::{Content, JailSpec, Kept, Shared, Volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,6 +95,14 @@ pub enum Op {
     VolumeOwner {
         path: PathBuf,
         owner: u32,
+        group: u32,
+    },
+    /// A directory below one of the volume's, once that belongs to the sandbox.
+    SharedDir {
+        path: PathBuf,
+        mode: u32,
+        owner: u32,
+        group: u32,
     },
     /// Mounts a kept image, made from the template if there is one, on another such directory. Locked until it is unmounted.
     KeptImage {
@@ -176,7 +185,13 @@ impl fmt::Display for Op {
             }
             Self::VolumeDir { path, mode } => write!(f, "volume dir {} {mode:o}", path.display()),
             Self::HideVolume => write!(f, "hide volume"),
-            Self::VolumeOwner { path, owner } => write!(f, "volume dir {} owner {owner}", path.display()),
+            Self::VolumeOwner { path, owner, group } => {
+                write!(f, "volume dir {} owner {owner}", path.display())?;
+                if group == owner { Ok(()) } else { write!(f, ":{group}") }
+            }
+            Self::SharedDir { path, mode, owner, group } => {
+                write!(f, "dir {} {mode:o} owner {owner}:{group}", path.display())
+            }
             Self::KeptImage { template, image } => {
                 write!(f, "kept ext4 {}", image.display())?;
                 template.iter().try_for_each(|t| write!(f, " from {}", t.display()))
@@ -197,7 +212,9 @@ impl fmt::Display for Op {
             Self::SealRoot => write!(f, "root read-only"),
             Self::Hostname { name } => write!(f, "hostname {name}"),
             Self::LoopbackUp => write!(f, "loopback up"),
-            Self::UserNamespace { map } => write!(f, "unshare user as {}, map {}", map.outer(), map.line()),
+            Self::UserNamespace { map } => {
+                write!(f, "unshare user as {}, map {}", map.outer(), map.lines().replace('\n', ", "))
+            }
             Self::UserLimits => write!(f, "user limits"),
             Self::DieWithLauncher => write!(f, "die with launcher"),
             Self::Descriptors => write!(f, "descriptors 0 1 2 3 4"),
@@ -230,10 +247,17 @@ const DATA: &str = "/data";
 const SHM_INODES: u64 = 10_000;
 
 /// Our own `/etc`: the host's would tell about its users and its network, and names there mean other ids.
-fn etc(hostname: &str) -> [(&'static str, String); 6] {
+fn etc(spec: &JailSpec) -> [(&'static str, String); 6] {
+    let hostname = &spec.hostname;
+    let (mut passwd, mut group) = (String::new(), String::new());
+    let browser = (spec.map.browser() == BROWSER).then_some(("browser", BROWSER, "/browser", "/bin/false"));
+    for (name, id, home, shell) in [("sandbox", INSIDE, "/workspace", "/bin/sh")].into_iter().chain(browser) {
+        passwd.push_str(&format!("{name}:x:{id}:{id}:{name}:{home}:{shell}\n"));
+        group.push_str(&format!("{name}:x:{id}:\n"));
+    }
     [
-        ("passwd", "sandbox:x:1000:1000:sandbox:/workspace:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n".into()),
-        ("group", "sandbox:x:1000:\nnogroup:x:65534:\n".into()),
+        ("passwd", passwd + "nobody:x:65534:65534:nobody:/:/bin/false\n"),
+        ("group", group + "nogroup:x:65534:\n"),
         ("hosts", format!("127.0.0.1 localhost {hostname}\n::1 localhost\n")),
         ("hostname", format!("{hostname}\n")),
         ("resolv.conf", String::new()),
@@ -332,30 +356,75 @@ fn system(spec: &JailSpec, steps: &mut Steps) {
     for (path, target) in &spec.host.symlinks {
         steps.file(path, Op::Symlink { path: path.clone(), target: target.clone() });
     }
-    for (name, text) in etc(&spec.hostname) {
+    for (name, text) in etc(spec) {
         let path = Path::new("/etc").join(name);
         steps.file(&path, Op::File { path: path.clone(), content: Content::Text(text) });
     }
 }
 
-/// Where what the sandbox writes is shown, and with which modes.
-const VOLUME_DIRS: [(&str, u32); 3] = [("/workspace", 0o755), (DATA, 0o755), ("/tmp", 0o1777)];
+/// A directory of the volume: where it is shown, with which mode, and whose it is (owner and group).
+struct VolumeDir {
+    path: &'static str,
+    mode: u32,
+    whose: [Whose; 2],
+}
 
-fn volume_dirs(spec: &JailSpec) -> impl Iterator<Item = (&'static str, u32)> {
-    VOLUME_DIRS.into_iter().filter(|(path, _)| *path != DATA || spec.kept.is_none())
+#[derive(Clone, Copy)]
+enum Whose {
+    Code,
+    Browser,
+}
+
+const fn own(path: &'static str, mode: u32) -> VolumeDir {
+    VolumeDir { path, mode, whose: [Whose::Code; 2] }
+}
+
+const VOLUME_DIRS: &[VolumeDir] = &[own("/workspace", 0o755), own(DATA, 0o755), own("/tmp", 0o1777)];
+
+/// With a browser, which is somebody else: its home, what the guest gives it to read, and a way through `/workspace` to what it
+/// downloads, past everything else there.
+const VOLUME_DIRS_WITH_BROWSER: &[VolumeDir] = &[
+    own("/workspace", 0o711),
+    own(DATA, 0o700),
+    own("/tmp", 0o1777),
+    VolumeDir { path: "/browser", mode: 0o700, whose: [Whose::Browser; 2] },
+    VolumeDir { path: "/uploads", mode: 0o750, whose: [Whose::Code, Whose::Browser] },
+];
+
+/// The directory is the code's, so that it can delete what the browser left there.
+const DOWNLOADS: (&str, u32) = ("/workspace/downloads", 0o770);
+
+fn volume_dirs(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
+    if spec.browser.is_some() { VOLUME_DIRS_WITH_BROWSER } else { VOLUME_DIRS }.iter()
+}
+
+/// Those that lie on the volume.
+fn on_volume(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
+    volume_dirs(spec).filter(|dir| dir.path != DATA || spec.kept.is_none())
 }
 
 fn volume(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.push(Op::Volume { volume: spec.volume.clone() });
-    VOLUME_DIRS.iter().for_each(|(path, _)| steps.dir(Path::new(path)));
-    steps.ops.extend(volume_dirs(spec).map(|(path, mode)| Op::VolumeDir { path: path.into(), mode }));
+    volume_dirs(spec).for_each(|dir| steps.dir(Path::new(dir.path)));
+    steps.ops.extend(on_volume(spec).map(|dir| Op::VolumeDir { path: dir.path.into(), mode: dir.mode }));
     steps.ops.push(Op::HideVolume);
 }
 
 /// What belongs to this sandbox and to no other.
 fn owned(spec: &JailSpec, steps: &mut Steps) {
     let owner = spec.map.outer();
-    steps.ops.extend(volume_dirs(spec).map(|(path, _)| Op::VolumeOwner { path: path.into(), owner }));
+    let outer = |whose| match whose {
+        Whose::Code => owner,
+        Whose::Browser => spec.map.outer_browser(),
+    };
+    for VolumeDir { path, whose, .. } in on_volume(spec) {
+        let [owner, group] = whose.map(outer);
+        steps.ops.push(Op::VolumeOwner { path: path.into(), owner, group });
+    }
+    if spec.browser.is_some() {
+        let (path, mode) = DOWNLOADS;
+        steps.ops.push(Op::SharedDir { path: path.into(), mode, owner, group: spec.map.outer_browser() });
+    }
     match spec.kept.clone() {
         Some(Kept::Ext4 { template, image }) => {
             let dir = Op::KeptDir { path: DATA.into(), owner };
@@ -427,12 +496,13 @@ fn proc(spec: &JailSpec, steps: &mut Steps) {
 
 fn give_up(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend([Op::UserNamespace { map: spec.map }, Op::UserLimits]);
-    steps.ops.extend(identity(spec).map(Op::Own));
+    steps.ops.extend(identity(spec, INSIDE).map(Op::Own));
     // Ids before the death signal: the kernel forgets the signal when ids change.
     if spec.die_with_launcher {
         steps.ops.push(Op::DieWithLauncher);
     }
-    steps.ops.extend([Op::Own(limits(spec)), Op::Descriptors, Op::Own(Own::NotDumpable)]);
+    let limits = Own::Rlimits { processes: spec.processes };
+    steps.ops.extend([Op::Own(limits), Op::Descriptors, Op::Own(Own::NotDumpable)]);
     steps.ops.extend(confinement(spec).map(Op::Own));
     steps.ops.push(Op::Exec);
 }
@@ -441,24 +511,37 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
 /// be looked at by code in the sandbox, which is going to run in it; but not before it is held. That is said again after the change
 /// of ids, which on a host with `fs.suid_dumpable = 1` undoes it.
 pub fn entry(spec: &JailSpec) -> Vec<Own> {
+    let own = [Own::Rlimits { processes: spec.processes }, Own::NotDumpable];
     let last = [Own::Dumpable, Own::OfferToOomKiller];
-    identity(spec).chain([limits(spec), Own::NotDumpable]).chain(confinement(spec)).chain(last).collect()
+    identity(spec, INSIDE).chain(own).chain(confinement(spec)).chain(last).collect()
 }
 
-fn identity(spec: &JailSpec) -> impl Iterator<Item = Own> {
+/// The steps of the process that drives the browser, put into the finished sandbox in the same way: as another user, with less.
+pub fn browser_entry(spec: &JailSpec) -> Option<Vec<Own>> {
+    // What has the code's uid is counted with the code.
+    let processes = if spec.map.browser() == BROWSER { spec.browser?.processes } else { spec.processes };
+    let own = [Own::Rlimits { processes }, Own::NotDumpable];
+    spec.browser?;
+    let landlock = Own::BrowserLandlock { run: readable(spec) };
+    Some(identity(spec, spec.map.browser()).chain(own).chain(confined(landlock, Profile::Browser)).collect())
+}
+
+fn identity(spec: &JailSpec, id: u32) -> impl Iterator<Item = Own> {
     let groups = spec.map.may_set_groups().then_some(Own::DropGroups);
-    groups.into_iter().chain([Own::SetIds { id: INSIDE }, Own::SessionKeyring])
-}
-
-fn limits(spec: &JailSpec) -> Own {
-    Own::Rlimits { processes: spec.processes }
+    groups.into_iter().chain([Own::SetIds { id }, Own::SessionKeyring])
 }
 
 fn confinement(spec: &JailSpec) -> impl Iterator<Item = Own> {
     let shared = |read_only| spec.shared.iter().filter(move |s| s.read_only == read_only).map(|s| s.inside.clone());
     let run = readable(spec).into_iter().chain(shared(true)).collect();
-    let write = shared(false).collect();
-    [Own::DropCapabilities, Own::NoNewPrivileges, Own::Landlock { run, write }, Own::Seccomp].into_iter()
+    // The guest writes there.
+    let uploads = spec.browser.map(|_| PathBuf::from("/uploads"));
+    let write = shared(false).chain(uploads).collect();
+    confined(Own::Landlock { run, write }, Profile::Code)
+}
+
+fn confined(landlock: Own, profile: Profile) -> impl Iterator<Item = Own> {
+    [Own::DropCapabilities, Own::NoNewPrivileges, landlock, Own::Seccomp { profile }].into_iter()
 }
 
 /// What may be read and run: system, runtimes, the files we wrote.
@@ -474,7 +557,7 @@ fn readable(spec: &JailSpec) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::ids::Mode;
-    use crate::spec::{FileSpec, Host};
+    use crate::spec::{Browser, FileSpec, Host};
 
     fn spec(mode: Mode) -> JailSpec {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
@@ -499,6 +582,7 @@ mod tests {
             },
             kept: None,
             shared: vec![],
+            browser: None,
             egress: None,
             shm_bytes: 32 << 20,
             ptys: 64,
@@ -539,8 +623,12 @@ mod tests {
 
     /// Only what is there because of that, and the other way round.
     fn difference(mode: Mode) -> String {
+        difference_to(mode, &with_volumes(mode))
+    }
+
+    fn difference_to(mode: Mode, with: &JailSpec) -> String {
         let lines = |spec: &JailSpec| plan(spec).to_string().lines().map(str::to_owned).collect::<Vec<_>>();
-        let (without, with) = (lines(&spec(mode)), lines(&with_volumes(mode)));
+        let (without, with) = (lines(&spec(mode)), lines(with));
         let gone = without.iter().filter(|l| !with.contains(l)).map(|l| format!("- {l}"));
         let new = with.iter().filter(|l| !without.contains(l)).map(|l| format!("+ {l}"));
         gone.chain(new).collect::<Vec<_>>().join("\n")
@@ -582,6 +670,87 @@ mod tests {
         + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
         ");
         assert_eq!(difference(Mode::Single), difference(Mode::Sub).replace("owner 8", "owner 0"));
+    }
+
+    fn with_browser(mode: Mode) -> JailSpec {
+        let spec = spec(mode);
+        let map = if mode == Mode::Single { spec.map } else { spec.map.with_browser(8, 100).unwrap() };
+        JailSpec { map, browser: Some(Browser { processes: spec.processes.map(|_| 32) }), ..spec }
+    }
+
+    #[test]
+    fn room_for_a_browser_changes_the_plan_like_this() {
+        insta::assert_snapshot!(difference_to(Mode::Root, &with_browser(Mode::Root)), @r"
+        -   file /etc/passwd 88 bytes
+        -   file /etc/group 33 bytes
+        -   volume dir /workspace 755
+        -   volume dir /data 755
+        - unshare user as 1879048199, map 1000 1879048199 1
+        - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+        +   file /etc/passwd 136 bytes
+        +   file /etc/group 49 bytes
+        +   dir /browser 755
+        +   dir /uploads 755
+        +   volume dir /workspace 711
+        +   volume dir /data 700
+        +   volume dir /browser 700
+        +   volume dir /uploads 750
+        + volume dir /browser owner 1879048200
+        + volume dir /uploads owner 1879048199:1879048200
+        + dir /workspace/downloads 770 owner 1879048199:1879048200
+        + unshare user as 1879048199, map 1000 1879048199 1, 1001 1879048200 1
+        + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr write /uploads
+        ");
+        insta::assert_snapshot!(difference_to(Mode::Single, &with_browser(Mode::Single)), @r"
+        -   volume dir /workspace 755
+        -   volume dir /data 755
+        - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+        +   dir /browser 755
+        +   dir /uploads 755
+        +   volume dir /workspace 711
+        +   volume dir /data 700
+        +   volume dir /browser 700
+        +   volume dir /uploads 750
+        + volume dir /browser owner 0
+        + volume dir /uploads owner 0
+        + dir /workspace/downloads 770 owner 0:0
+        + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr write /uploads
+        ");
+        let reserved = |inside: &str| {
+            let shared = vec![Shared { host: "/srv".into(), inside: inside.into(), read_only: true }];
+            JailSpec { shared, ..with_browser(Mode::Root) }.check().is_err()
+        };
+        assert!(reserved("/browser") && reserved("/uploads/x") && !reserved("/browsers"));
+    }
+
+    #[test]
+    fn a_browser_gives_up_what_the_guest_gave_up_and_more() {
+        let steps = |mode| {
+            let steps = browser_entry(&with_browser(mode)).unwrap();
+            steps.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+        };
+        insta::assert_snapshot!(steps(Mode::Root), @r"
+        drop groups
+        uid and gid 1001
+        new session keyring
+        rlimits
+        not dumpable
+        drop capabilities
+        no new privileges
+        landlock of a browser /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+        seccomp of a browser
+        ");
+        insta::assert_snapshot!(steps(Mode::Single), @r"
+        uid and gid 1000
+        new session keyring
+        rlimits, 64 processes
+        not dumpable
+        drop capabilities
+        no new privileges
+        landlock of a browser /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
+        seccomp of a browser
+        ");
+        assert_eq!(browser_entry(&spec(Mode::Root)), None);
     }
 
     #[test]
@@ -637,7 +806,7 @@ mod tests {
             let guest: Vec<Own> = plan(&spec).ops.into_iter().filter_map(own).filter(|own| !differs(own)).collect();
             let kernel: Vec<Own> = entry(&spec).into_iter().filter(|own| !differs(own)).collect();
             assert_eq!(kernel, guest, "{mode}");
-            let held = entry(&spec).iter().position(|own| *own == Own::Seccomp);
+            let held = entry(&spec).iter().position(|own| *own == Own::Seccomp { profile: Profile::Code });
             assert!(held < entry(&spec).iter().position(|own| *own == Own::Dumpable));
         }
     }
@@ -650,7 +819,7 @@ mod tests {
             let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
             assert!(seal < user);
             assert_eq!(ops.last(), Some(&Op::Exec));
-            assert_eq!(ops[ops.len() - 2], Op::Own(Own::Seccomp));
+            assert_eq!(ops[ops.len() - 2], Op::Own(Own::Seccomp { profile: Profile::Code }));
         }
     }
 }

@@ -14,11 +14,16 @@ use std::sync::OnceLock;
 
 use libc::sock_filter;
 use policy::{Action, Clause, RULES, Rule, Test};
+use serde::{Deserialize, Serialize};
 
-/// What runs under a filter. There is one kind so far: the guest and everything it starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What runs under a filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Profile {
+    /// The guest and everything it starts.
     Code,
+    /// A browser, and what drives it.
+    Browser,
 }
 
 /// A compiled filter, ready to be installed any number of times.
@@ -44,8 +49,10 @@ impl Program {
 /// The filter of a profile; compiled once a process.
 pub fn compile(profile: Profile) -> &'static Program {
     static CODE: OnceLock<Program> = OnceLock::new();
+    static BROWSER: OnceLock<Program> = OnceLock::new();
     match profile {
         Profile::Code => CODE.get_or_init(|| Program(emit_program(RULES))),
+        Profile::Browser => BROWSER.get_or_init(|| Program(emit_program(RULES))),
     }
 }
 

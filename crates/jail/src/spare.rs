@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, wai
 
 use crate::apply::{self, Prepared, Report};
 use crate::plan::plan;
-use crate::spec::{JailSpec, Volume};
+use crate::spec::{Browser, JailSpec, Volume};
 use crate::sys::{self, Cloned};
 use crate::volume::Device;
 use crate::wire;
@@ -269,7 +269,8 @@ fn image(dir: &Path, number: u64) -> PathBuf {
 
 /// The same but for what is a sandbox's own.
 fn general(spec: &JailSpec) -> JailSpec {
-    JailSpec { cgroup_tasks: vec![], processes: None, ..spec.clone() }
+    let browser = spec.browser.map(|_| Browser { processes: None });
+    JailSpec { cgroup_tasks: vec![], processes: None, browser, ..spec.clone() }
 }
 
 /// Whether their plans have the same base, but for names that only their makers use.
@@ -280,6 +281,7 @@ fn alike(a: &JailSpec, b: &JailSpec) -> bool {
     };
     volume
         && a.kept.is_some() == b.kept.is_some()
+        && a.browser.is_some() == b.browser.is_some()
         && (a.shm_bytes, a.ptys, &a.hostname) == (b.shm_bytes, b.ptys, &b.hostname)
         && (&a.runtime, &a.shared, &a.files, &a.host) == (&b.runtime, &b.shared, &b.files, &b.host)
 }

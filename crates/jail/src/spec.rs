@@ -23,6 +23,8 @@ pub struct JailSpec {
     /// Where `/data` lies instead of on the volume.
     pub kept: Option<Kept>,
     pub shared: Vec<Shared>,
+    /// Room for a browser beside the code.
+    pub browser: Option<Browser>,
     /// Where the way out listens, in the sandbox's own network; it is handed to the launcher.
     pub egress: Option<SocketAddrV4>,
     pub shm_bytes: u64,
@@ -37,6 +39,13 @@ pub struct JailSpec {
     pub mount_point: PathBuf,
     /// Ends the sandbox when the launcher ends, however that happens.
     pub die_with_launcher: bool,
+}
+
+/// A browser's part of the sandbox. Who it is says the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Browser {
+    /// As [`JailSpec::processes`], for the browser alone.
+    pub processes: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,6 +256,9 @@ pub enum SpecError {
 /// What a sandbox has of its own; nothing of the host may be shown there.
 const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/workspace", "/data", "/etc"];
 
+/// The same in a sandbox that has a browser.
+const RESERVED_FOR_BROWSER: &[&str] = &["/browser", "/uploads"];
+
 /// What a shared directory may not be shown over either: a runtime may lie below `/tmp`, and the rest is there only for a moment.
 const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty"];
 
@@ -256,17 +268,22 @@ impl JailSpec {
         let paths = self.runtime.iter().chain(self.files.iter().map(|f| &f.path));
         for path in paths {
             check_form(path)?;
-            if RESERVED.iter().any(|r| path.starts_with(r)) || path == Path::new("/tmp") {
+            if self.reserved().any(|r| path.starts_with(r)) || path == Path::new("/tmp") {
                 return Err(SpecError::Reserved(path.clone()));
             }
         }
         self.shared.iter().enumerate().try_for_each(|(number, shared)| self.check_shared(number, &shared.inside))
     }
 
+    fn reserved(&self) -> impl Iterator<Item = &Path> {
+        let browser = if self.browser.is_some() { RESERVED_FOR_BROWSER } else { &[] };
+        RESERVED.iter().chain(browser).map(Path::new)
+    }
+
     /// A shared directory hides nothing of the sandbox's own, and nothing of the sandbox's own is made in it.
     fn check_shared(&self, number: usize, inside: &Path) -> Result<(), SpecError> {
         check_form(inside)?;
-        let own = RESERVED.iter().chain(RESERVED_FROM_SHARED).map(Path::new);
+        let own = self.reserved().chain(RESERVED_FROM_SHARED.iter().map(Path::new));
         let host = self.host.binds.iter().chain(self.host.symlinks.iter().map(|(link, _)| link));
         let files = self.files.iter().map(|f| &f.path);
         let others = self.shared[..number].iter().map(|s| &s.inside);

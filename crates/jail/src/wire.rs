@@ -60,6 +60,11 @@ pub enum Call {
     Fork {
         sandbox: String,
     },
+    /// Puts the driver of a browser into a sandbox that has room for one, in place of an earlier one; answered when it runs and the
+    /// guest can take it.
+    EnterBrowser {
+        sandbox: String,
+    },
     Warmth,
     /// Destroys everything, answers, ends.
     Shutdown,
@@ -90,6 +95,8 @@ pub struct Create {
     pub files: Vec<FileSpec>,
     pub shared: Vec<Shared>,
     pub kept: Option<Wanted>,
+    /// What of it a browser may have.
+    pub browser: Option<CgroupLimits>,
     /// Where a socket listens inside, which comes with the answer.
     pub egress: Option<SocketAddrV4>,
     /// Tests of the rollback: the step that is to fail. Debug builds only.

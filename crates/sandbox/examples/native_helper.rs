@@ -22,6 +22,7 @@ fn main() {
     let args: Vec<String> = std::env::args().collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["sandpool-guest"] => guest(),
+        ["sandpool-guest", "browser"] => driver(),
         [_, "serve", mode, state_dir, ref lines @ ..] => serve(mode, state_dir, lines),
         [_, "keep", mode, state_dir, ref lines @ ..] => keep(mode, state_dir, lines),
         [_, "share", mode, state_dir, host, line] => share(mode, state_dir, host, line),
@@ -52,7 +53,7 @@ fn guest() {
             BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
             match line.trim().strip_prefix('@') {
                 Some(order) => forked(order, stream, &forks, &taken),
-                None => answer(&line, stream),
+                None => answer(&line, "/workspace", stream),
             }
         });
     }
@@ -61,11 +62,17 @@ fn guest() {
 /// Kernels that were forked into the sandbox, by their numbers.
 type Taken = Mutex<BTreeMap<u32, Fork>>;
 
-/// `take` the oldest and say its number; `equip N` with this connection for 1 to 4; say how N ended, when it has (`end N`).
+/// `take` the oldest and say its number; `equip N` with this connection for 1 to 4; `drive N LINE` runs a shell line as a driver;
+/// say how N ended, when it has (`end N`).
 fn forked(order: &str, mut stream: UnixStream, forks: &OwnedFd, taken: &Taken) {
-    let (word, number) = order.split_once(' ').unwrap_or((order, "0"));
+    let (word, rest) = order.split_once(' ').unwrap_or((order, "0"));
+    let (number, line) = rest.split_once(' ').unwrap_or((rest, ""));
     let number: u32 = number.parse().unwrap();
     match word {
+        "drive" => {
+            let channel = taken.lock().unwrap()[&number].channel.try_clone().unwrap();
+            drive(UnixStream::from(channel), line, &mut stream);
+        }
         "take" => match Arrival::receive(forks) {
             Ok(Arrival::Kernel(fork) | Arrival::Driver(fork)) => {
                 writeln!(stream, "{}", fork.pid).unwrap();
@@ -79,6 +86,28 @@ fn forked(order: &str, mut stream: UnixStream, forks: &OwnedFd, taken: &Taken) {
             let ended = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED).unwrap().unwrap();
             writeln!(stream, "{:?} {:?}", ended.exit_status(), ended.terminating_signal()).unwrap();
         }
+    }
+}
+
+/// A driver of a browser that runs shell lines instead: each answered with what it printed, up to a NUL.
+fn driver() {
+    let guest = UnixStream::from(jail::inherited::take_fd(3).unwrap());
+    for line in BufReader::new(guest.try_clone().unwrap()).lines() {
+        answer(&line.unwrap(), "/browser", guest.try_clone().unwrap());
+        (&guest).write_all(&[0]).unwrap();
+    }
+}
+
+fn drive(mut channel: UnixStream, line: &str, stream: &mut UnixStream) {
+    if writeln!(channel, "{line}").is_err() {
+        return writeln!(stream, "ended").unwrap();
+    }
+    let mut said = Vec::new();
+    let _ = BufReader::new(channel).read_until(0, &mut said);
+    let whole = said.pop_if(|byte| *byte == 0).is_some();
+    stream.write_all(&said).unwrap();
+    if !whole {
+        writeln!(stream, "ended").unwrap();
     }
 }
 
@@ -97,12 +126,12 @@ fn equip(channel: &OwnedFd, stream: &UnixStream) {
 }
 
 #[allow(clippy::disallowed_methods, reason = "a test's guest")]
-fn answer(line: &str, stream: UnixStream) {
+fn answer(line: &str, directory: &str, stream: UnixStream) {
     let output = || Stdio::from(OwnedFd::from(stream.try_clone().unwrap()));
     let status = Command::new("/bin/sh")
         .args(["-c", line])
         .env("PATH", "/usr/bin:/bin:/usr/sbin")
-        .current_dir("/workspace")
+        .current_dir(directory)
         .stdin(Stdio::null())
         .stdout(output())
         .stderr(output())

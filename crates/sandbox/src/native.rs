@@ -39,8 +39,8 @@ pub use jail::warm::Rotation;
 
 use crate::stream::Stream;
 use crate::{
-    Backend, BackendError, Group, GuestStream, Isolation, Kept, KeptVolume, Level, PROXY, Sandbox, SandboxSpec,
-    SharedVolume, Stats, WarmSpec, Warmth,
+    Backend, BackendError, BrowserRoom, Group, GuestStream, Isolation, Kept, KeptVolume, Level, PROXY, Sandbox,
+    SandboxSpec, SharedVolume, Stats, WarmSpec, Warmth,
 };
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
@@ -408,7 +408,7 @@ fn order_files(files: Vec<(PathBuf, Vec<u8>)>) -> Vec<FileSpec> {
 }
 
 fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create {
-    let SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser: _ } = spec;
+    let SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser } = spec;
     Create {
         sandbox,
         groups: groups.iter().map(order_group).collect(),
@@ -423,6 +423,11 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create 
         files: order_files(files.clone()),
         shared: volumes.iter().map(order_volume).collect(),
         kept: kept.as_ref().map(order_kept),
+        browser: browser.map(|BrowserRoom { memory_bytes, pids }| cgroup::Limits {
+            memory_bytes: Some(memory_bytes),
+            cpu_millis: None,
+            pids: Some(pids),
+        }),
         egress: egress.then_some(PROXY),
         fail_at,
     }
@@ -547,6 +552,14 @@ impl Sandbox for NativeSandbox {
         match self.link.call(Call::Fork { sandbox: self.id.clone() }, &[]).await? {
             Reply::Done => Ok(()),
             Reply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
+            Reply::Gone => Err(BackendError::Gone(self.id.clone())),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    async fn enter_browser(&self) -> Result<(), BackendError> {
+        match self.link.call(Call::EnterBrowser { sandbox: self.id.clone() }, &[]).await? {
+            Reply::Done => Ok(()),
             Reply::Gone => Err(BackendError::Gone(self.id.clone())),
             other => Err(unexpected(other)),
         }

@@ -11,6 +11,8 @@ use sandbox::native::{GuestBinary, Mode, Native, NativeConfig, spawn_launcher_fr
 use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+#[path = "native/browser.rs"]
+mod browser;
 #[path = "native/egress.rs"]
 mod egress;
 #[path = "native/warm.rs"]

@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use jail::own::{self, Door, Own};
 use jail::warm::{Order, Said};
 use jail::{process, seccomp, sys, wire};
+use rustix::net::SendFlags;
 
 use spawn::{Failure, Park, Signals, Spawned};
 
@@ -129,7 +130,11 @@ const FAILED: c_int = 70;
 
 fn become_kernel(door: Door, steps: &[Own]) -> OwnedFd {
     spawn::restore_rseq();
-    own::enter(door, steps).unwrap_or_else(|| sys::leave(FAILED))
+    own::enter(door, steps, &[]).unwrap_or_else(|(message, channel)| {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = rustix::net::send(&channel, message.as_bytes(), flags);
+        sys::leave(FAILED)
+    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,244 @@
+//! Puts the driver of a browser into a running sandbox: the guest's own program, as another user, in a part of its own.
+//!
+//! Three processes, of which one stays. The helper is the launcher's child and never in the sandbox; it ends what is left of an earlier
+//! browser. Its child is born in the sandbox's pid namespace, makes the driver and ends, so that the driver is the guest's. The driver
+//! goes to its cgroup, joins the other namespaces, gives up everything ([`crate::own`]) and becomes the program. The launcher only
+//! watches: it is told of the driver when there is one, and knows that it runs when the connection closes.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::Part;
+use crate::own::{self, Door, Own};
+use crate::sys::{self, Cloned};
+use crate::warm::Fork;
+use crate::{apply, process, wire};
+
+/// From the order to the running program, on a machine that is busy.
+const ENTRY_TIME: Duration = Duration::from_secs(20);
+/// Sandboxes that get a driver at the same time.
+const AT_ONCE: usize = 64;
+
+/// What a driver is made of.
+#[derive(Debug)]
+pub struct Wanted {
+    pub request: u64,
+    /// The sandbox's number.
+    pub cell: u64,
+    /// The sandbox's PID 1, and its program.
+    pub guest: OwnedFd,
+    pub program: OwnedFd,
+    /// Where it lives; whoever is there is ended first, and so is this one.
+    pub part: Part,
+    pub former: Option<OwnedFd>,
+    /// The v2 cgroup that it is born into, and those of v1 that it goes to by itself.
+    pub v2: Option<OwnedFd>,
+    pub tasks: Vec<OwnedFd>,
+    pub steps: Vec<Own>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    pub request: u64,
+    pub cell: u64,
+    /// To be handed to the guest; or why there is none.
+    pub made: Result<Fork, String>,
+}
+
+/// What the launcher is told.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Said {
+    /// The driver's number in the sandbox; a descriptor of the process comes with it.
+    Made {
+        pid: u32,
+    },
+    Failed {
+        message: String,
+    },
+}
+
+#[derive(Debug)]
+struct Entry {
+    request: u64,
+    cell: u64,
+    helper: OwnedFd,
+    /// Until everybody on the other side has closed it: the last one is the driver, when it becomes the program.
+    control: OwnedFd,
+    /// The guest's end.
+    channel: OwnedFd,
+    until: Instant,
+    made: Option<(u32, OwnedFd)>,
+    failed: Option<String>,
+}
+
+/// The drivers that are on their way.
+#[derive(Debug, Default)]
+pub struct Entries {
+    entries: Vec<Entry>,
+}
+
+impl Entries {
+    /// Begins to make one; what is heard of it comes with `data`. Answers the process that helps, which is to be reaped.
+    pub fn begin(&mut self, epoll: &OwnedFd, data: u64, wanted: Wanted) -> io::Result<(Pid, OwnedFd)> {
+        if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.cell == wanted.cell) {
+            return Err(io::Error::other("a browser is being started already"));
+        }
+        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let (request, cell) = (wanted.request, wanted.cell);
+        match sys::clone3(0, None)? {
+            Cloned::Child => {
+                sys::default_signals();
+                // A panic must not return into the launcher's loop.
+                let help = || help(wanted, &control, theirs);
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(help));
+                sys::leave(1)
+            }
+            Cloned::Parent { pid, pidfd } => {
+                epoll::add(epoll, &ours, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
+                let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone()?);
+                self.entries.push(Entry {
+                    request,
+                    cell,
+                    helper,
+                    control: ours,
+                    channel,
+                    until,
+                    made: None,
+                    failed: None,
+                });
+                Ok((pid, pidfd))
+            }
+        }
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        self.entries.iter().map(|entry| entry.until).min()
+    }
+
+    /// What has come of those that are there, or whose time is over.
+    pub fn outcomes(&mut self) -> Vec<Outcome> {
+        self.entries.extract_if(.., Entry::is_over).map(Entry::outcome).collect()
+    }
+}
+
+impl Entry {
+    fn is_over(&mut self) -> bool {
+        loop {
+            match wire::receive::<Said>(&self.control) {
+                Ok(Some((Said::Made { pid }, fds))) => self.made = fds.into_iter().next().map(|process| (pid, process)),
+                Ok(Some((Said::Failed { message }, _))) => self.failed = Some(message),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(None) | Err(_) => return true,
+            }
+        }
+        let late = Instant::now() >= self.until;
+        if late {
+            self.failed = Some("it took too long".into());
+        }
+        late
+    }
+
+    fn outcome(self) -> Outcome {
+        let Self { request, cell, helper, channel, made, failed, .. } = self;
+        let made = match (made, failed) {
+            (Some((pid, process)), None) => Ok(Fork { pid, process, channel }),
+            (made, failed) => {
+                // Whoever is still on the way.
+                for process in made.iter().map(|(_, process)| process).chain([&helper]) {
+                    let _ = pidfd_send_signal(process, Signal::KILL);
+                }
+                Err(failed.unwrap_or_else(|| "the sandbox is ending".into()))
+            }
+        };
+        Outcome { request, cell, made }
+    }
+}
+
+/// In the helper, and at its end in the driver. Returns when it failed, after having told the launcher.
+fn help(wanted: Wanted, control: &OwnedFd, channel: OwnedFd) {
+    if let Err(message) = make(wanted, control, channel) {
+        let _ = wire::send(control, &Said::Failed { message }, &[]);
+    }
+}
+
+fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd) -> Result<(), String> {
+    let Wanted { guest, program, part, former, v2, tasks, steps, .. } = wanted;
+    let failed = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
+    let keep: Vec<_> = [&guest, &program, control, &channel]
+        .into_iter()
+        .chain(&former)
+        .chain(&v2)
+        .chain(&tasks)
+        .map(AsFd::as_fd)
+        .collect();
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
+    sys::close_all_but(&keep).map_err(failed("descriptors"))?;
+    apply::ordinary_priority().map_err(|e| e.to_string())?;
+    // With the launcher's rights in a sandbox's pid namespace, if only for a moment.
+    process::set_not_dumpable().map_err(|e| e.to_string())?;
+    if let Some(former) = &former {
+        let _ = pidfd_send_signal(former, Signal::KILL);
+    }
+    if !part.kill() {
+        return Err("the browser before it does not end".into());
+    }
+    sys::join_namespaces(guest.as_fd(), libc::CLONE_NEWPID).map_err(failed("pid namespace"))?;
+    match sys::fork().map_err(failed("fork"))? {
+        Some(between) => drop(waitpid(Some(between), WaitOptions::empty())),
+        None => {
+            let driver = Door { guest, tasks, channel };
+            let made = fork_and_end(v2.as_ref().map(AsFd::as_fd), control);
+            if let Err(message) = made.and_then(|()| become_driver(driver, &steps, &program, control)) {
+                let _ = wire::send(control, &Said::Failed { message }, &[]);
+            }
+            sys::leave(FAILED)
+        }
+    }
+    Ok(())
+}
+
+/// What a process leaves with that did not become what it was to be.
+const FAILED: i32 = 70;
+
+/// Returns in the driver alone, or when there is none.
+fn fork_and_end(v2: Option<BorrowedFd<'_>>, control: &OwnedFd) -> Result<(), String> {
+    // In a session of its own without leading it: a leader that opens a terminal is tied to it.
+    rustix::process::setsid().map_err(|e| format!("session: {e}"))?;
+    match sys::clone3(0, v2).map_err(|e| format!("fork in the sandbox: {e}"))? {
+        Cloned::Child => Ok(()),
+        Cloned::Parent { pid, pidfd } => {
+            let said = Said::Made { pid: pid.as_raw_nonzero().get() as u32 };
+            let told = wire::send(control, &said, &[pidfd.as_fd()]);
+            if told.is_err() {
+                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            }
+            sys::leave(i32::from(told.is_err()))
+        }
+    }
+}
+
+/// 0 to 2 on `/dev/null`, 3 to the guest, nothing else. Returns when it failed.
+fn become_driver(door: Door, steps: &[Own], program: &OwnedFd, control: &OwnedFd) -> Result<(), String> {
+    let channel = own::enter(door, steps, &[program.as_fd(), control.as_fd()]).map_err(|(message, _)| message)?;
+    let failed = |e: rustix::io::Errno| format!("`sandpool-guest`: {e}");
+    // Its numbers may be those that are given away.
+    let program = rustix::io::fcntl_dupfd_cloexec(program, 64).map_err(failed)?;
+    let control = rustix::io::fcntl_dupfd_cloexec(control, 64).map_err(failed)?;
+    sys::place(channel.as_fd(), 3).map_err(failed)?;
+    sys::close_on_exec_from(4).map_err(failed)?;
+    let error = sys::execveat(program.as_fd(), &[CString::from(c"sandpool-guest"), CString::from(c"browser")]);
+    let message = failed(error);
+    let _ = wire::send(&control, &Said::Failed { message }, &[]);
+    sys::leave(FAILED)
+}
