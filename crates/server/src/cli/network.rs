@@ -1,7 +1,7 @@
 //! The way out of sandboxes and their browsers, from the settings: reads the values of secrets, once.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use egress::{Egress, EgressConfig, Secret, Value};
 use sandbox::BrowserRoom;
@@ -16,8 +16,14 @@ pub fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
         return Ok(None);
     }
     let secrets = network.secrets.iter().map(secret).collect::<Result<_, _>>()?;
-    let egress = Egress::new(EgressConfig { secrets, hosts: network.hosts.clone() });
+    let hosts = network.hosts.clone();
+    let egress = Egress::new(EgressConfig { secrets, hosts, roots: Vec::new(), certutil: certutil() });
     egress.map(Some).map_err(|error| Failed(format!("cannot make the sandboxes' way out: {error}")))
+}
+
+/// NSS's program that makes browsers trust hosts with a secret, if this machine has it.
+pub fn certutil() -> Option<PathBuf> {
+    ["/usr/local/bin/certutil", "/usr/bin/certutil"].map(PathBuf::from).into_iter().find(|path| path.is_file())
 }
 
 fn secret(config: &SecretConfig) -> Result<Secret, Failed> {
