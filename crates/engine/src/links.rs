@@ -60,7 +60,7 @@ pub struct LinkedFile {
 
 pub(crate) enum Source {
     Context { context: InUse, root: Root },
-    Conversation { key: String, shape: Shape },
+    Conversation { key: String, shape: Box<Shape> },
 }
 
 impl LinkedFile {
@@ -145,7 +145,7 @@ impl Inner {
             (None, None) if self.conversations.exists(key) => Shape::for_link(realm, key, kept),
             _ => return None,
         };
-        Some(Source::Conversation { key: key.into(), shape })
+        Some(Source::Conversation { key: key.into(), shape: Box::new(shape) })
     }
 }
 

@@ -4,11 +4,13 @@
 mod support;
 
 mod background;
+mod browser;
 mod commands;
 mod conversations;
 mod languages;
 mod limits;
 mod links;
+mod network;
 mod stock;
 mod targets;
 mod tenants;

@@ -73,12 +73,14 @@ impl Guest {
         }
         let mut browser = self.browser.lock().await;
         let Some(tabs) = browser.as_mut() else { return self.no_browser(call, "there is no browser").await };
-        let is_deaf = matches!(&ask, Browse::Open { url } if url == "fake:deaf");
+        if matches!(&ask, Browse::Open { url } if url == "fake:deaf") {
+            drop(browser);
+            return std::future::pending().await;
+        }
         let end = tokio::select! {
-            () = std::future::pending(), if is_deaf => return,
-            end = self.visit(ask, tabs), if !is_deaf => end,
-            () = interrupt.notified(), if !is_deaf => End::Answer(Err(error(BrowseFailure::Cancelled, "cancelled"))),
-            () = tokio::time::sleep(Duration::from_millis(after_ms)), if !is_deaf => {
+            end = self.visit(ask, tabs) => end,
+            () = interrupt.notified() => End::Answer(Err(error(BrowseFailure::Cancelled, "cancelled"))),
+            () = tokio::time::sleep(Duration::from_millis(after_ms)) => {
                 End::Answer(Err(error(BrowseFailure::TimedOut, "timed out")))
             }
         };
