@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::op::{Happened, Notice};
-use engine::{Ready, Warmth};
+use engine::{Browsers, Ready, Warmth};
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -51,6 +51,8 @@ pub struct Gauges {
     pub runs: usize,
     pub journal_lost: u64,
     pub warm: Warmth,
+    pub browsers: Browsers,
+    pub network_denials: u64,
 }
 
 impl Gauges {
@@ -76,6 +78,13 @@ impl Gauges {
         );
         page.counter("sandpool_warm_forks_total", "Kernels that were forked from it.", forks);
         page.counter("sandpool_warm_restarts_total", "Times it died and was started again.", restarts);
+    }
+
+    fn write_browsers(&self, page: &mut Page) {
+        let Browsers { running, started, died } = self.browsers;
+        page.gauge("sandpool_browsers", "Browsers that run, in contexts and ready.", running);
+        page.counter("sandpool_browsers_started_total", "Browsers that were started.", started);
+        page.counter("sandpool_browsers_died_total", "Browsers that ended by themselves or were given up.", died);
     }
 }
 
@@ -169,9 +178,15 @@ impl Metrics {
         page.gauge("sandpool_sandboxes_ending", "Sandboxes that are being destroyed.", gauges.ending);
         gauges.write_pool(&mut page);
         gauges.write_warmth(&mut page);
+        gauges.write_browsers(&mut page);
         page.gauge("sandpool_runs_in_progress", "Runs that execute.", gauges.runs);
         page.labelled("sandpool_kills_total", "Runs and sandboxes ended by force.", &KILLS, &inner.kills);
         page.labelled("sandpool_denials_total", "Requests that were not let in.", &DENIALS, &inner.denials);
+        page.counter(
+            "sandpool_network_denials_total",
+            "What sandboxes asked of the network and did not get.",
+            gauges.network_denials,
+        );
         page.gauge("sandpool_http_connections", "Open connections.", read(&inner.connections_open));
         page.counter("sandpool_http_connections_total", "Connections accepted.", read(&inner.connections));
         page.counter("sandpool_http_served_bytes_total", "Bytes of bodies sent.", read(&inner.bytes_served));
@@ -315,7 +330,18 @@ mod tests {
         metrics.served(4096);
         let ready = Ready { wanted: 3, available: 1, memory_bytes: 6_000_000, taken: 7, handed_over: 8, made: 9 };
         let warm = Warmth { ready: true, forks: 10, restarts: 1 };
-        let gauges = Gauges { contexts: 4, ready, sandboxes: 6, ending: 1, runs: 2, journal_lost: 5, warm };
+        let browsers = Browsers { running: 2, started: 12, died: 3 };
+        let gauges = Gauges {
+            contexts: 4,
+            ready,
+            sandboxes: 6,
+            ending: 1,
+            runs: 2,
+            journal_lost: 5,
+            warm,
+            browsers,
+            network_denials: 11,
+        };
         let page = metrics.text(&gauges);
         // Times differ from run to run: sums are left out, and of the buckets only the last is looked at.
         let bucket = |line: &&str| !line.contains("_sum") && (!line.contains("_bucket") || line.contains("+Inf"));

@@ -302,6 +302,8 @@ impl Server {
             runs: counts.busy,
             journal_lost: self.observer.journal().map_or(0, Journal::lost),
             warm: self.engine.warmth().await.unwrap_or_default(),
+            browsers: counts.browsers,
+            network_denials: counts.denials,
         };
         ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
     }
