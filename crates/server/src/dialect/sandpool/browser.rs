@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use engine::op::browser::{Browse as Ask, MouseButton, SnapshotAsk, TabAsk};
-use engine::op::{Browse, Op, Target};
+use engine::op::{Browse, NewContext, Op, Target};
 
 use super::{CONTEXT, READS, TIMEOUT, page, path, target};
 use crate::dialect::args::{self, ArgError, Args, Refused};
@@ -100,7 +100,7 @@ pub(super) const MOST_SNAPSHOT_CHARS: u64 = 100_000;
 /// One that is made for the browser has a browser ready.
 fn place(args: &Args) -> Result<Target, Refused> {
     let Target { which, make } = target(args)?;
-    Ok(Target { which, make })
+    Ok(Target { which, make: make.map(|new| NewContext { browser: true, ..new }) })
 }
 
 fn browse(args: &Args, ask: Ask, timeout: Duration) -> Result<Op, Refused> {

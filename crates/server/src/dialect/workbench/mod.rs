@@ -186,7 +186,7 @@ fn holder(args: &Args) -> Result<Holder, Refused> {
 fn sandbox_create(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let id = sandbox_id(args)?.map(str::to_owned);
     let name = id.clone().unwrap_or_default();
-    Ok(Op::CreateContext(NewContext { id, replace: true, ..NewContext::named(name, Language::Python) }))
+    Ok(Op::CreateContext(NewContext { id, replace: true, browser: true, ..NewContext::named(name, Language::Python) }))
 }
 
 fn code_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
