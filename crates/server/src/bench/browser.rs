@@ -119,7 +119,8 @@ fn first(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error>
 }
 
 fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> {
-    let mut ours = samples.need(OURS, Shop::ours(bench, site, Pool::Full))?;
+    let shop = Shop::ours(bench, site, Pool::Full).and_then(|shop| shop.with_pictures(bench, site));
+    let mut ours = samples.need(OURS, shop)?;
     let mut theirs = samples.need(PLAYWRIGHT, Shop::theirs(bench, site, &[]))?;
     let mut unsettled = samples.need(UNSETTLED, Shop::theirs(bench, site, &["--timeout-settle", "0"]))?;
     for _ in bench.rounds("browser, warm") {
@@ -210,29 +211,33 @@ struct Shop {
 }
 
 enum Dialect {
-    /// With the same in the other dialect, which has screenshots.
-    Ours(Box<Mcp>, String),
+    /// The same page in the other dialect's context, where screenshots are asked for: `workbench` has none.
+    Ours(Option<(Box<Mcp>, String)>),
     Theirs,
 }
 
 impl Shop {
     fn ours(bench: &Bench, site: &Site, pool: Pool) -> Result<Self, Error> {
-        let settings = settings(site);
-        let mut client = server::stdio(bench, "workbench", pool, &settings)?;
-        let ready = json!({ "language": "shell", "code": "true" });
+        let mut client = server::stdio(bench, "workbench", pool, &settings(site))?;
+        // One before, so that the server is up; then what waits ready is made.
         client.call_when_ready(&Call::new("sandbox_create", json!({})))?;
-        client.call(&Call::new("code_run", ready))?;
         client.call(&Call::new("sandbox_destroy", json!({})))?;
-        let mut other = server::stdio(bench, "sandpool", Pool::Empty, &settings)?;
-        let created = other.call_when_ready(&server::create("python"))?;
-        let context = created.field("context")?.to_owned();
-        let url = format!("http://{NAME}:{}/", site.port);
-        other.call(&Call::new("browser_open", json!({ "context": context, "url": url })))?;
+        bench.settle()?;
         bench.settle()?;
         let created = client.call(&Call::new("sandbox_create", json!({})))?.seconds;
-        let mut shop = Self { client, dialect: Dialect::Ours(Box::new(other), context), url, opened: 0.0, bought: 0 };
+        let url = format!("http://{NAME}:{}/", site.port);
+        let mut shop = Self { client, dialect: Dialect::Ours(None), url, opened: 0.0, bought: 0 };
         shop.opened = created + shop.goto()?.seconds;
         Ok(shop)
+    }
+
+    fn with_pictures(mut self, bench: &Bench, site: &Site) -> Result<Self, Error> {
+        let mut client = server::stdio(bench, "sandpool", Pool::Full, &settings(site))?;
+        let created = client.call_when_ready(&server::create("python"))?;
+        let context = created.field("context")?.to_owned();
+        client.call(&Call::new("browser_open", json!({ "context": context, "url": self.url })))?;
+        self.dialect = Dialect::Ours(Some((Box::new(client), context)));
+        Ok(self)
     }
 
     fn theirs(bench: &Bench, site: &Site, flags: &[&str]) -> Result<Self, Error> {
@@ -287,9 +292,10 @@ impl Shop {
 
     fn screenshot(&mut self) -> Result<Answer, Error> {
         let answer = match &mut self.dialect {
-            Dialect::Ours(other, context) => {
-                other.call(&Call::new("browser_screenshot", json!({ "context": context })))?
+            Dialect::Ours(Some((client, context))) => {
+                client.call(&Call::new("browser_screenshot", json!({ "context": context })))?
             }
+            Dialect::Ours(None) => return Err(Error::Said("no context to take pictures in".into())),
             Dialect::Theirs => self.client.call(&Call::new("browser_take_screenshot", json!({ "type": "png" })))?,
         };
         let content = answer.result["content"].as_array().cloned().unwrap_or_default();
@@ -302,7 +308,7 @@ impl Shop {
     /// Of all processes in the sandbox, or of the server and its browser.
     fn memory(mut self, bench: &Bench) -> Result<Vec<f64>, Error> {
         let pids = match &self.dialect {
-            Dialect::Ours(..) => {
+            Dialect::Ours(_) => {
                 let code = json!({ "language": "shell", "code": "readlink /proc/self/ns/pid" });
                 let answer = self.client.call(&Call::new("code_run", code))?;
                 bench.settle()?;
