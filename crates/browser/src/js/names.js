@@ -8,7 +8,7 @@
 
   // What a page says stands in quotes and cannot leave them, nor look like a ref. Characters that turn or hide text are spelt out.
   const plain = text =>
-    text
+    /^[ -Z\]-~]*$/.test(text) ? text : text
       .replace(/[\u00ad\u200b\u2060\ufeff]/g, '')
       .replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu, c => `\\u{${c.codePointAt(0).toString(16)}}`)
       .replace(/\[ref_/g, '[ref\\_')
@@ -28,8 +28,13 @@
     return GUESSED[element.tagName] ?? '';
   };
 
-  const role = element => {
+  // Blink need not be asked about these, unless they are told to be something else or are part of something: they are most of a page.
+  const FIXED = {DIV: '', SPAN: '', P: '', B: '', I: '', STRONG: '', EM: '', BR: '', SLOT: '', LABEL: '', BODY: '', CODE: '', SMALL: '', TBODY: '', THEAD: '', BUTTON: 'button', H1: 'heading', H2: 'heading', H3: 'heading', H4: 'heading', MAIN: 'main', UL: 'list', OL: 'list', TEXTAREA: 'textbox'};
+
+  const role = (element, part) => {
     const tag = element.tagName;
+    const fixed = FIXED[tag];
+    if (fixed !== undefined && (!part || !fixed) && !element.hasAttribute('role')) return fixed;
     if (TAGS[tag] && (!element.hasAttribute('role') || TAGS[tag] === 'iframe')) return TAGS[tag];
     const own = blink ? element.computedRole : guessedRole(element);
     if (tag === 'INPUT' && element.type === 'file') return 'file';
@@ -51,8 +56,13 @@
     if (element.tagName === 'INPUT' && INPUTS[element.type] === 'button') return element.value || element.alt || element.type;
     return element.alt || (FROM_CONTENT.has(role) && element.textContent.trim()) || element.title || element.placeholder || '';
   };
-  const name = (element, role) => squeezed((blink ? element.computedName : guessedName(element, role)) || '');
   const labelled = element => element.hasAttribute('aria-label') || element.hasAttribute('aria-labelledby');
+  // These have a name only where one is given to them.
+  const NAMELESS = new Set(['', 'generic', 'alert', 'article', 'banner', 'complementary', 'contentinfo', 'definition', 'form', 'list', 'listitem', 'main', 'navigation', 'row', 'status']);
+  const name = (element, role) => {
+    if (NAMELESS.has(role) && !labelled(element) && !element.hasAttribute('title')) return '';
+    return squeezed((blink ? element.computedName : guessedName(element, role)) || '');
+  };
 
   // What a field holds, unless it is a secret.
   const VALUELESS = new Set(['checkbox', 'radio', 'button', 'submit', 'reset', 'image', 'hidden']);
@@ -109,9 +119,9 @@
   // Where a link leads, as short as it can be said; an address has neither quotes nor spaces.
   const leads = element => {
     if (element.tagName !== 'A' && element.tagName !== 'AREA') return '';
-    const {href, origin, protocol} = element;
-    if (typeof href !== 'string' || !href || !/^(https?|ftp|mailto|tel|file):$/.test(protocol)) return '';
-    const short = origin === location.origin ? href.slice(origin.length) : href;
+    const href = element.href;
+    if (typeof href !== 'string' || !/^(https?|ftp|mailto|tel|file):/.test(href)) return '';
+    const short = href.startsWith(location.origin + '/') ? href.slice(location.origin.length) : href;
     return ' -> ' + cut(plain(short.replace(/[\s"]/g, encodeURIComponent)), 120);
   };
 

@@ -101,7 +101,7 @@
       if (display === 'none') return;
       if (!silent && tag.includes('-') && this.sealed(element)) return;
       const invisible = style.visibility !== 'visible';
-      const is = role(element);
+      const is = role(element, outer.active);
       let kind = invisible ? '' : is;
       const pointer = style.cursor === 'pointer';
       if (kind === 'image' && (outer.quiet || !name(element, kind)) && !(element.tabIndex >= 0)) kind = '';
@@ -149,7 +149,7 @@
       if (called && FROM_CONTENT.has(kind) && !own && element.firstChild) {
         // The name is what is in it. One too long to be shown is left to be read inside; so is that of a row, or of what has but one thing in it.
         const only = element.childElementCount === 1 && !acts ? element.firstElementChild : null;
-        const same = only && (only.tagName === 'A' || only.tagName === 'BUTTON') && name(only, '') === called;
+        const same = only && (only.tagName === 'A' || only.tagName === 'BUTTON') && name(only, 'link') === called;
         if (called.length > NAME || kind === 'row' || same) called = '';
         else inner.quiet = true;
       } else if (called && element.childNodes.length === 1 && element.firstChild.length <= 2 * NAME) {

@@ -1,6 +1,6 @@
 //! What is new or gone between two snapshots of a page.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use proto::browser::Snapshot;
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::changes::{self, Taken};
 use super::{Failure, Frame, OBJECTS, Reader, Tab, called, error, gone};
 
-/// For all the walks of a snapshot, and for one in a frame: that of a page which does nothing else takes milliseconds.
+/// For all the walks of a snapshot, and for one in a frame that may do something else: by itself it takes milliseconds.
 const TIME: Duration = Duration::from_secs(3);
 const FRAME_TIME: Duration = Duration::from_secs(2);
 /// How many closed shadow roots are opened in a snapshot.
@@ -188,23 +188,25 @@ impl Reader {
                 continue;
             };
             let walk = self.ask::<Part>(tab, frame, "walk", reading.walk(&place, places));
-            let part = match tokio::time::timeout(FRAME_TIME.max(reading.left()), walk).await {
+            // The page itself has the time of the request: it may still be laying itself out.
+            let patience = if places.is_empty() { Duration::MAX } else { FRAME_TIME };
+            let part = match tokio::time::timeout(patience, walk).await {
                 Ok(Ok(part)) => part,
                 Ok(Err(Failure::Gone)) if !reading.is_empty() => continue,
                 Ok(Err(failure)) => return Err(failure.of(reading.ask.from.as_deref().unwrap_or("the page"))),
-                Err(_) if places.is_empty() => {
-                    return Err(error(BrowseFailure::TimedOut, "the page is busy and does not answer".into()));
-                }
                 Err(_) => {
                     reading.note("a frame does not answer: what is in it is not shown");
                     continue;
                 }
             };
-            let stop = reading.take(part, &place, places);
-            let Some(stop) = stop else { continue };
-            let after = stop.frame.is_some();
-            let printed = stop.printed;
-            places.push(Place { cursor: Some(stop.cursor), after, printed, context: Vec::new(), ..place });
+            let mut place = place;
+            let Some(stop) = reading.take(part, &mut place, places) else { continue };
+            places.push(Place {
+                cursor: Some(stop.cursor),
+                after: stop.frame.is_some(),
+                printed: stop.printed,
+                ..place
+            });
             if let Some(number) = stop.frame {
                 match self.inside(tab, frame, number).await {
                     Some(inner) => places.push(Place { context: stop.context, ..Place::top(&inner, stop.depth) }),
@@ -298,14 +300,14 @@ impl<'a> Reading<'a> {
     }
 
     /// Adds what was read; with it, the lines around it that waited for something to be found.
-    fn take(&mut self, part: Part, place: &Place, around: &mut [Place]) -> Option<Stop> {
+    fn take(&mut self, part: Part, place: &mut Place, around: &mut [Place]) -> Option<Stop> {
         if !part.lines.is_empty() {
             for outer in 0..around.len() {
-                let inner =
-                    around.get_mut(outer + 1).map_or_else(|| place.context.clone(), |p| std::mem::take(&mut p.context));
-                if !inner.is_empty() {
-                    self.used += inner.iter().map(cost).sum::<u32>();
-                    self.lines.extend(inner);
+                let inner = around.get_mut(outer + 1).unwrap_or(place);
+                let context = std::mem::take(&mut inner.context);
+                if !context.is_empty() {
+                    self.used += context.iter().map(cost).sum::<u32>();
+                    self.lines.extend(context);
                     around[outer].printed = u32::MAX;
                 }
             }

@@ -1,5 +1,7 @@
 //! What an agent reads of pages.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Instant;
 
 use proto::browser::{Browse, BrowseFailure, BrowseResult, Snapshot, SnapshotAsk};
@@ -54,14 +56,34 @@ fn every_page_has_its_outline() {
     let pages = Pages::start().unwrap();
     let mut browser = Browser::start();
     let names = [
-        "forms", "spa?view=list", "shadow", "frames", "tables", "infinite", "dialogs", "popups", "downloads", "files", "login",
-        "canvas", "hostile",
+        "forms",
+        "spa?view=list",
+        "shadow",
+        "frames",
+        "tables",
+        "infinite",
+        "dialogs",
+        "popups",
+        "downloads",
+        "files",
+        "login",
+        "canvas",
+        "hostile",
     ];
     for name in names {
         browser.open(&pages.url(name));
+        if let Some(text) = [("spa?view=list", "Lisbon"), ("infinite", "20 messages")]
+            .into_iter()
+            .find_map(|(page, text)| (page == name).then_some(text))
+        {
+            browser.ok(Browse::Wait { text: text.into(), gone: false });
+        }
         let snapshot = read(&mut browser, whole());
         assert_eq!(snapshot.next, None);
-        insta::assert_snapshot!(name.split('?').next().unwrap(), shown(&snapshot).replace(&pages.port.to_string(), "PORT"));
+        insta::assert_snapshot!(
+            name.split('?').next().unwrap(),
+            shown(&snapshot).replace(&pages.port.to_string(), "PORT")
+        );
     }
 }
 
@@ -76,5 +98,263 @@ fn a_list_costs_few_characters_and_little_time() {
         eprintln!("list50: {:?}, {} characters", begun.elapsed(), snapshot.elements.chars().count());
         // Playwright MCP needs more than this for the same page.
         assert!(snapshot.elements.chars().count() < 9_000);
+    }
+}
+
+#[test]
+fn a_page_is_read_in_parts_that_make_the_whole() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    for name in ["/list50", "/frames", "/tables"] {
+        browser.open(&pages.url(name));
+        let all = read(&mut browser, whole());
+        let mut ask = SnapshotAsk { max_chars: 150, ..SnapshotAsk::default() };
+        let mut parts = Vec::new();
+        loop {
+            let part = read(&mut browser, ask.clone());
+            assert!(part.elements.chars().count() <= 150, "{}", part.elements);
+            assert!(parts.len() < 200, "{parts:#?}");
+            parts.push(part.elements);
+            ask.from = part.next;
+            if ask.from.is_none() {
+                break;
+            }
+        }
+        assert!(parts.len() > 2);
+        assert_eq!(parts.join("\n"), all.elements);
+    }
+}
+
+#[test]
+fn reading_goes_on_although_the_page_has_changed() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/list50"));
+    let first = read(&mut browser, SnapshotAsk { max_chars: 1500, ..SnapshotAsk::default() });
+    let last = first.elements.lines().rfind(|line| line.contains("button")).unwrap().to_owned();
+    // What came next is gone, and something came in at the top.
+    browser.value(
+        "{ const at = [...document.querySelectorAll('button')].findIndex(b => LAST.includes(`\"${b.textContent}\"`)); \
+           const cards = document.querySelectorAll('.card'); cards[at + 1].remove(); cards[at + 2].remove(); \
+           cards[0].before(Object.assign(document.createElement('li'), {textContent: 'New at the top'})); at }"
+            .replace("LAST", &serde_json::to_string(&last).unwrap())
+            .as_str(),
+    );
+    let number: usize = last.rsplit(' ').next().unwrap().trim_matches('"').parse().unwrap();
+    let second = read(&mut browser, SnapshotAsk { max_chars: ALL, from: first.next, ..SnapshotAsk::default() });
+    let buttons: Vec<_> = second.elements.lines().filter(|line| line.contains("button")).collect();
+    assert!(buttons[0].contains(&format!("\"Buy {}\"", number + 3)), "{last}, then {}", buttons[0]);
+    assert!(!second.elements.contains("New at the top"));
+
+    let unknown = Browse::Snapshot(SnapshotAsk { from: Some("after_999".into()), ..whole() });
+    assert_eq!(browser.error(unknown).why, BrowseFailure::Invalid);
+    let cut = read(&mut browser, SnapshotAsk { max_chars: 300, ..SnapshotAsk::default() });
+    browser.open(&pages.url("/forms"));
+    let old = Browse::Snapshot(SnapshotAsk { from: cut.next, ..whole() });
+    assert_eq!(browser.error(old).why, BrowseFailure::Stale);
+}
+
+#[test]
+fn what_is_looked_for_is_shown_with_what_it_is_in() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/list50"));
+    let found = read(&mut browser, SnapshotAsk { find: Some("buy 33".into()), ..whole() });
+    insta::assert_snapshot!(renumbered(&found.elements), @r#"
+    main
+     list
+      listitem
+       [ref_1] button "Buy 33"
+    "#);
+    browser.open(&pages.url("/frames"));
+    let found = read(&mut browser, SnapshotAsk { find: Some("\"Pay\"".into()), ..whole() });
+    insta::assert_snapshot!(renumbered(&found.elements), @r#"
+    main
+     [ref_1] iframe "Payment"
+      main
+       [ref_2] button "Pay"
+     [ref_3] iframe "Nested"
+      main: "A frame in a frame:"
+       [ref_4] iframe "Inner payment"
+        main
+         [ref_5] button "Pay"
+    "#);
+    let none = read(&mut browser, SnapshotAsk { find: Some("no such thing".into()), ..whole() });
+    assert_eq!((none.elements.as_str(), none.next), ("", None));
+}
+
+#[test]
+fn a_part_of_a_page_is_read_alone() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/tables"));
+    let table = read(&mut browser, SnapshotAsk { within: Some("tbody tr:nth-child(3)".into()), ..whole() });
+    insta::assert_snapshot!(renumbered(&table.elements), @r#"
+    row
+     rowheader "09:10"
+     cell
+      [ref_1] link "Göteborg" -> /tables?to=goteborg
+     cell "1"
+    "#);
+    let several = Browse::Snapshot(SnapshotAsk { within: Some("td".into()), ..whole() });
+    let error = browser.error(several);
+    assert_eq!(
+        (error.why, error.message.as_str()),
+        (BrowseFailure::Ambiguous, "`td` matches 9 elements; name one of them")
+    );
+}
+
+#[test]
+fn only_what_changed_is_shown() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/list50"));
+    let before = read(&mut browser, whole());
+    let nothing = read(&mut browser, SnapshotAsk { since: Some(before.number), ..whole() });
+    assert_eq!((nothing.elements.as_str(), nothing.removed.as_slice()), ("", [].as_slice()));
+    browser.click(&reference(&before, "\"Buy 7\""));
+    browser.value("document.querySelectorAll('.card')[1].remove(); document.querySelectorAll('.card')[9].querySelector('p').textContent = 'Sold out'");
+    let after = read(&mut browser, SnapshotAsk { since: Some(before.number), ..whole() });
+    insta::assert_snapshot!(renumbered(&format!("{}\n---\n{}", after.elements, after.removed.join("\n"))), @r#"
+    banner: "Fifty things"
+     + status: "Cart: 1"
+    main
+     list
+      listitem
+       + [ref_1] button "Buy 7" focused
+      listitem
+       + "Sold out"
+    ---
+    status: "Cart: 0"
+    [ref_2] link "Green Lamp 2" -> /list50#2
+    "11.14 €"
+    [ref_3] button "Buy 2"
+    "A lamp for the house, in green."
+    "A kettle for the house, in black."
+    "#);
+
+    // Of a part: what follows it is not new.
+    let part = read(&mut browser, SnapshotAsk { max_chars: 2000, ..SnapshotAsk::default() });
+    browser.value(
+        "document.querySelector('.card').before(Object.assign(document.createElement('li'), {textContent: 'First'}))",
+    );
+    let after = read(&mut browser, SnapshotAsk { since: Some(part.number), ..whole() });
+    insta::assert_snapshot!(after.elements, @r#"
+    main
+     list
+      + listitem: "First"
+    "#);
+    assert_eq!(after.removed, Vec::<String>::new());
+
+    let unknown = read(&mut browser, SnapshotAsk { since: Some(999), ..whole() });
+    assert_eq!(unknown.notes, ["snapshot 999 is not known any more: this is the whole page"]);
+    browser.open(&pages.url("/login"));
+    let other = read(&mut browser, SnapshotAsk { since: Some(before.number), ..whole() });
+    assert_eq!(other.notes, [format!("the page is another one than in snapshot {}: this is the whole", before.number)]);
+    assert!(other.elements.contains("Sign in"));
+}
+
+#[test]
+fn text_and_elements_can_be_had_apart() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/forms"));
+    let apart = read(&mut browser, SnapshotAsk { apart: true, ..whole() });
+    insta::assert_snapshot!("apart", format!("{}\n---\n{}", apart.text, renumbered(&apart.elements)));
+    let short = read(&mut browser, SnapshotAsk { apart: true, max_chars: 300, ..SnapshotAsk::default() });
+    assert!(short.text.chars().count() + short.elements.chars().count() <= 300);
+    assert!(short.next.is_some());
+    browser.open(&pages.url("/hostile"));
+    let apart = read(&mut browser, SnapshotAsk { apart: true, ..whole() });
+    assert!(!apart.text.contains("[ref_"), "{}", apart.text);
+}
+
+#[test]
+fn a_ref_stays_with_its_node() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/list50"));
+    let before = read(&mut browser, whole());
+    let buy = reference(&before, "\"Buy 3\"");
+    browser.value("for (const card of [...document.querySelectorAll('.card')].reverse()) card.parentNode.append(card)");
+    browser
+        .value("[...document.querySelectorAll('button')].find(b => b.textContent === 'Buy 3').textContent = 'Order 3'");
+    let after = read(&mut browser, whole());
+    assert_eq!(reference(&after, "\"Order 3\""), buy);
+    // Another node is another ref, wherever it stands.
+    browser.value("{ const old = [...document.querySelectorAll('button')].find(b => b.textContent === 'Order 3'); old.outerHTML = old.outerHTML }");
+    let replaced = read(&mut browser, whole());
+    assert_ne!(reference(&replaced, "\"Order 3\""), buy);
+    assert_eq!(browser.error(crate::harness::click(&buy)).why, BrowseFailure::Stale);
+    // Nothing of it is to be seen in the page.
+    assert_eq!(browser.value("document.documentElement.outerHTML.includes('ref_') || 'sandpool' in window"), "false");
+    let other = reference(&replaced, "\"Buy 4\"");
+    browser.open(&pages.url("/list50"));
+    assert_eq!(browser.error(crate::harness::click(&other)).why, BrowseFailure::Stale);
+    assert_eq!(browser.error(crate::harness::click("ref_99999")).why, BrowseFailure::Stale);
+    assert_eq!(browser.error(crate::harness::click("ref_x")).why, BrowseFailure::Invalid);
+    assert_eq!(browser.error(crate::harness::click("p[")).why, BrowseFailure::Invalid);
+    assert_eq!(browser.error(crate::harness::click("#none")).why, BrowseFailure::NotFound);
+}
+
+/// B16: a page that replaces its buttons all the time. A click reaches the element of its ref, or none.
+#[test]
+fn a_stale_ref_never_hits_another_element() {
+    const ROUNDS: u32 = 1000;
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/race"));
+    for round in 1..=ROUNDS {
+        let snapshot = read(&mut browser, whole());
+        let word = if round % 2 == 1 { "\"Keep\"" } else { "\"Delete\"" };
+        let old = reference(&snapshot, word);
+        browser.value("render()");
+        let error = browser.error(crate::harness::click(&old));
+        assert_eq!(error.why, BrowseFailure::Stale, "{error:?}");
+    }
+    assert_eq!(browser.value("clicked.length"), "0");
+}
+
+/// B13: pages without measure.
+#[test]
+fn a_page_without_measure_is_read_up_to_the_budget() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    for (name, text) in [("/big", "Entry 1"), ("/text?n=10", "more characters"), ("/deep?n=50000", "A deep page")] {
+        let opened = browser.browse_within(Browse::Open { url: pages.url(name) }, 60.0);
+        assert!(opened.result.is_ok(), "{name}: {opened:?}");
+        for _ in 0..3 {
+            let begun = Instant::now();
+            let snapshot = read(&mut browser, whole());
+            eprintln!("{name}: {:?}, {} characters", begun.elapsed(), snapshot.elements.len());
+            assert!(snapshot.elements.chars().count() <= ALL as usize);
+            assert!(snapshot.elements.contains(text), "{name}: {:.300}", snapshot.elements);
+        }
+    }
+}
+
+/// Frames of another site may have a process of their own: here they must.
+#[test]
+fn frames_in_other_processes_are_read_and_clicked_as_well() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start_with(|spec| {
+        let script = Path::new(&spec.downloads).with_file_name("isolating");
+        std::fs::write(&script, format!("#!/bin/sh\nexec {} --site-per-process \"$@\"\n", spec.program)).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).unwrap();
+        spec.program = script.display().to_string();
+    });
+    browser.open(&pages.url("/frames"));
+    let snapshot = read(&mut browser, whole());
+    insta::assert_snapshot!("frames", shown(&snapshot));
+    let pays: Vec<String> = snapshot
+        .elements
+        .lines()
+        .filter(|line| line.contains("\"Pay\""))
+        .map(|line| line.trim()[1..].split_once(']').unwrap().0.to_owned())
+        .collect();
+    for (pay, said) in pays.iter().zip(["Paid with ", "Nested: Paid with "]) {
+        browser.click(pay);
+        browser.ok(Browse::Wait { text: said.into(), gone: false });
+        assert_eq!(browser.text("#said"), said);
     }
 }

@@ -44,16 +44,16 @@ search.addEventListener('input', () => {
 </script>"
 }
 
-/// About so many elements: rows with a link, a box and a button.
+/// About so many elements: entries with a link, a box and a button.
 pub fn big(nodes: usize) -> String {
-    let mut page = format!("{HEAD}<title>A large page</title><main><h1>A large page</h1><table><tbody>");
-    for n in 1..=nodes / 8 {
+    let mut page = format!("{HEAD}<title>A large page</title><main><h1>A large page</h1><ul>");
+    for n in 1..=nodes / 5 {
         let _ = write!(
             page,
-            "<tr><td>{n}<td><a href='#{n}'>Entry {n}</a><td><input type=checkbox aria-label='Pick {n}'><td><button>Open {n}</button>"
+            "<li><span>{n}</span> <a href='#{n}'>Entry {n}</a> <input type=checkbox aria-label='Pick {n}'> <button>Open {n}</button>"
         );
     }
-    page + "</table></main>"
+    page + "</ul></main>"
 }
 
 /// One element in the other.
