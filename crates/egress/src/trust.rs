@@ -63,6 +63,9 @@ fn proxy() -> BTreeMap<String, String> {
     env.insert("NO_PROXY".into(), DIRECT.into());
     env.insert("no_proxy".into(), DIRECT.into());
     env.insert("NODE_USE_ENV_PROXY".into(), "1".into());
+    // A host may be slow or busy; a denial does not change by itself.
+    env.insert("PIP_RETRIES".into(), "2".into());
+    env.insert("npm_config_fetch_retries".into(), "1".into());
     env
 }
 

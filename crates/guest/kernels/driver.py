@@ -35,15 +35,17 @@ import os
 import re
 import select
 import signal
+import site
 import subprocess
 import tempfile
 import threading
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import machinery
 from json.encoder import encode_basestring as quote
-from os import close, dup, dup2, fstat, get_inheritable, getpid, killpg, read, waitid, write
+from os import close, dup, dup2, fstat, get_inheritable, getpid, killpg, read, stat, waitid, write
 from pathlib import Path
 from time import perf_counter, tzset
 from types import FrameType
@@ -702,6 +704,8 @@ class Kernel:
         self.shown: BaseException | None = None
         self.shown_figures: list[Any] = []
         self.background: list[subprocess.Popen[bytes]] = []
+        self.packages: str | None = None  # where `pip` installs in this sandbox
+        self.packages_seen = 0
         self.at_import: Callable[[], Any] | None = None  # what the first import of a cold kernel would have done
         self.loop: Any = None
         self.task: Any = None
@@ -846,6 +850,7 @@ class Kernel:
                 if self.at_import is not None and "import" in code:
                     self.at_import, prepare = None, self.at_import
                     prepare()
+                self.see_packages()
                 error = self.execute(code)
                 set_trace(None)
                 if error is not None:
@@ -873,6 +878,31 @@ class Kernel:
         ms = round((perf_counter() - started) * 1000, 3)
         extra = {} if exit_code is None else {"code": exit_code}
         self.event("done", status=f'"{status}"', ms=ms, **extra)
+
+    def open_packages(self) -> None:
+        """Import from where `pip` installs, before the runtime's own packages: the directory need not be there yet."""
+        self.packages = packages_of(ENVIRON)
+        if self.packages is None:
+            return
+        loaders = ((machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+                   (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
+                   (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES))
+        # Python's own would remember that there is none.
+        sys.path_importer_cache[self.packages] = machinery.FileFinder(self.packages, *loaders)
+        own = (n for n, path in enumerate(sys.path) if path.endswith("/site-packages"))
+        sys.path.insert(next(own, len(sys.path)), self.packages)
+
+    def see_packages(self) -> None:
+        """What was installed since the last cell may have said in `.pth` files where more of it is."""
+        if self.packages is None:
+            return
+        try:
+            seen = stat(self.packages).st_mtime_ns
+        except OSError:
+            return
+        if seen != self.packages_seen:
+            self.packages_seen = seen
+            site.addsitedir(self.packages)
 
     def borrow(self, variables: dict[str, str]) -> None:
         """Set the environment variables of this one cell."""
@@ -1104,6 +1134,20 @@ def import_plain(name: str) -> Any:
         finally:
             sys.path[:] = path
     return module
+
+
+def packages_of(env: Mapping[str, str]) -> str | None:
+    """Where `pip` installs: on the sandbox's own volume, over the runtime, which is shared and read-only."""
+    base = env.get("SANDPOOL_PACKAGES")
+    return f"{base}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages" if base else None
+
+
+def has_packages(env: Mapping[str, str]) -> bool:
+    directory = packages_of(env)
+    try:
+        return directory is not None and bool(os.listdir(directory))
+    except OSError:
+        return False
 
 
 # ---------------------------------------------------------------- start
@@ -1405,6 +1449,8 @@ def adopt_environment(env: dict[str, str], blas: list[Callable[[int], Any]]) -> 
         env.pop(name, None)
     env.setdefault("MPLBACKEND", INLINE_BACKEND)
     before = dict(ENVIRON)
+    if has_packages(env):
+        execute_anew(env)  # one of them may be another version of what is imported here
     if env != before:
         if any(name.startswith(READ_AT_START) and before.get(name) != env.get(name) for name in before | env):
             execute_anew(env)
@@ -1469,6 +1515,7 @@ def serve(req: int = 3, evt: int = 4) -> NoReturn:
             kernel.spare[fd] = dup(fd)
     kernel.evt_identity = identity(evt)
     os.register_at_fork(after_in_child=forget_pipes)
+    kernel.open_packages()
     sys.path.insert(0, "")
     guard_signals(kernel)
     kernel.event("ready", version=quote(".".join(map(str, sys.version_info[:3]))))

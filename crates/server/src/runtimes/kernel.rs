@@ -11,8 +11,11 @@ use crate::config::RuntimeConfig;
 
 const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
 const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.cjs");
+const SITE_HOOK: &str = include_str!("sitecustomize.py");
 /// Inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
+/// What code installs: on the sandbox's own volume, and gone with it. `/tmp` is on that volume and not among the user's files.
+const PACKAGES: &str = "/tmp/.packages";
 
 impl Prepared {
     pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&Browser>) -> Runtimes {
@@ -34,10 +37,10 @@ impl Prepared {
             label: format!("node-{}", first(version, 1)),
             argv: vec![text(&binary), "--no-force-async-hooks-checks".into(), driver("driver.cjs")],
             env,
-            binds: outside_usr([binary]),
+            binds: outside_usr(self.node.as_ref().ok().map(super::Node::place)),
             warm: Vec::new(),
         });
-        let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER)];
+        let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER), ("python/sitecustomize.py", SITE_HOOK)];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
         Runtimes { python, node, browser: browser.map(Browser::command), files }
     }
@@ -66,7 +69,8 @@ pub fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
 /// The whole environment of an interpreter and of what it starts. Caches go to the private `/tmp`, not among the user's files.
 /// `threads` is for the numeric libraries: by default they start one a core, each with a stack and a buffer.
 fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<String, String> {
-    let bins = [Some(python.join("bin")), node.and_then(Path::parent).map(Path::to_owned)];
+    let installed = Path::new(PACKAGES).join("bin");
+    let bins = [Some(installed), Some(python.join("bin")), node.and_then(Path::parent).map(Path::to_owned)];
     let mut path: Vec<String> = bins.iter().flatten().map(|dir| text(dir)).collect();
     path.extend(["/usr/local/bin", "/usr/bin", "/bin"].map(String::from));
     path.dedup();
@@ -86,10 +90,32 @@ fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<Str
     .map(|(name, value)| (name.into(), value.into()))
     .into();
     env.insert("PATH".into(), path.join(":"));
+    env.extend(installs().map(|(name, value)| (name.into(), value)));
     for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
         env.insert(name.into(), threads.to_string());
     }
     env
+}
+
+/// So that `pip install` and `npm install -g` go where the sandbox may write, and what they install is found. A cache would only take
+/// of the sandbox's disk; hints about new versions are of no use here.
+fn installs() -> [(&'static str, String); 13] {
+    [
+        ("SANDPOOL_PACKAGES", PACKAGES.into()),
+        ("PYTHONPATH", format!("{DRIVERS}/python")),
+        ("PIP_NO_CACHE_DIR", "1".into()),
+        ("PIP_NO_INPUT", "1".into()),
+        ("PIP_DISABLE_PIP_VERSION_CHECK", "1".into()),
+        // Without a network there is nothing to try again; a sandbox that has one is told otherwise.
+        ("PIP_RETRIES", "0".into()),
+        ("npm_config_fetch_retries", "0".into()),
+        ("NODE_PATH", format!("{PACKAGES}/lib/node_modules")),
+        ("npm_config_prefix", PACKAGES.into()),
+        ("npm_config_cache", "/tmp/.cache/npm".into()),
+        ("npm_config_update_notifier", "false".into()),
+        ("npm_config_fund", "false".into()),
+        ("npm_config_audit", "false".into()),
+    ]
 }
 
 fn text(path: &Path) -> String {

