@@ -2,5 +2,6 @@
 
 mod http;
 mod limits;
+mod namespaces;
 mod place;
 mod tunnels;
