@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import sys
 
 from host import Outcome
@@ -257,6 +258,16 @@ HOSTILE = [
         Cell("import sys; sys.path[0]", result="''"),
         Cell("async def f(): return 5\nawait f()", result="5"), Cell("import warnings; warnings.warn('w')", err=has("UserWarning: w"))],
          files={"mine.py": "v = 11", **{f"{name}.py": "raise RuntimeError('shadow: ' + __name__)" for name in SHADOWED}}, fresh=True),
+    Case("what is installed while the kernel runs is there at once, over the runtime's own", [
+        Cell("import importlib.util, os, sys\nimportlib.util.find_spec('tiny_installed')"),
+        # As `pip` does it: the directory was not there.
+        Cell("site = f'{os.environ[\"SANDPOOL_PACKAGES\"]}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages'\n"
+             "os.makedirs(f'{site}/elsewhere'); os.makedirs(f'{site}/colorsys')\n"
+             "open(f'{site}/tiny_installed.py', 'w').write('v = 1'); open(f'{site}/openpyxl.py', 'w').write('v = 2')\n"
+             "open(f'{site}/elsewhere/further.py', 'w').write('v = 3'); open(f'{site}/some.pth', 'w').write('elsewhere\\n')\n"
+             "import tiny_installed, openpyxl; tiny_installed.v, openpyxl.v", result="(1, 2)"),
+        Cell("import further, colorsys, shutil; shutil.rmtree(os.environ['SANDPOOL_PACKAGES']); further.v, colorsys.__file__.startswith('/tmp/')", result="(3, False)")],
+         env={"SANDPOOL_PACKAGES": f"/tmp/kernel-test-packages-{os.getpid()}"}, fresh=True),
     Case("threads left behind may print and display", [
         Cell("import threading, time\ndef late():\n    time.sleep(0.05); print('late'); display('late')\nt = threading.Thread(target=late); t.start()"),
         Cell("t.join(); time.sleep(0.05)", out="late\n", displays=[{"text/plain": "'late'"}])]),

@@ -126,6 +126,8 @@ class Forks(Suite):
         self.check("a fork is like a cold kernel", lambda: warm_cases.twins(cold, forked, self.can))
         for check in (warm_cases.everything_random_differs, warm_cases.state_is_its_own, warm_cases.little_memory_is_its_own):
             self.check(check.__name__.replace("_", " "), lambda: check(forked, home))
+        self.check("what is installed is not hidden by what is imported",
+                   lambda: warm_cases.what_is_installed_is_not_hidden_by_what_is_imported(forked, home, self.can))
         self.check("variables that are read at start", lambda: warm_cases.variables_that_are_read_at_start(forked, home, self.can))
         self.check("the fonts are linked", lambda: warm_cases.the_fonts_are_linked(forked, home, CONFIGURATION))
         self.check("what is not needed goes", lambda: warm_cases.what_is_not_needed_goes(warm))

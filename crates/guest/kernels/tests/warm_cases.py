@@ -134,6 +134,25 @@ def variables_that_are_read_at_start(warm: Start, directory: str, can: set[str])
     return found
 
 
+def what_is_installed_is_not_hidden_by_what_is_imported(warm: Start, directory: str, can: set[str]) -> list[str]:
+    """A fork has the runtime's version in memory; one that finds another installed is executed anew. None is, while there is nothing."""
+    if "pandas" not in can:
+        return []
+    base = Path(tempfile.mkdtemp(dir=directory))
+    env, cell = {"SANDPOOL_PACKAGES": str(base)}, "import sys\nforked = 'pandas' in sys.modules\nimport pandas\nforked, getattr(pandas, 'v', 0)"
+    kernel = warm(env, directory)
+    site = kernel.run("import sys; f'lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages'").result.strip("'")
+    found = [] if (before := kernel.run(cell).result) == "(True, 0)" else [f"before: {before}"]
+    kernel.close()
+    (base / site).mkdir(parents=True)
+    (base / site / "pandas.py").write_text("v = 7")
+    kernel = warm(env, directory)
+    if (after := kernel.run(cell).result) != "(False, 7)":
+        found.append(f"after: {after}")
+    kernel.close()
+    return found
+
+
 def the_fonts_are_linked(warm: Start, directory: str, configuration: str) -> list[str]:
     """A fork finds the font list that was made with the runtime in its own, empty `/tmp`, as a cold kernel does."""
     shutil.rmtree(configuration)
