@@ -2,7 +2,8 @@
 //!
 //! A tree `sandpool-<label>/<group>/…/<sandbox>` under the server's own cgroup of each hierarchy: the operator's limits on the
 //! server hold for its sandboxes too. A sandbox with a browser has two below its own, `code` and `browser`, since on v2 processes
-//! live in leaves only; the limits of the sandbox hold for both together, those of the browser for it alone. Every path goes through a given file-system root, so that layouts this machine does
+//! live in leaves only; the limits of the sandbox hold for both together, those of the browser for it alone, and of processes the code
+//! has the rest. Every path goes through a given file-system root, so that layouts this machine does
 //! not have are tested against a directory.
 
 use std::collections::BTreeMap;
@@ -287,7 +288,9 @@ impl Tree {
                 other => other?,
             }
             if let Some(limits) = browser {
-                make(hierarchy, &dir.join(CODE), Limits::default(), Kind::Leaf)?;
+                // Memory is lent to whoever needs it; processes that the other part may need are not.
+                let pids = sandbox.1.pids.zip(limits.pids).map(|(all, browsers)| all.saturating_sub(browsers));
+                make(hierarchy, &dir.join(CODE), Limits { pids, ..Limits::default() }, Kind::Leaf)?;
                 make(hierarchy, &dir.join(BROWSER), limits, Kind::Leaf)?;
             }
         }
@@ -589,6 +592,7 @@ mod tests {
         sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/memory.swap.max = 0
         sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/pids.max = 24
         sys/fs/cgroup/user.slice/sandpool-t/g/h/b/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/code/pids.max = 8
         sys/fs/cgroup/user.slice/sandpool-t/g/h/b/cpu.max = 150000 100000
         sys/fs/cgroup/user.slice/sandpool-t/g/h/b/memory.max = 67108864
         sys/fs/cgroup/user.slice/sandpool-t/g/h/b/memory.swap.max = 0

@@ -51,8 +51,8 @@ pub fn compile(profile: Profile) -> &'static Program {
     static CODE: OnceLock<Program> = OnceLock::new();
     static BROWSER: OnceLock<Program> = OnceLock::new();
     match profile {
-        Profile::Code => CODE.get_or_init(|| Program(emit_program(RULES))),
-        Profile::Browser => BROWSER.get_or_init(|| Program(emit_program(RULES))),
+        Profile::Code => CODE.get_or_init(|| Program(emit_program(profile))),
+        Profile::Browser => BROWSER.get_or_init(|| Program(emit_program(profile))),
     }
 }
 
@@ -78,32 +78,43 @@ const fn argument(index: u8) -> u32 {
     16 + 8 * (index & !policy::HIGH) as u32 + if index & policy::HIGH == 0 { 0 } else { 4 }
 }
 
-fn emit_program(rules: &[Rule]) -> Vec<sock_filter> {
+fn emit_program(profile: Profile) -> Vec<sock_filter> {
     let mut program = vec![load(ARCH), jump(libc::BPF_JEQ, ARCHITECTURE, 1, 0), answer(policy::FOREIGN), load(NUMBER)];
-    program.extend(emit_search(&ranges(rules)));
+    program.extend(emit_search(&ranges(profile)));
     program
 }
 
 /// From this number on, until the next range.
-type Range<'a> = (u32, Treatment<'a>);
+type Range = (u32, Treatment);
 
 #[derive(Clone, Copy)]
-enum Treatment<'a> {
+enum Treatment {
     Plain(Action),
-    Checked(&'a Rule),
+    Checked(&'static Rule),
 }
 
-fn ranges(rules: &[Rule]) -> Vec<Range<'_>> {
-    let by_number: BTreeMap<u32, &Rule> =
-        rules.iter().flat_map(|rule| rule.calls.iter().map(move |call| (call.number as u32, rule))).collect();
+impl Profile {
+    /// The rule of a call, or the answer where this profile has another.
+    fn treatment(self, call: policy::Call, rule: &'static Rule) -> Treatment {
+        let named = || policy::BROWSER.iter().chain(policy::BROWSER_OLD).any(|own| own.number == call.number);
+        match self {
+            Self::Browser if rule.allows() && !named() => Treatment::Plain(Action::Eperm),
+            _ if rule.clauses.is_empty() => Treatment::Plain(rule.otherwise),
+            _ => Treatment::Checked(rule),
+        }
+    }
+}
+
+fn ranges(profile: Profile) -> Vec<Range> {
+    let treated = |rule: &'static Rule, call: policy::Call| (call.number as u32, profile.treatment(call, rule));
+    let by_number: BTreeMap<u32, Treatment> =
+        RULES.iter().flat_map(|rule| rule.calls.iter().map(move |call| treated(rule, *call))).collect();
     let mut ranges: Vec<Range> = Vec::new();
     let mut next = 0;
-    for (number, rule) in by_number {
+    for (number, treatment) in by_number {
         if number > next {
             extend(&mut ranges, next, Treatment::Plain(policy::UNNAMED));
         }
-        let treatment =
-            if rule.clauses.is_empty() { Treatment::Plain(rule.otherwise) } else { Treatment::Checked(rule) };
         extend(&mut ranges, number, treatment);
         next = number + 1;
     }
@@ -112,7 +123,7 @@ fn ranges(rules: &[Rule]) -> Vec<Range<'_>> {
 }
 
 /// Begins a range, unless the one before it is treated alike.
-fn extend<'a>(ranges: &mut Vec<Range<'a>>, from: u32, treatment: Treatment<'a>) {
+fn extend(ranges: &mut Vec<Range>, from: u32, treatment: Treatment) {
     match (ranges.last(), treatment) {
         (Some((_, Treatment::Plain(before))), Treatment::Plain(now)) if *before == now => {}
         _ => ranges.push((from, treatment)),

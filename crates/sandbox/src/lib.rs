@@ -40,7 +40,7 @@ pub struct SandboxSpec {
 /// Where a sandbox with a way out finds it.
 pub const PROXY: std::net::SocketAddrV4 = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 3128);
 
-/// What of the sandbox's limits its browser may have; the code keeps the rest.
+/// What of the sandbox's limits its browser may have at most. Of processes the code has what is left then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BrowserRoom {
     pub memory_bytes: u64,

@@ -50,13 +50,17 @@ fn run(program: &[sock_filter], data: &Data) -> u32 {
 }
 
 /// The policy read directly, without BPF: the oracle.
-fn decide(data: &Data) -> Action {
+fn decide(profile: Profile, data: &Data) -> Action {
     if data.arch != ARCHITECTURE {
         return policy::FOREIGN;
     }
     let Some(rule) = RULES.iter().find(|r| r.calls.iter().any(|c| c.number == i64::from(data.number))) else {
         return policy::UNNAMED;
     };
+    let browsers = policy::BROWSER.iter().chain(policy::BROWSER_OLD).any(|c| c.number == i64::from(data.number));
+    if profile == Profile::Browser && rule.allows() && !browsers {
+        return Action::Eperm;
+    }
     let holds = |t: &Test| {
         let argument = data.args[usize::from(t.argument & !policy::HIGH)];
         let half = if t.argument & policy::HIGH == 0 { argument } else { argument >> 32 };
@@ -66,11 +70,16 @@ fn decide(data: &Data) -> Action {
     rule.clauses.iter().find(|c| c.tests.iter().all(holds)).map_or(rule.otherwise, |c| c.then)
 }
 
+/// For code; for a browser too it is what the table says, and never more.
 fn answer_of(data: Data) -> Action {
-    let code = run(&compile(Profile::Code).0, &data);
-    let expected = decide(&data);
-    assert_eq!(code, expected.code(), "call {} {:x?} of {:#x}", data.number, data.args, data.arch);
-    expected
+    for profile in [Profile::Code, Profile::Browser] {
+        let code = run(&compile(profile).0, &data);
+        let expected = decide(profile, &data);
+        assert_eq!(code, expected.code(), "call {} {:x?} of {:#x}", data.number, data.args, data.arch);
+    }
+    let code = decide(Profile::Code, &data);
+    assert!(decide(Profile::Browser, &data) != Action::Allow || code == Action::Allow);
+    code
 }
 
 fn all_calls() -> impl Iterator<Item = (&'static Rule, policy::Call)> {
@@ -121,11 +130,12 @@ fn no_call_is_named_twice_and_every_rule_says_why() {
 
 #[test]
 fn jumps_stay_within_reach_and_the_program_within_the_kernels_limit() {
-    let program = &compile(Profile::Code).0;
-    assert!(program.len() < 600, "{} instructions", program.len());
-    for (at, i) in program.iter().enumerate().filter(|(_, i)| i.code & 7 == 5) {
-        let farthest = if i.code == 5 { i.k as usize } else { usize::from(i.jt.max(i.jf)) };
-        assert!(at + 1 + farthest < program.len(), "instruction {at} jumps out");
+    for program in [Profile::Code, Profile::Browser].map(|profile| &compile(profile).0) {
+        assert!(program.len() < 600, "{} instructions", program.len());
+        for (at, i) in program.iter().enumerate().filter(|(_, i)| i.code & 7 == 5) {
+            let farthest = if i.code == 5 { i.k as usize } else { usize::from(i.jt.max(i.jf)) };
+            assert!(at + 1 + farthest < program.len(), "instruction {at} jumps out");
+        }
     }
     // `to_rest` in `emit_test` is a byte.
     assert!(RULES.iter().flat_map(|r| r.clauses).flat_map(|c| c.tests).all(|t| t.values.len() < 120));
@@ -153,6 +163,24 @@ fn what_the_runtimes_call_is_allowed_or_refused_on_purpose() {
         .map(|r| r.why)
         .collect();
     insta::assert_snapshot!(unneeded.join("\n"), @"System V shared memory and semaphores (PostgreSQL, X11): the ipc namespace is the sandbox's own");
+}
+
+#[test]
+fn what_a_browser_is_refused_beyond_the_code() {
+    let own: Vec<&policy::Call> = policy::BROWSER.iter().chain(policy::BROWSER_OLD).collect();
+    let allowed: Vec<policy::Call> = all_calls().filter(|(rule, _)| rule.allows()).map(|(_, call)| call).collect();
+    // Nothing in it that the code has not, and nothing twice.
+    for (at, call) in own.iter().enumerate() {
+        assert!(allowed.iter().any(|c| c.number == call.number), "`{}`", call.name);
+        assert!(own[..at].iter().all(|c| c.number != call.number), "`{}` is named twice", call.name);
+    }
+    let refused = allowed.iter().filter(|call| own.iter().all(|c| c.number != call.number));
+    let refused: Vec<&str> = refused.map(|call| call.name.trim_start_matches("SYS_")).collect();
+    if cfg!(target_arch = "x86_64") {
+        insta::assert_snapshot!(refused.join(" "), @r"
+        preadv pwritev preadv2 pwritev2 copy_file_range readahead openat2 fchmodat2 fchown fchownat truncate getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr getdents chown lchown utime utimes futimesat select signalfd getpgrp alarm pause time sync_file_range pselect6 epoll_pwait2 signalfd4 timerfd_gettime msync mincore mlock mlock2 munlock munlockall futex_waitv getsid tkill rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo times getitimer setitimer timer_gettime timer_getoverrun setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid sched_setparam sched_get_priority_max sched_get_priority_min sched_rr_get_interval ioprio_get ioprio_set shmget shmat shmdt shmctl semget semop semtimedop semctl seccomp setrlimit personality mknod mknodat
+        ");
+    }
 }
 
 #[test]

@@ -4,6 +4,13 @@ use sandbox::BrowserRoom;
 
 use super::*;
 
+/// As a browser is given it.
+const LARGE: Limits =
+    Limits { memory_bytes: 1 << 30, cpu_millis: 2000, pids: 600, disk_bytes: 256 << 20, disk_inodes: 10_000 };
+
+/// Where Debian has it, small and whole.
+const CHROMIUM: [&str; 2] = ["/usr/lib/chromium/chromium-headless-shell", "/usr/lib/chromium/chromium"];
+
 const ROOM: BrowserRoom = BrowserRoom { memory_bytes: 64 << 20, pids: 20 };
 
 fn with_room() -> SandboxSpec {
@@ -60,4 +67,42 @@ async fn a_browser_is_somebody_else_with_a_home_and_nothing_of_the_codes() {
         )
     );
     native.shutdown().await;
+}
+
+#[tokio::test]
+async fn chromium_runs_as_the_browser() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("chromium");
+    let native = start(&place.0).await;
+    let mut spec = SandboxSpec {
+        limits: LARGE,
+        browser: Some(BrowserRoom { memory_bytes: 768 << 20, pids: 500 }),
+        groups: vec![group("tenant", None)],
+        ..spec()
+    };
+    spec.files.push(("/opt/sandpool/page.html".into(), include_bytes!("page.html").to_vec()));
+    for program in CHROMIUM.iter().filter(|program| Path::new(program).exists()) {
+        let sandbox = native.create(&spec).await.unwrap();
+        let driver = Driver::new(&*sandbox).await;
+        let line = chromium(program, "--dump-dom");
+        let said = driver.sh(&format!("{line} 2>/browser/log || cat /browser/log")).await;
+        assert!(said.contains("worker 42 wasm 5 picture true"), "{program}: {said}");
+        let line = chromium(program, "--screenshot=/workspace/downloads/page.png");
+        let said = driver.sh(&format!("{line} > /browser/log 2>&1 || cat /browser/log")).await;
+        assert_eq!(said, "", "{program}");
+        // The code's to read and to delete.
+        let seen = sh(&*sandbox, "cd /workspace/downloads; head -c 4 page.png | tail -c 3; rm page.png; ls -A").await;
+        assert_eq!(seen, "PNG", "{program}");
+        sandbox.destroy().await.unwrap();
+    }
+    native.shutdown().await;
+}
+
+fn chromium(program: &str, how: &str) -> String {
+    format!(
+        "HOME=/browser TMPDIR=/browser {program} --headless --no-sandbox --disable-gpu --user-data-dir=/browser/profile \
+         --virtual-time-budget=5000 {how} file:///opt/sandpool/page.html"
+    )
 }
