@@ -5,6 +5,8 @@
 
 mod changes;
 mod read;
+#[cfg(test)]
+mod tree_test;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -62,12 +62,16 @@ pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot
     snapshot.elements = lines.join("\n");
     let mut left = max_chars.saturating_sub(snapshot.elements.len());
     let mut is_all = all;
+    let still: HashSet<u64> = now.lines.iter().map(|line| line.number).filter(|number| *number != 0).collect();
     // From the end: of several that are the same, the last ones are gone.
     for line in base.lines.iter().rev() {
-        let Some(count) = known.get_mut(&(line.number, line.text.as_str())).filter(|count| **count > 0) else {
-            continue;
-        };
+        let count = known.get_mut(&(line.number, line.text.as_str())).filter(|count| **count > 0);
+        let Some(count) = count else { continue };
         *count -= 1;
+        // An element that is another one now was shown as such; what says nothing is not missed.
+        if still.contains(&line.number) || (line.number == 0 && !line.text.contains('"')) {
+            continue;
+        }
         let line = Line { depth: 0, ..line.clone() }.shown();
         if line.len() > left {
             is_all = false;

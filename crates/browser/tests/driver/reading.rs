@@ -320,7 +320,7 @@ fn a_stale_ref_never_hits_another_element() {
 fn a_page_without_measure_is_read_up_to_the_budget() {
     let pages = Pages::start().unwrap();
     let mut browser = Browser::start();
-    for (name, text) in [("/big", "Entry 1"), ("/text?n=10", "more characters"), ("/deep?n=50000", "A deep page")] {
+    for (name, text) in [("/big", "Entry 1"), ("/text?n=10", "more characters"), ("/deep?n=1000", "At the bottom")] {
         let opened = browser.browse_within(Browse::Open { url: pages.url(name) }, 60.0);
         assert!(opened.result.is_ok(), "{name}: {opened:?}");
         for _ in 0..3 {
@@ -331,6 +331,11 @@ fn a_page_without_measure_is_read_up_to_the_budget() {
             assert!(snapshot.elements.contains(text), "{name}: {:.300}", snapshot.elements);
         }
     }
+    // So deep that Chromium's own layout runs out of its stack: that costs the page, and is said.
+    let deeper = browser.browse_within(Browse::Open { url: pages.url("/deep?n=50000") }, 60.0);
+    assert_eq!(deeper.result.unwrap_err().why, BrowseFailure::Crashed);
+    browser.open(&pages.url("/login"));
+    assert!(read(&mut browser, whole()).elements.contains("Sign in"));
 }
 
 /// Frames of another site may have a process of their own: here they must.

@@ -1,0 +1,188 @@
+//! What is read, beside the browser's own accessibility tree: roles and names are its.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use proto::BrowserSpec;
+use proto::browser::SnapshotAsk;
+use serde_json::{Value, json};
+use testkit::pages::Pages;
+
+use super::{CallError, Frame, Reader, SCRIPT, Tab, WORLD};
+use crate::cdp::{self, Cdp};
+use crate::launch;
+
+const CHROMIUM: &str = "/usr/lib/chromium/chromium-headless-shell";
+
+/// A tab with one frame, without a driver around it.
+struct Bare {
+    cdp: Cdp,
+    session: String,
+    world: Rc<RefCell<Option<Frame>>>,
+}
+
+impl Tab for Bare {
+    fn frames(&self) -> Vec<Frame> {
+        self.world.borrow().iter().cloned().collect()
+    }
+
+    async fn call(&self, session: &str, method: &str, params: Value) -> Result<Value, CallError> {
+        self.cdp.call(Some(session), method, params).await.map_err(|error| CallError::Refused(error.to_string()))
+    }
+}
+
+impl Bare {
+    async fn ask(&self, method: &str, params: Value) -> Value {
+        self.cdp.call(Some(&self.session), method, params).await.unwrap()
+    }
+
+    async fn new(cdp: &Cdp, world: Rc<RefCell<Option<Frame>>>) -> Self {
+        let target: Value = cdp.call(None, "Target.createTarget", json!({ "url": "about:blank" })).await.unwrap();
+        let attach = json!({ "targetId": target["targetId"], "flatten": true });
+        let attached: Value = cdp.call(None, "Target.attachToTarget", attach).await.unwrap();
+        let session = attached["sessionId"].as_str().unwrap().to_owned();
+        let bare = Self { cdp: cdp.clone(), session, world };
+        bare.ask("Page.enable", json!({})).await;
+        bare.ask("Accessibility.enable", json!({})).await;
+        bare.ask("Runtime.enable", json!({})).await;
+        let script = json!({ "source": SCRIPT, "worldName": WORLD, "runImmediately": true });
+        bare.ask("Page.addScriptToEvaluateOnNewDocument", script).await;
+        bare
+    }
+
+    async fn open(&self, url: &str) {
+        self.ask("Page.navigate", json!({ "url": url })).await;
+        let loaded =
+            "new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))";
+        self.ask("Runtime.evaluate", json!({ "expression": loaded, "awaitPromise": true })).await;
+    }
+}
+
+/// Keeps the world that came last.
+fn notice(world: &RefCell<Option<Frame>>, event: &cdp::Event<'_>) {
+    let Some(session) = event.session.filter(|_| event.method == "Runtime.executionContextCreated") else { return };
+    let context = &event.params::<Value>().unwrap()["context"];
+    if context["name"] == WORLD {
+        *world.borrow_mut() = Some(Frame {
+            id: context["auxData"]["frameId"].as_str().unwrap().to_owned(),
+            parent: None,
+            session: session.to_owned(),
+            context: context["id"].as_u64().unwrap(),
+            world: context["uniqueId"].as_str().unwrap().to_owned(),
+        });
+    }
+}
+
+/// What the tree calls other than we do, since ARIA has no word for it.
+fn word(role: &str) -> &str {
+    match role {
+        "Date" => "date",
+        "InputTime" => "time",
+        "ColorWell" => "color",
+        "DisclosureTriangle" => "summary",
+        "Iframe" => "iframe",
+        "Canvas" => "canvas",
+        other => other,
+    }
+}
+
+/// Roles that no line is made for.
+const CLEAR: &[&str] = &[
+    "generic",
+    "none",
+    "paragraph",
+    "StaticText",
+    "InlineTextBox",
+    "LabelText",
+    "Legend",
+    "ListMarker",
+    "LineBreak",
+    "RootWebArea",
+    "rowgroup",
+    "caption",
+    "strong",
+    "MenuListPopup",
+    "DescriptionList",
+    "Details",
+    "LayoutTable",
+    "emphasis",
+    "code",
+    "Section",
+];
+
+/// The tree's nodes in order: role and name.
+fn flattened(tree: &Value) -> Vec<(String, String)> {
+    let nodes: HashMap<&str, &Value> =
+        tree["nodes"].as_array().unwrap().iter().map(|node| (node["nodeId"].as_str().unwrap(), node)).collect();
+    let mut out = Vec::new();
+    let mut stack = vec![(tree["nodes"][0]["nodeId"].as_str().unwrap(), false)];
+    while let Some((id, is_hidden)) = stack.pop() {
+        let Some(node) = nodes.get(id) else { continue };
+        let role = node["role"]["value"].as_str().unwrap_or_default();
+        if node["ignored"] == false && !is_hidden && !CLEAR.contains(&role) {
+            out.push((word(role).to_owned(), node["name"]["value"].as_str().unwrap_or_default().to_owned()));
+        }
+        // The options of a closed list are part of its line; the parts of a field are the browser's own.
+        let is_hidden = is_hidden || ["MenuListPopup", "Date", "InputTime"].contains(&role);
+        let children = node["childIds"].as_array().into_iter().flatten().rev();
+        stack.extend(children.map(|child| (child.as_str().unwrap(), is_hidden)));
+    }
+    out
+}
+
+/// A line's role and name; nothing for text alone.
+fn parsed(line: &str) -> Option<(String, String)> {
+    let line = line.trim_start();
+    let line = line.strip_prefix('[').map_or(line, |rest| rest.split_once("] ").unwrap().1);
+    if line.starts_with('"') {
+        return None;
+    }
+    let role = line.split([' ', ':']).next().unwrap();
+    let rest = line[role.len()..].trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
+    let name = rest.strip_prefix('"').and_then(|rest| rest.split_once('"')).map_or("", |(name, _)| name);
+    Some((role.to_owned(), name.to_owned()))
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn roles_and_names_are_those_of_the_accessibility_tree() {
+    let pages = Pages::start().unwrap();
+    let home = std::env::temp_dir().join(format!("sandpool-tree-{}", std::process::id()));
+    let home = home.display().to_string();
+    let spec = BrowserSpec {
+        program: CHROMIUM.into(),
+        shell: true,
+        proxy: None,
+        home: home.clone(),
+        downloads: home.clone(),
+        nssdb: None,
+    };
+    let mut chromium = launch::start(&spec).unwrap();
+    let (cdp, writing) = Cdp::new(chromium.to);
+    let world = Rc::new(RefCell::default());
+    let events = (cdp.clone(), world.clone());
+    let test = async {
+        let tab = Bare::new(&cdp, world).await;
+        let mut reader = Reader::default();
+        for name in ["forms", "tables", "shadow", "list50", "login", "dialogs", "popups", "downloads"] {
+            tab.open(&pages.url(name)).await;
+            let ask = SnapshotAsk { max_chars: 100_000, ..SnapshotAsk::default() };
+            let ours = reader.snapshot(&tab, &ask).await.unwrap();
+            let ours: Vec<_> = ours.elements.lines().filter_map(parsed).collect();
+            let tree = flattened(&tab.ask("Accessibility.getFullAXTree", json!({})).await);
+            let roles = |all: &[(String, String)]| all.iter().map(|(role, _)| role.clone()).collect::<Vec<_>>();
+            assert_eq!(roles(&ours), roles(&tree), "{name}");
+            for (ours, tree) in ours.iter().zip(&tree) {
+                // A name that would only repeat what is below is left out.
+                assert!(ours == tree || ours.1.is_empty(), "{name}: {ours:?} is {tree:?}");
+            }
+        }
+    };
+    tokio::select! {
+        () = test => {}
+        () = writing => panic!("the browser closed its end"),
+        () = events.0.pump(chromium.from, |event| notice(&events.1, &event)) => panic!("the browser ended"),
+    }
+    chromium.process.kill().await.unwrap();
+    std::fs::remove_dir_all(home).unwrap();
+}
