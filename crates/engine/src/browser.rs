@@ -94,14 +94,23 @@ impl Place {
         Ok(())
     }
 
-    /// The next call starts another. What was known of it, if it ran.
-    pub(crate) fn browser_is_over(&self) -> Browser {
+    /// Whether a process was killed for memory since the browser was started, or since that was asked last.
+    pub(crate) async fn browser_outgrew(&self) -> bool {
+        let Browser::Runs { oom_kills: before } = *lock(self.browser()) else { return false };
+        let Some(oom_kills) = self.oom_kills().await else { return false };
+        *lock(self.browser()) = Browser::Runs { oom_kills };
+        oom_kills > before
+    }
+
+    /// The next call starts another. Whether it ran until now.
+    pub(crate) fn browser_is_over(&self) -> bool {
         let mut browser = lock(self.browser());
-        if let Browser::Runs { .. } = *browser {
+        let ran = matches!(*browser, Browser::Runs { .. });
+        if ran {
+            *browser = Browser::Over;
             self.browsers().died.fetch_add(1, Ordering::Relaxed);
-            return std::mem::replace(&mut *browser, Browser::Over);
         }
-        *browser
+        ran
     }
 }
 

@@ -16,8 +16,8 @@ pub const DATA: &str = "/data";
 
 const MB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// Threads count, and Chromium has some twenty in each of its processes.
-const BROWSER_PIDS: u32 = 512;
+/// Threads count: Chromium has some fifty with one page, and about ten more with each other site.
+const BROWSER_PIDS: u32 = 256;
 
 /// Not printable: it has the secret of the links.
 #[derive(Clone, PartialEq)]
@@ -171,7 +171,8 @@ pub struct RealmConfig {
     pub network_of: BTreeMap<Size, egress::Policy>,
     /// Only in a call that asks for it.
     pub network_on_call: bool,
-    /// Its contexts may have a browser, with this much of their limits; those of a smaller size have less memory for it.
+    /// Its contexts may have a browser, with this much of their memory, and so many processes besides. Those of a smaller size have
+    /// less memory for it.
     pub browser: Option<BrowserRoom>,
     /// The most sandboxes with a started browser that wait ready for one tenant, once it uses them.
     pub browsers_ready: usize,

@@ -119,7 +119,9 @@ impl Maker {
         if exit.is_some() {
             files.extend(self.furnishing.files.clone());
         }
-        let egress = exit.is_some();
+        // The code's are not to be fewer for it.
+        let pids = limits.pids + browser.map_or(0, |room| room.pids);
+        let (egress, limits) = (exit.is_some(), Limits { pids, ..limits });
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser };
         self.live.make(spec, first, exit).await
     }

@@ -13,10 +13,9 @@ use proto::{Failure, FromGuest, ToGuest};
 use tokio::time::Instant;
 
 use super::{Entered, NETWORK_OFF, World, check_path, file_error};
-use crate::browser::Browser;
 use crate::browser::bounded::bounded;
 use crate::config::BrowserCommand;
-use crate::context::{Browsing, Context};
+use crate::context::{Browsing, Context, InUse};
 use crate::guest::Answer;
 use crate::live::{Place, one_line};
 use crate::op::{Browse, Browsed, Call, EngineError, Happened, Network, Outcome};
@@ -25,6 +24,7 @@ use crate::way_out::sentences;
 /// What the host allows beyond the time of the action; the guest allows less, so that it can say what became of it.
 const BACKSTOP: Duration = Duration::from_secs(5);
 const MAX_UPLOADS: usize = 100;
+const FOR_MEMORY: &str = " (a process of the sandbox was killed for memory meanwhile)";
 const RESTARTED: &str = "[the browser was restarted: pages and logins are gone]";
 
 impl World {
@@ -58,6 +58,23 @@ impl World {
         let missing =
             "no Chromium on the server's machine; `apt install chromium-headless-shell` there, then restart it";
         self.inner.maker()?.runtimes.browser.as_ref().ok_or_else(|| EngineError::NoBrowser(missing.into()))
+    }
+
+    /// Starts the browser of a context that is going to need it; nobody waits for that but who uses it.
+    pub(super) fn expect_browsing(&self, context: &InUse) {
+        let (world, context) = (self.clone(), context.context().clone());
+        self.inner.tasks.spawn(async move {
+            let _turn = context.browsing.lock().await;
+            let Some(place) = context.live_place().filter(|place| !place.browser_runs()) else { return };
+            let Ok(maker) = world.inner.maker() else { return };
+            let started = tokio::select! {
+                started = maker.start_browser(&place) => started,
+                () = context.gone.cancelled() => return,
+            };
+            if let Err(failure) = started {
+                tracing::warn!(context = context.id, why = failure.log, "no browser; the first call tries again");
+            }
+        });
     }
 
     async fn browse_in(&self, call: &Call, mut entered: Entered, asked: Asked) -> Result<Browsed, EngineError> {
@@ -142,7 +159,7 @@ impl Visit<'_> {
         }
         if browsing.used {
             // Who was told when it happened need not be told of the journal's entry again.
-            if let Browser::Runs { .. } = place.browser_is_over() {
+            if place.browser_is_over() {
                 self.died("it ended between two calls");
             }
             browsing.notice.get_or_insert_with(|| RESTARTED.into());
@@ -197,10 +214,16 @@ impl Visit<'_> {
         };
         match ending {
             Ending::Answered(answered) => {
-                let answered = bounded(&self.asked.ask, *answered);
-                if let Err(BrowseError { why: BrowseFailure::NoBrowser, message }) = &answered.result {
-                    let message = self.gone(place, message).await;
-                    return failed(BrowseFailure::NoBrowser, message);
+                let mut answered = bounded(&self.asked.ask, *answered);
+                match &mut answered.result {
+                    Err(BrowseError { why: BrowseFailure::NoBrowser, message }) => {
+                        let message = self.gone(place, message).await;
+                        return failed(BrowseFailure::NoBrowser, message);
+                    }
+                    Err(BrowseError { why: BrowseFailure::Crashed, message }) if place.browser_outgrew().await => {
+                        message.push_str(FOR_MEMORY);
+                    }
+                    _ => {}
                 }
                 Ok(answered)
             }
@@ -230,14 +253,9 @@ impl Visit<'_> {
 
     /// It is given up; why, as far as it is known.
     async fn gone(&self, place: &Place, why: &str) -> String {
-        let kills = match place.browser_is_over() {
-            Browser::Runs { oom_kills } => place.oom_kills().await.is_some_and(|kills| kills > oom_kills),
-            Browser::Absent | Browser::Over => false,
-        };
-        let why = match kills {
-            true => format!("a process was killed for memory ({why})"),
-            false => why.to_owned(),
-        };
+        let outgrew = place.browser_outgrew().await;
+        let why = format!("{why}{}", if outgrew { FOR_MEMORY } else { "" });
+        place.browser_is_over();
         self.died(&why);
         format!("the browser is gone: {why}; the next call starts another")
     }

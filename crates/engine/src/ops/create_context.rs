@@ -29,8 +29,12 @@ impl World {
             Some(name) => Some(self.unless_over(call, self.holdings.making.turn(&name)).await?),
             None => None,
         };
+        let browser = new.browser && self.browser_command().is_ok();
         let (context, replaced) = self.create(call, new, wanted).await?;
         drop(making);
+        if browser {
+            self.expect_browsing(&context);
+        }
         let context = context.info();
         Ok(match replaced {
             Some(old) => Outcome::Replaced { context, old },

@@ -53,5 +53,5 @@ fn read(path: &Path) -> Result<String, String> {
 /// What of a context's limits its browser may have.
 pub fn browser(config: &Config, limits: &DialectLimits) -> Option<BrowserRoom> {
     let memory_mb = limits.browser_memory_mb.filter(|_| config.browser != BrowserChoice::Off)?;
-    Some(BrowserRoom { memory_bytes: memory_mb << 20, pids: limits.pids / 2 })
+    Some(BrowserRoom { memory_bytes: memory_mb << 20, pids: limits.pids })
 }
