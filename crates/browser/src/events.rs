@@ -265,12 +265,19 @@ fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
     let Attached { session_id, target_info: target } = attached;
     let ours = target.opener_id.is_none() && state.creating > 0;
     if !ours && state.tabs.len() >= MAX_TABS {
+        // As long as it waits for us, so does the page that opened it.
+        cdp.tell(Some(&session_id), "Runtime.runIfWaitingForDebugger", json!({}));
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": target.target_id }));
         if state.closing.len() < MAX_CLOSED {
             state.closing.push(shorten(&target.url, MAX_URL));
-        } else {
-            state.note("many more pages were opened, and closed");
+            return;
         }
+        let opener = state.tabs.values().find(|tab| Some(&*tab.target) == target.opener_id.as_deref());
+        if let Some(opener) = opener {
+            // Each costs the browser milliseconds, and nobody knows how many are to come.
+            cdp.tell(Some(&opener.session), "Runtime.terminateExecution", json!({}));
+        }
+        state.note("a script that opened too many pages was ended");
         return;
     }
     let number = state.add_tab(&target.target_id, &session_id, target.url);
@@ -411,7 +418,7 @@ fn navigated(tab: &mut crate::state::Tab, session: &std::rc::Rc<str>, frame: &Na
         tab.moved = born;
         tab.status = tab.requests.get(&frame.loader_id).and_then(|request| request.status);
         tab.crashed = false;
-        tab.requests.clear();
+        tab.requests.retain(|id, _| *id == frame.loader_id);
         tab.log.clear();
     }
 }

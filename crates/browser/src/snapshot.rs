@@ -176,6 +176,15 @@ impl Reader {
         Ok(point)
     }
 
+    /// After a click on an element that was ready for one: whether it was still there. If not, nothing else was clicked.
+    pub async fn hit(&mut self, tab: &impl Tab, element: &Element) -> Result<(), BrowseError> {
+        match self.ask::<Value>(tab, &element.frame, "hit", json!([])).await {
+            // The page went elsewhere.
+            Ok(_) | Err(Failure::Gone) => Ok(()),
+            Err(failure) => Err(failure.of(&format!("ref_{}", element.number))),
+        }
+    }
+
     /// Calls a function of ours, `(element, ...args) => …`, in the element's world; what it comes to, by value. Promises are awaited.
     pub async fn apply<T: DeserializeOwned>(
         &mut self,

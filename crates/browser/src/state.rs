@@ -205,8 +205,9 @@ impl State {
     }
 
     pub fn frames(&self, tab: u32) -> Vec<Frame> {
+        type Known<'a> = (&'a Rc<str>, &'a FrameState);
         let Some(tab) = self.tabs.get(&tab) else { return Vec::new() };
-        let mut children: HashMap<Option<&Rc<str>>, Vec<(&Rc<str>, &FrameState)>> = HashMap::new();
+        let mut children: HashMap<Option<&Rc<str>>, Vec<Known<'_>>> = HashMap::new();
         for (id, frame) in &tab.frames {
             children.entry(frame.parent.as_ref()).or_default().push((id, frame));
         }

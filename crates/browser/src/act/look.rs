@@ -14,6 +14,7 @@ use super::{Act, Done};
 use crate::cdp;
 use crate::events::Exception;
 use crate::page::failure;
+use crate::settle;
 use crate::snapshot::Need;
 use crate::state::shorten;
 
@@ -145,9 +146,11 @@ impl Act<'_> {
     }
 
     async fn evaluate_in_page(&self, expression: &str) -> Result<Evaluated, BrowseError> {
+        // Only so can it stand at the top; but a promise that is then the result would not be waited for.
+        let awaits = expression.contains("await");
         let params = json!({
             "expression": expression, "returnByValue": true, "awaitPromise": true, "userGesture": true,
-            "allowUnsafeEvalBlockedByCSP": true, "replMode": true,
+            "replMode": awaits,
         });
         match self.page.ask("Runtime.evaluate", params).await {
             Err(cdp::Error::Refused(text)) => Err(failure(BrowseFailure::Threw, text)),
@@ -156,7 +159,9 @@ impl Act<'_> {
         }
     }
 
-    pub fn log(&self, max_lines: u32) -> BrowseResult {
+    pub async fn log(&self, max_lines: u32) -> BrowseResult {
+        // What the page knows already may still be on its way here.
+        settle::frame(&self.page).await;
         let (lines, dropped) = self.page.look(|tab| tab.log.last(max_lines as usize)).unwrap_or_default();
         BrowseResult::Log { lines, dropped }
     }

@@ -57,7 +57,7 @@ impl Act<'_> {
             Browse::Evaluate { expression } => self.evaluate(expression).await,
             Browse::Snapshot(ask) => self.reader.snapshot(&self.page, ask).await.map(BrowseResult::Snapshot),
             Browse::Screenshot { at, full_page } => self.screenshot(at.as_deref(), *full_page).await,
-            Browse::Log { max_lines } => Ok(self.log(*max_lines)),
+            Browse::Log { max_lines } => Ok(self.log(*max_lines).await),
         }
     }
 

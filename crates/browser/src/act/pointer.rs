@@ -10,7 +10,7 @@ use crate::snapshot::{Need, Point};
 
 impl Act<'_> {
     pub async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> Done {
-        let (_, point) = self.ready(at, Need::Click).await?;
+        let (element, point) = self.ready(at, Need::Click).await?;
         let moment = settle::moment(&self.page);
         let mut events = vec![mouse("mouseMoved", point, "none", 0)];
         for count in 1..=if double { 2 } else { 1 } {
@@ -18,6 +18,7 @@ impl Act<'_> {
             events.push(mouse("mouseReleased", point, button_name(button), count));
         }
         self.dispatch(events).await?;
+        self.reader.hit(&self.page, &element).await?;
         settle::after(&self.page, moment).await;
         Ok(BrowseResult::Done)
     }

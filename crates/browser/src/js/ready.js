@@ -81,12 +81,39 @@
     return {point: {...place, width: now.width, height: now.height}};
   };
 
+  // Between the look and the click a page may put something else there. What reaches another element is then held back from the page.
+  let guard = null;
+  const HELD = ['pointerdown', 'mousedown', 'pointerup', 'mouseup', 'click', 'auxclick', 'dblclick', 'contextmenu'];
+  const hold = event => {
+    if (!guard || !event.isTrusted || performance.now() > guard.end) return;
+    if (guard.missed === undefined && /down$/.test(event.type)) {
+      const found = event.composedPath()[0];
+      const inside = sandpool.shown.get(found) && within(guard.element, found); // events do not tell what is in a closed root
+      guard.missed = inside || reaches(guard.element, found) ? null : found;
+    }
+    if (!guard.missed) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  };
+  for (const type of HELD) addEventListener(type, hold, {capture: true, passive: false});
+
+  // After the click: whether it reached what it was meant for.
+  calls.hit = () => {
+    const missed = guard?.missed;
+    guard = null;
+    if (missed) throw new Failure('not_ready', `${describe(missed)} came in its place`);
+  };
+
   // `need`: 'click' (what a pointer needs), 'type' (what a keyboard needs), 'seen' (in view), 'any' (there).
   calls.ready = async (number, need, ms) => {
     const end = performance.now() + ms;
     for (;;) {
-      const {reason, point} = await look(node(number), need);
-      if (!reason) return point ?? {x: 0, y: 0, width: 0, height: 0};
+      const element = node(number);
+      const {reason, point} = await look(element, need);
+      if (!reason) {
+        guard = need === 'click' ? {element: boxed(element), end: performance.now() + 2000} : null;
+        return point ?? {x: 0, y: 0, width: 0, height: 0};
+      }
       if (performance.now() >= end) throw new Failure('not_ready', reason);
       await frame();
     }

@@ -1,1 +1,327 @@
-//! What pages do to the driver.
+//! What pages do to the driver: the `B` rows of the hostile table that need no sandbox.
+
+use std::time::{Duration, Instant};
+
+use proto::browser::{BrowseResult, Happened, TabAsk, ToDriver};
+use proto::{Browse, BrowseFailure};
+
+use crate::harness::{Browser, Pages, click, dialogs, failed};
+
+/// B01, B03.
+#[test]
+fn no_page_gets_at_files_or_the_browsers_own_pages() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    for url in [
+        "file:///etc/passwd",
+        "chrome://version",
+        "devtools://devtools/bundled/inspector.html",
+        "view-source:http://127.0.0.1/",
+    ] {
+        let error = browser.error(Browse::Open { url: url.into() });
+        assert_eq!(error.why, BrowseFailure::Navigation, "{error:?}");
+        let tried = browser.browse(Browse::Open { url: pages.url(&format!("/redirect/to?url={url}")) });
+        assert!(tried.result.is_err(), "{url}: {tried:?}");
+        browser.open(&pages.url("/forms"));
+        for script in [
+            format!("location = '{url}'"),
+            format!("window.open('{url}')"),
+            format!("document.body.innerHTML = '<a href=\"{url}\">x</a>'; document.querySelector('a').click()"),
+            format!("document.body.innerHTML = '<iframe src=\"{url}\"></iframe>'"),
+            format!("document.body.innerHTML = '<meta http-equiv=refresh content=\"0;url={url}\">'"),
+        ] {
+            browser.browse(Browse::Evaluate { expression: format!("{script}; 0") });
+            // The browser refuses some of these at its own time.
+            browser.browse(Browse::Wait { text: "root:".into(), gone: true });
+            let BrowseResult::Tabs { tabs } = browser.ok(Browse::Tab { tab: TabAsk::List }) else { panic!() };
+            for tab in tabs {
+                let scheme = tab.url.split(':').next().unwrap().to_owned();
+                assert!(["http", "about", "chrome-error"].contains(&&*scheme), "{script}: {tab:?}");
+                if tab.tab > 1 {
+                    browser.browse(Browse::Tab { tab: TabAsk::Close { tab: tab.tab } });
+                }
+            }
+            browser.browse(Browse::Open { url: pages.url("/forms") });
+        }
+    }
+    // A blank page is nobody's, and no more trusted.
+    browser.open("about:blank");
+    for url in ["file:///etc/passwd", "chrome://version"] {
+        browser.browse(Browse::Evaluate { expression: format!("location = '{url}'; 0") });
+        browser.browse(Browse::Wait { text: "root:".into(), gone: true });
+        let BrowseResult::Tabs { tabs } = browser.ok(Browse::Tab { tab: TabAsk::List }) else { panic!() };
+        assert!(tabs.iter().all(|tab| !tab.url.starts_with("file") && !tab.url.starts_with("chrome:")), "{tabs:?}");
+    }
+}
+
+/// B06.
+#[test]
+fn dialogs_are_answered_and_told() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    browser.open(&pages.url("/dialogs"));
+    let mut press = |name: &str| {
+        let done = browser.browse_within(
+            Browse::Evaluate {
+                expression: format!(
+                    "[...document.querySelectorAll('button')].find(b => b.textContent === '{name}').click()"
+                ),
+            },
+            20.0,
+        );
+        assert!(done.result.is_ok(), "{name}: {done:?}");
+        (dialogs(&done.happened), browser.text("#said"))
+    };
+    assert_eq!(press("Alert"), (vec!["alert: Watch out".into()], "alert over".into()));
+    assert_eq!(press("Confirm"), (vec!["confirm: Are you sure?".into()], "confirm: false".into()));
+    assert_eq!(press("Prompt"), (vec!["prompt: Your name?".into()], "prompt: null".into()));
+    assert_eq!(press("Print").1, "printed");
+    let begun = Instant::now();
+    let (told, said) = press("A thousand alerts");
+    assert_eq!((told.len(), &*said), (49, "all over"));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+/// B06: what a click opens does not hold up the click, and leaving is never refused.
+#[test]
+fn a_click_that_opens_a_dialog_returns_and_a_guarded_page_is_left() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    browser.open(&pages.url("/dialogs"));
+    let clicked = browser.click("section button:nth-of-type(1)");
+    assert_eq!(dialogs(&clicked.happened), ["alert: Watch out"]);
+    browser.click("section button:nth-of-type(6)");
+    let left = browser.open(&pages.url("/forms"));
+    assert_eq!(left.page.unwrap().url, pages.url("/forms"));
+    assert_eq!(dialogs(&left.happened).len(), 1, "{:?}", left.happened);
+}
+
+/// B09.
+#[test]
+fn a_storm_of_windows_ends_at_the_limit() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    browser.open(&pages.url("/popups"));
+    let stormed = browser.click("section button:nth-of-type(2)");
+    let page = stormed.page.unwrap();
+    assert!(page.tabs <= 16, "{page:?}");
+    assert!(stormed.happened.len() <= 50);
+    assert!(stormed.happened.iter().any(|what| matches!(what, Happened::PopupClosed { .. })), "{:?}", stormed.happened);
+    browser.ok(Browse::Tab { tab: TabAsk::Select { tab: 1 } });
+    browser.open(&pages.url("/forms"));
+    let BrowseResult::Tabs { tabs } = browser.ok(Browse::Tab { tab: TabAsk::List }) else { panic!() };
+    assert!(tabs.len() <= 16);
+}
+
+/// B10, B20.
+#[test]
+fn a_page_that_never_comes_to_rest_is_not_waited_for() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    let begun = Instant::now();
+    browser.open(&pages.url("/busy"));
+    browser.click("#press");
+    assert_eq!(browser.text("#said"), "Pressed");
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    let refreshed = browser.browse_within(Browse::Open { url: pages.url("/refresh") }, 3.0);
+    assert!(refreshed.page.is_some());
+    browser.open(
+        "data:text/html,<script>setInterval(() => history.pushState(0, '', '%23' + Math.random()), 1)</script>Hi",
+    );
+    let stuck = browser.browse_within(Browse::Open { url: pages.url("/broken/stuck") }, 1.0);
+    failed(stuck, BrowseFailure::TimedOut);
+    let slow = browser.browse_within(Browse::Open { url: pages.url("/slow?ms=20000") }, 1.0);
+    failed(slow, BrowseFailure::TimedOut);
+    browser.open(&pages.url("/forms"));
+}
+
+/// B11.
+#[test]
+fn after_a_crash_the_next_call_has_a_page() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    browser.open(&pages.url("/forms"));
+    let pid = renderer(&browser);
+    let call = browser.send(&ToDriver::Browse {
+        ask: Browse::Evaluate { expression: "new Promise(() => 0)".into() },
+        after_ms: 20_000,
+        uploads: None,
+    });
+    kill(pid);
+    let crashed = browser.browsed(call);
+    assert!(crashed.happened.contains(&Happened::Crashed { url: pages.url("/forms") }), "{crashed:?}");
+    failed(crashed, BrowseFailure::Crashed);
+    browser.open(&pages.url("/tables"));
+    // And one that crashes while nobody looks.
+    kill(renderer(&browser));
+    let next = browser.browse(Browse::Wait { text: "x".into(), gone: true });
+    // Whether it was seen before the call or in it.
+    assert!(next.result.is_ok() || next.result.is_err_and(|error| error.why == BrowseFailure::Crashed));
+    assert!(next.happened.contains(&Happened::Crashed { url: pages.url("/tables") }), "{:?}", next.happened);
+    browser.open(&pages.url("/tables"));
+}
+
+/// B11.
+#[test]
+fn a_browser_that_is_killed_is_told_and_ends_the_driver() {
+    let mut browser = Browser::start();
+    let call = browser.send(&ToDriver::Browse {
+        ask: Browse::Evaluate { expression: "new Promise(() => 0)".into() },
+        after_ms: 20_000,
+        uploads: None,
+    });
+    kill(main_process(&browser));
+    let killed = browser.browsed(call);
+    assert_eq!(killed.page, None);
+    assert_eq!(failed(killed, BrowseFailure::NoBrowser), "the browser ended: signal: 9 (SIGKILL)");
+    assert_eq!(browser.end().unwrap_err().to_string(), "the browser ended: signal: 9 (SIGKILL)");
+}
+
+#[test]
+fn an_endless_loop_ends_with_the_time_and_the_page_lives_on() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    browser.open(&pages.url("/forms"));
+    browser.value("window.kept = 1");
+    let looped = browser.browse_within(Browse::Evaluate { expression: "for (;;);".into() }, 1.0);
+    failed(looped, BrowseFailure::TimedOut);
+    assert_eq!(browser.value("kept"), "1");
+    browser.value("document.body.innerHTML = '<button onclick=\"for (;;);\">Loop</button>'");
+    failed(browser.browse_within(click("button"), 1.5), BrowseFailure::TimedOut);
+    assert_eq!(browser.value("kept"), "1");
+}
+
+#[test]
+fn a_request_is_cancelled() {
+    let mut browser = Browser::start();
+    let ask = Browse::Evaluate { expression: "new Promise(() => 0)".into() };
+    let call = browser.send(&ToDriver::Browse { ask, after_ms: 60_000, uploads: None });
+    browser.send_as(call, &ToDriver::Cancel);
+    failed(browser.browsed(call), BrowseFailure::Cancelled);
+    assert_eq!(browser.value("1 + 1"), "2");
+}
+
+#[test]
+fn downloads_get_safe_names_and_are_told() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    let path = |happened: &[Happened]| match happened {
+        [Happened::Download { path: Some(path), error: None, size, .. }] => (path.clone(), *size),
+        other => panic!("{other:?}"),
+    };
+    browser.open(&pages.url("/downloads"));
+    let report = browser.click("a[href$='report.csv']");
+    assert_eq!(path(&report.happened), ("downloads/report.csv".into(), 27));
+    let again = browser.browse(Browse::Open { url: pages.url("/download/report.csv") });
+    assert_eq!((again.result, path(&again.happened).0), (Ok(BrowseResult::Done), "downloads/report (1).csv".into()));
+    let elsewhere = browser.click("a[href$='traversal']");
+    let (name, _) = path(&elsewhere.happened);
+    assert!(name.starts_with("downloads/") && !name.contains("../"), "{name}");
+    assert_eq!(path(&browser.click("#blob").happened).0, "downloads/notes.txt");
+    let broken = browser.click("a[href$='broken.bin']");
+    assert!(matches!(&broken.happened[..], [Happened::Download { path: None, error: Some(_), .. }]), "{broken:?}");
+    assert_eq!(browser.downloads().len(), 4, "{:?}", browser.downloads());
+    let mode = std::fs::metadata(browser.home.join("downloads/report.csv")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o644);
+}
+
+/// B08.
+#[test]
+fn nothing_that_a_page_asks_for_is_granted_or_waited_for() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    browser.open(&pages.url("/forms"));
+    let state = |name: &str| format!("navigator.permissions.query({{name: '{name}'}}).then(p => p.state, e => 'none')");
+    for name in ["geolocation", "notifications", "camera", "microphone", "clipboard-read", "midi"] {
+        let state = browser.value(&state(name));
+        assert!(["\"denied\"", "\"prompt\"", "\"none\""].contains(&&*state), "{name}: {state}");
+    }
+    for ask in [
+        "new Promise(f => navigator.geolocation.getCurrentPosition(() => f('yes'), () => f('no')))",
+        "Notification.requestPermission().then(p => p === 'granted' ? 'yes' : 'no')",
+        "navigator.mediaDevices.getUserMedia({video: true}).then(() => 'yes', () => 'no')",
+    ] {
+        let asked = browser.browse_within(Browse::Evaluate { expression: ask.into() }, 5.0);
+        assert!(
+            !matches!(&asked.result, Ok(BrowseResult::Value { json, .. }) if json.contains("yes")),
+            "{ask}: {asked:?}"
+        );
+    }
+    browser.value("location = 'mailto:a@b.test'; 0");
+    browser.value("location = 'unknown-scheme:x'; 0");
+    assert_eq!(browser.value("1"), "1");
+}
+
+/// B13: memory of the driver is bounded, whatever a page writes.
+#[test]
+fn a_flood_of_messages_is_bounded() {
+    let mut browser = Browser::start();
+    browser.open("data:text/html,x");
+    browser.value("for (let i = 0; i < 5000; i++) console.log('line ' + i, 'x'.repeat(1000)); 0");
+    browser.value("console.log('x'.repeat(70e6)); 0");
+    let BrowseResult::Log { lines, dropped } = browser.ok(Browse::Log { max_lines: 5000 }) else { panic!() };
+    assert!(lines.len() <= 1000 && dropped >= 4000, "{} {dropped}", lines.len());
+    assert!(lines.iter().all(|line| line.len() < 5000));
+}
+
+/// B04, B25: no port, no helper for crashes, and nothing left when the driver ends.
+#[test]
+fn the_browser_leaves_with_its_driver() {
+    let mut browser = Browser::start();
+    let pid = main_process(&browser);
+    let pids = family(pid);
+    let names: Vec<String> = pids.iter().map(|pid| cmdline(*pid)).collect();
+    assert!(pids.len() >= 3, "{names:?}");
+    assert!(names.iter().all(|name| !name.contains("crashpad")), "{names:?}");
+    assert!(names[0].contains("--remote-debugging-pipe") && !names[0].contains("--remote-debugging-port"));
+    browser.end().unwrap();
+    let begun = Instant::now();
+    while pids.iter().any(|pid| !cmdline(*pid).is_empty()) {
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            pids.iter().map(|p| cmdline(*p)).collect::<Vec<_>>()
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Of the test itself; its home is in its arguments.
+fn main_process(browser: &Browser) -> u32 {
+    let home = browser.home.display().to_string();
+    let ours = |pid: &u32| {
+        let line = cmdline(*pid);
+        line.contains(&home) && !line.contains("--type=")
+    };
+    processes().into_iter().find(ours).unwrap()
+}
+
+fn renderer(browser: &Browser) -> u32 {
+    let pages = |pid: &u32| cmdline(*pid).contains("--type=renderer");
+    family(main_process(browser)).into_iter().filter(pages).last().unwrap()
+}
+
+/// A process and all below it.
+fn family(pid: u32) -> Vec<u32> {
+    let mut family = vec![pid];
+    let all = processes();
+    let mut next = 0;
+    while next < family.len() {
+        let parent = family[next];
+        family.extend(all.iter().filter(|pid| parent_of(**pid) == Some(parent)));
+        next += 1;
+    }
+    family
+}
+
+fn processes() -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").unwrap();
+    let mut pids: Vec<u32> = entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    pids
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn cmdline(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default().replace('\0', " ")
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}

@@ -313,6 +313,17 @@ fn a_stale_ref_never_hits_another_element() {
         assert_eq!(error.why, BrowseFailure::Stale, "{error:?}");
     }
     assert_eq!(browser.value("clicked.length"), "0");
+    // At the last moment: after the look, before the click.
+    for _ in 0..20 {
+        let snapshot = read(&mut browser, whole());
+        let button = snapshot.elements.lines().find(|line| line.contains(" button ")).unwrap().trim();
+        browser.value("swap()");
+        let error = browser.error(crate::harness::click(&button[1..button.find(']').unwrap()]));
+        assert_eq!(error.why, BrowseFailure::NotReady, "{error:?}");
+    }
+    assert_eq!(browser.value("clicked.length"), "0");
+    browser.click("#place button");
+    assert_eq!(browser.value("clicked.length"), "1");
 }
 
 /// B13: pages without measure.
