@@ -6,6 +6,7 @@ mod document;
 mod forked;
 mod hostile;
 mod mask;
+mod packages;
 mod serve;
 mod support;
 mod transcripts;
