@@ -13,6 +13,7 @@ use crate::gate::{Connection, Crossing};
 use crate::limits::{Flow, Metered};
 use crate::policy::Refusal;
 use crate::resolve::Lost;
+use crate::target::Target;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Of the addresses of a name.
@@ -49,39 +50,51 @@ impl Connection {
         Stop::Denied(self.state.deny(what, refusal))
     }
 
-    /// Resolves, judges what was found, and connects to the first that is allowed and answers. `crossing` was judged already as far
-    /// as it goes without an address. Names that have allowed and other addresses have the allowed ones only.
-    pub async fn connect(&self, what: &str, mut crossing: Crossing) -> Result<(Flow<TcpStream>, SocketAddr), Stop> {
-        let target = crossing.target.clone();
-        let found = self.state.shared.resolver.addresses(&target.host, &self.state.lookups).await?;
-        let mut stop = None;
-        let mut tried = 0;
-        for ip in found {
-            let address = SocketAddr::new(ip, target.port);
-            crossing.address = Some(address);
-            if let Err(refusal) = self.cross(crossing.clone()) {
-                stop = stop.or(Some(Err(refusal)));
-                continue;
+    /// Resolves, and judges what was found. `crossing` was judged already as far as it goes without an address. A name that has allowed
+    /// and other addresses has the allowed ones only.
+    pub async fn find(&self, what: &str, crossing: &Crossing) -> Result<Vec<SocketAddr>, Stop> {
+        let Target { host, port } = &crossing.target;
+        let found = self.state.shared.resolver.addresses(host, &self.state.lookups).await?;
+        let (mut allowed, mut refused) = (Vec::new(), None);
+        for address in found.into_iter().map(|ip| SocketAddr::new(ip, *port)) {
+            match self.state.judge(|judge| judge.connected(&crossing.target, address)) {
+                Ok(()) => allowed.push(address),
+                Err(refusal) => {
+                    // For the operator's eyes: the sandbox is not told where a name leads.
+                    tracing::debug!(%host, %address, "a name leads to an address that is not allowed");
+                    refused = refused.or(Some(refusal));
+                }
             }
+        }
+        match refused {
+            Some(refusal) if allowed.is_empty() => Err(self.deny(what, refusal)),
+            _ => Ok(allowed),
+        }
+    }
+
+    /// Connects to the first of these that answers.
+    pub async fn dial(
+        &self,
+        what: &str,
+        mut crossing: Crossing,
+        addresses: &[SocketAddr],
+    ) -> Result<(Flow<TcpStream>, SocketAddr), Stop> {
+        let name = crossing.target.to_string();
+        let mut stop = None;
+        for address in addresses.iter().take(TRIED) {
+            crossing.address = Some(*address);
+            self.cross(crossing.clone()).map_err(|refusal| self.deny(what, refusal))?;
             match timeout(PATIENCE, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => {
                     let _ = stream.set_nodelay(true);
                     let metered: Arc<dyn Metered> = Arc::clone(&self.state) as _;
-                    return Ok((Flow::new(stream, Some(metered)), address));
+                    return Ok((Flow::new(stream, Some(metered)), *address));
                 }
-                Ok(Err(e)) => stop = Some(Ok(Stop::Unreachable(target.to_string(), words(&e)))),
-                Err(_) => stop = Some(Ok(Stop::TimedOut(target.to_string()))),
-            }
-            tried += 1;
-            if tried == TRIED {
-                break;
+                Ok(Err(e)) => stop = Some(Stop::Unreachable(name.clone(), words(&e))),
+                Err(_) => stop = Some(Stop::TimedOut(name.clone())),
             }
         }
-        match stop {
-            Some(Ok(stop)) => Err(stop),
-            Some(Err(refusal)) => Err(self.deny(what, refusal)),
-            None => Err(Lost::NotFound(target.host.to_string()).into()),
-        }
+        Err(stop.unwrap_or(Stop::Lost(Lost::NotFound(name))))
     }
 }
 

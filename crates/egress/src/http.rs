@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode, Uri, Version, client, server};
+use hyper::{Method, Request, Response, StatusCode, Uri, Version, server};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 
@@ -21,15 +21,15 @@ use crate::gate::{Connection, Crossing, Inside};
 use crate::policy::Refusal;
 use crate::target::{Host, Target};
 use crate::tunnel;
-use crate::wire::Wire;
+use crate::upstream::Kept;
 
 /// On an answer that the proxy gave instead of the host.
 pub const DENIED: &str = "x-sandpool-denied";
 
 /// For a request's head, and between two requests.
 const HEAD: Duration = Duration::from_secs(60);
-const MOST_HEADERS: usize = 128;
-const LONGEST_HEAD: usize = 64 << 10;
+pub const MOST_HEADERS: usize = 128;
+pub const LONGEST_HEAD: usize = 64 << 10;
 
 type Body = BoxBody<Bytes, hyper::Error>;
 type Reply = Result<Response<Body>, Stop>;
@@ -46,10 +46,10 @@ pub async fn serve<S>(connection: Arc<Connection>, stream: S, fixed: Option<Fixe
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let fixed = Arc::new(fixed);
+    let own = Arc::new((fixed, Kept::default()));
     let service = service_fn(move |request| {
-        let (connection, fixed) = (Arc::clone(&connection), Arc::clone(&fixed));
-        async move { Ok::<_, Infallible>(reply(connection, request, fixed.as_ref().as_ref()).await) }
+        let (connection, own) = (Arc::clone(&connection), Arc::clone(&own));
+        async move { Ok::<_, Infallible>(reply(connection, request, own.0.as_ref(), &own.1).await) }
     });
     server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -63,10 +63,15 @@ where
         .await
 }
 
-async fn reply(connection: Arc<Connection>, request: Request<Incoming>, fixed: Option<&Fixed>) -> Response<Body> {
+async fn reply(
+    connection: Arc<Connection>,
+    request: Request<Incoming>,
+    fixed: Option<&Fixed>,
+    kept: &Kept,
+) -> Response<Body> {
     let reply = match fixed {
         None if request.method() == Method::CONNECT => tunnel(connection, request).await,
-        _ => forward(&connection, request, fixed).await,
+        _ => forward(&connection, request, fixed, kept).await,
     };
     reply.unwrap_or_else(|stop| stopped(&stop))
 }
@@ -107,7 +112,12 @@ async fn tunnel(connection: Arc<Connection>, request: Request<Incoming>) -> Repl
     Ok(Response::new(text(String::new())))
 }
 
-async fn forward(connection: &Arc<Connection>, mut request: Request<Incoming>, fixed: Option<&Fixed>) -> Reply {
+async fn forward(
+    connection: &Arc<Connection>,
+    mut request: Request<Incoming>,
+    fixed: Option<&Fixed>,
+    kept: &Kept,
+) -> Reply {
     let (target, name) = whom(connection, &request, fixed)?;
     let scheme = if fixed.is_some_and(|fixed| fixed.tls.is_some()) { "https" } else { "http" };
     let what = what(request.method(), request.uri().path(), scheme, &target);
@@ -116,34 +126,12 @@ async fn forward(connection: &Arc<Connection>, mut request: Request<Incoming>, f
     let inside = if upgrading { Inside::Opaque } else { Inside::Method(request.method().clone()) };
     let crossing = Crossing { name, ..Crossing::new(target.clone(), inside) };
     connection.cross(crossing.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
-    let (stream, _) = connection.connect(&what, crossing).await?;
-
-    let mut stream: Wire = Box::new(stream);
-    let interceptor = &connection.state.shared.interceptor;
-    if let Some(name) = fixed.and_then(|fixed| fixed.tls.as_deref()) {
-        let lost = |_| Stop::Unreachable(target.to_string(), "its TLS is not to be trusted");
-        stream = interceptor.connect(stream, name).await.map_err(lost)?;
-    }
-    let lost = |_| Stop::Unreachable(target.to_string(), "its answer is not HTTP, or was cut off");
-    let (mut sender, upstream) = client::conn::http1::Builder::new()
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(LONGEST_HEAD)
-        .preserve_header_case(true)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(lost)?;
-    connection.spawn(async move {
-        if let Err(e) = upstream.with_upgrades().await {
-            tracing::debug!(error = %e, "a connection to a host ended");
-        }
-    });
-
     let downstream = upgrading.then(|| hyper::upgrade::on(&mut request));
     let mut request = rewrite(request, host, upgrading)?;
-    let dressed = fixed
-        .and_then(|fixed| fixed.tls.as_deref())
-        .map(|name| interceptor.dress(name, target.port, request.headers_mut()));
-    let mut response = sender.send_request(request).await.map_err(lost)?;
+    let tls = fixed.and_then(|fixed| fixed.tls.as_deref());
+    let interceptor = &connection.state.shared.interceptor;
+    let dressed = tls.map(|name| interceptor.dress(name, target.port, request.headers_mut()));
+    let mut response = kept.send(connection, &what, crossing, tls, request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(downstream) = downstream else {
             return Err(Stop::Unreachable(target.to_string(), "it changed the protocol"));

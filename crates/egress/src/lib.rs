@@ -30,6 +30,7 @@ mod target;
 mod tls;
 mod trust;
 mod tunnel;
+mod upstream;
 mod vault;
 mod wire;
 

@@ -51,19 +51,22 @@ pub struct Opaque {
 
 /// Judges, and connects where it is known what to connect to. `what` is for sentences.
 pub async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, Stop> {
-    let requests = Crossing::new(target.clone(), Inside::Requests);
-    connection.cross(requests).map_err(|refusal| connection.deny(what, refusal))?;
-    match &target.host {
-        _ if target.port == HTTP => return Ok(Tunnel::Requests(target)),
-        Host::Name(name) if connection.state.shared.interceptor.takes(name, target.port) => {
-            let name = name.clone();
-            return Ok(Tunnel::Intercepted(target, name));
-        }
-        _ => {}
+    if target.port == HTTP {
+        // Requests inside are judged each, and can be answered with a sentence, which a refused CONNECT does not show everywhere.
+        return Ok(Tunnel::Requests(target));
+    }
+    if let Host::Name(name) = &target.host
+        && connection.state.shared.interceptor.takes(name, target.port)
+    {
+        let requests = Crossing::new(target.clone(), Inside::Requests);
+        connection.cross(requests).map_err(|refusal| connection.deny(what, refusal))?;
+        let name = name.clone();
+        return Ok(Tunnel::Intercepted(target, name));
     }
     let crossing = Crossing::new(target, Inside::Opaque);
     connection.cross(crossing.clone()).map_err(|refusal| connection.deny(what, refusal))?;
-    let (upstream, address) = connection.connect(what, crossing.clone()).await?;
+    let addresses = connection.find(what, &crossing).await?;
+    let (upstream, address) = connection.dial(what, crossing.clone(), &addresses).await?;
     Ok(Tunnel::Opaque(Box::new(Opaque { what: what.to_owned(), crossing, address, upstream })))
 }
 

@@ -37,6 +37,21 @@ async fn one_connection_serves_requests_for_several_hosts_each_judged() {
 }
 
 #[tokio::test]
+async fn a_connection_to_a_host_is_used_again_by_the_same_client() {
+    let (port, heard) = host(HELLO).await;
+    let (closing, closed) = host("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello").await;
+    let place = Place::new(&[port, closing], |_| {});
+    let mut client = place.client().await;
+    for (port, times) in [(port, 5), (closing, 3), (port, 2)] {
+        for _ in 0..times {
+            client.send(format!("GET http://a.test:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+            assert_eq!(client.answer().await.body, "hello");
+        }
+    }
+    assert_eq!((heard.connections(), closed.connections()), (2, 3));
+}
+
+#[tokio::test]
 async fn a_denial_is_a_sentence_in_the_answer_in_the_sink_and_at_the_gate() {
     let (port, heard) = host(HELLO).await;
     let place = Place::new(&[port], |_| {});

@@ -1,0 +1,103 @@
+//! Connections to hosts, for requests. The last one is kept for the client's next request to the same host: that is resolved and judged
+//! like any other, and has to lead to the very address that the connection goes to.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, SendRequest};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::time::{Instant, timeout};
+
+use crate::connect::Stop;
+use crate::gate::{Connection, Crossing};
+use crate::http::{LONGEST_HEAD, MOST_HEADERS};
+use crate::target::Target;
+use crate::wire::Wire;
+
+/// Less than hosts usually wait before they close: a request must not meet a connection that is just being closed.
+const FRESH: Duration = Duration::from_secs(3);
+/// For the end of the answer before.
+const SOON: Duration = Duration::from_millis(200);
+
+/// Of one client connection.
+#[derive(Default)]
+pub struct Kept(Mutex<Option<Upstream>>);
+
+struct Upstream {
+    target: Target,
+    address: SocketAddr,
+    sender: SendRequest<Incoming>,
+    used: Instant,
+}
+
+impl Kept {
+    /// `crossing` was judged already as far as it goes without an address. `tls`: as whom the host has to show itself.
+    pub async fn send(
+        &self,
+        connection: &Connection,
+        what: &str,
+        crossing: Crossing,
+        tls: Option<&str>,
+        mut request: Request<Incoming>,
+    ) -> Result<Response<Incoming>, Stop> {
+        let lost = || Stop::Unreachable(crossing.target.to_string(), "its answer is not HTTP, or was cut off");
+        let addresses = connection.find(what, &crossing).await?;
+        if let Some(mut upstream) = self.take(&crossing.target, &addresses).await {
+            let there = Crossing { address: Some(upstream.address), ..crossing.clone() };
+            connection.cross(there).map_err(|refusal| connection.deny(what, refusal))?;
+            match upstream.sender.try_send_request(request).await {
+                Ok(response) => return Ok(self.keep(upstream, response)),
+                // It was closed before anything of the request was written.
+                Err(mut e) => request = e.take_message().ok_or_else(lost)?,
+            }
+        }
+        let mut upstream = open(connection, what, crossing.clone(), &addresses, tls).await?;
+        let response = upstream.sender.send_request(request).await.map_err(|_| lost())?;
+        Ok(self.keep(upstream, response))
+    }
+
+    fn keep(&self, upstream: Upstream, response: Response<Incoming>) -> Response<Incoming> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Upstream { used: Instant::now(), ..upstream });
+        response
+    }
+
+    async fn take(&self, target: &Target, addresses: &[SocketAddr]) -> Option<Upstream> {
+        let mut upstream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let fits =
+            upstream.target == *target && addresses.contains(&upstream.address) && upstream.used.elapsed() < FRESH;
+        (fits && matches!(timeout(SOON, upstream.sender.ready()).await, Ok(Ok(())))).then_some(upstream)
+    }
+}
+
+async fn open(
+    connection: &Connection,
+    what: &str,
+    crossing: Crossing,
+    addresses: &[SocketAddr],
+    tls: Option<&str>,
+) -> Result<Upstream, Stop> {
+    let target = crossing.target.clone();
+    let (stream, address) = connection.dial(what, crossing, addresses).await?;
+    let mut stream: Wire = Box::new(stream);
+    if let Some(name) = tls {
+        let lost = |_| Stop::Unreachable(target.to_string(), "its TLS is not to be trusted");
+        stream = connection.state.shared.interceptor.connect(stream, name).await.map_err(lost)?;
+    }
+    let lost = |_| Stop::Unreachable(target.to_string(), "the connection was lost");
+    let (sender, driving) = Builder::new()
+        .max_headers(MOST_HEADERS)
+        .max_buf_size(LONGEST_HEAD)
+        .preserve_header_case(true)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(lost)?;
+    connection.spawn(async move {
+        if let Err(e) = driving.with_upgrades().await {
+            tracing::debug!(error = %e, "a connection to a host ended");
+        }
+    });
+    Ok(Upstream { target, address, sender, used: Instant::now() })
+}
