@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::browser::{Browse as Ask, BrowseError, BrowseFailure, Browsed as Answered};
+use proto::browser::{Browse as Ask, BrowseError, BrowseFailure, Browsed as Answered, Page};
 use proto::{Failure, FromGuest, ToGuest};
 use tokio::time::Instant;
 
@@ -135,8 +135,14 @@ impl Visit<'_> {
         let (duration, (denials, more)) = (begun.elapsed(), passage.denials());
         let mut answered = self.conclude(ending, &place).await?;
         let online = place.has_way_out();
-        if let Err(error) = &mut answered.result {
-            explain(error, &denials, online);
+        match &mut answered.result {
+            Err(error) => explain(error, &denials, online),
+            Ok(_) => {
+                if let Some(denial) = refused(&self.asked.ask, answered.page.as_ref(), &denials) {
+                    let message = one_line(&denial.sentence);
+                    answered.result = Err(BrowseError { why: BrowseFailure::Navigation, message });
+                }
+            }
         }
         let Answered { page, happened, result } = answered;
         let denied = sentences(&denials, more);
@@ -279,6 +285,17 @@ const NO_NETWORK: [&str; 6] = [
     "ERR_CONNECTION_FAILED",
 ];
 
+/// Over plain HTTP the browser takes a denial for the page's own answer. It is not the page that was asked for.
+fn refused<'a>(ask: &Ask, shown: Option<&Page>, denials: &'a [egress::Denial]) -> Option<&'a egress::Denial> {
+    let opens = matches!(ask, Ask::Open { .. } | Ask::Back | Ask::Forward | Ask::Reload);
+    let url = &shown.filter(|_| opens)?.url;
+    let asked = format!("GET {}", url.split(['?', '#']).next().unwrap_or(url));
+    denials.iter().find(|denial| match denial.what.strip_suffix("...") {
+        Some(beginning) => asked.starts_with(beginning),
+        None => denial.what == asked,
+    })
+}
+
 /// Says why a page could not be opened, where the browser does not know.
 fn explain(error: &mut BrowseError, denials: &[egress::Denial], online: bool) {
     if error.why != BrowseFailure::Navigation {
@@ -314,5 +331,19 @@ mod tests {
         assert_eq!(said("net::ERR_TUNNEL_CONNECTION_FAILED", &[], true), "net::ERR_TUNNEL_CONNECTION_FAILED");
         assert!(said("net::ERR_INTERNET_DISCONNECTED", &[], false).contains("`network.default`"));
         assert_eq!(said("net::ERR_CONNECTION_REFUSED", &[], false), "net::ERR_CONNECTION_REFUSED", "its own loopback");
+    }
+
+    #[test]
+    fn a_denial_that_is_shown_as_a_page_is_not_the_page() {
+        let denial = |what: &str| egress::Denial { what: what.into(), rule: String::new(), sentence: String::new() };
+        let denials = [denial("GET http://evil.test/a"), denial("GET http://evil.test/long...")];
+        let is_refused = |ask: &Ask, url: &str| {
+            let page = Page { url: url.into(), title: String::new(), tab: 1, tabs: 1 };
+            refused(ask, Some(&page), &denials).is_some()
+        };
+        let open = Ask::Open { url: String::new() };
+        assert!(is_refused(&open, "http://evil.test/a?b#c") && is_refused(&open, "http://evil.test/longer"));
+        assert!(!is_refused(&open, "http://evil.test/ab") && !is_refused(&open, "http://good.test/a"));
+        assert!(!is_refused(&Ask::Log { max_lines: 1 }, "http://evil.test/a"), "it opens nothing");
     }
 }
