@@ -26,6 +26,8 @@ const SMALLER: f64 = 0.6;
 const TRIES: usize = 5;
 /// Of a value as JSON, in characters.
 const MAX_VALUE: usize = 200_000;
+/// What an expression with `await` at the top is told, before any of it is run.
+const AWAIT_AT_TOP: &str = "SyntaxError: await is only valid";
 /// Between two looks for a text: at least this, and twice what a look takes.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -146,11 +148,20 @@ impl Act<'_> {
     }
 
     async fn evaluate_in_page(&self, expression: &str) -> Result<Evaluated, BrowseError> {
-        // Only so can it stand at the top; but a promise that is then the result would not be waited for.
-        let awaits = expression.contains("await");
+        let mut evaluated = self.evaluate_as(expression, false).await?;
+        // An `await` can stand at the top in one way alone, in which a promise that is the result is not waited for.
+        let exception = evaluated.exception_details.take_if(|_| expression.contains("await"));
+        match exception.map(Exception::sentence) {
+            Some(text) if text.starts_with(AWAIT_AT_TOP) => self.evaluate_as(expression, true).await,
+            Some(text) => Err(failure(BrowseFailure::Threw, shorten(&text, 2000))),
+            None => Ok(evaluated),
+        }
+    }
+
+    async fn evaluate_as(&self, expression: &str, await_at_top: bool) -> Result<Evaluated, BrowseError> {
         let params = json!({
             "expression": expression, "returnByValue": true, "awaitPromise": true, "userGesture": true,
-            "replMode": awaits,
+            "replMode": await_at_top,
         });
         match self.page.ask("Runtime.evaluate", params).await {
             Err(cdp::Error::Refused(text)) => Err(failure(BrowseFailure::Threw, text)),

@@ -236,6 +236,7 @@ fn expressions_are_evaluated_in_the_page() {
     assert_eq!(browser.value("mine"), r#"{"a":[1,"x"]}"#);
     assert_eq!(browser.value("Promise.resolve(2)"), "2");
     assert_eq!(browser.value("await new Promise(f => setTimeout(f, 10, 3))"), "3");
+    assert_eq!(browser.value("(async () => { await null; return 4 })()"), "4");
     assert_eq!(browser.value("() => mine.a.length"), "2");
     assert_eq!(browser.value("undefined"), "null");
     assert_eq!(browser.value("NaN"), "\"NaN\"");
