@@ -23,16 +23,34 @@ const DIRECT: &str = "localhost,127.0.0.1,::1";
 const AUTHORITY: &str = "/opt/sandpool/trust/authority.pem";
 const BUNDLE: &str = "/opt/sandpool/trust/bundle.pem";
 const NSSDB: &str = "/opt/sandpool/trust/nssdb";
+const BUNDLE_VARIABLES: [&str; 7] = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "CARGO_HTTP_CAINFO",
+    "npm_config_cafile",
+];
 const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
+
+/// Who this machine trusts; sandboxes see it at the same place.
+const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// `certutil`: where the program is, if this machine has it.
 pub fn furnishing(interceptor: &Interceptor, certutil: Option<&Path>) -> Furnishing {
     let mut furnishing = Furnishing { env: proxy(), ..Furnishing::default() };
-    let Some((authority, roots)) = interceptor.trusted() else { return furnishing };
+    let Some((authority, roots)) = interceptor.trusted() else {
+        // These two bring a list of their own, in which an authority of the operator's is not.
+        if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
+            for variable in ["REQUESTS_CA_BUNDLE", "npm_config_cafile"] {
+                furnishing.env.insert(variable.into(), SYSTEMS.into());
+            }
+        }
+        return furnishing;
+    };
     let bundle: String = roots.iter().map(|root| pem(root)).chain([authority.clone()]).collect();
-    for variable in
-        ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "CARGO_HTTP_CAINFO"]
-    {
+    for variable in BUNDLE_VARIABLES {
         furnishing.env.insert(variable.into(), BUNDLE.into());
     }
     // Node has the usual ones itself, and reads the file at each start.
