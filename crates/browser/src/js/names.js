@@ -97,6 +97,7 @@
     if (element.required || element.ariaRequired === 'true') said += ' required';
     if (element.ariaReadOnly === 'true' || (element.readOnly && tag !== 'BUTTON')) said += ' readonly';
     if (element.ariaInvalid && element.ariaInvalid !== 'false') said += ' invalid';
+    if (element.isContentEditable && !/^(textbox|searchbox|combobox)$/.test(role) && !element.parentElement?.isContentEditable) said += ' editable';
     const holds = value(element, role);
     if (holds) said += ' = ' + quoted(cut(squeezed(holds.slice(0, 4 * NAME)), NAME));
     if (tag === 'SELECT' && role === 'combobox') said += options(element);

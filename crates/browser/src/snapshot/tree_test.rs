@@ -59,11 +59,12 @@ impl Bare {
     }
 }
 
-/// Keeps the world that came last.
+/// Keeps the world of the main frame that came last.
 fn notice(world: &RefCell<Option<Frame>>, event: &cdp::Event<'_>) {
     let Some(session) = event.session.filter(|_| event.method == "Runtime.executionContextCreated") else { return };
     let context = &event.params::<Value>().unwrap()["context"];
-    if context["name"] == WORLD {
+    let main = world.borrow().as_ref().map(|frame| frame.id.clone());
+    if context["name"] == WORLD && main.is_none_or(|main| context["auxData"]["frameId"] == main) {
         *world.borrow_mut() = Some(Frame {
             id: context["auxData"]["frameId"].as_str().unwrap().to_owned(),
             parent: None,
@@ -109,6 +110,8 @@ const CLEAR: &[&str] = &[
     "emphasis",
     "code",
     "Section",
+    "Figcaption",
+    "Figcaption",
 ];
 
 /// The tree's nodes in order: role and name.
@@ -116,17 +119,18 @@ fn flattened(tree: &Value) -> Vec<(String, String)> {
     let nodes: HashMap<&str, &Value> =
         tree["nodes"].as_array().unwrap().iter().map(|node| (node["nodeId"].as_str().unwrap(), node)).collect();
     let mut out = Vec::new();
-    let mut stack = vec![(tree["nodes"][0]["nodeId"].as_str().unwrap(), false)];
-    while let Some((id, is_hidden)) = stack.pop() {
+    let mut stack = vec![(tree["nodes"][0]["nodeId"].as_str().unwrap(), "")];
+    while let Some((id, around)) = stack.pop() {
         let Some(node) = nodes.get(id) else { continue };
         let role = node["role"]["value"].as_str().unwrap_or_default();
-        if node["ignored"] == false && !is_hidden && !CLEAR.contains(&role) {
+        // The options of a closed list are part of its line, as the picture is of a link; the parts of a field are the browser's own.
+        let is_part = matches!((around, role), ("MenuListPopup" | "Date" | "InputTime", _) | ("link", "image"));
+        if node["ignored"] == false && !is_part && !CLEAR.contains(&role) {
             out.push((word(role).to_owned(), node["name"]["value"].as_str().unwrap_or_default().to_owned()));
         }
-        // The options of a closed list are part of its line; the parts of a field are the browser's own.
-        let is_hidden = is_hidden || ["MenuListPopup", "Date", "InputTime"].contains(&role);
+        let around = if ["MenuListPopup", "Date", "InputTime", "link"].contains(&role) { role } else { around };
         let children = node["childIds"].as_array().into_iter().flatten().rev();
-        stack.extend(children.map(|child| (child.as_str().unwrap(), is_hidden)));
+        stack.extend(children.map(|child| (child.as_str().unwrap(), around)));
     }
     out
 }
@@ -135,10 +139,11 @@ fn flattened(tree: &Value) -> Vec<(String, String)> {
 fn parsed(line: &str) -> Option<(String, String)> {
     let line = line.trim_start();
     let line = line.strip_prefix('[').map_or(line, |rest| rest.split_once("] ").unwrap().1);
-    if line.starts_with('"') {
+    let role = line.split([' ', ':']).next().unwrap();
+    // What takes clicks or text has a line whatever its role.
+    if line.starts_with('"') || role == "generic" {
         return None;
     }
-    let role = line.split([' ', ':']).next().unwrap();
     let rest = line[role.len()..].trim_start_matches(|c: char| c == ' ' || c.is_ascii_digit());
     let name = rest.strip_prefix('"').and_then(|rest| rest.split_once('"')).map_or("", |(name, _)| name);
     Some((role.to_owned(), name.to_owned()))
@@ -164,7 +169,7 @@ async fn roles_and_names_are_those_of_the_accessibility_tree() {
     let test = async {
         let tab = Bare::new(&cdp, world).await;
         let mut reader = Reader::default();
-        for name in ["forms", "tables", "shadow", "list50", "login", "dialogs", "popups", "downloads"] {
+        for name in ["forms", "tables", "shadow", "list50", "login", "dialogs", "popups", "downloads", "kinds"] {
             tab.open(&pages.url(name)).await;
             let ask = SnapshotAsk { max_chars: 100_000, ..SnapshotAsk::default() };
             let ours = reader.snapshot(&tab, &ask).await.unwrap();

@@ -68,6 +68,7 @@ fn every_page_has_its_outline() {
         "files",
         "login",
         "canvas",
+        "kinds",
         "hostile",
     ];
     for name in names {

@@ -20,6 +20,7 @@ const FILES: &[(&str, &str)] = &[
     ("/frames/payment", include_str!("html/payment.html")),
     ("/hostile", include_str!("html/hostile.html")),
     ("/infinite", include_str!("html/infinite.html")),
+    ("/kinds", include_str!("html/kinds.html")),
     ("/login", include_str!("html/login.html")),
     ("/popups", include_str!("html/popups.html")),
     ("/race", include_str!("html/race.html")),
