@@ -50,7 +50,7 @@
     if (by) return texts(by.trim().split(/\s+/).map(id => element.getRootNode().getElementById?.(id)));
     const said = element.getAttribute('aria-label');
     if (said?.trim()) return said;
-    if (element.labels?.length) return texts([...element.labels]);
+    if (element.labels?.length) return [...element.labels].map(label => [...label.childNodes].filter(one => one !== element).map(one => one.textContent).join(' ')).join(' ');
     if (element.tagName === 'FIELDSET') return element.querySelector(':scope > legend')?.textContent ?? '';
     if (element.tagName === 'TABLE') return element.caption?.textContent ?? '';
     if (element.tagName === 'INPUT' && INPUTS[element.type] === 'button') return element.value || element.alt || element.type;

@@ -57,5 +57,7 @@ globalThis.sandpool = (() => {
   calls.show = root => void shown.set(root.host, root);
   const root = element => element.shadowRoot ?? shown.get(element);
 
-  return {Failure, number, node, alive, calls, ask, parent, within, shown, root};
+  const known = () => nodes.size;
+
+  return {Failure, known, number, node, alive, calls, ask, parent, within, shown, root};
 })();

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use proto::BrowserSpec;
 use proto::browser::SnapshotAsk;
@@ -37,7 +38,7 @@ impl Bare {
         self.cdp.call(Some(&self.session), method, params).await.unwrap()
     }
 
-    async fn new(cdp: &Cdp, world: Rc<RefCell<Option<Frame>>>) -> Self {
+    async fn new(cdp: &Cdp, world: Rc<RefCell<Option<Frame>>>, script: &str) -> Self {
         let target: Value = cdp.call(None, "Target.createTarget", json!({ "url": "about:blank" })).await.unwrap();
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let attached: Value = cdp.call(None, "Target.attachToTarget", attach).await.unwrap();
@@ -46,7 +47,7 @@ impl Bare {
         bare.ask("Page.enable", json!({})).await;
         bare.ask("Accessibility.enable", json!({})).await;
         bare.ask("Runtime.enable", json!({})).await;
-        let script = json!({ "source": SCRIPT, "worldName": WORLD, "runImmediately": true });
+        let script = json!({ "source": script, "worldName": WORLD, "runImmediately": true });
         bare.ask("Page.addScriptToEvaluateOnNewDocument", script).await;
         bare
     }
@@ -149,11 +150,11 @@ fn parsed(line: &str) -> Option<(String, String)> {
     Some((role.to_owned(), name.to_owned()))
 }
 
-#[tokio::test(flavor = "current_thread")]
-async fn roles_and_names_are_those_of_the_accessibility_tree() {
-    let pages = Pages::start().unwrap();
-    let home = std::env::temp_dir().join(format!("sandpool-tree-{}", std::process::id()));
-    let home = home.display().to_string();
+/// A blank tab of a browser of its own, with this script in its worlds.
+async fn with_tab(script: &str, test: impl AsyncFnOnce(&Bare)) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("sandpool-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let home = std::env::temp_dir().join(name).display().to_string();
     let spec = BrowserSpec {
         program: CHROMIUM.into(),
         shell: true,
@@ -166,13 +167,28 @@ async fn roles_and_names_are_those_of_the_accessibility_tree() {
     let (cdp, writing) = Cdp::new(chromium.to);
     let world = Rc::new(RefCell::default());
     let events = (cdp.clone(), world.clone());
-    let test = async {
-        let tab = Bare::new(&cdp, world).await;
-        let mut reader = Reader::default();
+    let test = async { test(&Bare::new(&cdp, world, script).await).await };
+    tokio::select! {
+        () = test => {}
+        () = writing => panic!("the browser closed its end"),
+        () = events.0.pump(chromium.from, |event| notice(&events.1, &event)) => panic!("the browser ended"),
+    }
+    chromium.process.kill().await.unwrap();
+    std::fs::remove_dir_all(home).unwrap();
+}
+
+fn whole() -> SnapshotAsk {
+    SnapshotAsk { max_chars: 100_000, ..SnapshotAsk::default() }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn roles_and_names_are_those_of_the_accessibility_tree() {
+    let pages = Pages::start().unwrap();
+    let mut reader = Reader::default();
+    with_tab(SCRIPT, async |tab| {
         for name in ["forms", "tables", "shadow", "list50", "login", "dialogs", "popups", "downloads", "kinds"] {
             tab.open(&pages.url(name)).await;
-            let ask = SnapshotAsk { max_chars: 100_000, ..SnapshotAsk::default() };
-            let ours = reader.snapshot(&tab, &ask).await.unwrap();
+            let ours = reader.snapshot(tab, &whole()).await.unwrap();
             let ours: Vec<_> = ours.elements.lines().filter_map(parsed).collect();
             let tree = flattened(&tab.ask("Accessibility.getFullAXTree", json!({})).await);
             let roles = |all: &[(String, String)]| all.iter().map(|(role, _)| role.clone()).collect::<Vec<_>>();
@@ -182,12 +198,54 @@ async fn roles_and_names_are_those_of_the_accessibility_tree() {
                 assert!(ours == tree || ours.1.is_empty(), "{name}: {ours:?} is {tree:?}");
             }
         }
-    };
-    tokio::select! {
-        () = test => {}
-        () = writing => panic!("the browser closed its end"),
-        () = events.0.pump(chromium.from, |event| notice(&events.1, &event)) => panic!("the browser ended"),
-    }
-    chromium.process.kill().await.unwrap();
-    std::fs::remove_dir_all(home).unwrap();
+    })
+    .await;
+}
+
+/// Nothing but the page holds the nodes; still they are the same ones for as long as they are there.
+#[tokio::test(flavor = "current_thread")]
+async fn refs_outlive_a_collection_of_garbage_and_hold_no_node() {
+    let pages = Pages::start().unwrap();
+    let mut reader = Reader::default();
+    with_tab(SCRIPT, async |tab| {
+        tab.open(&pages.url("list50")).await;
+        let before = reader.snapshot(tab, &whole()).await.unwrap();
+        tab.ask("HeapProfiler.enable", json!({})).await;
+        for _ in 0..3 {
+            tab.ask("HeapProfiler.collectGarbage", json!({})).await;
+        }
+        assert_eq!(reader.snapshot(tab, &whole()).await.unwrap().elements, before.elements);
+        tab.ask("Runtime.evaluate", json!({ "expression": "document.querySelector('ul').remove()" })).await;
+        let after = reader.snapshot(tab, &whole()).await.unwrap();
+        for _ in 0..3 {
+            tab.ask("HeapProfiler.collectGarbage", json!({})).await;
+        }
+        let world = tab.frames()[0].world.clone();
+        let count = json!({ "expression": "sandpool.known()", "uniqueContextId": world, "returnByValue": true });
+        let known = tab.ask("Runtime.evaluate", count).await["result"]["value"].as_u64().unwrap();
+        assert_eq!(known, after.elements.matches("[ref_").count() as u64);
+    })
+    .await;
+}
+
+/// A browser that tells neither role nor name: what a page says of itself has to do.
+#[tokio::test(flavor = "current_thread")]
+async fn without_the_browsers_word_roles_and_names_are_approximated() {
+    let pages = Pages::start().unwrap();
+    let mut reader = Reader::default();
+    let silent = format!("delete Element.prototype.computedRole; delete Element.prototype.computedName;{SCRIPT}");
+    let mut told = String::new();
+    with_tab(SCRIPT, async |tab| {
+        tab.open(&pages.url("forms")).await;
+        told = reader.snapshot(tab, &whole()).await.unwrap().elements;
+    })
+    .await;
+    let mut reader = Reader::default();
+    with_tab(&silent, async |tab| {
+        tab.open(&pages.url("forms")).await;
+        let guessed = reader.snapshot(tab, &whole()).await.unwrap();
+        assert_eq!(guessed.elements, told);
+        assert!(guessed.notes[0].starts_with("roles and names are approximations"), "{:?}", guessed.notes);
+    })
+    .await;
 }
