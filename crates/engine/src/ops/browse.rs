@@ -170,7 +170,9 @@ impl Visit<'_> {
             }
             browsing.notice.get_or_insert_with(|| RESTARTED.into());
         }
-        self.world.inner.maker()?.start_browser(&place).await.map_err(|failure| {
+        // One that nobody waited for is replaced by the next.
+        let starting = self.world.inner.maker()?.start_browser(&place);
+        self.world.unless_over(self.call, starting).await?.map_err(|failure| {
             tracing::warn!(context = self.context.id, why = failure.log, "no browser");
             EngineError::NoBrowser(failure.public)
         })?;

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::op::browser::{Browse as Ask, BrowseFailure, BrowseResult, SnapshotAsk};
-use engine::op::{Browse, Browsed, Happened, NewContext, Realm, RunOutcome, Target, Which};
+use engine::op::{Browse, Browsed, Happened, Network, NewContext, Realm, RunCode, RunOutcome, Target, Which};
 use engine::{BrowserCommand, Browsers, Call, Engine, EngineConfig, EngineError, Op, Outcome, Runtimes};
 use proto::{FromGuest, Language, ToGuest};
 use testkit::fake::FakeBackend;
 use tokio::time::Instant;
 
+use crate::network::{everywhere, pages};
 use crate::support::*;
 
 const RESTARTED: &str = "[the browser was restarted: pages and logins are gone]";
@@ -186,6 +187,17 @@ async fn a_cancelled_call_ends_whether_the_browser_hears_of_it_or_not() {
         assert!(go(&engine, "c", "http://page/").await.result.is_ok());
         assert_eq!(backend.browsers().len(), started);
     }
+    backend.slow_browsers(Duration::from_secs(20));
+    let starting = caller();
+    let call = spawn_op(&engine, &starting, open("other", "http://page/"));
+    eventually("it is started", || engine.counts().runs == 1).await;
+    let began = Instant::now();
+    starting.cancel.cancel();
+    assert_eq!(call.await.unwrap(), Err(EngineError::Cancelled));
+    assert!(began.elapsed() < Duration::from_secs(1));
+    backend.slow_browsers(Duration::ZERO);
+    assert!(go(&engine, "other", "http://page/").await.result.is_ok());
+
     let (first, waiting) = (spawn_op(&engine, &caller(), open("c", "fake:hang")), caller());
     opened(&backend, "fake:hang").await;
     let second = spawn_op(&engine, &waiting, open("c", "http://never/"));
@@ -313,6 +325,32 @@ async fn calls_in_browsers_count_among_the_runs_of_a_tenant() {
     for call in calls {
         assert!(browsed(call.await.unwrap()).result.is_ok());
     }
+}
+
+#[tokio::test]
+async fn a_page_that_is_not_let_out_says_so_also_while_a_run_has_closed_the_way() {
+    let (backend, at) = (FakeBackend::new(), pages().await);
+    let engine = browsing_with(&backend, EngineConfig { pool_realm: Realm::SANDPOOL, ..everywhere(at) }).await;
+    let mut notices = engine.notices();
+    let page = format!("fake:fetch pages.test:{}", at.port());
+    assert!(go(&engine, "c", &page).await.result.is_ok());
+    assert_eq!(backend.browsers()[0].proxy.as_deref(), Some("127.0.0.1:3128"));
+    let denied = go(&engine, "c", "fake:fetch evil.test").await;
+    let (why, message) = failure(&denied);
+    assert!(why == BrowseFailure::Navigation && message.starts_with(&denied.denied[0]), "{denied:?}");
+    assert!(message.contains("evil.test") && message.ends_with("(net::ERR_TUNNEL_CONNECTION_FAILED)"), "{message}");
+
+    let running = caller();
+    let op = RunCode { network: Network::Off, ..RunCode::new(existing("c"), "hang") };
+    let run = spawn_op(&engine, &running, Op::RunCode(op));
+    begun(&backend, "hang").await;
+    let closed = go(&engine, "c", &page).await;
+    assert_eq!((failure(&closed).0, closed.denied.len()), (BrowseFailure::Navigation, 1));
+    running.cancel.cancel();
+    ran(run.await.unwrap());
+    assert!(go(&engine, "c", &page).await.result.is_ok());
+    let told = std::iter::from_fn(|| notices.try_recv().ok()).filter(|notice| notice.what == Happened::Denied);
+    assert_eq!(told.map(|notice| notice.id).collect::<Vec<_>>(), vec![denied.context.id; 2]);
 }
 
 /// With a stock that follows demand.

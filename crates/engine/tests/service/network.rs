@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::support::*;
 
 /// A server of this machine's that answers everything; `pages.test` is its name.
-async fn pages() -> SocketAddr {
+pub async fn pages() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -47,7 +47,7 @@ fn online(at: SocketAddr) -> EngineConfig {
 }
 
 /// Where every realm may reach `pages.test` and `other.test`.
-fn everywhere(at: SocketAddr) -> EngineConfig {
+pub fn everywhere(at: SocketAddr) -> EngineConfig {
     let mut config = online(at);
     for realm in &mut config.realms {
         realm.network = Some(policy("general", &["pages.test", "other.test"], at));
