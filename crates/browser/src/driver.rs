@@ -26,8 +26,8 @@ const START: Duration = Duration::from_secs(30);
 const TITLE: Duration = Duration::from_millis(300);
 /// A page that does nothing answers in no time.
 const IDLE: Duration = Duration::from_millis(250);
-/// To end a script, or a page that has crashed.
-const END: Duration = Duration::from_millis(800);
+/// To end a script, or a page.
+const END: Duration = Duration::from_millis(600);
 
 pub struct Driver {
     pub version: String,
@@ -177,17 +177,30 @@ impl Driver {
         if busy {
             self.cdp.tell(session, "Page.stopLoading", json!({}));
         }
-        let idle = self.cdp.send(session, "Runtime.evaluate", json!({ "expression": "0" })).within::<Value>(IDLE).await;
-        if !matches!(idle, Err(cdp::Error::TimedOut)) {
+        if self.is_idle(page).await {
             return;
         }
         let ended = self.cdp.send(session, "Runtime.terminateExecution", json!({})).within::<Value>(END).await;
-        if matches!(ended, Err(cdp::Error::TimedOut)) {
-            let url = page.look(|tab| tab.url.clone()).unwrap_or_default();
-            self.state.change(|state| state.happened(Happened::Crashed { url }));
-            // If this does not help, the next request says so.
-            let _ = self.replace(page).await;
+        if ended.is_ok() && self.is_idle(page).await {
+            return;
         }
+        self.cdp.tell(session, "Page.crash", json!({}));
+        let crashed = self.state.wait(|state| state.tabs.get(&page.tab).is_none_or(|tab| tab.crashed).then_some(()));
+        if tokio::time::timeout(END, crashed).await.is_err() {
+            // Not even that: it is replaced at the next request.
+            self.state.change(|state| {
+                let Some(tab) = state.tabs.get_mut(&page.tab) else { return };
+                tab.crashed = true;
+                let url = tab.url.clone();
+                state.happened(Happened::Crashed { url });
+            });
+        }
+    }
+
+    async fn is_idle(&self, page: &Page) -> bool {
+        let nothing = json!({ "expression": "0" });
+        let sent = self.cdp.send(Some(&page.session), "Runtime.evaluate", nothing);
+        !matches!(sent.within::<Value>(IDLE).await, Err(cdp::Error::TimedOut))
     }
 
     /// What is shown now. Nothing of it is worth waiting for long.

@@ -270,14 +270,9 @@ fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": target.target_id }));
         if state.closing.len() < MAX_CLOSED {
             state.closing.push(shorten(&target.url, MAX_URL));
-            return;
+        } else {
+            end_storm(state, cdp, target.opener_id.as_deref());
         }
-        let opener = state.tabs.values().find(|tab| Some(&*tab.target) == target.opener_id.as_deref());
-        if let Some(opener) = opener {
-            // Each costs the browser milliseconds, and nobody knows how many are to come.
-            cdp.tell(Some(&opener.session), "Runtime.terminateExecution", json!({}));
-        }
-        state.note("a script that opened too many pages was ended");
         return;
     }
     let number = state.add_tab(&target.target_id, &session_id, target.url);
@@ -287,6 +282,14 @@ fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
         (tab.is_popup, tab.is_news) = (true, true);
     }
     set_up(cdp, &session_id);
+}
+
+/// Each window costs the browser milliseconds in which the page that opens it does nothing else, not even end: its process has to.
+fn end_storm(state: &mut State, cdp: &Cdp, opener: Option<&str>) {
+    state.note("a page that opened too many others was ended");
+    if let Some(tab) = state.tabs.values().find(|tab| Some(&*tab.target) == opener && !tab.crashed) {
+        cdp.tell(Some(&tab.session), "Page.crash", json!({}));
+    }
 }
 
 /// What a session needs before its page runs; it waits for the last line.
@@ -317,23 +320,29 @@ fn of_page(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Op
         "Network" => of_network(state, session, event),
         "Runtime" => of_worlds(state, session, event),
         "Target" => of_targets(state, cdp, session, event),
-        "Inspector" if event.method == "Inspector.targetCrashed" => {
-            let (session, _) = state.sessions.get_key_value(session)?;
-            let session = session.clone();
-            let tab = state.tab_of(&session)?;
-            if tab.session != session {
-                // A frame's process: the page goes on without it.
-                tab.frames.values_mut().filter(|frame| frame.session == session).for_each(|frame| frame.world = None);
-                return Some(());
-            }
-            tab.crashed = true;
-            tab.busy = false;
-            let url = tab.url.clone();
-            state.happened(Happened::Crashed { url });
-            Some(())
-        }
+        "Inspector" if event.method == "Inspector.targetCrashed" => crashed(state, cdp, session),
         _ => None,
     }
+}
+
+fn crashed(state: &mut State, cdp: &Cdp, session: &str) -> Option<()> {
+    let shown = state.shown;
+    let number = state.sessions.get(session)?.tab;
+    let tab = state.tabs.get_mut(&number)?;
+    if *tab.session != *session {
+        // A frame's process: the page goes on without it.
+        tab.frames.values_mut().filter(|frame| *frame.session == *session).for_each(|frame| frame.world = None);
+        return Some(());
+    }
+    tab.crashed = true;
+    tab.busy = false;
+    if tab.is_popup && number != shown {
+        // Its process was perhaps that of the page that opened it, and nobody has looked at it yet.
+        cdp.tell(None, "Target.closeTarget", json!({ "targetId": &*tab.target }));
+    }
+    let url = tab.url.clone();
+    state.happened(Happened::Crashed { url });
+    Some(())
 }
 
 fn of_frames(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {

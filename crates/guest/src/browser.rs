@@ -56,7 +56,7 @@ enum Stage {
     Starting,
     /// Files are still being copied for it.
     Copying {
-        copy: Copy,
+        copy: Box<Copy>,
         ask: Browse,
         after: Duration,
     },
@@ -123,7 +123,7 @@ impl Browser {
             return Some("the browser is ending");
         }
         match copy {
-            Some(copy) => self.open = Some(Open { call, stage: Stage::Copying { copy, ask, after } }),
+            Some(copy) => self.open = Some(Open { call, stage: Stage::Copying { copy: Box::new(copy), ask, after } }),
             None => self.submit(call, ask, after, None, now),
         }
         None

@@ -1,5 +1,6 @@
 //! The guest over a socket, with kernels that are small programs: honest ones, broken ones and hostile ones.
 
+mod browser;
 mod harness;
 mod outputs;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use proto::browser::{BrowseResult, Browsed, FromDriver, Happened, MouseButton, Snapshot, SnapshotAsk, ToDriver};
+use proto::browser::{BrowseResult, Browsed, FromDriver, Happened, MouseButton, ToDriver};
 use proto::{Browse, BrowseError, BrowseFailure, BrowserSpec, Decoder};
 pub use testkit::pages::Pages;
 
@@ -33,10 +33,9 @@ impl Browser {
     pub fn start_with(change: impl FnOnce(&mut BrowserSpec)) -> Self {
         let home = directory();
         std::fs::create_dir_all(home.join("downloads")).unwrap();
-        let program = std::env::var("SANDPOOL_TEST_CHROMIUM").unwrap_or_else(|_| CHROMIUM.into());
-        assert!(Path::new(&program).exists(), "`{program}` is needed: install Debian's chromium-headless-shell");
+        assert!(Path::new(CHROMIUM).exists(), "`{CHROMIUM}` is needed: install Debian's chromium-headless-shell");
         let mut spec = BrowserSpec {
-            program,
+            program: CHROMIUM.into(),
             shell: true,
             proxy: None,
             home: home.join("home").display().to_string(),
@@ -130,14 +129,6 @@ impl Browser {
 
     pub fn type_text(&mut self, at: &str, text: &str) {
         self.ok(Browse::Type { at: at.into(), text: text.into(), append: false, submit: false, keys: false });
-    }
-
-    /// The page's outline.
-    pub fn snapshot(&mut self) -> Snapshot {
-        match self.ok(Browse::Snapshot(SnapshotAsk { max_chars: 20_000, ..SnapshotAsk::default() })) {
-            BrowseResult::Snapshot(snapshot) => snapshot,
-            other => panic!("{other:?}"),
-        }
     }
 
     /// What an expression comes to, as JSON.

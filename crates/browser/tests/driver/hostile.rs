@@ -98,12 +98,11 @@ fn a_click_that_opens_a_dialog_returns_and_a_guarded_page_is_left() {
 fn a_storm_of_windows_ends_at_the_limit() {
     let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
     browser.open(&pages.url("/popups"));
-    let stormed = browser.click("section button:nth-of-type(2)");
+    let stormed = browser.browse(click("section button:nth-of-type(2)"));
     let page = stormed.page.unwrap();
     assert!(page.tabs <= 16, "{page:?}");
     assert!(stormed.happened.len() <= 50);
     assert!(stormed.happened.iter().any(|what| matches!(what, Happened::PopupClosed { .. })), "{:?}", stormed.happened);
-    browser.ok(Browse::Tab { tab: TabAsk::Select { tab: 1 } });
     browser.open(&pages.url("/forms"));
     let BrowseResult::Tabs { tabs } = browser.ok(Browse::Tab { tab: TabAsk::List }) else { panic!() };
     assert!(tabs.len() <= 16);
@@ -289,7 +288,7 @@ fn main_process(browser: &Browser) -> u32 {
 
 fn renderer(browser: &Browser) -> u32 {
     let pages = |pid: &u32| cmdline(*pid).contains("--type=renderer");
-    family(main_process(browser)).into_iter().filter(pages).last().unwrap()
+    family(main_process(browser)).into_iter().rfind(pages).unwrap()
 }
 
 /// A process and all below it.

@@ -1,0 +1,264 @@
+//! A browser's driver that was put into the sandbox: the real one with the real Chromium, and ones that do not keep to their part.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use command_fds::{CommandFdExt, FdMapping};
+use jail::warm::{Arrival, Fork, way_to_guest};
+use proto::browser::{BrowseResult, Browsed, FromDriver, ToDriver};
+use proto::{Browse, BrowseFailure, BrowserSpec, Decoder, Failure, FromGuest, ToGuest};
+
+use crate::harness::*;
+
+const CHROMIUM: &str = "/usr/lib/chromium/chromium-headless-shell";
+
+struct Sandbox {
+    scratch: Scratch,
+    way: OwnedFd,
+    client: Client,
+    drivers: Vec<Child>,
+    /// What would bring signals to the guest.
+    _signals: std::io::PipeWriter,
+}
+
+impl Sandbox {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        for name in ["workspace/downloads", "uploads", "home"] {
+            std::fs::create_dir_all(scratch.path().join(name)).unwrap();
+        }
+        let listener = UnixListener::bind(scratch.path().join("s")).unwrap();
+        let (way, theirs) = way_to_guest().unwrap();
+        let (signals, _signals) = std::io::pipe().unwrap();
+        let (workspace, uploads) = (scratch.path().join("workspace"), scratch.path().join("uploads"));
+        let config = guest::Config { workspace, uploads, ..config() };
+        std::thread::spawn(move || guest::serve_listener(listener, signals.into(), Some(theirs), config));
+        let mut client = Client::over(UnixStream::connect(scratch.path().join("s")).unwrap());
+        client.hello();
+        Self { scratch, way, client, drivers: Vec::new(), _signals }
+    }
+
+    /// Puts a process into the sandbox; what it is told goes to its descriptor 3, or to whoever holds the other end.
+    fn put(&mut self, child: Child, channel: UnixStream) {
+        let pid = rustix::process::Pid::from_child(&child);
+        let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        Arrival::Driver(Fork { pid: child.id(), process, channel: channel.into() }).send(&self.way).unwrap();
+        self.drivers.push(child);
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "stands for the launcher")]
+    fn put_driver(&mut self) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool-guest"));
+        command.arg("browser").env_clear().stdin(Stdio::null());
+        command.fd_mappings(vec![FdMapping { parent_fd: theirs.into(), child_fd: 3 }]).unwrap();
+        let child = command.spawn().unwrap();
+        self.put(child, ours);
+    }
+
+    /// A process that does nothing, for which the test speaks.
+    #[allow(clippy::disallowed_methods, reason = "stands for the launcher")]
+    fn put_puppet(&mut self) -> Puppet {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.put(Command::new("sleep").arg("1000").spawn().unwrap(), theirs);
+        let call = self.start();
+        let mut puppet = Puppet { channel: ours, decoder: Decoder::default() };
+        let (number, started) = puppet.hear();
+        assert!(matches!(started, ToDriver::Start { .. }), "{started:?}");
+        puppet.say(number, &FromDriver::Ready { version: "Puppet/1".into() });
+        assert_eq!(self.client.answer(call), FromGuest::BrowserReady { version: "Puppet/1".into() });
+        puppet
+    }
+
+    fn start(&mut self) -> u64 {
+        let at = |name: &str| self.scratch.path().join(name).display().to_string();
+        let spec = BrowserSpec {
+            program: CHROMIUM.into(),
+            shell: true,
+            proxy: None,
+            home: at("home"),
+            downloads: at("workspace/downloads"),
+            nssdb: None,
+        };
+        self.client.send(&ToGuest::StartBrowser { spec })
+    }
+
+    fn send(&mut self, ask: Browse, uploads: &[&str], after_ms: u64) -> u64 {
+        let uploads = uploads.iter().map(|&path| path.into()).collect();
+        self.client.send(&ToGuest::Browse { ask, uploads, after_ms })
+    }
+
+    fn browse(&mut self, ask: Browse, uploads: &[&str]) -> Browsed {
+        let call = self.send(ask, uploads, 15_000);
+        self.browsed(call)
+    }
+
+    fn browsed(&mut self, call: u64) -> Browsed {
+        match self.client.answer(call) {
+            FromGuest::Browsed { browsed } => *browsed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn failure(&mut self, call: u64) -> (Failure, String) {
+        match self.client.answer(call) {
+            FromGuest::Failed { failure, message } => (failure, message),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        for driver in &mut self.drivers {
+            let _ = driver.kill();
+        }
+    }
+}
+
+struct Puppet {
+    channel: UnixStream,
+    decoder: Decoder,
+}
+
+impl Puppet {
+    fn hear(&mut self) -> (u64, ToDriver) {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(frame) = self.decoder.next_frame().unwrap() {
+                return (frame.call, frame.message().unwrap());
+            }
+            let read = self.channel.read(&mut buffer).unwrap();
+            assert_ne!(read, 0);
+            self.decoder.push(&buffer[..read]);
+        }
+    }
+
+    fn say(&mut self, number: u64, message: &FromDriver) {
+        let mut bytes = Vec::new();
+        proto::encode_message(&mut bytes, number, message).unwrap();
+        self.channel.write_all(&bytes).unwrap();
+    }
+}
+
+fn evaluate(expression: &str) -> Browse {
+    Browse::Evaluate { expression: expression.into() }
+}
+
+fn value(browsed: &Browsed) -> &str {
+    match &browsed.result {
+        Ok(BrowseResult::Value { json, .. }) => json,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn the_browser_is_asked_through_the_guest() {
+    assert!(Path::new(CHROMIUM).exists(), "`{CHROMIUM}` is needed: install Debian's chromium-headless-shell");
+    let mut sandbox = Sandbox::new();
+    let call = sandbox.send(evaluate("1"), &[], 1000);
+    assert_eq!(sandbox.failure(call), (Failure::Browser, "there is no browser".into()));
+    let call = sandbox.start();
+    assert_eq!(
+        sandbox.failure(call),
+        (Failure::Browser, "cannot start the browser: no driver of a browser was put into this sandbox".into())
+    );
+    sandbox.put_driver();
+    let call = sandbox.start();
+    let ready = sandbox.client.answer(call);
+    assert!(
+        matches!(&ready, FromGuest::BrowserReady { version } if version.starts_with("HeadlessChrome/")),
+        "{ready:?}"
+    );
+    assert_eq!(value(&sandbox.browse(evaluate("6 * 7"), &[])), "42");
+
+    // A file of the workspace is copied for the browser, and no other.
+    let workspace = sandbox.scratch.path().join("workspace");
+    std::fs::create_dir(workspace.join("sub")).unwrap();
+    std::fs::write(workspace.join("sub/a.txt"), "hello").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", workspace.join("link")).unwrap();
+    let page = "data:text/html,<input type=file onchange='this.files[0].text().then(t => document.title = t)'>";
+    sandbox.browse(Browse::Open { url: page.into() }, &[]);
+    let upload = || Browse::Upload { at: "input".into(), files: vec!["a.txt".into()] };
+    let uploaded = sandbox.browse(upload(), &["sub/a.txt"]);
+    assert_eq!(uploaded.result, Ok(BrowseResult::Done));
+    assert_eq!(value(&sandbox.browse(evaluate("document.querySelector('input').files[0].name"), &[])), "\"a.txt\"");
+    for path in ["link", "../s", "/etc/passwd", "none", "sub", ""] {
+        let call = sandbox.send(upload(), &[path], 5000);
+        let (failure, message) = sandbox.failure(call);
+        assert!(matches!(failure, Failure::InvalidPath | Failure::NotFound), "{path}: {failure:?} {message}");
+    }
+    let uploads = sandbox.scratch.path().join("uploads");
+    assert_eq!(names(&uploads).len(), 1);
+
+    // One at a time, and interrupted.
+    let call = sandbox.send(evaluate("new Promise(() => 0)"), &[], 60_000);
+    let second = sandbox.send(evaluate("1"), &[], 1000);
+    assert_eq!(sandbox.failure(second).1, "an earlier call of the browser is not answered yet");
+    sandbox.client.send_as(call, &ToGuest::Interrupt);
+    assert_eq!(sandbox.browsed(call).result.unwrap_err().why, BrowseFailure::Cancelled);
+
+    // It ends when its driver is killed; what was put there for it goes.
+    sandbox.drivers[0].kill().unwrap();
+    assert_eq!(sandbox.client.answer(0), FromGuest::BrowserExited);
+    assert_eq!(names(&uploads), [""; 0]);
+}
+
+#[test]
+fn a_driver_that_does_not_answer_is_ended() {
+    let mut sandbox = Sandbox::new();
+    let mut puppet = sandbox.put_puppet();
+    let call = sandbox.send(evaluate("1"), &[], 100);
+    let (_, asked) = puppet.hear();
+    assert!(matches!(asked, ToDriver::Browse { after_ms: 100, .. }), "{asked:?}");
+    let silent = (Failure::Browser, "the browser did not answer in time, and was ended".into());
+    assert_eq!(sandbox.failure(call), silent);
+    let call = sandbox.send(evaluate("1"), &[], 100);
+    assert_eq!(sandbox.failure(call).1, "there is no browser");
+    // Another one takes its place.
+    sandbox.put_puppet();
+}
+
+#[test]
+fn a_driver_that_speaks_out_of_turn_is_ended() {
+    let browsed = |json: &str| Browsed {
+        page: None,
+        happened: Vec::new(),
+        result: Ok(BrowseResult::Value { json: json.into(), truncated: false }),
+    };
+    let mut sandbox = Sandbox::new();
+    // An answer to nothing.
+    let mut puppet = sandbox.put_puppet();
+    puppet.say(7, &FromDriver::Browsed { browsed: Box::new(browsed("1")) });
+    assert_eq!(sandbox.client.answer(0), FromGuest::BrowserExited);
+    // Two answers to one request: the first is one.
+    let mut puppet = sandbox.put_puppet();
+    let call = sandbox.send(evaluate("1"), &[], 5000);
+    let (number, _) = puppet.hear();
+    puppet.say(number, &FromDriver::Browsed { browsed: Box::new(browsed("1")) });
+    puppet.say(number, &FromDriver::Browsed { browsed: Box::new(browsed("2")) });
+    assert_eq!(sandbox.browsed(call), browsed("1"));
+    assert_eq!(sandbox.client.answer(0), FromGuest::BrowserExited);
+    // Bytes that are no frame, and another message than the one that is due.
+    for bytes in [vec![0xff; 64], {
+        let mut bytes = Vec::new();
+        proto::encode_message(&mut bytes, 2, &FromDriver::Ready { version: "again".into() }).unwrap();
+        bytes
+    }] {
+        let mut puppet = sandbox.put_puppet();
+        let call = sandbox.send(evaluate("1"), &[], 20_000);
+        puppet.hear();
+        puppet.channel.write_all(&bytes).unwrap();
+        let out_of_turn = (Failure::Browser, "the browser's driver spoke out of turn, and was ended".into());
+        assert_eq!(sandbox.failure(call), out_of_turn);
+    }
+}
