@@ -32,6 +32,8 @@ pub enum Stop {
     TimedOut(String),
     #[error("{0}")]
     Malformed(String),
+    #[error("the server has too many connections of all its sandboxes; try again later")]
+    Busy,
 }
 
 impl Stop {
@@ -41,6 +43,7 @@ impl Stop {
             Self::Lost(Lost::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
             Self::Lost(Lost::TimedOut(_)) | Self::TimedOut(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }

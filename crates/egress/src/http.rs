@@ -91,6 +91,17 @@ fn stopped(stop: &Stop) -> Response<Body> {
     response
 }
 
+/// The same, for a client that is not listened to.
+pub fn bare(stop: &Stop) -> Vec<u8> {
+    let (status, text) = (stop.status(), format!("{stop}\n"));
+    let denied = if let Stop::Denied(_) = stop { format!("{DENIED}: 1\r\n") } else { String::new() };
+    format!(
+        "HTTP/1.1 {status}\r\n{denied}Content-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+        text.len(),
+    )
+    .into_bytes()
+}
+
 fn text(text: String) -> Body {
     Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed()
 }
@@ -147,6 +158,8 @@ async fn forward(
     } else {
         remove_hops(response.headers_mut());
     }
+    // Only the proxy says this.
+    response.headers_mut().remove(DENIED);
     match dressed {
         None => Ok(response.map(|body| body.boxed())),
         Some(dressed) => {

@@ -17,6 +17,15 @@ const USUAL_PORTS: [u16; 2] = [80, 443];
 const USUAL_CONNECTIONS: u32 = 64;
 const USUAL_CONNECTIONS_PER_SECOND: u32 = 200;
 
+/// The table that `--network-allow` makes.
+pub const COMMAND_LINE: &str = "command-line";
+/// What both `network.default` and an operator's own table may name, and no table can be called.
+pub const PRESETS: [&str; 2] = ["public", "packages"];
+pub const OFF: &str = "off";
+/// Tables that cannot be changed, only replaced.
+pub const BUILT_IN: [&str; 4] = [OFF, PRESETS[0], PRESETS[1], COMMAND_LINE];
+const IN_PLACE: &str = "The operator can allow it in sandpool.toml by a policy in place of this one";
+
 /// All of its tables have to allow what is asked for. Several come together from a tool set, a size, a tenant and a call: none of
 /// them can widen what another one gives. Without any table nothing is allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,7 +36,7 @@ pub struct Policy {
 /// One table, as an operator writes it: `[network.policy.<name>]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Table {
-    /// For sentences about denials. Empty: it is the call's own, see [`Table::narrowing`].
+    /// For sentences about denials.
     pub name: String,
     /// Names, `*.name` (what is under it, not itself), addresses, networks, `*`, each with `:port` or `:*` if need be; `public`,
     /// `packages`. An address or a network is for requests that name an address; a name has to be allowed as a name.
@@ -52,19 +61,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// What a call asks for itself, to have less than it could: names and nothing else. Ports, private addresses and methods remain as
-    /// the operator's tables have them.
-    pub fn narrowing(allow: Vec<String>) -> Self {
-        let allow = allow.into_iter().map(|entry| match Pattern::parse(&entry) {
-            Ok(pattern) if pattern.has_port(0).is_none() => match entry.contains("::") && !entry.starts_with('[') {
-                true => format!("[{entry}]:*"),
-                false => format!("{entry}:*"),
-            },
-            _ => entry,
-        });
-        Self { allow: allow.collect(), private: vec!["*".into()], ..Self::default() }
-    }
-
     /// Whether it can be understood, and if not, which entry is wrong.
     pub fn check(&self) -> Result<(), String> {
         Rules::new(self).map(|_| ())
@@ -72,27 +68,24 @@ impl Table {
 
     /// `policy "packages"`, for sentences.
     fn title(&self) -> String {
-        if self.name.is_empty() {
-            "the network that this call asked for".into()
-        } else {
-            format!("policy \"{}\"", self.name)
-        }
+        format!("policy \"{}\"", self.name)
     }
 
     /// What the operator has to write so that something is allowed.
     fn remedy(&self, key: &str, value: &str) -> String {
         match self.name.as_str() {
-            "" => "The call can ask for more".into(),
+            COMMAND_LINE if key == "allow" => format!("The operator can allow it by `{value}` in --network-allow"),
+            name if BUILT_IN.contains(&name) => format!("{IN_PLACE}: [network.policy.<name>] {key} = [\"{value}\"]"),
             name => {
                 format!("The operator can allow it in sandpool.toml: [network.policy.{name}] {key} = [\"{value}\"]")
             }
         }
     }
 
-    /// The same where something has to go.
-    fn removal(&self, key: &str) -> String {
+    /// The same where something has to go, or to be more.
+    fn change(&self, key: &str) -> String {
         match self.name.as_str() {
-            "" => "The call can ask for more".into(),
+            name if BUILT_IN.contains(&name) => format!("{IN_PLACE}: [network.policy.<name>] {key}"),
             name => format!("The operator can allow it in sandpool.toml, by a change of [network.policy.{name}] {key}"),
         }
     }
@@ -135,7 +128,7 @@ impl<T> Limit<T> {
     /// More was wanted than `most`.
     pub fn refusal(&self, most: &str, key: &str) -> Refusal {
         let table = Table { name: self.table.clone(), ..Table::default() };
-        Refusal { rule: format!("{} allows no more than {most}", table.title()), remedy: table.removal(key) }
+        Refusal { rule: format!("{} allows no more than {most}", table.title()), remedy: table.change(key) }
     }
 }
 
@@ -218,7 +211,7 @@ impl Rules {
             None => Ok(()),
             Some(entry) => Err(Refusal {
                 rule: format!("{} denies \"{}\"", self.table.title(), entry.text),
-                remedy: self.table.removal("deny"),
+                remedy: self.table.change("deny"),
             }),
         }
     }
@@ -272,7 +265,7 @@ impl Rules {
         }
         let mut rule = format!("{} allows only the methods {}", self.table.title(), self.table.methods.join(", "));
         let _ = write!(rule, ", and what is inside this connection cannot be seen");
-        Err(Refusal { rule, remedy: self.table.removal("methods") })
+        Err(Refusal { rule, remedy: self.table.change("methods") })
     }
 
     /// `special`: why the address is not public, if it is not.

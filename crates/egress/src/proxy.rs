@@ -8,6 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
+use crate::connect::Stop;
 use crate::gate::{Connection, State};
 use crate::limits::Flow;
 use crate::{http, socks};
@@ -31,34 +32,30 @@ pub async fn accept(listener: TcpListener, state: Arc<State>) {
                 continue;
             }
         };
-        match timeout(PATIENCE, places(&state)).await {
-            Ok(Some(places)) => {
+        match places(&state).await {
+            Ok(places) => {
                 let connection = Arc::new(Connection::new(Arc::clone(&state), places));
                 let serving = serve(Arc::clone(&connection), stream);
                 connection.spawn(serving);
             }
-            Ok(None) => return,
-            Err(_) => refuse(&state, &stream),
+            // Nothing is read and nothing waited for.
+            Err(stop) => drop(stream.try_write(&http::bare(&stop))),
         }
     }
 }
 
-async fn places(state: &State) -> Option<(OwnedSemaphorePermit, OwnedSemaphorePermit)> {
-    let place = |places: &Arc<Semaphore>| Arc::clone(places).acquire_owned();
-    Some((place(&state.meter.places).await.ok()?, place(&state.shared.places).await.ok()?))
-}
-
-/// Too many at once. Nothing is read and nothing waited for.
-fn refuse(state: &State, stream: &TcpStream) {
-    let limit = &state.meter.connections;
-    let refusal = limit.refusal(&format!("{} connections at once", limit.value), "max_connections");
-    let sentence = state.deny("a connection", refusal).sentence;
-    let answer = format!(
-        "HTTP/1.1 403 Forbidden\r\n{}: 1\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{sentence}\n",
-        http::DENIED,
-        sentence.len() + 1,
-    );
-    let _ = stream.try_write(answer.as_bytes());
+/// One of the sandbox's own, and one of all that the server has.
+async fn places(state: &State) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Stop> {
+    let place = |places: &Arc<Semaphore>| timeout(PATIENCE, Arc::clone(places).acquire_owned());
+    let Ok(Ok(own)) = place(&state.meter.places).await else {
+        let limit = &state.meter.connections;
+        let refusal = limit.refusal(&format!("{} connections at once", limit.value), "max_connections");
+        return Err(Stop::Denied(state.deny("a connection", refusal)));
+    };
+    match place(&state.shared.places).await {
+        Ok(Ok(shared)) => Ok((own, shared)),
+        _ => Err(Stop::Busy),
+    }
 }
 
 async fn serve(connection: Arc<Connection>, stream: TcpStream) {

@@ -52,7 +52,7 @@ fn code(stop: &Stop) -> u8 {
         Stop::Lost(Lost::NotFound(_)) => HOST_UNREACHABLE,
         Stop::Unreachable(..) => REFUSED,
         Stop::Lost(Lost::TimedOut(_)) | Stop::TimedOut(_) => EXPIRED,
-        Stop::Malformed(_) => FAILED,
+        Stop::Malformed(_) | Stop::Busy => FAILED,
     }
 }
 

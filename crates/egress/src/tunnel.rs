@@ -190,5 +190,8 @@ impl Opaque {
 }
 
 fn not_tls() -> Refusal {
-    Refusal { rule: "what was sent is not TLS".into(), remedy: "On port 443 only TLS can pass".into() }
+    Refusal {
+        rule: "what was sent is no TLS that can be read".into(),
+        remedy: "On port 443, and where it looks like TLS, nothing else can pass".into(),
+    }
 }

@@ -95,7 +95,14 @@ async fn a_narrower_policy_holds_for_what_is_open_already_and_ends_with_its_guar
     let (mut to_a, mut to_b) = (place.client().await, place.client().await);
     assert_eq!(connect(&mut to_a, &format!("a.test:{port}")).await, 200);
     assert_eq!(connect(&mut to_b, &format!("b.test:{port}")).await, 200);
-    let only_a = place.gate().narrow(Some(Policy::of(Table::narrowing(strings(&["a.test"])))));
+    let narrower = Table {
+        name: "a".into(),
+        allow: strings(&["a.test"]),
+        private: strings(&["*"]),
+        ports: vec![port],
+        ..Table::default()
+    };
+    let only_a = place.gate().narrow(Some(Policy::of(narrower)));
     assert!(is_cut(&mut to_b).await);
     to_a.send("here").await;
     assert_eq!(to_a.exactly(4).await, "here");
