@@ -6,18 +6,13 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use egress::policy::{BUILT_IN, COMMAND_LINE, OFF, PRESETS};
 use egress::{Policy, Table};
 use engine::op::Size;
 use serde::Deserialize;
 
 use super::settings::DIALECTS;
 use super::{ConfigError, Effective, nearest};
-
-/// No policy of the operator's has one of these names.
-const OFF: &str = "off";
-const PRESETS: [&str; 2] = ["public", "packages"];
-/// The policy that `--network-allow` makes.
-const COMMAND_LINE: &str = "command-line";
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
@@ -134,7 +129,7 @@ fn named(effective: &Effective, policies: &Policies, key: &str) -> Result<Option
 }
 
 fn check_policy_name(name: &str) -> Result<(), String> {
-    if name == OFF || name == COMMAND_LINE || PRESETS.contains(&name) {
+    if BUILT_IN.contains(&name) {
         return Err(format!("`{name}` is built in and cannot be changed; choose another name"));
     }
     Ok(())
