@@ -2,13 +2,18 @@
 //! Needs the runtimes of `sandpool setup` (`make test` prepares them).
 
 mod bench;
+mod browser_hostile;
+mod browsing;
 mod document;
 mod forked;
 mod hostile;
 mod mask;
 mod packages;
+mod secrets;
 mod serve;
 mod support;
 mod transcripts;
 mod variables;
 mod walks;
+mod ways;
+mod workbench;

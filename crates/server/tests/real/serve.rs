@@ -30,15 +30,19 @@ impl Serve {
         Self::in_state(Arc::new(StateDir::new(name)), variables)
     }
 
+    pub fn in_state(state: Arc<StateDir>, variables: &[(&str, &str)]) -> Self {
+        Self::with_settings(state, "", variables)
+    }
+
     /// On a free port of loopback unless the variables say otherwise.
     #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
-    pub fn in_state(state: Arc<StateDir>, variables: &[(&str, &str)]) -> Self {
+    pub fn with_settings(state: Arc<StateDir>, settings: &str, variables: &[(&str, &str)]) -> Self {
         let find = |name| variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| *value);
         let host = find("MCP_SERVER_HOST").unwrap_or("127.0.0.1");
         let port = find("MCP_SERVER_PORT").map_or_else(|| free_port().to_string(), str::to_owned);
         let listen = find("SANDPOOL_LISTEN").map_or_else(|| format!("{host}:{port}"), str::to_owned);
         let (config, log) = (state.0.join("sandpool.toml"), state.0.join("log"));
-        std::fs::write(&config, format!("[serve]\nlisten = \"127.0.0.1:{port}\"\n")).unwrap();
+        std::fs::write(&config, format!("[serve]\nlisten = \"127.0.0.1:{port}\"\n{settings}")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
         command.arg("serve").env("SANDPOOL_CONFIG", config).env("SANDPOOL_STATE_DIR", state.0.join("state"));
         command.envs(variables.iter().copied()).stdin(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());

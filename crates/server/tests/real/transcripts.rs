@@ -7,13 +7,12 @@ use std::thread;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use testkit::client::Client;
 use testkit::host::StateDir;
 use testkit::http::{Era, Mcp};
 
 use crate::mask::Mask;
 use crate::serve::Serve;
-use crate::support::stdio_of;
+use crate::ways::{Stdio, Way};
 
 const DIALECTS: [&str; 5] = ["agentrun", "conversation", "microsandbox", "sandpool", "workbench"];
 
@@ -44,66 +43,6 @@ enum Only {
 fn story(dialect: &str) -> Vec<Step> {
     let path = format!("{}/tests/transcripts/{dialect}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-/// One way to a server.
-trait Way {
-    fn name(&self) -> &'static str;
-    /// Whether the server can tell that two calls come from the same client.
-    fn is_connected(&self) -> bool;
-    fn request(&mut self, method: &str, params: Value) -> Value;
-}
-
-struct Stdio {
-    client: Client,
-    is_modern: bool,
-}
-
-impl Stdio {
-    fn start(state: &StateDir, dialect: &str, is_modern: bool) -> Self {
-        let command = stdio_of(dialect, &state.0, "");
-        let client = if is_modern { Client::connect(command) } else { Client::start(command) };
-        Self { client, is_modern }
-    }
-}
-
-impl Way for Stdio {
-    fn name(&self) -> &'static str {
-        if self.is_modern { "way-stdio-modern" } else { "way-stdio-legacy" }
-    }
-
-    fn is_connected(&self) -> bool {
-        true
-    }
-
-    fn request(&mut self, method: &str, mut params: Value) -> Value {
-        if self.is_modern {
-            params["_meta"] = json!({
-                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-                "io.modelcontextprotocol/clientCapabilities": {},
-                "io.modelcontextprotocol/clientInfo": { "name": "testkit", "version": "0" },
-            });
-        }
-        self.client.request(method, params)
-    }
-}
-
-impl Way for Mcp {
-    fn name(&self) -> &'static str {
-        match self.era {
-            Era::Modern => "way-http-modern",
-            Era::Legacy(_) => "way-http-legacy",
-            Era::Bare => "way-http-bare",
-        }
-    }
-
-    fn is_connected(&self) -> bool {
-        self.session.is_some()
-    }
-
-    fn request(&mut self, method: &str, params: Value) -> Value {
-        Self::request(self, method, params)
-    }
 }
 
 /// What was said at each step; nothing where a step was not for this way.
@@ -240,7 +179,7 @@ fn every_dialect_tells_the_same_story_in_every_way() {
     let state = StateDir::new("transcripts-stdio");
     let over_stdio = |dialect: &str, story: &[Step]| {
         [false, true].map(|is_modern| {
-            let mut way = Stdio::start(&state, dialect, is_modern);
+            let mut way = Stdio::start(&state, dialect, "", is_modern);
             let told = tell(&mut way, story);
             assert!(way.client.finish().success());
             told

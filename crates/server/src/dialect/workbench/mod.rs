@@ -163,6 +163,13 @@ const FILE_LIST: ToolRow = ToolRow {
 const SNAPSHOT_TEXT: u64 = 8_000;
 const MOST_SNAPSHOT_TEXT: u64 = 100_000;
 
+/// Of its elements.
+const SNAPSHOT_ELEMENTS: u64 = 20_000;
+
+fn text_length(args: &Args) -> Result<u64, Refused> {
+    Ok(args::whole(args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT)?.unwrap_or(SNAPSHOT_TEXT))
+}
+
 fn sandbox_id(args: &Args) -> Result<Option<&str>, Refused> {
     let id = args::filled(args, "sandbox_id")?;
     let check = |id| {
@@ -252,7 +259,7 @@ fn browser_type(args: &Args, _: &Options) -> Result<Op, ArgError> {
 }
 
 fn browser_snapshot(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let most = args::whole(args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT)?.unwrap_or(SNAPSHOT_TEXT);
-    let max_chars = u32::try_from(most).unwrap_or(u32::MAX);
+    // Text and elements share the browser's budget, and `maxTextLen` is the text's alone.
+    let max_chars = u32::try_from(text_length(args)? + SNAPSHOT_ELEMENTS).unwrap_or(u32::MAX);
     browse(args, Ask::Snapshot(SnapshotAsk { max_chars, apart: true, ..SnapshotAsk::default() }), LOOKING)
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::render::{failure_line, mismatch, succeeded};
-use super::{MOST_SNAPSHOT_TEXT, SNAPSHOT_TEXT};
+use super::text_length;
 use crate::dialect::args;
 use crate::dialect::shared::browse::{self, Beside};
 use crate::dialect::shared::schema::{array, object_with, string};
@@ -81,17 +81,21 @@ fn facts(page: Option<Page>, seen: Option<Seen>, beside: Beside) -> PageFacts {
     PageFacts { url, title, seen, beside }
 }
 
-/// The browser keeps to what it was asked for; whoever has taken it over may not.
+/// The beginning of the text, and the elements.
 fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
-    let asked = args::whole(scene.args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT).ok().flatten().unwrap_or(SNAPSHOT_TEXT);
-    let most = usize::try_from(asked).unwrap_or(TEXT_BUDGET);
+    let most = text_length(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
+    let cut = snapshot.text.char_indices().nth(most).map(|(at, _)| at);
     let mut notes: Vec<String> = snapshot.notes.iter().map(|note| one_line(note)).collect();
+    if cut.is_some() {
+        notes.push(format!("text has its first {most} characters: call browser_snapshot with a larger maxTextLen"));
+    }
     if snapshot.next.is_some() {
-        notes.push("the page has more than this: call browser_snapshot with a larger maxTextLen".into());
+        notes.push("the page has more elements than these: use a CSS selector for one that is not listed".into());
     }
     Seen {
-        text: clipped(&snapshot.text, most).into_owned(),
-        elements: clipped(&snapshot.elements, most.max(TEXT_BUDGET)).into_owned(),
+        text: snapshot.text[..cut.unwrap_or(snapshot.text.len())].to_owned(),
+        // The browser keeps to what it was asked for; whoever has taken it over may not.
+        elements: clipped(&snapshot.elements, most.saturating_add(2 * TEXT_BUDGET)).into_owned(),
         notes,
     }
 }
@@ -110,10 +114,11 @@ fn failed(scene: &Scene<'_>, error: &BrowseError, page: Option<Page>, beside: Be
 fn why(scene: &Scene<'_>, error: &BrowseError) -> String {
     let what = match error.why {
         BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
-        _ => one_line(&error.message),
+        _ => error.message.clone(),
     };
     let asked = ["selector", "url"].into_iter().find_map(|name| Some((name, args::text(scene.args, name).ok()??)));
     match asked {
+        Some((_, value)) if what.contains(value) => what,
         Some((name, value)) => format!("{what} ({name}=\"{}\")", one_line(value)),
         None => what,
     }
