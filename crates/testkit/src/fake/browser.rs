@@ -13,7 +13,8 @@ use proto::browser::{
 use proto::{Failure, FromGuest};
 use tokio::sync::Notify;
 
-use super::{Guest, fetch, lock, take_one};
+use super::guest::{Guest, fetch};
+use super::{lock, take_one};
 
 /// What is open; the last is shown.
 pub struct Tabs(Vec<String>);
