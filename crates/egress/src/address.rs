@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::LazyLock;
 
+use rustix::io::Errno;
+
 /// Addresses that begin with the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
@@ -127,14 +129,29 @@ pub fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
 /// Whether an address is this host's own: a public one as well, behind which are the services that listen on every interface.
 ///
 /// The kernel is asked, each time, because addresses come and go: as the source of a packet to itself it takes the very address.
-/// Nothing is sent.
+/// Nothing is sent. Where the kernel has no answer at all (out of descriptors), the address counts as own.
 pub fn is_own(address: IpAddr) -> bool {
     let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let source = UdpSocket::bind((any, 0)).and_then(|socket| {
         socket.connect(SocketAddr::new(address, 9))?;
         socket.local_addr()
     });
-    source.is_ok_and(|source| source.ip() == address)
+    match source {
+        Ok(source) => source.ip() == address,
+        // There is no way to it, or none for addresses of its kind.
+        Err(e) => !matches!(
+            Errno::from_io_error(&e),
+            Some(
+                Errno::NETUNREACH
+                    | Errno::HOSTUNREACH
+                    | Errno::NETDOWN
+                    | Errno::ADDRNOTAVAIL
+                    | Errno::AFNOSUPPORT
+                    | Errno::ACCESS
+                    | Errno::INVAL
+            )
+        ),
+    }
 }
 
 #[cfg(test)]

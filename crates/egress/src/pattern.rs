@@ -6,15 +6,7 @@ use crate::address::Network;
 use crate::target::Host;
 
 /// Where `pip` and `npm` get their packages. An operator with a mirror of his own adds its name.
-const PACKAGES: &[&str] = &[
-    "pypi.org",
-    "files.pythonhosted.org",
-    "pypi.python.org",
-    "registry.npmjs.org",
-    "registry.yarnpkg.com",
-    // Where npm's newer clients look up what a package's own build needs.
-    "nodejs.org",
-];
+const PACKAGES: &[&str] = &["pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "registry.yarnpkg.com"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {

@@ -124,6 +124,18 @@ async fn a_narrower_policy_holds_for_what_is_open_already_and_ends_with_its_guar
 }
 
 #[tokio::test]
+async fn an_answer_that_is_on_its_way_is_cut_when_the_policy_becomes_narrower() {
+    let (port, _) = host("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf").await;
+    let place = Place::new(&[port], |_| {});
+    let mut client = place.client().await;
+    client.send(format!("GET http://a.test:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+    assert_eq!(client.head().await.status, 200);
+    assert_eq!(client.exactly(4).await, "half");
+    let _nothing = place.gate().narrow(None);
+    assert!(is_cut(&mut client).await);
+}
+
+#[tokio::test]
 async fn a_policy_that_cannot_be_understood_allows_nothing() {
     let port = echo().await;
     let place = Place::new(&[port], |_| {});
