@@ -114,6 +114,9 @@ pub struct Reader {
     stopped: VecDeque<(String, read::Stopped)>,
 }
 
+/// A frame that does something else has so long to answer: by itself it takes milliseconds.
+const FRAME_TIME: Duration = Duration::from_secs(2);
+
 /// How many ranges of numbers are remembered; with the oldest its refs are forgotten.
 const MAX_RANGES: usize = 100_000;
 
@@ -137,8 +140,9 @@ impl Reader {
             return Ok(element);
         }
         for frame in frames {
-            let found: Found = self.ask(tab, &frame, "find", json!([at])).await.map_err(|failure| failure.of(at))?;
-            match (found.count, found.number) {
+            let found = self.ask_frame(tab, &frame, "find", json!([at])).await.map_err(|failure| failure.of(at))?;
+            let Some(Found { count, number }) = found else { continue };
+            match (count, number) {
                 (1, Some(number)) => return Ok(Element { frame, number }),
                 (0, _) | (_, None) => {}
                 (count, _) => {
@@ -214,9 +218,9 @@ impl Reader {
     /// Whether a text can be seen on the page now, in any of its frames.
     pub async fn has_text(&mut self, tab: &impl Tab, text: &str) -> Result<bool, BrowseError> {
         for frame in tab.frames() {
-            match self.ask(tab, &frame, "has", json!([text])).await {
-                Ok(true) => return Ok(true),
-                Ok(false) | Err(Failure::Gone) => {}
+            match self.ask_frame(tab, &frame, "has", json!([text])).await {
+                Ok(Some(true)) => return Ok(true),
+                Ok(_) => {}
                 Err(failure) => return Err(failure.of("the page")),
             }
         }
@@ -253,6 +257,25 @@ impl Reader {
         });
         let answer = called(tab.call(&frame.session, "Runtime.callFunctionOn", params).await)?;
         self.taken(frame, answer)
+    }
+
+    /// Asks one of the frames of a page. Nothing of one that is gone or does not answer: unless it is the page itself, for which the
+    /// request has its time.
+    async fn ask_frame<T: DeserializeOwned>(
+        &mut self,
+        tab: &impl Tab,
+        frame: &Frame,
+        name: &str,
+        args: Value,
+    ) -> Result<Option<T>, Failure> {
+        let is_page = frame.parent.is_none();
+        let patience = if is_page { Duration::MAX } else { FRAME_TIME };
+        match tokio::time::timeout(patience, self.ask(tab, frame, name, args)).await {
+            Ok(Ok(answer)) => Ok(Some(answer)),
+            Ok(Err(Failure::Gone)) if !is_page => Ok(None),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Ok(None),
+        }
     }
 
     async fn ask<T: DeserializeOwned>(

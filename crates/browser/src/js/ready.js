@@ -68,6 +68,8 @@
       element.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
       box = element.getBoundingClientRect();
     }
+    // What is typed goes to where the focus is, wherever that moves.
+    if (need === 'type') return {point: {x: box.x, y: box.y, width: box.width, height: box.height}};
     await frame();
     const now = element.getBoundingClientRect();
     if (!sandpool.alive(element)) throw new Failure('stale', 'gone');
@@ -75,7 +77,7 @@
     if (!now.width && !now.height) return {reason: 'it has no size'};
     const places = points(boxed(element));
     if (!places.length) return {reason: 'it is outside of what can be scrolled to'};
-    if (need === 'seen' || need === 'type') return {point: {...places[0], width: now.width, height: now.height}};
+    if (need === 'seen') return {point: {...places[0], width: now.width, height: now.height}};
     const place = places.find(({x, y}) => reaches(boxed(element), hit(x, y)));
     if (!place) return {reason: `it is covered by ${describe(hit(places[0].x, places[0].y))}`};
     return {point: {...place, width: now.width, height: now.height}};

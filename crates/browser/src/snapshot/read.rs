@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 use super::changes::{self, Taken};
 use super::{Failure, Frame, OBJECTS, Reader, Tab, called, error, gone};
 
-/// For all the walks of a snapshot, and for one in a frame that may do something else: by itself it takes milliseconds.
+/// For all the walks of a snapshot.
 const TIME: Duration = Duration::from_secs(3);
-const FRAME_TIME: Duration = Duration::from_secs(2);
 /// How many closed shadow roots are opened in a snapshot.
 const MAX_OPENED: u32 = 20;
 /// How many places are remembered where one can go on.
@@ -187,17 +186,14 @@ impl Reader {
                 }
                 continue;
             };
-            let walk = self.ask::<Part>(tab, frame, "walk", reading.walk(&place, places));
-            // The page itself has the time of the request: it may still be laying itself out.
-            let patience = if places.is_empty() { Duration::MAX } else { FRAME_TIME };
-            let part = match tokio::time::timeout(patience, walk).await {
-                Ok(Ok(part)) => part,
-                Ok(Err(Failure::Gone)) if !reading.is_empty() => continue,
-                Ok(Err(failure)) => return Err(failure.of(reading.ask.from.as_deref().unwrap_or("the page"))),
-                Err(_) => {
+            let part = match self.ask_frame::<Part>(tab, frame, "walk", reading.walk(&place, places)).await {
+                Ok(Some(part)) => part,
+                Ok(None) if tab.frames().contains(frame) => {
                     reading.note("a frame does not answer: what is in it is not shown");
                     continue;
                 }
+                Ok(None) => continue,
+                Err(failure) => return Err(failure.of(reading.ask.from.as_deref().unwrap_or("the page"))),
             };
             let mut place = place;
             let Some(stop) = reading.take(part, &mut place, places) else { continue };

@@ -350,16 +350,21 @@ fn a_page_without_measure_is_read_up_to_the_budget() {
     assert!(read(&mut browser, whole()).elements.contains("Sign in"));
 }
 
-/// Frames of another site may have a process of their own: here they must.
-#[test]
-fn frames_in_other_processes_are_read_and_clicked_as_well() {
-    let pages = Pages::start().unwrap();
-    let mut browser = Browser::start_with(|spec| {
+/// A browser in which every site has a process of its own.
+fn isolating() -> Browser {
+    Browser::start_with(|spec| {
         let script = Path::new(&spec.downloads).with_file_name("isolating");
         std::fs::write(&script, format!("#!/bin/sh\nexec {} --site-per-process \"$@\"\n", spec.program)).unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).unwrap();
         spec.program = script.display().to_string();
-    });
+    })
+}
+
+/// Frames of another site may have a process of their own: here they must.
+#[test]
+fn frames_in_other_processes_are_read_and_clicked_as_well() {
+    let pages = Pages::start().unwrap();
+    let mut browser = isolating();
     browser.open(&pages.url("/frames"));
     let snapshot = read(&mut browser, whole());
     insta::assert_snapshot!("frames", shown(&snapshot));
@@ -374,4 +379,39 @@ fn frames_in_other_processes_are_read_and_clicked_as_well() {
         browser.ok(Browse::Wait { text: said.into(), gone: false });
         assert_eq!(browser.text("#said"), said);
     }
+}
+
+#[test]
+fn a_frame_that_does_not_answer_is_said_to_be_silent() {
+    let pages = Pages::start().unwrap();
+    let mut browser = isolating();
+    browser.open(&pages.url("/frames"));
+    let stuck = pages.url_at("localhost", "/frames/stuck");
+    browser.value(&format!(
+        "new Promise(done => {{ const frame = document.querySelectorAll('iframe')[1]; \
+         frame.onload = () => setTimeout(done, 300, 1); frame.src = '{stuck}' }})"
+    ));
+    let snapshot = read(&mut browser, whole());
+    assert_eq!(snapshot.notes, ["a frame does not answer: what is in it is not shown"]);
+    assert!(snapshot.elements.contains("\"Save address\"") && snapshot.elements.contains("\"Order\""));
+    assert_eq!(browser.error(crate::harness::click("#nowhere")).why, BrowseFailure::NotFound);
+}
+
+/// What is behind a dialog of the page cannot be reached; what it says can.
+#[test]
+fn an_open_dialog_is_all_there_is() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/dialogs"));
+    let page = read(&mut browser, whole());
+    browser.click(&reference(&page, "\"Open a window of the page\""));
+    let dialog = read(&mut browser, whole());
+    insta::assert_snapshot!(shown(&dialog), @r#"
+    dialog "Delete everything?"
+     heading 2 "Delete everything?"
+     [ref_1] button "Keep" focused
+    note: a dialog is open: what is behind it cannot be reached and is not shown
+    "#);
+    browser.click(&reference(&dialog, "\"Keep\""));
+    assert!(read(&mut browser, whole()).elements.contains("status: \"kept\""));
 }

@@ -18,6 +18,10 @@ const FILES: &[(&str, &str)] = &[
     ("/frames/address", include_str!("html/address.html")),
     ("/frames/nest", include_str!("html/nest.html")),
     ("/frames/payment", include_str!("html/payment.html")),
+    (
+        "/frames/stuck",
+        "<!doctype html><title>Stuck</title><p>Not for long<script>setTimeout(() => { for (;;); }, 100)</script>",
+    ),
     ("/hostile", include_str!("html/hostile.html")),
     ("/infinite", include_str!("html/infinite.html")),
     ("/kinds", include_str!("html/kinds.html")),
