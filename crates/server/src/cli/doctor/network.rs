@@ -28,7 +28,7 @@ pub fn facts(context: &Context) -> Vec<Fact> {
     if let Err(Failed(why)) = network::egress(&context.config) {
         facts.push(fact("secrets", State::Off, why, "no server starts with this"));
     }
-    if !config.secrets.is_empty() && !has_certutil(context) {
+    if !config.secrets.is_empty() && network::certutil().is_none() {
         let why = "browsers in sandboxes cannot be told to trust the certificates that secrets need";
         facts.push(fact("certutil", State::Absent, why, "on Debian: apt-get install libnss3-tools"));
     }
@@ -74,10 +74,6 @@ fn some(entries: &[String]) -> String {
         0 => shown,
         more => format!("{shown} and {more} more"),
     }
-}
-
-fn has_certutil(context: &Context) -> bool {
-    context.environment.path().iter().any(|dir| dir.join("certutil").is_file())
 }
 
 #[cfg(test)]
