@@ -107,18 +107,21 @@
   };
 
   // `need`: 'click' (what a pointer needs), 'type' (what a keyboard needs), 'seen' (in view), 'any' (there).
+  let turn = 0;
   calls.ready = async (number, need, ms) => {
     const end = performance.now() + ms;
-    for (;;) {
+    const mine = ++turn; // one that nobody waits for any more gives way to the next
+    while (mine === turn) {
       const element = node(number);
       const {reason, point} = await look(element, need);
-      if (!reason) {
+      if (!reason && mine === turn) {
         guard = need === 'click' ? {element: boxed(element), end: performance.now() + 2000} : null;
         return point ?? {x: 0, y: 0, width: 0, height: 0};
       }
       if (performance.now() >= end) throw new Failure('not_ready', reason);
       await frame();
     }
+    throw new Failure('not_ready', 'something else was asked meanwhile');
   };
 
   // A point of a frame as a point of the document that its element is in.

@@ -415,3 +415,23 @@ fn an_open_dialog_is_all_there_is() {
     browser.click(&reference(&dialog, "\"Keep\""));
     assert!(read(&mut browser, whole()).elements.contains("status: \"kept\""));
 }
+
+#[test]
+fn what_is_in_shadow_trees_is_acted_on_by_its_ref() {
+    let pages = Pages::start().unwrap();
+    let mut browser = Browser::start();
+    browser.open(&pages.url("/shadow"));
+    let snapshot = read(&mut browser, whole());
+    browser.type_text(&reference(&snapshot, "textbox \"Message\""), "hello");
+    browser.click(&reference(&snapshot, "button \"Send\""));
+    assert_eq!(browser.text("#said"), "Sent: hello");
+    browser.click(&reference(&snapshot, "button \"Better\""));
+    assert!(read(&mut browser, whole()).elements.contains("status: \"4\""));
+    // A closed root, which the page's own scripts could not look into.
+    browser.click(&reference(&snapshot, "button \"Inside the box\""));
+    assert_eq!(browser.text("#said"), "The box was opened");
+    // A selector reaches into the trees as well.
+    browser.click("rating-stars");
+    browser.click("fieldset button:last-child");
+    assert!(read(&mut browser, whole()).elements.contains("status: \"5\""));
+}
