@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::changes::{self, Taken};
-use super::{Failure, Frame, OBJECTS, Reader, Tab, called, error, gone};
+use super::{Failure, Frame, OBJECTS, Reader, Tab, called, error};
 
 /// For all the walks of a snapshot.
 const TIME: Duration = Duration::from_secs(3);
@@ -111,7 +111,11 @@ impl Reader {
     /// What is on the page.
     pub async fn snapshot(&mut self, tab: &impl Tab, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
         let frames = tab.frames();
-        let main = frames.first().ok_or_else(|| gone("the page"))?.clone();
+        let main = frames.first().ok_or_else(replaced)?.clone();
+        if ask.since.is_some() && (ask.from.is_some() || ask.find.is_some() || ask.within.is_some() || ask.apart) {
+            let message = "what changed can be told of the whole page alone, without any other choice";
+            return Err(error(BrowseFailure::Invalid, message.into()));
+        }
         let base = ask.since.and_then(|number| self.taken.iter().find(|taken| taken.number == number)).cloned();
         let mut reading = Reading::new(ask);
         if let Some(number) = ask.since {
@@ -182,7 +186,7 @@ impl Reader {
             let frames = tab.frames();
             let Some(frame) = frames.iter().find(|frame| frame.world == place.world) else {
                 if places.is_empty() && reading.lines.is_empty() {
-                    return Err(gone(reading.ask.from.as_deref().unwrap_or("the page")));
+                    return Err(replaced());
                 }
                 continue;
             };
@@ -193,7 +197,8 @@ impl Reader {
                     continue;
                 }
                 Ok(None) => continue,
-                Err(failure) => return Err(failure.of(reading.ask.from.as_deref().unwrap_or("the page"))),
+                Err(Failure::Gone) => return Err(replaced()),
+                Err(failure) => return Err(failure.of("the page")),
             };
             let mut place = place;
             let Some(stop) = reading.take(part, &mut place, places) else { continue };
@@ -336,6 +341,11 @@ impl<'a> Reading<'a> {
         }
         std::mem::take(&mut self.notes)
     }
+}
+
+/// The page, or the place in it at which to go on, is no more.
+fn replaced() -> BrowseError {
+    error(BrowseFailure::Stale, "the page has changed meanwhile; take a new snapshot".into())
 }
 
 pub fn shown(lines: &[Line]) -> String {

@@ -247,6 +247,8 @@ fn only_what_changed_is_shown() {
     "#);
     assert_eq!(after.removed, Vec::<String>::new());
 
+    let both = Browse::Snapshot(SnapshotAsk { since: Some(part.number), find: Some("Buy".into()), ..whole() });
+    assert_eq!(browser.error(both).why, BrowseFailure::Invalid);
     let unknown = read(&mut browser, SnapshotAsk { since: Some(999), ..whole() });
     assert_eq!(unknown.notes, ["snapshot 999 is not known any more: this is the whole page"]);
     browser.open(&pages.url("/login"));
