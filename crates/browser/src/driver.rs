@@ -17,7 +17,7 @@ use crate::events;
 use crate::launch::{self, Chromium};
 use crate::page::{Page, failure};
 use crate::settle;
-use crate::snapshot::Reader;
+use crate::snapshot::{OBJECTS, Reader};
 use crate::state::{Known, MAX_URL, Shared, State, shorten};
 
 /// From the process to a blank page, on a machine that is busy.
@@ -82,7 +82,8 @@ impl Driver {
             }
             result => result,
         };
-        let page = self.look().await;
+        let opened = matches!(request.ask, Browse::Open { .. });
+        let page = self.look(opened).await;
         Browsed { page, happened: self.state.change(State::take_happened), result }
     }
 
@@ -203,18 +204,18 @@ impl Driver {
         !matches!(sent.within::<Value>(IDLE).await, Err(cdp::Error::TimedOut))
     }
 
-    /// What is shown now. Nothing of it is worth waiting for long.
-    async fn look(&mut self) -> Option<proto::browser::Page> {
+    /// What is shown now. Nothing of it is worth waiting for long: what a page that was just `opened` has told is enough.
+    async fn look(&mut self, opened: bool) -> Option<proto::browser::Page> {
         let page = {
             let state = self.state.borrow();
             let tab = state.shown().filter(|_| !state.gone)?;
             let session = state.tabs.get(&tab)?.session.clone();
             Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session }
         };
-        self.cdp.tell(Some(&page.session), "Runtime.releaseObjectGroup", json!({ "objectGroup": "sandpool" }));
-        let crashed = page.look(|tab| tab.crashed)?;
+        self.cdp.tell(Some(&page.session), "Runtime.releaseObjectGroup", json!({ "objectGroup": OBJECTS }));
+        let known = page.look(|tab| tab.crashed || opened && tab.is_titled)?;
         let seen: Option<(String, String)> =
-            if crashed { None } else { page.peek("[location.href, document.title]", TITLE).await };
+            if known { None } else { page.peek("[location.href, document.title]", TITLE).await };
         let (url, title) = match seen {
             Some((url, title)) => (shorten(&url, MAX_URL), shorten(&title, MAX_URL)),
             None => page.look(|tab| (tab.url.clone(), tab.title.clone()))?,

@@ -15,6 +15,10 @@ const MAX_DIALOG: usize = 500;
 /// Closed popups that are told one by one.
 const MAX_CLOSED: usize = 20;
 
+/// A page that has just loaded is busy laying itself out: whoever asked it for its title would wait for that. So it tells.
+const TITLE: &str = "if (window === top) addEventListener('load', () => sandpoolTitle(document.title));";
+const TELL_TITLE: &str = "sandpoolTitle";
+
 /// What pages may show. Anything else a page gets at by itself is left at once.
 pub fn is_allowed(url: &str) -> bool {
     let scheme = url.split(':').next().unwrap_or_default();
@@ -169,6 +173,14 @@ struct Download {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Told {
+    name: String,
+    payload: String,
+    execution_context_id: u64,
+}
+
+#[derive(Deserialize)]
 struct Console {
     r#type: String,
     args: Vec<Argument>,
@@ -302,7 +314,9 @@ fn set_up(cdp: &Cdp, session: &str) {
     // Before the first document: roles and names asked for later would each build the whole tree.
     cdp.tell(session, "Accessibility.enable", json!({}));
     cdp.tell(session, "Inspector.enable", json!({}));
-    let world = json!({ "source": SCRIPT, "worldName": WORLD, "runImmediately": true });
+    cdp.tell(session, "Runtime.addBinding", json!({ "name": TELL_TITLE, "executionContextName": WORLD }));
+    let source = format!("{SCRIPT}{TITLE}");
+    let world = json!({ "source": source, "worldName": WORLD, "runImmediately": true });
     cdp.tell(session, "Page.addScriptToEvaluateOnNewDocument", world);
     let attach = json!({
         "autoAttach": true, "waitForDebuggerOnStart": true, "flatten": true, "filter": [{ "type": "iframe" }],
@@ -425,6 +439,7 @@ fn navigated(tab: &mut crate::state::Tab, session: &std::rc::Rc<str>, frame: &Na
         tab.loader = frame.loader_id.clone();
         tab.stage = Stage::Started;
         tab.moved = born;
+        tab.is_titled = false;
         tab.status = tab.requests.get(&frame.loader_id).and_then(|request| request.status);
         tab.crashed = false;
         tab.requests.retain(|id, _| *id == frame.loader_id);
@@ -454,6 +469,15 @@ fn of_worlds(state: &mut State, session: &str, event: &Event<'_>) -> Option<()> 
         }
         "Runtime.executionContextsCleared" => {
             tab.frames.values_mut().filter(in_session).for_each(|frame| frame.world = None);
+        }
+        "Runtime.bindingCalled" => {
+            let Told { name, payload, execution_context_id } = event.params()?;
+            let root = tab.frames.get(&tab.target)?;
+            let ours = root.world.as_ref().is_some_and(|world| world.context == execution_context_id);
+            if name == TELL_TITLE && ours && tab.session == session {
+                tab.title = shorten(&payload, MAX_URL);
+                tab.is_titled = true;
+            }
         }
         "Runtime.consoleAPICalled" => {
             let Console { r#type: kind, args } = event.params()?;
@@ -492,6 +516,9 @@ fn of_network(state: &mut State, session: &str, event: &Event<'_>) -> Option<()>
         }
         "Network.responseReceived" => {
             let Received { request_id, response } = event.params()?;
+            if tab.loader == request_id {
+                tab.status = Some(response.status);
+            }
             tab.requests.get_mut(&request_id)?.status = Some(response.status);
         }
         "Network.loadingFinished" | "Network.loadingFailed" => {

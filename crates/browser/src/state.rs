@@ -101,6 +101,8 @@ pub struct Tab {
     pub session: Rc<str>,
     pub url: String,
     pub title: String,
+    /// The page itself has told its title when it was loaded.
+    pub is_titled: bool,
     pub frames: BTreeMap<Rc<str>, FrameState>,
     /// The root frame loads something.
     pub busy: bool,
@@ -183,6 +185,7 @@ impl State {
             session,
             url,
             title: String::new(),
+            is_titled: false,
             busy: false,
             loader: String::new(),
             stage: Stage::Loaded,

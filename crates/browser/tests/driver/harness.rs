@@ -1,6 +1,7 @@
 //! A driver in a thread, and the guest's end of its channel.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -54,6 +55,16 @@ impl Browser {
             other => panic!("{other:?}"),
         };
         browser
+    }
+
+    /// With frames of other sites in processes of their own, which the headless shell does not do by itself.
+    pub fn start_isolating() -> Self {
+        Self::start_with(|spec| {
+            let script = Path::new(&spec.downloads).with_file_name("isolating");
+            std::fs::write(&script, format!("#!/bin/sh\nexec {} --site-per-process \"$@\"\n", spec.program)).unwrap();
+            std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).unwrap();
+            spec.program = script.display().to_string();
+        })
     }
 
     /// Sends one message; its number.
