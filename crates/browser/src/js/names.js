@@ -117,12 +117,13 @@
     return said && ` of ${said}${more ? ` and ${more} more` : ''}`;
   };
 
+  const HERE = location.origin + '/';
   // Where a link leads, as short as it can be said; an address has neither quotes nor spaces.
   const leads = element => {
     if (element.tagName !== 'A' && element.tagName !== 'AREA') return '';
     const href = element.href;
     if (typeof href !== 'string' || !/^(https?|ftp|mailto|tel|file):/.test(href)) return '';
-    const short = href.startsWith(location.origin + '/') ? href.slice(location.origin.length) : href;
+    const short = href.startsWith(HERE) ? href.slice(HERE.length - 1) : href;
     return ' -> ' + cut(plain(short.replace(/[\s"]/g, encodeURIComponent)), 120);
   };
 

@@ -143,14 +143,20 @@
       return true;
     }
 
+    // Whether there is but a link or a button in it, which says the same.
+    static wraps(element) {
+      const only = element.childElementCount === 1 ? element.firstElementChild : null;
+      if (only?.tagName !== 'A' && only?.tagName !== 'BUTTON') return false;
+      for (let node = element.firstChild; node; node = node.nextSibling) if (node !== only && node.nodeType === 3 && node.data.trim()) return false;
+      return getComputedStyle(only).display !== 'none' && role(only) !== '';
+    }
+
     line(element, kind, acts, outer, inner) {
-      let called = name(element, kind);
-      const own = labelled(element);
-      if (called && FROM_CONTENT.has(kind) && !own && element.firstChild) {
-        // The name is what is in it. One too long to be shown is left to be read inside; so is that of a row, or of what has but one thing in it.
-        const only = element.childElementCount === 1 && !acts ? element.firstElementChild : null;
-        const same = only && (only.tagName === 'A' || only.tagName === 'BUTTON') && name(only, 'link') === called;
-        if (called.length > NAME || kind === 'row' || same) called = '';
+      const content = FROM_CONTENT.has(kind) && !labelled(element);
+      let called = content && !acts && Walk.wraps(element) ? '' : name(element, kind);
+      if (called && content && element.firstChild) {
+        // The name is what is in it. One too long to be shown is left to be read inside; so is that of a row.
+        if (called.length > NAME || kind === 'row') called = '';
         else inner.quiet = true;
       } else if (called && element.childNodes.length === 1 && element.firstChild.length <= 2 * NAME) {
         inner.quiet = squeezed(element.firstChild.data ?? '') === called;
