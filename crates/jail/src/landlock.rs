@@ -87,7 +87,8 @@ impl Rules {
     pub fn browser(run: &[PathBuf]) -> Self {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
         Self {
-            list: paths(&["/", "/dev"]),
+            // Not `/`: whoever may list a directory may list those below it.
+            list: Vec::new(),
             run: run.to_owned(),
             read: paths(&["/uploads"]),
             store: paths(&["/browser", "/workspace/downloads", "/dev/shm"]),

@@ -14,7 +14,9 @@ use jail::warm::{Arrival, Fork};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sandbox::native::{GuestBinary, Mode, Native, NativeConfig};
-use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume, WarmSpec};
+use sandbox::{
+    Backend, BackendError, BrowserRoom, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume, WarmSpec,
+};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 
 fn main() {
@@ -28,6 +30,7 @@ fn main() {
         [_, "share", mode, state_dir, host, line] => share(mode, state_dir, host, line),
         [_, "floor", mode, state_dir] => floor(mode, state_dir),
         [_, "warm", mode, state_dir, ref lines @ ..] => warm(mode, state_dir, lines),
+        [_, "browse", mode, state_dir, ref lines @ ..] => browse(mode, state_dir, lines),
         [_, "forks", state_dir, count, driver, ref argv @ ..] => forks(state_dir, count.parse().unwrap(), driver, argv),
         [_, "survey"] => survey(),
         [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap(), spec()),
@@ -232,6 +235,39 @@ fn warm(mode: &str, state_dir: &str, lines: &[&str]) {
             let mut text = String::new();
             stream.read_to_string(&mut text).await.unwrap();
             eprint!("{text}");
+        }
+        sandbox.destroy().await.unwrap();
+        native.shutdown().await;
+    });
+}
+
+/// Prints what lines print inside: as the code, and after `browser:` as a browser, which is put there anew for each.
+fn browse(mode: &str, state_dir: &str, lines: &[&str]) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    let limits =
+        Limits { memory_bytes: 1 << 30, pids: 600, disk_bytes: 256 << 20, disk_inodes: 10_000, ..spec().limits };
+    let room = BrowserRoom { memory_bytes: 768 << 20, pids: 500 };
+    let page = include_bytes!("../tests/native/page.html").to_vec();
+    let files = vec![(PathBuf::from("/opt/sandpool/page.html"), page)];
+    let spec = SandboxSpec { limits, files, browser: Some(room), ..spec() };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        let sandbox = native.create(&spec).await.unwrap();
+        let notes = sandbox.isolation().missing.iter().filter(|line| line.starts_with("browser: "));
+        eprintln!("mode {}, {} notes", native.mode(), notes.count());
+        for line in lines {
+            match line.strip_prefix("browser:") {
+                None => say(&*sandbox, line).await,
+                Some(line) => {
+                    sandbox.enter_browser().await.unwrap();
+                    let mut stream = sandbox.connect().await.unwrap();
+                    stream.write_all(b"@take\n").await.unwrap();
+                    let mut pid = String::new();
+                    stream.read_to_string(&mut pid).await.unwrap();
+                    say(&*sandbox, &format!("@drive {} {line}", pid.trim())).await;
+                }
+            }
         }
         sandbox.destroy().await.unwrap();
         native.shutdown().await;

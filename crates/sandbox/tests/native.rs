@@ -298,13 +298,13 @@ fn uid_of(pid: u32) -> Option<u32> {
     status.lines().find_map(|l| l.strip_prefix("Uid:\t"))?.split('\t').next()?.parse().ok()
 }
 
-/// The limits in the cgroups called `id`, by file name.
+/// The limits in the cgroups whose path ends with `id`, by file name.
 fn cgroup_files(id: &str) -> BTreeMap<String, String> {
     fn walk(dir: &Path, id: &str, out: &mut BTreeMap<String, String>) {
         for entry in
             fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
         {
-            if entry.file_name().to_string_lossy() == id {
+            if entry.path().ends_with(id) {
                 for file in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
                     let text = fs::read_to_string(file.path()).unwrap_or_default();
                     out.insert(file.file_name().to_string_lossy().into_owned(), text.trim().to_owned());

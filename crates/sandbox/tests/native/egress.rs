@@ -13,7 +13,7 @@ pub fn with_reach(egress: bool) -> SandboxSpec {
     spec
 }
 
-const REACH: &str = "python3 /opt/sandpool/reach.py";
+pub const REACH: &str = "python3 /opt/sandpool/reach.py";
 
 /// How the attempts ended, by name.
 async fn attempts(sandbox: &dyn Sandbox) -> BTreeMap<String, String> {
