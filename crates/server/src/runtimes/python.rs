@@ -62,6 +62,9 @@ link()
 del link, os
 ";
 
+/// For the code in sandboxes, where an environment is made without it.
+const PIP: &str = "pip==25.3 --hash=sha256:9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd\n";
+
 /// A prepared environment that fits the configuration, if there is one. Not yet verified.
 pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
     let wanted = match &config.python {
@@ -157,6 +160,12 @@ async fn install(
             }
         })
         .await?;
+    if !python.ensurepip {
+        let own = dir.join("pip.txt");
+        fs::write(&own, PIP).map_err(SetupError::io(&own))?;
+        let hashed = ["--require-hashes", "--no-deps", "--requirement"];
+        pip(python, dir, env).args(hashed).args([&own]).run(|_| ()).await?;
+    }
     if config.packages.is_empty() {
         return Ok(());
     }
