@@ -138,6 +138,7 @@ struct Sent {
 #[serde(rename_all = "camelCase")]
 struct Received {
     request_id: String,
+    loader_id: String,
     response: Response,
 }
 
@@ -440,7 +441,6 @@ fn navigated(tab: &mut crate::state::Tab, session: &std::rc::Rc<str>, frame: &Na
         tab.stage = Stage::Started;
         tab.moved = born;
         tab.is_titled = false;
-        tab.status = tab.requests.get(&frame.loader_id).and_then(|request| request.status);
         tab.crashed = false;
         tab.requests.retain(|id, _| *id == frame.loader_id);
         tab.log.clear();
@@ -515,9 +515,9 @@ fn of_network(state: &mut State, session: &str, event: &Event<'_>) -> Option<()>
             tab.add_request(request_id, Request { born, line, lasting, status: None });
         }
         "Network.responseReceived" => {
-            let Received { request_id, response } = event.params()?;
-            if tab.loader == request_id {
-                tab.status = Some(response.status);
+            let Received { request_id, loader_id, response } = event.params()?;
+            if request_id == loader_id {
+                tab.answered = (loader_id, response.status);
             }
             tab.requests.get_mut(&request_id)?.status = Some(response.status);
         }

@@ -120,8 +120,8 @@ pub struct Tab {
     pub is_news: bool,
     /// When the root frame got the document it has.
     pub moved: u64,
-    /// What the server said to the request for it.
-    pub status: Option<u16>,
+    /// What the server said to the last request for a document, by its loader.
+    pub answered: (String, u16),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -196,7 +196,7 @@ impl State {
             is_popup: false,
             is_news: false,
             moved: 0,
-            status: None,
+            answered: Default::default(),
         };
         self.tabs.insert(number, tab);
         number
@@ -304,6 +304,12 @@ impl Tab {
         if self.requests.len() < MAX_REQUESTS {
             self.requests.insert(id, request);
         }
+    }
+
+    /// What the server said to the request for the document.
+    pub fn status(&self) -> Option<u16> {
+        let (loader, status) = &self.answered;
+        (*loader == self.loader).then_some(*status)
     }
 
     /// Requests under way that began at or after this moment.

@@ -59,7 +59,7 @@ impl Act<'_> {
             if !whole {
                 state.note("parts of the page are still loading");
             }
-            let status = state.tabs.get(&self.page.tab).and_then(|tab| tab.status);
+            let status = state.tabs.get(&self.page.tab).and_then(crate::state::Tab::status);
             if let Some(status) = status.filter(|status| *status >= 400) {
                 state.note(format!("the server answered with status `{status}`"));
             }
