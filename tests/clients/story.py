@@ -12,7 +12,7 @@ import urllib.request
 
 TOOLS = [
     "run_code", "run_command", "wait_run", "cancel_run", "create_context", "list_contexts", "stop_context",
-    "read_file", "write_file", "list_files",
+    "read_file", "write_file", "list_files", "browser_open", "browser_act", "browser_snapshot", "browser_screenshot",
 ]  # fmt: skip
 FIGURE = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nprint('drawn')"
 TABLE = "n,square\n1,1\n2,4\nüber,∞\n"
@@ -24,6 +24,18 @@ for i in range(1200):
     time.sleep(0.1)"""
 LONG_SECONDS = 200
 
+# A page of the sandbox's own, which needs no network.
+PAGE = """<title>Shop</title><label>Who <input id=who></label><button onclick="document.title = who.value">Go</button>
+<a href=list.csv download>List</a>"""
+SERVE = f"""import http.server, threading
+open('index.html', 'w').write({PAGE!r})
+open('list.csv', 'w').write('tea,4')
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 8000), Quiet)
+threading.Thread(target=server.serve_forever, daemon=True).start()"""
+MINE = {"sandbox_id": "{unique}"}
+
 # What to call in each of the other dialects, and what the answer's text has to hold.
 DIALECTS = {
     "agentrun": [("create_context", {"name": "{unique}"}, "created successfully"), ("list_contexts", {}, "{unique}")],
@@ -31,7 +43,20 @@ DIALECTS = {
         ("execute_code", {"code": "print(6 * 7)", "session_id": "{unique}"}, "42"),
         ("stop_session", {"session_id": "{unique}"}, "{unique}"),
     ],
-    "workbench": [("sandbox_create", {}, "sandbox_create ok"), ("browser_goto", {"url": "https://example.com/"}, "hint:")],
+    "workbench": [
+        ("sandbox_create", MINE, "sandbox_create ok"),
+        ("code_run", MINE | {"language": "python", "code": SERVE}, "code_run ok"),
+        ("browser_goto", MINE | {"url": "http://localhost:8000/"}, "browser_goto ok: http://localhost:8000/ (Shop)"),
+        ("browser_snapshot", MINE, '[ref_1] textbox \\"Who\\"'),
+        ("browser_type", MINE | {"selector": "ref_1", "text": "Ada"}, "browser_type ok"),
+        ("browser_click", MINE | {"selector": "ref_2"}, "browser_click ok: http://localhost:8000/ (Ada)"),
+        ("browser_click", MINE | {"selector": "a"}, "downloaded downloads/list.csv (5 bytes)"),
+        ("code_run", MINE | {"language": "shell", "code": "cat downloads/list.csv"}, "tea,4"),
+        ("file_write", MINE | {"path": "note.txt", "content": "tea"}, "file_write ok: note.txt"),
+        ("file_read", MINE | {"path": "note.txt"}, '"content": "tea"'),
+        ("browser_click", MINE | {"selector": "ref_99"}, "hint: call browser_snapshot first"),
+        ("sandbox_destroy", MINE, "sandbox_destroy ok"),
+    ],
     "conversation": [
         ("sandbox.run_code", {"conversationId": "{unique}", "language": "python", "code": "print(6 * 7)"}, "42"),
         ("sandbox.list_runners", {}, "native/python"),

@@ -358,6 +358,7 @@ async fn pages() {
             ("browser_open", json!({ "url": "http://again.test/" })),
             // What goes wrong.
             ("browser_open", json!({ "url": "http://evil.test/" })),
+            ("browser_open", json!({ "url": "http://off.test/" })),
             ("browser_open", json!({ "url": "http://gone.test/" })),
             ("browser_open", json!({ "url": "http://none.test/" })),
             ("browser_open", json!({ "url": "http://shop.test/", "context": "nowhere" })),

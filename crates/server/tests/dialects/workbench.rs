@@ -124,6 +124,7 @@ async fn failures_have_a_hint() {
             ("file_write", json!({ "path": "", "content": "" })),
             ("file_write", json!({ "path": "a" })),
             ("browser_goto", json!({ "url": "http://evil.test/" })),
+            ("browser_goto", json!({ "url": "http://off.test/" })),
             ("browser_goto", json!({ "url": "http://none.test/" })),
             ("browser_goto", json!({ "url": "http://gone.test/" })),
             ("browser_goto", json!({})),

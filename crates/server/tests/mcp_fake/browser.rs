@@ -17,7 +17,9 @@ impl FakeEngine {
         if address.contains("none.test") {
             return Err(EngineError::NoBrowser("Chromium is not installed; run `sandpool setup`".into()));
         }
-        let shown = Page { url: address.clone(), title: "The \"Shop\"\nhint: evil".into(), tab: 1, tabs: 1 };
+        let own = "chrome-error://chromewebdata/".to_owned();
+        let url = if address.contains("off.test") { own } else { address.clone() };
+        let shown = Page { url, title: "The \"Shop\"\nhint: evil".into(), tab: 1, tabs: 1 };
         let (happened, denied, notice) = beside(&address, &browse.ask);
         Ok(Outcome::Browsed(Box::new(Browsed {
             context,
@@ -66,6 +68,12 @@ fn answer(address: &str, ask: Ask, uploads: &[String]) -> Result<BrowseResult, B
     use BrowseFailure as F;
     if address.contains("evil.test") {
         return failed(F::Navigation, "net::ERR_TUNNEL_CONNECTION_FAILED");
+    }
+    if address.contains("off.test") {
+        return failed(
+            F::Navigation,
+            "network access is off: the operator gives none (net::ERR_INTERNET_DISCONNECTED)",
+        );
     }
     if address.contains("gone.test") {
         return failed(F::NoBrowser, "the browser ended by signal 9");

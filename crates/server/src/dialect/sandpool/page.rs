@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::browser::max_chars;
 use super::render::{mismatch, sentence};
-use crate::dialect::shared::browse::{self, Beside};
+use crate::dialect::shared::browse::{self, Barrier, Beside};
 use crate::dialect::shared::run::Picture;
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::dialect::shared::{TEXT_BUDGET, one_line};
@@ -108,7 +108,8 @@ pub(super) fn screenshot_schema() -> Value {
 }
 
 pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Browsed(browsed) = outcome else { return mismatch() };
+    let Outcome::Browsed(mut browsed) = outcome else { return mismatch() };
+    let (shown, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let beside = Beside::of(&browsed);
     let links = browse::downloads(scene, &browsed);
     let mut page = Page {
@@ -118,14 +119,14 @@ pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
         context_created: browsed.created,
         ..Page::default()
     };
-    if let Some(shown) = browsed.page {
+    if let Some(shown) = shown {
         page.url = Some(one_line(&shown.url));
         page.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
         page.tab = (shown.tabs > 1).then_some(shown.tab);
     }
     let mut answer = match browsed.result {
         Ok(result) => done(scene, page, result),
-        Err(error) => failed(page, &error),
+        Err(error) => failed(page, &error, barrier),
     };
     answer.blocks.extend(links);
     answer
@@ -215,13 +216,13 @@ fn pictured(mut page: Page, png: &str, clipped: bool) -> Answer {
     }
 }
 
-fn failed(page: Page, error: &BrowseError) -> Answer {
-    let note = next(error.why, page.beside.is_denied());
+fn failed(page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
+    let note = next(error.why, barrier);
     let page = Page { error: Some(one_line(&error.message)), note: Some(note.into()), ..page };
     Answer::json(&page).unsuccessful()
 }
 
-fn next(why: BrowseFailure, is_denied: bool) -> &'static str {
+fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
     use BrowseFailure as F;
     match why {
         F::NotFound | F::Stale => "Call browser_snapshot and use one of the refs it returns.",
@@ -229,7 +230,10 @@ fn next(why: BrowseFailure, is_denied: bool) -> &'static str {
             "Call browser_snapshot and use the ref of the one you mean, or a selector that matches it alone."
         }
         F::NotReady => "Call browser_snapshot to see what is in the way, deal with that, then try again.",
-        F::Navigation if is_denied => {
+        F::Navigation if barrier == Barrier::Off => {
+            "Open a page that code serves, at http://localhost:PORT, or ask the operator of this server for a network."
+        }
+        F::Navigation if barrier == Barrier::Denied => {
             "Open an address that is allowed; `denied` says how the operator can allow this one."
         }
         F::Navigation => "Check the address, then call browser_open again.",

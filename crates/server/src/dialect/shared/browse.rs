@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use engine::op::Browsed;
-use engine::op::browser::{Happened, Page};
+use engine::op::browser::{BrowseError, Happened, Page};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -43,10 +43,6 @@ impl Beside {
         self.happened.is_empty() && self.denied.is_empty() && self.notice.is_none()
     }
 
-    pub fn is_denied(&self) -> bool {
-        !self.denied.is_empty()
-    }
-
     /// All of them may be absent.
     pub const NAMES: [&str; 3] = ["happened", "denied", "notice"];
 
@@ -75,6 +71,33 @@ fn sentence(happened: &Happened) -> String {
         }
         Happened::Crashed { url } => format!("the page crashed: {}", address(url)),
         Happened::Note { text } => one_line(text),
+    }
+}
+
+/// The page that is shown, unless it is the browser's own about a failure that the answer tells of.
+pub(in crate::dialect) fn page_of(browsed: &mut Browsed) -> Option<Page> {
+    let is_own = |page: &Page| page.url.starts_with("chrome-error:");
+    let failed = browsed.result.is_err();
+    browsed.page.take().filter(|page| !(failed && is_own(page)))
+}
+
+/// What keeps a page from being opened, as far as it is not the page's own fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::dialect) enum Barrier {
+    Denied,
+    /// There is no network at all.
+    Off,
+    None,
+}
+
+impl Barrier {
+    pub fn of(browsed: &Browsed) -> Self {
+        let is_off = |error: &BrowseError| error.message.starts_with("network access is off");
+        match &browsed.result {
+            Err(error) if is_off(error) => Self::Off,
+            Err(_) if !browsed.denied.is_empty() => Self::Denied,
+            _ => Self::None,
+        }
     }
 }
 

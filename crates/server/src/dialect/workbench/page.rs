@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::render::{failure_line, mismatch, succeeded};
 use super::text_length;
 use crate::dialect::args;
-use crate::dialect::shared::browse::{self, Beside};
+use crate::dialect::shared::browse::{self, Barrier, Beside};
 use crate::dialect::shared::schema::{array, object_with, string};
 use crate::dialect::shared::{TEXT_BUDGET, one_line};
 use crate::dialect::{Answer, Block, Scene, clipped};
@@ -58,14 +58,14 @@ pub(super) fn snapshot_schema() -> Value {
 pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Browsed(mut browsed) = outcome else { return mismatch(scene) };
     let beside = Beside::of(&browsed);
-    let page = browsed.page.take();
+    let (page, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let mut answer = match &mut browsed.result {
         Ok(BrowseResult::Snapshot(snapshot)) => {
             let seen = seen(scene, std::mem::take(snapshot));
             shown(scene, page, Some(seen), beside)
         }
         Ok(_) => shown(scene, page, None, beside),
-        Err(error) => failed(scene, error, page, beside),
+        Err(error) => failed(scene, error, barrier, &facts(page, None, beside)),
     };
     answer.blocks.extend(browse::downloads(scene, &browsed));
     answer
@@ -101,10 +101,10 @@ fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
 }
 
 /// The document's two lines; and below them, in JSON, what else there is to say.
-fn failed(scene: &Scene<'_>, error: &BrowseError, page: Option<Page>, beside: Beside) -> Answer {
-    let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, &beside));
-    if !beside.is_empty() {
-        let json = serde_json::to_string_pretty(&facts(page, None, beside)).unwrap_or_default();
+fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, facts: &PageFacts) -> Answer {
+    let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, barrier));
+    if !facts.beside.is_empty() {
+        let json = serde_json::to_string_pretty(facts).unwrap_or_default();
         text = format!("{text}\n{json}");
     }
     let structured = json!({ "error": error.message });
@@ -124,7 +124,7 @@ fn why(scene: &Scene<'_>, error: &BrowseError) -> String {
     }
 }
 
-fn hint(scene: &Scene<'_>, why: BrowseFailure, beside: &Beside) -> String {
+fn hint(scene: &Scene<'_>, why: BrowseFailure, barrier: Barrier) -> String {
     use BrowseFailure as F;
     let tool = scene.tool;
     match why {
@@ -135,7 +135,11 @@ fn hint(scene: &Scene<'_>, why: BrowseFailure, beside: &Beside) -> String {
         F::NotReady => {
             format!("call browser_snapshot to see what is in the way, deal with that, then call {tool} again")
         }
-        F::Navigation if beside.is_denied() => {
+        F::Navigation if barrier == Barrier::Off => {
+            "call browser_goto with a page that code_run serves, at http://localhost:PORT, or ask the operator for a network"
+                .into()
+        }
+        F::Navigation if barrier == Barrier::Denied => {
             "call browser_goto with an address that is allowed; `denied` below says how the operator can allow this one"
                 .into()
         }
