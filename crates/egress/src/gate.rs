@@ -153,6 +153,11 @@ impl Metered for State {
         &self.meter
     }
 
+    fn moved(&self, bytes: usize) {
+        self.meter.charge(bytes);
+        self.shared.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     fn overdrawn(&self, refusal: Refusal) {
         self.deny("a connection", refusal);
     }
@@ -220,6 +225,7 @@ impl Connection {
     pub fn new(state: Arc<State>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
         let passing = Arc::new(Passing { crossing: Mutex::default(), cut: state.closed.child_token() });
         let id = state.number();
+        state.shared.connections.fetch_add(1, Ordering::Relaxed);
         state.live().insert(id, Arc::clone(&passing));
         Self { state, passing, id, _places: places }
     }

@@ -8,6 +8,7 @@ use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustls::pki_types::CertificateDer;
 
@@ -56,6 +57,15 @@ pub struct EgressConfig {
     pub certutil: Option<PathBuf>,
 }
 
+/// What went through all gates since the beginning.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Of sandboxes, also those that came to nothing.
+    pub connections: u64,
+    /// To and from what is outside.
+    pub bytes: u64,
+}
+
 /// What a sandbox with a way out has to have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Furnishing {
@@ -85,5 +95,10 @@ impl Egress {
 
     pub fn furnishing(&self) -> Furnishing {
         self.shared.furnishing()
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Traffic { connections: read(&self.shared.connections), bytes: read(&self.shared.bytes) }
     }
 }

@@ -109,7 +109,7 @@ impl Meter {
         (!self.told.swap(true, Ordering::Relaxed)).then_some(refusal)
     }
 
-    fn charge(&self, bytes: usize) {
+    pub fn charge(&self, bytes: usize) {
         if let Some((_, used)) = &self.bytes {
             used.fetch_add(bytes as u64, Ordering::Relaxed);
         }
@@ -126,6 +126,7 @@ impl Meter {
 /// Whose bytes are counted, and who hears that there are none left.
 pub trait Metered: Send + Sync {
     fn meter(&self) -> &Meter;
+    fn moved(&self, bytes: usize);
     fn overdrawn(&self, refusal: Refusal);
 }
 
@@ -176,7 +177,7 @@ impl<S> Flow<S> {
             Poll::Ready(Ok(done)) => {
                 self.active = Instant::now();
                 if let Some(metered) = &self.metered {
-                    metered.meter().charge(bytes(&done));
+                    metered.moved(bytes(&done));
                 }
                 Poll::Ready(Ok(done))
             }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Semaphore;
@@ -17,6 +18,9 @@ pub struct Shared {
     pub interceptor: Interceptor,
     /// One for each connection of any sandbox, so that they leave the server enough descriptors.
     pub places: Arc<Semaphore>,
+    /// Of all sandboxes, for the figures.
+    pub connections: AtomicU64,
+    pub bytes: AtomicU64,
 }
 
 impl Shared {
@@ -27,6 +31,8 @@ impl Shared {
             resolver: Resolver::new(&config.hosts)?,
             interceptor,
             places: Arc::new(Semaphore::new(most_connections())),
+            connections: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
         })
     }
 

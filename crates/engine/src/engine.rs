@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use egress::Traffic;
 use sandbox::{Backend, Warmth};
 use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
@@ -89,6 +90,8 @@ pub struct Counts {
     pub ending: usize,
     /// Since the engine began: what was not let out to the network.
     pub denials: u64,
+    /// What went through the ways out.
+    pub traffic: Traffic,
     pub browsers: Browsers,
 }
 
@@ -190,6 +193,7 @@ impl Engine {
             ending: self.inner.live.ending(),
             sandboxes: self.sandboxes(),
             denials: self.inner.denials.load(Ordering::Relaxed),
+            traffic: self.inner.config.egress.as_ref().map(egress::Egress::traffic).unwrap_or_default(),
             browsers: self.inner.live.browsers(),
             ..Counts::default()
         };

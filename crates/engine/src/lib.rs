@@ -25,6 +25,7 @@ mod way_out;
 
 pub use browser::Browsers;
 pub use config::{BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, RealmConfig, Runtimes, WORKSPACE};
+pub use egress::Traffic;
 pub use engine::{Counts, Engine, STARTUP_LOG};
 pub use links::LinkedFile;
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, Tenant};

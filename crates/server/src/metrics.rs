@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::op::{Happened, Notice};
-use engine::{Browsers, Ready, Warmth};
+use engine::{Browsers, Ready, Traffic, Warmth};
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -53,6 +53,7 @@ pub struct Gauges {
     pub warm: Warmth,
     pub browsers: Browsers,
     pub network_denials: u64,
+    pub traffic: Traffic,
 }
 
 impl Gauges {
@@ -78,6 +79,14 @@ impl Gauges {
         );
         page.counter("sandpool_warm_forks_total", "Kernels that were forked from it.", forks);
         page.counter("sandpool_warm_restarts_total", "Times it died and was started again.", restarts);
+    }
+
+    fn write_network(&self, page: &mut Page) {
+        let Traffic { connections, bytes } = self.traffic;
+        page.counter("sandpool_network_connections_total", "Connections of sandboxes to their ways out.", connections);
+        page.counter("sandpool_network_bytes_total", "Bytes to and from what is outside.", bytes);
+        let help = "What sandboxes asked of the network and did not get.";
+        page.counter("sandpool_network_denials_total", help, self.network_denials);
     }
 
     fn write_browsers(&self, page: &mut Page) {
@@ -182,11 +191,7 @@ impl Metrics {
         page.gauge("sandpool_runs_in_progress", "Runs that execute.", gauges.runs);
         page.labelled("sandpool_kills_total", "Runs and sandboxes ended by force.", &KILLS, &inner.kills);
         page.labelled("sandpool_denials_total", "Requests that were not let in.", &DENIALS, &inner.denials);
-        page.counter(
-            "sandpool_network_denials_total",
-            "What sandboxes asked of the network and did not get.",
-            gauges.network_denials,
-        );
+        gauges.write_network(&mut page);
         page.gauge("sandpool_http_connections", "Open connections.", read(&inner.connections_open));
         page.counter("sandpool_http_connections_total", "Connections accepted.", read(&inner.connections));
         page.counter("sandpool_http_served_bytes_total", "Bytes of bodies sent.", read(&inner.bytes_served));
@@ -341,6 +346,7 @@ mod tests {
             warm,
             browsers,
             network_denials: 11,
+            traffic: Traffic { connections: 13, bytes: 14 },
         };
         let page = metrics.text(&gauges);
         // Times differ from run to run: sums are left out, and of the buckets only the last is looked at.

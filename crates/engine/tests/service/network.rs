@@ -89,7 +89,8 @@ async fn what_the_policy_allows_goes_out_and_the_rest_is_told() {
     let facts = |notice: &Notice| (notice.tenant.0.clone(), notice.realm, notice.id.clone());
     assert_eq!(told.iter().map(facts).collect::<Vec<_>>(), vec![("local".into(), Realm::AGENTRUN, id); 2]);
     assert!(told[0].detail.as_ref().unwrap().contains("evil.test"), "{told:?}");
-    assert_eq!(engine.counts().denials, 3);
+    assert_eq!((engine.counts().denials, engine.counts().traffic.connections), (3, 4));
+    assert!(engine.counts().traffic.bytes > 50, "{:?}", engine.counts().traffic);
     let kernel = backend.kernels().pop().unwrap();
     assert_eq!(kernel.env["HTTP_PROXY"], "http://127.0.0.1:3128");
     assert!(backend.specs().iter().all(|spec| spec.egress));

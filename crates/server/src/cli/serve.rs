@@ -304,6 +304,7 @@ impl Server {
             warm: self.engine.warmth().await.unwrap_or_default(),
             browsers: counts.browsers,
             network_denials: counts.denials,
+            traffic: counts.traffic,
         };
         ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
     }
