@@ -71,8 +71,13 @@ pub struct Chromium {
 pub fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
     let home = Path::new(&spec.home);
     let temporary = home.join("tmp");
-    fs::create_dir_all(&temporary)?;
-    fs::create_dir_all(home.join("profile"))?;
+    // What an earlier browser left here is gone: logins and workers of one that ended are not the next one's.
+    for left in [&temporary, &home.join("profile")] {
+        match fs::remove_dir_all(left) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => fs::create_dir_all(left)?,
+        }
+    }
     if let Some(database) = &spec.nssdb {
         copy_trust(Path::new(database), &home.join(".pki/nssdb"))?;
     }

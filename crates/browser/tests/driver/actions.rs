@@ -343,34 +343,3 @@ fn text_goes_into_frames_whichever_process_they_are_in() {
         );
     }
 }
-
-/// Only a look at the figures; what they have to be is measured elsewhere.
-#[test]
-fn how_long_it_takes() {
-    let pages = Pages::start().unwrap();
-    let begun = std::time::Instant::now();
-    let mut browser = Browser::start();
-    eprintln!("start {:?}", begun.elapsed());
-    let mut measure = |what: &str, ask: Browse| {
-        let mut times: Vec<_> = (0..11)
-            .map(|_| {
-                let begun = std::time::Instant::now();
-                browser.ok(ask.clone());
-                begun.elapsed()
-            })
-            .collect();
-        let first = times[0];
-        times.sort();
-        eprintln!("{what}: first {first:?}, median {:?}", times[5]);
-    };
-    measure("open", Browse::Open { url: pages.url("/list50") });
-    let typing =
-        |text: &str, keys| Browse::Type { at: "#search".into(), text: text.into(), append: false, submit: false, keys };
-    measure("type", typing("hello world", false));
-    measure("keys", typing("hello world", true));
-    measure("clear", typing("", false));
-    measure("click", click("li:first-child button"));
-    measure("evaluate", Browse::Evaluate { expression: "1".into() });
-    measure("screenshot", Browse::Screenshot { at: None, full_page: false });
-    measure("snapshot", Browse::Snapshot(proto::browser::SnapshotAsk { max_chars: 20_000, ..Default::default() }));
-}

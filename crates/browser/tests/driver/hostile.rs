@@ -1,5 +1,6 @@
 //! What pages do to the driver: the `B` rows of the hostile table that need no sandbox.
 
+use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use proto::browser::{BrowseResult, Happened, TabAsk, ToDriver};
@@ -240,6 +241,41 @@ fn nothing_that_a_page_asks_for_is_granted_or_waited_for() {
     browser.value("location = 'mailto:a@b.test'; 0");
     browser.value("location = 'unknown-scheme:x'; 0");
     assert_eq!(browser.value("1"), "1");
+}
+
+/// B08: a name and a password are asked for; nobody is there to give them.
+#[test]
+fn a_page_behind_a_password_is_an_answer() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4096]);
+            let head = "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Basic realm=x\r\ncontent-type: text/html";
+            let _ = write!(stream, "{head}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno");
+        }
+    });
+    let mut browser = Browser::start();
+    let opened = browser.browse_within(Browse::Open { url }, 10.0);
+    let told = Happened::Note { text: "the server answered with status `401`".into() };
+    assert_eq!((opened.result, opened.happened), (Ok(BrowseResult::Done), vec![told]));
+}
+
+/// B19: no address of the sandbox is told to a page.
+#[test]
+fn a_page_learns_no_address_by_way_of_web_rtc() {
+    let mut browser = Browser::start();
+    browser.open("data:text/html,x");
+    let gathered = browser.value(
+        "new Promise(done => {
+            const found = [];
+            const way = new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1:1'}]});
+            way.onicecandidate = e => e.candidate ? found.push(e.candidate.candidate) : done(found.filter(c => c));
+            way.createDataChannel('x');
+            way.createOffer().then(o => way.setLocalDescription(o));
+        })",
+    );
+    assert_eq!(gathered, "[]");
 }
 
 /// B13: memory of the driver is bounded, whatever a page writes.
