@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ const READ: usize = 64 << 10;
 const READS: usize = 16;
 
 pub struct Browser {
+    /// Until it is killed: the process has another uid, and heeds no signal of ours. Dropped first, since the next waits for its end.
+    leash: Option<OwnedFd>,
     process: Process,
     /// None once the driver has closed it, or said something that it should not.
     channel: Option<UnixStream>,
@@ -65,11 +67,12 @@ enum Stage {
 
 impl Browser {
     pub fn start(driver: Driver, call: u64, spec: BrowserSpec, now: Instant) -> io::Result<Self> {
-        let Driver { pid, process, channel } = driver;
+        let Driver { pid, process, channel, leash } = driver;
         channel.set_nonblocking(true)?;
         let mut browser = Self {
             process: Process::adopt(pid, process)?,
             channel: Some(channel),
+            leash: Some(leash),
             decoder: Decoder::default(),
             out: Vec::new(),
             sent: 0,
@@ -277,6 +280,7 @@ impl Browser {
 
     fn kill(&mut self, why: &str) {
         self.killed.get_or_insert_with(|| why.into());
+        self.leash = None;
         self.process.kill();
     }
 

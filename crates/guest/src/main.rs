@@ -13,6 +13,7 @@ use rustix::process::{DumpableBehavior, Signal};
 
 const LISTENER: i32 = 3;
 const FORKS: i32 = 4;
+const LEASH: i32 = 4;
 
 fn main() -> ExitCode {
     match run() {
@@ -48,6 +49,8 @@ fn run() -> Result<(), String> {
 
 /// The channel to the guest is descriptor 3 here too.
 fn browse() -> Result<(), String> {
+    // Ours to keep and nobody's to inherit: the guest ends us by closing the other end.
+    let _leash = jail::inherited::take_fd(LEASH);
     let channel = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
     browser::serve(channel.into()).map_err(|error| error.to_string())
 }

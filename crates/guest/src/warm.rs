@@ -32,6 +32,8 @@ pub struct Driver {
     /// A pidfd: ready to be read when the process has ended.
     pub process: OwnedFd,
     pub channel: UnixStream,
+    /// Ends the process when it is closed: it is another user's, whom we cannot signal.
+    pub leash: OwnedFd,
 }
 
 impl Arrivals {
@@ -57,8 +59,8 @@ impl Arrivals {
         loop {
             match Arrival::receive(way) {
                 Ok(Arrival::Kernel(fork)) => self.kernels.push_back(fork),
-                Ok(Arrival::Driver(Fork { pid, process, channel })) => {
-                    self.driver = Some(Driver { pid, process, channel: channel.into() });
+                Ok(Arrival::Driver(Fork { pid, process, channel }, leash)) => {
+                    self.driver = Some(Driver { pid, process, channel: channel.into(), leash });
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),

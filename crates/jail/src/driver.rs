@@ -49,8 +49,8 @@ pub struct Wanted {
 pub struct Outcome {
     pub request: u64,
     pub cell: u64,
-    /// To be handed to the guest; or why there is none.
-    pub made: Result<Fork, String>,
+    /// To be handed to the guest, with its leash; or why there is none.
+    pub made: Result<(Fork, OwnedFd), String>,
 }
 
 /// What the launcher is told.
@@ -75,6 +75,7 @@ struct Entry {
     control: OwnedFd,
     /// The guest's end.
     channel: OwnedFd,
+    leash: OwnedFd,
     until: Instant,
     made: Option<(u32, OwnedFd)>,
     failed: Option<String>,
@@ -94,13 +95,14 @@ impl Entries {
         }
         let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let (held, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         let (request, cell) = (wanted.request, wanted.cell);
         match sys::clone3(0, None)? {
             Cloned::Child => {
                 sys::default_signals();
                 // A panic must not return into the launcher's loop.
-                let help = || help(wanted, &control, theirs);
+                let help = || help(wanted, &control, theirs, &held);
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(help));
                 sys::leave(1)
             }
@@ -113,6 +115,7 @@ impl Entries {
                     helper,
                     control: ours,
                     channel,
+                    leash,
                     until,
                     made: None,
                     failed: None,
@@ -150,9 +153,9 @@ impl Entry {
     }
 
     fn outcome(self) -> Outcome {
-        let Self { request, cell, helper, channel, made, failed, .. } = self;
+        let Self { request, cell, helper, channel, leash, made, failed, .. } = self;
         let made = match (made, failed) {
-            (Some((pid, process)), None) => Ok(Fork { pid, process, channel }),
+            (Some((pid, process)), None) => Ok((Fork { pid, process, channel }, leash)),
             (made, failed) => {
                 // Whoever is still on the way.
                 for process in made.iter().map(|(_, process)| process).chain([&helper]) {
@@ -166,16 +169,16 @@ impl Entry {
 }
 
 /// In the helper, and at its end in the driver. Returns when it failed, after having told the launcher.
-fn help(wanted: Wanted, control: &OwnedFd, channel: OwnedFd) {
-    if let Err(message) = make(wanted, control, channel) {
+fn help(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) {
+    if let Err(message) = make(wanted, control, channel, leash) {
         let _ = wire::send(control, &Said::Failed { message }, &[]);
     }
 }
 
-fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd) -> Result<(), String> {
+fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) -> Result<(), String> {
     let Wanted { guest, program, part, former, v2, tasks, steps, .. } = wanted;
     let failed = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
-    let keep: Vec<_> = [&guest, &program, control, &channel]
+    let keep: Vec<_> = [&guest, &program, control, &channel, leash]
         .into_iter()
         .chain(&former)
         .chain(&v2)
@@ -199,7 +202,7 @@ fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd) -> Result<(), Strin
         None => {
             let driver = Door { guest, tasks, channel };
             let made = fork_and_end(v2.as_ref().map(AsFd::as_fd), control);
-            if let Err(message) = made.and_then(|()| become_driver(driver, &steps, &program, control)) {
+            if let Err(message) = made.and_then(|()| become_driver(driver, &steps, [&program, control, leash])) {
                 let _ = wire::send(control, &Said::Failed { message }, &[]);
             }
             sys::leave(FAILED)
@@ -228,15 +231,18 @@ fn fork_and_end(v2: Option<BorrowedFd<'_>>, control: &OwnedFd) -> Result<(), Str
     }
 }
 
-/// 0 to 2 on `/dev/null`, 3 to the guest, nothing else. Returns when it failed.
-fn become_driver(door: Door, steps: &[Own], program: &OwnedFd, control: &OwnedFd) -> Result<(), String> {
-    let channel = own::enter(door, steps, &[program.as_fd(), control.as_fd()]).map_err(|(message, _)| message)?;
+/// 0 to 2 on `/dev/null`, 3 to the guest, 4 the leash, nothing else. Returns when it failed.
+fn become_driver(door: Door, steps: &[Own], keep: [&OwnedFd; 3]) -> Result<(), String> {
+    let channel = own::enter(door, steps, &keep.map(AsFd::as_fd)).map_err(|(message, _)| message)?;
     let failed = |e: rustix::io::Errno| format!("`sandpool-guest`: {e}");
-    // Its numbers may be those that are given away.
-    let program = rustix::io::fcntl_dupfd_cloexec(program, 64).map_err(failed)?;
-    let control = rustix::io::fcntl_dupfd_cloexec(control, 64).map_err(failed)?;
+    // Their numbers may be those that are given away.
+    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).map_err(failed);
+    let [program, control, leash] = keep;
+    let (program, control, leash, channel) = (high(program)?, high(control)?, high(leash)?, high(&channel)?);
+    sys::kill_self_when_closed(leash.as_fd()).map_err(failed)?;
     sys::place(channel.as_fd(), 3).map_err(failed)?;
-    sys::close_on_exec_from(4).map_err(failed)?;
+    sys::place(leash.as_fd(), 4).map_err(failed)?;
+    sys::close_on_exec_from(5).map_err(failed)?;
     let error = sys::execveat(program.as_fd(), &[CString::from(c"sandpool-guest"), CString::from(c"browser")]);
     let message = failed(error);
     let _ = wire::send(&control, &Said::Failed { message }, &[]);

@@ -569,9 +569,10 @@ impl Keeper {
             let reply = match (made, cell) {
                 (_, None) => Reply::Gone,
                 (Err(message), _) => failed(format!("no browser: {message}")),
-                (Ok(fork), Some(cell)) => {
+                (Ok((fork, leash)), Some(cell)) => {
                     cell.driver = fork.process.try_clone().ok();
-                    let sent = cell.forks.as_ref().is_some_and(|way| Arrival::Driver(fork).send(way).is_ok());
+                    let arrival = Arrival::Driver(fork, leash);
+                    let sent = cell.forks.as_ref().is_some_and(|way| arrival.send(way).is_ok());
                     if sent { Reply::Done } else { Reply::Gone }
                 }
             };

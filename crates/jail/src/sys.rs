@@ -192,6 +192,19 @@ pub fn join_namespaces(pidfd: BorrowedFd<'_>, namespaces: c_int) -> Result<()> {
     check(c_long::from(unsafe { libc::setns(pidfd.as_raw_fd(), namespaces) })).map(drop)
 }
 
+/// The kernel kills this process, also after it has become another program, when the last writer of the pipe is gone: as its own
+/// signal to itself, whoever that writer was.
+pub fn kill_self_when_closed(pipe: BorrowedFd<'_>) -> Result<()> {
+    const F_SETSIG: c_int = 10;
+    let fd = pipe.as_raw_fd();
+    // SAFETY: plain numbers; only what the kernel does when the pipe changes is set.
+    unsafe {
+        check(c_long::from(libc::fcntl(fd, F_SETSIG, libc::SIGKILL)))?;
+        check(c_long::from(libc::fcntl(fd, libc::F_SETOWN, libc::getpid())))?;
+        check(c_long::from(libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC))).map(drop)
+    }
+}
+
 /// Leaves the session keyring of whoever started us: keyrings are no namespace. A kernel without keyrings is fine.
 pub fn new_session_keyring() -> Result<()> {
     // SAFETY: a null name asks for a new anonymous keyring.

@@ -111,8 +111,9 @@ pub struct Fork {
 pub enum Arrival {
     /// A fork of the warm interpreter, which waits for its descriptors.
     Kernel(Fork),
-    /// Drives the browser.
-    Driver(Fork),
+    /// Drives the browser. With the leash, which ends it when the last copy is closed: its uid is another, so that a guest could not
+    /// kill it.
+    Driver(Fork, OwnedFd),
 }
 
 /// Two ends of the way from the launcher to one guest: the guest can only read.
@@ -129,13 +130,13 @@ const DRIVER: u8 = b'd';
 impl Arrival {
     /// Without waiting: a guest that does not take what comes gets no more.
     pub fn send(&self, way: impl AsFd) -> io::Result<()> {
-        let (kind, fork) = match self {
-            Self::Kernel(fork) => (KERNEL, fork),
-            Self::Driver(fork) => (DRIVER, fork),
+        let (kind, fork, leash) = match self {
+            Self::Kernel(fork) => (KERNEL, fork, None),
+            Self::Driver(fork, leash) => (DRIVER, fork, Some(leash)),
         };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = [fork.process.as_fd(), fork.channel.as_fd()];
+        let fds: Vec<_> = [&fork.process, &fork.channel].into_iter().chain(leash).map(AsFd::as_fd).collect();
         control.push(SendAncillaryMessage::ScmRights(&fds));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         sendmsg(way, &[IoSlice::new(&[kind]), IoSlice::new(&fork.pid.to_le_bytes())], &mut control, flags)?;
@@ -144,7 +145,7 @@ impl Arrival {
 
     /// The oldest that was not taken yet.
     pub fn receive(way: impl AsFd) -> io::Result<Self> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (mut kind, mut pid) = ([0], [0; 4]);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -155,9 +156,9 @@ impl Arrival {
             return Err(io::Error::other("nothing was put into this sandbox"));
         };
         let fork = Fork { pid: u32::from_le_bytes(pid), process, channel };
-        match kind {
-            [KERNEL] => Ok(Self::Kernel(fork)),
-            [DRIVER] => Ok(Self::Driver(fork)),
+        match (kind, fds.next()) {
+            ([KERNEL], None) => Ok(Self::Kernel(fork)),
+            ([DRIVER], Some(leash)) => Ok(Self::Driver(fork, leash)),
             _ => Err(io::Error::other("nobody knows what was put into this sandbox")),
         }
     }

@@ -63,29 +63,34 @@ fn guest() {
 }
 
 /// Kernels that were forked into the sandbox, by their numbers.
-type Taken = Mutex<BTreeMap<u32, Fork>>;
+type Taken = Mutex<BTreeMap<u32, (Fork, Option<OwnedFd>)>>;
 
 /// `take` the oldest and say its number; `equip N` with this connection for 1 to 4; `drive N LINE` runs a shell line as a driver;
-/// say how N ended, when it has (`end N`).
+/// `let-go N` closes a driver's leash; say how N ended, when it has (`end N`).
 fn forked(order: &str, mut stream: UnixStream, forks: &OwnedFd, taken: &Taken) {
     let (word, rest) = order.split_once(' ').unwrap_or((order, "0"));
     let (number, line) = rest.split_once(' ').unwrap_or((rest, ""));
     let number: u32 = number.parse().unwrap();
     match word {
         "drive" => {
-            let channel = taken.lock().unwrap()[&number].channel.try_clone().unwrap();
+            let channel = taken.lock().unwrap()[&number].0.channel.try_clone().unwrap();
             drive(UnixStream::from(channel), line, &mut stream);
         }
         "take" => match Arrival::receive(forks) {
-            Ok(Arrival::Kernel(fork) | Arrival::Driver(fork)) => {
+            Ok(arrival) => {
+                let (fork, leash) = match arrival {
+                    Arrival::Kernel(fork) => (fork, None),
+                    Arrival::Driver(fork, leash) => (fork, Some(leash)),
+                };
                 writeln!(stream, "{}", fork.pid).unwrap();
-                taken.lock().unwrap().insert(fork.pid, fork);
+                taken.lock().unwrap().insert(fork.pid, (fork, leash));
             }
             Err(e) => writeln!(stream, "{e}").unwrap(),
         },
-        "equip" => equip(&taken.lock().unwrap()[&number].channel, &stream),
+        "equip" => equip(&taken.lock().unwrap()[&number].0.channel, &stream),
+        "let-go" => drop(taken.lock().unwrap().get_mut(&number).unwrap().1.take()),
         _ => {
-            let process = taken.lock().unwrap().remove(&number).unwrap().process;
+            let (Fork { process, .. }, _leash) = taken.lock().unwrap().remove(&number).unwrap();
             let ended = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED).unwrap().unwrap();
             writeln!(stream, "{:?} {:?}", ended.exit_status(), ended.terminating_signal()).unwrap();
         }
@@ -94,6 +99,7 @@ fn forked(order: &str, mut stream: UnixStream, forks: &OwnedFd, taken: &Taken) {
 
 /// A driver of a browser that runs shell lines instead: each answered with what it printed, up to a NUL.
 fn driver() {
+    let _leash = jail::inherited::take_fd(4).unwrap();
     let guest = UnixStream::from(jail::inherited::take_fd(3).unwrap());
     for line in BufReader::new(guest.try_clone().unwrap()).lines() {
         answer(&line.unwrap(), "/browser", guest.try_clone().unwrap());

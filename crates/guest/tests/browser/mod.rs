@@ -45,7 +45,10 @@ impl Sandbox {
     fn put(&mut self, child: Child, channel: UnixStream) {
         let pid = rustix::process::Pid::from_child(&child);
         let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        Arrival::Driver(Fork { pid: child.id(), process, channel: channel.into() }).send(&self.way).unwrap();
+        // Of the same uid here, and ended by a signal.
+        let (_, leash) = std::io::pipe().unwrap();
+        let fork = Fork { pid: child.id(), process, channel: channel.into() };
+        Arrival::Driver(fork, leash.into()).send(&self.way).unwrap();
         self.drivers.push(child);
     }
 

@@ -210,9 +210,13 @@ async fn a_bomb_in_the_browser_is_the_browsers_alone_and_nothing_is_left() {
     assert_eq!(driver.end().await, "None Some(9)\n");
     assert_eq!(sh(&*sandbox, "pidof sleep | wc -w").await, "1\n");
     assert_eq!(next.sh("echo x > /browser/y; ls /browser").await, "y\n");
-    // It ends with its channel, and says how it ended.
+    // It says how it ended. A guest that lets go of it need not ask.
     next.sh("kill -TERM $PPID").await;
     assert_eq!(next.end().await, "None Some(15)\n");
+    let last = Driver::new(&*sandbox).await;
+    assert_eq!(last.sh("echo x").await, "x\n");
+    assert_eq!(sh(&*sandbox, &format!("@let-go {}", last.pid)).await, "");
+    assert_eq!(last.end().await, "None Some(9)\n");
     sandbox.destroy().await.unwrap();
     drop(sandbox);
     assert_left(&place.0, &before, "after a browser");
