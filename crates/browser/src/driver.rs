@@ -145,22 +145,9 @@ impl Driver {
             None => act::create(&self.cdp, &self.state).await,
             Some((tab, session, crashed)) => {
                 let page = Page { cdp: self.cdp.clone(), state: self.state.clone(), tab, session };
-                if crashed && !self.revive(&page).await { self.replace(&page).await } else { Ok(page) }
+                if crashed { self.replace(&page).await } else { Ok(page) }
             }
         }
-    }
-
-    /// Gives a page whose process has died a new one.
-    async fn revive(&self, page: &Page) -> bool {
-        let blank = self.cdp.send(Some(&page.session), "Page.navigate", json!({ "url": "about:blank" }));
-        if blank.within::<Value>(END).await.is_err() {
-            return false;
-        }
-        let alive = self.state.wait(|state| {
-            let tab = state.tabs.get(&page.tab)?;
-            (!tab.crashed && tab.frames.values().any(|frame| frame.world.is_some())).then_some(())
-        });
-        tokio::time::timeout(END, alive).await.is_ok()
     }
 
     /// Closes a page that cannot be used any more; a blank one takes its place.

@@ -351,6 +351,7 @@ fn crashed(state: &mut State, cdp: &Cdp, session: &str) -> Option<()> {
     }
     tab.crashed = true;
     tab.busy = false;
+    tab.frames.values_mut().for_each(|frame| frame.world = None);
     if tab.is_popup && number != shown {
         // Its process was perhaps that of the page that opened it, and nobody has looked at it yet.
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": &*tab.target }));

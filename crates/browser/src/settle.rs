@@ -53,12 +53,12 @@ pub async fn after(page: &Page, moment: u64) {
     }
 }
 
-/// Waits for a document of this loader, or the one that took its place; whether all of it is there.
-pub async fn loaded(page: &Page, loader: &str) -> bool {
+/// Waits for the document of this loader, or one that took its place since that moment; whether all of it is there.
+pub async fn loaded(page: &Page, loader: &str, moment: u64) -> bool {
     let reached = |stage: Stage| {
         move |state: &State| {
             let tab = state.tabs.get(&page.tab)?;
-            (tab.stage >= stage && (tab.loader == loader || !tab.busy)).then_some(())
+            (tab.stage >= stage && (tab.loader == loader || tab.moved > moment && !tab.busy)).then_some(())
         }
     };
     page.state.wait(reached(Stage::Interactive)).await;

@@ -46,15 +46,15 @@ impl Act<'_> {
             return Err(failure(BrowseFailure::Navigation, sentence(url, &text)));
         }
         match navigated.loader_id {
-            Some(loader) => self.see_loaded(&loader).await,
+            Some(loader) => self.see_loaded(&loader, moment).await,
             // Only the part behind the `#` is another.
             None => settle::frame(&self.page).await,
         }
         Ok(BrowseResult::Done)
     }
 
-    async fn see_loaded(&mut self, loader: &str) {
-        let whole = settle::loaded(&self.page, loader).await;
+    async fn see_loaded(&mut self, loader: &str, moment: u64) {
+        let whole = settle::loaded(&self.page, loader, moment).await;
         self.page.state.change(|state| {
             if !whole {
                 state.note("parts of the page are still loading");
@@ -92,7 +92,7 @@ impl Act<'_> {
             .state
             .wait(|state| state.tabs.get(&tab).filter(|tab| tab.moved >= moment).map(|tab| tab.loader.clone()));
         let loader = moved.await;
-        self.see_loaded(&loader).await;
+        self.see_loaded(&loader, moment).await;
         Ok(BrowseResult::Done)
     }
 }
