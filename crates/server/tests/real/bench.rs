@@ -38,6 +38,26 @@ fn a_quick_look_at_one_figure_writes_all_three_files() {
 
 #[test]
 #[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
+fn a_quick_look_at_the_browser_has_every_step_of_ours() {
+    let state = StateDir::new("bench-browser");
+    let out = state.0.join("out");
+    let output = Command::new(env!("CARGO_BIN_EXE_sandpool"))
+        .args(["bench", "--quick", "--rounds", "1", "--only", "browser", "--out"])
+        .arg(&out)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json = std::fs::read_to_string(out.join("results.json")).unwrap();
+    let figure = &serde_json::from_str::<Value>(&json).unwrap()["figures"][0];
+    for step in ["first goto", "goto", "snapshot", "click", "type", "screenshot", "memory", "characters"] {
+        let samples = figure["series"][format!("{step}, sandpool")]["samples"].as_u64();
+        assert!(samples.is_some_and(|samples| samples > 0), "{step}: {json}");
+    }
+    assert_eq!(figure["failed"]["Playwright MCP"], "not measured: no `--alternatives`", "{json}");
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn a_figure_that_does_not_exist_is_refused() {
     let output = Command::new(env!("CARGO_BIN_EXE_sandpool")).args(["bench", "--only", "wram"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
