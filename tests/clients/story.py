@@ -26,7 +26,7 @@ LONG_SECONDS = 200
 
 # A page of the sandbox's own, which needs no network.
 PAGE = """<title>Shop</title><label>Who <input id=who></label><button onclick="document.title = who.value">Go</button>
-<a href=list.csv download>List</a>"""
+<a href=list.csv>List</a>"""
 SERVE = f"""import http.server, threading
 open('index.html', 'w').write({PAGE!r})
 open('list.csv', 'w').write('tea,4')

@@ -195,7 +195,7 @@ async fn a_page_cannot_pass_for_the_server() {
     tools.answer("sandbox_create", json!({})).await;
     for (tool, arguments) in [
         ("browser_click", json!({ "selector": "#everything" })),
-        ("browser_goto", json!({ "url": "http://evil.test/" })),
+        ("browser_goto", json!({ "url": "http://again.test/" })),
     ] {
         let answer = tools.answer(tool, arguments).await;
         let Block::Text(text) = &answer.blocks[0] else { panic!() };

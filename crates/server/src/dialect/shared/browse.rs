@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use engine::op::Browsed;
-use engine::op::browser::{BrowseError, Happened, Page};
+use engine::op::browser::{BrowseError, BrowseFailure, Happened, Page};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -74,11 +74,10 @@ fn sentence(happened: &Happened) -> String {
     }
 }
 
-/// The page that is shown, unless it is the browser's own about a failure that the answer tells of.
+/// The page that is shown. Where none could be opened that is the one before or the browser's own about it: nobody's business.
 pub(in crate::dialect) fn page_of(browsed: &mut Browsed) -> Option<Page> {
-    let is_own = |page: &Page| page.url.starts_with("chrome-error:");
-    let failed = browsed.result.is_err();
-    browsed.page.take().filter(|page| !(failed && is_own(page)))
+    let is_open = !matches!(&browsed.result, Err(BrowseError { why: BrowseFailure::Navigation, .. }));
+    browsed.page.take().filter(|_| is_open)
 }
 
 /// What keeps a page from being opened, as far as it is not the page's own fault.

@@ -65,7 +65,7 @@ pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
             shown(scene, page, Some(seen), beside)
         }
         Ok(_) => shown(scene, page, None, beside),
-        Err(error) => failed(scene, error, barrier, &facts(page, None, beside)),
+        Err(error) => failed(scene, error, barrier, &beside),
     };
     answer.blocks.extend(browse::downloads(scene, &browsed));
     answer
@@ -73,12 +73,8 @@ pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
 
 fn shown(scene: &Scene<'_>, page: Option<Page>, seen: Option<Seen>, beside: Beside) -> Answer {
     let how = page.as_ref().map(browse::shown).unwrap_or_default();
-    succeeded(scene, &how, &facts(page, seen, beside))
-}
-
-fn facts(page: Option<Page>, seen: Option<Seen>, beside: Beside) -> PageFacts {
     let (url, title) = page.map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
-    PageFacts { url, title, seen, beside }
+    succeeded(scene, &how, &PageFacts { url, title, seen, beside })
 }
 
 /// The beginning of the text, and the elements.
@@ -101,10 +97,10 @@ fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
 }
 
 /// The document's two lines; and below them, in JSON, what else there is to say.
-fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, facts: &PageFacts) -> Answer {
+fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Beside) -> Answer {
     let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, barrier));
-    if !facts.beside.is_empty() {
-        let json = serde_json::to_string_pretty(facts).unwrap_or_default();
+    if !beside.is_empty() {
+        let json = serde_json::to_string_pretty(beside).unwrap_or_default();
         text = format!("{text}\n{json}");
     }
     let structured = json!({ "error": error.message });
