@@ -47,16 +47,18 @@ fn width(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
+pub const METADATA: &str = "the cloud's metadata address";
+
 /// Not public, and in which words. The first that fits is taken, so the particular ones come first.
 const SPECIAL: &[(&str, &str)] = &[
     // Where clouds hand out credentials to whoever asks from the right machine.
-    ("169.254.169.254", "the cloud's metadata address"),
-    ("169.254.170.2", "the cloud's metadata address"),
-    ("100.100.100.200", "the cloud's metadata address"),
-    ("168.63.129.16", "the cloud's metadata address"),
-    ("192.0.0.192", "the cloud's metadata address"),
-    ("fd00:ec2::254", "the cloud's metadata address"),
-    ("fd20:ce::254", "the cloud's metadata address"),
+    ("169.254.169.254", METADATA),
+    ("169.254.170.2", METADATA),
+    ("100.100.100.200", METADATA),
+    ("168.63.129.16", METADATA),
+    ("192.0.0.192", METADATA),
+    ("fd00:ec2::254", METADATA),
+    ("fd20:ce::254", METADATA),
     ("0.0.0.0/8", "an unspecified address"),
     ("10.0.0.0/8", "a private address"),
     ("100.64.0.0/10", "a carrier's private address"),

@@ -69,11 +69,21 @@ async fn reply(
     fixed: Option<&Fixed>,
     kept: &Kept,
 ) -> Response<Body> {
+    let state = Arc::clone(&connection.state);
     let reply = match fixed {
         None if request.method() == Method::CONNECT => tunnel(connection, request).await,
+        Some(_) if request.method() == Method::CONNECT => {
+            Err(Stop::Malformed("there is a tunnel already, and no other can be opened inside it".into()))
+        }
         _ => forward(&connection, request, fixed, kept).await,
     };
-    reply.unwrap_or_else(|stop| stopped(&stop))
+    match reply {
+        Ok(response) => response,
+        Err(stop) => {
+            state.meter.refusal().await;
+            stopped(&stop)
+        }
+    }
 }
 
 /// A sentence as an answer. Many clients show nothing but the reason of a CONNECT that failed, so it stands there too.
@@ -130,6 +140,9 @@ async fn forward(
     kept: &Kept,
 ) -> Reply {
     let (target, name) = whom(connection, &request, fixed)?;
+    if !is_whole(request.headers()) {
+        return Err(Stop::Malformed("`chunked` is the only coding of a transfer that is understood here".into()));
+    }
     let scheme = if fixed.is_some_and(|fixed| fixed.tls.is_some()) { "https" } else { "http" };
     let what = what(request.method(), request.uri().path(), scheme, &target);
     let host = host_value(scheme, name.as_ref().unwrap_or(&target))?;
@@ -142,11 +155,17 @@ async fn forward(
     let tls = fixed.and_then(|fixed| fixed.tls.as_deref());
     let interceptor = &connection.state.shared.interceptor;
     let dressed = tls.map(|name| interceptor.dress(name, target.port, request.headers_mut()));
-    let mut response = kept.send(connection, &what, crossing, tls, request).await?;
+    let response = kept.send(connection, &what, crossing, tls, request).await?;
+    let unfit = |why| Stop::Unreachable(target.to_string(), why);
+    if !is_whole(response.headers()) {
+        return Err(unfit("its answer comes in a coding that was not asked for"));
+    }
+    let mut response = match dressed {
+        None => response.map(|body| body.boxed()),
+        Some(dressed) => dressed.clean(response).map_err(unfit)?.map(|body| body.boxed()),
+    };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        let Some(downstream) = downstream else {
-            return Err(Stop::Unreachable(target.to_string(), "it changed the protocol"));
-        };
+        let downstream = downstream.ok_or_else(|| unfit("it changed the protocol"))?;
         let upstream = hyper::upgrade::on(&mut response);
         let own = Arc::clone(connection);
         connection.spawn(async move {
@@ -160,13 +179,13 @@ async fn forward(
     }
     // Only the proxy says this.
     response.headers_mut().remove(DENIED);
-    match dressed {
-        None => Ok(response.map(|body| body.boxed())),
-        Some(dressed) => {
-            let clean = dressed.clean(response).map_err(|why| Stop::Unreachable(target.to_string(), why))?;
-            Ok(clean.map(|body| body.boxed()))
-        }
-    }
+    Ok(response)
+}
+
+/// Whether nothing but the border of its pieces has to be taken off a message: a coding between neighbours cannot be passed on.
+fn is_whole(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(header::TRANSFER_ENCODING);
+    codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
 }
 
 /// Whom a request is for; and the name in its `Host`, where that is another one and may be.
@@ -250,10 +269,6 @@ fn rewrite(mut request: Request<Incoming>, host: HeaderValue, upgrading: bool) -
     *request.uri_mut() = Uri::try_from(path).map_err(|_| Stop::Malformed("the path of the request is none".into()))?;
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
-    // With both, the length is not to be believed.
-    if headers.contains_key(header::TRANSFER_ENCODING) {
-        headers.remove(header::CONTENT_LENGTH);
-    }
     remove_hops(headers);
     headers.remove(header::EXPECT);
     headers.insert(header::HOST, host);
@@ -266,6 +281,10 @@ fn rewrite(mut request: Request<Incoming>, host: HeaderValue, upgrading: bool) -
 
 /// What is between two neighbours and not for those behind them.
 fn remove_hops(headers: &mut HeaderMap) {
+    // With both, the length is not to be believed.
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()

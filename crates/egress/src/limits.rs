@@ -16,6 +16,11 @@ use crate::policy::{Limit, Limits, Refusal};
 /// Without a byte in either direction. Long enough for an answer that is thought about.
 const SILENCE: Duration = Duration::from_secs(600);
 
+/// Answers of the proxy's own. They cost the sandbox next to nothing and nobody outside slows them down, but they are made on the host's
+/// processors, which belong to all. A page full of advertisements needs some hundred.
+const REFUSALS_PER_SECOND: f64 = 100.0;
+const REFUSALS_AT_ONCE: f64 = 500.0;
+
 /// So much a second, and a little at once. What is taken in excess is a debt that has to be waited for.
 #[derive(Debug)]
 pub struct Bucket {
@@ -63,6 +68,7 @@ pub struct Meter {
     pub places: Arc<Semaphore>,
     pub connections: Limit<u32>,
     arrivals: Mutex<Bucket>,
+    refusals: Mutex<Bucket>,
     bytes: Option<(Limit<u64>, AtomicU64)>,
     rate: Option<Mutex<Bucket>>,
     told: AtomicBool,
@@ -76,6 +82,7 @@ impl Meter {
             places: Arc::new(Semaphore::new(limits.connections.value.min(65_536) as usize)),
             connections: limits.connections,
             arrivals: Mutex::new(Bucket::new(per_second, per_second)),
+            refusals: Mutex::new(Bucket::new(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE)),
             bytes: limits.bytes.map(|limit| (limit, AtomicU64::new(0))),
             rate,
             told: AtomicBool::new(false),
@@ -84,20 +91,18 @@ impl Meter {
 
     /// One more connection, when it is time for it.
     pub async fn arrival(&self) {
-        let debt = {
-            let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
-            arrivals.take(1.0);
-            arrivals.debt()
-        };
-        if let Some(until) = debt {
-            tokio::time::sleep_until(until).await;
-        }
+        one_of(&self.arrivals).await;
+    }
+
+    /// One more request that comes to nothing, when it is time for it.
+    pub async fn refusal(&self) {
+        one_of(&self.refusals).await;
     }
 
     pub fn spent(&self) -> Result<(), Refusal> {
         match &self.bytes {
             Some((limit, used)) if used.load(Ordering::Relaxed) >= limit.value => {
-                Err(limit.refusal(&format!("{} bytes over the life of a sandbox", limit.value), "max_bytes"))
+                Err(limit.refusal(&format!("{} bytes over the life of a sandbox", limit.value), "max_mb"))
             }
             _ => Ok(()),
         }
@@ -120,6 +125,17 @@ impl Meter {
 
     fn debt(&self) -> Option<Instant> {
         self.rate.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).debt()
+    }
+}
+
+async fn one_of(bucket: &Mutex<Bucket>) {
+    let debt = {
+        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.take(1.0);
+        bucket.debt()
+    };
+    if let Some(until) = debt {
+        sleep_until(until).await;
     }
 }
 

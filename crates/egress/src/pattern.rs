@@ -92,6 +92,11 @@ impl Pattern {
         }
     }
 
+    /// Whether it is this address and no other, or everybody.
+    pub fn is_just(&self, address: IpAddr) -> bool {
+        matches!(&self.who, Who::Network(network) if *network == Network::of(address)) || self.who == Who::Everybody
+    }
+
     /// `None`: it names no port.
     pub fn has_port(&self, port: u16) -> Option<bool> {
         self.port.map(|own| own == Port::Every || own == Port::One(port))

@@ -157,6 +157,30 @@ struct Rules {
     private: Vec<Pattern>,
 }
 
+/// Why an address is not for everybody.
+#[derive(Clone, Copy)]
+struct Special {
+    words: &'static str,
+    /// It has to be listed itself: whoever lists the network around it thinks of the others in it.
+    alone: bool,
+}
+
+impl Special {
+    /// As far as the address says.
+    fn of(address: IpAddr) -> Option<Self> {
+        address::special(address).map(|words| Self { words, alone: words == address::METADATA })
+    }
+
+    /// The same, and it may be this host's own.
+    fn of_this_host(address: IpAddr) -> Option<Self> {
+        let own = || address::is_own(address).then_some(Self { words: "an address of this host", alone: true });
+        match Self::of(address) {
+            Some(special) if special.alone || address.is_loopback() => Some(Self { alone: true, ..special }),
+            special => own().or(special),
+        }
+    }
+}
+
 /// Who allowed the port.
 #[derive(PartialEq, Eq)]
 enum Opened {
@@ -193,7 +217,7 @@ impl Rules {
         for (key, zero) in [
             ("max_connections", table.max_connections == Some(0)),
             ("connections_per_second", table.connections_per_second == Some(0)),
-            ("bytes_per_second", table.bytes_per_second == Some(0)),
+            ("kb_per_second", table.bytes_per_second == Some(0)),
         ] {
             if zero {
                 return Err(format!("policy `{name}`, `{key}`: 0 lets nothing through; leave the network off instead"));
@@ -207,7 +231,13 @@ impl Rules {
     }
 
     fn denied(&self, host: &Host, port: u16) -> Result<(), Refusal> {
-        match self.deny.iter().find(|entry| entry.means(host) && entry.has_port(port).unwrap_or(true)) {
+        // Of an address in disguise the one inside counts as well.
+        let inner = match host {
+            Host::Address(address) => address::embedded(*address).map(|inner| Host::Address(inner.into())),
+            Host::Name(_) => None,
+        };
+        let means = |entry: &Pattern| entry.means(host) || inner.as_ref().is_some_and(|inner| entry.means(inner));
+        match self.deny.iter().find(|entry| means(entry) && entry.has_port(port).unwrap_or(true)) {
             None => Ok(()),
             Some(entry) => Err(Refusal {
                 rule: format!("{} denies \"{}\"", self.table.title(), entry.text),
@@ -243,7 +273,7 @@ impl Rules {
     fn asked(&self, target: &Target) -> Result<(), Refusal> {
         // Who asks for a private address is told that, whatever else the table lacks: it is the rule to know about.
         if let Host::Address(address) = target.host {
-            self.reachable(&target.host, SocketAddr::new(address, target.port), address::special(address))?;
+            self.reachable(&target.host, SocketAddr::new(address, target.port), Special::of(address))?;
         }
         self.denied(&target.host, target.port)?;
         self.opened(&target.host, target.port).map(|_| ())
@@ -268,15 +298,22 @@ impl Rules {
         Err(Refusal { rule, remedy: self.table.change("methods") })
     }
 
+    /// Whether `private` has it.
+    fn lists(&self, address: IpAddr, port: u16, special: Special) -> bool {
+        let covers = |entry: &Pattern| if special.alone { entry.is_just(address) } else { entry.covers(address) };
+        self.private.iter().any(|entry| covers(entry) && entry.has_port(port).unwrap_or(true))
+    }
+
     /// `special`: why the address is not public, if it is not.
-    fn reachable(&self, host: &Host, address: SocketAddr, special: Option<&str>) -> Result<(), Refusal> {
-        let listed =
-            |ip: IpAddr| self.private.iter().any(|e| e.covers(ip) && e.has_port(address.port()).unwrap_or(true));
+    fn reachable(&self, host: &Host, address: SocketAddr, special: Option<Special>) -> Result<(), Refusal> {
+        let (ip, port) = (address.ip(), address.port());
         // What a translator makes of it has to be allowed as well.
-        let inner = address::embedded(address.ip()).map(IpAddr::V4);
-        let hidden = inner.filter(|inner| address::special(*inner).is_some() && !listed(*inner));
+        let inner = address::embedded(ip).map(IpAddr::V4);
+        let is_hidden =
+            |inner: IpAddr| Special::of_this_host(inner).is_some_and(|special| !self.lists(inner, port, special));
         match special {
-            Some(words) if !listed(address.ip()) || hidden.is_some() => {
+            Some(special) if !self.lists(ip, port, special) || inner.is_some_and(is_hidden) => {
+                let words = special.words;
                 // Where a name of the operator's network leads is not the sandbox's business.
                 let (rule, value) = match host {
                     Host::Address(_) => (
@@ -294,7 +331,7 @@ impl Rules {
         }
     }
 
-    fn connected(&self, target: &Target, address: SocketAddr, special: Option<&str>) -> Result<(), Refusal> {
+    fn connected(&self, target: &Target, address: SocketAddr, special: Option<Special>) -> Result<(), Refusal> {
         self.reachable(&target.host, address, special)?;
         self.denied(&Host::Address(address.ip()), address.port())?;
         if self.opened(&target.host, target.port)? == Opened::ByAllow {
@@ -370,8 +407,7 @@ impl Judge {
 
     /// Whether this is an address to connect to, for that target.
     pub fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), Refusal> {
-        let own = || address::is_own(address.ip()).then_some("an address of this host");
-        let special = address::special(address.ip()).or_else(own);
+        let special = Special::of_this_host(address.ip());
         self.every(|rules| rules.connected(target, address, special))
     }
 }

@@ -154,3 +154,31 @@ fn a_table_that_cannot_be_understood_says_where() {
     assert!(why(table("a b", &[])).starts_with("`a b` is no name for a policy"));
     assert_eq!(table("t", &["public", "packages", "*.a.test:8080", "10.0.0.0/8", "::1", "[::1]:80"]).check(), Ok(()));
 }
+
+#[test]
+fn a_listed_network_does_not_open_the_host_itself_or_what_hands_out_credentials() {
+    let wide = Table {
+        private: strings(&["127.0.0.0/8", "169.254.0.0/16", "100.64.0.0/10"]),
+        ..table("t", &["inner.test", "169.254.0.0/16"])
+    };
+    assert!(connected(&[&wide], "inner.test:80", "127.0.0.1:80").is_err());
+    assert!(connected(&[&wide], "inner.test:80", "100.100.100.200:80").is_err());
+    assert!(asked(&wide, "169.254.169.254:80").is_err());
+    assert_eq!(asked(&wide, "169.254.1.1:80"), Ok(()));
+    assert_eq!(connected(&[&wide], "inner.test:80", "100.64.0.1:80"), Ok(()));
+    let each = Table { private: strings(&["127.0.0.1", "169.254.169.254:80"]), ..wide };
+    assert_eq!(connected(&[&each], "inner.test:80", "127.0.0.1:80"), Ok(()));
+    assert_eq!(asked(&each, "169.254.169.254:80"), Ok(()));
+}
+
+#[test]
+fn a_disguise_does_not_hide_a_denied_address() {
+    let mut corp = Table { deny: strings(&["9.9.9.9"]), private: strings(&["*"]), ..table("corp", &["*"]) };
+    for address in ["[::ffff:9.9.9.9]:80", "[64:ff9b::909:909]:80", "[2002:909:909::1]:80"] {
+        assert!(connected(&[&corp], "a.test:80", address).is_err(), "{address}");
+        assert!(asked(&corp, address).is_err(), "{address}");
+    }
+    // Nor the host itself.
+    corp.private = strings(&["64:ff9b::/96", "127.0.0.0/8"]);
+    assert!(connected(&[&corp], "a.test:80", "[64:ff9b::7f00:1]:80").is_err());
+}

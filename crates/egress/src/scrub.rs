@@ -4,9 +4,9 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
-use hyper::header::{HeaderMap, HeaderValue};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use memchr::memmem;
 use pin_project_lite::pin_project;
 use zeroize::Zeroizing;
@@ -28,13 +28,14 @@ impl Needles {
         self.0.is_empty()
     }
 
-    fn mask(&self, text: &mut [u8]) -> bool {
+    /// Masks in `shown` what is found in `text`, which is as long. Found are also those that overlap: one may be part of another.
+    fn mask(&self, text: &[u8], shown: &mut [u8]) -> bool {
         let mut found = false;
         for needle in &self.0 {
             let mut from = 0;
             while let Some(at) = memmem::find(&text[from..], needle) {
-                text[from + at..from + at + needle.len()].fill(MASK);
-                from += at + needle.len();
+                shown[from + at..from + at + needle.len()].fill(MASK);
+                from += at + 1;
                 found = true;
             }
         }
@@ -50,10 +51,19 @@ impl Needles {
         self.0.iter().map(begun).max().unwrap_or(0)
     }
 
+    /// Names come in small letters, whatever they were.
+    fn is_in_name(&self, name: &HeaderName) -> bool {
+        self.0.iter().any(|needle| memmem::find(name.as_str().as_bytes(), &needle.to_ascii_lowercase()).is_some())
+    }
+
     pub fn mask_headers(&self, headers: &mut HeaderMap) {
+        let named: Vec<HeaderName> = headers.keys().filter(|name| self.is_in_name(name)).cloned().collect();
+        for name in named {
+            headers.remove(name);
+        }
         for value in headers.values_mut() {
             let mut bytes = value.as_bytes().to_vec();
-            if self.mask(&mut bytes)
+            if self.mask(value.as_bytes(), &mut bytes)
                 && let Ok(masked) = HeaderValue::from_bytes(&bytes)
             {
                 *value = masked;
@@ -68,8 +78,9 @@ pin_project! {
         #[pin]
         body: B,
         needles: Needles,
-        // What may be the beginning of one, until the next piece says.
+        // What may be the beginning of one, until the next piece says: as it came, and with what was found in it masked.
         held: BytesMut,
+        shown: BytesMut,
         trailers: Option<HeaderMap>,
         ended: bool,
     }
@@ -77,7 +88,7 @@ pin_project! {
 
 impl<B> Scrubbed<B> {
     pub fn new(body: B, needles: Needles) -> Self {
-        Self { body, needles, held: BytesMut::new(), trailers: None, ended: false }
+        Self { body, needles, held: BytesMut::new(), shown: BytesMut::new(), trailers: None, ended: false }
     }
 }
 
@@ -97,10 +108,12 @@ impl<B: Body<Data = Bytes>> Body for Scrubbed<B> {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
                         this.held.extend_from_slice(&data);
-                        this.needles.mask(this.held);
+                        this.shown.extend_from_slice(&data);
+                        this.needles.mask(this.held, this.shown);
                         let ready = this.held.len() - this.needles.begun(this.held);
                         if ready > 0 {
-                            return Poll::Ready(Some(Ok(Frame::data(this.held.split_to(ready).freeze()))));
+                            this.held.advance(ready);
+                            return Poll::Ready(Some(Ok(Frame::data(this.shown.split_to(ready).freeze()))));
                         }
                     }
                     Err(frame) => {
@@ -113,18 +126,19 @@ impl<B: Body<Data = Bytes>> Body for Scrubbed<B> {
                 },
             }
         }
-        if !this.held.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(this.held.split().freeze()))));
+        if !this.shown.is_empty() {
+            this.held.clear();
+            return Poll::Ready(Some(Ok(Frame::data(this.shown.split().freeze()))));
         }
         Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.held.is_empty() && self.trailers.is_none() && (self.ended || self.body.is_end_stream())
+        self.shown.is_empty() && self.trailers.is_none() && (self.ended || self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (held, inner) = (self.held.len() as u64, self.body.size_hint());
+        let (held, inner) = (self.shown.len() as u64, self.body.size_hint());
         let mut hint = SizeHint::new();
         if let Some(upper) = inner.upper() {
             hint.set_upper(upper + held);
@@ -177,5 +191,21 @@ mod tests {
         );
         assert_eq!(scrubbed(&["hunt"], &["hunter22"]).await, ["hunt"]);
         assert_eq!(scrubbed(&["aab", "aac"], &["aabaac", "other-one"]).await.concat(), "******");
+    }
+
+    #[tokio::test]
+    async fn of_texts_that_overlap_nothing_remains() {
+        for (whole, needles) in [
+            // One is the beginning of another, which must not be recognised by its rest.
+            ("hunter22-and-more", &["hunter22", "hunter22-and-more"][..]),
+            ("hunter22-tail", &["hunter22", "22-tail"]),
+            // What somebody puts before it makes an earlier place of it look like the right one.
+            ("abcabcabcab", &["abcabcab"]),
+        ] {
+            for cut in 0..whole.len() {
+                let shown = scrubbed(&[&whole[..cut], &whole[cut..]], needles).await.concat();
+                assert_eq!(shown, "*".repeat(whole.len()), "{whole} at {cut}");
+            }
+        }
     }
 }

@@ -7,7 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::body::Body;
 use hyper::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, IF_RANGE, RANGE,
+    ACCEPT_CHARSET, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, IF_RANGE,
+    RANGE,
 };
 use hyper::{Response, StatusCode};
 use zeroize::Zeroizing;
@@ -68,8 +69,9 @@ impl Vault {
         if !needles.is_empty() {
             // What cannot be read, or comes in pieces of the asker's choice, cannot be looked through.
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-            headers.remove(RANGE);
-            headers.remove(IF_RANGE);
+            for name in [ACCEPT_CHARSET, RANGE, IF_RANGE] {
+                headers.remove(name);
+            }
         }
         Dressed { needles }
     }
@@ -147,6 +149,8 @@ impl Dressed {
                 return Err("a host that has a secret answered in compressed form, though it was asked not to");
             }
             self.needles.mask_headers(&mut parts.headers);
+            // In them are the words after the status, and the names of headers as they were written.
+            parts.extensions.clear();
         }
         Ok(Response::from_parts(parts, Scrubbed::new(body, self.needles)))
     }
@@ -209,7 +213,7 @@ mod tests {
     #[test]
     fn a_secret_with_a_format_is_added_where_its_header_is_absent() {
         let added = "accept-encoding: identity\nx-key: key value-of-key";
-        assert_eq!(dressed("a.keys.test", 8443, &[("range", "bytes=0-3")]), added);
+        assert_eq!(dressed("a.keys.test", 8443, &[("range", "bytes=0-3"), ("accept-charset", "utf-16")]), added);
         assert_eq!(dressed("a.b.keys.test", 8443, &[]), added);
         assert_eq!(dressed("keys.test", 8443, &[]), "");
         let own = "accept-encoding: identity\nx-key: own";

@@ -142,9 +142,20 @@ async fn host(names: &[&str], heard: Heard) -> (CertificateDer<'static>, u16) {
                         let authorization =
                             request.lines().find(|line| line.to_lowercase().starts_with("authorization:"));
                         let echo = authorization.and_then(|line| line.split_once(": ")).map_or("", |(_, value)| value);
+                        let length = format!("Content-Length: {}", request.len());
+                        // Ways to say it that are neither the value of a header nor the body.
+                        let token = echo.rsplit(' ').next().unwrap_or_default();
+                        let (reason, more) = match request.split(' ').nth(1).unwrap_or_default() {
+                            "/reason" => (echo, length),
+                            "/name" => ("OK", format!("X-{token}: 1\r\n{length}")),
+                            "/coded" => ("OK", "Transfer-Encoding: gzip\r\nConnection: close".into()),
+                            "/hidden" => {
+                                ("OK", format!("Connection: content-encoding\r\nContent-Encoding: gzip\r\n{length}"))
+                            }
+                            _ => ("OK", length),
+                        };
                         let head = format!(
-                            "HTTP/1.1 200 OK\r\nX-Echo: {echo}\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n",
-                            request.len()
+                            "HTTP/1.1 200 {reason}\r\nX-Echo: {echo}\r\nContent-Type: text/plain\r\n{more}\r\n\r\n"
                         );
                         stream.write_all(head.as_bytes()).await.unwrap();
                         for piece in request.as_bytes().chunks(7) {
@@ -260,6 +271,24 @@ async fn real_clients_use_a_secret_and_never_see_it() {
 fn base64(text: &str) -> String {
     use base64::Engine as _;
     base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_repeats_a_secret_in_an_odd_place_does_not_hand_it_out() {
+    let place = Place::new("odd", &["api.test"], |_| ()).await;
+    let Some(curl) = program(None, "/usr/bin/curl") else { return };
+    let bearer = place.env["API_KEY"].clone();
+    for (path, answer) in [
+        ("/reason", "HTTP/1.1 200 OK"),
+        ("/name", "HTTP/1.1 200 OK"),
+        ("/coded", "HTTP/1.1 502"),
+        ("/hidden", "HTTP/1.1 502"),
+    ] {
+        let url = place.env["URL"].replace("/echo", path);
+        let output = place.run(&curl, &["-sS", "-i", "-m", "20", "--oauth2-bearer", &bearer, &url]).await;
+        assert!(place.heard().contains(VALUE), "{path}: {output}");
+        assert!(!output.to_lowercase().contains(VALUE) && output.contains(answer), "{path}: {output}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -83,6 +83,21 @@ async fn what_is_faster_than_allowed_is_slowed_down() {
     assert!(start.elapsed() > Duration::from_millis(1500), "{:?}", start.elapsed());
 }
 
+#[tokio::test]
+async fn a_flood_of_requests_that_come_to_nothing_is_slowed_down() {
+    let place = Place::new(&[], |_| {});
+    let mut client = place.client().await;
+    let begun = std::time::Instant::now();
+    for _ in 0..8 {
+        client.send("GET http://other.test/ HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100)).await;
+        for _ in 0..100 {
+            assert_eq!(client.answer().await.status, 403);
+        }
+    }
+    // Five hundred at once, and then a hundred each second.
+    assert!(begun.elapsed() > Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
 async fn is_cut(client: &mut Client) -> bool {
     tokio::time::timeout(crate::place::PATIENCE, client.0.read(&mut [0; 16]))
         .await

@@ -223,6 +223,7 @@ async fn tunnels_of_the_usual_ports(place: &Place) {
         ("POST", "public.test", 403),
         ("GET", "public.test:80", 200),
         ("GET", "six.test", 403),
+        ("CONNECT", "public.test", 400),
     ] {
         client.send(format!("{method} / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n")).await;
         let answer = client.answer().await;
