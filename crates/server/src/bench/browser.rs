@@ -178,7 +178,7 @@ fn lines(samples: &Samples) -> Vec<Line> {
     }
     let megabytes = |name: &str| samples.quantity(name, samples.median(name).map(|bytes| bytes / 1e6), Unit::Megabytes);
     let characters = |name: &str| samples.quantity(name, samples.median(name), Unit::Characters);
-    let what = "private memory, browser and what drives it";
+    let what = "private memory with what drives it";
     lines.push(beside(samples, what, &MEMORY, PLAYWRIGHT, share(0.8), &megabytes));
     let names = [CHARACTERS[0], EMPTY, CHARACTERS[1]];
     lines.push(beside(samples, "characters of a snapshot", &names, PLAYWRIGHT, share(1.0), &characters));
