@@ -98,10 +98,11 @@ pub fn measure(bench: &Bench) -> Result<Figure, Error> {
     memory_of(bench, &mut samples, &site)?;
     let mut figure = Figure::new("browser", "the browser: a shop's page with fifty things", &samples);
     figure.lines = lines(&samples);
-    figure.notes = vec![
-        "`browser`: ours is in a sandbox and behind the proxy, the alternative is not; both have the same Chromium"
-            .into(),
+    let notes = [
+        "`browser`: ours is in a sandbox and behind the proxy, the alternative is not; both have the same Chromium",
+        "`browser`: beside ours another browser waits ready and shares the program's pages; with empty pools none does",
     ];
+    figure.notes = notes.map(String::from).to_vec();
     Ok(figure)
 }
 
