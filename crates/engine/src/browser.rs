@@ -26,7 +26,7 @@ pub(crate) enum Browser {
     /// None was ever started.
     #[default]
     Absent,
-    /// Since the sandbox had so many memory kills.
+    /// Since so many processes of the sandbox's browsers were killed for memory.
     Runs { oom_kills: u64 },
     /// It ended, or was given up.
     Over,
@@ -77,7 +77,7 @@ impl Place {
     pub(crate) async fn start_browser(&self, spec: BrowserSpec) -> Result<(), Failure> {
         self.browser_is_over();
         let starting = async {
-            let (entered, kills) = tokio::join!(self.enter_browser(), self.oom_kills());
+            let (entered, kills) = tokio::join!(self.enter_browser(), self.browser_oom_kills());
             entered?;
             self.guest.expect_browser();
             match self.guest.ask(&ToGuest::StartBrowser { spec }, START).await? {
@@ -94,10 +94,10 @@ impl Place {
         Ok(())
     }
 
-    /// Whether a process was killed for memory since the browser was started, or since that was asked last.
+    /// Whether a process of it was killed for memory since the browser was started, or since that was asked last.
     pub(crate) async fn browser_outgrew(&self) -> bool {
         let Browser::Runs { oom_kills: before } = *lock(self.browser()) else { return false };
-        let Some(oom_kills) = self.oom_kills().await else { return false };
+        let Some(oom_kills) = self.browser_oom_kills().await else { return false };
         *lock(self.browser()) = Browser::Runs { oom_kills };
         oom_kills > before
     }

@@ -353,15 +353,21 @@ impl Place {
     }
 
     /// Not worth waiting for: a caller, or the next run, would wait along.
+    async fn stats(&self) -> Option<sandbox::Stats> {
+        tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?.ok()
+    }
+
     pub(crate) async fn oom_kills(&self) -> Option<u64> {
-        let stats = tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?;
-        stats.ok().map(|stats| stats.oom_kills)
+        self.stats().await.map(|stats| stats.oom_kills)
+    }
+
+    pub(crate) async fn browser_oom_kills(&self) -> Option<u64> {
+        self.stats().await.map(|stats| stats.browser_oom_kills)
     }
 
     /// What its processes and files in memory take at the moment, where the host counts it.
     pub(crate) async fn memory_bytes(&self) -> Option<u64> {
-        let stats = tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?;
-        stats.ok()?.memory_bytes
+        self.stats().await?.memory_bytes
     }
 
     /// Orders its end; nobody waits for it.

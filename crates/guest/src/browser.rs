@@ -44,8 +44,8 @@ pub struct Browser {
     open: Option<Open>,
     /// When the driver is killed.
     until: Option<Instant>,
-    /// Why it was, if it was.
-    killed: Option<String>,
+    /// Whether the host knows of its end.
+    told: bool,
 }
 
 /// A call that is not answered yet.
@@ -79,7 +79,7 @@ impl Browser {
             number: 0,
             open: Some(Open { call, stage: Stage::Starting }),
             until: Some(now + START),
-            killed: None,
+            told: false,
         };
         browser.say(&ToDriver::Start { spec });
         Ok(browser)
@@ -231,9 +231,9 @@ impl Browser {
             loop {
                 match self.decoder.next_frame() {
                     // An answer to nothing, or not an answer: whatever drives the browser now is not our driver.
-                    Ok(Some(frame)) if !self.pass_on(&frame, host) => return self.distrust(now),
+                    Ok(Some(frame)) if !self.pass_on(&frame, host) => return self.distrust(now, host),
                     Ok(Some(_)) => {}
-                    Err(_) => return self.distrust(now),
+                    Err(_) => return self.distrust(now, host),
                     Ok(None) => break,
                 }
             }
@@ -273,21 +273,28 @@ impl Browser {
         self.until = Some(now + ENDING);
     }
 
-    fn distrust(&mut self, now: Instant) {
+    fn distrust(&mut self, now: Instant, host: &mut Host) {
         self.close(now);
-        self.kill("the browser's driver spoke out of turn, and was ended");
+        self.kill("the browser's driver spoke out of turn, and was ended", host);
     }
 
-    fn kill(&mut self, why: &str) {
-        self.killed.get_or_insert_with(|| why.into());
+    /// Whoever waits for an answer has it now: one that has slipped its leash does not end before the launcher ends it.
+    fn kill(&mut self, why: &str, host: &mut Host) {
+        self.channel = None;
+        self.until = None;
         self.leash = None;
         self.process.kill();
+        match self.open.take() {
+            Some(Open { call, .. }) => host.send(call, &failed(why.into())),
+            None if !self.told => host.send(0, &FromGuest::BrowserExited),
+            None => {}
+        }
+        self.told = true;
     }
 
-    pub fn tick(&mut self, now: Instant) {
+    pub fn tick(&mut self, now: Instant, host: &mut Host) {
         if self.until.is_some_and(|until| now >= until) {
-            self.until = None;
-            self.kill("the browser did not answer in time, and was ended");
+            self.kill("the browser did not answer in time, and was ended", host);
         }
     }
 
@@ -295,14 +302,13 @@ impl Browser {
     pub fn ended(&mut self, how: Ended, now: Instant, host: &mut Host) {
         // What it said last is still there.
         self.read(now, host);
-        let why = self.killed.take().unwrap_or_else(|| match how {
-            Ended::Exited { code } => format!("the browser ended: its driver exited with code {code}"),
-            Ended::Signaled { signal } => format!("the browser ended: its driver was killed by signal {signal}"),
-        });
-        match self.open.take() {
-            Some(Open { call, .. }) => host.send(call, &failed(why)),
-            None => host.send(0, &FromGuest::BrowserExited),
-        }
+        self.kill(
+            &match how {
+                Ended::Exited { code } => format!("the browser ended: its driver exited with code {code}"),
+                Ended::Signaled { signal } => format!("the browser ended: its driver was killed by signal {signal}"),
+            },
+            host,
+        );
     }
 }
 
@@ -343,13 +349,14 @@ pub struct Directory {
 
 /// Files on their way, in pieces.
 pub struct Copy {
-    directory: Directory,
     pub names: Vec<String>,
     root: Root,
     /// Not begun.
     ahead: VecDeque<(File, PathBuf)>,
     current: Option<(File, NewFile)>,
     left: u64,
+    /// Goes last, when nothing half-made is in it any more.
+    directory: Directory,
 }
 
 pub struct Refused(Failure, String);

@@ -101,10 +101,20 @@ impl Process {
     pub fn try_wait(&mut self) -> Option<Ended> {
         if self.ended.is_none() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options).ok().flatten()?;
-            self.ended = Some(ended_from_id(&status));
+            self.ended = match rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+                Ok(status) => status.as_ref().map(ended_from_id),
+                // It was reaped before anybody knew whose it was, and how it ended is lost.
+                Err(rustix::io::Errno::CHILD) if self.is_over() => Some(Ended::Signaled { signal: 9 }),
+                Err(_) => None,
+            };
         }
         self.ended
+    }
+
+    fn is_over(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
     /// Takes the status that a wait for any child has brought.

@@ -275,7 +275,7 @@ impl Server {
             job.tick(now, &mut self.host);
         }
         if let Some(browser) = &mut self.browser {
-            browser.tick(now);
+            browser.tick(now, &mut self.host);
         }
         self.outputs.tick(now);
         let abandoned = self.alone_since.is_some_and(|since| now >= since + self.config.adoption_grace);

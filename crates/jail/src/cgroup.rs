@@ -76,7 +76,9 @@ pub struct Limits {
 pub struct Usage {
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
+    /// But for the browser's.
     pub oom_kills: u64,
+    pub browser_oom_kills: u64,
 }
 
 struct Mount {
@@ -436,9 +438,13 @@ impl Cgroup {
             usage.memory_bytes = number(dir, current);
             let kills = |dir: &Path| counter(&fs::read_to_string(dir.join(events)).unwrap_or_default(), "oom_kill");
             usage.oom_kills = kills(dir);
-            // v1 counts each directory's own, v2 those below it too.
-            if version == Version::V1 && self.split {
-                usage.oom_kills += [CODE, BROWSER].map(|part| kills(&dir.join(part))).iter().sum::<u64>();
+            if self.split {
+                usage.browser_oom_kills = kills(&dir.join(BROWSER));
+                // v1 counts each directory's own, v2 those below it too.
+                usage.oom_kills = match version {
+                    Version::V1 => usage.oom_kills + kills(&dir.join(CODE)),
+                    Version::V2 => usage.oom_kills.saturating_sub(usage.browser_oom_kills),
+                };
             }
         }
         if let Some((_, dir)) = self.dir(Controller::Pids) {
@@ -668,7 +674,7 @@ mod tests {
             let file = Path::new("sys/fs/cgroup/memory/a/sandpool-t/g/h/b").join(part).join("memory.oom_control");
             put(&root, file.to_str().unwrap(), &format!("oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"));
         }
-        assert_eq!(split.usage().oom_kills, 7);
+        assert_eq!((split.usage().oom_kills, split.usage().browser_oom_kills), (3, 4));
         fs::remove_dir_all(root).unwrap();
     }
 

@@ -52,6 +52,8 @@ pub struct Rules {
     pub read: Vec<PathBuf>,
     /// Read, written, made and removed, and not executed: what a browser writes.
     pub store: Vec<PathBuf>,
+    /// Like that, but plain files alone: what others look into, for whom a link, a pipe or a directory would be a trap.
+    pub deliver: Vec<PathBuf>,
     /// Everything: `/workspace`, `/data`, `/tmp`, `/dev/shm`, what the operator shares.
     pub write: Vec<PathBuf>,
     /// Read and written, ioctls too, nothing made or removed: the device nodes and `/dev/pts`.
@@ -91,7 +93,8 @@ impl Rules {
             list: Vec::new(),
             run: run.to_owned(),
             read: paths(&["/uploads"]),
-            store: paths(&["/browser", "/workspace/downloads", "/dev/shm"]),
+            store: paths(&["/browser", "/dev/shm"]),
+            deliver: paths(&["/workspace/downloads"]),
             write: Vec::new(),
             devices: paths(&["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]),
             adjust: paths(&["/proc"]),
@@ -104,6 +107,8 @@ impl Rules {
         let read = run & !AccessFs::Execute;
         let write = AccessFs::from_all(TRIED) & !make_bitflags!(AccessFs::{MakeChar | MakeBlock | IoctlDev});
         let store = write & !AccessFs::Execute;
+        let deliver =
+            make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | Truncate | MakeReg | RemoveFile | Refer});
         let adjust = make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | Truncate});
         let devices = adjust | AccessFs::IoctlDev;
         [
@@ -111,6 +116,7 @@ impl Rules {
             (&self.run, run),
             (&self.read, read),
             (&self.store, store),
+            (&self.deliver, deliver),
             (&self.write, write),
             (&self.devices, devices),
             (&self.adjust, adjust),
@@ -183,7 +189,7 @@ mod tests {
     fn scratch(name: &str) -> PathBuf {
         let dir = std::env::temp_dir().join(format!("landlock-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
-        for sub in ["run", "read", "store", "write", "other"] {
+        for sub in ["run", "read", "store", "deliver", "write", "other"] {
             fs::create_dir_all(dir.join(sub)).unwrap();
             fs::write(dir.join(sub).join("file"), sub).unwrap();
         }
@@ -201,6 +207,7 @@ mod tests {
             devices: vec!["/dev/null".into()],
             read: vec![dir.join("read")],
             store: vec![dir.join("store")],
+            deliver: vec![dir.join("deliver")],
         };
         let inside = dir.clone();
         restricted(rules, move || {
@@ -213,6 +220,12 @@ mod tests {
             fs::write(inside.join("store/new"), "#!/bin/sh\n").unwrap();
             fs::set_permissions(inside.join("store/new"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
             denied(runs(&inside.join("store/new")));
+            fs::rename(inside.join("store/new"), inside.join("deliver/new")).unwrap();
+            fs::remove_file(inside.join("deliver/new")).unwrap();
+            denied(fs::create_dir(inside.join("deliver/deep")));
+            denied(std::os::unix::fs::symlink("file", inside.join("deliver/link")));
+            std::os::unix::fs::symlink("file", inside.join("store/link")).unwrap();
+            denied(fs::rename(inside.join("store/link"), inside.join("deliver/link")));
             denied(fs::rename(inside.join("write/file"), inside.join("other/moved")));
             denied(fs::remove_file(inside.join("other/file")));
             fs::create_dir(inside.join("write/deep")).unwrap();

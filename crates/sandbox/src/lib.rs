@@ -127,8 +127,9 @@ pub struct Isolation {
 pub struct Stats {
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
-    /// Processes of this sandbox that the kernel killed for memory, since it was made.
+    /// Processes of this sandbox that the kernel killed for memory, since it was made; but for those of its browser.
     pub oom_kills: u64,
+    pub browser_oom_kills: u64,
 }
 
 /// The warm interpreter, since the back end was started.

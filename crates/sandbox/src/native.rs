@@ -572,7 +572,8 @@ impl Sandbox for NativeSandbox {
     async fn stats(&self) -> Result<Stats, BackendError> {
         match self.link.call(Call::Stats { sandbox: self.id.clone() }, &[]).await? {
             Reply::Stats(usage) => {
-                Ok(Stats { memory_bytes: usage.memory_bytes, pids: usage.pids, oom_kills: usage.oom_kills })
+                let cgroup::Usage { memory_bytes, pids, oom_kills, browser_oom_kills } = usage;
+                Ok(Stats { memory_bytes, pids, oom_kills, browser_oom_kills })
             }
             _ => Err(BackendError::Gone(self.id.clone())),
         }

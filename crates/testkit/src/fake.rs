@@ -45,6 +45,7 @@ struct Shared {
     /// How long it takes to make and to destroy one.
     slow: Mutex<(Duration, Duration)>,
     oom_kills: AtomicU64,
+    browser_oom_kills: AtomicU64,
     /// No socket comes out of sandboxes that should have one.
     no_egress: AtomicBool,
     /// What was asked of browsers, in the order in which it began, and how they were started.
@@ -105,6 +106,10 @@ impl FakeBackend {
 
     pub fn set_oom_kills(&self, kills: u64) {
         self.shared.oom_kills.store(kills, Ordering::SeqCst);
+    }
+
+    pub fn set_browser_oom_kills(&self, kills: u64) {
+        self.shared.browser_oom_kills.store(kills, Ordering::SeqCst);
     }
 
     /// No socket comes out of sandboxes that are made from now on.
@@ -344,7 +349,8 @@ impl Sandbox for Handle {
 
     async fn stats(&self) -> Result<Stats, BackendError> {
         let oom_kills = self.0.backend.shared.oom_kills.load(Ordering::SeqCst);
-        Ok(Stats { memory_bytes: Some(8 << 20), pids: None, oom_kills })
+        let browser_oom_kills = self.0.backend.shared.browser_oom_kills.load(Ordering::SeqCst);
+        Ok(Stats { memory_bytes: Some(8 << 20), pids: None, oom_kills, browser_oom_kills })
     }
 
     async fn destroy(&self) -> Result<(), BackendError> {

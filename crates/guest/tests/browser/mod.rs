@@ -226,8 +226,27 @@ fn a_driver_that_does_not_answer_is_ended() {
     let silent = (Failure::Browser, "the browser did not answer in time, and was ended".into());
     assert_eq!(sandbox.failure(call), silent);
     let call = sandbox.send(evaluate("1"), &[], 100);
-    assert_eq!(sandbox.failure(call).1, "there is no browser");
+    let (_, why) = sandbox.failure(call);
+    assert!(["the browser is ending", "there is no browser"].contains(&&*why), "{why}");
     // Another one takes its place.
+    sandbox.put_puppet();
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "stands for the launcher")]
+fn a_driver_that_was_dead_and_reaped_before_it_was_taken_is_over() {
+    let mut sandbox = Sandbox::new();
+    let (_ours, theirs) = UnixStream::pair().unwrap();
+    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (_, leash) = std::io::pipe().unwrap();
+    let fork = Fork { pid: child.id(), process, channel: theirs.into() };
+    Arrival::Driver(fork, leash.into()).send(&sandbox.way).unwrap();
+    let call = sandbox.start();
+    assert_eq!(sandbox.failure(call).1, "the browser ended: its driver was killed by signal 9");
     sandbox.put_puppet();
 }
 

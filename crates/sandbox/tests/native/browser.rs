@@ -64,7 +64,7 @@ async fn a_browser_is_somebody_else_with_a_home_and_nothing_of_the_codes() {
     assert!(uids.len() == 2 && uids.iter().all(|uid| *uid >= jail::ids::ROOT_BASE), "{uids:?}");
 
     let own = "echo x > /browser/x && echo d > /workspace/downloads/d && echo s > /dev/shm/s && cat /uploads/1/up && \
-               mkdir /workspace/downloads/e && rmdir /workspace/downloads/e && cat /opt/sandpool/driver.py";
+               mv /workspace/downloads/d /workspace/downloads/e && mv /workspace/downloads/e /workspace/downloads/d && cat /opt/sandpool/driver.py";
     assert_eq!(driver.sh(own).await, "up\nprint(1)\n");
     let (kill, environ) = (format!("kill -9 {}", sleeper.trim()), format!("cat /proc/{}/environ", sleeper.trim()));
     let read = "cat /workspace/secret; cat /data/secret; cat /tmp/secret; ls /workspace; ls /data; ls /tmp; ls /";
@@ -99,6 +99,12 @@ async fn a_browser_is_somebody_else_with_a_home_and_nothing_of_the_codes() {
             "chown 1000 /browser",
             "ln /workspace/secret /browser/secret",
             "rmdir /workspace/downloads",
+            // What the code, or the guest for it, would follow, wait for, or not get rid of.
+            "ln -s /workspace/secret /workspace/downloads/link",
+            "ln -s /workspace/secret /browser/link && mv -n /browser/link /workspace/downloads/",
+            "mkfifo /workspace/downloads/pipe",
+            "mkdir /workspace/downloads/dir",
+            "mkdir /browser/dir && mv /browser/dir /workspace/downloads/",
             "script -qc true /dev/null",
         ],
     )
@@ -195,7 +201,8 @@ async fn a_bomb_in_the_browser_is_the_browsers_alone_and_nothing_is_left() {
     // Half of what the sandbox has, and more than the browser may.
     let said = driver.sh("python3 -c 'x = bytearray(100 << 20)'; echo $?").await;
     assert!(said.contains("137"), "{said}");
-    assert!(sandbox.stats().await.unwrap().oom_kills >= 1);
+    let stats = sandbox.stats().await.unwrap();
+    assert!(stats.browser_oom_kills >= 1 && stats.oom_kills == 0, "{stats:?}");
     let said =
         driver.sh("i=0; while [ $i -lt 60 ]; do sleep 1000 > /dev/null 2>&1 & i=$((i+1)); done 2>&1 | tail -1").await;
     assert!(said.contains("fork") || said.contains("Resource temporarily unavailable"), "{said}");
