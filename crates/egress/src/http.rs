@@ -10,6 +10,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::uri::Authority;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version, server};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -196,8 +197,8 @@ fn whom(
 ) -> Result<(Target, Option<Target>), Stop> {
     let malformed = |why: String| Stop::Malformed(format!("the proxy cannot tell whom this request is for: {why}"));
     let uri = request.uri();
-    let asked = match (uri.scheme_str(), uri.host()) {
-        (Some("http"), Some(host)) => target(host, uri.port().map(|port| port.as_str().to_owned()).as_deref(), 80),
+    let asked = match (uri.scheme_str(), uri.authority()) {
+        (Some("http"), Some(authority)) => target(authority, 80),
         (Some(scheme), _) if fixed.is_none() => {
             Err(format!("a request for {} has to come through CONNECT", plain(scheme, 20)))
         }
@@ -219,15 +220,17 @@ fn whom(
 fn host_header(headers: &HeaderMap, usual: u16) -> Result<Target, String> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err("it has not one `Host`".into()) };
-    let authority = host.to_str().ok().and_then(|text| text.parse::<hyper::http::uri::Authority>().ok());
-    let authority = authority.ok_or("its `Host` is none")?;
-    target(authority.host(), authority.port().map(|port| port.as_str().to_owned()).as_deref(), usual)
+    let authority = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
+    target(&authority.ok_or("its `Host` is none")?, usual)
 }
 
-fn target(host: &str, port: Option<&str>, usual: u16) -> Result<Target, String> {
-    let port = match port {
-        None => usual,
-        Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or("not a port")?,
+fn target(authority: &Authority, usual: u16) -> Result<Target, String> {
+    let (host, whole) = (authority.host(), authority.as_str());
+    // Behind a name, if there is one, is the host and then nothing but the port.
+    let port = match whole.rsplit('@').next().and_then(|whole| whole.strip_prefix(host)) {
+        Some("" | ":") => usual,
+        Some(port) => port.trim_start_matches(':').parse().ok().filter(|port| *port != 0).ok_or("not a port")?,
+        None => return Err("not a host".into()),
     };
     Ok(Target { host: Host::parse(host)?, port })
 }

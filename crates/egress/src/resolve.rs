@@ -13,7 +13,7 @@ use crate::target::Host;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Each is a thread that waits for the system's resolver, which has no way to be interrupted.
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 256;
 /// So that the slow names of one sandbox do not stop the others.
 pub const AT_ONCE_EACH: usize = 8;
 /// Of an answer, which whoever has the name can make as long as he likes.

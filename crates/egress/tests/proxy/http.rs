@@ -161,6 +161,31 @@ async fn a_request_cannot_hide_another_one() {
 }
 
 #[tokio::test]
+async fn a_request_that_can_be_read_in_two_ways_is_not_sent() {
+    let (port, heard) = host(HELLO).await;
+    let place = Place::new(&[port], |_| {});
+    for (request, status) in [
+        // Whom it is for.
+        ("GET http://a.test:0/ HTTP/1.1\r\nHost: a.test:PORT\r\n\r\n", 400),
+        ("GET http://a.test:99999/ HTTP/1.1\r\nHost: a.test:PORT\r\n\r\n", 400),
+        ("GET http://a.test:PORT:80/ HTTP/1.1\r\nHost: a.test:PORT\r\n\r\n", 400),
+        ("GET http://a.test:PORT@other.test:PORT/ HTTP/1.1\r\nHost: a.test:PORT\r\n\r\n", 403),
+        ("GET http://other.test:PORT#@a.test:PORT/ HTTP/1.1\r\nHost: a.test:PORT\r\n\r\n", 403),
+        ("GET http://other.test:PORT\\@a.test:PORT/ HTTP/1.1\r\nHost: a.test:PORT\r\n\r\n", 400),
+        ("GET / HTTP/1.1\r\nHost: a.test:PORT\r\nHost: other.test:PORT\r\n\r\n", 400),
+        ("GET https://a.test:PORT/ HTTP/1.1\r\nHost: a.test:PORT\r\n\r\n", 400),
+        ("GET / HTTP/1.0\r\n\r\n", 400),
+        // Where it ends.
+        ("POST http://a.test:PORT/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400),
+        ("POST http://a.test:PORT/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
+    ] {
+        let answer = place.ask(&request.replace("PORT", &port.to_string())).await;
+        assert_eq!(answer.status, status, "{request}: {}", answer.body);
+    }
+    assert_eq!(heard.connections(), 0);
+}
+
+#[tokio::test]
 async fn methods_are_judged() {
     let (port, heard) = host(HELLO).await;
     let place = Place::new(&[port], |table| table.methods = strings(&["GET", "HEAD"]));
