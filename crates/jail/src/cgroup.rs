@@ -470,6 +470,11 @@ impl Cgroup {
 }
 
 impl Part {
+    /// Whether there is no cgroup at all.
+    pub fn is_empty(&self) -> bool {
+        self.dirs.is_empty()
+    }
+
     /// v1: what a process that begins here writes `0` into. By `tasks`, from the process itself: any other way takes a lock that
     /// costs milliseconds.
     pub fn tasks(&self) -> Vec<PathBuf> {

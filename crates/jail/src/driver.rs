@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Part;
+use crate::ids::BROWSER;
 use crate::own::{self, Door, Own};
 use crate::sys::{self, Cloned};
 use crate::warm::Fork;
@@ -200,6 +201,9 @@ fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) ->
     match sys::fork().map_err(failed("fork"))? {
         Some(between) => drop(waitpid(Some(between), WaitOptions::empty())),
         None => {
+            if part.is_empty() {
+                end_by_uid(&guest, &steps)?;
+            }
             let driver = Door { guest, tasks, channel };
             let made = fork_and_end(v2.as_ref().map(AsFd::as_fd), control);
             if let Err(message) = made.and_then(|()| become_driver(driver, &steps, [&program, control, leash])) {
@@ -209,6 +213,26 @@ fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) ->
         }
     }
     Ok(())
+}
+
+/// Where no cgroup tells who belongs to the browser before this one, its uid does, unless it is the code's.
+fn end_by_uid(guest: &OwnedFd, steps: &[Own]) -> Result<(), String> {
+    let own = Own::SetIds { id: BROWSER };
+    if !steps.contains(&own) {
+        return Ok(());
+    }
+    let failed = |e: rustix::io::Errno| format!("the browser before it does not end: {e}");
+    match sys::fork().map_err(failed)? {
+        Some(pid) => waitpid(Some(pid), WaitOptions::empty()).map(drop).map_err(failed),
+        None => {
+            let joined = sys::join_namespaces(guest.as_fd(), libc::CLONE_NEWUSER).is_ok();
+            // Nobody else's processes: with capabilities in the sandbox those of the code would be reached too.
+            if joined && [own, Own::DropCapabilities].iter().all(|step| step.apply().is_ok()) {
+                let _ = sys::kill_own();
+            }
+            sys::leave(0)
+        }
+    }
 }
 
 /// What a process leaves with that did not become what it was to be.

@@ -79,6 +79,12 @@ pub fn leave(code: c_int) -> ! {
     unsafe { libc::_exit(code) }
 }
 
+/// Kills every process that this one may signal, but for itself and PID 1. For a user that owns nothing else: without capabilities.
+pub fn kill_own() -> Result<()> {
+    // SAFETY: plain numbers.
+    check(c_long::from(unsafe { libc::kill(-1, libc::SIGKILL) })).map(drop)
+}
+
 /// Does nothing until it is killed: a process that is there for its namespace.
 pub fn wait_for_the_end() -> ! {
     loop {
