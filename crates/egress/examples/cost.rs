@@ -82,7 +82,7 @@ async fn main() -> std::io::Result<()> {
     };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let proxy = listener.local_addr()?;
-    let _gate = Egress::new(config)?.open(listener, Policy::of(table), Arc::new(|_| {}))?;
+    let _gate = Egress::new(config)?.open(listener, "local", Policy::of(table), Arc::new(|_| {}))?;
     let measure = move || {
         let through = format!("GET http://a.test:{}/ HTTP/1.1\r\nHost: a.test\r\n\r\n", host.port());
         for (name, anew) in [("on one connection", false), ("each on a new connection", true)] {

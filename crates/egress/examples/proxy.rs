@@ -24,6 +24,6 @@ async fn main() -> std::io::Result<()> {
     }
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
     let sink = Arc::new(|denial: &egress::Denial| eprintln!("{}", denial.sentence));
-    let _gate = Egress::new(config)?.open(listener, Policy::of(table), sink)?;
+    let _gate = Egress::new(config)?.open(listener, "local", Policy::of(table), sink)?;
     tokio::signal::ctrl_c().await
 }

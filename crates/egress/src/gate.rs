@@ -31,12 +31,19 @@ pub struct Narrowed {
 }
 
 impl Gate {
-    pub(crate) fn open(shared: Arc<Shared>, listener: TcpListener, policy: Policy, sink: Sink) -> io::Result<Self> {
+    pub(crate) fn open(
+        shared: Arc<Shared>,
+        listener: TcpListener,
+        tenant: &str,
+        policy: Policy,
+        sink: Sink,
+    ) -> io::Result<Self> {
         let judge = Judge::new(&policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let state = Arc::new(State {
             shared,
+            tenant: tenant.to_owned(),
             meter: Meter::new(judge.limits()),
             denials: Denials::new(sink),
             lookups: Arc::new(Semaphore::new(AT_ONCE_EACH)),
@@ -89,6 +96,8 @@ impl Drop for Narrowed {
 
 pub struct State {
     pub shared: Arc<Shared>,
+    /// Whose the sandbox is.
+    pub tenant: String,
     pub meter: Meter,
     pub lookups: Arc<Semaphore>,
     denials: Denials,

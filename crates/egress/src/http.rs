@@ -154,8 +154,8 @@ async fn forward(
     let downstream = upgrading.then(|| hyper::upgrade::on(&mut request));
     let mut request = rewrite(request, host, upgrading)?;
     let tls = fixed.and_then(|fixed| fixed.tls.as_deref());
-    let interceptor = &connection.state.shared.interceptor;
-    let dressed = tls.map(|name| interceptor.dress(name, target.port, request.headers_mut()));
+    let (interceptor, tenant) = (&connection.state.shared.interceptor, &connection.state.tenant);
+    let dressed = tls.map(|name| interceptor.dress(tenant, name, target.port, request.headers_mut()));
     let response = kept.send(connection, &what, crossing, tls, request).await?;
     let unfit = |why| Stop::Unreachable(target.to_string(), why);
     if !is_whole(response.headers()) {

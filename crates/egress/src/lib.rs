@@ -88,9 +88,9 @@ impl Egress {
         Ok(Self { shared: Arc::new(shared::Shared::new(config)?) })
     }
 
-    /// Serves one sandbox until the gate is dropped. `sink` hears of each denial.
-    pub fn open(&self, listener: TcpListener, policy: Policy, sink: Sink) -> io::Result<Gate> {
-        Gate::open(Arc::clone(&self.shared), listener, policy, sink)
+    /// Serves one sandbox of this tenant until the gate is dropped. `sink` hears of each denial.
+    pub fn open(&self, listener: TcpListener, tenant: &str, policy: Policy, sink: Sink) -> io::Result<Gate> {
+        Gate::open(Arc::clone(&self.shared), listener, tenant, policy, sink)
     }
 
     pub fn furnishing(&self) -> Furnishing {

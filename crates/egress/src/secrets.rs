@@ -15,6 +15,8 @@ pub struct Secret {
     pub header: String,
     /// What a request without the header gets; `{}` is the value.
     pub format: Option<String>,
+    /// Whose sandboxes may use it; empty is everybody's.
+    pub tenants: Vec<String>,
     pub value: Value,
 }
 

@@ -58,9 +58,9 @@ impl Interceptor {
         Ok(Self(Some(Own { vault, authority, connector, roots })))
     }
 
-    /// Whether TLS to this host ends here. `name` is lower case, without a dot at its end.
-    pub fn takes(&self, name: &str, port: u16) -> bool {
-        self.0.as_ref().is_some_and(|own| own.vault.has_for(name, port))
+    /// Whether TLS to this host ends here: this tenant has a secret for it. `name` is lower case, without a dot at its end.
+    pub fn takes(&self, tenant: &str, name: &str, port: u16) -> bool {
+        self.0.as_ref().is_some_and(|own| own.vault.has_for(tenant, name, port))
     }
 
     /// Ends the client's TLS, with a certificate for `name`. HTTP/1.1 is all that is offered inside.
@@ -77,8 +77,8 @@ impl Interceptor {
     }
 
     /// Puts the secrets of this host into the headers of a request to it.
-    pub fn dress(&self, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
-        self.0.as_ref().map(|own| own.vault.dress(name, port, headers)).unwrap_or_default()
+    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
+        self.0.as_ref().map(|own| own.vault.dress(tenant, name, port, headers)).unwrap_or_default()
     }
 
     /// What code has in place of each value.

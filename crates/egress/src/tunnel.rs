@@ -56,7 +56,7 @@ pub async fn open(connection: &Connection, what: &str, target: Target) -> Result
         return Ok(Tunnel::Requests(target));
     }
     if let Host::Name(name) = &target.host
-        && connection.state.shared.interceptor.takes(name, target.port)
+        && connection.state.shared.interceptor.takes(&connection.state.tenant, name, target.port)
     {
         let requests = Crossing::new(target.clone(), Inside::Requests);
         connection.cross(requests).map_err(|refusal| connection.deny(what, refusal))?;

@@ -51,18 +51,22 @@ impl Vault {
         self.0.iter().map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
     }
 
-    pub fn has_for(&self, name: &str, port: u16) -> bool {
-        self.of(name, port).next().is_some()
+    pub fn has_for(&self, tenant: &str, name: &str, port: u16) -> bool {
+        self.of(tenant, name, port).next().is_some()
     }
 
-    fn of(&self, name: &str, port: u16) -> impl Iterator<Item = &Kept> {
-        self.0.iter().filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
+    fn of(&self, tenant: &str, name: &str, port: u16) -> impl Iterator<Item = &Kept> {
+        let may = move |kept: &&Kept| {
+            let tenants = &kept.secret.tenants;
+            tenants.is_empty() || tenants.iter().any(|own| own == tenant)
+        };
+        self.0.iter().filter(may).filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
     }
 
-    /// Puts the secrets of this host into the headers of a request to it.
-    pub fn dress(&self, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
+    /// Puts the secrets of this host into the headers of a request to it, as far as this tenant may use them.
+    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
         let mut needles = Needles::default();
-        for kept in self.of(name, port) {
+        for kept in self.of(tenant, name, port) {
             needles.add(kept.secret.value.expose().as_bytes());
             kept.put(headers, &mut needles);
         }
@@ -167,6 +171,7 @@ mod tests {
             hosts: vec![host.into()],
             header: header.into(),
             format: format.map(Into::into),
+            tenants: Vec::new(),
             value: Value::parse(value.into()).unwrap(),
         }
     }
@@ -185,7 +190,7 @@ mod tests {
         for (name, value) in headers {
             map.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
         }
-        let _ = vault().dress(host, port, &mut map);
+        let _ = vault().dress("blue", host, port, &mut map);
         let mut shown: Vec<_> =
             map.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         shown.sort();
@@ -230,10 +235,22 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_of_some_tenants_is_not_the_others() {
+        let of_blue =
+            Secret { tenants: vec!["blue".into()], ..secret("T", "api.test", "X-Key", Some("{}"), "value-of-t") };
+        let vault = Vault::new(&[of_blue], || [0; 12]).unwrap();
+        for (tenant, has) in [("blue", true), ("green", false), ("", false)] {
+            let mut headers = HeaderMap::new();
+            let _ = vault.dress(tenant, "api.test", 443, &mut headers);
+            assert_eq!((vault.has_for(tenant, "api.test", 443), headers.contains_key("x-key")), (has, has), "{tenant}");
+        }
+    }
+
+    #[test]
     fn nothing_prints_a_value() {
         let mut headers = HeaderMap::new();
         let vault = vault();
-        let dressed = vault.dress("a.keys.test", 8443, &mut headers);
+        let dressed = vault.dress("blue", "a.keys.test", 8443, &mut headers);
         let shown = format!("{vault:?} {dressed:?} {headers:?}");
         assert!(!shown.contains("value-of") && headers.len() == 2, "{shown}");
     }

@@ -46,6 +46,7 @@ impl Place {
             hosts: vec![format!("api.test:{port}")],
             header: "Authorization".into(),
             format: None,
+            tenants: vec!["blue".into(), "red".into()],
             value: Value::parse(format!("{VALUE}\n")).unwrap(),
         };
         let local = IpAddr::from(Ipv4Addr::LOCALHOST);
@@ -68,7 +69,7 @@ impl Place {
         let denials: Arc<Mutex<Vec<String>>> = Arc::default();
         let told = Arc::clone(&denials);
         let sink = Arc::new(move |denial: &egress::Denial| told.lock().unwrap().push(denial.sentence.clone()));
-        let gate = egress.open(listener, Policy::of(table), sink).unwrap();
+        let gate = egress.open(listener, "blue", Policy::of(table), sink).unwrap();
 
         let dir = std::env::temp_dir().join(format!("sandpool-secrets-{label}-{}", std::process::id()));
         let furnishing = egress.furnishing();

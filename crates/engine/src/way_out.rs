@@ -46,8 +46,9 @@ pub(crate) struct WayOut {
 impl WayOut {
     pub(crate) fn open(egress: &Egress, listener: TcpListener, exit: Exit, told: Told) -> io::Result<Self> {
         let crier = Arc::new(Crier { exit, told, lately: Mutex::new(Lately::new()) });
-        let (of, policy) = (crier.clone(), crier.exit.policy.clone());
-        let gate = egress.open(listener, policy, Arc::new(move |denial: &Denial| of.tell(denial)))?;
+        let (of, Exit { tenant, policy, .. }) = (crier.clone(), &crier.exit);
+        let gate =
+            egress.open(listener, &tenant.0, policy.clone(), Arc::new(move |denial: &Denial| of.tell(denial)))?;
         Ok(Self { gate: Mutex::new(Some(gate)), crier })
     }
 

@@ -162,7 +162,7 @@ async fn a_policy_that_cannot_be_understood_allows_nothing() {
     assert_eq!(connect(&mut place.client().await, &format!("a.test:{port}")).await, 403);
     let egress = egress::Egress::new(egress::EgressConfig::default()).unwrap();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let opened = egress.open(listener, Policy::of(bad), std::sync::Arc::new(|_| {}));
+    let opened = egress.open(listener, "blue", Policy::of(bad), std::sync::Arc::new(|_| {}));
     assert_eq!(opened.err().unwrap().to_string(), "policy `bad`, `allow`: `b.*` has a `*` that is not its first label");
 }
 

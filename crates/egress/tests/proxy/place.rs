@@ -44,7 +44,7 @@ impl Place {
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let sink = Arc::clone(&told);
         let sink = Arc::new(move |denial: &Denial| sink.lock().unwrap().push(denial.sentence.clone()));
-        let gate = egress.open(listener, policy, sink).unwrap();
+        let gate = egress.open(listener, "blue", policy, sink).unwrap();
         Self { gate: Some(gate), proxy, told }
     }
 

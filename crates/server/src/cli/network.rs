@@ -27,7 +27,7 @@ pub fn certutil() -> Option<PathBuf> {
 }
 
 fn secret(config: &SecretConfig) -> Result<Secret, Failed> {
-    let SecretConfig { name, hosts, header, format, .. } = config.clone();
+    let SecretConfig { name, hosts, header, format, tenants, .. } = config.clone();
     let wrong = |why: &str| Failed(format!("`network.secret.{name}`: {why}"));
     let (place, text) = match &config.from {
         SecretSource::File(path) => (format!("`{}`", path.display()), read(path)),
@@ -38,7 +38,7 @@ fn secret(config: &SecretConfig) -> Result<Secret, Failed> {
     };
     let text = text.map_err(|why| wrong(&format!("no value in {place}: {why}")))?;
     let value = Value::parse(text).map_err(|why| wrong(&format!("the value in {place} is refused: {why}")))?;
-    Ok(Secret { name, hosts, header, format, value })
+    Ok(Secret { name, hosts, header, format, tenants, value })
 }
 
 fn read(path: &Path) -> Result<String, String> {

@@ -35,6 +35,7 @@ pub struct SecretConfig {
     pub hosts: Vec<String>,
     pub header: String,
     pub format: Option<String>,
+    pub tenants: Vec<String>,
     pub from: SecretSource,
 }
 
@@ -203,6 +204,7 @@ struct SecretTable {
     hosts: Vec<String>,
     header: String,
     format: Option<String>,
+    tenants: Option<Vec<String>>,
     value_file: Option<PathBuf>,
     value_env: Option<String>,
 }
@@ -231,7 +233,7 @@ fn secrets(effective: &Effective) -> Result<Vec<SecretConfig>, ConfigError> {
 }
 
 fn secret(table: SecretTable) -> Result<SecretConfig, String> {
-    let SecretTable { name, hosts, header, format, value_file, value_env } = table;
+    let SecretTable { name, hosts, header, format, tenants, value_file, value_env } = table;
     let from = match (value_file, value_env) {
         (Some(path), None) if path.is_absolute() => SecretSource::File(path),
         (Some(_), None) => return Err("`value_file` has to be an absolute path".into()),
@@ -240,7 +242,11 @@ fn secret(table: SecretTable) -> Result<SecretConfig, String> {
         (Some(_), Some(_)) => return Err("`value_file` and `value_env` are both there; which one is meant?".into()),
     };
     egress::Secret::check(&name, &hosts, &header, format.as_deref())?;
-    Ok(SecretConfig { name, hosts, header, format, from })
+    // An empty list would be everybody's further on.
+    if tenants.as_ref().is_some_and(Vec::is_empty) {
+        return Err("`tenants` is empty: leave it away for everybody, or name those who may use it".into());
+    }
+    Ok(SecretConfig { name, hosts, header, format, tenants: tenants.unwrap_or_default(), from })
 }
 
 #[cfg(test)]
@@ -313,9 +319,13 @@ mod tests {
     fn names_and_secrets_are_read_and_a_value_is_not() {
         let file = "[network.hosts]\n'Pages.test' = '127.0.0.1'\n[[network.secret]]\nname = 'GITHUB_TOKEN'\n\
                     hosts = ['api.github.com', '*.corp.test:8443']\nheader = 'Authorization'\nformat = 'Bearer {}'\nvalue_file = '/run/s'\n\
-                    [[network.secret]]\nname = 'KEY'\nhosts = ['k.test']\nheader = 'X-Key'\nvalue_env = 'CORP_KEY'";
+                    [[network.secret]]\nname = 'KEY'\nhosts = ['k.test']\nheader = 'X-Key'\nvalue_env = 'CORP_KEY'\ntenants = ['blue']";
         let network = load(file, &[]).unwrap();
         assert_eq!(network.hosts, BTreeMap::from([("pages.test".into(), IpAddr::from([127, 0, 0, 1]))]));
+        assert_eq!(
+            (network.secrets[0].tenants.len(), network.secrets[1].tenants.as_slice()),
+            (0, &["blue".to_owned()][..])
+        );
         let from: Vec<_> = network.secrets.iter().map(|secret| (secret.name.as_str(), secret.from.clone())).collect();
         assert_eq!(
             from,
@@ -365,6 +375,7 @@ mod tests {
                 secret("hosts = ['a.test']\nheader = 'X'"),
                 "`network.secret.T` (from FILE): `value_file` or `value_env` is missing",
             ),
+            (whole("a.test", "X") + "\ntenants = []", "`network.secret.T` (from FILE): `tenants` is empty"),
             (whole("10.0.0.1", "X"), "`network.secret.T` (from FILE): `hosts`: `10.0.0.1` is not a name"),
             (whole("*.com", "X"), "`network.secret.T` (from FILE): `hosts`: `*.com` is not a name"),
             (whole("a.test", "Host"), "`network.secret.T` (from FILE): `header`: `Host` is for the connection"),
