@@ -71,7 +71,7 @@ enum Said {
 struct Entry {
     request: u64,
     cell: u64,
-    helper: OwnedFd,
+    helper: Option<OwnedFd>,
     /// Until everybody on the other side has closed it: the last one is the driver, when it becomes the program.
     control: OwnedFd,
     /// The guest's end.
@@ -99,6 +99,7 @@ impl Entries {
         let (held, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         let (request, cell) = (wanted.request, wanted.cell);
+        epoll::add(epoll, &ours, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
         match sys::clone3(0, None)? {
             Cloned::Child => {
                 sys::default_signals();
@@ -108,8 +109,8 @@ impl Entries {
                 sys::leave(1)
             }
             Cloned::Parent { pid, pidfd } => {
-                epoll::add(epoll, &ours, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
-                let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone()?);
+                // Nothing may fail from here on: whoever was made has to be known.
+                let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
                 self.entries.push(Entry {
                     request,
                     cell,
@@ -159,7 +160,7 @@ impl Entry {
             (Some((pid, process)), None) => Ok((Fork { pid, process, channel }, leash)),
             (made, failed) => {
                 // Whoever is still on the way.
-                for process in made.iter().map(|(_, process)| process).chain([&helper]) {
+                for process in made.iter().map(|(_, process)| process).chain(&helper) {
                     let _ = pidfd_send_signal(process, Signal::KILL);
                 }
                 Err(failed.unwrap_or_else(|| "the sandbox is ending".into()))

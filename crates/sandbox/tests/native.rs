@@ -331,6 +331,7 @@ async fn a_creation_that_fails_at_any_step_leaves_nothing() {
         volumes: vec![share(&shared, "/shared", false)],
         kept: Some(kept('a')),
         egress: true,
+        browser: Some(browser::ROOM),
         ..spec()
     };
     native.create(&spec).await.unwrap().destroy().await.unwrap();

@@ -4,7 +4,7 @@ use sandbox::BrowserRoom;
 
 use super::*;
 
-const ROOM: BrowserRoom = BrowserRoom { memory_bytes: 64 << 20, pids: 20 };
+pub const ROOM: BrowserRoom = BrowserRoom { memory_bytes: 64 << 20, pids: 20 };
 
 fn with_room() -> SandboxSpec {
     SandboxSpec { browser: Some(ROOM), ..egress::with_reach(true) }
