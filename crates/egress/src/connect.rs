@@ -85,6 +85,7 @@ impl Connection {
         let name = crossing.target.to_string();
         let mut stop = None;
         for address in addresses.iter().take(TRIED) {
+            self.state.meter.dial().await;
             crossing.address = Some(*address);
             self.cross(crossing.clone()).map_err(|refusal| self.deny(what, refusal))?;
             match timeout(PATIENCE, TcpStream::connect(address)).await {

@@ -68,6 +68,7 @@ pub struct Meter {
     pub places: Arc<Semaphore>,
     pub connections: Limit<u32>,
     arrivals: Mutex<Bucket>,
+    dials: Mutex<Bucket>,
     refusals: Mutex<Bucket>,
     bytes: Option<(Limit<u64>, AtomicU64)>,
     rate: Option<Mutex<Bucket>>,
@@ -82,6 +83,7 @@ impl Meter {
             places: Arc::new(Semaphore::new(limits.connections.value.min(65_536) as usize)),
             connections: limits.connections,
             arrivals: Mutex::new(Bucket::new(per_second, per_second)),
+            dials: Mutex::new(Bucket::new(per_second, per_second)),
             refusals: Mutex::new(Bucket::new(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE)),
             bytes: limits.bytes.map(|limit| (limit, AtomicU64::new(0))),
             rate,
@@ -89,9 +91,14 @@ impl Meter {
         }
     }
 
-    /// One more connection, when it is time for it.
+    /// One more connection of the sandbox's, when it is time for it.
     pub async fn arrival(&self) {
         one_of(&self.arrivals).await;
+    }
+
+    /// One more connection to a host: one of the sandbox's may ask for many.
+    pub async fn dial(&self) {
+        one_of(&self.dials).await;
     }
 
     /// One more request that comes to nothing, when it is time for it.

@@ -84,6 +84,20 @@ async fn what_is_faster_than_allowed_is_slowed_down() {
 }
 
 #[tokio::test]
+async fn connections_to_hosts_are_paced_also_behind_one_connection() {
+    let (port, heard) = host("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await;
+    let place = Place::new(&[port], |table| table.connections_per_second = Some(5));
+    let mut client = place.client().await;
+    let begun = std::time::Instant::now();
+    for _ in 0..15 {
+        client.send(format!("GET http://a.test:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        assert_eq!(client.answer().await.status, 200);
+    }
+    assert_eq!(heard.connections(), 15);
+    assert!(begun.elapsed() > Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn a_flood_of_requests_that_come_to_nothing_is_slowed_down() {
     let place = Place::new(&[], |_| {});
     let mut client = place.client().await;
