@@ -71,13 +71,8 @@ pub struct Chromium {
 pub fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
     let home = Path::new(&spec.home);
     let temporary = home.join("tmp");
-    // What an earlier browser left here is gone: logins and workers of one that ended are not the next one's.
-    for left in [&temporary, &home.join("profile")] {
-        match fs::remove_dir_all(left) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => fs::create_dir_all(left)?,
-        }
-    }
+    clear(home)?;
+    [&temporary, &home.join("profile")].into_iter().try_for_each(fs::create_dir_all)?;
     if let Some(database) = &spec.nssdb {
         copy_trust(Path::new(database), &home.join(".pki/nssdb"))?;
     }
@@ -104,6 +99,17 @@ pub fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
     drop(command);
     let (to, from) = (pipe::Sender::from_owned_fd(to.into())?, pipe::Receiver::from_owned_fd(from.into())?);
     Ok(Chromium { process, to, from })
+}
+
+/// Whatever an earlier browser left here goes: its logins, its workers, and what a page that had taken it over put there.
+fn clear(home: &Path) -> io::Result<()> {
+    fs::create_dir_all(home)?;
+    for entry in fs::read_dir(home)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
+    }
+    Ok(())
 }
 
 #[allow(clippy::disallowed_methods, reason = "the driver's one place to start a process")]
@@ -136,4 +142,23 @@ fn copy_trust(from: &Path, to: &Path) -> io::Result<()> {
         fs::write(to.join(name), bytes)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_an_earlier_home_is_left_and_no_link_is_followed() {
+        let root = std::env::temp_dir().join(format!("browser-home-{}", std::process::id()));
+        let (home, beside) = (root.join("home"), root.join("beside"));
+        fs::create_dir_all(home.join(".config/deep")).unwrap();
+        fs::create_dir_all(beside.join("kept")).unwrap();
+        fs::write(home.join("file"), "x").unwrap();
+        std::os::unix::fs::symlink(&beside, home.join(".pki")).unwrap();
+        clear(&home).unwrap();
+        assert_eq!(fs::read_dir(&home).unwrap().count(), 0);
+        assert!(beside.join("kept").exists());
+        fs::remove_dir_all(root).unwrap();
+    }
 }
