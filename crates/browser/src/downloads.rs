@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use proto::browser::Happened;
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::state::{MAX_URL, shorten};
@@ -31,6 +31,7 @@ pub struct Downloads {
 struct Download {
     url: String,
     name: String,
+    begun: u64,
 }
 
 impl Downloads {
@@ -38,8 +39,9 @@ impl Downloads {
         Self { directory: directory.into(), running: HashMap::new(), begun: 0 }
     }
 
-    pub fn is_running(&self) -> bool {
-        !self.running.is_empty()
+    /// One that began after this moment is still under way.
+    pub fn is_running_since(&self, moment: u64) -> bool {
+        self.running.values().any(|download| download.begun > moment)
     }
 
     pub fn begun_since(&self, moment: u64) -> bool {
@@ -51,7 +53,8 @@ impl Downloads {
         self.begun = now;
         let room = self.running.len() < MAX_RUNNING;
         if room {
-            self.running.insert(guid.into(), Download { url: shorten(url, MAX_URL), name: safe_name(suggested) });
+            let download = Download { url: shorten(url, MAX_URL), name: safe_name(suggested), begun: now };
+            self.running.insert(guid.into(), download);
         }
         room
     }
@@ -65,7 +68,7 @@ impl Downloads {
     }
 
     pub fn completed(&mut self, guid: &str) -> Option<Happened> {
-        let Download { url, name } = self.running.remove(guid)?;
+        let Download { url, name, .. } = self.running.remove(guid)?;
         Some(match self.keep(guid, &name) {
             Ok((path, size)) => Happened::Download { url, path: Some(path), size, error: None },
             Err(error) => Happened::Download { url, path: None, size: 0, error: Some(error.to_string()) },
@@ -75,8 +78,11 @@ impl Downloads {
     /// Gives the file its name, and everybody the right to read it.
     fn keep(&self, guid: &str, name: &str) -> io::Result<(String, u64)> {
         let saved = self.directory.join(guid);
-        let size = std::fs::symlink_metadata(&saved)?.len();
-        std::fs::set_permissions(&saved, Permissions::from_mode(0o644))?;
+        // The code beside us may have put anything in its place: a link is not followed, a pipe not waited for.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = std::fs::File::from(rustix::fs::open(&saved, flags, Mode::empty())?);
+        let size = file.metadata()?.len();
+        file.set_permissions(Permissions::from_mode(0o644))?;
         for number in 0..MAX_SAME {
             let name = numbered(name, number);
             match rustix::fs::renameat_with(CWD, &saved, CWD, self.directory.join(&name), RenameFlags::NOREPLACE) {
@@ -103,11 +109,17 @@ fn numbered(name: &str, number: u32) -> String {
     }
 }
 
+/// Turns or parts the text around it, and is not to be seen itself.
+fn is_unseen(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// A name that is one file in the directory, visible, and nothing to a shell or a terminal.
 fn safe_name(suggested: &str) -> String {
     let last = suggested.rsplit(['/', '\\']).next().unwrap_or_default();
-    let mut name: String = last.chars().filter(|c| !c.is_control()).collect();
-    name = name.trim().trim_start_matches(['.', '-']).to_owned();
+    let mut name: String = last.chars().filter(|c| !c.is_control() && !is_unseen(*c)).collect();
+    let is_front = |c: char| c.is_whitespace() || matches!(c, '.' | '-');
+    name = name.trim_start_matches(is_front).trim_end().to_owned();
     if name.len() > MAX_NAME {
         let extension =
             name.rsplit_once('.').map(|(_, e)| format!(".{e}")).filter(|e| e.len() <= 20).unwrap_or_default();
@@ -136,11 +148,30 @@ mod tests {
             ("a\\b\\c.txt", "c.txt"),
             ("报告 2026.csv", "报告 2026.csv"),
             ("a\u{1b}[31m\n.txt", "a[31m.txt"),
+            ("cod\u{202e}fdp.exe", "codfdp.exe"),
+            ("a\0.txt", "a.txt"),
+            (". . -x", "x"),
         ] {
             assert_eq!(safe_name(suggested), name, "{suggested:?}");
         }
         let long = safe_name(&format!("{}.pdf", "é".repeat(300)));
         assert!(long.len() <= MAX_NAME && long.ends_with("é.pdf"), "{long}");
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_download_is_not_followed() {
+        let place = std::env::temp_dir().join(format!("sandpool-downloads-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let secret = place.join("secret");
+        std::fs::write(&secret, "x").unwrap();
+        std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&secret, place.join("guid")).unwrap();
+        let mut downloads = Downloads::new(place.to_str().unwrap());
+        assert!(downloads.begin(1, "guid", "http://a.test/", "a.txt"));
+        let told = downloads.completed("guid");
+        assert!(matches!(told, Some(Happened::Download { path: None, error: Some(_), .. })), "{told:?}");
+        assert_eq!(std::fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::remove_dir_all(&place).unwrap();
     }
 
     #[test]

@@ -95,12 +95,18 @@ impl Driver {
     ) -> Result<BrowseResult, BrowseError> {
         let until = Instant::now() + request.after;
         let moment = settle::moment(&page);
-        let (state, tab) = (self.state.clone(), page.tab);
+        let (state, tab, gesture) = (self.state.clone(), page.tab, is_gesture(request.ask));
+        let stays = !matches!(request.ask, Browse::Tab { .. });
         let mut act = Act { page: page.clone(), reader: &mut self.reader, until, uploads: request.uploads };
         let result = tokio::select! {
             biased;
             result = act.run(request.ask) => result,
             lost = lost(&state, tab) => Err(lost),
+            () = closed(&state, tab), if stays => match gesture {
+                // A button that closes its window has done what it is for.
+                true => Ok(BrowseResult::Done),
+                false => Err(failure(BrowseFailure::Stale, "the page has closed itself; another tab is shown")),
+            },
             () = cancelled => Err(failure(BrowseFailure::Cancelled, "the request was cancelled")),
             () = tokio::time::sleep_until(until) => {
                 let message = format!("not done within `{}` s", request.after.as_secs_f32());
@@ -108,9 +114,10 @@ impl Driver {
             }
         };
         if let Err(BrowseError { why: BrowseFailure::Cancelled | BrowseFailure::TimedOut, .. }) = result {
+            let page = act.page.clone();
             self.calm(&page).await;
         }
-        if is_gesture(request.ask) {
+        if gesture {
             self.show_popup(moment, until).await;
         }
         result
@@ -243,16 +250,25 @@ async fn listen(cdp: Cdp, state: Shared, from: tokio::net::unix::pipe::Receiver)
     state.change(|state| state.gone = true);
 }
 
-/// Until the tab's page, or the whole browser, is no more.
+/// Until the process of the tab's page, or of one that is shown instead by now, or the whole browser, is no more.
 async fn lost(state: &Shared, tab: u32) -> BrowseError {
-    let lost = |state: &State| match state.tabs.get(&tab) {
-        _ if state.gone => Some(failure(BrowseFailure::NoBrowser, "the browser ended")),
-        Some(tab) if tab.crashed => {
+    let lost = |state: &State| {
+        let crashed = |tab: &u32| state.tabs.get(tab).is_some_and(|tab| tab.crashed);
+        if state.gone {
+            Some(failure(BrowseFailure::NoBrowser, "the browser ended"))
+        } else if crashed(&tab) || crashed(&state.shown) {
             Some(failure(BrowseFailure::Crashed, "the page crashed; the next call has a blank one"))
+        } else {
+            None
         }
-        _ => None,
     };
     state.wait(lost).await
+}
+
+/// A while after the tab is no more: what is under way then may still come to an end by itself.
+async fn closed(state: &Shared, tab: u32) {
+    state.wait(|state| (!state.tabs.contains_key(&tab)).then_some(())).await;
+    tokio::time::sleep(END).await;
 }
 
 async fn how_it_ended(process: &mut Child) -> String {

@@ -276,8 +276,7 @@ fn of_browser(state: &mut State, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
 
 fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
     let Attached { session_id, target_info: target } = attached;
-    let ours = target.opener_id.is_none() && state.creating > 0;
-    if !ours && state.tabs.len() >= MAX_TABS {
+    if state.tabs.len() >= MAX_TABS + usize::from(state.creating) {
         // As long as it waits for us, so does the page that opened it.
         cdp.tell(Some(&session_id), "Runtime.runIfWaitingForDebugger", json!({}));
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": target.target_id }));
@@ -289,9 +288,8 @@ fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
         return;
     }
     let number = state.add_tab(&target.target_id, &session_id, target.url);
-    if ours {
-        state.creating -= 1;
-    } else if let Some(tab) = state.tabs.get_mut(&number) {
+    if let Some(tab) = state.tabs.get_mut(&number) {
+        // Until we know that it is one of ours.
         (tab.is_popup, tab.is_news) = (true, true);
     }
     set_up(cdp, &session_id);
@@ -438,7 +436,7 @@ fn navigated(tab: &mut crate::state::Tab, session: &std::rc::Rc<str>, frame: &Na
     tab.add_frame(&frame.id, frame.parent_id.as_deref(), session, born);
     if tab.is_root(&frame.id) {
         tab.url = shorten(&format!("{}{}", frame.url, frame.url_fragment), MAX_URL);
-        tab.loader = frame.loader_id.clone();
+        tab.replace(&frame.loader_id);
         tab.stage = Stage::Started;
         tab.moved = born;
         tab.is_titled = false;

@@ -39,10 +39,10 @@ pub async fn after(page: &Page, moment: u64) {
         if busy == Some(true) {
             let idle = |state: &State| state.tabs.get(&page.tab).is_none_or(|tab| !tab.busy).then_some(());
             let _ = timeout(REPLACED, page.state.wait(idle)).await;
-        } else if asking == Some(true) || page.state.borrow().downloads.is_running() {
+        } else if asking == Some(true) || page.state.borrow().downloads.is_running_since(moment) {
             let quiet = |state: &State| {
                 let tab = state.tabs.get(&page.tab)?;
-                (tab.busy || !tab.is_asking_since(moment) && !state.downloads.is_running()).then_some(())
+                (tab.busy || !tab.is_asking_since(moment) && !state.downloads.is_running_since(moment)).then_some(())
             };
             let _ = timeout(ASKING, page.state.wait(quiet)).await;
         } else {
@@ -53,12 +53,13 @@ pub async fn after(page: &Page, moment: u64) {
     }
 }
 
-/// Waits for the document of this loader, or one that took its place since that moment; whether all of it is there.
-pub async fn loaded(page: &Page, loader: &str, moment: u64) -> bool {
+/// Waits for the document of this loader, or one that took its place; whether all of it is there.
+pub async fn loaded(page: &Page, loader: &str) -> bool {
     let reached = |stage: Stage| {
         move |state: &State| {
             let tab = state.tabs.get(&page.tab)?;
-            (tab.stage >= stage && (tab.loader == loader || tab.moved > moment && !tab.busy)).then_some(())
+            let replaced = !tab.busy && tab.replaced.iter().any(|one| one == loader);
+            (tab.stage >= stage && (tab.loader == loader || replaced)).then_some(())
         }
     };
     page.state.wait(reached(Stage::Interactive)).await;

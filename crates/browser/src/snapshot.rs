@@ -117,6 +117,9 @@ pub struct Reader {
 /// A frame that does something else has so long to answer: by itself it takes milliseconds.
 const FRAME_TIME: Duration = Duration::from_secs(2);
 
+/// Numbers that a world may give out while it is asked. One whose answer nobody waits for any more keeps them all.
+const BLOCK: u64 = 10_000_000;
+
 /// How many ranges of numbers are remembered; with the oldest its refs are forgotten.
 const MAX_RANGES: usize = 100_000;
 
@@ -249,14 +252,15 @@ impl Reader {
         object: &Value,
         name: &str,
     ) -> Result<T, Failure> {
+        let (first, last) = self.reserve(&frame.world);
         let params = json!({
             "objectId": object,
-            "functionDeclaration": format!("function () {{ return sandpool.ask({}, '{name}', this); }}", self.next),
+            "functionDeclaration": format!("function () {{ return sandpool.ask({first}, {last}, '{name}', this); }}"),
             "returnByValue": true,
             "awaitPromise": true,
         });
-        let answer = called(tab.call(&frame.session, "Runtime.callFunctionOn", params).await)?;
-        self.taken(frame, answer)
+        let answer = tab.call(&frame.session, "Runtime.callFunctionOn", params).await;
+        self.taken(tab, frame, first, answer)
     }
 
     /// Asks one of the frames of a page. Nothing of one that is gone or does not answer: unless it is the page itself, for which the
@@ -297,18 +301,31 @@ impl Reader {
         args: Value,
     ) -> Result<T, Failure> {
         let args: String = args.as_array().into_iter().flatten().map(|arg| format!(", {arg}")).collect();
+        let (first, last) = self.reserve(&frame.world);
         let params = json!({
-            "expression": format!("{before}sandpool.ask({}, '{name}'{args})", self.next),
+            "expression": format!("{before}sandpool.ask({first}, {last}, '{name}'{args})"),
             "uniqueContextId": frame.world,
             "returnByValue": true,
             "awaitPromise": true,
         });
-        let answer = called(tab.call(&frame.session, "Runtime.evaluate", params).await)?;
-        self.taken(frame, answer)
+        let answer = tab.call(&frame.session, "Runtime.evaluate", params).await;
+        self.taken(tab, frame, first, answer)
     }
 
-    /// Writes down the numbers that a world has taken, and takes the answer apart.
-    fn taken<T: DeserializeOwned>(&mut self, frame: &Frame, answer: Value) -> Result<T, Failure> {
+    /// Writes down the numbers that a world has taken from `first` on, and takes the answer apart.
+    fn taken<T: DeserializeOwned>(
+        &mut self,
+        tab: &impl Tab,
+        frame: &Frame,
+        first: u64,
+        answer: Result<Value, CallError>,
+    ) -> Result<T, Failure> {
+        let answer = called(answer).inspect_err(|_| {
+            if !tab.frames().iter().any(|one| one.world == frame.world) {
+                // It shows nothing any more, whatever it has taken.
+                self.give_back(first, first);
+            }
+        })?;
         if let Some(thrown) = answer.get("exceptionDetails") {
             let text = thrown["exception"]["description"].as_str().or(thrown["text"].as_str()).unwrap_or("unknown");
             return Err(Failure::Other(error(
@@ -317,9 +334,8 @@ impl Reader {
             )));
         }
         let answer = &answer["result"]["value"];
-        let next = answer["next"].as_u64().unwrap_or(self.next);
-        if next > self.next {
-            self.give(&frame.world, next);
+        if let Some(next) = answer["next"].as_u64() {
+            self.give_back(first, next);
         }
         if let Some(why) = answer["why"].as_str() {
             let message = answer["message"].as_str().unwrap_or_default().to_owned();
@@ -334,14 +350,31 @@ impl Reader {
         })
     }
 
-    fn give(&mut self, world: &str, next: u64) {
+    /// Numbers for a world to give out. They are its own before it is asked: it may do so after nobody waits for the answer any more,
+    /// and a number that two elements have would be a click on the wrong one.
+    fn reserve(&mut self, world: &str) -> (u64, u64) {
+        let (first, last) = (self.next, self.next + BLOCK);
         match self.given.last_entry() {
-            Some(mut last) if last.get().0 == self.next && last.get().1 == world => last.get_mut().0 = next,
-            _ => drop(self.given.insert(self.next, (next, world.to_owned()))),
+            Some(mut given) if given.get().1 == world => given.get_mut().0 = last,
+            _ => drop(self.given.insert(first, (last, world.to_owned()))),
         }
-        self.next = next;
+        self.next = last;
         if self.given.len() > MAX_RANGES {
             self.given.pop_first();
+        }
+        (first, last)
+    }
+
+    /// What a world has not used, from `next` on, of the numbers that were reserved last, from `first` on.
+    fn give_back(&mut self, first: u64, next: u64) {
+        if self.next != first + BLOCK || !(first..self.next).contains(&next) {
+            return;
+        }
+        self.next = next;
+        let Some(mut given) = self.given.last_entry() else { return };
+        given.get_mut().0 = next;
+        if *given.key() == next {
+            given.remove();
         }
     }
 }

@@ -4,7 +4,7 @@
 //! each. Everything a page can add to is bounded.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
 use proto::browser::{Happened, MAX_HAPPENED};
@@ -20,6 +20,8 @@ pub const MAX_TABS: usize = 16;
 const MAX_FRAMES: usize = 1000;
 /// Requests of a page that are kept an eye on.
 const MAX_REQUESTS: usize = 2000;
+/// Documents that a page had before.
+const MAX_REPLACED: usize = 20;
 
 pub type Shared = Rc<Known>;
 
@@ -35,7 +37,7 @@ impl Known {
             tabs: BTreeMap::new(),
             shown: 0,
             next_tab: 1,
-            creating: 0,
+            creating: false,
             closing: Vec::new(),
             sessions: HashMap::new(),
             happened: Vec::new(),
@@ -76,8 +78,8 @@ pub struct State {
     /// The number of the tab that is shown; it may be gone.
     pub shown: u32,
     pub next_tab: u32,
-    /// How many tabs we are making ourselves: the next ones are no popups.
-    pub creating: u32,
+    /// We are making a tab ourselves: there is room for it.
+    pub creating: bool,
     /// Pages that were too many: they are told about once their address is known, or at the next answer.
     pub closing: Vec<String>,
     pub sessions: HashMap<Rc<str>, Session>,
@@ -108,6 +110,8 @@ pub struct Tab {
     pub busy: bool,
     /// The document of the root frame and how far it is.
     pub loader: String,
+    /// Those before it, newest last.
+    pub replaced: VecDeque<String>,
     pub stage: Stage,
     pub requests: HashMap<String, Request>,
     pub log: Log,
@@ -188,6 +192,7 @@ impl State {
             is_titled: false,
             busy: false,
             loader: String::new(),
+            replaced: VecDeque::new(),
             stage: Stage::Loaded,
             requests: HashMap::new(),
             log: Log::default(),
@@ -294,6 +299,14 @@ impl Tab {
             .map(|(id, _)| id.clone())
             .collect();
         inside.iter().for_each(|id| self.remove_frame(id));
+    }
+
+    /// Another document is in the root frame.
+    pub fn replace(&mut self, loader: &str) {
+        if self.replaced.len() == MAX_REPLACED {
+            self.replaced.pop_front();
+        }
+        self.replaced.push_back(std::mem::replace(&mut self.loader, loader.to_owned()));
     }
 
     pub fn is_root(&self, frame: &str) -> bool {

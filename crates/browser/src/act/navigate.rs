@@ -46,15 +46,15 @@ impl Act<'_> {
             return Err(failure(BrowseFailure::Navigation, sentence(url, &text)));
         }
         match navigated.loader_id {
-            Some(loader) => self.see_loaded(&loader, moment).await,
+            Some(loader) => self.see_loaded(&loader).await,
             // Only the part behind the `#` is another.
             None => settle::frame(&self.page).await,
         }
         Ok(BrowseResult::Done)
     }
 
-    async fn see_loaded(&mut self, loader: &str, moment: u64) {
-        let whole = settle::loaded(&self.page, loader, moment).await;
+    async fn see_loaded(&mut self, loader: &str) {
+        let whole = settle::loaded(&self.page, loader).await;
         self.page.state.change(|state| {
             if !whole {
                 state.note("parts of the page are still loading");
@@ -68,7 +68,7 @@ impl Act<'_> {
 
     pub async fn travel(&mut self, by: i64) -> Done {
         let history: History = self.page.ask("Page.getNavigationHistory", json!({})).await?;
-        let index = usize::try_from(history.current_index + by).ok();
+        let index = history.current_index.checked_add(by).and_then(|index| usize::try_from(index).ok());
         let Some(entry) = index.and_then(|index| history.entries.get(index)) else {
             let which = if by < 0 { "before" } else { "after" };
             return Err(failure(BrowseFailure::Navigation, format!("there is no page {which} this one")));
@@ -90,9 +90,9 @@ impl Act<'_> {
         let moved = self
             .page
             .state
-            .wait(|state| state.tabs.get(&tab).filter(|tab| tab.moved >= moment).map(|tab| tab.loader.clone()));
+            .wait(|state| state.tabs.get(&tab).filter(|tab| tab.moved > moment).map(|tab| tab.loader.clone()));
         let loader = moved.await;
-        self.see_loaded(&loader, moment).await;
+        self.see_loaded(&loader).await;
         Ok(BrowseResult::Done)
     }
 }
@@ -104,7 +104,8 @@ fn cleaned(url: &str) -> String {
 }
 
 /// Only what a web page is; the browser's own pages, the sandbox's files and scripts in disguise are none.
-fn check(url: &str) -> Result<(), BrowseError> {
+pub fn check(url: &str) -> Result<(), BrowseError> {
+    let url = &cleaned(url);
     let shown = shorten(url, 200);
     if !url.contains(':') {
         return Err(failure(
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn only_addresses_of_web_pages_are_opened() {
         for url in ["http://a.test/", "HTTPS://a.test", "about:blank", "data:text/html,x"] {
-            assert!(check(&cleaned(url)).is_ok(), "{url}");
+            assert!(check(url).is_ok(), "{url}");
         }
         for url in [
             "file:///etc/passwd",
@@ -156,7 +157,7 @@ mod tests {
             "filesystem:http://a.test/x",
             "about:srcdocx",
         ] {
-            assert!(check(&cleaned(url)).is_err(), "{url}");
+            assert!(check(url).is_err(), "{url}");
         }
     }
 }

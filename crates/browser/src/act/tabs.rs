@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use proto::BrowseFailure;
 use proto::browser::{BrowseResult, Tab, TabAsk};
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::json;
 
-use super::{Act, Done};
+use super::{Act, Done, navigate};
 use crate::cdp::{self, Cdp};
 use crate::page::{Page, failure};
 use crate::state::{MAX_TABS, Shared, State};
@@ -14,27 +15,34 @@ use crate::state::{MAX_TABS, Shared, State};
 /// To make a tab, or to close one.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Created {
+    target_id: String,
+}
+
 /// A new tab with a blank page, which is shown from now on.
 pub async fn create(cdp: &Cdp, state: &Shared) -> Result<Page, cdp::Error> {
-    let first = state.change(|state| {
-        state.creating += 1;
-        state.next_tab
-    });
-    let made = cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Value>(PATIENCE).await;
-    let ready = |state: &State| {
-        let (&number, tab) = state.tabs.range(first..).find(|(_, tab)| !tab.is_popup)?;
-        let has_world = tab.frames.values().any(|frame| frame.world.is_some());
-        has_world.then(|| (number, tab.session.clone()))
-    };
+    state.change(|state| state.creating = true);
+    let made = cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Created>(PATIENCE).await;
     let came = match made {
-        Ok(_) => tokio::time::timeout(PATIENCE, state.wait(ready)).await.map_err(|_| cdp::Error::TimedOut),
+        Ok(Created { target_id }) => {
+            let ready = |state: &State| {
+                let (&number, tab) = state.tabs.iter().find(|(_, tab)| *tab.target == *target_id)?;
+                let has_world = tab.frames.values().any(|frame| frame.world.is_some());
+                has_world.then(|| (number, tab.session.clone()))
+            };
+            tokio::time::timeout(PATIENCE, state.wait(ready)).await.map_err(|_| cdp::Error::TimedOut)
+        }
         Err(error) => Err(error),
     };
-    state.change(|state| {
-        state.creating = 0;
-        state.shown = came.as_ref().map_or(state.shown, |(tab, _)| *tab);
-    });
+    state.change(|state| state.creating = false);
     let (tab, session) = came?;
+    state.change(|state| {
+        state.shown = tab;
+        let Some(ours) = state.tabs.get_mut(&tab) else { return };
+        (ours.is_popup, ours.is_news) = (false, false);
+    });
     Ok(Page { cdp: cdp.clone(), state: state.clone(), tab, session })
 }
 
@@ -47,6 +55,7 @@ impl Act<'_> {
                     let message = format!("there are `{MAX_TABS}` tabs already; close one");
                     return Err(failure(BrowseFailure::Invalid, message));
                 }
+                url.as_deref().map_or(Ok(()), navigate::check)?;
                 self.page = create(&self.page.cdp, &self.page.state).await?;
                 if let Some(url) = url {
                     self.open(url).await?;

@@ -37,7 +37,7 @@
     return getComputedStyle(element).pointerEvents === 'none' && within(element, found);
   };
 
-  // Points to try: the middle of what is to be seen of each of its boxes, then of the quarters of the first.
+  // Points to try: the middle of what is to be seen of each of its boxes, then of the quarters of the first and its beginning.
   const points = element => {
     const boxes = [...element.getClientRects()].slice(0, 8).map(box => ({
       left: Math.max(box.left, 0),
@@ -48,46 +48,86 @@
     const seen = boxes.filter(box => box.right - box.left >= 1 && box.bottom - box.top >= 1);
     const at = (box, h, v) => ({x: box.left + (box.right - box.left) * h, y: box.top + (box.bottom - box.top) * v});
     const middles = seen.map(box => at(box, 0.5, 0.5));
-    const corners = seen.slice(0, 1).flatMap(box => [at(box, 0.2, 0.2), at(box, 0.8, 0.2), at(box, 0.2, 0.8), at(box, 0.8, 0.8)]);
+    const corners = seen.slice(0, 1).flatMap(box => [[0.2, 0.2], [0.8, 0.2], [0.2, 0.8], [0.8, 0.8], [0.05, 0.5]].map(([h, v]) => at(box, h, v)));
     return [...middles, ...corners];
   };
 
-  // An area with no box of its own is clicked on its picture.
-  const boxed = element => (element.localName === 'area' ? document.querySelector(`img[usemap="#${CSS.escape(element.parentElement?.name ?? '')}"]`) : null) ?? element;
+  // An area of a picture: a point of its shape.
+  const inArea = (area, picture) => {
+    const box = picture.getBoundingClientRect();
+    const numbers = area.coords.split(',').map(parseFloat);
+    const mean = first => {
+      const all = numbers.filter((_, index) => index % 2 === first);
+      return all.reduce((sum, one) => sum + one, 0) / all.length;
+    };
+    const [x, y] = area.shape === 'circle' ? numbers : area.shape === 'default' ? [picture.offsetWidth / 2, picture.offsetHeight / 2] : [mean(0), mean(1)];
+    const scale = picture.offsetWidth ? box.width / picture.offsetWidth : 1;
+    return [{x: box.left + x * scale, y: box.top + y * scale}];
+  };
+
+  // What is to be seen of an element that is not itself: the picture of an area, the label of a box that is drawn by other means.
+  const stand = element => {
+    if (element.localName === 'area') return document.querySelector(`img[usemap="#${CSS.escape(element.parentElement?.name ?? '')}"]`);
+    const box = element.getBoundingClientRect();
+    if (visible(element) && (box.width || box.height)) return null;
+    return [...(element.labels ?? [])].find(visible);
+  };
+  const visible = element => element.checkVisibility({visibilityProperty: true});
+
+  // Whether a click there is taken by something else to click on which is in the element, or in its label.
+  const taken = (element, found) => {
+    const inner = found.closest('a[href], button, input, select, textarea, summary');
+    return !!inner && inner !== element && inner !== element.control && !within(element, inner);
+  };
 
   const same = (a, b) => a.x === b.x && a.y === b.y && a.width === b.width && a.height === b.height;
 
-  const look = async (element, need) => {
+  // Where to put what something else lies over: a bar at the top or the bottom of the window, or the edge of what it is scrolled in.
+  const PLACES = ['center', 'end', 'start'];
+
+  const look = async (element, need, moves) => {
     if (!sandpool.alive(element)) throw new Failure('stale', 'gone');
     if (need === 'any') return {};
-    if (!element.checkVisibility({visibilityProperty: true})) return {reason: 'it is hidden'};
+    const stands = need === 'click' ? stand(element) : null;
+    const seen = stands ?? element;
+    if (!visible(seen)) return {reason: seen.localName === 'option' ? 'it is in a closed list; select it there' : 'it is hidden'};
     if (need !== 'seen' && disabled(element)) return {reason: 'it is disabled'};
     if (need === 'type' && element.readOnly) return {reason: 'it is read-only'};
-    let box = element.getBoundingClientRect();
+    let box = seen.getBoundingClientRect();
     if (box.top < 0 || box.left < 0 || box.bottom > innerHeight || box.right > innerWidth) {
-      element.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
-      box = element.getBoundingClientRect();
+      // Not after it was moved out from under something.
+      if (!moves.count) seen.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
+      box = seen.getBoundingClientRect();
     }
     // What is typed goes to where the focus is, wherever that moves.
     if (need === 'type') return {point: {x: box.x, y: box.y, width: box.width, height: box.height}};
     await frame();
-    const now = element.getBoundingClientRect();
+    const now = seen.getBoundingClientRect();
     if (!sandpool.alive(element)) throw new Failure('stale', 'gone');
     if (!same(box, now)) return {reason: 'it is moving'};
     if (!now.width && !now.height) return {reason: 'it has no size'};
-    const places = points(boxed(element));
+    const area = element.localName === 'area';
+    const places = area && stands ? inArea(element, stands) : points(seen);
     if (!places.length) return {reason: 'it is outside of what can be scrolled to'};
     if (need === 'seen') return {point: {...places[0], width: now.width, height: now.height}};
-    const place = places.find(({x, y}) => reaches(boxed(element), hit(x, y)));
-    if (!place) return {reason: `it is covered by ${describe(hit(places[0].x, places[0].y))}`};
-    return {point: {...place, width: now.width, height: now.height}};
+    const target = area ? element : seen;
+    const reached = places.filter(({x, y}) => reaches(target, hit(x, y)));
+    const place = reached.find(({x, y}) => !taken(target, hit(x, y))) ?? (seen.localName === 'label' ? null : reached[0]);
+    if (!place) {
+      const cover = describe(hit(places[0].x, places[0].y));
+      if (moves.count < PLACES.length) seen.scrollIntoView({block: PLACES[moves.count++], inline: 'center', behavior: 'instant'});
+      return {reason: `it is covered by ${cover}`};
+    }
+    return {point: {...place, width: now.width, height: now.height}, target};
   };
 
   // Between the look and the click a page may put something else there. What reaches another element is then held back from the page.
   let guard = null;
+  const GUARDED = 60000; // a page may be busy for long before it sees a click
   const HELD = ['pointerdown', 'mousedown', 'pointerup', 'mouseup', 'click', 'auxclick', 'dblclick', 'contextmenu'];
   const hold = event => {
     if (!guard || !event.isTrusted || performance.now() > guard.end) return;
+    if (event.type === 'click' && event.detail === 0) return; // by a key
     if (guard.missed === undefined && /down$/.test(event.type)) {
       const found = event.composedPath()[0];
       const inside = sandpool.shown.get(found) && within(guard.element, found); // events do not tell what is in a closed root
@@ -110,12 +150,14 @@
   let turn = 0;
   calls.ready = async (number, need, ms) => {
     const end = performance.now() + ms;
+    const moves = {count: 0};
+    guard = null;
     const mine = ++turn; // one that nobody waits for any more gives way to the next
     while (mine === turn) {
       const element = node(number);
-      const {reason, point} = await look(element, need);
+      const {reason, point, target} = await look(element, need, moves);
       if (!reason && mine === turn) {
-        guard = need === 'click' ? {element: boxed(element), end: performance.now() + 2000} : null;
+        guard = need === 'click' ? {element: target, end: performance.now() + GUARDED} : null;
         return point ?? {x: 0, y: 0, width: 0, height: 0};
       }
       if (performance.now() >= end) throw new Failure('not_ready', reason);
@@ -138,11 +180,13 @@
     };
     if (!element.checkVisibility({visibilityProperty: true})) throw new Failure('not_ready', 'its frame is hidden');
     let point = place();
-    if (point.x < 0 || point.y < 0 || point.x >= innerWidth || point.y >= innerHeight) {
+    const look = () => (need === 'click' ? hit(point.x, point.y) : element);
+    let found = look();
+    if (point.x < 0 || point.y < 0 || point.x >= innerWidth || point.y >= innerHeight || found !== element) {
       scrollBy({left: point.x - innerWidth / 2, top: point.y - innerHeight / 2, behavior: 'instant'});
       point = place();
+      found = look();
     }
-    const found = need === 'click' ? hit(point.x, point.y) : element;
     if (found !== element) throw new Failure('not_ready', `its frame is covered by ${describe(found)}`);
     return point;
   };

@@ -6,6 +6,7 @@ globalThis.sandpool = (() => {
   const nodes = new Map();
   const gone = new FinalizationRegistry(number => nodes.delete(number));
   let next = 0;
+  let end = 0;
 
   class Failure extends Error {
     constructor(why, message) {
@@ -16,6 +17,7 @@ globalThis.sandpool = (() => {
 
   const number = node => {
     if (node[NUMBER] === undefined) {
+      if (next >= end) throw new Failure('not_ready', 'there is too much on it');
       node[NUMBER] = next++;
       nodes.set(node[NUMBER], new WeakRef(node));
       gone.register(node, node[NUMBER]);
@@ -33,9 +35,9 @@ globalThis.sandpool = (() => {
   };
 
   const calls = {};
-  // One call of the driver; the numbers from `first` on are free.
-  const ask = async (first, name, ...args) => {
-    next = first;
+  // One call of the driver; the numbers from `first` to `last` are free.
+  const ask = async (first, last, name, ...args) => {
+    [next, end] = [first, last];
     try {
       const value = await calls[name](...args);
       return {value, next};

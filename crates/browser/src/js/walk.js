@@ -15,11 +15,18 @@
   // What says the name of something else already.
   const NAMING = element => {
     switch (element.tagName) {
-      case 'LABEL': return !!element.control?.checkVisibility();
+      case 'LABEL': return !!element.control?.checkVisibility({visibilityProperty: true});
       case 'LEGEND': return element.parentNode?.tagName === 'FIELDSET';
       case 'CAPTION': return element.parentNode?.tagName === 'TABLE';
     }
     return false;
+  };
+
+  // A box that is drawn by other means: its label is what is clicked in its place.
+  const DRAWN = new Set(['checkbox', 'radio', 'file']);
+  const drawn = element => {
+    const control = element.tagName === 'LABEL' ? element.control : null;
+    return control && DRAWN.has(control.type) && !control.checkVisibility({visibilityProperty: true}) ? control : null;
   };
 
   const cursors = new Map();
@@ -102,7 +109,8 @@
       if (!silent && tag.includes('-') && this.sealed(element)) return;
       const invisible = style.visibility !== 'visible';
       const is = role(element, outer.active);
-      let kind = invisible ? '' : is;
+      const control = drawn(element);
+      let kind = invisible ? '' : control ? control.type : is;
       const pointer = style.cursor === 'pointer';
       if (kind === 'image' && (outer.quiet || !name(element, kind)) && !(element.tabIndex >= 0)) kind = '';
       let inner = {element, kids: null, depth: outer.depth, quiet: outer.quiet || NAMING(element), mute: invisible, pointer, line: outer.line, block: false};
@@ -162,7 +170,7 @@
         inner.quiet = squeezed(element.firstChild.data ?? '') === called;
       }
       const said = called ? ' ' + quoted(cut(called, NAME)) : '';
-      const text = kind + (kind === 'heading' ? level(element) : '') + said + states(element, kind, this.focused) + (this.apart ? '' : leads(element));
+      const text = kind + (kind === 'heading' ? level(element) : '') + said + states(drawn(element) ?? element, kind, this.focused) + (this.apart ? '' : leads(element));
       return {node: element, depth: outer.depth, number: acts ? number(element) : 0, text, open: !called, up: outer.line, printed: false};
     }
 

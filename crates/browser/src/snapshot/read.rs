@@ -15,6 +15,8 @@ const TIME: Duration = Duration::from_secs(3);
 const MAX_OPENED: u32 = 20;
 /// How many places are remembered where one can go on.
 const MAX_STOPPED: usize = 32;
+/// A page's own lines are less deep than this.
+const MAX_DEPTH: usize = 500;
 const MAX_BUDGET: u32 = 1_000_000;
 
 /// A line of the outline, without its ref.
@@ -28,7 +30,7 @@ pub struct Line {
 
 impl Line {
     pub fn shown(&self) -> String {
-        let indent = " ".repeat(self.depth);
+        let indent = " ".repeat(self.depth.min(MAX_DEPTH));
         match self.number {
             0 => format!("{indent}{}", self.text),
             number => format!("{indent}[ref_{number}] {}", self.text),
@@ -313,7 +315,7 @@ impl<'a> Reading<'a> {
                 }
             }
         }
-        self.used = (self.used + part.used).min(self.budget);
+        self.used = self.used.saturating_add(part.used).min(self.budget);
         self.lines.extend(part.lines);
         self.texts.extend(part.texts);
         self.canvases += part.canvases;

@@ -189,7 +189,9 @@ async fn roles_and_names_are_those_of_the_accessibility_tree() {
         for name in ["forms", "tables", "shadow", "list50", "login", "dialogs", "popups", "downloads", "kinds"] {
             tab.open(&pages.url(name)).await;
             let ours = reader.snapshot(tab, &whole()).await.unwrap();
-            let ours: Vec<_> = ours.elements.lines().filter_map(parsed).collect();
+            // A label in the place of a box that is hidden is ours alone.
+            let lines = ours.elements.lines().filter(|line| !line.contains("] checkbox: "));
+            let ours: Vec<_> = lines.filter_map(parsed).collect();
             let tree = flattened(&tab.ask("Accessibility.getFullAXTree", json!({})).await);
             let roles = |all: &[(String, String)]| all.iter().map(|(role, _)| role.clone()).collect::<Vec<_>>();
             assert_eq!(roles(&ours), roles(&tree), "{name}");

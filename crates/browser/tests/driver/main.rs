@@ -4,3 +4,4 @@ mod actions;
 mod harness;
 mod hostile;
 mod reading;
+mod widgets;

@@ -303,7 +303,7 @@ fn a_ref_stays_with_its_node() {
 /// B16: a page that replaces its buttons all the time. A click reaches the element of its ref, or none.
 #[test]
 fn a_stale_ref_never_hits_another_element() {
-    const ROUNDS: u32 = 1000;
+    const ROUNDS: u32 = 150;
     let pages = Pages::start().unwrap();
     let mut browser = Browser::start();
     browser.open(&pages.url("/race"));
@@ -334,19 +334,17 @@ fn a_stale_ref_never_hits_another_element() {
 fn a_page_without_measure_is_read_up_to_the_budget() {
     let pages = Pages::start().unwrap();
     let mut browser = Browser::start();
-    for (name, text) in [("/big", "Entry 1"), ("/text?n=10", "more characters"), ("/deep?n=1000", "At the bottom")] {
+    for (name, text) in
+        [("/big?n=20000", "Entry 1"), ("/text?n=10", "more characters"), ("/deep?n=1000", "At the bottom")]
+    {
         let opened = browser.browse_within(Browse::Open { url: pages.url(name) }, 60.0);
         assert!(opened.result.is_ok(), "{name}: {opened:?}");
-        for _ in 0..3 {
-            let begun = Instant::now();
-            let snapshot = read(&mut browser, whole());
-            eprintln!("{name}: {:?}, {} characters", begun.elapsed(), snapshot.elements.len());
-            assert!(snapshot.elements.chars().count() <= ALL as usize);
-            assert!(snapshot.elements.contains(text), "{name}: {:.300}", snapshot.elements);
-        }
+        let snapshot = read(&mut browser, whole());
+        assert!(snapshot.elements.chars().count() <= ALL as usize);
+        assert!(snapshot.elements.contains(text), "{name}: {:.300}", snapshot.elements);
     }
     // So deep that Chromium's own layout runs out of its stack: that costs the page, and is said.
-    let deeper = browser.browse_within(Browse::Open { url: pages.url("/deep?n=50000") }, 60.0);
+    let deeper = browser.browse_within(Browse::Open { url: pages.url("/deep?n=20000") }, 60.0);
     assert_eq!(deeper.result.unwrap_err().why, BrowseFailure::Crashed);
     browser.open(&pages.url("/login"));
     assert!(read(&mut browser, whole()).elements.contains("Sign in"));
