@@ -1,7 +1,5 @@
 //! What an agent reads of pages.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::time::Instant;
 
 use proto::browser::{Browse, BrowseFailure, BrowseResult, Snapshot, SnapshotAsk};
@@ -335,7 +333,7 @@ fn a_page_without_measure_is_read_up_to_the_budget() {
     let pages = Pages::start().unwrap();
     let mut browser = Browser::start();
     for (name, text) in
-        [("/big?n=20000", "Entry 1"), ("/text?n=10", "more characters"), ("/deep?n=1000", "At the bottom")]
+        [("/big?n=20000", "Entry 1"), ("/text?n=4", "more characters"), ("/deep?n=1000", "At the bottom")]
     {
         let opened = browser.browse_within(Browse::Open { url: pages.url(name) }, 60.0);
         assert!(opened.result.is_ok(), "{name}: {opened:?}");
@@ -350,21 +348,11 @@ fn a_page_without_measure_is_read_up_to_the_budget() {
     assert!(read(&mut browser, whole()).elements.contains("Sign in"));
 }
 
-/// A browser in which every site has a process of its own.
-fn isolating() -> Browser {
-    Browser::start_with(|spec| {
-        let script = Path::new(&spec.downloads).with_file_name("isolating");
-        std::fs::write(&script, format!("#!/bin/sh\nexec {} --site-per-process \"$@\"\n", spec.program)).unwrap();
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).unwrap();
-        spec.program = script.display().to_string();
-    })
-}
-
 /// Frames of another site may have a process of their own: here they must.
 #[test]
 fn frames_in_other_processes_are_read_and_clicked_as_well() {
     let pages = Pages::start().unwrap();
-    let mut browser = isolating();
+    let mut browser = Browser::start_isolating();
     browser.open(&pages.url("/frames"));
     let snapshot = read(&mut browser, whole());
     insta::assert_snapshot!("frames", shown(&snapshot));
@@ -384,7 +372,7 @@ fn frames_in_other_processes_are_read_and_clicked_as_well() {
 #[test]
 fn a_frame_that_does_not_answer_is_said_to_be_silent() {
     let pages = Pages::start().unwrap();
-    let mut browser = isolating();
+    let mut browser = Browser::start_isolating();
     browser.open(&pages.url("/frames"));
     let stuck = pages.url_at("localhost", "/frames/stuck");
     browser.value(&format!(
