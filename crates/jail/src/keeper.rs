@@ -4,7 +4,6 @@
 //! sandbox never waits for another. There is one way out for all of them: a creation that fails at any step is ended like any sandbox.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,26 +13,28 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{Mode as FileMode, OFlags};
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
-use crate::apply::{self, Handles, Prepared, Report};
-use crate::cgroup::{Cgroup, Controller, Group, Limits, Tree};
-use crate::driver::{self, Entries};
+use crate::apply::{self, Prepared, Report};
+use crate::cgroup::{Cgroup, Group, Tree};
+use crate::driver::Entries;
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::instance::{self, Instance};
-use crate::kept::{Lent, Parked, Store, Wanted};
+use crate::kept::{Lent, Parked, Store};
 use crate::launcher::{answer, answer_with, failed, log, relay};
 use crate::own::Own;
-use crate::plan::{self, Plan, plan};
 use crate::seccomp;
-use crate::spare::{Backing, Spare, Spares};
-use crate::spec::{self, Host, JailSpec, Volume};
+use crate::spare::{Backing, Spares};
+use crate::spec::{self, Host};
 use crate::survey::Survey;
 use crate::sys::{self, Cloned};
-use crate::volume::{self, Purpose};
-use crate::warm::{self, Arrival, Outcome, Recipe, Warmth};
-use crate::wire::{self, Call, Create, Reply, Request, Start, Warm};
+use crate::volume;
+use crate::warm::Warmth;
+use crate::wire::{self, Call, Reply, Request, Start};
+
+mod build;
+mod enter;
 
 /// The namespaces of a sandbox that are there from its first instruction; cgroup and user follow when their time has come.
 const NAMESPACES: i32 =
@@ -491,327 +492,6 @@ impl Keeper {
         self.ids.get(sandbox).copied()
     }
 
-    fn recipe(&self, warm: Warm, library: Option<OwnedFd>) -> io::Result<Recipe> {
-        let Warm { argv, env, runtime, files, rotation } = warm;
-        let library = library.ok_or_else(|| io::Error::other("its library is missing"))?;
-        let spec = JailSpec {
-            hostname: String::new(),
-            map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
-            host: self.host.clone(),
-            runtime,
-            files,
-            volume: Volume::Tmpfs { bytes: WARM_TMP, inodes: 1000 },
-            kept: None,
-            shared: vec![],
-            browser: None,
-            egress: None,
-            shm_bytes: WARM_TMP,
-            ptys: 0,
-            cgroup_tasks: vec![],
-            processes: None,
-            dir: self.instance.dir.clone(),
-            mount_point: self.mount_point.clone(),
-            die_with_launcher: true,
-        };
-        spec.check().map_err(io::Error::other)?;
-        let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>()?;
-        let environment = env.iter().map(|(k, v)| CString::new(format!("{k}={v}"))).collect::<Result<_, _>>()?;
-        Ok(Recipe { plan: plan::warm(&spec), argv, environment, library, rotation })
-    }
-
-    fn fork(&mut self, request: u64, key: u64) -> io::Result<()> {
-        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) = self.cells.get(&key) else {
-            self.answer(request, Reply::Gone);
-            return Ok(());
-        };
-        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
-        let code = cgroup.code();
-        let crowded = code.crowded();
-        let v2 = code.v2().filter(|_| crowded.is_none());
-        let tasks =
-            code.tasks().iter().chain(&crowded).map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
-        let v2 = v2.map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
-        let (guest, steps) = (guest.try_clone()?, entry.clone());
-        self.warmth.fork(warm::Wanted { request, cell: key, guest, v2, tasks, steps });
-        Ok(())
-    }
-
-    fn enter_browser(&mut self, request: u64, key: u64) -> io::Result<()> {
-        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, browser_entry, driver, .. }) =
-            self.cells.get_mut(&key)
-        else {
-            self.answer(request, Reply::Gone);
-            return Ok(());
-        };
-        let missing = || io::Error::other("the sandbox was made without room for a browser");
-        let (Some(part), Some(steps)) = (cgroup.browser(), browser_entry) else { return Err(missing()) };
-        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
-        let wanted = driver::Wanted {
-            request,
-            cell: key,
-            guest: guest.try_clone()?,
-            program: self.guest.try_clone()?,
-            former: driver.take(),
-            v2: part.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?,
-            tasks: part.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?,
-            part,
-            steps: steps.clone(),
-        };
-        let (pid, helper) = self.drivers.begin(&self.epoll, DRIVER, wanted)?;
-        self.watch_chore(pid, helper);
-        Ok(())
-    }
-
-    /// What has come of the drivers on their way.
-    fn driven(&mut self) {
-        for driver::Outcome { request, cell, made } in self.drivers.outcomes() {
-            let cell = self.cells.get_mut(&cell).filter(|cell| matches!(cell.phase, Phase::Running));
-            let reply = match (made, cell) {
-                (_, None) => Reply::Gone,
-                (Err(message), _) => failed(format!("no browser: {message}")),
-                (Ok((fork, leash)), Some(cell)) => {
-                    cell.driver = fork.process.try_clone().ok();
-                    let arrival = Arrival::Driver(fork, leash);
-                    let sent = cell.forks.as_ref().is_some_and(|way| arrival.send(way).is_ok());
-                    if sent { Reply::Done } else { Reply::Gone }
-                }
-            };
-            self.answer(request, reply);
-        }
-    }
-
-    /// What has come of the warm interpreter.
-    fn warmed(&mut self) {
-        let outcomes = self.warmth.outcomes();
-        if !outcomes.is_empty() {
-            std::mem::take(&mut self.later).into_iter().for_each(|(key, answer)| self.end(key, answer));
-        }
-        for outcome in outcomes {
-            let (request, reply) = match outcome {
-                Outcome::Answer(request, reply) => (request, reply),
-                // Without a guest that takes it, the kernel sees the end of its channel and ends.
-                Outcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
-                    Some(Some(way)) => (request, Arrival::Kernel(fork).send(way).map_or(Reply::Gone, |()| Reply::Done)),
-                    _ => (request, Reply::Gone),
-                },
-            };
-            self.answer(request, reply);
-        }
-    }
-
-    fn create(&mut self, request: u64, create: Create) -> io::Result<()> {
-        check_name(&create.sandbox)?;
-        self.check_shared(&create)?;
-        if let Some(Wanted { name, .. }) = &create.kept
-            && self.lends(name)
-        {
-            self.answer(request, Reply::InUse);
-            return Ok(());
-        }
-        if create.groups.is_empty() || create.groups.len() > MAX_GROUPS {
-            return Err(io::Error::other(format!("a sandbox has one to {MAX_GROUPS} groups around it")));
-        }
-        create.groups.iter().try_for_each(|group| check_name(&group.name))?;
-        if self.ending.is_some() || self.find(&create.sandbox).is_some() {
-            return Err(io::Error::other("the launcher is ending, or the sandbox exists"));
-        }
-        let mut cell = Cell {
-            dir: self.instance.dir.join(&create.sandbox),
-            cgroup: self.tree.sandbox(&create.groups, &create.sandbox, create.browser.is_some()),
-            id: create.sandbox.clone(),
-            groups: create.groups.clone(),
-            map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
-            slot: None,
-            browser_slot: None,
-            pid: None,
-            pidfd: None,
-            control: None,
-            forks: None,
-            entry: Vec::new(),
-            browser_entry: None,
-            driver: None,
-            log: None,
-            logged: 0,
-            volume: None,
-            kept: None,
-            kept_loop: None,
-            kept_held: None,
-            egress: None,
-            notes: self.notes(&create),
-            fail_at: create.fail_at,
-            busy: None,
-            phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, exec: false },
-        };
-        let key = self.next;
-        self.next += 1;
-        let built = self.build(key, &mut cell, &create);
-        self.deadlines.extend(cell.phase.until().map(|until| (until, key)));
-        self.ids.insert(cell.id.clone(), key);
-        self.pids.extend(cell.pid.map(|pid| (pid, key)));
-        self.cells.insert(key, cell);
-        if let Err(e) = built {
-            // Whatever exists by now goes the way of every sandbox; the answer follows when nothing is left.
-            self.end(key, Some((request, failed(e.to_string()))));
-        }
-        Ok(())
-    }
-
-    fn build(&mut self, key: u64, cell: &mut Cell, create: &Create) -> io::Result<()> {
-        cell.fails(Step::Directory)?;
-        DirBuilder::new().mode(0o700).create(&cell.dir)?;
-        cell.fails(Step::Kept)?;
-        cell.kept = create.kept.as_ref().map(|wanted| self.lend(cell, wanted, create)).transpose()?;
-        cell.fails(Step::Slot)?;
-        let brought = cell.kept.as_ref().and_then(|lent| lent.slot);
-        let slots = self.slots.as_ref().map_or(1, Slots::count);
-        let slot = match &mut self.slots {
-            Some(slots) if brought.is_none() => Some(slots.take()?),
-            _ => None,
-        };
-        let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
-        cell.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
-        if let (Some(_), Some(slots)) = (&create.browser, &mut self.slots) {
-            let slot = slots.take()?;
-            cell.map = cell.map.with_browser(slot.number, slots.count()).map_err(io::Error::other)?;
-            cell.browser_slot = Some(slot);
-        }
-        let parked = cell.kept.as_mut().and_then(|lent| lent.parked.take());
-        let (mounted, device, parked) = match parked {
-            Some(Parked { mount, slot, device }) => (Some(mount), Some(device), Some(slot)),
-            None => (None, None, None),
-        };
-        (cell.slot, cell.kept_loop) = (slot.or(parked), device);
-        cell.fails(Step::Template)?;
-        let volume = self.volume(cell, create)?;
-        cell.fails(Step::Cgroup)?;
-        cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits), create.browser)?;
-        let spec = self.spec(cell, create, volume);
-        spec.check().map_err(io::Error::other)?;
-        let plan = plan(&spec);
-        (cell.entry, cell.browser_entry) = (plan::entry(&spec), plan::browser_entry(&spec));
-        // What a spare has done already cannot fail here any more: who asks for that makes its own.
-        let own =
-            cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
-        let spare = if own { None } else { self.spares.take(&spec) };
-        cell.fails(Step::Spare)?;
-        let prepared = spare.map(|Spare { prepared, volume }| {
-            cell.volume = volume;
-            prepared
-        });
-        cell.fails(Step::Clone)?;
-        self.launch(key, cell, &plan, (prepared, mounted))
-    }
-
-    /// What is shared must not hold the sockets of other sandboxes, the images of their volumes or the locks of their uids.
-    fn check_shared(&self, create: &Create) -> io::Result<()> {
-        for shared in &create.shared {
-            let host = &shared.host;
-            let absent = |e: io::Error| io::Error::other(format!("shared directory `{}`: {e}", host.display()));
-            let real = host.canonicalize().map_err(absent)?;
-            let ours = self.private.iter().filter_map(|dir| dir.canonicalize().ok());
-            if ours.into_iter().any(|dir| dir.starts_with(&real) || real.starts_with(dir)) {
-                return Err(io::Error::other(format!("`{}` holds the server's own files", host.display())));
-            }
-        }
-        Ok(())
-    }
-
-    fn notes(&self, create: &Create) -> Vec<String> {
-        let strangers = self.survey.mode == Mode::Sub && !create.shared.is_empty();
-        let shared =
-            "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
-        let alone = self.survey.mode == Mode::Single && create.browser.is_some();
-        let browser = match self.survey.landlock {
-            Some(_) => "browser: it has the code's uid, and landlock alone keeps it from the code's files",
-            None => "browser: it has the code's uid, and without landlock the code's files too",
-        };
-        let browser = format!("{browser} (use newuidmap, or start the server as root)");
-        let notes = [strangers.then(|| shared.to_owned()), alone.then_some(browser)];
-        notes.into_iter().flatten().collect()
-    }
-
-    fn lends(&self, name: &str) -> bool {
-        self.cells.values().filter_map(|cell| cell.kept.as_ref()).any(|lent| lent.name == name)
-    }
-
-    fn lend(&mut self, cell: &Cell, wanted: &Wanted, create: &Create) -> io::Result<Lent> {
-        let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
-        self.store.lend(&Wanted { bytes, ..wanted.clone() }, &cell.dir, self.slots.as_mut())
-    }
-
-    fn volume(&self, cell: &Cell, create: &Create) -> io::Result<Volume> {
-        if self.survey.ext4 {
-            let dir = self.instance.state_dir.join("templates");
-            let template = volume::template(&dir, Purpose::Own, create.disk_bytes, create.disk_inodes);
-            let template = template.map_err(io::Error::other)?;
-            return Ok(Volume::Ext4 { template, image: cell.image() });
-        }
-        Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(half_the_memory(create)), inodes: create.disk_inodes })
-    }
-
-    fn spec(&self, cell: &Cell, create: &Create, volume: Volume) -> JailSpec {
-        JailSpec {
-            hostname: "sandbox".into(),
-            map: cell.map,
-            host: self.host.clone(),
-            runtime: create.runtime.clone(),
-            files: create.files.clone(),
-            volume,
-            kept: cell.kept.as_ref().map(|lent| lent.source.clone()),
-            shared: create.shared.clone(),
-            browser: create.browser.map(|limits| spec::Browser { processes: self.process_limit(limits) }),
-            egress: create.egress,
-            shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
-            ptys: PTYS,
-            cgroup_tasks: cell.cgroup.code().tasks(),
-            processes: self.process_limit(create.limits),
-            dir: cell.dir.clone(),
-            mount_point: self.mount_point.clone(),
-            die_with_launcher: true,
-        }
-    }
-
-    fn process_limit(&self, limits: Limits) -> Option<u64> {
-        let counted = self.survey.cgroup.has(Controller::Pids);
-        let countable = self.survey.counts_processes || self.survey.mode == Mode::Sub;
-        limits.pids.filter(|_| !counted && countable).map(u64::from)
-    }
-
-    fn launch(&self, key: u64, cell: &mut Cell, plan: &Plan, (prepared, kept): Brought) -> io::Result<()> {
-        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&log_end, true)?;
-        let guest = self.guest.try_clone()?;
-        let (forks_end, forks) = warm::way_to_guest()?;
-        let fail_at = cell.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
-        let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let cgroup = cell.cgroup.code().v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
-        let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
-        match sys::clone3(namespaces, cgroup.as_ref().map(AsFd::as_fd))? {
-            Cloned::Child => {
-                sys::default_signals();
-                let handles = Handles { control, guest, log, forks, prepared, kept };
-                // A panic must not return into the launcher's loop.
-                let _ =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build_in_child(plan, handles, fail_at)));
-                sys::leave(1)
-            }
-            Cloned::Parent { pid, pidfd } => {
-                cell.pid = Some(pid);
-                for (fd, kind) in [(ours.as_fd(), CONTROL), (pidfd.as_fd(), PIDFD), (log_end.as_fd(), LOG)] {
-                    let data = epoll::EventData::new_u64(key * KINDS + kind);
-                    epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
-                }
-                cell.pidfd = Some(pidfd);
-                cell.control = Some(ours);
-                cell.forks = Some(forks_end);
-                cell.log = Some(log_end);
-                Ok(())
-            }
-        }
-    }
-
     /// A word from a process that is becoming a guest, or the end of them.
     fn control(&mut self, key: u64) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
@@ -1065,20 +745,6 @@ impl Keeper {
     }
 }
 
-/// First of all it lets go of the launcher's descriptors: with the other end of its own connection open it would wait for a dead
-/// launcher for ever, with the server's connection and the locks nobody would notice that death.
-fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
-    let prepared = handles.prepared.iter().flat_map(|prepared| [prepared.root.as_fd(), prepared.network.as_fd()]);
-    let Handles { control, guest, log, forks, .. } = &handles;
-    let kept = handles.kept.iter().map(AsFd::as_fd);
-    let keep: Vec<_> = [control, guest, log, forks].map(AsFd::as_fd).into_iter().chain(prepared).chain(kept).collect();
-    let alone =
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
-    if alone.is_ok() {
-        apply::run(plan, handles, fail_at);
-    }
-}
-
 /// Cgroups, loop device, files; says what is still in the way.
 fn clear(cell: &Cell) -> Option<String> {
     if let Err((path, e)) = cell.cgroup.remove() {
@@ -1124,11 +790,6 @@ fn write_maps(cell: &Cell) -> io::Result<()> {
     fs::write(proc.join("gid_map"), cell.map.lines())?;
     rustix::net::send(control, b"go", SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
-}
-
-/// What is charged to the sandbox: a full volume has to say ENOSPC before memory runs out and something is killed.
-fn half_the_memory(create: &Create) -> u64 {
-    create.limits.memory_bytes.unwrap_or(u64::MAX) / 2
 }
 
 /// Names become directories and cgroups.

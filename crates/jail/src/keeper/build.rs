@@ -1,0 +1,264 @@
+//! From the order of a sandbox to the process that builds it.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use rustix::fs::{Mode as FileMode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::Signal;
+
+use crate::apply::{self, Handles};
+use crate::cgroup::{Controller, Limits};
+use crate::ids::{IdMap, Mode, Slots};
+use crate::kept::{Lent, Parked, Wanted};
+use crate::launcher::failed;
+use crate::plan::{self, Plan, plan};
+use crate::spare::Spare;
+use crate::spec::{self, JailSpec, Volume};
+use crate::sys::{self, Cloned};
+use crate::volume::{self, Purpose};
+use crate::warm;
+use crate::wire::{Create, Reply};
+
+use super::{
+    BUILD_TIME, Brought, CONTROL, Cell, KINDS, Keeper, LAUNCHER_STEPS, LOG, MAX_GROUPS, NAMESPACES,
+    NAMESPACES_BESIDE_A_SPARE, PIDFD, PTYS, Phase, Step, check_name,
+};
+
+impl Keeper {
+    pub(super) fn create(&mut self, request: u64, create: Create) -> io::Result<()> {
+        check_name(&create.sandbox)?;
+        self.check_shared(&create)?;
+        if let Some(Wanted { name, .. }) = &create.kept
+            && self.lends(name)
+        {
+            self.answer(request, Reply::InUse);
+            return Ok(());
+        }
+        if create.groups.is_empty() || create.groups.len() > MAX_GROUPS {
+            return Err(io::Error::other(format!("a sandbox has one to {MAX_GROUPS} groups around it")));
+        }
+        create.groups.iter().try_for_each(|group| check_name(&group.name))?;
+        if self.ending.is_some() || self.find(&create.sandbox).is_some() {
+            return Err(io::Error::other("the launcher is ending, or the sandbox exists"));
+        }
+        let mut cell = Cell {
+            dir: self.instance.dir.join(&create.sandbox),
+            cgroup: self.tree.sandbox(&create.groups, &create.sandbox, create.browser.is_some()),
+            id: create.sandbox.clone(),
+            groups: create.groups.clone(),
+            map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
+            slot: None,
+            browser_slot: None,
+            pid: None,
+            pidfd: None,
+            control: None,
+            forks: None,
+            entry: Vec::new(),
+            browser_entry: None,
+            driver: None,
+            log: None,
+            logged: 0,
+            volume: None,
+            kept: None,
+            kept_loop: None,
+            kept_held: None,
+            egress: None,
+            notes: self.notes(&create),
+            fail_at: create.fail_at,
+            busy: None,
+            phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, exec: false },
+        };
+        let key = self.next;
+        self.next += 1;
+        let built = self.build(key, &mut cell, &create);
+        self.deadlines.extend(cell.phase.until().map(|until| (until, key)));
+        self.ids.insert(cell.id.clone(), key);
+        self.pids.extend(cell.pid.map(|pid| (pid, key)));
+        self.cells.insert(key, cell);
+        if let Err(e) = built {
+            // Whatever exists by now goes the way of every sandbox; the answer follows when nothing is left.
+            self.end(key, Some((request, failed(e.to_string()))));
+        }
+        Ok(())
+    }
+
+    pub(super) fn build(&mut self, key: u64, cell: &mut Cell, create: &Create) -> io::Result<()> {
+        cell.fails(Step::Directory)?;
+        DirBuilder::new().mode(0o700).create(&cell.dir)?;
+        cell.fails(Step::Kept)?;
+        cell.kept = create.kept.as_ref().map(|wanted| self.lend(cell, wanted, create)).transpose()?;
+        cell.fails(Step::Slot)?;
+        let brought = cell.kept.as_ref().and_then(|lent| lent.slot);
+        let slots = self.slots.as_ref().map_or(1, Slots::count);
+        let slot = match &mut self.slots {
+            Some(slots) if brought.is_none() => Some(slots.take()?),
+            _ => None,
+        };
+        let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
+        cell.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
+        if let (Some(_), Some(slots)) = (&create.browser, &mut self.slots) {
+            let slot = slots.take()?;
+            cell.map = cell.map.with_browser(slot.number, slots.count()).map_err(io::Error::other)?;
+            cell.browser_slot = Some(slot);
+        }
+        let parked = cell.kept.as_mut().and_then(|lent| lent.parked.take());
+        let (mounted, device, parked) = match parked {
+            Some(Parked { mount, slot, device }) => (Some(mount), Some(device), Some(slot)),
+            None => (None, None, None),
+        };
+        (cell.slot, cell.kept_loop) = (slot.or(parked), device);
+        cell.fails(Step::Template)?;
+        let volume = self.volume(cell, create)?;
+        cell.fails(Step::Cgroup)?;
+        cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits), create.browser)?;
+        let spec = self.spec(cell, create, volume);
+        spec.check().map_err(io::Error::other)?;
+        let plan = plan(&spec);
+        (cell.entry, cell.browser_entry) = (plan::entry(&spec), plan::browser_entry(&spec));
+        // What a spare has done already cannot fail here any more: who asks for that makes its own.
+        let own =
+            cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
+        let spare = if own { None } else { self.spares.take(&spec) };
+        cell.fails(Step::Spare)?;
+        let prepared = spare.map(|Spare { prepared, volume }| {
+            cell.volume = volume;
+            prepared
+        });
+        cell.fails(Step::Clone)?;
+        self.launch(key, cell, &plan, (prepared, mounted))
+    }
+
+    /// What is shared must not hold the sockets of other sandboxes, the images of their volumes or the locks of their uids.
+    pub(super) fn check_shared(&self, create: &Create) -> io::Result<()> {
+        for shared in &create.shared {
+            let host = &shared.host;
+            let absent = |e: io::Error| io::Error::other(format!("shared directory `{}`: {e}", host.display()));
+            let real = host.canonicalize().map_err(absent)?;
+            let ours = self.private.iter().filter_map(|dir| dir.canonicalize().ok());
+            if ours.into_iter().any(|dir| dir.starts_with(&real) || real.starts_with(dir)) {
+                return Err(io::Error::other(format!("`{}` holds the server's own files", host.display())));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn notes(&self, create: &Create) -> Vec<String> {
+        let strangers = self.survey.mode == Mode::Sub && !create.shared.is_empty();
+        let shared =
+            "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
+        let alone = self.survey.mode == Mode::Single && create.browser.is_some();
+        let browser = match self.survey.landlock {
+            Some(_) => "browser: it has the code's uid, and landlock alone keeps it from the code's files",
+            None => "browser: it has the code's uid, and without landlock the code's files too",
+        };
+        let browser = format!("{browser} (use newuidmap, or start the server as root)");
+        let notes = [strangers.then(|| shared.to_owned()), alone.then_some(browser)];
+        notes.into_iter().flatten().collect()
+    }
+
+    pub(super) fn lends(&self, name: &str) -> bool {
+        self.cells.values().filter_map(|cell| cell.kept.as_ref()).any(|lent| lent.name == name)
+    }
+
+    pub(super) fn lend(&mut self, cell: &Cell, wanted: &Wanted, create: &Create) -> io::Result<Lent> {
+        let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
+        self.store.lend(&Wanted { bytes, ..wanted.clone() }, &cell.dir, self.slots.as_mut())
+    }
+
+    pub(super) fn volume(&self, cell: &Cell, create: &Create) -> io::Result<Volume> {
+        if self.survey.ext4 {
+            let dir = self.instance.state_dir.join("templates");
+            let template = volume::template(&dir, Purpose::Own, create.disk_bytes, create.disk_inodes);
+            let template = template.map_err(io::Error::other)?;
+            return Ok(Volume::Ext4 { template, image: cell.image() });
+        }
+        Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(half_the_memory(create)), inodes: create.disk_inodes })
+    }
+
+    pub(super) fn spec(&self, cell: &Cell, create: &Create, volume: Volume) -> JailSpec {
+        JailSpec {
+            hostname: "sandbox".into(),
+            map: cell.map,
+            host: self.host.clone(),
+            runtime: create.runtime.clone(),
+            files: create.files.clone(),
+            volume,
+            kept: cell.kept.as_ref().map(|lent| lent.source.clone()),
+            shared: create.shared.clone(),
+            browser: create.browser.map(|limits| spec::Browser { processes: self.process_limit(limits) }),
+            egress: create.egress,
+            shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
+            ptys: PTYS,
+            cgroup_tasks: cell.cgroup.code().tasks(),
+            processes: self.process_limit(create.limits),
+            dir: cell.dir.clone(),
+            mount_point: self.mount_point.clone(),
+            die_with_launcher: true,
+        }
+    }
+
+    pub(super) fn process_limit(&self, limits: Limits) -> Option<u64> {
+        let counted = self.survey.cgroup.has(Controller::Pids);
+        let countable = self.survey.counts_processes || self.survey.mode == Mode::Sub;
+        limits.pids.filter(|_| !counted && countable).map(u64::from)
+    }
+
+    pub(super) fn launch(&self, key: u64, cell: &mut Cell, plan: &Plan, (prepared, kept): Brought) -> io::Result<()> {
+        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&log_end, true)?;
+        let guest = self.guest.try_clone()?;
+        let (forks_end, forks) = warm::way_to_guest()?;
+        let fail_at = cell.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
+        let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let cgroup = cell.cgroup.code().v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
+        let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
+        match sys::clone3(namespaces, cgroup.as_ref().map(AsFd::as_fd))? {
+            Cloned::Child => {
+                sys::default_signals();
+                let handles = Handles { control, guest, log, forks, prepared, kept };
+                // A panic must not return into the launcher's loop.
+                let _ =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build_in_child(plan, handles, fail_at)));
+                sys::leave(1)
+            }
+            Cloned::Parent { pid, pidfd } => {
+                cell.pid = Some(pid);
+                for (fd, kind) in [(ours.as_fd(), CONTROL), (pidfd.as_fd(), PIDFD), (log_end.as_fd(), LOG)] {
+                    let data = epoll::EventData::new_u64(key * KINDS + kind);
+                    epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
+                }
+                cell.pidfd = Some(pidfd);
+                cell.control = Some(ours);
+                cell.forks = Some(forks_end);
+                cell.log = Some(log_end);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// First of all it lets go of the launcher's descriptors: with the other end of its own connection open it would wait for a dead
+/// launcher for ever, with the server's connection and the locks nobody would notice that death.
+fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
+    let prepared = handles.prepared.iter().flat_map(|prepared| [prepared.root.as_fd(), prepared.network.as_fd()]);
+    let Handles { control, guest, log, forks, .. } = &handles;
+    let kept = handles.kept.iter().map(AsFd::as_fd);
+    let keep: Vec<_> = [control, guest, log, forks].map(AsFd::as_fd).into_iter().chain(prepared).chain(kept).collect();
+    let alone =
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
+    if alone.is_ok() {
+        apply::run(plan, handles, fail_at);
+    }
+}
+
+/// What is charged to the sandbox: a full volume has to say ENOSPC before memory runs out and something is killed.
+fn half_the_memory(create: &Create) -> u64 {
+    create.limits.memory_bytes.unwrap_or(u64::MAX) / 2
+}

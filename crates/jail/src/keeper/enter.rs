@@ -1,0 +1,127 @@
+//! What is put into a sandbox that runs: kernels that are forked from the warm interpreter, and drivers of browsers.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode as FileMode, OFlags};
+
+use crate::ids::{IdMap, Mode};
+use crate::launcher::failed;
+use crate::spec::{JailSpec, Volume};
+use crate::warm::{self, Arrival, Outcome, Recipe};
+use crate::wire::{Reply, Warm};
+use crate::{driver, plan};
+
+use super::{Cell, DRIVER, Keeper, Phase, WARM_TMP};
+
+impl Keeper {
+    pub(super) fn recipe(&self, warm: Warm, library: Option<OwnedFd>) -> io::Result<Recipe> {
+        let Warm { argv, env, runtime, files, rotation } = warm;
+        let library = library.ok_or_else(|| io::Error::other("its library is missing"))?;
+        let spec = JailSpec {
+            hostname: String::new(),
+            map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
+            host: self.host.clone(),
+            runtime,
+            files,
+            volume: Volume::Tmpfs { bytes: WARM_TMP, inodes: 1000 },
+            kept: None,
+            shared: vec![],
+            browser: None,
+            egress: None,
+            shm_bytes: WARM_TMP,
+            ptys: 0,
+            cgroup_tasks: vec![],
+            processes: None,
+            dir: self.instance.dir.clone(),
+            mount_point: self.mount_point.clone(),
+            die_with_launcher: true,
+        };
+        spec.check().map_err(io::Error::other)?;
+        let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>()?;
+        let environment = env.iter().map(|(k, v)| CString::new(format!("{k}={v}"))).collect::<Result<_, _>>()?;
+        Ok(Recipe { plan: plan::warm(&spec), argv, environment, library, rotation })
+    }
+
+    pub(super) fn fork(&mut self, request: u64, key: u64) -> io::Result<()> {
+        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) = self.cells.get(&key) else {
+            self.answer(request, Reply::Gone);
+            return Ok(());
+        };
+        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
+        let code = cgroup.code();
+        let crowded = code.crowded();
+        let v2 = code.v2().filter(|_| crowded.is_none());
+        let tasks =
+            code.tasks().iter().chain(&crowded).map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
+        let v2 = v2.map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
+        let (guest, steps) = (guest.try_clone()?, entry.clone());
+        self.warmth.fork(warm::Wanted { request, cell: key, guest, v2, tasks, steps });
+        Ok(())
+    }
+
+    pub(super) fn enter_browser(&mut self, request: u64, key: u64) -> io::Result<()> {
+        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, browser_entry, driver, .. }) =
+            self.cells.get_mut(&key)
+        else {
+            self.answer(request, Reply::Gone);
+            return Ok(());
+        };
+        let missing = || io::Error::other("the sandbox was made without room for a browser");
+        let (Some(part), Some(steps)) = (cgroup.browser(), browser_entry) else { return Err(missing()) };
+        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
+        let wanted = driver::Wanted {
+            request,
+            cell: key,
+            guest: guest.try_clone()?,
+            program: self.guest.try_clone()?,
+            former: driver.take(),
+            v2: part.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?,
+            tasks: part.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?,
+            part,
+            steps: steps.clone(),
+        };
+        let (pid, helper) = self.drivers.begin(&self.epoll, DRIVER, wanted)?;
+        self.watch_chore(pid, helper);
+        Ok(())
+    }
+
+    /// What has come of the drivers on their way.
+    pub(super) fn driven(&mut self) {
+        for driver::Outcome { request, cell, made } in self.drivers.outcomes() {
+            let cell = self.cells.get_mut(&cell).filter(|cell| matches!(cell.phase, Phase::Running));
+            let reply = match (made, cell) {
+                (_, None) => Reply::Gone,
+                (Err(message), _) => failed(format!("no browser: {message}")),
+                (Ok((fork, leash)), Some(cell)) => {
+                    cell.driver = fork.process.try_clone().ok();
+                    let arrival = Arrival::Driver(fork, leash);
+                    let sent = cell.forks.as_ref().is_some_and(|way| arrival.send(way).is_ok());
+                    if sent { Reply::Done } else { Reply::Gone }
+                }
+            };
+            self.answer(request, reply);
+        }
+    }
+
+    /// What has come of the warm interpreter.
+    pub(super) fn warmed(&mut self) {
+        let outcomes = self.warmth.outcomes();
+        if !outcomes.is_empty() {
+            std::mem::take(&mut self.later).into_iter().for_each(|(key, answer)| self.end(key, answer));
+        }
+        for outcome in outcomes {
+            let (request, reply) = match outcome {
+                Outcome::Answer(request, reply) => (request, reply),
+                // Without a guest that takes it, the kernel sees the end of its channel and ends.
+                Outcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
+                    Some(Some(way)) => (request, Arrival::Kernel(fork).send(way).map_or(Reply::Gone, |()| Reply::Done)),
+                    _ => (request, Reply::Gone),
+                },
+            };
+            self.answer(request, reply);
+        }
+    }
+}
