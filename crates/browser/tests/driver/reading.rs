@@ -301,7 +301,7 @@ fn a_ref_stays_with_its_node() {
 /// B16: a page that replaces its buttons all the time. A click reaches the element of its ref, or none.
 #[test]
 fn a_stale_ref_never_hits_another_element() {
-    const ROUNDS: u32 = 150;
+    const ROUNDS: u32 = 1000;
     let pages = Pages::start().unwrap();
     let mut browser = Browser::start();
     browser.open(&pages.url("/race"));
