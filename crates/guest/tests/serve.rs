@@ -688,7 +688,7 @@ fn a_host_of_another_version_is_told_and_left() {
     let mut client = Client::raw(config());
     let call = client.send(&ToGuest::Hello { version: 99 });
     let FromGuest::Failed { message, .. } = client.answer(call) else { panic!() };
-    assert_eq!(message, "the guest speaks version `3`, not `99`");
+    assert_eq!(message, "the guest speaks version `4`, not `99`");
     assert_eq!(client.frame(), None);
 }
 

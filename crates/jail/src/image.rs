@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
@@ -18,6 +19,8 @@ pub fn library(library: &[u8], dir: &Path) -> io::Result<OwnedFd> {
     sealed("sandpool-zygote", library, dir, (0o555, OFlags::RDONLY))
 }
 
+const TRIES: u32 = 100;
+
 /// A sealed memfd. Where memfds may not be executed (`vm.memfd_noexec=2`) a file below `dir` takes its place, opened like that.
 fn sealed(name: &str, content: &[u8], dir: &Path, (mode, open): (u32, OFlags)) -> io::Result<OwnedFd> {
     let base = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -30,12 +33,23 @@ fn sealed(name: &str, content: &[u8], dir: &Path, (mode, open): (u32, OFlags)) -
     let mut file = File::from(memfd);
     file.write_all(content)?;
     fchmod(&file, Mode::from_raw_mode(mode))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    fcntl_add_seals(&file, seals)?;
+    seal(&file)?;
     // The mode's seal came with 6.3 as well.
     let _ = fcntl_add_seals(&file, SealFlags::EXEC);
     fcntl_add_seals(&file, SealFlags::SEAL)?;
     Ok(file.into())
+}
+
+/// The kernel refuses while a page of it is held for a moment elsewhere (it is being moved, or waits to be sorted), which happens under load.
+fn seal(file: &File) -> io::Result<()> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    for _ in 0..TRIES {
+        match fcntl_add_seals(file, seals) {
+            Err(Errno::BUSY) => std::thread::sleep(Duration::from_millis(20)),
+            other => return Ok(other?),
+        }
+    }
+    Ok(fcntl_add_seals(file, seals)?)
 }
 
 fn on_disk(name: &str, content: &[u8], dir: &Path, (mode, open): (u32, OFlags)) -> io::Result<OwnedFd> {

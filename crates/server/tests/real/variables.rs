@@ -373,12 +373,26 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         ("MSB_SHARED_VOLUME_PATH", "relative:/shared"),
         ("SANDPOOL_WARM", "lukewarm"),
         ("SANDPOOL_PRELOAD", "pandas,--help"),
+        ("SANDPOOL_NETWORK_ALLOW", "https://a.example/"),
     ] {
         let said = refusal(&state, &[(variable, wrong)]);
         assert!(said.contains(variable), "{said}");
     }
     let volume = refusal(&state, &[("MSB_SHARED_VOLUME_PATH", "/no/such/place:/shared")]);
     assert!(volume.contains("/no/such/place") && volume.contains("No such file"), "{volume}");
+}
+
+#[test]
+fn network_and_browser() {
+    let state = StateDir::new("variables-network");
+    let mut command = stdio_of("sandpool", &state.0, "");
+    command.env("SANDPOOL_NETWORK_ALLOW", "a.example").env("SANDPOOL_BROWSER", "off");
+    let mut client = Client::start(command);
+    let opened = client.call("browser_open", json!({ "url": "http://a.example/" }));
+    assert!(opened.is_error() && opened.0.to_string().contains("browser"), "{}", opened.0);
+    let ran = client.call("run_command", json!({ "command": "curl -s http://10.1.2.3/" }));
+    assert!(ran.field("stdout").contains("policy \"command-line\""), "{}", ran.0);
+    assert!(client.finish().success());
 }
 
 /// A variable that comes to the program has to come here, too.
