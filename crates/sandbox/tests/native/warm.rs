@@ -239,7 +239,9 @@ async fn two_hundred_kernels_in_five_sandboxes_are_where_they_belong() {
             assert_eq!(sh(&**sandbox, &format!("@end {pid}")).await, "Some(0) None\n");
         }
     }
-    assert_eq!(count(), before);
+    let after = count();
+    // A spare may have been in the making at first.
+    assert!(after.0 == before.0 && after.1 <= before.1, "{before:?}, then {after:?}");
     assert_eq!(native.warmth().await, Some(sandbox::Warmth { ready: true, forks: 200, restarts: 0 }));
     native.shutdown().await;
 }
