@@ -1,6 +1,7 @@
 //! The browser as a whole: its start, one request after the other, and what is done when a page does not do its part.
 
 use std::future::Future;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use proto::browser::{BrowseResult, Happened};
@@ -38,6 +39,7 @@ pub struct Driver {
 }
 
 /// One request.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub ask: &'a Browse,
     pub after: Duration,
@@ -71,10 +73,13 @@ impl Driver {
 
     /// Does what is asked, within its time, and tells what is to be seen afterwards. Never fails: that is an answer too.
     pub async fn answer(&mut self, request: Request<'_>, cancelled: impl Future<Output = ()>) -> Browsed {
-        let result = match self.shown().await {
-            Ok(page) => self.act(page, &request, cancelled).await,
-            Err(error) => Err(error.into()),
-        };
+        let (until, mut cancelled) = (Instant::now() + request.after, pin!(cancelled));
+        let mut result = self.once(&request, cancelled.as_mut()).await;
+        // Whoever opens an address has no use for the page before: that its process has just died is no reason to fail.
+        if let (Browse::Open { .. }, Err(BrowseError { why: BrowseFailure::Crashed, .. })) = (request.ask, &result) {
+            let again = Request { after: until.saturating_duration_since(Instant::now()), ..request };
+            result = self.once(&again, cancelled).await;
+        }
         let result = match result {
             Err(_) if self.state.borrow().gone => {
                 let message = format!("the browser ended: {}", how_it_ended(&mut self.process).await);
@@ -85,6 +90,17 @@ impl Driver {
         let opened = matches!(request.ask, Browse::Open { .. });
         let page = self.look(opened).await;
         Browsed { page, happened: self.state.change(State::take_happened), result }
+    }
+
+    async fn once(
+        &mut self,
+        request: &Request<'_>,
+        cancelled: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<BrowseResult, BrowseError> {
+        match self.shown().await {
+            Ok(page) => self.act(page, request, cancelled).await,
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn act(

@@ -1,5 +1,7 @@
 //! From page to page.
 
+use std::time::Duration;
+
 use proto::browser::BrowseResult;
 use proto::{BrowseError, BrowseFailure};
 use serde::Deserialize;
@@ -10,6 +12,9 @@ use crate::events::is_allowed;
 use crate::page::failure;
 use crate::settle;
 use crate::state::shorten;
+
+const ABORTED: &str = "net::ERR_ABORTED";
+const WORD_OF_A_CRASH: Duration = Duration::from_millis(300);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -43,6 +48,10 @@ impl Act<'_> {
             return Ok(BrowseResult::Done);
         }
         if let Some(text) = navigated.error_text {
+            if text == ABORTED {
+                // As it is where the page's process has just died, which is heard of in a moment and then ends this.
+                tokio::time::sleep(WORD_OF_A_CRASH).await;
+            }
             return Err(failure(BrowseFailure::Navigation, sentence(url, &text)));
         }
         match navigated.loader_id {
@@ -125,7 +134,7 @@ pub fn check(url: &str) -> Result<(), BrowseError> {
 fn sentence(url: &str, text: &str) -> String {
     let shown = shorten(url, 200);
     match text {
-        "net::ERR_ABORTED" => format!("`{shown}` shows no page: {text}"),
+        ABORTED => format!("`{shown}` shows no page: {text}"),
         _ => format!("`{shown}` could not be opened: {text}"),
     }
 }

@@ -180,6 +180,11 @@ fn after_a_crash_the_next_call_has_a_page() {
     // Whether it was seen before the call or in it.
     assert!(next.result.is_ok() || next.result.is_err_and(|error| error.why == BrowseFailure::Crashed));
     assert!(next.happened.contains(&Happened::Crashed { url: pages.url("/tables") }), "{:?}", next.happened);
+    // Opening an address works at once, however late the word of the death comes.
+    for path in ["/forms", "/tables", "/forms", "/tables"] {
+        browser.open(&pages.url(path));
+        kill(renderer(&browser));
+    }
     browser.open(&pages.url("/tables"));
 }
 
