@@ -38,6 +38,12 @@ fn is_error_page(url: &str) -> bool {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
+struct Detached {
+    session_id: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Target {
     target_id: String,
     r#type: String,
@@ -243,11 +249,6 @@ fn of_browser(state: &mut State, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
             tab.title = shorten(&target_info.title, MAX_URL);
         }
         "Target.detachedFromTarget" => {
-            #[derive(Deserialize)]
-            #[serde(rename_all = "camelCase")]
-            struct Detached {
-                session_id: String,
-            }
             let Detached { session_id } = event.params()?;
             let tab = state.sessions.get(&*session_id)?.tab;
             state.forget_tab(tab);
@@ -552,11 +553,6 @@ fn of_targets(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) ->
             set_up(cdp, &own);
         }
         "Target.detachedFromTarget" => {
-            #[derive(Deserialize)]
-            #[serde(rename_all = "camelCase")]
-            struct Detached {
-                session_id: String,
-            }
             let Detached { session_id } = event.params()?;
             let Session { tab, target } = state.sessions.remove(&*session_id)?;
             let tab = state.tabs.get_mut(&tab)?;

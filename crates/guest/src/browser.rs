@@ -10,12 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use jail::beneath::{self, NewFile, Root};
+use jail::beneath::{NewFile, Root};
 use proto::browser::{FromDriver, MAX_HAPPENED, ToDriver};
 use proto::{
     Browse, BrowseError, BrowseFailure, Browsed, BrowserSpec, Decoder, Ended, Failure, Frame, FromGuest, Kind,
 };
 
+use crate::files::Refused;
 use crate::host::{Host, NOBODY};
 use crate::process::Process;
 use crate::warm::Driver;
@@ -359,26 +360,6 @@ pub struct Copy {
     directory: Directory,
 }
 
-pub struct Refused(Failure, String);
-
-impl Refused {
-    pub fn tell(self, call: u64, host: &mut Host) {
-        host.send(call, &FromGuest::Failed { failure: self.0, message: self.1 });
-    }
-}
-
-impl From<beneath::Error> for Refused {
-    fn from(error: beneath::Error) -> Self {
-        let failure = match &error {
-            beneath::Error::NotFound { .. } => Failure::NotFound,
-            beneath::Error::InvalidPath { .. } => Failure::InvalidPath,
-            beneath::Error::NoSpace { .. } => Failure::NoSpace,
-            beneath::Error::Io { .. } => Failure::Io,
-        };
-        Self(failure, error.to_string())
-    }
-}
-
 impl Uploads {
     pub fn new(from: PathBuf, to: PathBuf) -> Self {
         Self { from, to, next: 0, kept: VecDeque::new() }
@@ -404,9 +385,9 @@ impl Uploads {
             let path = Path::new(file);
             let below = path.strip_prefix(&self.from).unwrap_or(path);
             let name = below.file_name().and_then(|name| name.to_str());
-            let name = name.ok_or_else(|| Refused(Failure::InvalidPath, format!("`{file}` is not a file's path")))?;
+            let name = name.ok_or_else(|| Refused::path(format!("`{file}` is not a file's path")))?;
             if copy.names.iter().any(|one| one == name) {
-                return Err(Refused(Failure::InvalidPath, format!("two of the files are named `{name}`")));
+                return Err(Refused::path(format!("two of the files are named `{name}`")));
             }
             copy.names.push(name.to_owned());
             copy.ahead.push_back((from.read_file(below)?, directory.join(name)));
@@ -451,10 +432,10 @@ impl Copy {
                 self.current = Some((from, self.root.create_file(to)?));
             }
             let Some((from, to)) = &mut self.current else { return Ok(true) };
-            let read =
-                from.read(&mut chunk).map_err(|error| Refused(Failure::Io, format!("cannot read a file: {error}")))?;
-            self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
-                Refused(Failure::TooLarge, format!("more than {MAX_BYTES} bytes cannot be uploaded at once"))
+            let read = from.read(&mut chunk).map_err(|error| Refused::io(format!("cannot read a file: {error}")))?;
+            self.left = self.left.checked_sub(read as u64).ok_or_else(|| Refused {
+                failure: Failure::TooLarge,
+                message: format!("more than {MAX_BYTES} bytes cannot be uploaded at once"),
             })?;
             to.write_all(&chunk[..read]).map_err(|error| to.explain(&error))?;
             if read == 0

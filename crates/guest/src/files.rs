@@ -59,9 +59,9 @@ struct Writing {
 }
 
 /// An operation that cannot be done, as the host is told.
-struct Refused {
-    failure: Failure,
-    message: String,
+pub struct Refused {
+    pub failure: Failure,
+    pub message: String,
 }
 
 type Result<T> = std::result::Result<T, Refused>;
@@ -271,11 +271,11 @@ impl Reading {
 }
 
 impl Refused {
-    fn io(message: String) -> Self {
+    pub fn io(message: String) -> Self {
         Self { failure: Failure::Io, message }
     }
 
-    fn path(message: String) -> Self {
+    pub fn path(message: String) -> Self {
         Self { failure: Failure::InvalidPath, message }
     }
 
@@ -283,7 +283,7 @@ impl Refused {
         Self { failure: Failure::NotFound, message: format!("`{path}` does not exist") }
     }
 
-    fn tell(self, call: u64, host: &mut Host) {
+    pub fn tell(self, call: u64, host: &mut Host) {
         host.send(call, &FromGuest::Failed { failure: self.failure, message: self.message });
     }
 }

@@ -71,7 +71,7 @@ impl Drop for Ended {
 }
 
 #[test]
-#[ignore = "a role in the test above"]
+#[ignore = "not a test: the one above starts it in a network namespace of its own"]
 fn the_host() {
     let mut world =
         Ended(role(&["--net"], "namespaces::the_world").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
@@ -299,7 +299,7 @@ fn redirect(to: &str) -> String {
 }
 
 #[test]
-#[ignore = "a role in the test above"]
+#[ignore = "not a test: the one above starts it in a network namespace of its own"]
 fn the_world() {
     eprintln!();
     say("here");

@@ -1,0 +1,118 @@
+//! Servers of ordinary users: what they have, what they lack, and that they do not disturb each other.
+
+use super::*;
+
+#[test]
+fn an_ordinary_user_has_sandboxes_with_and_without_subordinate_ids() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("user");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let probe = "id -u; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ 2>&1; touch /usr/x 2>&1; \
+                 dd if=/dev/zero of=/workspace/big bs=1M 2>&1 | grep -o 'No space left'; rm /workspace/big; \
+                 i=0; while [ $i -lt 200 ]; do sleep 9 & i=$((i+1)); done 2>&1 | grep -o -m1 'annot fork'; kill $(pidof sleep); true";
+    for mode in ["sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let Some(output) = as_user(&place, &["serve", mode, state.to_str().unwrap(), probe]) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let shown =
+            said.replace("level Basic", "level -").replace("level Full", "level -").replace("level Reduced", "level -");
+        assert_eq!(
+            shown,
+            format!(
+                "mode {mode} level -\n1000\nCapEff:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n\
+                 cat: /proc/1/environ: Permission denied\ntouch: cannot touch '/usr/x': Read-only file system\n\
+                 No space left\nannot fork\n"
+            )
+        );
+        assert!(fs::read_dir(state.join("instances")).unwrap().next().is_none());
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+#[test]
+fn an_ordinary_user_keeps_data_and_shares_directories_too() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("user-kept");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for mode in ["sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let words = ["keep", mode, state.to_str().unwrap()];
+        let lines = [
+            "cd /data; ls -A; stat -c '%u %a' .; echo one > f; chmod 600 f; mkdir d",
+            "cd /data; stat -c '%u %a %n' f d; cat f; dd if=/dev/zero of=big bs=1M 2>&1 | grep -o 'No space left'; \
+             echo w > /workspace/w && cat /workspace/w",
+            "cd /data; rm big; echo two >> f; cat f; rmdir d; ls -A; grep -c ' /data .*nosuid,nodev' /proc/self/mountinfo",
+        ];
+        let Some(output) = as_user(&place, &[&words[..], &lines[..]].concat()) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said, "1000 755\n1000 600 f\n1000 755 d\none\nNo space left\nw\none\ntwo\nf\n1\n", "{mode}");
+        assert!(output.status.success());
+        assert!(fs::read_dir(state.join("instances")).unwrap().next().is_none());
+
+        let shared = place.0.join(format!("shared-{mode}"));
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        fs::write(shared.join("theirs"), "theirs\n").unwrap();
+        let line = "cat /rw/theirs; echo x > /rw/ours; stat -c %u /ro/ours; touch /ro/x 2>&1 | grep -o 'Read-only'; \
+                    echo x 2>/dev/null > /rw/theirs";
+        let words = ["share", mode, state.to_str().unwrap(), shared.to_str().unwrap(), line];
+        let Some(output) = as_user(&place, &words) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.starts_with("theirs\n1000\nRead-only\n"), "{mode}: {said}");
+        assert!(said.ends_with(if mode == "sub" { "1 notes\n" } else { "0 notes\n" }), "{mode}: {said}");
+        assert_eq!(fs::read_to_string(shared.join("theirs")).unwrap(), "theirs\n");
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+#[tokio::test]
+async fn two_users_side_by_side_do_not_disturb_each_other() {
+    if !root() {
+        return;
+    }
+    let (ours, theirs) = (Place::new("ours"), Place::new("theirs"));
+    fs::set_permissions(&theirs.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let native = start(&ours.0).await;
+    let sandbox = native.create(&spec()).await.unwrap();
+    assert_eq!(sh(&*sandbox, "echo ours > /workspace/f; cat /workspace/f").await, "ours\n");
+    // The other user's server starts, sweeps, works and ends; it can neither see nor reach what is ours.
+    let state = theirs.0.join("state");
+    let words = ["serve", "single", state.to_str().unwrap(), "ls /workspace; kill -9 -1; echo theirs"];
+    let Some(output) = as_user(&theirs, &words) else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(sh(&*sandbox, "cat /workspace/f").await, "ours\n");
+    let mode =
+        |path: &Path| std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path).unwrap().permissions()) & 0o777;
+    assert_eq!(mode(&ours.0.join("state/instances")), 0o700, "another user could connect to a guest");
+    native.shutdown().await;
+}
+
+#[test]
+fn a_level_below_the_floor_is_refused_and_leaves_nothing() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("floor");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let state = place.0.join("state");
+    // Alone, a user has no host uid to give to a sandbox: never more than the middle level.
+    let Some(output) = as_user(&place, &["floor", "single", state.to_str().unwrap()]) else { return };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("is below the configured floor `Full`: "), "{said}");
+    assert!(said.contains("host uid per sandbox: single: sandboxes are your own user on the host"), "{said}");
+    wait_for("the end of the launcher", || descendants().is_empty());
+    wait_for("an empty state directory", || fs::read_dir(state.join("instances")).unwrap().next().is_none());
+}

@@ -1,0 +1,191 @@
+//! Directories of the host that sandboxes share, and data that outlives them.
+
+use super::*;
+
+#[tokio::test]
+async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("shared");
+    let (rw, ro) = (owned(&place, "rw", 4321), owned(&place, "ro", 4321));
+    let put = |path: &Path, mode: u32, owner: u32| {
+        fs::write(path, "theirs\n").unwrap();
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
+    };
+    put(&rw.join("theirs"), 0o600, 4321);
+    put(&rw.join("strangers"), 0o644, 5555);
+    put(&ro.join("theirs"), 0o600, 4321);
+    let below = Mounted::new("tmpfs", &ro.join("below"), 4321);
+    put(&ro.join("below/theirs"), 0o666, 4321);
+    let plain = Mounted::new("ramfs", &place.0.join("plain"), 4321);
+    let native = start_without_spares(&place.0).await;
+    let before = Left::count(&place.0);
+    let volumes = vec![
+        share(&rw, "/shared/rw", false),
+        share(&ro, "/shared/ro", true),
+        share(&place.0.join("plain"), "/shared/plain", false),
+        share(Path::new("/etc"), "/shared/etc", true),
+    ];
+    let sandbox = native.create(&SandboxSpec { volumes, ..spec() }).await.unwrap();
+
+    let seen = sh(&*sandbox, "cd /shared/rw; stat -c '%u %g %n' theirs strangers; cat theirs strangers").await;
+    assert_eq!(seen, "1000 1000 theirs\n65534 65534 strangers\ntheirs\ntheirs\n");
+    let made = sh(&*sandbox, "cd /shared/rw; echo x >> theirs; mkdir d; echo y > d/ours; stat -c %u d/ours").await;
+    assert_eq!(made, "1000\n");
+    assert_eq!(fs::read_to_string(rw.join("theirs")).unwrap(), "theirs\nx\n");
+    assert_eq!((owner(&rw.join("d")), owner(&rw.join("d/ours"))), (4321, 4321));
+    assert_eq!(sh(&*sandbox, "cd /shared/ro; cat theirs below/theirs").await, "theirs\ntheirs\n");
+    for refused in [
+        "echo x > /shared/rw/strangers",
+        "mv /shared/rw /shared/x",
+        "touch /shared/ro/x",
+        "echo x >> /shared/ro/theirs",
+        "rm -f /shared/ro/theirs",
+        "echo x > /shared/ro/below/theirs",
+        "touch /shared/ro/below/x",
+        "touch /shared/x",
+        "cat /shared/etc/shadow",
+        "mknod /shared/rw/null c 1 3",
+        "cd /shared/rw/../../..; ls root",
+    ] {
+        let said = sh(&*sandbox, &format!("{refused} 2>/dev/null && echo DONE")).await;
+        assert!(!said.contains("DONE"), "`{refused}` worked");
+    }
+    assert_eq!(sh(&*sandbox, "cat /shared/etc/passwd").await, fs::read_to_string("/etc/passwd").unwrap());
+    let mounts = sh(&*sandbox, "grep ' /shared/' /proc/self/mountinfo").await;
+    assert_eq!(mounts.lines().count(), 5, "{mounts}");
+    assert!(mounts.lines().all(|line| line.contains("nosuid,nodev")), "{mounts}");
+
+    // No file system of a host's that takes part in mapping.
+    let notes: Vec<_> = sandbox.isolation().missing.iter().filter(|l| l.contains("/shared/plain")).collect();
+    assert_eq!(notes.len(), 1, "{:?}", sandbox.isolation());
+    assert_eq!(sandbox.isolation().level, native.preflight().await.unwrap().level);
+    assert_eq!(sh(&*sandbox, "echo x > /shared/plain/ours; stat -c %u /shared/plain/ours").await, "1000\n");
+    assert!(owner(&place.0.join("plain/ours")) >= jail::ids::ROOT_BASE);
+    sandbox.destroy().await.unwrap();
+    fs::remove_dir_all(rw.join("d")).unwrap();
+    fs::remove_file(place.0.join("plain/ours")).unwrap();
+    assert_eq!(Left::count(&place.0), before);
+    drop((below, plain));
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_shared_is_refused_with_a_reason() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("unshared");
+    let good = owned(&place, "good", 4321);
+    let roots = owned(&place, "roots", 0);
+    std::os::unix::fs::symlink(&good, place.0.join("link")).unwrap();
+    fs::write(place.0.join("file"), "").unwrap();
+    let native = start_without_spares(&place.0).await;
+    let before = Left::count(&place.0);
+    for (host, inside, read_only, why) in [
+        (place.0.join("missing"), "/shared", false, "No such file or directory"),
+        (place.0.join("file"), "/shared", false, "Not a directory"),
+        (place.0.join("link"), "/shared", false, "Not a directory"),
+        (roots, "/shared", false, "belongs to root"),
+        (place.0.join("state"), "/shared", true, "holds the server's own files"),
+        (place.0.join("state/instances"), "/shared", true, "holds the server's own files"),
+        (place.0.clone(), "/shared", true, "holds the server's own files"),
+        (good.clone(), "shared", false, "is not an absolute path"),
+        (good.clone(), "/data/x", false, "where a sandbox has its own files"),
+        (good.clone(), "/usr/x", false, "where a sandbox has its own files"),
+    ] {
+        let volumes = vec![share(&host, inside, read_only)];
+        let made = native.create(&SandboxSpec { volumes, ..spec() }).await.err();
+        let Some(BackendError::Create(message)) = made else { panic!("{host:?} at {inside}: {made:?}") };
+        assert!(message.contains(why), "{message}");
+    }
+    assert_eq!(Left::count(&place.0), before);
+    native.shutdown().await;
+}
+
+#[tokio::test]
+async fn kept_data_outlives_its_sandbox_and_belongs_to_the_next() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("kept");
+    let config = NativeConfig { exclusive: false, spares: 0, ..config(&place.0) };
+    let launch = || spawn_launcher_from(&helper()).unwrap();
+    let native = Native::start(launch(), config.clone()).await.unwrap().0;
+    let spec = SandboxSpec { kept: Some(kept('a')), ..spec() };
+    let image = place.0.join("state/data").join(format!("{}.img", kept('a').name));
+    let host_uids = || descendants().into_keys().filter_map(uid_of).filter(|uid| *uid >= jail::ids::ROOT_BASE);
+
+    let one = native.create(&spec).await.unwrap();
+    let first: BTreeSet<u32> = host_uids().collect();
+    let made =
+        "cd /data; ls -A; stat -c %u .; echo one > f; mkdir -p d/e; ln -s f l; chmod 600 f; cp /bin/sh s; chmod 4755 s";
+    assert_eq!(sh(&*one, made).await, "1000\n");
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&image).unwrap()) & 0o777, 0o600);
+    assert!(matches!(native.create(&spec).await, Err(BackendError::InUse)));
+    assert!(matches!(native.discard(&kept('a').name).await, Err(BackendError::InUse)));
+    // Another server of the same state directory.
+    let second = Native::start(launch(), config.clone()).await.unwrap().0;
+    assert!(matches!(second.create(&spec).await, Err(BackendError::InUse)));
+    assert!(matches!(second.discard(&kept('a').name).await, Err(BackendError::InUse)));
+    // Whoever waits for it has it at once, and neither is in the other's way.
+    let (two, gone) = tokio::join!(second.create(&spec), one.destroy());
+    gone.unwrap();
+    let two = two.unwrap();
+    wait_for("the end of the first one's volume", || loops_in(&place.0) == 2);
+    assert!(host_uids().all(|uid| !first.contains(&uid)), "{first:?}");
+    let seen = "cd /data; stat -c '%u %g %a %n' f d s; cat l; echo two >> f; touch d/e/g; rm s; cat f; ls -A";
+    assert_eq!(sh(&*two, seen).await, "1000 1000 600 f\n1000 1000 755 d\n1000 1000 4755 s\none\none\ntwo\nd\nf\nl\n");
+    let mount = sh(&*two, "grep ' /data ' /proc/self/mountinfo").await;
+    assert!(mount.contains("nosuid,nodev") && mount.lines().count() == 1, "{mount}");
+    // As a power failure would leave it: what was synced is in the journal, and the journal is replayed.
+    sh(&*two, "echo safe > /data/safe; sync /data/safe").await;
+    fs::copy(&image, image.with_file_name(format!("{}.img", kept('c').name))).unwrap();
+    let copy = native.create(&SandboxSpec { kept: Some(kept('c')), ..spec.clone() }).await.unwrap();
+    assert_eq!(sh(&*copy, "cat /data/safe; rm /data/safe; ls /data").await, "safe\nd\nf\nl\n");
+    copy.destroy().await.unwrap();
+    native.discard(&kept('c').name).await.unwrap();
+    // Full, by bytes and by inodes: an error, no harm to the rest, and not for ever.
+    let full = sh(&*two, "dd if=/dev/zero of=/data/big bs=1M 2>&1; echo w > /workspace/w && cat /workspace/w").await;
+    assert!(full.contains("No space left") && full.ends_with("w\n"), "{full}");
+    two.destroy().await.unwrap();
+    assert_eq!(loops_in(&place.0), 1, "the kept one waits for the next sandbox");
+    // For the same server's at once, for another server's when that asks for it.
+    let again = second.create(&spec).await.unwrap();
+    assert_eq!(sh(&*again, "stat -c '%u %g' /data/f; cat /data/f").await, "1000 1000\none\ntwo\n");
+    again.destroy().await.unwrap();
+    let three = native.create(&spec).await.unwrap();
+    let inodes =
+        "rm /data/big; i=0; while true > /data/x$i; do i=$((i+1)); done 2>/dev/null; rm /data/x*; echo $i; cat /data/f";
+    let said = sh(&*three, inodes).await;
+    let (count, rest) = said.split_once('\n').unwrap();
+    assert!((100..=200).contains(&count.parse::<u64>().unwrap()) && rest == "one\ntwo\n", "{said}");
+    drop(three);
+
+    // Dropped without a word: soon free all the same.
+    let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let four = second.create(&spec).await.unwrap();
+    let all = native.kept().await.unwrap();
+    assert!(all.len() == 1 && all[0].name == kept('a').name && all[0].last_used + 1 >= before, "{all:?}");
+    four.destroy().await.unwrap();
+    native.discard(&kept('a').name).await.unwrap();
+    native.discard(&kept('a').name).await.unwrap();
+    assert!(native.kept().await.unwrap().is_empty() && !image.exists());
+    let five = native.create(&spec).await.unwrap();
+    assert_eq!(sh(&*five, "ls -A /data").await, "");
+    native.shutdown().await;
+    second.shutdown().await;
+    assert_eq!(loops_in(&place.0), 0);
+    assert!(image.exists());
+
+    let small = KeptVolume { bytes: 1 << 20, ..kept('b') };
+    let odd = KeptVolume { name: "../x".into(), ..kept('b') };
+    let native = Native::start(launch(), config).await.unwrap().0;
+    for kept in [small, odd] {
+        let made = native.create(&SandboxSpec { kept: Some(kept), ..spec.clone() }).await.err();
+        assert!(matches!(made, Some(BackendError::Create(_))), "{made:?}");
+    }
+    native.shutdown().await;
+}
