@@ -46,9 +46,9 @@ bench: build
 check:
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --locked --workspace --all-targets -- --deny warnings
-	@command -v cargo-deny >/dev/null || $(CARGO) install cargo-deny --locked
-	$(CARGO) deny --locked check licenses bans sources
-	@if $(CARGO) deny --locked fetch db; then $(CARGO) deny --locked check advisories; else echo 'SKIP advisories: the database is out of reach' >&2; fi
+	@deny="$$(scripts/cargo-tool cargo-deny 0.20.2)"; export PATH="$$deny:$$PATH"; \
+	$(CARGO) deny --locked check licenses bans sources; \
+	if $(CARGO) deny --locked fetch db; then $(CARGO) deny --locked check advisories; else echo 'SKIP advisories: the database is out of reach' >&2; fi
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --workspace --no-deps --quiet
 
 clean:
