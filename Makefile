@@ -1,12 +1,13 @@
 # build   release binaries, guest and zygote inside         test   everything that must hold, for CI
 # run     build, prepare the languages, serve over HTTP    check  format, lints, licences, documents
 # hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
+# neighbours  what one tenant notices of another's attacks, writes docs/neighbours.md
 # browser install Chromium for the sandboxes               clean  remove what was built
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run browser test hostile bench check clean needs
+.PHONY: build run browser test hostile neighbours bench check clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -39,6 +40,10 @@ test: needs
 hostile: needs
 	$(CARGO) build --locked --workspace --all-targets
 	@scripts/test hostile
+
+# One tenant attacks, another works: what the second notices, measured with the release build. Writes docs/neighbours.md.
+neighbours: build needs
+	SANDPOOL_NEIGHBOURS='$(abspath docs/neighbours.md)' SANDPOOL_NEIGHBOURS_BINARY='$(SANDPOOL)' scripts/test neighbours
 
 bench: build
 	@SANDPOOL='$(SANDPOOL)' scripts/bench $(BENCH)

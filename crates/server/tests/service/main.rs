@@ -7,6 +7,8 @@ mod files;
 mod load;
 mod matrix;
 mod neighbours;
+mod noise;
+mod noisy;
 mod quotas;
 mod requests;
 mod support;

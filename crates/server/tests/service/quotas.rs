@@ -1,7 +1,5 @@
-//! What one tenant may take, for real; and what the others notice of one who takes all of it.
+//! What one tenant may take, for real. `noisy.rs` shows what others notice of a tenant that takes all of it.
 
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -117,59 +115,4 @@ fn calls_per_second(service: &Service) {
         "quota calls_per_second",
         "more than five calls a second: 429 with Retry-After; others go on, and so does it later",
     );
-}
-
-/// X18: the ratio is told, not judged.
-#[test]
-fn a_noisy_neighbour_costs_others_time_at_most() {
-    let quotas = [("blue", "{ memory_mb = 1024 }")];
-    let settings = "[dialect.sandpool]\ncpus = 1.0\nmemory_mb = 512\ndisk_mb = 64\npids = 128\ntimeout = 60\n";
-    let service = Service::with("noisy", Setup { settings, quotas: &quotas, ..Setup::default() });
-    let mut canary = service.canary();
-    let noises = [
-        "import threading\ndef spin():\n    while True: pass\nfor _ in range(16): threading.Thread(target=spin, daemon=True).start()\nspin()",
-        "x = []\nwhile True:\n    try: x.append(bytearray(b'1') * (1 << 20))\n    except MemoryError: x = []",
-        "import os\nwhile True:\n    try:\n        with open('fill', 'wb') as f:\n            for _ in range(64): f.write(b'0' * (1 << 20)); os.fsync(f.fileno())\n    except OSError: pass",
-        "import os, time\nwhile True:\n    try:\n        if os.fork() == 0: time.sleep(1); os._exit(0)\n    except OSError: time.sleep(0.01)",
-        "while True: print('x' * 10000)",
-    ];
-    let measure = |canary: &mut crate::support::Canary| {
-        let mut times: Vec<f64> = (0..300).map(|_| canary.timed()).collect();
-        times.sort_by(f64::total_cmp);
-        times[296]
-    };
-    let quiet = measure(&mut canary);
-    let over = AtomicBool::new(false);
-    let begun = Barrier::new(noises.len() + 1);
-    let loud = std::thread::scope(|scope| {
-        for (number, code) in noises.into_iter().enumerate() {
-            let (service, over, begun) = (&service, &over, &begun);
-            scope.spawn(move || {
-                let mut blue = service.client("blue", "sandpool");
-                let context = made(&mut blue, number);
-                begun.wait();
-                while !over.load(Ordering::SeqCst) {
-                    let answer = blue.call("run_code", json!({ "code": code, "context": context, "timeout": 3 }));
-                    let how = text(&answer);
-                    assert!(
-                        how.contains("timed out") || how.contains("emory") || how.contains("lost"),
-                        "no noise: {how}"
-                    );
-                }
-            });
-        }
-        begun.wait();
-        let loud = measure(&mut canary);
-        over.store(true, Ordering::SeqCst);
-        loud
-    });
-    canary.sings("its neighbour");
-    report(
-        "X18",
-        &format!(
-            "a neighbour that takes processors, memory, disk, processes and output at once: every canary answer right; p99 {quiet:.0} ms alone, {loud:.0} ms beside it ({:.1} times)",
-            loud / quiet
-        ),
-    );
-    service.finish();
 }

@@ -1,7 +1,7 @@
 //! The built server with tenants of the test's own, a canary, and the oracle that holds after every case.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +40,8 @@ pub struct Setup<'a> {
     pub open: bool,
     /// Of a server before this one.
     pub state: Option<Arc<StateDir>>,
+    /// The name server to ask instead of the machine's own.
+    pub resolver: Option<IpAddr>,
 }
 
 pub fn token(tenant: &str) -> String {
@@ -72,6 +74,28 @@ pub fn report(row: &str, ended: &str) {
     writeln!(file, "{row}\t{ended}").unwrap();
 }
 
+/// Where `make neighbours` wants its page. It also says which binary to measure.
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+pub fn neighbours_report() -> Option<PathBuf> {
+    std::env::var_os("SANDPOOL_NEIGHBOURS").map(PathBuf::from)
+}
+
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
+fn binary() -> PathBuf {
+    std::env::var_os("SANDPOOL_NEIGHBOURS_BINARY").map_or_else(|| env!("CARGO_BIN_EXE_sandpool").into(), PathBuf::from)
+}
+
+/// Starts the server in a mount namespace in which `/etc/resolv.conf` names this resolver. Needs root, like the namespaces of the network's tests.
+#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
+fn with_resolver(resolver: IpAddr, dir: &Path) -> Command {
+    let file = dir.join("resolv.conf");
+    std::fs::write(&file, format!("nameserver {resolver}\noptions timeout:5 attempts:2\n")).unwrap();
+    let mut command = Command::new("unshare");
+    let script = "mount --bind \"$1\" /etc/resolv.conf && shift && exec \"$@\"";
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(file).arg(binary());
+    command
+}
+
 impl Service {
     pub fn start(name: &str) -> Self {
         Self::with(name, Setup::default())
@@ -84,7 +108,10 @@ impl Service {
         let (config, tenants, log) = (state.0.join("sandpool.toml"), state.0.join("tenants"), state.0.join("log"));
         std::fs::write(&config, setup.settings).unwrap();
         std::fs::write(&tenants, tenants_file(setup.quotas)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sandpool"));
+        let mut command = match setup.resolver {
+            Some(resolver) => with_resolver(resolver, &state.0),
+            None => Command::new(binary()),
+        };
         command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(config);
         if !setup.open {
             command.arg("--tenants").arg(tenants);
