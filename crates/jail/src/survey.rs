@@ -12,7 +12,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Controller, Layout, Version};
+use crate::cgroup::{self, Controller, Layout, Version};
 use crate::ids::{self, Mode, SubRange};
 use crate::{sys, volume};
 
@@ -94,6 +94,7 @@ impl Survey {
         let cgroup = Layout::detect(Path::new("/"), ours);
         facts.extend(Controller::ALL.map(|c| cgroup_fact(&cgroup, c, mode)));
         facts.push(swap(&cgroup));
+        facts.extend(socket_buffers(&cgroup));
         let (ext4, disk) = disk(mode);
         facts.push(disk);
         facts.push(memfd());
@@ -275,6 +276,19 @@ fn swap(layout: &Layout) -> Fact {
         (false, false) => "not limited: a sandbox can use swap beyond its memory",
     };
     fact("swap", limited || none, why, "boot with swapaccount=1, or use cgroup v2")
+}
+
+/// Where memory is limited at all.
+fn socket_buffers(layout: &Layout) -> Option<Fact> {
+    let memory = layout.hierarchies.iter().find(|h| h.controllers.contains(&Controller::Memory))?;
+    let (on, why) = match memory.version {
+        Version::V2 => (true, "counted with memory"),
+        Version::V1 if memory.base.join(cgroup::SOCKET_LIMIT).exists() => {
+            (true, "limited to a quarter of memory, besides it")
+        }
+        Version::V1 => (false, "not counted: sockets can hold memory beyond a sandbox's limit"),
+    };
+    Some(fact("socket buffers", on, why, "use cgroup v2"))
 }
 
 fn disk(mode: Mode) -> (bool, Fact) {
