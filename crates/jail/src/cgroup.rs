@@ -675,16 +675,23 @@ mod tests {
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/cpu.cfs_quota_us = 50000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_period_us = 100000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_quota_us = 150000
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.kmem.tcp.limit_in_bytes = 12582912
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.limit_in_bytes = 50331648
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.memsw.limit_in_bytes = 50331648
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/code/memory.kmem.tcp.limit_in_bytes = -1
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.kmem.tcp.limit_in_bytes = 16777216
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.limit_in_bytes = 67108864
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.memsw.limit_in_bytes = 67108864
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.kmem.tcp.limit_in_bytes = 134217728
         sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.limit_in_bytes = 536870912
         sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.memsw.limit_in_bytes = 536870912
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.kmem.tcp.limit_in_bytes = 16777216
         sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.limit_in_bytes = 67108864
         sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.memsw.limit_in_bytes = 67108864
+        sys/fs/cgroup/memory/a/sandpool-t/g/memory.kmem.tcp.limit_in_bytes = 268435456
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.limit_in_bytes = 1073741824
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.memsw.limit_in_bytes = 1073741824
+        sys/fs/cgroup/memory/a/sandpool-t/memory.kmem.tcp.limit_in_bytes = -1
         ");
         assert_eq!(layout.absent[&Controller::Pids], "the cgroup v1 controller `pids` is not mounted");
         let split = layout.tree("t").sandbox(&groups(), "b", true);
