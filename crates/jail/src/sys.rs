@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::ptr;
 
 use rustix::io::Errno;
@@ -248,11 +249,11 @@ pub const NETWORK_LIMITS: &[(&str, &str)] = &[
     ("core/tstamp_allow_data", "0"),
 ];
 
-/// Sets them as far as this kernel has them for each network, and as far as `/proc/sys` may be written here.
-pub fn limit_network() {
-    for (name, value) in NETWORK_LIMITS {
-        let _ = std::fs::write(std::path::Path::new("/proc/sys/net").join(name), value);
-    }
+/// Sets them as far as this kernel has them for each network, and as far as `/proc/sys` may be written here. Those that could not be
+/// set, as bits; `doctor` tells.
+pub fn limit_network() -> u8 {
+    let set = |(name, value): &(&str, &str)| std::fs::write(Path::new("/proc/sys/net").join(name), value);
+    NETWORK_LIMITS.iter().enumerate().filter(|(_, limit)| set(limit).is_err()).fold(0, |bits, (n, _)| bits | 1 << n)
 }
 
 /// Out of a real-time policy or I/O class, if the process is in one.

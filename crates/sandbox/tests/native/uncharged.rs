@@ -43,7 +43,7 @@ async fn w03_kernel_memory_behind_sockets_is_counted_or_refused() {
     }
     for (name, answer) in [
         ("netlink", "EAFNOSUPPORT"),
-        ("corked", "EOPNOTSUPP"),
+        ("corked", "ENOTSUP"),
         ("stamps", "ENOPROTOOPT"),
         ("cork", "ENOPROTOOPT"),
         ("zerocopy", "ENOPROTOOPT"),
