@@ -104,7 +104,9 @@ fn header() -> Vec<u8> {
     header.extend(1u32.to_le_bytes());
     header.extend([0, HEADER, 0].map(u64::to_le_bytes).concat());
     header.extend(0u32.to_le_bytes());
-    header.extend([HEADER as u16, PROGRAM_HEADER as u16, PROGRAM_HEADERS as u16, 64, 0, 0].map(u16::to_le_bytes).concat());
+    header.extend(
+        [HEADER as u16, PROGRAM_HEADER as u16, PROGRAM_HEADERS as u16, 64, 0, 0].map(u16::to_le_bytes).concat(),
+    );
     header
 }
 
@@ -290,7 +292,8 @@ mod tests {
         assert_eq!(Loaded::new(false).addresses(), loaded.addresses()[..2]);
         // SAFETY: the symbols have the signatures of their names; what they return is static.
         unsafe {
-            let index: extern "C" fn() -> *const libc::if_nameindex = std::mem::transmute(loaded.symbol(c"if_nameindex"));
+            let index: extern "C" fn() -> *const libc::if_nameindex =
+                std::mem::transmute(loaded.symbol(c"if_nameindex"));
             let list = std::slice::from_raw_parts(index(), 2);
             assert_eq!((list[0].if_index, CStr::from_ptr(list[0].if_name)), (LOOPBACK, c"lo"));
             assert!(list[1].if_index == 0 && list[1].if_name.is_null());

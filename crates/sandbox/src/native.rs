@@ -98,7 +98,8 @@ fn isolation_of(survey: &Survey) -> Isolation {
     let has = |c| survey.cgroup.has(c);
     let lowers = |f: &&Fact| {
         f.state != State::On
-            && (f.layer.starts_with("cgroup ") || ["landlock", "host uid per sandbox", "socket buffers"].contains(&&*f.layer))
+            && (f.layer.starts_with("cgroup ")
+                || ["landlock", "host uid per sandbox", "socket buffers"].contains(&&*f.layer))
     };
     let line = |f: &Fact| match &*f.what_to_do {
         "" => format!("{}: {}", f.layer, f.why),

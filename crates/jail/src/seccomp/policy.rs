@@ -406,11 +406,7 @@ pub const RULES: &[Rule] = &[
               memory protection",
         calls: calls!(SYS_personality),
         clauses: &[Clause {
-            tests: &[Test {
-                argument: 0,
-                mask: ALL,
-                values: &[value("PER_LINUX", 0), value("query", ALL)],
-            }],
+            tests: &[Test { argument: 0, mask: ALL, values: &[value("PER_LINUX", 0), value("query", ALL)] }],
             then: Allow,
         }],
         otherwise: Eperm,
