@@ -338,7 +338,11 @@ impl Context {
             Op::Hostname { name } => {
                 rustix::system::sethostname(name.as_bytes()).at(Call::Sethostname, Path::new(name.as_str()))
             }
-            Op::LoopbackUp => sys::loopback_up().at(Call::Ioctl, Path::new("lo")),
+            Op::LoopbackUp => {
+                // As far as it goes; `doctor` says what does not.
+                let _ = sys::limit_network();
+                sys::loopback_up().at(Call::Ioctl, Path::new("lo"))
+            }
             Op::UserNamespace { map } => self.user_namespace(map.outer()),
             Op::UserLimits => self.user_limits(),
             Op::DieWithLauncher => self.die_with_launcher(),

@@ -348,10 +348,27 @@ fn write(dir: &Path, file: &str, value: &str) -> io::Result<()> {
     fs::write(&path, value).map_err(named(&path))
 }
 
+/// v1 counts the buffers of sockets apart from memory (TCP and UDP, whatever the file's name says), and only in a cgroup in which this
+/// was written once: also in one that has no limit of its own. Absent where the kernel has no v1 accounting; `doctor` says so.
+fn socket_buffers(dir: &Path, memory: Option<u64>) -> io::Result<()> {
+    let limit = memory.map_or_else(|| "-1".to_owned(), |bytes| (bytes / SOCKET_SHARE).to_string());
+    match fs::write(dir.join(SOCKET_LIMIT), limit) {
+        Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => {
+            Err(named(&dir.join(SOCKET_LIMIT))(e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Of the memory limit, what socket buffers may take besides.
+const SOCKET_SHARE: u64 = 4;
+pub const SOCKET_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
+
 fn set(version: Version, controller: Controller, dir: &Path, limits: Limits) -> io::Result<()> {
     const PERIOD: u64 = 100_000;
     match (version, controller) {
         (Version::V1, Controller::Memory) => {
+            socket_buffers(dir, limits.memory_bytes)?;
             let Some(bytes) = limits.memory_bytes else { return Ok(()) };
             write(dir, "memory.limit_in_bytes", &bytes.to_string())?;
             // Memory and swap together; absent when the kernel does not account swap, and then swap is not limited.
@@ -658,16 +675,23 @@ mod tests {
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/cpu.cfs_quota_us = 50000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_period_us = 100000
         sys/fs/cgroup/cpu,cpuacct/sandpool-t/g/h/s/cpu.cfs_quota_us = 150000
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.kmem.tcp.limit_in_bytes = 12582912
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.limit_in_bytes = 50331648
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/browser/memory.memsw.limit_in_bytes = 50331648
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/code/memory.kmem.tcp.limit_in_bytes = -1
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.kmem.tcp.limit_in_bytes = 16777216
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.limit_in_bytes = 67108864
         sys/fs/cgroup/memory/a/sandpool-t/g/h/b/memory.memsw.limit_in_bytes = 67108864
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.kmem.tcp.limit_in_bytes = 134217728
         sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.limit_in_bytes = 536870912
         sys/fs/cgroup/memory/a/sandpool-t/g/h/memory.memsw.limit_in_bytes = 536870912
+        sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.kmem.tcp.limit_in_bytes = 16777216
         sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.limit_in_bytes = 67108864
         sys/fs/cgroup/memory/a/sandpool-t/g/h/s/memory.memsw.limit_in_bytes = 67108864
+        sys/fs/cgroup/memory/a/sandpool-t/g/memory.kmem.tcp.limit_in_bytes = 268435456
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.limit_in_bytes = 1073741824
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.memsw.limit_in_bytes = 1073741824
+        sys/fs/cgroup/memory/a/sandpool-t/memory.kmem.tcp.limit_in_bytes = -1
         ");
         assert_eq!(layout.absent[&Controller::Pids], "the cgroup v1 controller `pids` is not mounted");
         let split = layout.tree("t").sandbox(&groups(), "b", true);

@@ -14,6 +14,7 @@ pub mod ids;
 pub mod image;
 pub mod inherited;
 pub mod instance;
+pub mod interfaces;
 pub mod keeper;
 pub mod kept;
 pub mod landlock;

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::ids::{BROWSER, INSIDE, IdMap};
+use crate::interfaces;
 use crate::own::Own;
 use crate::seccomp::Profile;
 use crate::spec::{Content, JailSpec, Kept, Shared, Volume};
@@ -247,7 +248,7 @@ const DATA: &str = "/data";
 const SHM_INODES: u64 = 10_000;
 
 /// Our own `/etc`: the host's would tell about its users and its network, and names there mean other ids.
-fn etc(spec: &JailSpec) -> [(&'static str, String); 6] {
+fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
     let hostname = &spec.hostname;
     let (mut passwd, mut group) = (String::new(), String::new());
     let browser = (spec.map.browser() == BROWSER).then_some(("browser", BROWSER, "/browser", "/bin/false"));
@@ -255,14 +256,18 @@ fn etc(spec: &JailSpec) -> [(&'static str, String); 6] {
         passwd.push_str(&format!("{name}:x:{id}:{id}:{name}:{home}:{shell}\n"));
         group.push_str(&format!("{name}:x:{id}:\n"));
     }
-    [
+    let text = [
         ("passwd", passwd + "nobody:x:65534:65534:nobody:/:/bin/false\n"),
         ("group", group + "nogroup:x:65534:\n"),
         ("hosts", format!("127.0.0.1 localhost {hostname}\n::1 localhost\n")),
         ("hostname", format!("{hostname}\n")),
         ("resolv.conf", String::new()),
         ("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n".into()),
-    ]
+        ("ld.so.preload", format!("{}\n", interfaces::PATH)),
+    ];
+    let text = text.into_iter().map(|(name, text)| (Path::new("/etc").join(name), Content::Text(text)));
+    let library = Content::Bytes(interfaces::library(spec.host.ipv6));
+    text.chain([(interfaces::PATH.into(), library)]).collect()
 }
 
 /// The steps of one sandbox, in order.
@@ -356,9 +361,8 @@ fn system(spec: &JailSpec, steps: &mut Steps) {
     for (path, target) in &spec.host.symlinks {
         steps.file(path, Op::Symlink { path: path.clone(), target: target.clone() });
     }
-    for (name, text) in etc(spec) {
-        let path = Path::new("/etc").join(name);
-        steps.file(&path, Op::File { path: path.clone(), content: Content::Text(text) });
+    for (path, content) in etc(spec) {
+        steps.file(&path, Op::File { path: path.clone(), content });
     }
 }
 
@@ -571,6 +575,7 @@ mod tests {
                 masked_files: paths(&["/proc/kcore", "/proc/keys"]),
                 masked_dirs: paths(&["/proc/acpi"]),
                 read_only: paths(&["/proc/sys"]),
+                ipv6: true,
             },
             runtime: paths(&["/home/u/rt/node/bin", "/home/u/rt/node", "/usr/lib/python3", "/bin/sh", "/tmp/rt"]),
             files: vec![FileSpec { path: "/opt/sandpool/driver.py".into(), content: Content::Text("pass".into()) }],

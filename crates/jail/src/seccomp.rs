@@ -214,6 +214,8 @@ impl Action {
             Action::Eafnosupport => errno(libc::EAFNOSUPPORT),
             Action::Eprotonosupport => errno(libc::EPROTONOSUPPORT),
             Action::Enoprotoopt => errno(libc::ENOPROTOOPT),
+            Action::Eopnotsupp => errno(libc::EOPNOTSUPP),
+            Action::Ignore => errno(0),
         }
     }
 }
@@ -223,6 +225,7 @@ impl fmt::Display for Action {
         match self {
             Action::Allow => f.write_str("allow"),
             Action::Kill => f.write_str("kill"),
+            Action::Ignore => f.write_str("ignore"),
             errno => write!(f, "{}", format!("{errno:?}").to_uppercase()),
         }
     }

@@ -124,6 +124,8 @@ pub struct Host {
     pub masked_files: Vec<PathBuf>,
     pub masked_dirs: Vec<PathBuf>,
     pub read_only: Vec<PathBuf>,
+    /// Whether the kernel has IPv6.
+    pub ipv6: bool,
 }
 
 const SYSTEM: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -212,6 +214,7 @@ impl Host {
         host.masked_files = paths(MASKED_FILES);
         host.masked_dirs = paths(MASKED_DIRS);
         host.read_only = paths(READ_ONLY);
+        host.ipv6 = on_host("/proc/net/if_inet6").exists();
         host
     }
 

@@ -12,7 +12,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Controller, Layout, Version};
+use crate::cgroup::{self, Controller, Layout, Version};
 use crate::ids::{self, Mode, SubRange};
 use crate::{sys, volume};
 
@@ -94,6 +94,8 @@ impl Survey {
         let cgroup = Layout::detect(Path::new("/"), ours);
         facts.extend(Controller::ALL.map(|c| cgroup_fact(&cgroup, c, mode)));
         facts.push(swap(&cgroup));
+        facts.extend(socket_buffers(&cgroup));
+        facts.push(network_limits(mode));
         let (ext4, disk) = disk(mode);
         facts.push(disk);
         facts.push(memfd());
@@ -275,6 +277,55 @@ fn swap(layout: &Layout) -> Fact {
         (false, false) => "not limited: a sandbox can use swap beyond its memory",
     };
     fact("swap", limited || none, why, "boot with swapaccount=1, or use cgroup v2")
+}
+
+/// Where memory is limited at all.
+fn socket_buffers(layout: &Layout) -> Option<Fact> {
+    let memory = layout.hierarchies.iter().find(|h| h.controllers.contains(&Controller::Memory))?;
+    let (on, why) = match memory.version {
+        Version::V2 => (true, "counted with memory"),
+        Version::V1 if memory.base.join(cgroup::SOCKET_LIMIT).exists() => {
+            (true, "limited to a quarter of memory, besides it")
+        }
+        Version::V1 => (false, "not counted: sockets can hold memory beyond a sandbox's limit"),
+    };
+    Some(fact("socket buffers", on, why, "use cgroup v2"))
+}
+
+/// Whether the settings that bound what no cgroup counts can be made in a network of one's own: tried in a child.
+fn network_limits(mode: Mode) -> Fact {
+    let unset = match sys::fork() {
+        Ok(None) => {
+            let apart = if mode == Mode::Root { 0 } else { libc::CLONE_NEWUSER };
+            let made = sys::unshare(libc::CLONE_NEWNET | apart);
+            sys::leave(made.map_or(i32::from(u8::MAX), |()| sys::limit_network().into()))
+        }
+        Ok(Some(child)) => {
+            let ended = rustix::process::waitpid(Some(child), WaitOptions::empty()).ok().flatten();
+            ended.and_then(|(_, status)| status.exit_status()).unwrap_or(i32::from(u8::MAX))
+        }
+        Err(_) => i32::from(u8::MAX),
+    };
+    // Before a kernel had this one for each network, the host's was as low.
+    let named = |(number, (name, _)): (usize, &(&str, &str))| {
+        let host = || fs::read_to_string(Path::new("/proc/sys/net").join(name)).unwrap_or_default();
+        let matters = match *name {
+            "core/optmem_max" => false,
+            "core/tstamp_allow_data" => host().trim() != "0",
+            _ => true,
+        };
+        (unset & 1 << number != 0 && matters).then(|| format!("net.{}", name.replace('/', ".")))
+    };
+    let unset: Vec<String> = sys::NETWORK_LIMITS.iter().enumerate().filter_map(named).collect();
+    let why = match &unset[..] {
+        [] => "what sockets hold and no cgroup counts is bounded".to_owned(),
+        unset => format!(
+            "{} cannot be set for a sandbox alone: its sockets can hold memory that no limit counts",
+            unset.join(", ")
+        ),
+    };
+    let hint = "sysctl net.core.tstamp_allow_data=0; in a container a writable /proc/sys";
+    fact("network limits", unset.is_empty(), why, hint)
 }
 
 fn disk(mode: Mode) -> (bool, Fact) {

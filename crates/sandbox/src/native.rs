@@ -98,7 +98,8 @@ fn isolation_of(survey: &Survey) -> Isolation {
     let has = |c| survey.cgroup.has(c);
     let lowers = |f: &&Fact| {
         f.state != State::On
-            && (f.layer.starts_with("cgroup ") || ["landlock", "host uid per sandbox"].contains(&&*f.layer))
+            && (f.layer.starts_with("cgroup ")
+                || ["landlock", "host uid per sandbox", "socket buffers"].contains(&&*f.layer))
     };
     let line = |f: &Fact| match &*f.what_to_do {
         "" => format!("{}: {}", f.layer, f.why),
@@ -642,6 +643,7 @@ mod tests {
         assert_eq!(level(&[Memory, Cpu, Pids], &["open files"]), (Level::Full, vec![]));
         assert_eq!(level(&[Memory, Cpu, Pids], &["landlock"]), (Level::Reduced, vec!["landlock: why (do)".into()]));
         assert_eq!(level(&[Memory, Cpu, Pids], &["host uid per sandbox"]).0, Level::Reduced);
+        assert_eq!(level(&[Memory, Cpu, Pids], &["socket buffers"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Pids], &["cgroup cpu"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Cpu], &["cgroup pids"]).0, Level::Basic);
         assert_eq!(level(&[], &["cgroup memory", "cgroup cpu", "cgroup pids"]).1.len(), 3);

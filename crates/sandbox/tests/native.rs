@@ -15,6 +15,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 mod browser;
 #[path = "native/egress.rs"]
 mod egress;
+#[path = "native/uncharged.rs"]
+mod uncharged;
 #[path = "native/users.rs"]
 mod users;
 #[path = "native/volumes.rs"]

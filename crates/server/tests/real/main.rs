@@ -7,6 +7,7 @@ mod browsing;
 mod document;
 mod forked;
 mod hostile;
+mod interfaces;
 mod mask;
 mod packages;
 mod secrets;

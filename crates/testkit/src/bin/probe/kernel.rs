@@ -70,6 +70,7 @@ pub const ATTACKS: &[(&str, Attack)] = &[
     }),
     ("iopl", iopl),
     ("tiocsti", tiocsti),
+    ("no_randomize", |_| judge(call(libc::SYS_personality, [0x004_0000]))),
     ("read_implies_exec", |_| judge(call(libc::SYS_personality, [0x040_0000]))),
     ("fanotify", |_| judge(call(libc::SYS_fanotify_init, [0, 0]))),
 ];

@@ -50,6 +50,8 @@ pub const ATTACKS: &[(&str, Attack)] = &[
     ("oom_score_adj_raise", |_| oom_score_adj("900")),
     ("write_root_grandchild", write_root_grandchild),
     ("own_filter", own_filter),
+    ("filter_loads", |_| judge(install_filter(0))),
+    ("filter_prctl", |_| judge(filter_by_prctl())),
     ("seccomp_listener", |_| judge(install_filter(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as usize))),
     ("memfd_exec", |_| match memfd_status() {
         Ok(status) => allowed(status.replace('\n', ", ")),
@@ -242,6 +244,16 @@ fn write_root_grandchild(_: &Args) -> Found {
 
 /// A filter of one instruction: allow.
 fn install_filter(flags: usize) -> Result {
+    with_filter(|filter| call(libc::SYS_seccomp, [libc::SECCOMP_SET_MODE_FILTER as usize, flags, filter]))
+}
+
+fn filter_by_prctl() -> Result {
+    let mode = libc::SECCOMP_MODE_FILTER as usize;
+    with_filter(|filter| call(libc::SYS_prctl, [libc::PR_SET_SECCOMP as usize, mode, filter]))
+}
+
+/// Calls with the address of a filter that allows everything.
+fn with_filter(install: impl FnOnce(usize) -> Result) -> Result {
     #[repr(C)]
     struct Program {
         length: u16,
@@ -250,7 +262,7 @@ fn install_filter(flags: usize) -> Result {
     let allow: [u16; 4] = [libc::BPF_RET as u16, 0, 0, 0x7fff];
     let filter = Program { length: 1, instructions: at(&allow) };
     call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as usize, 1])?;
-    call(libc::SYS_seccomp, [libc::SECCOMP_SET_MODE_FILTER as usize, flags, at(&filter)])
+    install(at(&filter))
 }
 
 fn own_filter(_: &Args) -> Found {

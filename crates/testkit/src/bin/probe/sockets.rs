@@ -23,6 +23,10 @@ pub const ATTACKS: &[(&str, Attack)] = &[
     ("abstract_socket", abstract_socket),
     ("splice", |_| judge(splice())),
     ("vmsplice", |_| judge(vmsplice())),
+    ("sendfile", |_| judge(sendfile())),
+    ("zerocopy", |_| judge(option(libc::SOCK_STREAM, libc::SOL_SOCKET, libc::SO_ZEROCOPY, &1i32))),
+    ("socket_filter", |_| judge(attach(libc::SO_ATTACH_FILTER))),
+    ("reuseport_filter", |_| judge(attach(libc::SO_ATTACH_REUSEPORT_CBPF))),
 ];
 
 fn socket(family: i32, kind: i32, protocol: i32) -> Result {
@@ -38,7 +42,6 @@ fn sock_sweep(_: &Args) -> Found {
                 let ordinary = match family {
                     libc::AF_UNIX => true,
                     libc::AF_INET | libc::AF_INET6 => kind <= libc::SOCK_DGRAM && [0, 6, 17].contains(&protocol),
-                    libc::AF_NETLINK => protocol == libc::NETLINK_ROUTE,
                     _ => false,
                 };
                 if ordinary {
@@ -100,4 +103,23 @@ fn vmsplice() -> Result {
     let byte = [0u8; 1];
     let vector = [at(&byte), 1];
     call(libc::SYS_vmsplice, [writer as usize, at(&vector), 1, 0])
+}
+
+fn sendfile() -> Result {
+    let file = open("/proc/self/exe", libc::O_RDONLY)?;
+    let mut pair = [0i32; 2];
+    call(libc::SYS_socketpair, [libc::AF_UNIX as usize, libc::SOCK_STREAM as usize, 0, at_mut(&mut pair)])?;
+    call(libc::SYS_sendfile, [pair[0] as usize, file as usize, 0, 1])
+}
+
+/// A filter that lets everything through, on a socket.
+fn attach(option: i32) -> Result {
+    let fd = socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?;
+    let reuse = 1i32;
+    let words = [fd as usize, libc::SOL_SOCKET as usize, libc::SO_REUSEPORT as usize, at(&reuse), 4];
+    call(libc::SYS_setsockopt, words)?;
+    let pass = libc::sock_filter { code: 6, jt: 0, jf: 0, k: u32::MAX };
+    let program = libc::sock_fprog { len: 1, filter: std::ptr::from_ref(&pass).cast_mut() };
+    let size = size_of::<libc::sock_fprog>();
+    call(libc::SYS_setsockopt, [fd as usize, libc::SOL_SOCKET as usize, option as usize, at(&program), size])
 }

@@ -1,0 +1,76 @@
+//! Kernel memory that code can take without its cgroup being charged for it, and programs that used what is refused for that reason.
+
+use super::*;
+
+fn with(name: &str, program: &[u8]) -> SandboxSpec {
+    let mut spec = spec();
+    spec.files.push((format!("/opt/sandpool/{name}").into(), program.to_vec()));
+    spec
+}
+
+/// Whether the kernel has this setting for each network; such a one is seen in a new network too.
+#[allow(clippy::disallowed_methods, reason = "the host is asked")]
+fn namespaced(setting: &str) -> bool {
+    let path = format!("/proc/sys/net/{setting}");
+    let in_a_new_one = Command::new("unshare").args(["--net", "test", "-w", &path]).status().unwrap();
+    in_a_new_one.success()
+}
+
+/// W01, W03, W04, W12.
+#[tokio::test]
+async fn w03_kernel_memory_behind_sockets_is_counted_or_refused() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("uncharged");
+    let native = start(&place.0).await;
+    let memory = LIMITS.memory_bytes;
+    let v1 = fs::read_to_string("/proc/self/mountinfo").unwrap().contains(" - cgroup cgroup rw,memory");
+    // v1 counts them apart, to a quarter of the memory.
+    let counted = if v1 { memory / 4 } else { memory } / 1024;
+    let sandbox = native.create(&with("uncharged.py", include_bytes!("uncharged.py"))).await.unwrap();
+    let said = sh(&*sandbox, &format!("python3 /opt/sandpool/uncharged.py {}", 2 * memory)).await;
+    let found: BTreeMap<&str, &str> = said.lines().filter_map(|line| line.split_once(": ")).collect();
+    let held = |name: &str| -> u64 { found.get(name).and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{said}")) };
+    for name in ["tcp", "udp"] {
+        assert!((1..=counted + counted / 4).contains(&held(name)), "{name} holds more than the limit: {said}");
+    }
+    // A hundred connections that nobody accepts, with what is still at the sender.
+    assert!(held("unaccepted") <= 100 * 64, "{said}");
+    assert_eq!(held("errors"), 0, "{said}");
+    if namespaced("core/tstamp_allow_data") {
+        assert_eq!(held("stamped"), 0, "{said}");
+    }
+    for (name, answer) in [
+        ("netlink", "EAFNOSUPPORT"),
+        ("corked", "ENOTSUP"),
+        ("stamps", "ENOPROTOOPT"),
+        ("cork", "ENOPROTOOPT"),
+        ("zerocopy", "ENOPROTOOPT"),
+        ("membership", "ENOPROTOOPT"),
+        ("flow label", "ENOPROTOOPT"),
+    ] {
+        assert_eq!(found.get(name), Some(&answer), "{name}: {said}");
+    }
+    sandbox.destroy().await.unwrap();
+    native.shutdown().await;
+}
+
+/// W01, W12: `getifaddrs`, `getaddrinfo`, `shutil`, `socket.sendfile`, asyncio.
+#[tokio::test]
+async fn w12_programs_find_another_way_where_netlink_and_sendfile_are_refused() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("fallbacks");
+    let native = start(&place.0).await;
+    let sandbox = native.create(&with("fallbacks.py", include_bytes!("fallbacks.py"))).await.unwrap();
+    // Also without a variable of ours in the environment.
+    let said = sh(&*sandbox, "env -i /usr/bin/python3 /opt/sandpool/fallbacks.py 2>&1").await;
+    let said: Vec<&str> = said.lines().collect();
+    assert_eq!(said[0], "interfaces [(1, 'lo')]", "{said:?}");
+    assert!(said[1].contains("127.0.0.1"), "{said:?}");
+    assert_eq!(said[2..], ["copied True", "copied in the kernel True", "sent True", "served True"]);
+    sandbox.destroy().await.unwrap();
+    native.shutdown().await;
+}
