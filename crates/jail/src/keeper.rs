@@ -171,8 +171,6 @@ pub struct Keeper {
     warmth: Warmth,
     /// Drivers of browsers on their way into sandboxes.
     drivers: Entries,
-    /// Sandboxes that end when nothing is forked into them any more.
-    later: Vec<(u64, Option<(u64, Reply)>)>,
     cells: BTreeMap<u64, Cell>,
     /// The cells by what else they are known by.
     ids: HashMap<String, u64>,
@@ -227,7 +225,6 @@ impl Keeper {
                 spares: Spares::new(&instance.dir, start.spares),
                 warmth: Warmth::default(),
                 drivers: Entries::default(),
-                later: Vec::new(),
                 ids: HashMap::new(),
                 pids: HashMap::new(),
                 chores: HashMap::new(),
@@ -598,12 +595,9 @@ impl Keeper {
 
     /// Kills the sandbox; the answer follows when nothing of it is left.
     fn end(&mut self, key: u64, answer: Option<(u64, Reply)>) {
-        // A fork that is killed half-way costs the warm interpreter; it is over in no time, or the interpreter is.
-        if self.ending.is_none() && self.warmth.forks_into(key) {
-            return self.later.push((key, answer));
-        }
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.kill();
+        self.warmth.leave(key);
         let mut waiting: Vec<(u64, Reply)> = answer.into_iter().collect();
         match &mut cell.phase {
             Phase::Ending { requests, .. } => return requests.append(&mut waiting),
@@ -639,10 +633,8 @@ impl Keeper {
         if request.is_none() {
             let _ = epoll::delete(&self.epoll, &self.socket);
         }
-        let later = std::mem::take(&mut self.later);
         self.ending = Some((request.or(self.ending.and_then(|(r, _)| r)), Instant::now() + END_TIME));
         self.warmth.end();
-        later.into_iter().for_each(|(key, answer)| self.end(key, answer));
         let keys: Vec<u64> = self.cells.keys().copied().collect();
         for key in keys {
             self.end(key, None);
