@@ -777,9 +777,7 @@ fn as_user(place: &Place, args: &[&str]) -> Option<Output> {
         skip("cannot make an ordinary user");
         return None;
     }
-    let program = place.0.join("native_helper");
-    fs::copy(helper(), &program).unwrap();
-    fs::copy(library(), program.with_file_name("libsandpool_zygote.so")).unwrap();
+    let program = copied_helper(place);
     let output = Command::new("setpriv")
         .args(["--reuid", USER, "--regid", USER, "--clear-groups", "--"])
         .arg(&program)
@@ -787,4 +785,17 @@ fn as_user(place: &Place, args: &[&str]) -> Option<Output> {
         .output()
         .unwrap();
     Some(output)
+}
+
+/// With its library beside it.
+fn copied_helper(place: &Place) -> PathBuf {
+    let program = place.0.join("native_helper");
+    fs::copy(helper(), &program).unwrap();
+    fs::copy(library(), program.with_file_name("libsandpool_zygote.so")).unwrap();
+    program
+}
+
+#[allow(clippy::disallowed_methods, reason = "the test's own server")]
+fn as_root(place: &Place, args: &[&str]) -> Option<Output> {
+    Some(Command::new(copied_helper(place)).args(args).output().unwrap())
 }
