@@ -261,7 +261,6 @@ fn bring_in(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String
 
 /// In the one between, which ends here; returns in the driver, or when there is none.
 fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
-    process::die_with_parent().map_err(|e| format!("death signal: {e}"))?;
     // In a session of its own without leading it: a leader that opens a terminal is tied to it.
     rustix::process::setsid().map_err(|e| format!("session: {e}"))?;
     let Some(pid) = sys::fork().map_err(|e| format!("fork in the sandbox: {e}"))? else { return Ok(()) };

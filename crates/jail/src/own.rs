@@ -149,8 +149,6 @@ const CHANNEL: i32 = 10;
 pub fn enter(door: Door, steps: &[Own], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
     let channel = step_inside(door, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
     steps.iter().try_for_each(|step| step.apply().map_err(|error| format!("`{step}`: {error}")))?;
-    // The change of ids forgets it.
-    process::die_with_parent().map_err(|error| format!("death signal: {error}"))?;
     Ok(channel)
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::process::{DumpableBehavior, Signal};
+use rustix::process::DumpableBehavior;
 
 /// `oom_score_adj` of what runs code: a memory kill shall take the one that grew, not the guest.
 pub const KERNEL_OOM_SCORE: &str = "500";
@@ -16,11 +16,6 @@ pub fn set_not_dumpable() -> io::Result<()> {
 /// Makes `/proc/self` the process's own again after a change of ids.
 pub fn set_dumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?)
-}
-
-/// Ends with whoever made this process. Forgotten by the kernel when ids change.
-pub fn die_with_parent() -> io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 /// No `exec` can give more than the process has: set-uid bits and file capabilities are ignored. For good, children included.

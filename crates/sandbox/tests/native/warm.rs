@@ -431,7 +431,8 @@ async fn w05_w10_a_guest_that_dies_while_kernels_come_costs_nobody_the_interpret
         let sandbox = native.create(&spec()).await.unwrap();
         let others = descendants();
         let own = sh(&*sandbox, "readlink /proc/self/ns/pid").await;
-        let of_it = |pid: &u32| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|l| l.to_str() == Some(own.trim()));
+        let of_it =
+            |pid: &u32| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|l| l.to_str() == Some(own.trim()));
         let guest = others.into_keys().find(of_it).unwrap();
         let killed = async {
             tokio::task::yield_now().await;

@@ -19,7 +19,8 @@ def look(pid):
     maps = [" ".join(read(pid, name).split()) for name in ("uid_map", "gid_map")]
     found = {
         "mountinfo": read(pid, "mountinfo"),
-        "cgroup": [line.split("/browser")[0].split("/code")[0] for line in read(pid, "cgroup").splitlines()],
+        # The browser's part lies beside the code's.
+        "cgroup": read(pid, "cgroup").replace("/../browser", "/"),
         "interfaces": interfaces,
         "sockets": read(pid, "net/unix").count("\n") > 0,
         "maps": maps,
