@@ -456,6 +456,7 @@ fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
         mode,
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
+        restarts: false,
     }
 }
 

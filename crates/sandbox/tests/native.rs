@@ -79,6 +79,7 @@ fn config(dir: &Path) -> NativeConfig {
         mode: None,
         floor: Level::Basic,
         spares: 1,
+        restarts: false,
     }
 }
 
