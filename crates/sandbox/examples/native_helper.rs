@@ -33,6 +33,7 @@ fn main() {
         [_, "browse", mode, state_dir, ref lines @ ..] => browse(mode, state_dir, lines),
         [_, "watch", mode, state_dir] => watch(mode, state_dir),
         [_, "disturb", mode, state_dir, signal] => disturb(mode, state_dir, signal),
+        [_, "private", mode, state_dir] => private(mode, state_dir),
         [_, "forks", state_dir, count, driver, ref argv @ ..] => forks(state_dir, count.parse().unwrap(), driver, argv),
         [_, "survey"] => survey(),
         [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap(), spec()),
@@ -333,6 +334,29 @@ fn disturb(mode: &str, state_dir: &str, signal: &str) {
         }
         let warmth = native.warmth().await.unwrap();
         eprintln!("ready {} restarts {}", warmth.ready, warmth.restarts);
+        native.shutdown().await;
+    });
+}
+
+/// Prints what another process of the same user can read of a server and its launcher.
+#[allow(clippy::disallowed_methods, reason = "the other process")]
+fn private(mode: &str, state_dir: &str) {
+    sandbox::native::keep_memory_private().unwrap();
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        eprintln!("mode {}", native.mode());
+        let own = std::process::id();
+        let children = std::fs::read_to_string(format!("/proc/self/task/{own}/children")).unwrap();
+        for (name, pid) in [("server", own.to_string()), ("launcher", children.trim().to_owned())] {
+            let output = Command::new("cat").arg(format!("/proc/{pid}/environ")).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            eprintln!("{name}: {}", said.trim().rsplit(": ").next().unwrap_or_default());
+        }
+        let sandbox = native.create(&spec()).await.unwrap();
+        say(&*sandbox, "id -u").await;
+        sandbox.destroy().await.unwrap();
         native.shutdown().await;
     });
 }

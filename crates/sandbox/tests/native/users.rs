@@ -116,3 +116,25 @@ fn a_level_below_the_floor_is_refused_and_leaves_nothing() {
     wait_for("the end of the launcher", || descendants().is_empty());
     wait_for("an empty state directory", || fs::read_dir(state.join("instances")).unwrap().next().is_none());
 }
+
+/// W34: a launcher keeps its memory to itself, as a server does, and works all the same.
+#[test]
+fn w34_a_users_other_processes_cannot_look_into_server_or_launcher() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("private");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for mode in ["sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let Some(output) = as_user(&place, &["private", mode, state.to_str().unwrap()]) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said, format!("mode {mode}\nserver: Permission denied\nlauncher: Permission denied\n1000\n"));
+        assert!(output.status.success());
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
