@@ -22,8 +22,8 @@ fn w08_a_launcher_that_dies_is_started_again_and_its_contexts_are_told_as_lost()
     let mut service = Service::start("launcher");
     let mut blue = service.client("blue", "sandpool");
     let made = blue.good("create_context", json!({}));
-    let old = made["context_id"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
-    let run = |context: &str, code: &str| json!({ "context_id": context, "code": code });
+    let old = made["context"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+    let run = |context: &str, code: &str| json!({ "context": context, "code": code });
     blue.good("run_code", run(&old, "x = 1"));
     let [first] = service.launcher[..] else { panic!("{:?}", service.launcher) };
     kill(first);
@@ -38,7 +38,7 @@ fn w08_a_launcher_that_dies_is_started_again_and_its_contexts_are_told_as_lost()
     let mut new = String::new();
     eventually("a new context", || {
         let made = blue.call("create_context", json!({}));
-        new = made["result"]["structuredContent"]["context_id"].as_str().unwrap_or_default().to_owned();
+        new = made["result"]["structuredContent"]["context"].as_str().unwrap_or_default().to_owned();
         !new.is_empty()
     });
     let ran = blue.good("run_code", run(&new, "print(6 * 7)"));
@@ -74,8 +74,10 @@ fn w20_nothing_runs_on_when_server_and_launcher_are_killed_together() {
     let mut blue = service.client("blue", "sandpool");
     for _ in 0..8 {
         let made = blue.good("create_context", json!({}));
-        let code = "import subprocess; [subprocess.Popen(['sleep', '600']) for _ in range(3)]; print(1)";
-        blue.good("run_code", json!({ "context_id": made["context_id"], "code": code }));
+        // Busy ones: whoever has used up its share of the processor ends no later.
+        let code =
+            "import subprocess; [subprocess.Popen(['sh', '-c', 'while :; do :; done']) for _ in range(3)]; print(1)";
+        blue.good("run_code", json!({ "context": made["context"], "code": code }));
     }
     let instance = service.instances();
     let running = || {
