@@ -345,7 +345,7 @@ enum Up {
     /// It has ended, and another is being started.
     Restarting,
     /// No launcher stays; nothing is tried any more.
-    GivenUp,
+    Ended,
     /// By our own will.
     Closing,
 }
@@ -527,7 +527,7 @@ impl Running {
             *ends += 1;
             if *ends > MOST_ENDS {
                 tracing::error!("the launcher has ended {MOST_ENDS} times in a row; it is not started again");
-                self.becomes(Up::GivenUp);
+                self.becomes(Up::Ended);
                 return None;
             }
             if *ends > 1 {
@@ -635,7 +635,7 @@ impl Backend for Native {
 
     async fn given_up(&self) -> String {
         let mut state = self.running.state.subscribe();
-        let given_up = state.wait_for(|state| *state == Up::GivenUp).await.is_ok();
+        let given_up = state.wait_for(|state| *state == Up::Ended).await.is_ok();
         if !given_up {
             std::future::pending::<()>().await;
         }
