@@ -166,8 +166,19 @@ impl Engine {
         self.inner.state.send_replace(State::Failed(why.into()));
     }
 
+    /// Calls are served at the moment.
     pub fn is_ready(&self) -> bool {
-        *self.inner.state.borrow() == State::Ready
+        *self.inner.state.borrow() == State::Ready && self.is_up()
+    }
+
+    /// The back end can make sandboxes at the moment.
+    pub fn is_up(&self) -> bool {
+        self.inner.live.backend().is_up()
+    }
+
+    /// Returns when the back end can make no sandboxes any more, and says why.
+    pub async fn given_up(&self) -> String {
+        self.inner.live.backend().given_up().await
     }
 
     pub fn config(&self) -> &EngineConfig {

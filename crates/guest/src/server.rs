@@ -369,11 +369,15 @@ impl Server {
         flow
     }
 
-    /// A SIGTERM (`signalfd_siginfo`: signal at 0, sender's pid at 12) that may end us. Code in the sandbox has our uid and must
-    /// not end its PID 1; a sender outside the pid namespace has no pid in it.
+    /// A SIGTERM (`signalfd_siginfo`: signal at 0, code at 8, sender's pid at 12) that may end us. Code in the sandbox has our uid and
+    /// must not end its PID 1. A sender outside the pid namespace has no pid in it; the pid alone says nothing, because a sender can
+    /// write any (`rt_sigqueueinfo`) and signals of the kernel have none (`F_SETOWN`, `F_SETSIG`). But `SI_USER` is the kernel's word
+    /// that it was kill(2): nobody can claim it in a signal to another process.
     fn ends_us(&self, info: &[u8]) -> bool {
+        const SI_USER: u32 = 0;
         let word = |at: usize| info.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
-        word(0) == Some(rustix::process::Signal::TERM.as_raw() as u32) && (!self.is_init || word(12) == Some(0))
+        let from_outside = word(8) == Some(SI_USER) && word(12) == Some(0);
+        word(0) == Some(rustix::process::Signal::TERM.as_raw() as u32) && (!self.is_init || from_outside)
     }
 
     // ---- the host

@@ -148,6 +148,29 @@ fn cells_cannot_end_or_stop_their_guest() {
 }
 
 #[test]
+fn w05_a_cell_cannot_forge_a_signal_that_ends_its_guest() {
+    let Some(init) = Init::start(&[]) else { return };
+    let mut client = init.connect();
+    client.started(1, &exec_fake());
+    // `siginfo_t` of a SIGTERM from a process that has no number in this namespace, with each code that a sender may claim.
+    let forged = "import ctypes, struct, signal; libc = ctypes.CDLL(None, use_errno=True); \
+                  info = lambda code: struct.pack('=iiii', 15, 0, code, 0) + struct.pack('=ii', 0, 0) + bytes(104); \
+                  out(str([libc.syscall(129 if os.uname().machine == 'x86_64' else 138, 1, 15, info(code)) for code in (-1, -2, -3, -4, -5, -60)])); \
+                  out(str([libc.syscall(424, os.pidfd_open(1), 15, info(code), 0) for code in (-1, -5)]))";
+    let ran = client.run(forged);
+    assert_eq!((ran.status(), ran.out().as_str()), (&RunStatus::Ok, "[0, 0, 0, 0, 0, 0][0, 0]"));
+    // What the kernel itself sends when a pipe becomes readable, to whom and with which signal the code says.
+    let asked = "import fcntl; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETOWN, 1); fcntl.fcntl(r, 10, 15); \
+                 fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK); os.write(w, b'x'); out('asked')";
+    assert_eq!(client.run(asked).out(), "asked");
+    assert_eq!(client.run("os.kill(1, 15); out('and plainly')").out(), "and plainly");
+    // It reads its signals before it answers.
+    client.call(&ToGuest::Ping);
+    assert_eq!(client.run("out(str(os.getppid()))").out(), "1");
+    client.nothing_left();
+}
+
+#[test]
 fn the_guest_executes_itself_to_transpile() {
     let Some(init) = Init::start(&[]) else { return };
     let mut client = init.connect();

@@ -503,13 +503,6 @@ impl Part {
         self.dirs.iter().find(|(version, _)| *version == Version::V2).map(|(_, dir)| dir.as_path())
     }
 
-    /// v2: where a process writes `0` to go there by itself, if there are others than the guest. To be born among them would mean to
-    /// wait for a turn with all of them, and whoever waits for the birth would wait along.
-    pub fn crowded(&self) -> Option<PathBuf> {
-        let dir = self.v2()?;
-        (members(dir).len() > 1).then(|| dir.join("cgroup.procs"))
-    }
-
     /// Kills whoever is in it, and whoever those have made meanwhile. True when nobody is left.
     pub fn kill(&self) -> bool {
         const TURNS: usize = 100;
@@ -643,11 +636,6 @@ mod tests {
         let split = layout.tree("t").sandbox(&groups(), "b", true);
         assert!(split.code().v2().unwrap().ends_with("user.slice/sandpool-t/g/h/b/code"));
         assert!(split.browser().unwrap().v2().unwrap().ends_with("user.slice/sandpool-t/g/h/b/browser"));
-        for (members, crowded) in [("", false), ("4\n", false), ("4\n5\n", true)] {
-            put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/cgroup.procs", members);
-            let way = crowded.then(|| code.v2().unwrap().join("cgroup.procs"));
-            assert_eq!(code.crowded(), way, "{members}");
-        }
         put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.events", "low 0\nhigh 0\noom 3\noom_kill 2\n");
         assert_eq!(cgroup.usage().oom_kills, 2);
         fs::remove_dir_all(root).unwrap();

@@ -1,18 +1,20 @@
 //! Puts the driver of a browser into a running sandbox: the guest's own program, as another user, in a part of its own.
 //!
-//! Three processes, of which one stays. The helper is the launcher's child and never in the sandbox; it ends what is left of an earlier
-//! browser. Its child is born in the sandbox's pid namespace, makes the driver and ends, so that the driver is the guest's. The driver
-//! goes to its cgroup, joins the other namespaces, gives up everything ([`crate::own`]) and becomes the program. The launcher only
-//! watches: it is told of the driver when there is one, and knows that it runs when the connection closes.
+//! Four processes, of which one stays. The helper is the launcher's child and never in the sandbox; it ends what is left of an earlier
+//! browser. Its child is born in the browser's cgroup, joins the namespaces and gives up everything ([`crate::own`]), still outside of
+//! the sandbox's pid namespace, where nobody sees it. Its own child is born inside, makes the driver and ends, so that the driver is the
+//! guest's. The driver becomes the program. The launcher only watches: it is told of the driver when there is one, and knows that it
+//! runs when the connection closes.
 
+use std::convert::Infallible;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Part;
@@ -190,7 +192,6 @@ fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) ->
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
     sys::close_all_but(&keep).map_err(failed("descriptors"))?;
     apply::ordinary_priority().map_err(|e| e.to_string())?;
-    // With the launcher's rights in a sandbox's pid namespace, if only for a moment.
     process::set_not_dumpable().map_err(|e| e.to_string())?;
     if let Some(former) = &former {
         let _ = pidfd_send_signal(former, Signal::KILL);
@@ -198,18 +199,16 @@ fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) ->
     if !part.kill() {
         return Err("the browser before it does not end".into());
     }
-    sys::join_namespaces(guest.as_fd(), libc::CLONE_NEWPID).map_err(failed("pid namespace"))?;
-    match sys::fork().map_err(failed("fork"))? {
-        Some(between) => drop(waitpid(Some(between), WaitOptions::empty())),
-        None => {
-            if part.is_empty() {
-                end_by_uid(&guest, &steps)?;
-            }
-            let driver = Door { guest, tasks, channel };
-            let made = fork_and_end(v2.as_ref().map(AsFd::as_fd), control);
-            if let Err(message) = made.and_then(|()| become_driver(driver, &steps, [&program, control, leash])) {
-                let _ = wire::send(control, &Said::Failed { message }, &[]);
-            }
+    if part.is_empty() {
+        end_by_uid(&guest, &steps)?;
+    }
+    match sys::clone3(0, v2.as_ref().map(AsFd::as_fd)).map_err(failed("fork"))? {
+        Cloned::Parent { pid, .. } => drop(waitpid(Some(pid), WaitOptions::empty())),
+        Cloned::Child => {
+            let door = Door { guest, tasks, channel };
+            let entered = own::enter(door, &steps, &[&program, control, leash].map(AsFd::as_fd));
+            let Err(message) = entered.and_then(|channel| bring_in(&channel, [&program, control, leash]));
+            let _ = wire::send(control, &Said::Failed { message }, &[]);
             sys::leave(FAILED)
         }
     }
@@ -223,13 +222,20 @@ fn end_by_uid(guest: &OwnedFd, steps: &[Own]) -> Result<(), String> {
         return Ok(());
     }
     let failed = |e: rustix::io::Errno| format!("the browser before it does not end: {e}");
+    let wait = |pid| waitpid(Some(pid), WaitOptions::empty()).map(drop);
     match sys::fork().map_err(failed)? {
-        Some(pid) => waitpid(Some(pid), WaitOptions::empty()).map(drop).map_err(failed),
+        Some(pid) => wait(pid).map_err(failed),
         None => {
-            let joined = sys::join_namespaces(guest.as_fd(), libc::CLONE_NEWUSER).is_ok();
             // Nobody else's processes: with capabilities in the sandbox those of the code would be reached too.
-            if joined && [own, Own::DropCapabilities].iter().all(|step| step.apply().is_ok()) {
-                let _ = sys::kill_own();
+            let held = [own, Own::DropCapabilities];
+            let entered = own::join(guest).is_ok() && held.iter().all(|step| step.apply().is_ok());
+            if entered && process::set_not_dumpable().is_ok() {
+                // Whoever is to be ended is seen from inside alone.
+                match sys::fork() {
+                    Ok(Some(pid)) => drop(wait(pid)),
+                    Ok(None) => drop(sys::kill_own()),
+                    Err(_) => {}
+                }
             }
             sys::leave(0)
         }
@@ -239,31 +245,45 @@ fn end_by_uid(guest: &OwnedFd, steps: &[Own]) -> Result<(), String> {
 /// What a process leaves with that did not become what it was to be.
 const FAILED: i32 = 70;
 
-/// Returns in the driver alone, or when there is none.
-fn fork_and_end(v2: Option<BorrowedFd<'_>>, control: &OwnedFd) -> Result<(), String> {
-    // In a session of its own without leading it: a leader that opens a terminal is tied to it.
-    rustix::process::setsid().map_err(|e| format!("session: {e}"))?;
-    match sys::clone3(0, v2).map_err(|e| format!("fork in the sandbox: {e}"))? {
-        Cloned::Child => Ok(()),
-        Cloned::Parent { pid, pidfd } => {
-            let said = Said::Made { pid: pid.as_raw_nonzero().get() as u32 };
-            let told = wire::send(control, &said, &[pidfd.as_fd()]);
-            if told.is_err() {
-                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-            }
-            sys::leave(i32::from(told.is_err()))
+/// In the process that has given up everything: makes the one between, waits for it and ends. Returns when it failed.
+fn bring_in(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String> {
+    match sys::fork().map_err(|e| format!("fork into the sandbox: {e}"))? {
+        Some(between) => {
+            let _ = waitpid(Some(between), WaitOptions::empty());
+            sys::leave(0)
+        }
+        None => {
+            fork_and_end(keep[1])?;
+            become_driver(channel, keep)
         }
     }
 }
 
+/// In the one between, which ends here; returns in the driver, or when there is none.
+fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
+    // In a session of its own without leading it: a leader that opens a terminal is tied to it.
+    rustix::process::setsid().map_err(|e| format!("session: {e}"))?;
+    let Some(pid) = sys::fork().map_err(|e| format!("fork in the sandbox: {e}"))? else { return Ok(()) };
+    // As its parent this process knows that the number is still the driver's.
+    let driver = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| {
+        let _ = kill_process(pid, Signal::KILL);
+        format!("the driver: {e}")
+    })?;
+    let told = wire::send(control, &Said::Made { pid: pid.as_raw_nonzero().get() as u32 }, &[driver.as_fd()]);
+    if told.is_err() {
+        let _ = pidfd_send_signal(&driver, Signal::KILL);
+    }
+    sys::leave(i32::from(told.is_err()))
+}
+
 /// 0 to 2 on `/dev/null`, 3 to the guest, 4 the leash, nothing else. Returns when it failed.
-fn become_driver(door: Door, steps: &[Own], keep: [&OwnedFd; 3]) -> Result<(), String> {
-    let channel = own::enter(door, steps, &keep.map(AsFd::as_fd)).map_err(|(message, _)| message)?;
+fn become_driver(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String> {
+    let [program, control, leash] = keep;
+    own::arrive(&[channel, program, control, leash].map(AsFd::as_fd)).map_err(|e| e.to_string())?;
     let failed = |e: rustix::io::Errno| format!("`sandpool-guest`: {e}");
     // Their numbers may be those that are given away.
     let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).map_err(failed);
-    let [program, control, leash] = keep;
-    let (program, control, leash, channel) = (high(program)?, high(control)?, high(leash)?, high(&channel)?);
+    let (program, control, leash, channel) = (high(program)?, high(control)?, high(leash)?, high(channel)?);
     sys::kill_self_when_closed(leash.as_fd()).map_err(failed)?;
     sys::place(channel.as_fd(), 3).map_err(failed)?;
     sys::place(leash.as_fd(), 4).map_err(failed)?;

@@ -20,6 +20,7 @@ use crate::apply::{self, Prepared, Report};
 use crate::cgroup::{Cgroup, Group, Tree};
 use crate::driver::Entries;
 use crate::ids::{IdMap, Mode, Slot, Slots};
+use crate::inherited;
 use crate::instance::{self, Instance};
 use crate::kept::{Lent, Parked, Store};
 use crate::launcher::{answer, answer_with, failed, log, relay};
@@ -156,6 +157,9 @@ pub struct Keeper {
     socket: OwnedFd,
     guest: OwnedFd,
     epoll: OwnedFd,
+    /// Brings SIGCHLD: a process of a sandbox whose parent outside was killed is ours to reap, and the sandbox's PID 1 does not end
+    /// before that.
+    children: OwnedFd,
     survey: Survey,
     host: Host,
     instance: Instance,
@@ -171,8 +175,6 @@ pub struct Keeper {
     warmth: Warmth,
     /// Drivers of browsers on their way into sandboxes.
     drivers: Entries,
-    /// Sandboxes that end when nothing is forked into them any more.
-    later: Vec<(u64, Option<(u64, Reply)>)>,
     cells: BTreeMap<u64, Cell>,
     /// The cells by what else they are known by.
     ids: HashMap<String, u64>,
@@ -200,12 +202,13 @@ const SPARE: u64 = u64::MAX - 1;
 const CHORE: u64 = u64::MAX - 2;
 const WATCH: u64 = u64::MAX - 3;
 const DRIVER: u64 = u64::MAX - 4;
+const CHILD: u64 = u64::MAX - 5;
 
 /// Whether a process may have ended, by what an event belongs to.
 fn tells_of_an_end(data: u64) -> bool {
     match data {
         SERVER | WATCH | DRIVER => false,
-        SPARE | CHORE => true,
+        SPARE | CHORE | CHILD => true,
         _ => data % KINDS == PIDFD || Warmth::is_ours(data / KINDS),
     }
 }
@@ -219,15 +222,15 @@ const IDLE: Duration = Duration::from_millis(1);
 impl Keeper {
     pub fn new(start: &Start, survey: Survey, socket: OwnedFd, guest: OwnedFd) -> Result<Self, (OwnedFd, io::Error)> {
         match Self::prepare(start, &survey, &socket) {
-            Ok((epoll, instance, tree, slots, owner)) => Ok(Self {
+            Ok((epoll, children, instance, tree, slots, owner)) => Ok(Self {
                 socket,
                 guest,
                 epoll,
+                children,
                 mount_point: instance.dir.join(ROOT),
                 spares: Spares::new(&instance.dir, start.spares),
                 warmth: Warmth::default(),
                 drivers: Entries::default(),
-                later: Vec::new(),
                 ids: HashMap::new(),
                 pids: HashMap::new(),
                 chores: HashMap::new(),
@@ -255,9 +258,11 @@ impl Keeper {
         start: &Start,
         survey: &Survey,
         socket: &OwnedFd,
-    ) -> io::Result<(OwnedFd, Instance, Tree, Option<Slots>, u32)> {
+    ) -> io::Result<(OwnedFd, OwnedFd, Instance, Tree, Option<Slots>, u32)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, socket, epoll::EventData::new_u64(SERVER), epoll::EventFlags::IN)?;
+        let children = inherited::signal_fd(&[libc::SIGCHLD])?;
+        epoll::add(&epoll, &children, epoll::EventData::new_u64(CHILD), epoll::EventFlags::IN)?;
         check_name(&start.label)?;
         let random = instance::random_name()?;
         let tree = survey.cgroup.tree(&format!("{}-{random}", start.label));
@@ -278,7 +283,7 @@ impl Keeper {
         // In the namespace of an ordinary user's launcher everybody is 0; the map says who that is outside.
         let map = fs::read_to_string("/proc/self/uid_map")?;
         let owner = map.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-        Ok((epoll, instance, tree, slots, owner))
+        Ok((epoll, children, instance, tree, slots, owner))
     }
 
     /// Serves until the server is gone or says so; answers request `id` first.
@@ -296,7 +301,7 @@ impl Keeper {
             for event in &events {
                 self.event(event.data.u64());
             }
-            // To ask for the dead costs as much as there are children. Whoever has no descriptor here waits for a quiet moment.
+            // To ask for the dead costs as much as there are children.
             if events.is_empty() || events.iter().any(|event| tells_of_an_end(event.data.u64())) {
                 self.reap();
             }
@@ -415,6 +420,10 @@ impl Keeper {
             }
             // Reaped, or looked at, below.
             CHORE | DRIVER => return,
+            CHILD => {
+                while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {}
+                return;
+            }
             WATCH => {
                 for parked in self.store.wanted_by_others() {
                     self.let_go(vec![parked.mount]);
@@ -598,12 +607,9 @@ impl Keeper {
 
     /// Kills the sandbox; the answer follows when nothing of it is left.
     fn end(&mut self, key: u64, answer: Option<(u64, Reply)>) {
-        // A fork that is killed half-way costs the warm interpreter; it is over in no time, or the interpreter is.
-        if self.ending.is_none() && self.warmth.forks_into(key) {
-            return self.later.push((key, answer));
-        }
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.kill();
+        self.warmth.leave(key);
         let mut waiting: Vec<(u64, Reply)> = answer.into_iter().collect();
         match &mut cell.phase {
             Phase::Ending { requests, .. } => return requests.append(&mut waiting),
@@ -639,10 +645,8 @@ impl Keeper {
         if request.is_none() {
             let _ = epoll::delete(&self.epoll, &self.socket);
         }
-        let later = std::mem::take(&mut self.later);
         self.ending = Some((request.or(self.ending.and_then(|(r, _)| r)), Instant::now() + END_TIME));
         self.warmth.end();
-        later.into_iter().for_each(|(key, answer)| self.end(key, answer));
         let keys: Vec<u64> = self.cells.keys().copied().collect();
         for key in keys {
             self.end(key, None);

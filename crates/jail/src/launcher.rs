@@ -59,12 +59,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts the launcher. To be called before the process has a second thread.
-pub fn spawn() -> io::Result<Spawned> {
-    spawn_program(Path::new("/proc/self/exe"))
-}
-
-/// The same, from another executable that calls [`entry`]: for tests.
+/// Starts the launcher from an executable that calls [`entry`].
 #[allow(clippy::disallowed_methods, reason = "the one place where the server starts a process: itself")]
 pub fn spawn_program(program: &Path) -> io::Result<Spawned> {
     let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -179,7 +174,9 @@ fn start_with(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()>
     match enter_namespace(&resume.survey).and_then(|()| execute_again(&resume, &socket, guest)) {
         Ok(never) => match never {},
         Err(e) => {
-            let hint = "try `mode = \"single\"`, or see `sandpool doctor`".to_owned();
+            let hint = "`sandpool doctor` says what this user lacks; `newuidmap` and `newgidmap` need its ranges in /etc/subuid \
+                        and /etc/subgid"
+                .to_owned();
             answer(&socket, id, Reply::Unavailable { why: format!("no user namespace for the launcher: {e}"), hint })
         }
     }
@@ -262,18 +259,14 @@ fn serve(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     rustix::process::umask(FileMode::from_raw_mode(0o022));
     raise_open_files();
-    no_cores();
+    // Before a sandbox lowers it for itself: from a hard limit of 0 only the host's root gets up to the value that is meant.
+    let _ = crate::rlimits::no_cores();
+    // Not before: as an ordinary user an undumpable process cannot be given id maps, and belongs to root for `newuidmap`.
+    crate::process::set_not_dumpable()?;
     match Keeper::new(&start, survey, socket, guest) {
         Ok(keeper) => keeper.run(id),
         Err((socket, e)) => answer(&socket, id, Reply::Failed { message: e.to_string() }),
     }
-}
-
-/// Before a sandbox lowers it for itself: from a hard limit of 0 only the host's root gets up to the value that is meant.
-fn no_cores() {
-    use rustix::process::{Resource, Rlimit, setrlimit};
-    let limit = Some(crate::rlimits::NO_CORE);
-    let _ = setrlimit(Resource::Core, Rlimit { current: limit, maximum: limit });
 }
 
 fn raise_open_files() {

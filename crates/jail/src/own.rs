@@ -1,4 +1,5 @@
-//! What a process does to itself to be held by a sandbox, as a list: the guest at the end of its plan, a forked kernel when it enters.
+//! What a process does to itself to be held by a sandbox, as a list: the guest at the end of its plan, and whoever has a child in a
+//! running sandbox before that child is born.
 //!
 //! One list for both, so that neither can have more than the other. Nothing here mounts anything, and nothing needs the launcher.
 
@@ -117,61 +118,65 @@ fn set_ids(id: u32) -> Result<(), Error> {
     rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, Path::new(""))
 }
 
-/// The namespaces of a sandbox that a forked kernel joins; it is born into the pid namespace.
+/// The namespaces of a sandbox that a process joins. The pid namespace is that of its children.
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWCGROUP;
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWPID;
 
-/// What a forked kernel comes with.
+/// What a process comes with that is to have a child in a sandbox.
 #[derive(Debug)]
 pub struct Door {
     /// The sandbox's PID 1.
     pub guest: OwnedFd,
-    /// Of cgroups to write itself into: all v1 ones, and a v2 one that is crowded.
+    /// Of v1 cgroups, to write itself into.
     pub tasks: Vec<OwnedFd>,
-    /// To the guest; the one thing it keeps.
+    /// To the guest; the one thing the child keeps.
     pub channel: OwnedFd,
 }
 
 /// Above the numbers that a kernel gets its descriptors at.
 const CHANNEL: i32 = 10;
 
-/// Moves the calling, forked, single-threaded process into a sandbox and gives up everything it has besides, but for what it is to
-/// `keep`. Where it fails the channel comes back with the reason, and the process has to end.
-pub fn enter(door: Door, steps: &[Own], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, (String, OwnedFd)> {
-    let Door { guest, tasks, channel } = door;
-    let entered =
-        step_inside(guest, tasks, &channel, keep).map_err(|error| format!("cannot enter the sandbox: {error}"));
-    let held = |channel| {
-        let mut steps = steps.iter().map(|step| step.apply().map_err(|error| format!("`{step}`: {error}")));
-        steps.try_for_each(std::convert::identity).map(|()| channel)
-    };
-    entered.and_then(held).map_err(|message| (message, channel))
+/// Gives up everything the calling, forked, single-threaded process has besides what a sandbox has, but for what it is to `keep`.
+///
+/// The process itself stays outside of the sandbox's pid namespace, where nobody inside can see, stop or kill it; its children are
+/// born inside, with every namespace and every restriction of the sandbox from their first instruction. Where it fails the process
+/// has to end.
+pub fn enter(door: Door, steps: &[Own], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
+    let channel = step_inside(door, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
+    steps.iter().try_for_each(|step| step.apply().map_err(|error| format!("`{step}`: {error}")))?;
+    Ok(channel)
 }
 
-fn step_inside(
-    guest: OwnedFd,
-    tasks: Vec<OwnedFd>,
-    channel: &OwnedFd,
-    keep: &[BorrowedFd<'_>],
-) -> Result<OwnedFd, Error> {
-    // Its session is new already.
+/// In the process that was born inside and stays: leads a group of its own and closes all but what it is to `keep`.
+pub fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), Error> {
     rustix::process::setpgid(None, None).at(Call::Setpgid, Path::new(""))?;
+    sys::close_all_but(keep).at(Call::Dup, Path::new(""))
+}
+
+/// Joins the namespaces of a sandbox.
+pub fn join(guest: &OwnedFd) -> Result<(), Error> {
+    sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Call::Setns, Path::new("guest"))
+}
+
+fn step_inside(door: Door, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, Error> {
+    let Door { guest, tasks, channel } = door;
     for tasks in tasks {
         rustix::io::write(&tasks, b"0").at(Call::Write, Path::new("tasks"))?;
         // Closed below, with all others.
         let _ = tasks.into_raw_fd();
     }
     sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Call::Dup, Path::new(""))?;
-    sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Call::Setns, Path::new("guest"))?;
+    join(&guest)?;
     drop(guest);
     let null = Path::new("/dev/null");
     let fd = rustix::fs::open(null, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, null)?;
     for number in 0..3 {
         sys::place(fd.as_fd(), number).at(Call::Dup, null)?;
     }
-    rustix::io::fcntl_dupfd_cloexec(channel, CHANNEL).at(Call::Dup, Path::new("channel"))
+    rustix::io::fcntl_dupfd_cloexec(&channel, CHANNEL).at(Call::Dup, Path::new("channel"))
 }

@@ -511,16 +511,18 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.push(Op::Exec);
 }
 
-/// The steps of a kernel that is forked into the finished sandbox: what its guest gave up, in the same order. Unlike the guest it may
-/// be looked at by code in the sandbox, which is going to run in it; but not before it is held. That is said again after the change
-/// of ids, which on a host with `fs.suid_dumpable = 1` undoes it.
+/// What is given up before a kernel is forked into the finished sandbox: what its guest gave up, in the same order. Not dumpable is
+/// said after the change of ids, which on a host with `fs.suid_dumpable = 1` undoes it.
 pub fn entry(spec: &JailSpec) -> Vec<Own> {
     let own = [Own::Rlimits { processes: spec.processes }, Own::NotDumpable];
-    let last = [Own::Dumpable, Own::OfferToOomKiller];
-    identity(spec, INSIDE).chain(own).chain(confinement(spec)).chain(last).collect()
+    identity(spec, INSIDE).chain(own).chain(confinement(spec)).collect()
 }
 
-/// The steps of the process that drives the browser, put into the finished sandbox in the same way: as another user, with less.
+/// What a kernel does when it is inside and held. Unlike the guest it may be looked at by code in the sandbox, which is going to run
+/// in it.
+pub const ARRIVAL: [Own; 2] = [Own::Dumpable, Own::OfferToOomKiller];
+
+/// The same before the process that drives the browser is made: as another user, with less.
 pub fn browser_entry(spec: &JailSpec) -> Option<Vec<Own>> {
     // What has the code's uid is counted with the code.
     let processes = if spec.map.browser() == BROWSER { spec.browser?.processes } else { spec.processes };
@@ -811,8 +813,9 @@ mod tests {
             let guest: Vec<Own> = plan(&spec).ops.into_iter().filter_map(own).filter(|own| !differs(own)).collect();
             let kernel: Vec<Own> = entry(&spec).into_iter().filter(|own| !differs(own)).collect();
             assert_eq!(kernel, guest, "{mode}");
-            let held = entry(&spec).iter().position(|own| *own == Own::Seccomp { profile: Profile::Code });
-            assert!(held < entry(&spec).iter().position(|own| *own == Own::Dumpable));
+            // All of it before the kernel is born inside; there it only becomes what code may look at.
+            assert_eq!(entry(&spec).last(), Some(&Own::Seccomp { profile: Profile::Code }));
+            assert!(ARRIVAL.iter().all(differs));
         }
     }
 

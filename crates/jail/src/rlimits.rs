@@ -60,6 +60,11 @@ impl Limits {
 /// does, as root of the host.
 pub const NO_CORE: u64 = 1;
 
+/// Of this process and those it starts.
+pub fn no_cores() -> io::Result<()> {
+    lower(Resource::Core, NO_CORE)
+}
+
 /// Never above the hard limit already there: raising needs a capability, and a stricter host is to be obeyed.
 fn lower(resource: Resource, limit: u64) -> io::Result<()> {
     let limit = getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));

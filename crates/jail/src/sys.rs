@@ -279,6 +279,12 @@ pub fn ignore(signal: c_int) {
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
+/// Back to what the kernel does with a signal by itself.
+pub fn by_default(signal: c_int) {
+    // SAFETY: SIG_DFL installs no code.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
 /// Back to the default, and nothing blocked: what a program expects to be started with.
 pub fn default_signals() {
     // SAFETY: SIG_DFL installs no code; the set is initialised by `sigemptyset` before it is used.

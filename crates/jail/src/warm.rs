@@ -30,7 +30,8 @@ use crate::wire::{self, Reply};
 
 /// The imports of a data stack, on a machine that is busy.
 const START_TIME: Duration = Duration::from_secs(120);
-/// For one fork; who needs longer is killed and started again.
+/// For the interpreter to begin a fork, or it is killed and started again; and for the fork to come to an end, or it is given up, which
+/// costs nobody but the sandbox it was for.
 const FORK_TIME: Duration = Duration::from_secs(10);
 /// Orders that are with the interpreter at a time: so many that it never waits for the next, so few that they do not grow old there.
 const AT_ONCE: usize = 2;
@@ -67,8 +68,8 @@ pub struct Recipe {
     pub rotation: Rotation,
 }
 
-/// What the launcher tells the interpreter. The descriptors: the kernel's end of its channel, the guest, a v2 cgroup if the kernel is
-/// to be born there, the cgroups that it goes to by itself.
+/// What the launcher tells the interpreter. The descriptors: the kernel's end of its channel, the guest, the v2 cgroup if there is one,
+/// the v1 cgroups.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Order {
     pub number: u64,
@@ -81,6 +82,10 @@ pub struct Order {
 #[serde(rename_all = "snake_case")]
 pub enum Said {
     Ready,
+    /// A process is on its way to the sandbox, a descriptor of which comes with this; the interpreter is free for the next.
+    Begun {
+        number: u64,
+    },
     /// The kernel's number in its sandbox; it comes with a descriptor of the process.
     Forked {
         number: u64,
@@ -171,6 +176,7 @@ pub struct Wanted {
     /// The sandbox's number.
     pub cell: u64,
     pub guest: OwnedFd,
+    /// The v2 cgroup that it is born into, and those of v1 that it goes to by itself.
     pub v2: Option<OwnedFd>,
     pub tasks: Vec<OwnedFd>,
     pub steps: Vec<Own>,
@@ -193,7 +199,19 @@ struct Sent {
     request: u64,
     cell: u64,
     channel: OwnedFd,
+    /// Who brings the kernel in, once the interpreter has made it.
+    begun: Option<OwnedFd>,
     until: Instant,
+}
+
+impl Sent {
+    /// It does not come to an end, or there is nobody to tell.
+    fn give_up(self, why: &str) -> Outcome {
+        if let Some(process) = &self.begun {
+            let _ = pidfd_send_signal(process, Signal::KILL);
+        }
+        Outcome::Answer(self.request, unavailable(why))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -305,9 +323,11 @@ impl Warmth {
         self.send();
     }
 
-    /// A kernel is being forked into the sandbox right now.
-    pub fn forks_into(&self, cell: u64) -> bool {
-        self.zygotes.iter().any(|zygote| zygote.sent.values().any(|sent| sent.cell == cell))
+    /// The sandbox ends, and with it whoever is on the way there.
+    pub fn leave(&mut self, cell: u64) {
+        let begun = |_: &u64, sent: &mut Sent| sent.cell == cell && sent.begun.is_some();
+        let given_up = self.zygotes.iter_mut().flat_map(|zygote| zygote.sent.extract_if(.., begun));
+        self.outcomes.extend(given_up.map(|(_, sent)| sent.give_up("the sandbox is ending")));
     }
 
     pub fn outcomes(&mut self) -> Vec<Outcome> {
@@ -332,8 +352,7 @@ impl Warmth {
         // What it said last may still wait to be read.
         while self.hear(self.zygotes[at].key) {}
         let zygote = self.zygotes.remove(at);
-        let lost = zygote.sent.into_values().map(|sent| Outcome::Answer(sent.request, unavailable("it has ended")));
-        self.outcomes.extend(lost);
+        self.outcomes.extend(zygote.sent.into_values().map(|sent| sent.give_up("it has ended")));
         let stable = match zygote.state {
             State::Retired { .. } => return true,
             State::Starting { .. } => {
@@ -376,6 +395,8 @@ impl Warmth {
     pub fn tick(&mut self, epoll: &OwnedFd) {
         let now = Instant::now();
         for zygote in &mut self.zygotes {
+            let stuck = zygote.sent.extract_if(.., |_, sent| sent.begun.is_some() && now >= sent.until);
+            self.outcomes.extend(stuck.map(|(_, sent)| sent.give_up("the sandbox kept the fork from its end")));
             let late = match zygote.state {
                 State::Starting { until } => now >= until,
                 State::Ready { .. } | State::Retired { .. } => zygote.sent.values().any(|sent| now >= sent.until),
@@ -452,6 +473,12 @@ impl Warmth {
         };
         match said {
             Said::Ready => self.is_ready(at),
+            // Of one that is over already nothing is to be known.
+            Said::Begun { number } => {
+                if let Some(sent) = zygote.sent.get_mut(&number) {
+                    (sent.begun, sent.until) = (fds.into_iter().next(), Instant::now() + FORK_TIME);
+                }
+            }
             Said::Forked { number, pid } => {
                 if let (Some(sent), Some(process)) = (zygote.sent.remove(&number), fds.into_iter().next()) {
                     zygote.forks += 1;
@@ -489,7 +516,7 @@ impl Warmth {
             zygote.kill();
         }
         while let Some(at) = self.ready()
-            && self.zygotes[at].sent.len() < AT_ONCE
+            && self.zygotes[at].sent.values().filter(|sent| sent.begun.is_none()).count() < AT_ONCE
             && let Some(wanted) = self.queue.pop_front()
         {
             let number = self.next;
@@ -531,7 +558,7 @@ fn order(socket: &OwnedFd, number: u64, wanted: Wanted) -> io::Result<Sent> {
     let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let fds: Vec<_> = [&theirs, &guest].into_iter().chain(&v2).chain(&tasks).map(AsFd::as_fd).collect();
     wire::send(socket, &Order { number, v2: v2.is_some(), steps }, &fds)?;
-    Ok(Sent { request, cell, channel, until: Instant::now() + FORK_TIME })
+    Ok(Sent { request, cell, channel, begun: None, until: Instant::now() + FORK_TIME })
 }
 
 fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {

@@ -31,6 +31,9 @@ fn main() {
         [_, "floor", mode, state_dir] => floor(mode, state_dir),
         [_, "warm", mode, state_dir, ref lines @ ..] => warm(mode, state_dir, lines),
         [_, "browse", mode, state_dir, ref lines @ ..] => browse(mode, state_dir, lines),
+        [_, "watch", mode, state_dir] => watch(mode, state_dir),
+        [_, "disturb", mode, state_dir, signal] => disturb(mode, state_dir, signal),
+        [_, "private", mode, state_dir] => private(mode, state_dir),
         [_, "forks", state_dir, count, driver, ref argv @ ..] => forks(state_dir, count.parse().unwrap(), driver, argv),
         [_, "survey"] => survey(),
         [_, "bench", state_dir, count] => bench(state_dir, count.parse().unwrap(), spec()),
@@ -223,13 +226,7 @@ fn share(mode: &str, state_dir: &str, host: &str, line: &str) {
 fn warm(mode: &str, state_dir: &str, lines: &[&str]) {
     let launcher = sandbox::native::spawn_launcher().unwrap();
     let config = config(state_dir, mode_of(mode));
-    let script = PathBuf::from("/opt/sandpool/warm.py");
-    let interpreter = WarmSpec {
-        argv: ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()].map(str::to_owned).to_vec(),
-        env: BTreeMap::new(),
-        runtime: vec![],
-        files: vec![(script, include_bytes!("../tests/native/warm.py").to_vec())],
-    };
+    let interpreter = interpreter();
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         eprintln!("mode {}", native.mode());
@@ -242,6 +239,119 @@ fn warm(mode: &str, state_dir: &str, lines: &[&str]) {
             stream.read_to_string(&mut text).await.unwrap();
             eprint!("{text}");
         }
+        sandbox.destroy().await.unwrap();
+        native.shutdown().await;
+    });
+}
+
+fn interpreter() -> WarmSpec {
+    let script = PathBuf::from("/opt/sandpool/warm.py");
+    WarmSpec {
+        argv: ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()].map(str::to_owned).to_vec(),
+        env: BTreeMap::new(),
+        runtime: vec![],
+        files: vec![(script, include_bytes!("../tests/native/warm.py").to_vec())],
+    }
+}
+
+/// Code that runs inside while things happen to its sandbox, from `/opt/sandpool`.
+fn attacked() -> SandboxSpec {
+    let file = |name: &str, text: &[u8]| (PathBuf::from("/opt/sandpool").join(name), text.to_vec());
+    let files = vec![
+        file("watch.py", include_bytes!("../tests/native/watch.py")),
+        file("disturb.py", include_bytes!("../tests/native/disturb.py")),
+    ];
+    let limits = Limits { memory_bytes: 1 << 30, pids: 200, ..spec().limits };
+    let browser = Some(BrowserRoom { memory_bytes: 256 << 20, pids: 50 });
+    SandboxSpec { files, limits, browser, ..spec() }
+}
+
+/// Waits until the code inside has made its file.
+async fn wait_inside(sandbox: &dyn Sandbox, file: &str) {
+    let mut stream = sandbox.connect().await.unwrap();
+    let line = format!("until [ -e {file} ]; do sleep 0.01; done\n");
+    stream.write_all(line.as_bytes()).await.unwrap();
+    stream.read_to_end(&mut Vec::new()).await.unwrap();
+}
+
+/// Prints what code inside sees of everybody who comes in: kernels and drivers of browsers.
+fn watch(mode: &str, state_dir: &str) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        eprintln!("mode {}", native.mode());
+        native.warm(&interpreter()).await.unwrap();
+        let sandbox = native.create(&attacked()).await.unwrap();
+        let watching = say(&*sandbox, "python3 /opt/sandpool/watch.py");
+        let coming = async {
+            wait_inside(&*sandbox, "/workspace/begun").await;
+            for _ in 0..30 {
+                sandbox.fork_warm().await.unwrap();
+            }
+            for _ in 0..10 {
+                sandbox.enter_browser().await.unwrap();
+            }
+            say(&*sandbox, "touch /workspace/stop").await;
+        };
+        tokio::join!(watching, coming);
+        sandbox.destroy().await.unwrap();
+        native.shutdown().await;
+    });
+}
+
+/// Code in one sandbox sends a signal to everybody it can reach while kernels come; another sandbox has its own meanwhile.
+fn disturb(mode: &str, state_dir: &str, signal: &str) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        eprintln!("mode {}", native.mode());
+        native.warm(&interpreter()).await.unwrap();
+        let (attacker, neighbour) = (native.create(&attacked()).await.unwrap(), native.create(&spec()).await.unwrap());
+        let mut disturbing = tokio::io::BufReader::new(attacker.connect().await.unwrap());
+        let line = format!("exec python3 /opt/sandpool/disturb.py {signal}\n");
+        disturbing.write_all(line.as_bytes()).await.unwrap();
+        assert_eq!(disturbing.read_line(&mut String::new()).await.unwrap(), "begun\n".len());
+        let attacked = async {
+            loop {
+                // Whether it gets a kernel is the attacker's own business.
+                let _ = attacker.fork_warm().await;
+            }
+        };
+        let served = async {
+            for _ in 0..10 {
+                let (_, mut stream) = kernel(&*neighbour).await;
+                stream.write_all(b"print('served', flush=True)\nraise SystemExit\n").await.unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).await.unwrap();
+                eprint!("{text}");
+            }
+        };
+        tokio::select! {
+            () = attacked => {}
+            () = served => {}
+        }
+        let warmth = native.warmth().await.unwrap();
+        eprintln!("ready {} restarts {}", warmth.ready, warmth.restarts);
+        native.shutdown().await;
+    });
+}
+
+/// Prints what another process of the same user is told that wants to look into a server.
+#[allow(clippy::disallowed_methods, reason = "the other process")]
+fn private(mode: &str, state_dir: &str) {
+    sandbox::native::keep_memory_private().unwrap();
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        eprintln!("mode {}", native.mode());
+        let output = Command::new("cat").arg(format!("/proc/{}/environ", std::process::id())).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        eprintln!("{}", said.trim().rsplit(": ").next().unwrap_or_default());
+        let sandbox = native.create(&spec()).await.unwrap();
+        say(&*sandbox, "id -u").await;
         sandbox.destroy().await.unwrap();
         native.shutdown().await;
     });
@@ -366,6 +476,7 @@ fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
         mode,
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
+        restarts: false,
     }
 }
 

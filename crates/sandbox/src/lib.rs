@@ -181,6 +181,14 @@ pub trait Backend: Send + Sync {
     async fn reap_orphans(&self) -> Result<(), BackendError> {
         Ok(())
     }
+    /// Whether sandboxes can be made at the moment.
+    fn is_up(&self) -> bool {
+        true
+    }
+    /// Returns when none can be made any more, whatever is tried, and says why.
+    async fn given_up(&self) -> String {
+        std::future::pending().await
+    }
     /// Destroys everything and waits until nothing is left. Kept volumes stay.
     async fn shutdown(&self);
 }

@@ -18,7 +18,8 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use jail::cgroup::{self, Controller};
@@ -30,7 +31,7 @@ use jail::wire::{self, Call, Create, Reply, Request, Response, Start, Warm};
 use rustix::fs::{Mode as FileMode, OFlags};
 use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixStream};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
 pub use jail::ids::Mode;
@@ -48,20 +49,27 @@ pub fn launcher_entry() {
     jail::launcher::entry();
 }
 
+/// Neither a core file nor the host's `core_pattern` helper nor another process of this user gets the memory of this process.
+pub fn keep_memory_private() -> io::Result<()> {
+    jail::rlimits::no_cores()?;
+    jail::process::set_not_dumpable()
+}
+
 /// A launcher that has been started and waits to be told what for. Dropped, it ends.
 #[derive(Debug)]
 pub struct Launcher {
     spawned: Spawned,
+    program: PathBuf,
 }
 
-/// Starts the launcher from this very executable. To be called while the process has one thread.
+/// Starts the launcher from this very executable. The first one is started while the process has one thread.
 pub fn spawn_launcher() -> io::Result<Launcher> {
-    Ok(Launcher { spawned: jail::launcher::spawn()? })
+    spawn_launcher_from(Path::new("/proc/self/exe"))
 }
 
 /// The same from another executable that calls [`launcher_entry`]: for tests, whose own `main` belongs to the harness.
 pub fn spawn_launcher_from(program: &Path) -> io::Result<Launcher> {
-    Ok(Launcher { spawned: jail::launcher::spawn_program(program)? })
+    Ok(Launcher { spawned: jail::launcher::spawn_program(program)?, program: program.to_owned() })
 }
 
 /// What `doctor` prints: every layer, and the level that results, or why nothing would start.
@@ -165,23 +173,33 @@ pub struct NativeConfig {
     pub floor: Level,
     /// The most sandboxes of a kind that are half made before they are asked for; [`SPARES`] unless there is a reason.
     pub spares: usize,
+    /// Starts another launcher when one dies.
+    pub restarts: bool,
 }
 
 /// Enough for a burst of calls, and little enough to forget about: a spare is a mounted image and an empty network.
 pub const SPARES: usize = 8;
 
-/// The same for every server of this host (root) or of this user.
-pub fn default_runtime_dir() -> PathBuf {
-    use std::os::unix::fs::MetadataExt;
+/// The same for every server of this host (root) or of this user, in a directory that nobody else can write to: a name in `/tmp` could
+/// be taken by another user. Without a login session or a home it is the server's own, which other servers do not know.
+pub fn default_runtime_dir(state_dir: &Path) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     if uid == 0 {
         return "/run/sandpool".into();
     }
-    let run = PathBuf::from(format!("/run/user/{uid}"));
-    if std::fs::metadata(&run).is_ok_and(|found| found.uid() == uid) {
-        return run.join("sandpool");
-    }
-    std::env::temp_dir().join(format!("sandpool-{uid}"))
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    runtime_dir_of(uid, Path::new("/run/user"), &passwd, state_dir)
+}
+
+fn runtime_dir_of(uid: u32, sessions: &Path, passwd: &str, state_dir: &Path) -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    let own = |dir: &PathBuf| std::fs::metadata(dir).is_ok_and(|found| found.is_dir() && found.uid() == uid);
+    // name:password:uid:gid:comment:home:shell. The account's home, whatever this process has in its environment.
+    let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
+    let account = passwd.lines().map(fields).find(|fields| fields.get(2).is_some_and(|f| *f == uid.to_string()));
+    let home = account.and_then(|fields| fields.get(5).map(PathBuf::from)).filter(own);
+    let session = Some(sessions.join(uid.to_string())).filter(own).map(|dir| dir.join("sandpool"));
+    session.or(home.map(|dir| dir.join(".local/state/sandpool/run"))).unwrap_or_else(|| state_dir.join("run"))
 }
 
 /// The connection to a launcher; when the last owner is gone it closes, and the launcher destroys what it made.
@@ -198,6 +216,8 @@ struct Shared {
     next: AtomicU64,
     /// Who waits for which answer; `None` once the launcher is gone.
     waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
+    /// True once it is gone.
+    ended: watch::Sender<bool>,
 }
 
 /// With the descriptors that came with it.
@@ -235,6 +255,7 @@ impl Shared {
         }
         // Everybody who waits learns it by the end of their channel.
         *self.waiting() = None;
+        self.ended.send_replace(true);
     }
 }
 
@@ -246,12 +267,17 @@ impl Link {
             socket: UnixDatagram::from_std(socket)?,
             next: AtomicU64::new(1),
             waiting: Mutex::new(Some(HashMap::new())),
+            ended: watch::Sender::new(false),
         });
         let reader = tokio::spawn({
             let shared = Arc::clone(&shared);
             async move { shared.read().await }
         });
         Ok(Self { shared, reader: reader.abort_handle() })
+    }
+
+    fn is_gone(&self) -> bool {
+        *self.shared.ended.borrow()
     }
 
     async fn call(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Reply, BackendError> {
@@ -289,51 +315,77 @@ impl Link {
 /// The native back end, started.
 #[derive(Debug)]
 pub struct Native {
-    link: Arc<Link>,
-    process: Mutex<Option<Process>>,
-    instance: Arc<OwnedFd>,
+    running: Arc<Running>,
     survey: Survey,
-    isolation: Isolation,
-    zygote: GuestBinary,
+}
+
+/// What outlives a launcher.
+#[derive(Debug)]
+struct Running {
+    program: PathBuf,
+    config: NativeConfig,
     runtime_dir: PathBuf,
+    isolation: Isolation,
+    at: Mutex<At>,
+    /// What is to be warm, under the next launcher too.
+    warm: Mutex<Option<(WarmSpec, Rotation)>>,
+    state: watch::Sender<Up>,
+}
+
+/// The launcher of the moment.
+#[derive(Debug)]
+struct At {
+    link: Arc<Link>,
+    instance: Arc<OwnedFd>,
+    process: Option<Process>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Up {
+    Yes,
+    /// It has ended, and another is being started.
+    Restarting,
+    /// No launcher stays; nothing is tried any more.
+    Ended,
+    /// By our own will.
+    Closing,
+}
+
+/// A launcher that ended within this time of its start counts with those before it.
+const STABLE: Duration = Duration::from_secs(60);
+/// After so many ends in a row no other is started.
+const MOST_ENDS: u32 = 5;
+/// Before the second attempt in a row; doubled for each that follows.
+const PAUSE: Duration = Duration::from_millis(200);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Native {
     pub async fn start(launcher: Launcher, config: NativeConfig) -> Result<(Self, Isolation), BackendError> {
-        let Spawned { socket, process } = launcher.spawned;
-        let runtime_dir = config.runtime_dir.clone().unwrap_or_else(default_runtime_dir);
-        let guest = config.guest.load(&runtime_dir, jail::image::guest, "sandpool-guest")?;
-        let link = Link::open(socket).map_err(lost)?;
-        let start = Start {
-            state_dir: config.state_dir,
-            runtime_dir: runtime_dir.clone(),
-            label: config.label,
-            exclusive: config.exclusive,
-            mode: config.mode,
-            spares: config.spares,
-        };
-        let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
-            Reply::Started { instance, survey } => (instance, survey),
-            Reply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
-            other => return Err(unexpected(other)),
-        };
+        let Launcher { spawned, program } = launcher;
+        let runtime_dir = config.runtime_dir.clone().unwrap_or_else(|| default_runtime_dir(&config.state_dir));
+        let (at, survey) = begin(spawned, &config, &runtime_dir).await?;
         let isolation = isolation_of(&survey);
-        if isolation.level < config.floor {
-            let missing = isolation.missing.join("; ");
-            return Err(BackendError::BelowFloor { got: isolation.level, floor: config.floor, missing });
-        }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let instance = rustix::fs::open(&instance, flags, FileMode::empty()).map_err(lost)?;
-        let native = Self {
-            link: Arc::new(link),
-            process: Mutex::new(Some(process)),
-            instance: Arc::new(instance),
-            survey,
-            isolation: isolation.clone(),
-            zygote: config.zygote,
+        let ended = at.link.shared.ended.subscribe();
+        let running = Arc::new(Running {
+            program,
+            config,
             runtime_dir,
-        };
-        Ok((native, isolation))
+            isolation: isolation.clone(),
+            at: Mutex::new(at),
+            warm: Mutex::default(),
+            state: watch::Sender::new(Up::Yes),
+        });
+        if running.config.restarts {
+            tokio::spawn(supervise(Arc::downgrade(&running), ended));
+        }
+        Ok((Self { running, survey }, isolation))
+    }
+
+    fn link(&self) -> Arc<Link> {
+        self.running.link()
     }
 
     pub fn mode(&self) -> Mode {
@@ -347,7 +399,7 @@ impl Native {
 
     /// The ids of the sandboxes that exist, also those on their way in or out.
     pub async fn list(&self) -> Result<Vec<String>, BackendError> {
-        match self.link.call(Call::List, &[]).await? {
+        match self.link().call(Call::List, &[]).await? {
             Reply::List(ids) => Ok(ids),
             other => Err(unexpected(other)),
         }
@@ -360,16 +412,20 @@ impl Native {
         fail_at: Option<usize>,
     ) -> Result<Box<dyn Sandbox>, BackendError> {
         let id = uuid::Uuid::new_v4().simple().to_string();
+        let (link, instance) = {
+            let at = lock(&self.running.at);
+            (Arc::clone(&at.link), Arc::clone(&at.instance))
+        };
         // Its drop takes back what the launcher makes for us, should this future be dropped before the answer comes.
         let mut sandbox = NativeSandbox {
             id: id.clone(),
-            isolation: self.isolation.clone(),
-            link: Arc::clone(&self.link),
-            instance: Arc::clone(&self.instance),
+            isolation: self.running.isolation.clone(),
+            link: Arc::clone(&link),
+            instance,
             egress: Mutex::default(),
             destroyed: AtomicBool::new(false),
         };
-        let (reply, fds) = self.link.exchange(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
+        let (reply, fds) = link.exchange(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
         match reply {
             Reply::Created { notes } => {
                 *sandbox.egress() = fds.into_iter().next().map(TcpListener::from);
@@ -393,13 +449,127 @@ impl Native {
 impl Native {
     /// As [`Backend::warm`], with a say in when the interpreter is replaced by a new one: tests of that.
     pub async fn warm_rotating(&self, spec: &WarmSpec, rotation: Rotation) -> Result<(), BackendError> {
-        let library = self.zygote.load(&self.runtime_dir, jail::image::library, "sandpool-zygote")?;
+        *lock(&self.running.warm) = Some((spec.clone(), rotation));
+        self.running.warm(spec, rotation).await
+    }
+}
+
+/// Tells a launcher what for, and refuses a host that is too weak.
+async fn begin(spawned: Spawned, config: &NativeConfig, runtime_dir: &Path) -> Result<(At, Survey), BackendError> {
+    let Spawned { socket, process } = spawned;
+    let guest = config.guest.load(runtime_dir, jail::image::guest, "sandpool-guest")?;
+    let link = Link::open(socket).map_err(lost)?;
+    let start = Start {
+        state_dir: config.state_dir.clone(),
+        runtime_dir: runtime_dir.to_owned(),
+        label: config.label.clone(),
+        exclusive: config.exclusive,
+        mode: config.mode,
+        spares: config.spares,
+    };
+    let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
+        Reply::Started { instance, survey } => (instance, survey),
+        Reply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
+        other => return Err(unexpected(other)),
+    };
+    let isolation = isolation_of(&survey);
+    if isolation.level < config.floor {
+        let missing = isolation.missing.join("; ");
+        return Err(BackendError::BelowFloor { got: isolation.level, floor: config.floor, missing });
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let instance = rustix::fs::open(&instance, flags, FileMode::empty()).map_err(lost)?;
+    Ok((At { link: Arc::new(link), instance: Arc::new(instance), process: Some(process) }, survey))
+}
+
+/// Starts another launcher when one ends that was not told to. Its sandboxes are gone, as are its mounts; what it left of cgroups and
+/// files the next one removes.
+async fn supervise(running: Weak<Running>, mut ended: watch::Receiver<bool>) {
+    let mut ends = 0;
+    loop {
+        let since = Instant::now();
+        // An error: nobody has the launcher any more.
+        if ended.wait_for(|ended| *ended).await.is_err() {
+            return;
+        }
+        if since.elapsed() >= STABLE {
+            ends = 0;
+        }
+        let Some(running) = running.upgrade() else { return };
+        match running.restart(&mut ends).await {
+            Some(next) => ended = next,
+            None => return,
+        }
+        tokio::spawn(async move { running.warm_again().await });
+    }
+}
+
+impl Running {
+    fn link(&self) -> Arc<Link> {
+        Arc::clone(&lock(&self.at).link)
+    }
+
+    fn becomes(&self, next: Up) -> bool {
+        self.state.send_if_modified(|state| {
+            let open = *state != Up::Closing;
+            if open {
+                *state = next;
+            }
+            open
+        })
+    }
+
+    async fn restart(&self, ends: &mut u32) -> Option<watch::Receiver<bool>> {
+        if !self.becomes(Up::Restarting) {
+            return None;
+        }
+        tracing::error!("the launcher has ended, and every sandbox with it; another launcher is started");
+        loop {
+            *ends += 1;
+            if *ends > MOST_ENDS {
+                tracing::error!("the launcher has ended {MOST_ENDS} times in a row; it is not started again");
+                self.becomes(Up::Ended);
+                return None;
+            }
+            if *ends > 1 {
+                tokio::time::sleep(PAUSE * 2_u32.pow(*ends - 2)).await;
+            }
+            let started = match spawn_launcher_from(&self.program) {
+                Ok(Launcher { spawned, .. }) => begin(spawned, &self.config, &self.runtime_dir).await,
+                Err(e) => Err(lost(e)),
+            };
+            match started {
+                Ok((at, _)) => {
+                    let ended = at.link.shared.ended.subscribe();
+                    let mut place = lock(&self.at);
+                    // Else the new one ends with its connection.
+                    return self.becomes(Up::Yes).then(|| {
+                        *place = at;
+                        ended
+                    });
+                }
+                Err(e) => tracing::error!("the launcher cannot be started again: {e}"),
+            }
+        }
+    }
+
+    async fn warm(&self, spec: &WarmSpec, rotation: Rotation) -> Result<(), BackendError> {
+        let library = self.config.zygote.load(&self.runtime_dir, jail::image::library, "sandpool-zygote")?;
         let WarmSpec { argv, env, runtime, files } = spec.clone();
         let warm = Warm { argv, env, runtime, files: order_files(files), rotation };
-        match self.link.call(Call::Warm(Box::new(warm)), &[library.as_fd()]).await? {
+        match self.link().call(Call::Warm(Box::new(warm)), &[library.as_fd()]).await? {
             Reply::Done => Ok(()),
             Reply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
             other => Err(unexpected(other)),
+        }
+    }
+
+    async fn warm_again(&self) {
+        let wanted = lock(&self.warm).clone();
+        if let Some((spec, rotation)) = wanted
+            && let Err(error) = self.warm(&spec, rotation).await
+        {
+            tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
         }
     }
 }
@@ -457,7 +627,20 @@ impl Backend for Native {
     }
 
     async fn preflight(&self) -> Result<Isolation, BackendError> {
-        Ok(self.isolation.clone())
+        Ok(self.running.isolation.clone())
+    }
+
+    fn is_up(&self) -> bool {
+        *self.running.state.borrow() == Up::Yes
+    }
+
+    async fn given_up(&self) -> String {
+        let mut state = self.running.state.subscribe();
+        let given_up = state.wait_for(|state| *state == Up::Ended).await.is_ok();
+        if !given_up {
+            std::future::pending::<()>().await;
+        }
+        format!("the launcher has ended {MOST_ENDS} times in a row; the log says why")
     }
 
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
@@ -469,21 +652,21 @@ impl Backend for Native {
     }
 
     async fn warmth(&self) -> Option<Warmth> {
-        match self.link.call(Call::Warmth, &[]).await {
+        match self.link().call(Call::Warmth, &[]).await {
             Ok(Reply::Warmth { ready, forks, restarts }) => Some(Warmth { ready, forks, restarts }),
             _ => None,
         }
     }
 
     async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
-        match self.link.call(Call::Kept, &[]).await? {
+        match self.link().call(Call::Kept, &[]).await? {
             Reply::Kept(kept) => Ok(kept.into_iter().map(|k| Kept { name: k.name, last_used: k.last_used }).collect()),
             other => Err(unexpected(other)),
         }
     }
 
     async fn discard(&self, name: &str) -> Result<(), BackendError> {
-        match self.link.call(Call::Discard { name: name.to_owned() }, &[]).await? {
+        match self.link().call(Call::Discard { name: name.to_owned() }, &[]).await? {
             Reply::Done => Ok(()),
             Reply::InUse => Err(BackendError::InUse),
             other => Err(unexpected(other)),
@@ -491,15 +674,19 @@ impl Backend for Native {
     }
 
     async fn reap_orphans(&self) -> Result<(), BackendError> {
-        match self.link.call(Call::SweepOthers, &[]).await? {
+        match self.link().call(Call::SweepOthers, &[]).await? {
             Reply::Done => Ok(()),
             other => Err(unexpected(other)),
         }
     }
 
     async fn shutdown(&self) {
-        let _ = self.link.call(Call::Shutdown, &[]).await;
-        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.running.state.send_replace(Up::Closing);
+        let (link, process) = {
+            let mut at = lock(&self.running.at);
+            (Arc::clone(&at.link), at.process.take())
+        };
+        let _ = link.call(Call::Shutdown, &[]).await;
         if let Some(process) = process {
             // It ends right after its answer.
             let _ = tokio::task::spawn_blocking(move || process.wait()).await;
@@ -585,13 +772,15 @@ impl Sandbox for NativeSandbox {
             return Ok(());
         }
         drop(self.take_egress());
-        match self.link.call(Call::Destroy { sandbox: self.id.clone() }, &[]).await? {
-            Reply::Done => {
-                self.destroyed.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-            other => Err(unexpected(other)),
+        match self.link.call(Call::Destroy { sandbox: self.id.clone() }, &[]).await {
+            Ok(Reply::Done) => {}
+            Ok(other) => return Err(unexpected(other)),
+            // It ended with its launcher.
+            Err(_) if self.link.is_gone() => {}
+            Err(e) => return Err(e),
         }
+        self.destroyed.store(true, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -614,6 +803,31 @@ mod tests {
             (0..1000).map(request).filter(|call| matches!(call, Call::Destroy { .. })).count()
         };
         assert_eq!(tokio::task::spawn_blocking(read).await.unwrap(), 1000);
+    }
+
+    /// W19
+    #[test]
+    fn w19_nobody_else_can_take_the_directory_of_a_users_servers() {
+        let uid = rustix::process::getuid().as_raw();
+        let dir = std::env::temp_dir().join(format!("sandpool-runtime-dir-{}", std::process::id()));
+        let (home, sessions, state) = (dir.join("home"), dir.join("sessions"), dir.join("state"));
+        std::fs::create_dir_all(&home).unwrap();
+        std::fs::create_dir_all(&sessions).unwrap();
+        let passwd = format!("other:x:4242:4242::/srv:/bin/sh\nme:x:{uid}:{uid}:me:{}:/bin/sh\n", home.display());
+        let of = |passwd: &str| runtime_dir_of(uid, &sessions, passwd, &state);
+        assert_eq!(of(""), state.join("run"), "neither session nor home");
+        assert_eq!(of(&passwd), home.join(".local/state/sandpool/run"));
+        assert_eq!(of(&passwd.replace("/home:", "/nowhere:")), state.join("run"), "a home that is not there");
+        std::fs::create_dir(sessions.join(uid.to_string())).unwrap();
+        assert_eq!(of(&passwd), sessions.join(uid.to_string()).join("sandpool"));
+        // Of somebody else: neither a session nor a home is believed.
+        let theirs =
+            runtime_dir_of(uid + 1, &dir, &passwd.replace(&format!(":{uid}:"), &format!(":{}:", uid + 1)), &state);
+        assert_eq!(theirs, state.join("run"));
+        for found in [of(""), of(&passwd), theirs] {
+            assert!(found.starts_with(&dir), "a name that everybody can make: {}", found.display());
+        }
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     fn survey(controllers: &[Controller], off: &[&str]) -> Survey {

@@ -97,8 +97,38 @@ fn the_environment_is_read_in_one_file() {
     assert_eq!(files_with(&["env::var(", "env::var_os(", "env::vars"], home), Vec::<PathBuf>::new());
 }
 
+/// W18: what a message tells the operator to set can be set.
+#[test]
+fn w18_a_setting_that_a_message_names_exists() {
+    let of_tenants = ["calls_per_second"];
+    let known = |key: &str| {
+        let mut keys = server::config::settings::SETTINGS.iter().map(|setting| setting.key);
+        keys.any(|known| known == key || known.ends_with(&format!(".{key}"))) || of_tenants.contains(&key)
+    };
+    let mut named = 0;
+    for (path, line) in code().into_iter().filter(|(path, _)| path.components().any(|part| part.as_os_str() == "src")) {
+        for (key, _) in line.split('`').skip(1).step_by(2).filter_map(|quoted| quoted.split_once(" = ")) {
+            if key.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.') {
+                assert!(known(key), "{}: there is no setting `{key}`: {line}", path.display());
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 0);
+}
+
 /// Rust files below `crates/` that hold one of the marks outside a comment, but for those excused.
 fn files_with(marks: &[&str], excused: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let marked = |line: &str| marks.iter().any(|mark| line.contains(mark));
+    let mut found: Vec<PathBuf> =
+        code().into_iter().filter(|(path, line)| !excused(path) && marked(line)).map(|(path, _)| path).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The lines of Rust below `crates/` that are no comments, with their files.
+fn code() -> Vec<(PathBuf, String)> {
     let root = workspace();
     let mut todo = vec![root.join("crates")];
     let mut found = Vec::new();
@@ -108,18 +138,12 @@ fn files_with(marks: &[&str], excused: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
             let name = path.strip_prefix(&root).unwrap().to_owned();
             if entry.file_type().unwrap().is_dir() {
                 todo.push(path);
-            } else if path.extension().is_some_and(|ext| ext == "rs")
-                && !name.ends_with("tests/architecture.rs")
-                && !excused(&name)
-            {
+            } else if path.extension().is_some_and(|ext| ext == "rs") && !name.ends_with("tests/architecture.rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
-                let mut code = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
-                if code.any(|line| marks.iter().any(|mark| line.contains(mark))) {
-                    found.push(name);
-                }
+                let code = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+                found.extend(code.map(|line| (name.clone(), line.to_owned())));
             }
         }
     }
-    found.sort();
     found
 }

@@ -1,8 +1,12 @@
 //! What the warm interpreter loads to be forked into sandboxes, and the one function it calls.
 //!
-//! The interpreter (Z) stays outside; a kernel (Y) is a copy of it inside. Between them is X, which shares Z's memory and lives in the
-//! sandbox's pid namespace for a moment: it forks Y and ends, so that Y's parent becomes the sandbox's PID 1, which gets its exit
-//! status and can be killed without waiting for anybody here. Y then gives up everything ([`jail::own`]) before any Python runs in it.
+//! The interpreter (Z) stays outside and waits for nobody; a kernel (Y) is a copy of it inside. Between them are two that end at once.
+//! W is a copy of Z, made for one kernel. It joins the sandbox's cgroups and namespaces and gives up everything ([`jail::own`]), all
+//! that outside of the sandbox's pid namespace, where no code can see it. X shares W's memory and is born inside: it forks Y and ends,
+//! so that Y's parent becomes the sandbox's PID 1, which gets its exit status and can be killed without waiting for anybody here.
+//!
+//! So whoever can be seen inside has the namespaces and the restrictions of the sandbox from its first instruction, and whoever code
+//! inside can stop, kill or have killed for memory (X, Y, and W with X, whose memory it shares) is there for that sandbox alone.
 //!
 //! Knows nothing of Python but three functions that it is given.
 #![allow(unsafe_code)] // Forks by hand; see `spawn`.
@@ -14,11 +18,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use jail::own::{self, Door, Own};
+use jail::plan::ARRIVAL;
+use jail::sys::Cloned;
 use jail::warm::{Order, Said};
 use jail::{process, seccomp, sys, wire};
 use rustix::net::SendFlags;
+use rustix::process::{Signal, pidfd_send_signal};
 
-use spawn::{Failure, Park, Signals, Spawned};
+use spawn::{Signals, Spawned};
 
 /// What an interpreter has to do before and after a fork.
 #[derive(Clone, Copy)]
@@ -64,27 +71,18 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
     if let Some(shared) = shared_memory(&std::fs::read_to_string("/proc/self/maps")?) {
         return Err(io::Error::other(format!("its kernels would write to the same memory: `{shared}`")));
     }
-    // While X shares its memory nobody in a sandbox may look at it, whoever that is outside.
+    // Nor may anybody look at it, or at the copies of it on their way into a sandbox.
     process::set_not_dumpable()?;
     seccomp::compile(seccomp::Profile::Code);
-    let park = Park::new()?;
+    // Nobody waits for W.
+    sys::ignore(libc::SIGCHLD);
     // One buffer for good: what is written between two forks is no longer shared with the kernels.
     let mut buffer = vec![0; wire::BUFFER];
     wire::send(launcher, &Said::Ready, &[])?;
     loop {
         let Some((order, fds)) = wire::receive_into::<Order>(&mut buffer, launcher)? else { return Ok(None) };
-        let Order { number, v2, steps } = order;
-        match fork(&park, fds, v2, &steps, hooks) {
-            Ok(Forked::Kernel(channel)) => {
-                // Its number is closed, and may be another's by now.
-                std::mem::forget(park);
-                return Ok(Some(channel));
-            }
-            Ok(Forked::Made { pid, process }) => {
-                wire::send(launcher, &Said::Forked { number, pid }, &[process.as_fd()])?;
-            }
-            Err(Failure::Refused(message)) => wire::send(launcher, &Said::Refused { number, message }, &[])?,
-            Err(Failure::Broken(e)) => return Err(e),
+        if let Some(channel) = fork(launcher, order, fds, hooks)? {
+            return Ok(Some(channel));
         }
     }
 }
@@ -95,46 +93,69 @@ fn shared_memory(maps: &str) -> Option<&str> {
     maps.lines().find(written)
 }
 
-enum Forked {
-    Kernel(OwnedFd),
-    Made { pid: u32, process: OwnedFd },
-}
-
-fn fork(park: &Park, fds: Vec<OwnedFd>, v2: bool, steps: &[Own], hooks: Hooks) -> Result<Forked, Failure> {
+/// Makes W, and returns a channel in the kernel that comes of it.
+fn fork(launcher: BorrowedFd<'_>, order: Order, fds: Vec<OwnedFd>, hooks: Hooks) -> io::Result<Option<OwnedFd>> {
+    let Order { number, v2, steps } = order;
+    let refused = |message: String| wire::send(launcher, &Said::Refused { number, message }, &[]).map(|()| None);
     let mut fds = fds.into_iter();
-    let missing = || Failure::Refused("a descriptor is missing".into());
-    let (channel, guest) = (fds.next().ok_or_else(missing)?, fds.next().ok_or_else(missing)?);
-    let cgroup = if v2 { Some(fds.next().ok_or_else(missing)?) } else { None };
+    let (Some(channel), Some(guest)) = (fds.next(), fds.next()) else {
+        return refused("a descriptor is missing".into());
+    };
+    let cgroup = if v2 { fds.next() } else { None };
     let door = Door { guest, tasks: fds.collect(), channel };
     (hooks.before)();
     let signals = Signals::block();
-    let spawned = spawn::spawn(park, door.guest.as_fd(), cgroup.as_ref().map(AsFd::as_fd));
-    if let Ok(Spawned::Kernel) = spawned {
+    let cloned = sys::clone3(0, cgroup.as_ref().map(AsFd::as_fd));
+    if let Ok(Cloned::Child) = cloned {
         // Closed with everything else.
         std::mem::forget(cgroup);
-        let channel = become_kernel(door, steps);
+        sys::by_default(libc::SIGCHLD);
+        let channel = bring_in(launcher, number, door, &steps);
         signals.restore();
         (hooks.after_child)();
-        return Ok(Forked::Kernel(channel));
+        return Ok(Some(channel));
     }
     signals.restore();
     (hooks.after_parent)();
-    match spawned? {
-        Spawned::Made { pid, process } => Ok(Forked::Made { pid, process }),
-        Spawned::Kernel => sys::leave(FAILED),
+    match cloned {
+        Ok(Cloned::Parent { pidfd, .. }) => {
+            wire::send(launcher, &Said::Begun { number }, &[pidfd.as_fd()]).map(|()| None)
+        }
+        Ok(Cloned::Child) => sys::leave(FAILED),
+        Err(error) => refused(format!("cannot fork: {error}")),
     }
 }
 
-/// What a kernel that could not be held leaves with.
+/// What a process leaves with that did not become a kernel.
 const FAILED: c_int = 70;
 
-fn become_kernel(door: Door, steps: &[Own]) -> OwnedFd {
-    spawn::restore_rseq();
-    own::enter(door, steps, &[]).unwrap_or_else(|(message, channel)| {
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let _ = rustix::net::send(&channel, message.as_bytes(), flags);
+/// In W, which ends here, and at the end in Y, where it returns.
+fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: Door, steps: &[Own]) -> OwnedFd {
+    let refused = |message| -> ! {
+        let _ = wire::send(launcher, &Said::Refused { number, message }, &[]);
         sys::leave(FAILED)
-    })
+    };
+    let channel = own::enter(door, steps, &[launcher]).unwrap_or_else(|message| refused(message));
+    match spawn::spawn() {
+        Ok(Spawned::Kernel) => {
+            spawn::restore_rseq();
+            let arrived = own::arrive(&[channel.as_fd()]);
+            if let Err(error) = arrived.and_then(|()| ARRIVAL.iter().try_for_each(Own::apply)) {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                let _ = rustix::net::send(&channel, error.to_string().as_bytes(), flags);
+                sys::leave(FAILED)
+            }
+            channel
+        }
+        Ok(Spawned::Made { pid, process }) => {
+            let told = wire::send(launcher, &Said::Forked { number, pid }, &[process.as_fd()]);
+            if told.is_err() {
+                let _ = pidfd_send_signal(&process, Signal::KILL);
+            }
+            sys::leave(0)
+        }
+        Err(error) => refused(format!("cannot fork in the sandbox: {error}")),
+    }
 }
 
 #[cfg(test)]

@@ -1,24 +1,13 @@
-//! The fork into another pid namespace, by way of a process that shares our memory.
+//! The fork into a sandbox's pid namespace, by way of a process that shares our memory.
 //!
-//! A plain fork would leave us as the parent, and the sandbox's PID 1 could not die before we have reaped; a second fork would copy the
-//! page tables twice. X is made as by vfork (no copy, we stand still until it ends) while our children are born in the sandbox's pid
-//! namespace; X forks Y and ends.
+//! A plain fork would leave us as the parent, and the sandbox's PID 1 could not die before we have reaped; a second one would copy the
+//! page tables again. X is made as by vfork (no copy, we stand still until it ends); it forks Y and ends. X can be stopped or killed by
+//! code in the sandbox: that costs this process, which is here for one kernel, and nobody else.
 
-use std::ffi::{c_int, c_long, c_uint, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
-
-use jail::sys::{self, CLONE_INTO_CGROUP, CloneArgs};
-
-/// Why there is no kernel.
-#[derive(Debug)]
-pub enum Failure {
-    /// This one cannot be had; the next may.
-    Refused(String),
-    /// Nobody knows in which state this process is.
-    Broken(io::Error),
-}
 
 pub enum Spawned {
     /// We are the kernel.
@@ -28,15 +17,10 @@ pub enum Spawned {
 }
 
 unsafe extern "C" {
-    /// clone3(`args`, `size`) of a child that shares memory and stack with us: calls `body(arg)` in it, which must not return there.
+    /// clone(`flags`) of a child that shares memory and stack with us: calls `body(arg)` in it, which must not return there.
     /// Returns what the kernel returned (an error as a negative number), and, in a process that `body` has forked and that returned
     /// from it, what `body` returned.
-    fn sandpool_vspawn(
-        args: *const CloneArgs,
-        size: usize,
-        body: extern "C" fn(*mut Message) -> c_long,
-        arg: *mut Message,
-    ) -> c_long;
+    fn sandpool_vspawn(flags: c_ulong, body: extern "C" fn(*mut Message) -> c_long, arg: *mut Message) -> c_long;
 }
 
 // In assembly, because the child goes on with our stack while our own frame has to stay as it is: nothing at or above the stack
@@ -50,9 +34,13 @@ std::arch::global_asm!(
     "    push rbx",
     "    push r12",
     "    sub rsp, 8", // the ABI's alignment at the call
-    "    mov rbx, rdx",
-    "    mov r12, rcx",
-    "    mov eax, {clone3}",
+    "    mov rbx, rsi",
+    "    mov r12, rdx",
+    "    xor esi, esi", // the stack: ours
+    "    xor edx, edx",
+    "    xor r10d, r10d",
+    "    xor r8d, r8d",
+    "    mov eax, {clone}",
     "    syscall",
     "    test rax, rax",
     "    jnz 1f",
@@ -63,7 +51,7 @@ std::arch::global_asm!(
     "    pop rbx",
     "    ret",
     ".size sandpool_vspawn, .-sandpool_vspawn",
-    clone3 = const libc::SYS_clone3,
+    clone = const libc::SYS_clone,
 );
 
 #[cfg(target_arch = "aarch64")]
@@ -75,9 +63,13 @@ std::arch::global_asm!(
     "    stp x29, x30, [sp, #-32]!",
     "    stp x19, x20, [sp, #16]",
     "    mov x29, sp",
-    "    mov x19, x2",
-    "    mov x20, x3",
-    "    mov x8, #{clone3}",
+    "    mov x19, x1",
+    "    mov x20, x2",
+    "    mov x1, xzr", // the stack: ours
+    "    mov x2, xzr",
+    "    mov x3, xzr",
+    "    mov x4, xzr",
+    "    mov x8, #{clone}",
     "    svc #0",
     "    cbnz x0, 1f",
     "    mov x0, x20",
@@ -86,7 +78,7 @@ std::arch::global_asm!(
     "    ldp x29, x30, [sp], #32",
     "    ret",
     ".size sandpool_vspawn, .-sandpool_vspawn",
-    clone3 = const libc::SYS_clone3,
+    clone = const libc::SYS_clone,
 );
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -132,68 +124,28 @@ extern "C" fn fork_and_end(message: *mut Message) -> c_long {
     }
 }
 
-/// A kernel in the pid namespace of `guest`, and in the cgroup. Returns twice, like a fork.
-pub fn spawn(park: &Park, guest: BorrowedFd<'_>, cgroup: Option<BorrowedFd<'_>>) -> Result<Spawned, Failure> {
-    sys::join_namespaces(guest, libc::CLONE_NEWPID)
-        .map_err(|e| Failure::Refused(format!("cannot fork into the sandbox: {e}")))?;
-    // Its descriptors are ours: what X opens for us outlives it.
-    let mut args = CloneArgs {
-        flags: (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES) as u64,
-        exit_signal: libc::SIGCHLD as u64,
-        ..CloneArgs::default()
-    };
-    if let Some(cgroup) = cgroup {
-        args.flags |= CLONE_INTO_CGROUP;
-        args.cgroup = cgroup.as_raw_fd() as u64;
-    }
+/// A kernel where our children are born. Returns twice, like a fork.
+pub fn spawn() -> io::Result<Spawned> {
+    // By clone, whose flags the sandbox's filter can read. X's descriptors are ours: what it opens for us outlives it.
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
     let mut message = Message::default();
-    // SAFETY: `args` is a whole `clone_args`; `fork_and_end` keeps the contract of the function, and `message` outlives X.
-    let result = unsafe { sandpool_vspawn(&raw const args, size_of::<CloneArgs>(), fork_and_end, &raw mut message) };
-    if result == 0 {
-        return Ok(Spawned::Kernel);
-    }
-    park.come_back().map_err(Failure::Broken)?;
-    if result < 0 {
-        let error = io::Error::from_raw_os_error(-result as c_int);
-        return Err(Failure::Refused(format!("cannot fork into the sandbox: {error}")));
-    }
-    // SAFETY: a null status is allowed. X has ended, or we would not be here.
-    unsafe { libc::waitpid(result as c_int, ptr::null_mut(), libc::__WALL) };
+    // SAFETY: `fork_and_end` keeps the contract of the function, and `message` outlives X.
+    let result = unsafe { sandpool_vspawn(flags as c_ulong, fork_and_end, &raw mut message) };
+    match result {
+        0 => return Ok(Spawned::Kernel),
+        ..0 => return Err(io::Error::from_raw_os_error(-result as c_int)),
+        // SAFETY: a null status is allowed. X has ended, or we would not be here.
+        1.. => unsafe { libc::waitpid(result as c_int, ptr::null_mut(), libc::__WALL) },
+    };
     match message {
-        Message { error, .. } if error != 0 => {
-            let error = io::Error::from_raw_os_error(error);
-            Err(Failure::Refused(format!("cannot fork in the sandbox: {error}")))
-        }
+        Message { error, .. } if error != 0 => Err(io::Error::from_raw_os_error(error)),
         Message { pid: pid @ 1.., process, .. } => {
             // SAFETY: X has opened it in our table, and nobody else knows it.
             let process = unsafe { OwnedFd::from_raw_fd(process) };
             Ok(Spawned::Made { pid: pid as u32, process })
         }
-        // Killed with its sandbox, in the middle of a fork that has locks in memory that is ours.
-        _ => Err(Failure::Broken(io::Error::other("a fork was killed half-way"))),
-    }
-}
-
-/// Where our children would be born between two forks: in a pid namespace whose first process is dead, so nowhere. As an ordinary user
-/// there is no way back into the host's, and a fork or a thread by accident fails.
-pub struct Park {
-    namespace: OwnedFd,
-}
-
-impl Park {
-    pub fn new() -> io::Result<Self> {
-        sys::unshare(libc::CLONE_NEWPID)?;
-        // A namespace can be opened only once it has had a process.
-        let Some(first) = sys::fork()? else { sys::wait_for_the_end() };
-        let namespace = std::fs::File::open("/proc/thread-self/ns/pid_for_children").map(OwnedFd::from);
-        rustix::process::kill_process(first, rustix::process::Signal::KILL)?;
-        rustix::process::waitpid(Some(first), rustix::process::WaitOptions::empty())?;
-        Ok(Self { namespace: namespace? })
-    }
-
-    fn come_back(&self) -> io::Result<()> {
-        use std::os::fd::AsFd;
-        Ok(sys::join_namespaces(self.namespace.as_fd(), libc::CLONE_NEWPID)?)
+        // If it got so far that there is a kernel, that one sees the end of its channel and ends.
+        _ => Err(io::Error::other("a process of the sandbox, or its end, killed the fork")),
     }
 }
 
@@ -258,39 +210,52 @@ fn thread_pointer() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
-    use rustix::process::{PidfdFlags, getpid, pidfd_open};
-
     use super::*;
 
     #[test]
+    fn a_fork_returns_in_the_kernel_and_tells_its_parent_who_that_is() {
+        // In a process of its own: what returns as the kernel must not be a second test process.
+        match jail::sys::clone3(0, None).unwrap() {
+            jail::sys::Cloned::Child => match spawn() {
+                Ok(Spawned::Kernel) => jail::sys::leave(7),
+                Ok(Spawned::Made { pid, process }) => {
+                    // X is gone, so that the kernel is another's child, and its descriptor still says when it ends.
+                    let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+                    let ended = rustix::event::poll(&mut fds, None).is_ok();
+                    jail::sys::leave(if ended && pid > 1 { 0 } else { 2 })
+                }
+                Err(_) => jail::sys::leave(3),
+            },
+            jail::sys::Cloned::Parent { pid, .. } => {
+                let status = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
+                assert_eq!(status.unwrap().1.exit_status(), Some(0));
+            }
+        }
+    }
+
+    #[test]
     fn a_fork_that_the_kernel_refuses_is_not_taken_for_the_kernel() {
+        use rustix::process::{Resource, Rlimit, setrlimit};
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIP: needs root");
             return;
         }
-        // Where children are born is a thread's own.
-        let attempt = || {
-            let park = Park::new().unwrap();
-            let (own, no_cgroup) =
-                (pidfd_open(getpid(), PidfdFlags::empty()).unwrap(), std::fs::File::open("/").unwrap());
-            let dead = std::fs::File::open("/").unwrap();
-            for (guest, cgroup, why) in [
-                (own.as_fd(), Some(no_cgroup.as_fd()), "Bad file descriptor"),
-                (dead.as_fd(), None, "Invalid argument"),
-            ] {
-                match spawn(&park, guest, cgroup) {
-                    Err(Failure::Refused(message)) => assert!(message.contains(why), "{message}"),
-                    Err(Failure::Broken(error)) => panic!("{error}"),
-                    Ok(Spawned::Made { pid, .. }) => panic!("{pid}"),
-                    // Not by a panic: this would be a second test process.
-                    Ok(Spawned::Kernel) => sys::leave(1),
+        match jail::sys::clone3(0, None).unwrap() {
+            jail::sys::Cloned::Child => {
+                // Nobody's uid, which may have no process.
+                let nobody = rustix::process::Uid::from_raw(3_999_999_999);
+                let limit = Rlimit { current: Some(0), maximum: Some(0) };
+                let alone = setrlimit(Resource::Nproc, limit).is_ok()
+                    && rustix::thread::set_thread_res_uid(nobody, nobody, nobody).is_ok();
+                match spawn() {
+                    Err(e) if alone && e.raw_os_error() == Some(libc::EAGAIN) => jail::sys::leave(0),
+                    _ => jail::sys::leave(1),
                 }
             }
-            // And nothing can be born where it was left.
-            assert!(sys::fork().is_err());
-        };
-        std::thread::spawn(attempt).join().unwrap();
+            jail::sys::Cloned::Parent { pid, .. } => {
+                let status = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap();
+                assert_eq!(status.unwrap().1.exit_status(), Some(0));
+            }
+        }
     }
 }

@@ -52,11 +52,8 @@ impl Keeper {
         };
         let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
         let code = cgroup.code();
-        let crowded = code.crowded();
-        let v2 = code.v2().filter(|_| crowded.is_none());
-        let tasks =
-            code.tasks().iter().chain(&crowded).map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
-        let v2 = v2.map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
+        let tasks = code.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
+        let v2 = code.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
         let (guest, steps) = (guest.try_clone()?, entry.clone());
         self.warmth.fork(warm::Wanted { request, cell: key, guest, v2, tasks, steps });
         Ok(())
@@ -108,11 +105,7 @@ impl Keeper {
 
     /// What has come of the warm interpreter.
     pub(super) fn warmed(&mut self) {
-        let outcomes = self.warmth.outcomes();
-        if !outcomes.is_empty() {
-            std::mem::take(&mut self.later).into_iter().for_each(|(key, answer)| self.end(key, answer));
-        }
-        for outcome in outcomes {
+        for outcome in self.warmth.outcomes() {
             let (request, reply) = match outcome {
                 Outcome::Answer(request, reply) => (request, reply),
                 // Without a guest that takes it, the kernel sees the end of its channel and ends.

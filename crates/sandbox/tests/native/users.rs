@@ -116,3 +116,26 @@ fn a_level_below_the_floor_is_refused_and_leaves_nothing() {
     wait_for("the end of the launcher", || descendants().is_empty());
     wait_for("an empty state directory", || fs::read_dir(state.join("instances")).unwrap().next().is_none());
 }
+
+/// W34: a server keeps its memory to itself, and works all the same. Its launcher lives in a user namespace that belongs to the user,
+/// who may do everything there; it has no secrets.
+#[test]
+fn w34_a_users_other_processes_cannot_look_into_its_server() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("private");
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for mode in ["sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let Some(output) = as_user(&place, &["private", mode, state.to_str().unwrap()]) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said, format!("mode {mode}\nPermission denied\n1000\n"));
+        assert!(output.status.success());
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}

@@ -368,10 +368,85 @@ async fn a_sandbox_ends_at_once_whatever_is_being_forked_into_it() {
         );
         assert!(matches!(sandbox.fork_warm().await, Err(BackendError::Gone(_))));
     }
-    // Whoever was in the middle of one may have been replaced.
-    wait_for("an interpreter", || interpreters().len() == 1);
+    assert_eq!(native.warmth().await.map(|warmth| (warmth.ready, warmth.restarts)), Some((true, 0)));
     wait_for("everything gone", || Left::count(&place.0).processes == before.processes);
     native.shutdown().await;
+}
+
+/// The modes that a server can have here, each with what a helper says that was started in it with these words.
+fn in_every_mode(name: &str, words: &[&str], mut check: impl FnMut(&str, &str)) {
+    let place = Place::new(name);
+    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    for mode in ["root", "sub", "single"] {
+        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
+            skip("newuidmap is not installed");
+            continue;
+        }
+        let state = place.0.join(mode);
+        let words = [&[words[0], mode, state.to_str().unwrap()], &words[1..]].concat();
+        let output = if mode == "root" { as_root(&place, &words) } else { as_user(&place, &words) };
+        let Some(output) = output else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{mode}: {said}");
+        let said = said.strip_prefix(&format!("mode {mode}\n")).unwrap_or_else(|| panic!("{mode}: {said}"));
+        check(mode, said);
+    }
+    wait_for("the end of the launcher", || descendants().is_empty());
+}
+
+/// W02, W13, W14: while kernels and browsers are brought in, code inside compares whoever it can see with itself, in what anybody may
+/// read: mounts, network, cgroups, id maps, capabilities, filters.
+#[test]
+fn w02_w13_w14_whoever_comes_into_a_sandbox_has_nothing_more_than_it_from_the_first_moment() {
+    if root() {
+        in_every_mode("watched", &["watch"], |mode, said| assert_eq!(said, "seen True\n", "{mode}"));
+    }
+}
+
+/// W05, W09: 19 stops, 9 kills.
+#[test]
+fn w05_w09_code_that_stops_or_kills_what_comes_in_disturbs_no_neighbour() {
+    if !root() {
+        return;
+    }
+    for signal in ["19", "9"] {
+        in_every_mode(&format!("disturbed-{signal}"), &["disturb", signal], |mode, said| {
+            assert_eq!(said, format!("{}ready true restarts 0\n", "served\n".repeat(10)), "{mode} {signal}");
+        });
+    }
+}
+
+/// W05, W10: however a guest ends (for memory, by a signal), the interpreter that was just forking into its sandbox stays.
+#[tokio::test]
+async fn w05_w10_a_guest_that_dies_while_kernels_come_costs_nobody_the_interpreter() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("killed");
+    let native = start(&place.0).await;
+    native.warm(&python()).await.unwrap();
+    let first = interpreters();
+    let neighbour = native.create(&spec()).await.unwrap();
+    for _ in 0..30 {
+        let sandbox = native.create(&spec()).await.unwrap();
+        let others = descendants();
+        let own = sh(&*sandbox, "readlink /proc/self/ns/pid").await;
+        let of_it =
+            |pid: &u32| fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|l| l.to_str() == Some(own.trim()));
+        let guest = others.into_keys().find(of_it).unwrap();
+        let killed = async {
+            tokio::task::yield_now().await;
+            kill(guest);
+        };
+        // One of them may come before the end, or none.
+        let _ = tokio::join!(sandbox.fork_warm(), sandbox.fork_warm(), killed, sandbox.fork_warm());
+        fork(&*neighbour).await;
+    }
+    assert_eq!(interpreters(), first);
+    let warmth = native.warmth().await.unwrap();
+    assert_eq!((warmth.ready, warmth.restarts), (true, 0));
+    native.shutdown().await;
+    wait_for("the end of the launcher", || descendants().is_empty());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use engine::Engine;
 use engine::op::{Call, EventSink, Op, Outcome, Realm, RuntimeInfo, Tenant};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{Context, Failed};
@@ -59,6 +60,22 @@ pub async fn prepare(
         stop.cancel();
     }
     result
+}
+
+/// A server whose back end has given up ends, so that whoever watches over it can start another.
+pub async fn end_when_useless(engine: Engine, stop: CancellationToken) -> Failed {
+    let why = engine.given_up().await;
+    stop.cancel();
+    Failed(why)
+}
+
+/// The reason for which the server ended by itself, or how it ended otherwise.
+pub async fn useless_or(useless: JoinHandle<Failed>, otherwise: Result<(), Failed>) -> Result<(), Failed> {
+    if useless.is_finished() {
+        return Err(useless.await?);
+    }
+    useless.abort();
+    otherwise
 }
 
 async fn runtimes_of(engine: &Engine) -> Vec<RuntimeInfo> {

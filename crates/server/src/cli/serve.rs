@@ -21,7 +21,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
 use super::file_secret::file_secret;
-use super::prepare::prepare;
+use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
 use super::wiring::{self, EngineFiles, Native, Reach};
 use super::{Context, Done, Failed, block_on};
@@ -95,6 +95,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
             Instant::now()
         }
     });
+    let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     transport::serve(listener, app, stop.clone(), now.clone()).await;
     // One grace time for calls and for what goes on behind them.
     let left = asked.await.map_or(Duration::ZERO, |asked| grace.saturating_sub(asked.elapsed()));
@@ -103,14 +104,15 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
         () = engine.shutdown(left) => {}
         () = async { now.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
     }
-    let prepared = preparing.await.map_err(Failed::from);
+    let prepared = preparing.await.map_err(Failed::from).and_then(|prepared| prepared);
+    let prepared = useless_or(useless, prepared).await;
     told.cancel();
     let _ = watching.await;
     if let Some(journal) = observer.journal() {
         journal.record(Entry::event("server_stopped"));
         journal.close();
     }
-    prepared.and_then(|prepared| prepared).map(|()| ExitCode::SUCCESS)
+    prepared.map(|()| ExitCode::SUCCESS)
 }
 
 /// As many connections as were asked for and this process may have descriptors for; each sandbox needs one, too. Not before the
@@ -277,10 +279,10 @@ impl Server {
             given: Arc::new(move |given| observer.file_given(given)),
             ..files::Settings::default()
         };
-        let (ready, figures) = (self.engine.clone(), self.clone());
+        let (healthy, ready, figures) = (self.engine.clone(), self.engine.clone(), self.clone());
         Router::new()
-            .route("/healthz", get(async || "ok\n"))
-            .route("/readyz", get(async move || readiness(&ready)))
+            .route("/healthz", get(async move || if_so(healthy.is_up(), "ok\n", "no sandbox can be made\n")))
+            .route("/readyz", get(async move || if_so(ready.is_ready(), "ready\n", "not ready\n")))
             .route("/metrics", get(async move |request: Request| figures.metrics(&*door, request).await))
             .merge(auth::routes(auth))
             .merge(files::router(EngineFiles(self.engine.clone()), settings))
@@ -310,11 +312,8 @@ impl Server {
     }
 }
 
-fn readiness(engine: &Engine) -> Response {
-    match engine.is_ready() {
-        true => "ready\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
-    }
+fn if_so(so: bool, yes: &'static str, no: &'static str) -> Response {
+    if so { yes.into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, no).into_response() }
 }
 
 fn shown(health: &Health) -> Value {

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::file_secret::file_secret;
-use super::prepare::prepare;
+use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
 use super::wiring::{self, EngineFiles, Native, Reach};
 use super::{Context, Done, Failed, block_on_here};
@@ -57,6 +57,7 @@ async fn serve(context: Context, native: Native) -> Done {
     let no_more_files = CancellationToken::new();
     let serving_files = tokio::spawn(serve_files(listener, engine.clone(), signer, no_more_files.clone()));
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer));
+    let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     let second = signals.second.clone();
     let serving = serve_stdio(Arc::new(engine.clone()), surface, StdioOptions { grace }, stop.clone());
     let served = tokio::select! {
@@ -70,8 +71,8 @@ async fn serve(context: Context, native: Native) -> Done {
         () = async { second.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
     }
     serving_files.abort();
-    let prepared = preparing.await.map_err(Failed::from);
-    prepared.and_then(|prepared| prepared).and(served).map(|()| ExitCode::SUCCESS)
+    let prepared = preparing.await.map_err(Failed::from).and_then(|prepared| prepared);
+    useless_or(useless, prepared.and(served)).await.map(|()| ExitCode::SUCCESS)
 }
 
 /// The links in answers work while the process lives: files and nothing else, for this machine.

@@ -55,6 +55,7 @@ impl Native {
             mode: None,
             floor: config.floor,
             spares: sandbox::native::SPARES,
+            restarts: true,
         };
         Ok(Self { launcher, config })
     }

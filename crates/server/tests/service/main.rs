@@ -4,6 +4,7 @@
 
 mod availability;
 mod files;
+mod launcher;
 mod load;
 mod matrix;
 mod neighbours;

@@ -131,6 +131,13 @@ impl Service {
         service
     }
 
+    /// After another launcher was started.
+    pub fn look_again(&mut self) {
+        self.launcher = children(self.pid());
+        let new: Vec<_> = self.instances().into_iter().filter(|name| !self.marks.contains(name)).collect();
+        self.marks.extend(new);
+    }
+
     pub fn instances(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.state.0.join("state/instances")).unwrap().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -257,7 +264,7 @@ impl Drop for Service {
     }
 }
 
-fn children(pid: u32) -> Vec<u32> {
+pub fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()

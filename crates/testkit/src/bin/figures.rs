@@ -91,6 +91,7 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         mode: None,
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
+        restarts: false,
     };
     let (native, _) = Native::start(launcher, config).await?;
     let venv = Path::new(python).parent().and_then(Path::parent).ok_or("PYTHON is not in an environment")?;

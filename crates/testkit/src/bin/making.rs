@@ -108,6 +108,7 @@ async fn measure(launcher: Launcher, state: &Path, rounds: usize, live: usize) -
         mode: None,
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
+        restarts: false,
     };
     let (native, _) = Native::start(launcher, config).await?;
     let mut table = Table::default();

@@ -84,6 +84,7 @@ async fn attack(args: &Args, launcher: native::Launcher) -> Result<usize> {
         mode: Some(args.mode),
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
+        restarts: false,
     };
     let (native, isolation) = Native::start(launcher, config).await?;
     say(&format!("mode {:?}, {:?}, missing: {:?}", native.mode(), isolation.level, isolation.missing));
