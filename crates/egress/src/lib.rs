@@ -16,6 +16,7 @@ mod address;
 mod authority;
 mod connect;
 mod denial;
+mod dns;
 mod gate;
 mod http;
 mod limits;
