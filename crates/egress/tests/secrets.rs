@@ -76,7 +76,7 @@ impl Place {
         let gate = egress.open(listener, "blue", Policy::of(table), sink).unwrap();
 
         let dir = std::env::temp_dir().join(format!("sandpool-secrets-{label}-{}", std::process::id()));
-        let furnishing = egress.furnishing();
+        let furnishing = Furnishing::clone(&*egress.furnishing("blue").await);
         for (path, content) in &furnishing.files {
             let path = inside(&dir, path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -478,4 +478,42 @@ async fn w21_the_pieces_of_an_answer_tell_no_letter_of_a_secret() {
         }
     };
     tokio::time::timeout(std::time::Duration::from_secs(120), watching).await.unwrap();
+}
+
+/// W28: what a sandbox is given says nothing about secrets that its tenant does not have.
+#[tokio::test(flavor = "multi_thread")]
+async fn w28_a_sandbox_knows_the_secrets_of_its_own_tenant_alone() {
+    let secret = |name: &str, host: &str, tenants: &[&str]| Secret {
+        name: name.into(),
+        hosts: vec![host.into()],
+        header: "Authorization".into(),
+        format: None,
+        tenants: tenants.iter().map(ToString::to_string).collect(),
+        value: Value::parse(VALUE.into()).unwrap(),
+    };
+    let all = [("BLUE_KEY", "blue-only.test"), ("BOTH_KEY", "both.test"), ("RED_KEY", "red-only.test")];
+    let owners: [&[&str]; 3] = [&["blue"], &["blue", "red"], &["red"]];
+    let certutil = Some("/usr/bin/certutil".into()).filter(|path: &PathBuf| path.exists());
+    let secrets = all.iter().zip(owners).map(|((name, host), tenants)| secret(name, host, tenants)).collect();
+    let egress = Egress::new(EgressConfig { secrets, certutil, ..EgressConfig::default() }).unwrap();
+    for tenant in ["blue", "red", "green", ""] {
+        let furnishing = egress.furnishing(tenant).await;
+        // Certificates are base64 in files: their own bytes count.
+        let mut given = format!("{:?}", furnishing.env).into_bytes();
+        for (path, content) in &furnishing.files {
+            given.extend_from_slice(path.to_str().unwrap().as_bytes());
+            given.extend_from_slice(content);
+            if path.ends_with("authority.pem") {
+                given.extend_from_slice(&CertificateDer::from_pem_slice(content).unwrap());
+            }
+        }
+        let has = |text: &str| given.windows(text.len()).any(|part| part == text.as_bytes());
+        for ((name, host), tenants) in all.iter().zip(owners) {
+            let own = tenants.contains(&tenant);
+            assert_eq!((has(name), has(host)), (own, own), "{tenant}: {name}");
+        }
+        assert_eq!(has("sandpool-placeholder-"), tenant == "blue" || tenant == "red", "{tenant}");
+    }
+    // Those who have the same are given the same, and it is made once.
+    assert!(Arc::ptr_eq(&egress.furnishing("green").await, &egress.furnishing("yellow").await));
 }
