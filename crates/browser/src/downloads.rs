@@ -20,23 +20,32 @@ const MAX_RUNNING: usize = 16;
 const MAX_NAME: usize = 200;
 /// How many files of one name there are at most.
 const MAX_SAME: u32 = 1000;
+/// Of the directory, which are looked at.
+const MAX_LISTED: usize = 10_000;
 
 pub struct Downloads {
     directory: PathBuf,
     running: HashMap<String, Download>,
     /// When the last one began.
     begun: u64,
+    /// Bytes of what is in the directory already.
+    kept: u64,
+    /// Bytes that are free where the directory is.
+    free: fn(&Path) -> Option<u64>,
 }
 
 struct Download {
     url: String,
     name: String,
     begun: u64,
+    received: u64,
+    /// Why it is being cancelled.
+    refused: Option<String>,
 }
 
 impl Downloads {
     pub fn new(directory: &str) -> Self {
-        Self { directory: directory.into(), running: HashMap::new(), begun: 0 }
+        Self { directory: directory.into(), running: HashMap::new(), begun: 0, kept: 0, free }
     }
 
     /// One that began after this moment is still under way.
@@ -53,24 +62,60 @@ impl Downloads {
         self.begun = now;
         let room = self.running.len() < MAX_RUNNING;
         if room {
-            let download = Download { url: shorten(url, MAX_URL), name: safe_name(suggested), begun: now };
-            self.running.insert(guid.into(), download);
+            self.kept = self.in_directory();
+            let (url, name) = (shorten(url, MAX_URL), safe_name(suggested));
+            self.running.insert(guid.into(), Download { url, name, begun: now, received: 0, refused: None });
         }
         room
     }
 
+    /// Whether it may go on. All downloads together take no more of the disk than they leave free: a page can make the browser save
+    /// without end, and code needs the disk too. `announced` is 0 where nobody said how much will come.
+    pub fn progress(&mut self, guid: &str, received: u64, announced: u64) -> bool {
+        let Some(download) = self.running.get_mut(guid).filter(|download| download.refused.is_none()) else {
+            return true;
+        };
+        download.received = received;
+        let Some(free) = (self.free)(&self.directory) else { return true };
+        let coming = announced.saturating_sub(received);
+        let received: u64 = self.running.values().map(|download| download.received).sum();
+        let taken = self.kept.saturating_add(received).saturating_add(coming);
+        let fits = taken <= free.saturating_sub(coming);
+        if !fits && let Some(download) = self.running.get_mut(guid) {
+            let most = self.kept.saturating_add(received).saturating_add(free) / 2;
+            let why = format!("downloads may take half of the disk that is free, {most} bytes together");
+            download.refused = Some(why);
+        }
+        fits
+    }
+
+    /// Bytes of the files that are there, without those under way.
+    fn in_directory(&self) -> u64 {
+        let entries = std::fs::read_dir(&self.directory).into_iter().flatten().flatten().take(MAX_LISTED);
+        let finished =
+            entries.filter(|entry| !entry.file_name().to_str().is_some_and(|name| self.running.contains_key(name)));
+        finished
+            .filter_map(|entry| entry.metadata().ok())
+            .filter(std::fs::Metadata::is_file)
+            .map(|file| file.len())
+            .sum()
+    }
+
     pub fn cancelled(&mut self, guid: &str) -> Option<Happened> {
-        let Download { url, .. } = self.running.remove(guid)?;
+        let Download { url, refused, .. } = self.running.remove(guid)?;
         // A file that is not whole; there may be none.
         let _ = std::fs::remove_file(self.directory.join(guid));
-        let error = Some("the download was broken off".into());
+        let error = Some(refused.unwrap_or_else(|| "the download was broken off".into()));
         Some(Happened::Download { url, path: None, size: 0, error })
     }
 
     pub fn completed(&mut self, guid: &str) -> Option<Happened> {
         let Download { url, name, .. } = self.running.remove(guid)?;
         Some(match self.keep(guid, &name) {
-            Ok((path, size)) => Happened::Download { url, path: Some(path), size, error: None },
+            Ok((path, size)) => {
+                self.kept = self.kept.saturating_add(size);
+                Happened::Download { url, path: Some(path), size, error: None }
+            }
             Err(error) => Happened::Download { url, path: None, size: 0, error: Some(error.to_string()) },
         })
     }
@@ -99,6 +144,11 @@ impl Downloads {
         let directory = self.directory.file_name().map_or(Path::new(""), Path::new);
         directory.join(name).display().to_string()
     }
+}
+
+fn free(directory: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(directory).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 fn numbered(name: &str, number: u32) -> String {
@@ -171,6 +221,44 @@ mod tests {
         let told = downloads.completed("guid");
         assert!(matches!(told, Some(Happened::Download { path: None, error: Some(_), .. })), "{told:?}");
         assert_eq!(std::fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    /// W35: on a disk with 1,000 bytes to begin with.
+    #[test]
+    fn w35_downloads_take_no_more_of_the_disk_than_they_leave_free() {
+        let place = std::env::temp_dir().join(format!("sandpool-endless-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let mut downloads = Downloads::new(place.to_str().unwrap());
+        downloads.free = |directory| {
+            let sizes = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+            Some(1000 - sizes.sum::<u64>())
+        };
+        let size = |name: &str, bytes: usize| std::fs::write(place.join(name), vec![0; bytes]).unwrap();
+        let begin = |downloads: &mut Downloads, guid: &str| assert!(downloads.begin(1, guid, "http://a.test/", guid));
+        // Several without an end count together.
+        begin(&mut downloads, "one");
+        begin(&mut downloads, "two");
+        for bytes in [100, 200, 250] {
+            size("one", bytes);
+            assert!(downloads.progress("one", bytes as u64, 0), "{bytes}");
+            size("two", bytes);
+            assert!(downloads.progress("two", bytes as u64, 0), "{bytes}");
+        }
+        size("two", 251);
+        assert!(!downloads.progress("two", 251, 0));
+        let Some(Happened::Download { path: None, error: Some(error), .. }) = downloads.cancelled("two") else {
+            panic!()
+        };
+        assert_eq!(error, "downloads may take half of the disk that is free, 500 bytes together");
+        assert!(!place.join("two").exists());
+        // So does what was saved before, and what is announced counts before it comes.
+        assert!(matches!(downloads.completed("one"), Some(Happened::Download { path: Some(_), .. })));
+        begin(&mut downloads, "three");
+        assert!(downloads.progress("three", 0, 250));
+        begin(&mut downloads, "four");
+        assert!(!downloads.progress("four", 0, 251));
+        assert!(downloads.progress("unknown", 1 << 60, 0));
         std::fs::remove_dir_all(&place).unwrap();
     }
 

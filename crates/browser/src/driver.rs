@@ -36,6 +36,8 @@ pub struct Driver {
     state: Shared,
     reader: Reader,
     process: Child,
+    /// It did not answer any more, and was ended for it.
+    hung: bool,
 }
 
 /// One request.
@@ -56,7 +58,7 @@ impl Driver {
         tokio::task::spawn_local(writing);
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
         match tokio::time::timeout(START, greet(&cdp, &state, &spec.downloads)).await {
-            Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process }),
+            Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process, hung: false }),
             Ok(Err(cdp::Error::Gone)) => {
                 Err(format!("the browser ended at its start: {}", how_it_ended(&mut process).await))
             }
@@ -81,6 +83,8 @@ impl Driver {
             result = self.once(&again, cancelled).await;
         }
         let result = match result {
+            // The call that finds out is the one that it costs: the next has another browser.
+            Err(_) if self.hung => Err(failure(BrowseFailure::NoBrowser, "it did not answer any more, and was ended")),
             Err(_) if self.state.borrow().gone => {
                 let message = format!("the browser ended: {}", how_it_ended(&mut self.process).await);
                 Err(BrowseError { why: BrowseFailure::NoBrowser, message })
@@ -88,7 +92,7 @@ impl Driver {
             result => result,
         };
         let opened = matches!(request.ask, Browse::Open { .. });
-        let page = self.look(opened).await;
+        let page = if self.hung { None } else { self.look(opened).await };
         Browsed { page, happened: self.state.change(State::take_happened), result }
     }
 
@@ -191,6 +195,8 @@ impl Driver {
         if self.is_idle(page).await {
             return;
         }
+        // Asked now, so that a browser that is only slow has all the time there is.
+        let alive = self.cdp.send(None, "Browser.getVersion", json!({}));
         let ended = self.cdp.send(session, "Runtime.terminateExecution", json!({})).within::<Value>(END).await;
         if ended.is_ok() && self.is_idle(page).await {
             return;
@@ -198,6 +204,12 @@ impl Driver {
         self.cdp.tell(session, "Page.crash", json!({}));
         let crashed = self.state.wait(|state| state.tabs.get(&page.tab).is_none_or(|tab| tab.crashed).then_some(()));
         if tokio::time::timeout(END, crashed).await.is_err() {
+            if let Err(cdp::Error::TimedOut) = alive.within::<Value>(IDLE).await {
+                // Not the page alone: nothing would come of the next request either.
+                self.hung = true;
+                let _ = self.process.start_kill();
+                return;
+            }
             // Not even that: it is replaced at the next request.
             self.state.change(|state| {
                 let Some(tab) = state.tabs.get_mut(&page.tab) else { return };

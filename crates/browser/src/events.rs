@@ -177,6 +177,11 @@ struct Download {
     suggested_filename: String,
     #[serde(default)]
     state: String,
+    #[serde(default)]
+    received_bytes: f64,
+    /// 0 where it is not known.
+    #[serde(default)]
+    total_bytes: f64,
 }
 
 #[derive(Deserialize)]
@@ -266,7 +271,14 @@ fn of_browser(state: &mut State, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
             let ended = match progress.state.as_str() {
                 "completed" => state.downloads.completed(&progress.guid),
                 "canceled" => state.downloads.cancelled(&progress.guid),
-                _ => None,
+                _ => {
+                    // They are numbers with a fraction, as all of JavaScript's.
+                    let (received, announced) = (progress.received_bytes as u64, progress.total_bytes as u64);
+                    if !state.downloads.progress(&progress.guid, received, announced) {
+                        cdp.tell(None, "Browser.cancelDownload", json!({ "guid": progress.guid }));
+                    }
+                    None
+                }
             };
             state.happened(ended?);
         }

@@ -57,7 +57,7 @@ impl Connection {
     /// and other addresses has the allowed ones only.
     pub async fn find(&self, what: &str, crossing: &Crossing) -> Result<Vec<SocketAddr>, Stop> {
         let Target { host, port } = &crossing.target;
-        let found = self.state.shared.resolver.addresses(host, &self.state.lookups).await?;
+        let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
         let (mut allowed, mut refused) = (Vec::new(), None);
         for address in found.into_iter().map(|ip| SocketAddr::new(ip, *port)) {
             match self.state.judge(|judge| judge.connected(&crossing.target, address)) {

@@ -46,7 +46,7 @@ impl Gate {
             tenant: tenant.to_owned(),
             meter: Meter::new(judge.limits()),
             denials: Denials::new(sink),
-            lookups: Arc::new(Semaphore::new(AT_ONCE_EACH)),
+            lookups: Semaphore::new(AT_ONCE_EACH),
             judges: Mutex::new(Judges { base: Arc::new(judge), narrower: Vec::new() }),
             live: Mutex::default(),
             numbers: AtomicU64::new(0),
@@ -99,7 +99,7 @@ pub struct State {
     /// Whose the sandbox is.
     pub tenant: String,
     pub meter: Meter,
-    pub lookups: Arc<Semaphore>,
+    pub lookups: Semaphore,
     denials: Denials,
     judges: Mutex<Judges>,
     live: Mutex<HashMap<u64, Arc<Passing>>>,

@@ -16,6 +16,7 @@ mod address;
 mod authority;
 mod connect;
 mod denial;
+mod dns;
 mod gate;
 mod http;
 mod limits;
@@ -93,8 +94,9 @@ impl Egress {
         Gate::open(Arc::clone(&self.shared), listener, tenant, policy, sink)
     }
 
-    pub fn furnishing(&self) -> Furnishing {
-        self.shared.furnishing()
+    /// What a sandbox of this tenant has to have, with the placeholders of its own secrets and no others.
+    pub async fn furnishing(&self, tenant: &str) -> Arc<Furnishing> {
+        self.shared.furnishing(tenant).await
     }
 
     pub fn traffic(&self) -> Traffic {

@@ -1,28 +1,32 @@
 //! Where a name is. Asked for each request anew, and only here: what is found is checked and connected to, never looked up again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{IpAddr, ToSocketAddrs as _};
-use std::sync::Arc;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
+use crate::dns::{Failed, System};
 use crate::target::Host;
 
+/// For a place and an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Each is a thread that waits for the system's resolver, which has no way to be interrupted.
-const AT_ONCE: usize = 256;
-/// So that the slow names of one sandbox do not stop the others.
+/// So that the slow names of one sandbox do not stop the others of its tenant.
 pub const AT_ONCE_EACH: usize = 8;
+/// A tenant has one of so many of all places.
+const SHARES: usize = 8;
 /// Of an answer, which whoever has the name can make as long as he likes.
 const MOST: usize = 16;
 
 #[derive(Debug)]
 pub struct Resolver {
     hosts: BTreeMap<Host, IpAddr>,
-    places: Arc<Semaphore>,
+    system: System,
+    places: Places,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -43,59 +47,196 @@ impl Resolver {
                 format!("`{}` is not a name of a host", name.escape_debug()),
             )),
         };
-        Ok(Self { hosts: hosts.iter().map(read).collect::<Result<_, _>>()?, places: Arc::new(Semaphore::new(AT_ONCE)) })
+        Ok(Self {
+            hosts: hosts.iter().map(read).collect::<Result<_, _>>()?,
+            system: System::default(),
+            places: Places::new(at_once()),
+        })
     }
 
-    /// `each` has [`AT_ONCE_EACH`] places, and belongs to a sandbox.
-    pub async fn addresses(&self, host: &Host, each: &Arc<Semaphore>) -> Result<Vec<IpAddr>, Lost> {
+    /// `each` has [`AT_ONCE_EACH`] places, and belongs to a sandbox of this tenant.
+    pub async fn addresses(&self, host: &Host, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, Lost> {
         if let Some(address) = self.hosts.get(host) {
             return Ok(vec![*address]);
         }
         match host {
             Host::Address(address) => Ok(vec![*address]),
             Host::Name(name) => {
-                timeout(PATIENCE, self.ask(name, each)).await.unwrap_or_else(|_| Err(Lost::TimedOut(name.clone())))
+                let asking = timeout(PATIENCE, self.ask(name, tenant, each));
+                asking.await.unwrap_or_else(|_| Err(Lost::TimedOut(name.clone())))
             }
         }
     }
 
-    async fn ask(&self, name: &str, each: &Arc<Semaphore>) -> Result<Vec<IpAddr>, Lost> {
-        let lost = || Lost::NotFound(name.to_owned());
-        let own = Arc::clone(each).acquire_owned().await.map_err(|_| lost())?;
-        let all = Arc::clone(&self.places).acquire_owned().await.map_err(|_| lost())?;
-        let asked = name.to_owned();
-        let answer = tokio::task::spawn_blocking(move || {
-            // Held until the resolver is done, even if nobody waits for it any more.
-            let _places = (own, all);
-            (asked.as_str(), 0).to_socket_addrs()
-        });
+    async fn ask(&self, name: &str, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, Lost> {
+        let _own = each.acquire().await.map_err(|_| Lost::NotFound(name.to_owned()))?;
+        let _place = self.places.take(tenant).await;
+        let found = self.system.config().addresses(name).await.map_err(|failed| match failed {
+            Failed::NoSuchName => Lost::NotFound(name.to_owned()),
+            Failed::NoAnswer => Lost::TimedOut(name.to_owned()),
+        })?;
         let mut addresses = Vec::new();
-        for address in answer.await.map_err(|_| lost())?.map_err(|_| lost())?.map(|found| found.ip()) {
+        for address in found {
             if addresses.len() < MOST && !addresses.contains(&address) {
                 addresses.push(address);
             }
         }
-        if addresses.is_empty() { Err(lost()) } else { Ok(addresses) }
+        Ok(addresses)
+    }
+}
+
+/// Each has a socket for either protocol: together an eighth of what the process may have.
+fn at_once() -> usize {
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 16;
+    usize::try_from(most).unwrap_or(usize::MAX).clamp(16, 1024)
+}
+
+/// For look-ups of all tenants. A tenant holds an eighth of them at the most, and takes none while it holds as many as are free. So the
+/// free ones never fall below what the last that took one holds, and tenants that ask for all they can get come to hold equal shares, one
+/// of which stays free for the next.
+#[derive(Debug)]
+struct Places {
+    all: usize,
+    held: Mutex<HashMap<String, usize>>,
+    changed: Notify,
+}
+
+/// Given back when it is dropped, which the look-up may be at any time.
+#[must_use]
+#[derive(Debug)]
+struct Held<'a> {
+    places: &'a Places,
+    tenant: &'a str,
+}
+
+impl Places {
+    fn new(all: usize) -> Self {
+        Self { all, held: Mutex::default(), changed: Notify::new() }
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn take<'a>(&'a self, tenant: &'a str) -> Held<'a> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // Before it looks, so that nothing is missed in between.
+            changed.as_mut().enable();
+            if self.take_now(tenant) {
+                return Held { places: self, tenant };
+            }
+            changed.await;
+        }
+    }
+
+    fn take_now(&self, tenant: &str) -> bool {
+        let mut held = self.held();
+        let free = self.all - held.values().sum::<usize>();
+        let own = held.get(tenant).copied().unwrap_or(0);
+        let may = own < free.min(self.all / SHARES);
+        if may {
+            held.insert(tenant.to_owned(), own + 1);
+        }
+        may
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut held = self.places.held();
+        if let Some(own) = held.get_mut(self.tenant) {
+            *own -= 1;
+            if *own == 0 {
+                held.remove(self.tenant);
+            }
+        }
+        drop(held);
+        self.places.changed.notify_waiters();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[tokio::test]
     async fn the_operators_own_names_come_first_however_they_are_written() {
         let hosts = BTreeMap::from([("Pages.Test.".to_owned(), "127.0.0.7".parse().unwrap())]);
         let resolver = Resolver::new(&hosts).unwrap();
-        let each = Arc::new(Semaphore::new(1));
-        let found = resolver.addresses(&Host::parse("pages.test").unwrap(), &each).await;
+        let each = Semaphore::new(1);
+        let found = resolver.addresses(&Host::parse("pages.test").unwrap(), "blue", &each).await;
         assert_eq!(found, Ok(vec!["127.0.0.7".parse().unwrap()]));
-        let address = resolver.addresses(&Host::parse("10.1").unwrap(), &each).await;
+        let address = resolver.addresses(&Host::parse("10.1").unwrap(), "blue", &each).await;
         assert_eq!(address, Ok(vec!["10.0.0.1".parse().unwrap()]));
-        let none = resolver.addresses(&Host::parse("no-such-name.invalid").unwrap(), &each).await;
-        assert!(none.is_err());
         let error =
             Resolver::new(&BTreeMap::from([("10.0.0.1".to_owned(), "127.0.0.1".parse().unwrap())])).unwrap_err();
         assert_eq!(error.to_string(), "`10.0.0.1` is not a name of a host");
+    }
+
+    /// W24: tenants that ask for all they can get leave places to the next, and are made to share.
+    #[test]
+    fn w24_places_are_left_to_the_next_tenant_however_many_take_all_they_can() {
+        let places = Places::new(64);
+        let tenants: Vec<String> = (0..10).map(|number| format!("tenant-{number}")).collect();
+        let mut held = Vec::new();
+        for (tenant, share) in tenants.iter().zip([8, 8, 8, 8, 8, 8, 8, 4, 2, 1]) {
+            while places.take_now(tenant) {
+                held.push(Held { places: &places, tenant });
+            }
+            assert_eq!(places.held()[tenant], share, "{tenant}");
+        }
+        // Whose look-up ends asks for the next one at once, each in its turn.
+        for _ in 0..1000 {
+            drop(held.remove(0));
+            for tenant in &tenants {
+                if places.take_now(tenant) {
+                    held.push(Held { places: &places, tenant });
+                    break;
+                }
+            }
+        }
+        let most = places.held().values().copied().max().unwrap_or(0);
+        assert!(most <= 8 && places.take_now("another"), "{:?}", places.held());
+        places.held().remove("another");
+        held.clear();
+        assert!(places.held().is_empty());
+    }
+
+    /// W24: the attack of the audit: a tenant's flood of names that nobody answers for leaves another's look-ups prompt.
+    #[tokio::test]
+    async fn w24_slow_names_of_one_tenant_do_not_hold_up_another() {
+        let config = crate::dns::tests::server().await;
+        let all = 64;
+        let resolver = Resolver {
+            hosts: BTreeMap::new(),
+            system: System::fixed(crate::dns::Config { patience: PATIENCE, ..config }),
+            places: Places::new(all),
+        };
+        let resolver = Arc::new(resolver);
+        let mut flood = tokio::task::JoinSet::new();
+        for sandbox in 0..60 {
+            let each = Arc::new(Semaphore::new(AT_ONCE_EACH));
+            for name in 0..2 * AT_ONCE_EACH {
+                let (resolver, each) = (Arc::clone(&resolver), Arc::clone(&each));
+                let host = Host::parse(&format!("slow-{sandbox}-{name}.test")).unwrap();
+                flood.spawn(async move { resolver.addresses(&host, "red", &each).await });
+            }
+        }
+        while resolver.places.held().get("red").copied().unwrap_or(0) < all / SHARES {
+            tokio::task::yield_now().await;
+        }
+        let each = Semaphore::new(AT_ONCE_EACH);
+        for name in 0..100 {
+            let host = Host::parse(&format!("quick-{name}.test")).unwrap();
+            let found = resolver.addresses(&host, "blue", &each).await;
+            assert_eq!(found, Ok(vec!["192.0.2.1".parse().unwrap()]), "{name}");
+            assert!(resolver.places.held()["red"] <= all / SHARES);
+        }
+        // What nobody waits for any more holds nothing.
+        flood.shutdown().await;
+        assert!(resolver.places.held().is_empty());
     }
 }

@@ -1,70 +1,155 @@
-//! Takes known texts out of an answer on its way, also where one comes in two pieces. Each is masked by as many characters, so that
-//! the lengths that were announced remain true.
+//! Masks secrets in an answer on its way, also where one comes in two pieces. A mask is as long as what it hides, so that announced
+//! lengths stay true.
+//!
+//! Code in the sandbox chooses requests, and a host may repeat what it is sent. So code can put any text into an answer and watch how the
+//! answer arrives. It must not learn from that how much of the text begins a secret, or it finds the secret letter by letter. Therefore:
+//!
+//! - **What is held back does not depend on a secret's letters.** After each piece that arrives, everything is released but the last
+//!   `longest - 1` bytes, where `longest` is the length of the longest secret of the request; and everything up to the last byte that no
+//!   secret can contain, which is any byte but printable ASCII ([`is_possible`]). Both follow from lengths and from bytes that the host
+//!   sent. Numbers and sizes of the pieces, and the arrival that each is released by, are the same for every text with the same lengths and
+//!   the same unprintable bytes. A secret that ends behind the released part begins behind it, too, so that this is also enough.
+//! - **The work does not depend on it either.** A search that compares letters, or skips by letters that are rare, takes longer where more
+//!   of them fit, and a long answer multiplies that. Here each byte costs each secret one step of a rolling hash under a random key.
+//!   Letters are compared where a hash is equal, which without the whole secret happens once in 2^48 bytes or more.
+//! - **What is masked tells about whole secrets only.** Who has the whole secret already learns that it is right, as the host itself would
+//!   tell him.
+//!
+//! The lengths of secrets are not hidden: the host's own `Content-Length` tells them where it repeats one.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use memchr::memmem;
 use pin_project_lite::pin_project;
 use zeroize::Zeroizing;
 
 const MASK: u8 = b'*';
 
+/// Whether a secret, or its base64, can contain this byte: [`crate::Value::parse`] refuses all others.
+fn is_possible(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~')
+}
+
 /// What is to be masked.
-#[derive(Default)]
-pub struct Needles(Vec<Zeroizing<Vec<u8>>>);
+pub struct Needles {
+    /// Of the hashes. Code that knew it could make texts whose hashes are equal.
+    key: u64,
+    all: Vec<Needle>,
+}
+
+struct Needle {
+    text: Zeroizing<Vec<u8>>,
+    hash: u64,
+    /// The weight of the first byte in the hash.
+    first: u64,
+}
+
+/// How far the search for one needle has come: the hash of the last bytes, one less than the needle has.
+#[derive(Clone, Copy, Default)]
+struct Window {
+    hash: u64,
+    length: usize,
+}
+
+/// The field of the hashes: a Mersenne prime, so that no division is needed, whose time depends on its operands.
+const PRIME: u64 = (1 << 61) - 1;
+
+fn reduce(value: u128) -> u64 {
+    let folded = (value as u64 & PRIME) + (value >> 61) as u64;
+    folded.min(folded.wrapping_sub(PRIME))
+}
+
+fn product(a: u64, b: u64) -> u64 {
+    reduce(u128::from(a) * u128::from(b))
+}
+
+impl Default for Needles {
+    fn default() -> Self {
+        let random = RandomState::new().build_hasher().finish();
+        Self { key: random % (PRIME - 256) + 256, all: Vec::new() }
+    }
+}
 
 impl Needles {
+    /// Of bytes that are [possible](is_possible).
     pub fn add(&mut self, needle: &[u8]) {
-        if !needle.is_empty() {
-            self.0.push(Zeroizing::new(needle.to_vec()));
+        debug_assert!(needle.iter().copied().all(is_possible), "it would be released before it is found");
+        if needle.is_empty() {
+            return;
         }
+        let hash = needle.iter().fold(0, |hash, byte| self.with(hash, *byte));
+        let first = needle[1..].iter().fold(1, |weight, _| product(weight, self.key));
+        self.all.push(Needle { text: Zeroizing::new(needle.to_vec()), hash, first });
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 
-    /// Masks in `shown` what is found in `text`, which is as long. Found are also those that overlap: one may be part of another.
-    fn mask(&self, text: &[u8], shown: &mut [u8]) -> bool {
+    fn with(&self, hash: u64, byte: u8) -> u64 {
+        reduce(u128::from(hash) * u128::from(self.key) + u128::from(byte))
+    }
+
+    fn windows(&self) -> Vec<Window> {
+        vec![Window::default(); self.all.len()]
+    }
+
+    /// Masks in `shown` what is found in `text`, which is as long. `windows` are where the search stands at `from`. Found are also those
+    /// that overlap: one may be part of another.
+    fn mask(&self, windows: &mut [Window], text: &[u8], from: usize, shown: &mut [u8]) -> bool {
         let mut found = false;
-        for needle in &self.0 {
-            let mut from = 0;
-            while let Some(at) = memmem::find(&text[from..], needle) {
-                shown[from + at..from + at + needle.len()].fill(MASK);
-                from += at + 1;
-                found = true;
+        for (needle, window) in self.all.iter().zip(windows) {
+            let length = needle.text.len();
+            for at in from..text.len() {
+                if !is_possible(text[at]) {
+                    *window = Window::default();
+                    continue;
+                }
+                window.hash = self.with(window.hash, text[at]);
+                window.length += 1;
+                if window.length < length {
+                    continue;
+                }
+                let begin = at + 1 - length;
+                if window.hash == needle.hash && text[begin..=at] == **needle.text {
+                    shown[begin..=at].fill(MASK);
+                    found = true;
+                }
+                let oldest = product(u64::from(text[begin]), needle.first);
+                *window = Window { hash: reduce(u128::from(window.hash + PRIME - oldest)), length: length - 1 };
             }
         }
         found
     }
 
-    /// How many bytes at the end may be the beginning of one.
-    fn begun(&self, text: &[u8]) -> usize {
-        let begun = |needle: &Zeroizing<Vec<u8>>| {
-            let most = (needle.len() - 1).min(text.len());
-            (1..=most).rev().find(|length| needle.starts_with(&text[text.len() - length..])).unwrap_or(0)
-        };
-        self.0.iter().map(begun).max().unwrap_or(0)
+    /// How much of `text` can be released. From `from` on it is new.
+    fn released(&self, text: &[u8], from: usize) -> usize {
+        let longest = self.all.iter().map(|needle| needle.text.len()).max().unwrap_or(1);
+        let certain = text[from..].iter().rposition(|byte| !is_possible(*byte)).map_or(0, |at| from + at + 1);
+        certain.max(text.len().saturating_sub(longest - 1))
     }
 
-    /// Names come in small letters, whatever they were.
-    fn is_in_name(&self, name: &HeaderName) -> bool {
-        self.0.iter().any(|needle| memmem::find(name.as_str().as_bytes(), &needle.to_ascii_lowercase()).is_some())
+    fn masked(&self, text: &[u8]) -> Option<Vec<u8>> {
+        let mut shown = text.to_vec();
+        self.mask(&mut self.windows(), text, 0, &mut shown).then_some(shown)
     }
 
     pub fn mask_headers(&self, headers: &mut HeaderMap) {
-        let named: Vec<HeaderName> = headers.keys().filter(|name| self.is_in_name(name)).cloned().collect();
+        // Names come in small letters, whatever they were.
+        let mut small = Self::default();
+        self.all.iter().for_each(|needle| small.add(&Zeroizing::new(needle.text.to_ascii_lowercase())));
+        let is_named = |name: &&HeaderName| small.masked(name.as_str().as_bytes()).is_some();
+        let named: Vec<HeaderName> = headers.keys().filter(is_named).cloned().collect();
         for name in named {
             headers.remove(name);
         }
         for value in headers.values_mut() {
-            let mut bytes = value.as_bytes().to_vec();
-            if self.mask(value.as_bytes(), &mut bytes)
-                && let Ok(masked) = HeaderValue::from_bytes(&bytes)
+            if let Some(masked) = self.masked(value.as_bytes())
+                && let Ok(masked) = HeaderValue::from_bytes(&masked)
             {
                 *value = masked;
             }
@@ -78,7 +163,8 @@ pin_project! {
         #[pin]
         body: B,
         needles: Needles,
-        // What may be the beginning of one, until the next piece says: as it came, and with what was found in it masked.
+        windows: Vec<Window>,
+        // What may belong to one that ends later: as it came, and with what was found in it masked.
         held: BytesMut,
         shown: BytesMut,
         trailers: Option<HeaderMap>,
@@ -88,7 +174,8 @@ pin_project! {
 
 impl<B> Scrubbed<B> {
     pub fn new(body: B, needles: Needles) -> Self {
-        Self { body, needles, held: BytesMut::new(), shown: BytesMut::new(), trailers: None, ended: false }
+        let windows = needles.windows();
+        Self { body, needles, windows, held: BytesMut::new(), shown: BytesMut::new(), trailers: None, ended: false }
     }
 }
 
@@ -107,10 +194,11 @@ impl<B: Body<Data = Bytes>> Body for Scrubbed<B> {
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
+                        let from = this.held.len();
                         this.held.extend_from_slice(&data);
                         this.shown.extend_from_slice(&data);
-                        this.needles.mask(this.held, this.shown);
-                        let ready = this.held.len() - this.needles.begun(this.held);
+                        this.needles.mask(this.windows, this.held, from, this.shown);
+                        let ready = this.needles.released(this.held, from);
                         if ready > 0 {
                             this.held.advance(ready);
                             return Poll::Ready(Some(Ok(Frame::data(this.shown.split_to(ready).freeze()))));
@@ -184,13 +272,95 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_a_beginning_is_not_held_back() {
+    async fn a_line_is_not_held_back_and_other_text_by_a_fixed_number_of_bytes() {
         assert_eq!(
             scrubbed(&["data: one\n\n", "data: h", "ow\n\n"], &["hunter22"]).await,
-            ["data: one\n\n", "data: ", "how\n\n"]
+            ["data: one\n\n", "data: how\n\n"]
         );
         assert_eq!(scrubbed(&["hunt"], &["hunter22"]).await, ["hunt"]);
+        assert_eq!(scrubbed(&["0123456789", "ab"], &["hunter22"]).await, ["012", "34", "56789ab"]);
         assert_eq!(scrubbed(&["aab", "aac"], &["aabaac", "other-one"]).await.concat(), "******");
+    }
+
+    /// What each piece that arrives releases, piece by piece, and what the end releases.
+    fn moments(pieces: &[&[u8]], needles: &[&str]) -> Vec<Vec<usize>> {
+        let mut all = Needles::default();
+        needles.iter().for_each(|needle| all.add(needle.as_bytes()));
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
+        let mut receiver = Some(receiver);
+        let arriving = futures_util::stream::poll_fn(move |context| {
+            let Some(open) = &mut receiver else { return Poll::Ready(None) };
+            let arrived = ready!(open.poll_recv(context));
+            if arrived.is_none() {
+                receiver = None;
+            }
+            Poll::Ready(arrived.map(|data| Ok::<_, Infallible>(Frame::data(data))))
+        });
+        let mut body = std::pin::pin!(Scrubbed::new(StreamBody::new(arriving), all));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let mut released = || {
+            let mut sizes = Vec::new();
+            while let Poll::Ready(Some(frame)) = body.as_mut().poll_frame(&mut context) {
+                sizes.push(frame.unwrap().into_data().unwrap().len());
+            }
+            sizes
+        };
+        let mut moments: Vec<Vec<usize>> = Vec::new();
+        for piece in pieces {
+            sender.send(Bytes::copy_from_slice(piece)).unwrap();
+            moments.push(released());
+        }
+        drop(sender);
+        moments.push(released());
+        moments
+    }
+
+    /// W21: what begins a secret, ends one, or is one, is cut as any other text, in the same sizes and at the same moments.
+    #[test]
+    fn w21_what_begins_a_secret_is_cut_as_any_other_text() {
+        let secrets = ["hunter22-and-a-long-tail", "hunt-the-snark"];
+        for secret in secrets {
+            for length in 1..=secret.len() {
+                for guess in [&secret[..length], &secret[secret.len() - length..]] {
+                    let other = "#".repeat(length);
+                    for around in [0, 9, 23, 40] {
+                        let [told, untold] = [guess, other.as_str()].map(|middle| {
+                            format!("{}{middle}{}\nnext {middle}", "x".repeat(around), "y".repeat(40 - around))
+                        });
+                        for cut in 1..told.len() {
+                            let halves = |text: &str| {
+                                let (first, second) = text.as_bytes().split_at(cut);
+                                moments(&[first, second], &secrets)
+                            };
+                            assert_eq!(halves(&told), halves(&untold), "{guess} after {around}, cut at {cut}");
+                        }
+                    }
+                    let bytes = |text: &str| {
+                        let text = format!("{text}{text}");
+                        moments(&text.as_bytes().chunks(1).collect::<Vec<_>>(), &secrets)
+                    };
+                    assert_eq!(bytes(guess), bytes(&other), "{guess}, byte by byte");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hashes_of_windows_are_those_of_their_bytes() {
+        let mut needles = Needles::default();
+        needles.add(b"0123456");
+        let text: Vec<u8> = (0..5_000_u32).map(|n| b' ' + (n * n % 95) as u8).collect();
+        let mut windows = needles.windows();
+        for (at, _) in text.iter().enumerate() {
+            needles.mask(&mut windows, &text[..=at], at, &mut text.clone());
+            let last = &text[(at + 1).saturating_sub(6)..=at];
+            let expected = last.iter().fold(0, |hash, byte| needles.with(hash, *byte));
+            assert_eq!((windows[0].hash, windows[0].length), (expected, last.len()), "{at}");
+        }
+        for (value, expected) in [(0, 0), (PRIME, 0), (PRIME - 1, PRIME - 1), (PRIME + 1, 1), (2 * PRIME, 0)] {
+            assert_eq!(reduce(u128::from(value)), expected, "{value}");
+        }
+        assert_eq!(product(PRIME - 1, PRIME - 1), 1);
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::authority::Authority;
 use crate::secrets::Secret;
-use crate::vault::{Dressed, Vault};
+use crate::vault::{Dressed, Set, Vault};
 use crate::wire::Wire;
 
 /// For a handshake.
@@ -32,7 +32,8 @@ pub struct Interceptor(Option<Own>);
 #[derive(Debug)]
 struct Own {
     vault: Vault,
-    authority: Authority,
+    /// One for each set of secrets: in its name constraints are the hosts of that set, which are nobody else's business.
+    authorities: BTreeMap<Set, Authority>,
     connector: Arc<ClientConfig>,
     /// Of this machine, for the bundle in sandboxes.
     roots: Vec<CertificateDer<'static>>,
@@ -46,7 +47,9 @@ impl Interceptor {
         }
         let provider = Arc::new(ring::default_provider());
         let vault = Vault::new(secrets, || random(provider.secure_random)).map_err(io::Error::other)?;
-        let authority = Authority::new(&vault.hosts(), Arc::clone(&provider)).map_err(io::Error::other)?;
+        let authority = |set: Set| Authority::new(&vault.hosts(&set), Arc::clone(&provider)).map(|own| (set, own));
+        let authorities =
+            vault.sets().into_iter().map(authority).collect::<Result<_, _>>().map_err(io::Error::other)?;
         let found = rustls_native_certs::load_native_certs();
         if found.certs.is_empty() {
             tracing::warn!(
@@ -55,7 +58,7 @@ impl Interceptor {
         }
         let roots = [found.certs, roots.to_vec()].concat();
         let connector = Arc::new(connector(provider, &roots).map_err(io::Error::other)?);
-        Ok(Self(Some(Own { vault, authority, connector, roots })))
+        Ok(Self(Some(Own { vault, authorities, connector, roots })))
     }
 
     /// Whether TLS to this host ends here: this tenant has a secret for it. `name` is lower case, without a dot at its end.
@@ -64,8 +67,10 @@ impl Interceptor {
     }
 
     /// Ends the client's TLS, with a certificate for `name`. HTTP/1.1 is all that is offered inside.
-    pub async fn accept(&self, client: Wire, name: &str) -> io::Result<Wire> {
-        let config = self.own()?.authority.server(name).map_err(io::Error::other)?;
+    pub async fn accept(&self, tenant: &str, client: Wire, name: &str) -> io::Result<Wire> {
+        let own = self.own()?;
+        let authority = own.authorities.get(&own.vault.set(tenant)).ok_or_else(none)?;
+        let config = authority.server(name).map_err(io::Error::other)?;
         Ok(Box::new(timeout(PATIENCE, TlsAcceptor::from(config).accept(client)).await??))
     }
 
@@ -81,19 +86,38 @@ impl Interceptor {
         self.0.as_ref().map(|own| own.vault.dress(tenant, name, port, headers)).unwrap_or_default()
     }
 
-    /// What code has in place of each value.
-    pub fn placeholders(&self) -> BTreeMap<String, String> {
-        self.0.as_ref().map(|own| own.vault.placeholders()).unwrap_or_default()
+    /// Which secrets this tenant has; none is none.
+    pub fn set(&self, tenant: &str) -> Option<Set> {
+        self.0.as_ref().map(|own| own.vault.set(tenant)).filter(|set| !set.is_empty())
     }
 
-    /// The certificate that sandboxes have to trust, and those of this machine's authorities.
-    pub fn trusted(&self) -> Option<(String, &[CertificateDer<'static>])> {
-        self.0.as_ref().map(|own| (own.authority.pem(), own.roots.as_slice()))
+    /// What a sandbox needs to use these, if there are any.
+    pub fn trusted(&self, set: &Set) -> Option<Trusted> {
+        let own = self.0.as_ref()?;
+        let authority = own.authorities.get(set)?.pem();
+        Some(Trusted { authority, roots: own.roots.clone(), placeholders: own.vault.placeholders(set) })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
     }
 
     fn own(&self) -> io::Result<&Own> {
-        self.0.as_ref().ok_or_else(|| io::Error::other("no host has a secret"))
+        self.0.as_ref().ok_or_else(none)
     }
+}
+
+/// Whom a sandbox has to trust, and what it has in place of secrets.
+pub struct Trusted {
+    /// The certificate of our authority.
+    pub authority: String,
+    /// Of this machine's authorities.
+    pub roots: Vec<CertificateDer<'static>>,
+    pub placeholders: BTreeMap<String, String>,
+}
+
+fn none() -> io::Error {
+    io::Error::other("no host has a secret")
 }
 
 fn connector(provider: Arc<CryptoProvider>, roots: &[CertificateDer<'static>]) -> Result<ClientConfig, rustls::Error> {

@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::Furnishing;
-use crate::tls::Interceptor;
+use crate::tls::Trusted;
 
 /// Where the socket listens that is accepted on here; `sandbox::PROXY` makes it there.
 const PROXY: &str = "http://127.0.0.1:3128";
@@ -37,25 +37,29 @@ const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
 /// Who this machine trusts; sandboxes see it at the same place.
 const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// `certutil`: where the program is, if this machine has it.
-pub fn furnishing(interceptor: &Interceptor, certutil: Option<&Path>) -> Furnishing {
+/// What a sandbox is given whose tenant has no secrets.
+pub fn plain() -> Furnishing {
     let mut furnishing = Furnishing { env: proxy(), ..Furnishing::default() };
-    let Some((authority, roots)) = interceptor.trusted() else {
-        // These two bring a list of their own, in which an authority of the operator's is not.
-        if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
-            for variable in ["REQUESTS_CA_BUNDLE", "npm_config_cafile"] {
-                furnishing.env.insert(variable.into(), SYSTEMS.into());
-            }
+    // These two bring a list of their own, in which an authority of the operator's is not.
+    if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
+        for variable in ["REQUESTS_CA_BUNDLE", "npm_config_cafile"] {
+            furnishing.env.insert(variable.into(), SYSTEMS.into());
         }
-        return furnishing;
-    };
+    }
+    furnishing
+}
+
+/// `certutil`: where the program is, if this machine has it.
+pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> Furnishing {
+    let mut furnishing = Furnishing { env: proxy(), ..Furnishing::default() };
+    let Trusted { authority, roots, placeholders } = trusted;
     let bundle: String = roots.iter().map(|root| pem(root)).chain([authority.clone()]).collect();
     for variable in BUNDLE_VARIABLES {
         furnishing.env.insert(variable.into(), BUNDLE.into());
     }
     // Node has the usual ones itself, and reads the file at each start.
     furnishing.env.insert("NODE_EXTRA_CA_CERTS".into(), AUTHORITY.into());
-    furnishing.env.extend(interceptor.placeholders());
+    furnishing.env.extend(placeholders);
     furnishing.files.push((AUTHORITY.into(), authority.clone().into_bytes()));
     furnishing.files.push((BUNDLE.into(), bundle.into_bytes()));
     match certutil.map(|certutil| database(certutil, &authority)) {
@@ -64,9 +68,7 @@ pub fn furnishing(interceptor: &Interceptor, certutil: Option<&Path>) -> Furnish
             furnishing.nssdb = Some(NSSDB.into());
         }
         Some(Err(error)) => tracing::warn!("browsers cannot reach hosts with a secret: `certutil` failed: {error}"),
-        None => tracing::warn!(
-            "browsers cannot reach hosts with a secret: `certutil` is not on this machine; it is in `libnss3-tools`"
-        ),
+        None => {}
     }
     furnishing
 }
@@ -114,7 +116,7 @@ fn database(certutil: &Path, authority: &str) -> io::Result<Vec<(PathBuf, Vec<u8
     NSSDB_FILES.into_iter().map(read).collect()
 }
 
-#[allow(clippy::disallowed_methods, reason = "the one program this crate starts, once, before anything is served")]
+#[allow(clippy::disallowed_methods, reason = "the one program this crate starts, once for each set of secrets")]
 fn run(program: &Path, arguments: &[&str]) -> io::Result<()> {
     let output = std::process::Command::new(program).args(arguments).env_clear().output()?;
     match output.status.success() {

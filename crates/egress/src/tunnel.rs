@@ -80,7 +80,8 @@ pub fn run(
         let (target, tls, inside) = match tunnel {
             Tunnel::Requests(target) => (target, None, client),
             Tunnel::Intercepted(target, name) => {
-                let inside = connection.state.shared.interceptor.accept(client, &name).await?;
+                let inside =
+                    connection.state.shared.interceptor.accept(&connection.state.tenant, client, &name).await?;
                 (target, Some(name), inside)
             }
             Tunnel::Opaque(opaque) => return opaque.run(&connection, client).await,

@@ -1,6 +1,6 @@
 //! Puts secrets into requests, in place of their placeholders, and takes them out of answers that repeat them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use base64::Engine as _;
@@ -19,6 +19,16 @@ use crate::secrets::{Pattern, Secret};
 /// The secrets of one server.
 #[derive(Debug)]
 pub struct Vault(Vec<Kept>);
+
+/// Some of the secrets of one server. Tenants that have the same ones are furnished alike.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Set(Vec<usize>);
+
+impl Set {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 #[derive(Debug)]
 struct Kept {
@@ -42,13 +52,30 @@ impl Vault {
         secrets.iter().map(kept).collect::<Result<_, _>>().map(Self)
     }
 
-    pub fn hosts(&self) -> Vec<Pattern> {
-        self.0.iter().flat_map(|kept| kept.hosts.clone()).collect()
+    /// The sets of secrets that there are tenants for; those who have none are not among them.
+    pub fn sets(&self) -> BTreeSet<Set> {
+        let named = self.0.iter().flat_map(|kept| kept.secret.tenants.iter().map(String::as_str));
+        // Nobody's name: what every tenant has.
+        let sets = named.chain([""]).map(|tenant| self.set(tenant));
+        sets.filter(|set| !set.is_empty()).collect()
+    }
+
+    /// What this tenant may use.
+    pub fn set(&self, tenant: &str) -> Set {
+        Set(self.0.iter().enumerate().filter(|(_, kept)| kept.is_for(tenant)).map(|(number, _)| number).collect())
+    }
+
+    pub fn hosts(&self, set: &Set) -> Vec<Pattern> {
+        self.in_set(set).flat_map(|kept| kept.hosts.clone()).collect()
     }
 
     /// What code finds under each secret's name.
-    pub fn placeholders(&self) -> BTreeMap<String, String> {
-        self.0.iter().map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
+    pub fn placeholders(&self, set: &Set) -> BTreeMap<String, String> {
+        self.in_set(set).map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
+    }
+
+    fn in_set(&self, set: &Set) -> impl Iterator<Item = &Kept> {
+        set.0.iter().map(|number| &self.0[*number])
     }
 
     pub fn has_for(&self, tenant: &str, name: &str, port: u16) -> bool {
@@ -56,11 +83,8 @@ impl Vault {
     }
 
     fn of(&self, tenant: &str, name: &str, port: u16) -> impl Iterator<Item = &Kept> {
-        let may = move |kept: &&Kept| {
-            let tenants = &kept.secret.tenants;
-            tenants.is_empty() || tenants.iter().any(|own| own == tenant)
-        };
-        self.0.iter().filter(may).filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
+        let own = self.0.iter().filter(move |kept| kept.is_for(tenant));
+        own.filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
     }
 
     /// Puts the secrets of this host into the headers of a request to it, as far as this tenant may use them.
@@ -82,6 +106,11 @@ impl Vault {
 }
 
 impl Kept {
+    fn is_for(&self, tenant: &str) -> bool {
+        let tenants = &self.secret.tenants;
+        tenants.is_empty() || tenants.iter().any(|own| own == tenant)
+    }
+
     fn put(&self, headers: &mut HeaderMap, needles: &mut Needles) {
         let value = self.secret.value.expose();
         let given: Vec<HeaderValue> = headers.get_all(&self.header).iter().cloned().collect();
@@ -200,7 +229,7 @@ mod tests {
     #[test]
     fn a_placeholder_is_replaced_in_its_header_towards_its_host_and_nowhere_else() {
         let vault = vault();
-        let token = &vault.placeholders()["TOKEN"];
+        let token = &vault.placeholders(&vault.set("blue"))["TOKEN"];
         let bearer = format!("Bearer {token}");
         let headers = [("authorization", bearer.as_str()), ("x-other", token)];
         assert_eq!(
@@ -229,7 +258,7 @@ mod tests {
     fn a_password_is_replaced_in_its_base64() {
         let vault = vault();
         let pair = |password: &str| format!("Basic {}", STANDARD.encode(format!("user:{password}")));
-        let given = pair(&vault.placeholders()["TOKEN"]);
+        let given = pair(&vault.placeholders(&vault.set("blue"))["TOKEN"]);
         let sent = dressed("api.test", 443, &[("authorization", &given)]);
         assert_eq!(sent, format!("accept-encoding: identity\nauthorization: {}", pair("value-of-token")));
     }

@@ -8,10 +8,14 @@ use std::sync::{Arc, Mutex};
 
 use egress::{Egress, EgressConfig, Furnishing, Gate, Policy, Secret, Table, Value};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use rustls::ServerConfig;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio_rustls::TlsAcceptor;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 const VALUE: &str = "the-very-secret-value-0123456789";
 const NAMES: [&str; 2] = ["api.test", "other.test"];
@@ -72,7 +76,7 @@ impl Place {
         let gate = egress.open(listener, "blue", Policy::of(table), sink).unwrap();
 
         let dir = std::env::temp_dir().join(format!("sandpool-secrets-{label}-{}", std::process::id()));
-        let furnishing = egress.furnishing();
+        let furnishing = Furnishing::clone(&*egress.furnishing("blue").await);
         for (path, content) in &furnishing.files {
             let path = inside(&dir, path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -135,11 +139,16 @@ async fn host(names: &[&str], heard: Heard) -> (CertificateDer<'static>, u16) {
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
+            stream.set_nodelay(true).unwrap();
             let (acceptor, heard) = (acceptor.clone(), Arc::clone(&heard));
             tokio::spawn(async move {
                 if let Ok(mut stream) = acceptor.accept(stream).await {
                     while let Some(request) = request(&mut stream).await {
                         heard.lock().unwrap().push(request.clone());
+                        if request.contains("/paused/") {
+                            paused(&mut stream, &request).await;
+                            continue;
+                        }
                         let authorization =
                             request.lines().find(|line| line.to_lowercase().starts_with("authorization:"));
                         let echo = authorization.and_then(|line| line.split_once(": ")).map_or("", |(_, value)| value);
@@ -169,6 +178,27 @@ async fn host(names: &[&str], heard: Heard) -> (CertificateDer<'static>, u16) {
         }
     });
     (root, port)
+}
+
+/// For the second half of an answer of [`paused`].
+static GO_ON: Semaphore = Semaphore::const_new(0);
+
+/// Repeats the body of a request; and, once the client has seen something of it, sends a second half.
+async fn paused(stream: &mut (impl AsyncWriteExt + Unpin), request: &str) {
+    let (head, first) = request.split_once("\r\n\r\n").unwrap();
+    let second = "z".repeat(100);
+    let chunked = head.contains("/paused/chunked");
+    let part = |text: &str| if chunked { format!("{:x}\r\n{text}\r\n", text.len()) } else { text.to_owned() };
+    let framing = match chunked {
+        true => "Transfer-Encoding: chunked".into(),
+        false => format!("Content-Length: {}", first.len() + second.len()),
+    };
+    stream.write_all(format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n{}", part(first)).as_bytes()).await.unwrap();
+    stream.flush().await.unwrap();
+    GO_ON.acquire().await.unwrap().forget();
+    let end = if chunked { "0\r\n\r\n" } else { "" };
+    stream.write_all(format!("{}{end}", part(&second)).as_bytes()).await.unwrap();
+    stream.flush().await.unwrap();
 }
 
 async fn request(stream: &mut (impl AsyncReadExt + Unpin)) -> Option<String> {
@@ -347,4 +377,143 @@ async fn the_authority_is_good_for_its_hosts_alone() {
     assert!(!shown.contains(&place.port.to_string()));
     let days = place.run(&openssl, &["x509", "-in", &authority, "-noout", "-checkend", "34300800"]).await;
     assert!(days.contains("will expire"), "no more than 397 days: {days}");
+}
+
+/// Code that watches in which pieces answers arrive.
+struct Watcher {
+    stream: BufReader<TlsStream<TcpStream>>,
+    host: String,
+}
+
+impl Watcher {
+    async fn new(place: &Place) -> Self {
+        let mut stream = TcpStream::connect(&place.env["HTTP_PROXY"]["http://".len()..]).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let host = format!("api.test:{}", place.port);
+        stream.write_all(format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(
+            CertificateDer::pem_file_iter(&place.env["NODE_EXTRA_CA_CERTS"]).unwrap().map(Result::unwrap),
+        );
+        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("api.test").unwrap();
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
+        Self { stream: BufReader::new(stream), host }
+    }
+
+    async fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).await.unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// The sizes of the pieces of an answer that has this text at the end of its first half.
+    async fn sizes(&mut self, form: &str, text: &str) -> Vec<usize> {
+        let body = format!("{}{text}", "x".repeat(100));
+        let length = body.len();
+        let request =
+            format!("POST /paused/{form} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n\r\n{body}", self.host);
+        self.stream.get_mut().write_all(request.as_bytes()).await.unwrap();
+        let (mut length, mut sizes) = (0, Vec::new());
+        loop {
+            match self.line().await.to_lowercase() {
+                line if line.is_empty() => break,
+                line => length = line.strip_prefix("content-length: ").map_or(length, |n| n.parse().unwrap()),
+            }
+        }
+        if form == "plain" {
+            sizes.push(self.stream.fill_buf().await.unwrap().len());
+            GO_ON.add_permits(1);
+            self.stream.read_exact(&mut vec![0; length]).await.unwrap();
+            return sizes;
+        }
+        loop {
+            let size = usize::from_str_radix(&self.line().await, 16).unwrap();
+            if sizes.is_empty() {
+                GO_ON.add_permits(1);
+            }
+            self.stream.read_exact(&mut vec![0; size + 2]).await.unwrap();
+            match size {
+                0 => return sizes,
+                _ => sizes.push(size),
+            }
+        }
+    }
+}
+
+/// W21: the attack of the audit. Whoever lets a host repeat a guess and looks at the sizes of the pieces finds no letter of the secret.
+#[tokio::test(flavor = "multi_thread")]
+async fn w21_the_pieces_of_an_answer_tell_no_letter_of_a_secret() {
+    let place = Place::new("pieces", &["api.test"], |_| ()).await;
+    let watching = async {
+        let mut watcher = Watcher::new(&place).await;
+        for form in ["chunked", "plain"] {
+            let mut found = String::new();
+            while found.len() < VALUE.len() {
+                let mut guesses: BTreeMap<Vec<usize>, Vec<char>> = BTreeMap::new();
+                for letter in "abcdefghijklmnopqrstuvwxyz0123456789-".chars() {
+                    let sizes = watcher.sizes(form, &format!("{found}{letter}")).await;
+                    guesses.entry(sizes).or_default().push(letter);
+                }
+                // Of the right letter the most is held back.
+                match guesses.first_key_value() {
+                    Some((_, letters)) if letters.len() == 1 => found.extend(letters),
+                    _ => break,
+                }
+            }
+            assert_eq!(found, "", "{form}");
+            // Nor does it help to know the beginning.
+            for length in 1..VALUE.len() {
+                let (right, wrong) = (&VALUE[..length], "#".repeat(length));
+                assert_eq!(watcher.sizes(form, right).await, watcher.sizes(form, &wrong).await, "{form}: {right}");
+            }
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(120), watching).await.unwrap();
+}
+
+/// W28: what a sandbox is given says nothing about secrets that its tenant does not have.
+#[tokio::test(flavor = "multi_thread")]
+async fn w28_a_sandbox_knows_the_secrets_of_its_own_tenant_alone() {
+    let secret = |name: &str, host: &str, tenants: &[&str]| Secret {
+        name: name.into(),
+        hosts: vec![host.into()],
+        header: "Authorization".into(),
+        format: None,
+        tenants: tenants.iter().map(ToString::to_string).collect(),
+        value: Value::parse(VALUE.into()).unwrap(),
+    };
+    let all = [("BLUE_KEY", "blue-only.test"), ("BOTH_KEY", "both.test"), ("RED_KEY", "red-only.test")];
+    let owners: [&[&str]; 3] = [&["blue"], &["blue", "red"], &["red"]];
+    let certutil = Some("/usr/bin/certutil".into()).filter(|path: &PathBuf| path.exists());
+    let secrets = all.iter().zip(owners).map(|((name, host), tenants)| secret(name, host, tenants)).collect();
+    let egress = Egress::new(EgressConfig { secrets, certutil, ..EgressConfig::default() }).unwrap();
+    for tenant in ["blue", "red", "green", ""] {
+        let furnishing = egress.furnishing(tenant).await;
+        // Certificates are base64 in files: their own bytes count.
+        let mut given = format!("{:?}", furnishing.env).into_bytes();
+        for (path, content) in &furnishing.files {
+            given.extend_from_slice(path.to_str().unwrap().as_bytes());
+            given.extend_from_slice(content);
+            if path.ends_with("authority.pem") {
+                given.extend_from_slice(&CertificateDer::from_pem_slice(content).unwrap());
+            }
+        }
+        let has = |text: &str| given.windows(text.len()).any(|part| part == text.as_bytes());
+        for ((name, host), tenants) in all.iter().zip(owners) {
+            let own = tenants.contains(&tenant);
+            assert_eq!((has(name), has(host)), (own, own), "{tenant}: {name}");
+        }
+        assert_eq!(has("sandpool-placeholder-"), tenant == "blue" || tenant == "red", "{tenant}");
+    }
+    // Those who have the same are given the same, and it is made once.
+    assert!(Arc::ptr_eq(&egress.furnishing("green").await, &egress.furnishing("yellow").await));
 }

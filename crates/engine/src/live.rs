@@ -342,6 +342,10 @@ impl Place {
         self.held.way_out.is_some()
     }
 
+    pub(crate) fn exit(&self) -> Option<&Exit> {
+        self.held.way_out.as_ref().map(WayOut::exit)
+    }
+
     /// From now on it is this context's, or conversation's.
     pub(crate) fn belongs_to(&self, id: &str) {
         self.held.way_out.iter().for_each(|way_out| way_out.belongs_to(id));

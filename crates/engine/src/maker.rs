@@ -1,5 +1,6 @@
 //! How sandboxes are made and interpreters started in them, for contexts that wait and for those kept ready. Who waits goes first.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,8 +53,6 @@ pub(crate) struct Maker {
     live: Live,
     config: Arc<EngineConfig>,
     pub(crate) runtimes: Runtimes,
-    /// What a sandbox with a way out has to have.
-    furnishing: egress::Furnishing,
     /// How many callers wait for something that is being made.
     waiting: watch::Sender<usize>,
 }
@@ -69,8 +68,7 @@ impl Drop for Hurry<'_> {
 
 impl Maker {
     pub(crate) fn new(live: Live, config: Arc<EngineConfig>, runtimes: Runtimes) -> Self {
-        let furnishing = config.egress.as_ref().map(egress::Egress::furnishing).unwrap_or_default();
-        Self { live, config, runtimes, furnishing, waiting: watch::Sender::new(0) }
+        Self { live, config, runtimes, waiting: watch::Sender::new(0) }
     }
 
     pub(crate) fn hurry(&self) -> Hurry<'_> {
@@ -116,14 +114,17 @@ impl Maker {
         let Shape { groups, limits, volumes, kept, exit, browser } = shape.clone();
         let browser = browser.filter(|_| self.runtimes.browser.is_some());
         let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files.clone());
-        if exit.is_some() {
-            files.extend(self.furnishing.files.clone());
-        }
+        files.extend(self.furnishing(exit.as_ref()).await.iter().flat_map(|furnishing| furnishing.files.clone()));
         // The code's are not to be fewer for it.
         let pids = limits.pids + browser.map_or(0, |room| room.pids);
         let (egress, limits) = (exit.is_some(), Limits { pids, ..limits });
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser };
         self.live.make(spec, first, exit).await
+    }
+
+    /// What a sandbox with this way out has to have.
+    async fn furnishing(&self, exit: Option<&Exit>) -> Option<Arc<egress::Furnishing>> {
+        Some(self.config.egress.as_ref()?.furnishing(&exit?.tenant.0).await)
     }
 
     /// Contexts of this realm can have a browser.
@@ -139,13 +140,13 @@ impl Maker {
 
     pub(crate) async fn unhurried_browser(&self, place: &Place) -> Result<(), Failure> {
         let command = self.runtimes.browser.as_ref().ok_or_else(|| Failure::new("no browser is installed"))?;
-        place.start_browser(command.spec(place.has_way_out(), self.furnishing.nssdb.clone())).await
+        let nssdb = self.furnishing(place.exit()).await.and_then(|furnishing| furnishing.nssdb.clone());
+        place.start_browser(command.spec(place.has_way_out(), nssdb)).await
     }
 
     /// What everything that is started in a sandbox like this has in its environment, besides.
-    pub(crate) fn env_of(&self, place: &Place) -> impl Iterator<Item = (String, String)> {
-        let env = if place.has_way_out() { Some(&self.furnishing.env) } else { None };
-        env.into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()))
+    pub(crate) async fn env_of(&self, place: &Place) -> BTreeMap<String, String> {
+        self.furnishing(place.exit()).await.map(|furnishing| furnishing.env.clone()).unwrap_or_default()
     }
 
     /// The same sandbox with its first interpreter; on failure nothing is left of it.
@@ -170,7 +171,7 @@ impl Maker {
         kernel: KernelId,
         mut spec: KernelSpec,
     ) -> Result<(), Failure> {
-        spec.env.extend(self.env_of(place));
+        spec.env.extend(self.env_of(place).await);
         place.start_kernel(kernel, spec).await.map(drop)
     }
 }
@@ -189,7 +190,7 @@ pub(crate) async fn rehearse(place: &Place, language: Language) -> Result<(), St
     let request = ToGuest::Run {
         kernel: FIRST_KERNEL,
         code: statement(language).into(),
-        env: std::collections::BTreeMap::new(),
+        env: BTreeMap::new(),
         deadline,
         forward_bytes: 1024,
         keep_over: None,

@@ -52,6 +52,10 @@ impl WayOut {
         Ok(Self { gate: Mutex::new(Some(gate)), crier })
     }
 
+    pub(crate) fn exit(&self) -> &Exit {
+        &self.crier.exit
+    }
+
     /// From now on denials are told as those of this context.
     pub(crate) fn belongs_to(&self, id: &str) {
         lock(&self.crier.lately).id = id.into();

@@ -358,7 +358,8 @@ mod tests {
         let did = |tool, args: Value| {
             let args = args.as_object().unwrap();
             let (options, links) = (Default::default(), Default::default());
-            did(&Scene { tool, args, options: &options, links: &links })
+            let fence = crate::dialect::Fence::new("0".into());
+            did(&Scene { tool, args, options: &options, links: &links, fence: &fence })
         };
         let login = json!({ "url": "https://u:hunter2@shop.test/a?token=hunter2" });
         assert_eq!(did("browser_open", login.clone()).as_deref(), Some("https://shop.test"));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use proto::browser::{BrowseResult, Happened, TabAsk, ToDriver};
 use proto::{Browse, BrowseFailure};
+use rustix::process::Signal;
 
 use crate::harness::{Browser, Pages, click, dialogs, failed};
 
@@ -188,6 +189,23 @@ fn after_a_crash_the_next_call_has_a_page() {
     browser.open(&pages.url("/tables"));
 }
 
+/// W36: the call that finds the browser hung is told that it is gone, so that the next one has another.
+#[test]
+fn w36_a_browser_that_hangs_costs_one_call() {
+    let mut browser = Browser::start();
+    let process = main_process(&browser);
+    signal(process, Signal::STOP);
+    let hung = browser.browse_within(Browse::Evaluate { expression: "1".into() }, 1.0);
+    assert_eq!(hung.page, None);
+    assert_eq!(failed(hung, BrowseFailure::NoBrowser), "it did not answer any more, and was ended");
+    // One that has ended and is not yet waited for has no command line any more.
+    let until = Instant::now() + Duration::from_secs(60);
+    while !cmdline(process).is_empty() {
+        assert!(Instant::now() < until, "it is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// B11.
 #[test]
 fn a_browser_that_is_killed_is_told_and_ends_the_driver() {
@@ -248,6 +266,23 @@ fn downloads_get_safe_names_and_are_told() {
     assert_eq!(browser.downloads().len(), 4, "{:?}", browser.downloads());
     let mode = std::fs::metadata(browser.home.join("downloads/report.csv")).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o644);
+}
+
+/// W35: what would not leave enough of the disk free is cancelled, told, and gone.
+#[test]
+fn w35_a_download_without_end_is_broken_off_and_leaves_nothing() {
+    let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
+    let mut happened = browser.browse(Browse::Open { url: pages.url("/download/endless.bin") }).happened;
+    let until = Instant::now() + Duration::from_secs(60);
+    while happened.is_empty() && Instant::now() < until {
+        happened = browser.browse(Browse::Log { max_lines: 1 }).happened;
+    }
+    let [Happened::Download { path: None, error: Some(error), .. }] = &happened[..] else { panic!("{happened:?}") };
+    assert!(error.starts_with("downloads may take half of the disk that is free"), "{error}");
+    assert_eq!(browser.downloads(), Vec::<String>::new());
+    // Another one is not the worse for it.
+    let next = browser.browse(Browse::Open { url: pages.url("/download/report.csv") });
+    assert!(matches!(&next.happened[..], [Happened::Download { path: Some(_), .. }]), "{next:?}");
 }
 
 /// B08.
@@ -447,6 +482,9 @@ fn cmdline(pid: u32) -> String {
 }
 
 fn kill(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    signal(pid, Signal::KILL);
+}
+
+fn signal(pid: u32, signal: Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }

@@ -9,10 +9,12 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use egress::{Policy, Table};
+use egress::{Egress, EgressConfig, Policy, Table};
+use rustix::process::{Resource, Rlimit};
 
-use crate::place::{Client, Place, strings};
+use crate::place::{Client, PATIENCE, Place, strings};
 use crate::tunnels::{connect, greeting};
 
 const PUBLIC: &str = "93.184.216.34";
@@ -89,8 +91,9 @@ fn the_host() {
     run("ip route add default via 10.77.0.2");
     run("ip -6 route add default via fd77::2");
     for (file, content) in [
-        ("/etc/resolv.conf", "nameserver 127.0.0.1\noptions timeout:5 attempts:2\n"),
+        ("/etc/resolv.conf", "nameserver 127.0.0.1\nsearch corp.test\noptions timeout:30 attempts:2\n"),
         ("/etc/nsswitch.conf", "hosts: files dns\n"),
+        ("/etc/hosts", &format!("127.0.0.1 localhost\n{PUBLIC} written-down.test\n")),
     ] {
         let own = std::env::temp_dir().join(format!("sandpool-egress-{}-{}", std::process::id(), file.len()));
         std::fs::write(&own, content).unwrap();
@@ -125,7 +128,7 @@ async fn judged(names: &Names, own: &Hits) {
     let get = |target: &str| format!("GET http://{target}/ HTTP/1.1\r\nHost: x\r\n\r\n");
 
     // What is public is reached, by either protocol.
-    for target in ["public.test", "six.test", PUBLIC, &format!("[{PUBLIC_6}]")] {
+    for target in ["public.test", "six.test", "intranet", "written-down.test", PUBLIC, &format!("[{PUBLIC_6}]")] {
         let answer = place.ask(&get(target)).await;
         assert_eq!((answer.status, answer.body.as_str()), (200, "world"), "{target}");
     }
@@ -197,6 +200,7 @@ async fn judged(names: &Names, own: &Hits) {
     assert_eq!(names.asked("stolen-data.evil.test"), 0);
 
     tunnels_of_the_usual_ports(&place).await;
+    slow_names(names).await;
 
     let after = hits();
     for canary in CANARIES {
@@ -211,6 +215,29 @@ async fn judged(names: &Names, own: &Hits) {
         assert_eq!(listed.ask(&get(target)).await.status, 200, "{target}");
     }
     assert_eq!((hits().get("10.0.0.5"), own.all().get(OWN)), (Some(&1), Some(&1)));
+}
+
+/// W24: names that nobody answers for, asked for in 60 sandboxes of one tenant, do not hold up another tenant's.
+async fn slow_names(names: &Names) {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let egress = Egress::new(EgressConfig::default()).unwrap();
+    let get = |target: &str| format!("GET http://{target}/ HTTP/1.1\r\nHost: x\r\n\r\n");
+    let (mut flooding, mut waiting) = (Vec::new(), Vec::new());
+    for sandbox in 0..60 {
+        let place = Place::of(&egress, "red", Policy::of(table()));
+        for name in 0..8 {
+            let mut client = place.client().await;
+            client.send(get(&format!("slow-{sandbox}-{name}.test"))).await;
+            waiting.push(client);
+        }
+        flooding.push(place);
+    }
+    names.wait_for_slow(16).await;
+    let neighbour = Place::of(&egress, "blue", Policy::of(table()));
+    for _ in 0..20 {
+        assert_eq!(neighbour.ask(&get("public.test")).await.status, 200);
+    }
 }
 
 /// Ports 80 and 443 are looked into.
@@ -347,10 +374,25 @@ impl Names {
         std::thread::spawn(move || {
             let mut packet = [0; 1500];
             while let Ok((n, from)) = socket.recv_from(&mut packet) {
-                let _ = socket.send_to(&answer(&packet[..n], &own), from);
+                let answer = answer(&packet[..n], &own);
+                if !answer.is_empty() {
+                    let _ = socket.send_to(&answer, from);
+                }
             }
         });
         Self(asked)
+    }
+
+    /// Until so many names were asked for that nothing is said about.
+    async fn wait_for_slow(&self, many: usize) {
+        let slow = || self.0.lock().unwrap().keys().filter(|name| name.starts_with("slow-")).count();
+        tokio::time::timeout(PATIENCE, async {
+            while slow() < many {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await
+        .expect("the names to be asked for");
     }
 
     /// For an IPv4 address.
@@ -361,7 +403,7 @@ impl Names {
 
 fn addresses(name: &str, nth: usize) -> Vec<IpAddr> {
     let all: &[&str] = match name {
-        "public.test" => &[PUBLIC],
+        "public.test" | "intranet.corp.test" => &[PUBLIC],
         "six.test" => &[PUBLIC_6],
         "private.test" => &["10.0.0.5"],
         "metadata.test" => &["169.254.169.254"],
@@ -389,6 +431,11 @@ fn answer(query: &[u8], asked: &Mutex<BTreeMap<String, usize>>) -> Vec<u8> {
     let question = &query[12..at + 5];
     const A: u8 = 1;
     let mut asked = asked.lock().unwrap();
+    if name.starts_with("slow-") {
+        // Nothing is said.
+        asked.insert(name, 1);
+        return Vec::new();
+    }
     let count = asked.entry(name.clone()).or_default();
     let found: Vec<Vec<u8>> = addresses(&name, *count)
         .into_iter()

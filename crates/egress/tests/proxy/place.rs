@@ -39,12 +39,17 @@ impl Place {
         let local = IpAddr::from(Ipv4Addr::LOCALHOST);
         let hosts = ["a.test", "b.test", "other.test"].map(|name| (name.to_owned(), local)).into();
         let egress = Egress::new(EgressConfig { hosts, ..EgressConfig::default() }).unwrap();
+        Self::of(&egress, "blue", policy)
+    }
+
+    /// One of several ways out of one server.
+    pub fn of(egress: &Egress, tenant: &str, policy: Policy) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let proxy = listener.local_addr().unwrap();
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let sink = Arc::clone(&told);
         let sink = Arc::new(move |denial: &Denial| sink.lock().unwrap().push(denial.sentence.clone()));
-        let gate = egress.open(listener, "blue", policy, sink).unwrap();
+        let gate = egress.open(listener, tenant, policy, sink).unwrap();
         Self { gate: Some(gate), proxy, told }
     }
 

@@ -57,7 +57,7 @@ impl Attempt<'_> {
             return self.not_started(refused, command, home);
         }
         let mut whole = world.inner.maker()?.runtimes.command_env();
-        whole.extend(world.inner.maker()?.env_of(&place));
+        whole.extend(world.inner.maker()?.env_of(&place).await);
         whole.extend(env.0.clone());
         let cell = self.cell(place.clone());
         let request = ToGuest::Exec {

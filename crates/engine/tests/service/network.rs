@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use egress::{Egress, EgressConfig, Policy, Table};
+use egress::{Egress, EgressConfig, Policy, Secret, Table, Value};
 use engine::op::{
     Environment, Happened, Network, NewContext, Notice, Quota, Ran, Realm, RunCode, RunOnce, Size, Target, Which,
 };
@@ -253,6 +253,45 @@ async fn a_tenant_and_a_size_can_only_narrow_what_the_tool_set_gives() {
     assert_eq!(reached(&local, Realm::MICROSANDBOX, Some(Size::Large)).await, [true, true, false]);
     assert_eq!(reached(&local, Realm::MICROSANDBOX, None).await, [true, false, false], "small where none is named");
     assert_eq!(reached(&narrow, Realm::MICROSANDBOX, Some(Size::Small)).await, [false, false, false]);
+}
+
+/// W28: a sandbox, and everything that is started in it, has the placeholders of its own tenant's secrets.
+#[tokio::test]
+async fn w28_a_sandbox_has_nothing_of_another_tenants_secrets() {
+    let (backend, at) = (FakeBackend::new(), pages().await);
+    let tenants = ["blue", "red"].map(|name| Tenant(name.into()));
+    let secret = |tenant: &Tenant| Secret {
+        name: format!("{}_KEY", tenant.0.to_uppercase()),
+        hosts: vec![format!("{}-only.test", tenant.0)],
+        header: "Authorization".into(),
+        format: None,
+        tenants: vec![tenant.0.clone()],
+        value: Value::parse("a-very-secret-value".into()).unwrap(),
+    };
+    let secrets = tenants.iter().map(secret).collect();
+    let egress = Egress::new(EgressConfig { secrets, ..EgressConfig::default() }).unwrap();
+    let engine = engine_with(&backend, EngineConfig { egress: Some(egress), ..everywhere(at) }).await;
+    for tenant in &tenants {
+        let caller = Call { realm: Realm::SANDPOOL, ..call_of(tenant) };
+        let other = if tenant.0 == "blue" { "RED_KEY" } else { "BLUE_KEY" };
+        let target = Target { which: Which::New, make: Some(NewContext::named("", Language::Python)) };
+        let own = format!("{}_KEY", tenant.0.to_uppercase());
+        let context = ran(engine.execute(&caller, Op::RunCode(RunCode::new(target, "print"))).await).context;
+        let kernel = backend.kernels().into_iter().filter(|kernel| kernel.env.contains_key(&own)).next_back();
+        assert!(!kernel.expect("its own").env.contains_key(other));
+        ran(engine.execute(&caller, command_op(&context.id, "print")).await);
+        let command = backend.environments().pop().unwrap();
+        assert!(command.contains_key(&own) && !command.contains_key(other), "{command:?}");
+    }
+    for kernel in backend.kernels() {
+        assert!(!(kernel.env.contains_key("BLUE_KEY") && kernel.env.contains_key("RED_KEY")), "{:?}", kernel.env);
+    }
+    // Each has an authority of its own, for its own hosts.
+    let authority =
+        |spec: &sandbox::SandboxSpec| spec.files.iter().find(|(path, _)| path.ends_with("authority.pem")).cloned();
+    let authorities: std::collections::BTreeSet<Vec<u8>> =
+        backend.specs().iter().filter_map(authority).map(|(_, content)| content.to_vec()).collect();
+    assert_eq!(authorities.len(), 2);
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ pub mod workbench;
 
 pub use args::{ArgError, Args};
 pub use links::Links;
+pub use shared::untrusted::Fence;
 pub use time::iso8601;
 
 /// One tool set, as one document describes it.
@@ -93,6 +94,8 @@ pub struct Scene<'a> {
     pub args: &'a Args,
     pub options: &'a Options,
     pub links: &'a Links,
+    /// Around what came from a page.
+    pub fence: &'a Fence,
 }
 
 impl Scene<'_> {

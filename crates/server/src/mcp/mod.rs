@@ -21,7 +21,7 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::{Answer, Args, Block, Dialect, Lang, Links, Options, Reply, Scene, ToolRow, shown};
+use crate::dialect::{Answer, Args, Block, Dialect, Fence, Lang, Links, Options, Reply, Scene, ToolRow, shown};
 use crate::observe::{Ended, Facts, Observer, Origin};
 
 pub(crate) mod answer;
@@ -106,7 +106,8 @@ impl McpServer {
         let watching = observer.begin(dialect.id, row.name);
         let show_host_paths = options.show_host_paths && caller.show_host_paths;
         let (options, links) = (Options { show_host_paths, ..options.clone() }, self.links());
-        let scene = Scene { tool: row.name, args: &args, options: &options, links: &links };
+        let fence = fence();
+        let scene = Scene { tool: row.name, args: &args, options: &options, links: &links, fence: &fence };
         let tenant = caller.tenant.0.clone();
         let end = |called: Called, facts, refused, cancelled| {
             let reply = match &called {
@@ -161,6 +162,11 @@ impl McpServer {
         let Caller { tenant, connection, .. } = caller;
         Call { tenant, realm: Realm(self.surface.dialect.id), connection, cancel: self.halt.child_token(), events }
     }
+}
+
+/// New for every answer: a page that knew the number could end what is marked as its own.
+fn fence() -> Fence {
+    Fence::new(uuid::Uuid::new_v4().simple().to_string())
 }
 
 /// Who asks, as the transport put it into the request.

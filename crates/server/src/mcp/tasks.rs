@@ -156,7 +156,8 @@ pub(super) async fn update(
 fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     let Surface { dialect, options, links, .. } = surface;
     let Some(row) = dialect.background else { return Map::new() };
-    let scene = Scene { tool: row.name, args: &Args::new(), options, links: &links.at(super::now()) };
+    let scene =
+        Scene { tool: row.name, args: &Args::new(), options, links: &links.at(super::now()), fence: &super::fence() };
     let answer = (row.render)(&scene, Outcome::Progress(progress));
     match serde_json::to_value(to_mcp(answer)) {
         Ok(Value::Object(members)) => members,

@@ -37,8 +37,8 @@ fn names_and_schemas_equal_the_document_s() {
 fn a_limit_of_uploads_is_not_told_as_one_of_contexts() {
     let code = |tool: &str, what| {
         let row = row(&agentrun::DIALECT, tool);
-        let scene =
-            Scene { tool: row.name, args: &Args::new(), options: &Options::default(), links: &Links::default() };
+        let (options, links, fence) = (Options::default(), Links::default(), crate::tools::fence());
+        let scene = Scene { tool: row.name, args: &Args::new(), options: &options, links: &links, fence: &fence };
         let Reply::Answer(answer) = (row.render_error)(&scene, &EngineError::OverLimit { what, limit: "9".into() })
         else {
             panic!("an error of JSON-RPC")

@@ -181,7 +181,8 @@ fn wrong_values_are_refused_with_the_field_s_name() {
 fn assert_refused(dialect: &Dialect, row: &ToolRow, field: &str, args: &Map<String, Value>, value: &Value) {
     let place = format!("{} {}.{field} = {value}", dialect.id, row.name);
     let options = Options::default();
-    let scene = Scene { tool: row.name, args, options: &options, links: &Links::default() };
+    let scene =
+        Scene { tool: row.name, args, options: &options, links: &Links::default(), fence: &crate::tools::fence() };
     let refused = (row.lower)(args, &options).map(|op| panic!("{place} became {op:?}")).unwrap_err();
     match (dialect.id, (dialect.refuse)(&scene, &refused)) {
         ("agentrun", Reply::Answer(answer)) => {

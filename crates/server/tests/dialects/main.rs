@@ -9,4 +9,5 @@ mod every;
 mod microsandbox;
 mod sandpool;
 mod tools;
+mod untrusted;
 mod workbench;

@@ -14,6 +14,8 @@ const UUID: &str = "hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh";
 const NIL: &str = "00000000-0000-0000-0000-000000000000";
 const TIME: &str = "dddd-dd-ddTdd:dd:ddZ";
 const KEY_LENGTH: usize = 64;
+/// Of what marks the words of a page.
+const MARK_LENGTH: usize = 32;
 
 /// A number between these is masked.
 const NUMBERS: [(&str, &str); 8] = [
@@ -39,6 +41,9 @@ impl Mask {
             } else if let Some(key) = shaped(rest, &key_shape) {
                 masked += &self.number("key-", key);
                 rest = &rest[key.len()..];
+            } else if let Some(mark) = shaped(rest, &"h".repeat(MARK_LENGTH)) {
+                masked += "<mark>";
+                rest = &rest[mark.len()..];
             } else if let Some(time) = shaped(rest, TIME) {
                 masked += "<time>";
                 rest = &rest[time.len()..];

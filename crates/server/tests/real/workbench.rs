@@ -27,6 +27,18 @@ fn ok(said: &Said, first: &str) {
     assert_eq!(serde_json::from_str::<Value>(json).unwrap(), said.facts);
 }
 
+/// The same, where both have words of a page: marked with one number.
+fn page(said: &Said, tool: &str, shown: &str) {
+    let (line, json) = said.text.split_once('\n').unwrap_or_else(|| panic!("one line: {}", said.text));
+    let mut facts: Value = serde_json::from_str(json).unwrap();
+    let members = facts.as_object_mut().unwrap();
+    let end = members.remove("end_of_untrusted").unwrap_or_else(|| panic!("no mark: {}", said.text));
+    let number = end.as_str().unwrap();
+    assert!(members.remove("untrusted").unwrap().as_str().unwrap().starts_with(number), "{}", said.text);
+    assert_eq!(line, format!("{tool} ok: [untrusted {number}] {shown} [end of untrusted {number}]"));
+    assert_eq!(facts, said.facts);
+}
+
 fn tell(way: &mut dyn Way, web: &Web) {
     let forms = web.url("/forms");
     let early = way.bad("browser_goto", json!({ "url": forms }));
@@ -34,16 +46,14 @@ fn tell(way: &mut dyn Way, web: &Web) {
     let sandbox = way.good("sandbox_create", json!({})).facts["sandbox_id"].as_str().unwrap().to_owned();
 
     // A form: read, filled in, sent.
-    ok(&way.good("browser_goto", json!({ "url": forms })), &format!("browser_goto ok: {forms} (Forms)"));
+    let shown = format!("{forms} (Forms)");
+    page(&way.good("browser_goto", json!({ "url": forms })), "browser_goto", &shown);
     let seen = way.good("browser_snapshot", json!({}));
-    ok(&seen, &format!("browser_snapshot ok: {forms} (Forms)"));
+    page(&seen, "browser_snapshot", &shown);
     assert!(seen.facts["text"].as_str().unwrap().contains("Book a journey"), "{}", seen.text);
     assert!(!seen.text.contains("hunter2"), "a password is shown: {}", seen.text);
     let name = element(&seen, "textbox \"Name\"");
-    ok(
-        &way.good("browser_type", json!({ "selector": name, "text": "Ada \"λ\"" })),
-        &format!("browser_type ok: {forms} (Forms)"),
-    );
+    page(&way.good("browser_type", json!({ "selector": name, "text": "Ada \"λ\"" })), "browser_type", &shown);
     let again = way.good("browser_snapshot", json!({ "maxTextLen": 50 }));
     assert_eq!(
         element(&again, "textbox \"Name\" focused required = \"Ada \\\"λ\\\"\""),

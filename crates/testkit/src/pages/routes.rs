@@ -77,6 +77,15 @@ pub fn answer(asked: &Asked, wire: &mut Wire<'_>) -> io::Result<()> {
             wire.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\ncontent-type: application/octet-stream\r\n")?;
             wire.write(b"content-disposition: attachment; filename=broken.bin\r\n\r\nonly this")
         }
+        // More than any disk has, and it never ends.
+        "/download/endless.bin" => {
+            wire.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1152921504606846976\r\n")?;
+            wire.write(b"content-disposition: attachment; filename=endless.bin\r\n\r\n")?;
+            loop {
+                wire.write(&[b'x'; 4096])?;
+                wire.pause(Duration::from_millis(10));
+            }
+        }
         "/download/traversal" => {
             let headers = [("content-disposition", "attachment; filename=\"../../../../etc/owned\"")];
             wire.answer("200 OK", &headers, b"nothing")

@@ -15,19 +15,47 @@ use crate::dialect::{Answer, Block, Reply, Scene, clipped};
 
 #[derive(Default, Serialize)]
 struct Page {
+    #[serde(flatten)]
+    own: Own,
+    #[serde(flatten)]
+    told: Told,
+}
+
+/// What this server says.
+#[derive(Default, Serialize)]
+struct Own {
     success: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
     /// What to do next.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
+    /// The one that is shown; told where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tab: Option<u32>,
+    /// Of a snapshot; for `since`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    width: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    height: Option<u32>,
+    /// What was lost since the last call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    notice: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    context_created: bool,
+}
+
+/// What the page says, or what has words of it.
+#[derive(Default, Serialize)]
+struct Told {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
-    /// The one that is shown; told where there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tab: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tabs: Option<Vec<Tab>>,
     /// JSON text.
@@ -35,9 +63,6 @@ struct Page {
     value: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<Vec<String>>,
-    /// Of a snapshot; for `since`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snapshot: Option<u64>,
     /// For `from`.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
@@ -45,16 +70,16 @@ struct Page {
     removed: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    width: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    height: Option<u32>,
     #[serde(flatten)]
     beside: Beside,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    context: Option<String>,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    context_created: bool,
+}
+
+impl Page {
+    /// The object; and its text, in which the page's part is marked.
+    fn answer(&self, scene: &Scene<'_>) -> Answer {
+        let text = scene.fence.json(&self.own, &self.told);
+        Answer { blocks: vec![Block::Text(text)], ..Answer::json(self) }
+    }
 }
 
 #[derive(Serialize)]
@@ -112,21 +137,22 @@ pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let (shown, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let beside = Beside::of(&browsed);
     let links = browse::downloads(scene, &browsed);
-    let mut page = Page {
+    let own = Own {
         success: browsed.result.is_ok(),
-        beside,
+        notice: browsed.notice,
         context: Some(browsed.context.id),
         context_created: browsed.created,
-        ..Page::default()
+        ..Own::default()
     };
+    let mut page = Page { own, told: Told { beside, ..Told::default() } };
     if let Some(shown) = shown {
-        page.url = Some(one_line(&shown.url));
-        page.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
-        page.tab = (shown.tabs > 1).then_some(shown.tab);
+        page.told.url = Some(one_line(&shown.url));
+        page.told.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
+        page.own.tab = (shown.tabs > 1).then_some(shown.tab);
     }
     let mut answer = match browsed.result {
         Ok(result) => done(scene, page, result),
-        Err(error) => failed(page, &error, barrier),
+        Err(error) => failed(scene, page, &error, barrier),
     };
     answer.blocks.extend(links);
     answer
@@ -137,12 +163,13 @@ fn done(scene: &Scene<'_>, mut page: Page, result: BrowseResult) -> Answer {
         BrowseResult::Done => {}
         BrowseResult::Snapshot(snapshot) => return seen(scene, page, snapshot),
         BrowseResult::Screenshot { png, width, height, clipped } => {
-            return pictured(Page { width: Some(width), height: Some(height), ..page }, &png, clipped);
+            (page.own.width, page.own.height) = (Some(width), Some(height));
+            return pictured(scene, page, &png, clipped);
         }
         BrowseResult::Value { json, truncated } => {
-            page.value = Some(clipped(&json, TEXT_BUDGET).into_owned());
+            page.told.value = Some(clipped(&json, TEXT_BUDGET).into_owned());
             if truncated {
-                page.note =
+                page.own.note =
                     Some("The value is cut: return less of it, or write it to the page and take a snapshot.".into());
             }
         }
@@ -153,16 +180,16 @@ fn done(scene: &Scene<'_>, mut page: Page, result: BrowseResult) -> Answer {
                 title: one_line(&tab.title),
                 shown: tab.shown,
             };
-            page.tabs = Some(tabs.into_iter().map(row).collect());
+            page.told.tabs = Some(tabs.into_iter().map(row).collect());
         }
         BrowseResult::Log { lines, dropped } => {
             let (newest, left_out) = newest(&lines);
             let dropped = dropped.saturating_add(left_out);
-            page.log = Some(newest);
-            page.note = (dropped > 0).then(|| format!("{dropped} earlier lines are left out."));
+            page.told.log = Some(newest);
+            page.own.note = (dropped > 0).then(|| format!("{dropped} earlier lines are left out."));
         }
     }
-    Answer::json(&page)
+    page.answer(scene)
 }
 
 /// As many of the last lines as fit, and how many do not.
@@ -185,41 +212,41 @@ fn seen(scene: &Scene<'_>, mut page: Page, snapshot: Snapshot) -> Answer {
     let most = max_chars(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
     // The browser keeps to what it was asked for; whoever has taken it over may not.
     let elements = clipped(&snapshot.elements, most.saturating_mul(2)).into_owned();
-    page.snapshot = Some(snapshot.number);
-    page.removed = snapshot.removed.iter().map(|line| one_line(line)).collect();
-    page.notes = snapshot.notes.iter().map(|line| one_line(line)).collect();
-    page.next = snapshot.next.map(|next| one_line(&next));
-    let mut answer = Answer::json(&page);
+    page.own.snapshot = Some(snapshot.number);
+    page.told.removed = snapshot.removed.iter().map(|line| one_line(line)).collect();
+    page.told.notes = snapshot.notes.iter().map(|line| one_line(line)).collect();
+    page.told.next = snapshot.next.map(|next| one_line(&next));
+    let mut answer = page.answer(scene);
     answer.structured["elements"] = json!(elements);
     // Some hosts refuse a text without a character.
     let shown = if elements.is_empty() { "(no lines)".to_owned() } else { elements };
-    answer.blocks.insert(0, Block::Text(shown));
+    answer.blocks.insert(0, Block::Text(scene.fence.lines(&shown)));
     answer
 }
 
-fn pictured(mut page: Page, png: &str, clipped: bool) -> Answer {
+fn pictured(scene: &Scene<'_>, mut page: Page, png: &str, clipped: bool) -> Answer {
     if clipped {
-        page.note = Some("The page is longer than the picture: scroll, or take the picture of an element.".into());
+        page.own.note = Some("The page is longer than the picture: scroll, or take the picture of an element.".into());
     }
     match Picture::of("image/png", png) {
         Picture::Shown(block) => {
-            let mut answer = Answer::json(&page);
-            answer.blocks.push(block);
+            let mut answer = page.answer(scene);
+            answer.blocks.extend(scene.fence.blocks(vec![block]));
             answer
         }
         Picture::LeftOut(why) => {
             let error = format!("the picture is left out: {why}");
             let note = "Take a picture of one element with target, or without full_page.".to_owned();
-            let page = Page { success: false, error: Some(error), note: Some(note), ..page };
-            Answer::json(&page).unsuccessful()
+            (page.own.success, page.own.note, page.told.error) = (false, Some(note), Some(error));
+            page.answer(scene).unsuccessful()
         }
     }
 }
 
-fn failed(page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
-    let note = next(error.why, barrier);
-    let page = Page { error: Some(one_line(&error.message)), note: Some(note.into()), ..page };
-    Answer::json(&page).unsuccessful()
+fn failed(scene: &Scene<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
+    page.own.note = Some(next(error.why, barrier).into());
+    page.told.error = Some(one_line(&error.message));
+    page.answer(scene).unsuccessful()
 }
 
 fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
@@ -247,5 +274,6 @@ fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
 
 /// The same object, for those who read nothing but its members.
 pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
-    Answer::json(&Page { error: Some(sentence(error)), ..Page::default() }).unsuccessful().into()
+    let told = Told { error: Some(sentence(error)), ..Told::default() };
+    Answer::json(&Page { told, ..Page::default() }).unsuccessful().into()
 }

@@ -18,32 +18,25 @@ pub(in crate::dialect) const OPENING: Duration = Duration::from_secs(30);
 pub(in crate::dialect) const ACTING: Duration = Duration::from_secs(5);
 pub(in crate::dialect) const LOOKING: Duration = Duration::from_secs(10);
 
-/// What an answer says beside what was asked for.
+/// What an answer says beside what was asked for. Pages have a hand in all of it.
 #[derive(Default, Serialize)]
 pub(in crate::dialect) struct Beside {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     happened: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     denied: Vec<String>,
-    /// What was lost since the last call.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    notice: Option<String>,
 }
 
 impl Beside {
     pub fn of(browsed: &Browsed) -> Self {
-        Self {
-            happened: browsed.happened.iter().map(sentence).collect(),
-            denied: browsed.denied.clone(),
-            notice: browsed.notice.clone(),
-        }
+        Self { happened: browsed.happened.iter().map(sentence).collect(), denied: browsed.denied.clone() }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.happened.is_empty() && self.denied.is_empty() && self.notice.is_none()
+        self.happened.is_empty() && self.denied.is_empty()
     }
 
-    /// All of them may be absent.
+    /// Its members, and what was lost since the last call. All of them may be absent.
     pub const NAMES: [&str; 3] = ["happened", "denied", "notice"];
 
     pub fn schema() -> Map<String, Value> {
@@ -106,7 +99,17 @@ pub(in crate::dialect) fn downloads(scene: &Scene<'_>, browsed: &Browsed) -> Vec
         Happened::Download { path: Some(path), size, error: None, .. } => Some((path, *size)),
         _ => None,
     });
-    done.filter_map(|(path, size)| scene.link(&browsed.context.key, path, Some(size))).collect()
+    scene.fence.blocks(done.filter_map(|(path, size)| scene.link(&browsed.context.key, path, Some(size))).collect())
+}
+
+/// The beginning of a message, for a line that has more to say.
+pub(in crate::dialect) fn brief(message: &str) -> String {
+    const MOST: usize = 400;
+    let line = one_line(message);
+    match line.char_indices().nth(MOST) {
+        Some((cut, _)) => format!("{}…", &line[..cut]),
+        None => line,
+    }
 }
 
 /// `https://example.com (Example)`.

@@ -4,6 +4,7 @@ pub(super) mod browse;
 pub(super) mod files;
 pub(super) mod run;
 pub(super) mod schema;
+pub(super) mod untrusted;
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, Page, Snapsh
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::render::{failure_line, mismatch, succeeded};
+use super::render::{failure_line, mismatch};
 use super::text_length;
 use crate::dialect::args;
 use crate::dialect::shared::browse::{self, Barrier, Beside};
@@ -15,12 +15,29 @@ use crate::dialect::{Answer, Block, Scene, clipped};
 
 #[derive(Serialize)]
 struct PageFacts {
+    #[serde(flatten)]
+    told: Told,
+    #[serde(flatten)]
+    own: Own,
+}
+
+/// What the page says, or what has words of it.
+#[derive(Serialize)]
+struct Told {
     url: String,
     title: String,
     #[serde(flatten)]
     seen: Option<Seen>,
     #[serde(flatten)]
     beside: Beside,
+}
+
+/// What this server says.
+#[derive(Default, Serialize)]
+struct Own {
+    /// What was lost since the last call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    notice: Option<String>,
 }
 
 /// Of a snapshot.
@@ -57,24 +74,27 @@ pub(super) fn snapshot_schema() -> Value {
 
 pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     let Outcome::Browsed(mut browsed) = outcome else { return mismatch(scene) };
-    let beside = Beside::of(&browsed);
+    let (beside, own) = (Beside::of(&browsed), Own { notice: browsed.notice.take() });
     let (page, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let mut answer = match &mut browsed.result {
         Ok(BrowseResult::Snapshot(snapshot)) => {
             let seen = seen(scene, std::mem::take(snapshot));
-            shown(scene, page, Some(seen), beside)
+            shown(scene, page, Some(seen), beside, own)
         }
-        Ok(_) => shown(scene, page, None, beside),
-        Err(error) => failed(scene, error, barrier, &beside),
+        Ok(_) => shown(scene, page, None, beside, own),
+        Err(error) => failed(scene, error, barrier, &beside, &own),
     };
     answer.blocks.extend(browse::downloads(scene, &browsed));
     answer
 }
 
-fn shown(scene: &Scene<'_>, page: Option<Page>, seen: Option<Seen>, beside: Beside) -> Answer {
-    let how = page.as_ref().map(browse::shown).unwrap_or_default();
+fn shown(scene: &Scene<'_>, page: Option<Page>, seen: Option<Seen>, beside: Beside, own: Own) -> Answer {
+    let how = page.as_ref().map(|page| scene.fence.inline(&browse::shown(page))).unwrap_or_default();
     let (url, title) = page.map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
-    succeeded(scene, &how, &PageFacts { url, title, seen, beside })
+    let facts = PageFacts { told: Told { url, title, seen, beside }, own };
+    // The document's first line, then JSON: marked in such a way that it is still both.
+    let text = format!("{} ok: {how}\n{}", scene.tool, scene.fence.json(&facts.own, &facts.told));
+    Answer { blocks: vec![Block::Text(text)], ..Answer::json(&facts) }
 }
 
 /// The beginning of the text, and the elements.
@@ -97,20 +117,21 @@ fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
 }
 
 /// The document's two lines; and below them, in JSON, what else there is to say.
-fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Beside) -> Answer {
-    let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, barrier));
-    if !beside.is_empty() {
-        let json = serde_json::to_string_pretty(beside).unwrap_or_default();
-        text = format!("{text}\n{json}");
+fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Beside, own: &Own) -> Answer {
+    let mut text = failure_line(scene, &why(scene, error, barrier), &hint(scene, error.why, barrier));
+    if !beside.is_empty() || own.notice.is_some() {
+        text = format!("{text}\n{}", scene.fence.json(own, beside));
     }
     let structured = json!({ "error": error.message });
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
-fn why(scene: &Scene<'_>, error: &BrowseError) -> String {
+fn why(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier) -> String {
     let what = match error.why {
         BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
-        _ => error.message.clone(),
+        _ if barrier == Barrier::Off => error.message.clone(),
+        // The browser's own words may have words of the page in them. Bounded here, so that the end of the mark is not cut off.
+        _ => scene.fence.inline(&browse::brief(&error.message)),
     };
     let asked = ["selector", "url"].into_iter().find_map(|name| Some((name, args::text(scene.args, name).ok()??)));
     match asked {
