@@ -26,7 +26,7 @@ def main():
     check("it has a disk of its own", lambda r: r["exit_code"] == 0, lambda: client.call("run_command", command="echo x >/workspace/x && cat /workspace/x"))
     base = lambda: [path for path in cgroups() if "/sandpool.service/" in path]
     check("its sandboxes are below its own cgroup", lambda r: r, base)
-    check("a sandbox at its limit", lambda r: r["status"] == "out_of_memory", lambda: client.call("run_code", code="x = bytearray(800 << 20)"))
+    check("a sandbox at its limit", lambda r: r["status"] == "out_of_memory", lambda: client.call("run_code", code="x = bytearray(400 << 20)"))
     check("it is the same process", lambda r: r == before, state)
     check("it answers still", lambda r: r["result"] == "4", lambda: client.call("run_code", code="2 + 2"))
     check("it ends", lambda r: (r["ActiveState"], r["Result"]) == ("inactive", "success"), lambda: systemctl("stop", UNIT) or state())
