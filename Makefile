@@ -3,11 +3,12 @@
 # hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
 # neighbours  what one tenant notices of another's attacks, writes docs/neighbours.md
 # browser install Chromium for the sandboxes               clean  remove what was built
+# test-vm the program on other kernels, with cgroup v2 and systemd, under emulation (docs/lab.md)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run browser test hostile neighbours bench check clean needs
+.PHONY: build run browser test test-vm hostile neighbours bench check clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -36,6 +37,15 @@ needs:
 test: needs
 	$(CARGO) build --locked --workspace --all-targets
 	@scripts/test
+
+# After `make test` nothing is built any more. KERNELS="bookworm bookworm-backports:plain", ARCH=aarch64: docs/lab.md.
+test-vm: needs
+ifeq ($(ARCH),aarch64)
+	@scripts/test-vm-arm64
+else
+	$(CARGO) build --locked --workspace --all-targets
+	@scripts/test-vm $(KERNELS)
+endif
 
 hostile: needs
 	$(CARGO) build --locked --workspace --all-targets

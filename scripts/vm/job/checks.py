@@ -1,0 +1,99 @@
+"""Checks of one server over MCP on stdio: what a sandbox gives, what it holds, and what attacks on its limits get. One line for each;
+exit code 1 when one fails. Arguments: `attacks` for the attacks, too; `no-javascript` where there is no Node."""
+
+import sys
+import time
+
+import attacks
+from mcp import Stdio, cgroups, check, failed, passed
+
+SETTINGS = """
+[dialect.sandpool]
+memory_mb = 300
+cpus = 1.0
+pids = 40
+disk_mb = 64
+timeout = 240
+pool_size = 1
+"""
+BURN = """
+import os, time
+def burn(seconds):
+    end = time.time() + seconds
+    while time.time() < end: pass
+begun = time.time()
+children = []
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        burn(6); os._exit(0)
+    children.append(child)
+for child in children: os.waitpid(child, 0)
+used = os.times()
+print((used.children_user + used.children_system) / (time.time() - begun))
+"""
+FORKS = """
+import os, time
+made = []
+try:
+    for _ in range(200):
+        child = os.fork()
+        if not child:
+            time.sleep(1000); os._exit(0)
+        made.append(child)
+except OSError as error:
+    print(len(made), error.errno)
+for child in made: os.kill(child, 9); os.waitpid(child, 0)
+"""
+FILL = """
+try:
+    with open("/workspace/full", "wb") as file:
+        for _ in range(200): file.write(bytes(1 << 20))
+    print("no limit")
+except OSError as error:
+    print(error.errno)
+import os; os.remove("/workspace/full")
+"""
+
+
+def typescript(server):
+    """The first time, a debug build under emulation may need longer than the guest waits for its transpiler."""
+    end = time.time() + 60
+    while True:
+        answer = server.call("run_code", code="enum C { Red, Green }; C[1]", language="typescript")
+        if "took too long" not in str(answer.get("error")) or time.time() > end:
+            return answer
+
+
+def main():
+    begun = time.time()
+    server = Stdio(SETTINGS)
+    server.wait_until_ready()
+    passed(begun, "the server is ready")
+    run = lambda code, **more: lambda: server.call("run_code", code=code, **more)
+    check("pandas", lambda r: "3" in r["result"], run("import pandas as pd\npd.DataFrame({'n': range(3)}).n.sum()"))
+    check("state is kept", lambda r: r["result"] == "4", run("a = 4\na"))
+    if "no-javascript" not in sys.argv:
+        check("javascript", lambda r: r["result"] == "[ 2, 4 ]", run("[1, 2].map(x => x * 2)", language="javascript"))
+        check("typescript", lambda r: r["result"] == "'Green'", lambda: typescript(server))
+    check("shell", lambda r: r["exit_code"] == 0, lambda: server.call("run_command", command="id"))
+    check("no network", lambda r: r["error"]["name"] == "OSError", run("import socket; socket.create_connection(('1.1.1.1', 80), 3)"))
+    check("no host files", lambda r: r["error"]["name"] == "FileNotFoundError", run("open('/etc/shadow')"))
+    check("disk limit", lambda r: r["stdout"].strip() == "28", run(FILL))
+    check("process limit", lambda r: r["stdout"].split()[1] == "11" and int(r["stdout"].split()[0]) < 40, run(FORKS))
+    # Allowed is 1.0 of 2; an emulator that has to wait for its host overshoots, without a limit it is 1.9 and more.
+    check("cpu limit", lambda r: float(r["stdout"]) < 1.6, run(BURN))
+    check("time limit", lambda r: r["status"] == "timed_out", run("while True: pass", timeout=5))
+    check("alive after the time limit", lambda r: r["result"] == "4", run("a"))
+    check("memory limit", lambda r: r["status"] == "out_of_memory", run("x = bytearray(600 << 20)"))
+    check("alive after the memory limit", lambda r: r["result"] == "2", run("1 + 1"))
+    if "attacks" in sys.argv:
+        attacks.all(server)
+    begun = time.time()
+    code = server.end()
+    passed(begun, f"the server ended with {code}")
+    check("nothing is left", lambda r: r == [], lambda: [path for path in cgroups() if not path.endswith("/sandpool-server")])
+    sys.exit(bool(failed))
+
+
+main()

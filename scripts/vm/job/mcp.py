@@ -1,0 +1,118 @@
+"""A client of one server, over stdio or HTTP, and the lines that a check prints. For the scripts beside it; knows nothing of what they check."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+PROGRAM = "/opt/job/sandpool"
+PATIENCE = 300
+
+
+class Client:
+    """What both transports have in common."""
+
+    def call(self, tool, **arguments):
+        answer = self.ask("tools/call", {"name": tool, "arguments": arguments})
+        text = "\n".join(part.get("text", "") for part in answer.get("result", {}).get("content", []))
+        try:
+            return json.loads(text)
+        except ValueError:
+            return {"text": text or json.dumps(answer)}
+
+    def wait_until_ready(self):
+        end = time.time() + PATIENCE
+        while self.call("run_code", code="1").get("status") == "not_run" and time.time() < end:
+            time.sleep(1)
+
+
+class Stdio(Client):
+    def __init__(self, settings):
+        self.config = tempfile.NamedTemporaryFile("w", suffix=".toml")
+        self.config.write(settings)
+        self.config.flush()
+        self.log = tempfile.TemporaryFile("w+")
+        command = [PROGRAM, "--config", self.config.name, "stdio"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.number = 0
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "checks", "version": "1"}}
+        self.ask("initialize", hello)
+        self.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def send(self, message):
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, method, params):
+        self.number += 1
+        self.send({"jsonrpc": "2.0", "id": self.number, "method": method, "params": params})
+        for line in self.process.stdout:
+            message = json.loads(line)
+            if message.get("id") == self.number:
+                return message
+        self.log.seek(0)
+        sys.exit("FAIL the server ended:\n" + self.log.read()[-2000:])
+
+    def end(self):
+        self.process.stdin.close()
+        return self.process.wait(60)
+
+
+class Http(Client):
+    def __init__(self, address):
+        self.address = address
+
+    def wait_until_ready(self):
+        end = time.time() + PATIENCE
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.address}/readyz", timeout=10):
+                    return
+            except OSError:
+                if time.time() > end:
+                    raise
+                time.sleep(0.5)
+
+    def ask(self, method, params):
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+        request = urllib.request.Request(f"{self.address}/mcp", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.load(answer)
+
+
+failed = []
+
+
+def check(name, expected, act):
+    """One line: whether `expected` holds for what `act` returns. A check that cannot be made has failed."""
+    begun = time.time()
+    try:
+        got = act()
+    except Exception as error:
+        got = {"exception": repr(error)}
+    try:
+        well = bool(expected(got))
+    except Exception:
+        well = False
+    if not well:
+        failed.append(name)
+    shown = "" if well else "  " + json.dumps(got, default=str)[:1500]
+    print(f"{'ok  ' if well else 'FAIL'} {time.time() - begun:6.1f} s  {name}{shown}", flush=True)
+    return got
+
+
+def passed(since, what):
+    print(f"     {time.time() - since:6.1f} s  {what}", flush=True)
+
+
+def cgroups():
+    """The topmost cgroups of servers: below a limit of theirs is everything that their sandboxes have."""
+    found = []
+    for top, names, _ in os.walk("/sys/fs/cgroup"):
+        own = [name for name in names if name.startswith("sandpool-")]
+        found += [os.path.join(top, name) for name in own]
+        names[:] = [name for name in names if name not in own]
+    return found
