@@ -173,7 +173,7 @@ fn a_forked_kernel_is_held_before_it_reads_its_first_byte() {
     let kernel = kernels.values().find(reads_code).unwrap_or_else(|| panic!("no kernel in {calls}"));
     let landlock = !calls.contains("LANDLOCK_CREATE_RULESET_VERSION) = -1");
     let steps = [
-        "close_range(3",
+        "close_range(",
         "setns(",
         "setresgid(1000",
         "setresuid(1000",
