@@ -16,7 +16,7 @@ def read(pid, name):
 def look(pid):
     status = dict(line.split(":", 1) for line in read(pid, "status").splitlines())
     interfaces = [line.split(":")[0].strip() for line in read(pid, "net/dev").splitlines()[2:]]
-    maps = [" ".join(read(pid, name).split()) for name in ("uid_map", "gid_map")]
+    maps = " ".join((read(pid, "uid_map") + read(pid, "gid_map")).split())
     found = {
         "mountinfo": read(pid, "mountinfo"),
         # The browser's part lies beside the code's.
