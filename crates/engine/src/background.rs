@@ -248,6 +248,7 @@ mod tests {
             displays: Vec::new(),
             error: None,
             late: None,
+            strays: None,
             notice: None,
             denied: Vec::new(),
             end: crate::op::RunOutcome::Ok,

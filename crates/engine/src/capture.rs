@@ -183,6 +183,8 @@ pub(crate) struct Rich {
     error: Option<CellError>,
     late: HeadTail,
     has_late: bool,
+    strays: HeadTail,
+    stray_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -197,6 +199,7 @@ pub(crate) struct Shown {
     pub(crate) displays: Vec<MimeBundle>,
     pub(crate) error: Option<CellError>,
     pub(crate) late: Option<String>,
+    pub(crate) strays: Option<String>,
 }
 
 impl Rich {
@@ -211,6 +214,8 @@ impl Rich {
             error: None,
             late: HeadTail::new(budget),
             has_late: false,
+            strays: HeadTail::new(budget),
+            stray_bytes: 0,
         }
     }
 
@@ -231,7 +236,8 @@ impl Rich {
                     text: bounded(&text, self.budget),
                 });
             }
-            KernelEvent::Late { text } => self.late(&text),
+            KernelEvent::Late { text, ago: None } => self.late(&text),
+            KernelEvent::Late { text, ago: Some(ago) } => self.stray(ago, &text),
         }
     }
 
@@ -247,6 +253,18 @@ impl Rich {
         }
     }
 
+    /// What threads and timers of an earlier cell wrote while this one ran.
+    fn stray(&mut self, ago: u64, text: &str) {
+        self.stray_bytes += text.len() as u64;
+        let which =
+            if ago == 1 { "the call before this one".into() } else { format!("the call {ago} before this one") };
+        self.strays.push(&format!("[printed by what {which} left running]\n"));
+        self.strays.push(text);
+        if !text.ends_with('\n') {
+            self.strays.push("\n");
+        }
+    }
+
     pub(crate) fn late_gap(&mut self, bytes: u64) {
         self.has_late |= bytes > 0;
         self.late.gap(bytes);
@@ -258,7 +276,12 @@ impl Rich {
             displays.push(note(&format!("[{} more displays left out: at most {MAX_DISPLAYS}]", self.left_out)));
         }
         let late = self.has_late.then(|| self.late.finish().0);
-        Shown { value: self.value, displays, error: self.error, late }
+        let strays = (self.stray_bytes > 0).then(|| self.strays.finish().0);
+        if strays.is_some() {
+            // Not every dialect has a place for it.
+            tracing::info!(bytes = self.stray_bytes, "earlier calls of this context have printed during a later one");
+        }
+        Shown { value: self.value, displays, error: self.error, late, strays }
     }
 
     fn display(&mut self, data: MimeBundle, id: Option<String>, update: bool) {
@@ -359,7 +382,7 @@ fn picture(mime: &str, value: &Value, room: usize) -> Result<String, String> {
 
 /// About what a result costs in memory.
 pub(crate) fn weight_of(ran: &Ran) -> usize {
-    let texts = [&ran.stdout.text, &ran.stderr.text].into_iter().chain(&ran.late).chain(&ran.notice);
+    let texts = [&ran.stdout.text, &ran.stderr.text].into_iter().chain(&ran.late).chain(&ran.strays).chain(&ran.notice);
     let errors = ran.error.iter().map(|error| error.value.len() + error.text.len());
     let bundles = ran.displays.iter().chain(&ran.value).map(size_of);
     texts.map(String::len).chain(errors).chain(bundles).sum()

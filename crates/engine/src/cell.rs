@@ -183,6 +183,7 @@ impl Heard<'_> {
             displays: shown.displays,
             error: shown.error,
             late: shown.late,
+            strays: shown.strays,
             notice: None,
             denied: self.denied,
             end,

@@ -116,6 +116,7 @@ impl From<BackendError> for Failure {
             BackendError::BelowFloor { got, floor, .. } => {
                 format!("isolation level `{got:?}` is below the configured floor `{floor:?}`")
             }
+            BackendError::NoSpace(why) => format!("{why}; free space or end contexts, then retry"),
             // The others may name paths of the host.
             _ => "the back end failed; the server's log says why".into(),
         };

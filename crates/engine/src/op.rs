@@ -447,8 +447,10 @@ pub struct Ran {
     pub value: Option<MimeBundle>,
     pub displays: Vec<MimeBundle>,
     pub error: Option<CellError>,
-    /// What processes left behind by earlier cells printed meanwhile.
+    /// What processes left behind by earlier cells printed since the last one.
     pub late: Option<String>,
+    /// What threads and timers of earlier cells printed, each with a line that says of which.
+    pub strays: Option<String>,
     /// What was lost since the last run: variables, or files too.
     pub notice: Option<String>,
     /// What was not let out to the network meanwhile, a sentence each.

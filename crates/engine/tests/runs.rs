@@ -399,6 +399,10 @@ async fn displays_values_and_late_output_come_with_the_run() {
             Box::pin(async move {
                 let late = FromGuest::LateOutput { stdout: "tick".into(), stderr: "tock\n".into(), dropped: 0 };
                 wire.send(call, &late).await;
+                for (ago, text) in [(Some(1), "of a thread\n"), (Some(3), "of a timer"), (None, "an error\n")] {
+                    let event = KernelEvent::Late { text: text.into(), ago };
+                    wire.send(call, &FromGuest::Event { event }).await;
+                }
                 let bundle = |text: &str| proto::MimeBundle::from([("text/plain".into(), text.into())]);
                 let display = KernelEvent::Display { data: bundle("a picture"), id: None, update: false };
                 wire.send(call, &FromGuest::Event { event: display }).await;
@@ -412,6 +416,15 @@ async fn displays_values_and_late_output_come_with_the_run() {
     let shown = run(&engine, &id, "show").await;
     assert_eq!(shown.value.unwrap()["text/plain"], "42");
     assert_eq!(shown.displays[0]["text/plain"], "a picture");
-    assert_eq!(shown.late.as_deref(), Some("tick\ntock\n"));
+    assert_eq!(shown.late.as_deref(), Some("tick\ntock\nan error\n"));
+    // W26: neither in the output of this run nor without a word about whose it is.
+    assert_eq!(
+        shown.strays.as_deref(),
+        Some(
+            "[printed by what the call before this one left running]\nof a thread\n\
+             [printed by what the call 3 before this one left running]\nof a timer\n"
+        )
+    );
+    assert_eq!((shown.stdout.text.as_str(), shown.stderr.text.as_str()), ("", ""));
     assert_eq!(shown.duration, Duration::from_millis(1).min(shown.duration));
 }

@@ -12,6 +12,7 @@
 // Start with `--no-force-async-hooks-checks`: else a termination inside a timer aborts the process.
 // Not an ES module: the loader of those takes longer than all that is required here.
 
+const { AsyncLocalStorage } = require('node:async_hooks');
 const { Session } = require('node:inspector');
 const { EventEmitter } = require('node:events');
 const { SourceMap, createRequire } = require('node:module');
@@ -58,6 +59,7 @@ const round = Math.round;
 const TEXT_LIMIT = 1_000_000;       // bytes of one text
 const PICTURE_LIMIT = 8_000_000;    // base64 characters of one picture
 const MAPS_LIMIT = 16_000_000;      // characters of old cells' source maps
+const STRAY_LIMIT = 64_000;         // characters that timers and promises of earlier cells may add to one
 const LATE_LIMIT = 100;             // late errors told between one cell and the next
 
 const [REQ, EVT, KINT] = ['KREQ', 'KEVT', 'KINT'].map((name, i) => {
@@ -303,6 +305,47 @@ const isSyntaxError = (thrown, details) =>
   && thrown instanceof SyntaxErrorClass && match(POSITION, `${thrown.stack}`) === null;
 const SyntaxErrorClass = SyntaxError;
 
+// ---------------------------------------------------------------- what does not belong to the cell
+
+// Timers, promises and handles keep the cell that made them. Before Node 24 that costs every promise a good part of its
+// time, and an interrupt in the middle may end the process: there, who writes is not known.
+const cells = NumberFrom(split(process.versions.node, '.')[0]) >= 24 ? new AsyncLocalStorage() : null;
+const inCell = uncurry(AsyncLocalStorage.prototype.run), cellOf = uncurry(AsyncLocalStorage.prototype.getStore);
+let strays = null;                                        // what earlier cells wrote, the newest first
+let straySize = 0;
+
+// The earlier cell that the caller belongs to; 0 if it belongs to the one that runs.
+function stray() {
+  const cell = cells === null ? undefined : cellOf(cells);
+  return cell === undefined || (cell === n && current !== null) ? 0 : cell;
+}
+
+function keepStray(cell, text) {
+  const room = STRAY_LIMIT - straySize;
+  straySize += text.length;
+  if (room > 0) strays = { __proto__: null, cell, text: slice(text, 0, room), next: strays };
+}
+
+// One `late` for each earlier cell that has written something.
+function sendStrays() {
+  const lost = straySize - STRAY_LIMIT;
+  let last = 0;
+  while (strays !== null) {
+    const { cell } = strays;
+    let text = '', others = null;
+    for (; strays !== null; strays = strays.next) {
+      if (strays.cell === cell) text = strays.text + text;
+      else others = { __proto__: null, cell: strays.cell, text: strays.text, next: others };
+    }
+    // Turned round on the way.
+    for (; others !== null; others = others.next) strays = { __proto__: null, cell: others.cell, text: others.text, next: strays };
+    event('late', `,"run":${cell},"text":${quote(cut(text))}`);
+    last = cell;
+  }
+  straySize = 0;
+  if (last > 0 && lost > 0) event('late', `,"run":${last},"text":${quote(`[... ${lost} characters left out ...]\n`)}`);
+}
+
 // ---------------------------------------------------------------- one cell
 
 const EXIT = Symbol('process.exit');
@@ -342,10 +385,12 @@ function run(request) {
   atomicStore(state, 0, 1);
   try {
     if (hasOwn(request, 'env')) borrow(cell, request.env);
-    post('Runtime.evaluate', {
+    const evaluate = () => post('Runtime.evaluate', {
       __proto__: null, expression: `${cell.code}\n//# sourceURL=cell-${number}.js`, objectGroup: 'cell',
       replMode: true, awaitPromise: true,
     }, (failure, response) => mine(failure ? { __proto__: null, failure } : { __proto__: null, response }));
+    if (cells === null) evaluate();
+    else inCell(cells, n, evaluate);
   } catch (e) {
     mine({ __proto__: null, failure: e });
   }
@@ -393,6 +438,7 @@ function settled(cell, status, extra) {
   current = null;
   atomicStore(state, 0, 0);
   if (!isOurs(REQ, reqInode)) lost("the kernel's request pipe is gone");
+  if (strays !== null) sendStrays();
   event('done', `,"status":"${status}","ms":${round((now() - cell.started) * 1000) / 1000}${extra}`);
   releaseHandles();
   if (rehearsing) endRehearsal();
@@ -571,6 +617,8 @@ const isPicture = (mime) => startsWith(mime, 'image/') && mime !== 'image/svg+xm
 function display(value, mime) {
   if (mime === undefined && isUint8Array(value)) mime = pictureType(value) ?? undefined;
   mime = mime === undefined ? 'text/plain' : `${mime}`;
+  const cell = stray();
+  if (cell !== 0) return keepStray(cell, typeof value === 'string' && !isPicture(mime) ? `${value}\n` : `[${mime}]\n`);
   event('display', displayData(value, mime));
 }
 
@@ -691,6 +739,16 @@ function guardProcess() {
 const ended = [false, false];
 function prepareStream(stream, i) {
   stream._handle?.setBlocking?.(true);
+  const write = stream.write;
+  if (cells !== null) defineProperty(stream, 'write', { __proto__: null, value: writeOf, configurable: true, writable: true });
+  function writeOf(chunk, encoding, done) {
+    const cell = stray();
+    if (cell === 0) return invoke(write, stream, chunk, encoding, done);
+    keepStray(cell, isUint8Array(chunk) ? toBase64(bufferFrom(chunk.buffer, chunk.byteOffset, chunk.byteLength), 'utf8') : `${chunk}`);
+    const told = typeof encoding === 'function' ? encoding : done;
+    if (typeof told === 'function') soon(told);
+    return true;
+  }
   on(stream, 'finish', () => { ended[i] = true; });
 }
 

@@ -20,11 +20,13 @@ if __name__ == "__main__" and sys.version_info < (3, 11):
 
 import _signal  # the functions without the conversion to enumerations
 import _socket
+import _thread
 import ast
 import base64
 import bdb  # noqa: F401  (IPython imports it in the middle of a cell, when the working directory may hold another)
 import builtins
 import contextlib
+import contextvars
 import ctypes
 import fcntl
 import gc
@@ -74,6 +76,7 @@ TEXT_LIMIT = 1_000_000  # bytes of one text
 PICTURE_LIMIT = 8_000_000  # base64 characters of one picture
 LINE_LIMIT = 12_000_000  # bytes of one event
 SOURCE_LIMIT = 16_000_000  # characters of old cells kept for `inspect.getsource`
+STRAY_LIMIT = 64_000  # characters that threads of earlier cells may add to one
 ARGUMENT_LIMIT = 100_000  # the kernel allows 128 KiB
 LOST = 70  # exit status when the control pipes are gone
 INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
@@ -99,6 +102,7 @@ scan_json = json.JSONDecoder().scan_once  # C, and so out of reach of a changed 
 encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=repr).encode
 flush_text = io.TextIOWrapper.flush
 list_threads, get_ident = threading.enumerate, threading.get_ident
+count_threads, live_threads = _thread._count, threading._active  # type: ignore[attr-defined]
 set_trace, set_profile = sys.settrace, sys.setprofile
 install, current_handler, set_alarm, set_mask = _signal.signal, _signal.getsignal, _signal.alarm, _signal.pthread_sigmask
 original_input = builtins.input
@@ -222,6 +226,18 @@ class Sources(CachingCompiler):
         self.total = 0
 
 
+class Output(io.TextIOWrapper):
+    """`sys.stdout` and `sys.stderr`."""
+
+
+class WatchedOutput(Output):
+    """The same while threads or tasks of earlier cells are there: what those write is not the output of this cell."""
+
+    def write(self, text: str) -> int:
+        run = stray()
+        return super().write(text) if run is None else KERNEL.keep_stray(run, text)
+
+
 class MergedStderr(io.TextIOWrapper):
     """Standard error where it is the same pipe as standard output: what was printed before comes before, to the letter."""
 
@@ -231,6 +247,94 @@ class MergedStderr(io.TextIOWrapper):
         written = super().write(text)
         super().flush()
         return written
+
+
+class WatchedMergedStderr(MergedStderr):
+    def write(self, text: str) -> int:
+        run = stray()
+        return super().write(text) if run is None else KERNEL.keep_stray(run, text)
+
+
+WATCHED = {Output: WatchedOutput, MergedStderr: WatchedMergedStderr}
+UNWATCHED = {watched: plain for plain, watched in WATCHED.items()}
+
+
+# ---------------------------------------------------------------- which cell something belongs to
+
+CELL: contextvars.ContextVar[int] = contextvars.ContextVar("sandpool_cell")  # of a task, which has the context it was made in
+borrowed_threads: dict[int, int] = {}  # cells of what runs in threads that were there before
+
+
+def cell_of_caller() -> int:
+    """The cell that started what calls this: a thread, a task, or the cell itself."""
+    me = get_ident()
+    cell = borrowed_threads.get(me)
+    if cell is None:
+        cell = CELL.get(None)
+    if cell is None:
+        cell = getattr(live_threads.get(me), "_sandpool_cell", None)
+    return KERNEL.n if cell is None else cell
+
+
+def stray() -> int | None:
+    """The earlier cell that the caller belongs to, if it does not belong to the one that runs."""
+    if getpid() != KERNEL.pid:
+        return None  # a child has one cell
+    cell = cell_of_caller()
+    return None if cell == KERNEL.n and (KERNEL.in_cell or get_ident() == KERNEL.main) else cell
+
+
+def for_this_cell(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as what belongs to the cell that runs now, in whatever thread it is called."""
+    cell = cell_of_caller()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        me = get_ident()
+        before = borrowed_threads.get(me)
+        borrowed_threads[me] = cell
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if before is None:
+                borrowed_threads.pop(me, None)
+            else:
+                borrowed_threads[me] = before
+
+    return call
+
+
+def follow_threads() -> None:
+    """Remember of each thread the cell that started it."""
+    start_thread, start_raw = threading.Thread.start, _thread.start_new_thread
+
+    def start(self: threading.Thread) -> None:
+        self._sandpool_cell = cell_of_caller()  # type: ignore[attr-defined]
+        start_thread(self)
+
+    def start_new_thread(function: Callable[..., Any], args: Any, kwargs: Any = None) -> int:
+        kwargs = {} if kwargs is None else kwargs
+        return start_raw(for_this_cell(function) if callable(function) else function, args, kwargs)
+
+    start.__doc__, start.__qualname__ = start_thread.__doc__, start_thread.__qualname__
+    threading.Thread.start = start  # type: ignore[method-assign]
+    start_new_thread.__doc__ = start_raw.__doc__
+    _thread.start_new_thread = _thread.start_new = start_new_thread  # type: ignore[assignment]
+
+
+def follow_pools() -> None:
+    """The threads of a pool work for whoever submits; those of the cell that imports it are its own anyway."""
+    module = sys.modules.get("concurrent.futures.thread")
+    pool = getattr(module, "ThreadPoolExecutor", None)
+    if pool is None or getattr(pool.submit, "_sandpool", False):
+        return
+    submit_plain = pool.submit
+
+    def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return submit_plain(self, for_this_cell(fn), *args, **kwargs)
+
+    submit.__doc__, submit.__qualname__ = submit_plain.__doc__, submit_plain.__qualname__
+    submit._sandpool = True  # type: ignore[attr-defined]
+    pool.submit = submit
 
 
 def is_cell(filename: str) -> bool:
@@ -270,6 +374,11 @@ class Publisher(DisplayPublisher):
                 update: bool = False, **_: Any) -> None:
         self._validate_data(data, metadata)
         members: dict[str, Any] = {"data": bounded_bundle(data)}
+        run = stray() if count_threads() else None
+        if run is not None:
+            plain = members["data"].get("text/plain")
+            KERNEL.keep_stray(run, (json_string(plain) if plain else f"[{', '.join(members['data'])}]") + "\n")
+            return
         identity = (transient or {}).get("display_id")
         if identity is not None:
             members["id"] = quote(cut(str(identity)))
@@ -719,6 +828,9 @@ class Kernel:
         self.writer: int | None = None
         self.queued: deque[bytes] = deque(maxlen=1000)
         self.between: deque[tuple[str, dict[str, Any]]] = deque(maxlen=32)
+        self.main = get_ident()
+        self.strays: deque[tuple[int, str]] = deque()  # what earlier cells' threads wrote: cell, text
+        self.stray_size = 0
 
     # -- events
 
@@ -789,6 +901,38 @@ class Kernel:
         except OSError as e:
             lost(f"the kernel's control pipe is gone: {os.strerror(e.errno or 0)}")
 
+    # -- what does not belong to the cell
+
+    def watch(self) -> None:
+        """Look at who writes only while somebody else could."""
+        tasks = self.loop is not None and not self.loop.is_closed() and (self.loop._ready or self.loop._scheduled)
+        kinds = WATCHED if count_threads() or tasks else UNWATCHED
+        for stream in self.streams.values():
+            kind = type(stream)
+            if kind in kinds:
+                stream.__class__ = kinds[kind]
+
+    def keep_stray(self, run: int, text: str) -> int:
+        """For the next `done`. Takes no lock: a signal handler may print too."""
+        text = exact(text)
+        room = STRAY_LIMIT - self.stray_size
+        self.stray_size += len(text)
+        if room > 0:
+            self.strays.append((run, text[:room]))
+        return len(text)
+
+    def send_strays(self) -> None:
+        """One `late` for each earlier cell whose threads have written something."""
+        lost, self.stray_size = self.stray_size - STRAY_LIMIT, 0
+        found: dict[int, list[str]] = {}
+        for _ in range(len(self.strays)):
+            run, text = self.strays.popleft()
+            found.setdefault(run, []).append(text)
+        for run, texts in found.items():
+            self.event("late", run=run, text=quote(cut("".join(texts))))
+        if found and lost > 0:
+            self.event("late", run=run, text=quote(f"[... {lost} characters left out ...]\n"))
+
     # -- interrupts
 
     def on_sigint(self, _number: int, frame: FrameType | None) -> None:
@@ -839,6 +983,9 @@ class Kernel:
         self.shown, self.shown_figures = None, []
         self.signalled = self.cancelled = self.pending_interrupt = False
         threads = set(list_threads())
+        CELL.set(n)
+        follow_pools()
+        self.watch()
         status, exit_code = "ok", None
         try:
             try:
@@ -875,6 +1022,9 @@ class Kernel:
         error = None
         self.shown = None
         self.repair_descriptors()
+        self.watch()
+        if self.strays:
+            self.send_strays()
         ms = round((perf_counter() - started) * 1000, 3)
         extra = {} if exit_code is None else {"code": exit_code}
         self.event("done", status=f'"{status}"', ms=ms, **extra)
@@ -971,7 +1121,7 @@ class Kernel:
             self.open_stream(2, "stderr")
 
     def open_stream(self, fd: int, name: str) -> None:
-        kind = MergedStderr if self.merged and name == "stderr" else io.TextIOWrapper
+        kind = MergedStderr if self.merged and name == "stderr" else Output
         stream = kind(open(fd, "wb", closefd=False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
         stream.mode = "w"
         self.streams[name] = stream
@@ -1178,6 +1328,7 @@ def make_shell() -> Shell:
     interactiveshell.warn = quiet_about_exit(interactiveshell.warn)
     warnings.formatwarning = show_warning
     _signal.signal = note_handler
+    follow_threads()
     sys.argv = [""]
     KERNEL.shell = shell
     return shell
@@ -1504,7 +1655,7 @@ def reseed() -> None:
 def serve(req: int = 3, evt: int = 4) -> NoReturn:
     """Take requests until the guest closes the pipe. Never returns."""
     kernel = KERNEL
-    kernel.req, kernel.evt, kernel.pid = req, evt, getpid()
+    kernel.req, kernel.evt, kernel.pid, kernel.main = req, evt, getpid(), get_ident()
     for fd in (req, evt):
         os.set_inheritable(fd, False)
     if not kernel.streams:

@@ -13,10 +13,22 @@ use serde_json::Value;
 /// A line of a driver.
 #[derive(Debug, PartialEq)]
 pub enum Line {
-    Ready { version: String },
-    Event { n: u64, event: KernelEvent },
-    Late { text: String },
-    Done { n: u64, done: Done },
+    Ready {
+        version: String,
+    },
+    Event {
+        n: u64,
+        event: KernelEvent,
+    },
+    /// With the number of the cell that it comes from, if it is output.
+    Late {
+        text: String,
+        run: Option<u64>,
+    },
+    Done {
+        n: u64,
+        done: Done,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +65,8 @@ struct Raw {
     status: Option<Status>,
     #[serde(default)]
     code: Option<i64>,
+    #[serde(default)]
+    run: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -78,11 +92,11 @@ enum Status {
 
 /// The line, or nothing if it is not one a driver writes.
 pub fn parse(line: &[u8]) -> Option<Line> {
-    let Raw { t, n, version, data, id, update, wait, name, value, text, status, code } =
+    let Raw { t, n, version, data, id, update, wait, name, value, text, status, code, run } =
         serde_json::from_slice(line).ok()?;
     let event = match t {
         Kind::Ready => return Some(Line::Ready { version }),
-        Kind::Late => return Some(Line::Late { text }),
+        Kind::Late => return Some(Line::Late { text, run }),
         Kind::Done => return Some(Line::Done { n, done: done(status?, code) }),
         Kind::Result => KernelEvent::Result { data },
         Kind::Display => KernelEvent::Display { data, id, update: update.unwrap_or(false) },

@@ -294,6 +294,7 @@ impl From<beneath::Error> for Refused {
             beneath::Error::NotFound { .. } => Failure::NotFound,
             beneath::Error::InvalidPath { .. } => Failure::InvalidPath,
             beneath::Error::NoSpace { .. } => Failure::NoSpace,
+            beneath::Error::DiskFull { .. } | beneath::Error::Damaged { .. } => Failure::Io,
             beneath::Error::Io { source, .. } => return Self::io(format!("{error}: {source}")),
         };
         Self { failure, message: error.to_string() }

@@ -33,6 +33,8 @@ const STOPPED_CHECK: Duration = Duration::from_millis(250);
 /// Errors outside a cell that wait for the next one: so many, each so long.
 const MAX_LATE: usize = 16;
 const MAX_LATE_TEXT: usize = 16 << 10;
+/// Of what earlier cells left running wrote.
+const MAX_LATE_OUTPUT: usize = 256 << 10;
 /// Of the standard error of a kernel that did not start, this much is told.
 const STDERR_SHOWN: usize = 4 << 10;
 /// As many reads as a pipe can hold; more comes only from a process that still writes.
@@ -59,6 +61,8 @@ pub struct Kernel {
     stops: Vec<u64>,
     stopped_check: Instant,
     /// Its standard error comes with its standard output.
+    /// Where its cells begin; on the sandbox's volume.
+    cwd: String,
     merged: bool,
     /// Lines that no driver would write, and answers to no question.
     pub ignored: u64,
@@ -178,6 +182,7 @@ impl Kernel {
             lost: None,
             stops: Vec::new(),
             stopped_check: now,
+            cwd: spec.cwd.clone(),
             merged: spec.merge_output,
             ignored: 0,
         }
@@ -361,7 +366,7 @@ impl Kernel {
     fn handle(&mut self, line: Line, host: &mut Host) {
         match line {
             Line::Ready { version } => self.ready(version, host),
-            Line::Late { text } => self.late(text, host),
+            Line::Late { text, run } => self.late(text, run, host),
             Line::Event { n, event } => self.event(n, event, host),
             Line::Done { n, done } => self.done(n, done, host),
         }
@@ -382,10 +387,12 @@ impl Kernel {
         host.send(call, &FromGuest::KernelReady { version: shortened(version, 200) });
     }
 
-    fn late(&mut self, text: String, host: &mut Host) {
-        let text = shortened(text, MAX_LATE_TEXT);
+    fn late(&mut self, text: String, run: Option<u64>, host: &mut Host) {
+        // A cell that has not been is a lie, which costs nobody but the liar.
+        let ago = run.map(|run| self.n.saturating_sub(run).max(1));
+        let text = shortened(text, if ago.is_some() { MAX_LATE_OUTPUT } else { MAX_LATE_TEXT });
         match self.running() {
-            Some(call) => self.send_event(call, KernelEvent::Late { text }, host),
+            Some(call) => self.send_event(call, KernelEvent::Late { text, ago }, host),
             None if self.late.len() < MAX_LATE => self.late.push(text),
             None => self.ignored += 1,
         }
@@ -477,6 +484,13 @@ impl Kernel {
 
     fn send_late(&mut self, call: u64, host: &mut Host) {
         self.drain(host);
+        for dir in damaged(&[&self.cwd, "/data"]) {
+            let text = format!(
+                "[the volume of `{dir}` is damaged and can only be read: what was written last may be lost; save what you need, then \
+                 start a new context]\n"
+            );
+            host.send(call, &FromGuest::Event { event: KernelEvent::Late { text, ago: None } });
+        }
         let (stdout, lost_stdout) = self.stdout.take_late();
         let (stderr, lost_stderr) = self.stderr.take_late();
         if !stdout.is_empty() || !stderr.is_empty() {
@@ -485,7 +499,7 @@ impl Kernel {
             host.send(call, &FromGuest::LateOutput { stdout: text(stdout), stderr: text(stderr), dropped });
         }
         for text in std::mem::take(&mut self.late) {
-            host.send(call, &FromGuest::Event { event: KernelEvent::Late { text } });
+            host.send(call, &FromGuest::Event { event: KernelEvent::Late { text, ago: None } });
         }
     }
 
@@ -500,6 +514,22 @@ impl Kernel {
     }
 }
 
+/// Of these directories, those on volumes that have met an error (of the disk below, for instance), after which the kernel lets them
+/// be read only. Since Linux 6.15 that shows in the list of mounts alone.
+fn damaged<'d>(dirs: &[&'d str]) -> Vec<&'d str> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    dirs.iter().copied().filter(|dir| mounts.lines().any(|line| is_damaged(line, dir))).collect()
+}
+
+/// Whether this line of the list of mounts is that of `dir`, and an ext4 that turned read-only.
+fn is_damaged(line: &str, dir: &str) -> bool {
+    let Some((mount, file_system)) = line.split_once(" - ") else { return false };
+    let mut words = file_system.split(' ');
+    let (kind, options) = (words.next(), words.nth(1).unwrap_or_default());
+    let read_only = options.split(',').any(|option| matches!(option, "ro" | "emergency_ro"));
+    mount.split(' ').nth(4) == Some(dir) && kind == Some("ext4") && read_only
+}
+
 fn told(how: Ended) -> String {
     match how {
         Ended::Exited { code } => format!("exited with status `{code}`"),
@@ -510,4 +540,23 @@ fn told(how: Ended) -> String {
 fn shortened(mut text: String, most: usize) -> String {
     text.truncate(text.floor_char_boundary(most));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_volume_is_known_by_its_mount() {
+        let line = |options: &str| {
+            format!("36 35 7:3 /workspace /workspace rw,nosuid,nodev,relatime - ext4 /dev/loop3 {options}")
+        };
+        for (options, expected) in [("rw", false), ("rw,emergency_ro,errors=remount-ro", true), ("ro,nojournal", true)]
+        {
+            assert_eq!(is_damaged(&line(options), "/workspace"), expected, "{options}");
+        }
+        assert!(!is_damaged(&line("ro"), "/data"));
+        assert!(!is_damaged("36 35 0:4 / /workspace rw - tmpfs tmpfs ro", "/workspace"));
+        assert!(!is_damaged("nonsense", "/workspace"));
+    }
 }

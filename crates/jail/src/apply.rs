@@ -524,7 +524,12 @@ impl Context {
                 // is the kernel's work and not the launcher's.
                 fs::remove_file(image).at(Call::Unlink, image)?;
                 // Nothing here outlives the sandbox, so nothing has to be safe from a power failure.
-                let options = [("source", Some(device.path.as_str())), ("barrier", Some("0")), ("noinit_itable", None)];
+                let options = [
+                    ("source", Some(device.path.as_str())),
+                    ("barrier", Some("0")),
+                    ("errors", Some("remount-ro")),
+                    ("noinit_itable", None),
+                ];
                 self.new_mount("ext4", at, &options, sys::NODEV)
             }
         }

@@ -25,6 +25,10 @@ pub enum Error {
     InvalidPath { path: PathBuf, why: &'static str },
     #[error("no space left for `{path}`", path = path.display())]
     NoSpace { path: PathBuf },
+    #[error("no space left for `{path}`: the server's disk is full, although this volume is not", path = path.display())]
+    DiskFull { path: PathBuf },
+    #[error("`{path}` could not be written: its volume is damaged, and what was written last may be lost", path = path.display())]
+    Damaged { path: PathBuf },
     #[error("cannot open `{path}`", path = path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -194,17 +198,33 @@ impl NewFile {
         Ok(new)
     }
 
-    /// Gives the file its name, in the place of a file that had it. A link of that name is replaced, never followed.
+    /// Gives the file its name, in the place of a file that had it. A link of that name is replaced, never followed. When it
+    /// returns, the content and the name are where the volume lies: the kernel can lose what it has only accepted.
     pub fn commit(mut self) -> Result<()> {
         let name = self.path.file_name().unwrap_or_default();
-        fs::renameat(&self.parent, self.temporary.as_str(), &self.parent, name).map_err(|e| error(&self.path, e))?;
+        fs::fdatasync(&self.file).map_err(|e| self.refusal(e))?;
+        fs::renameat(&self.parent, self.temporary.as_str(), &self.parent, name).map_err(|e| self.refusal(e))?;
         self.committed = true;
-        Ok(())
+        fs::fsync(&self.parent).map_err(|e| self.refusal(e))
     }
 
     /// Says in this module's words why a write failed.
     pub fn explain(&self, failed: &io::Error) -> Error {
-        error(&self.path, Errno::from_io_error(failed).unwrap_or(Errno::IO))
+        self.refusal(Errno::from_io_error(failed).unwrap_or(Errno::IO))
+    }
+
+    fn refusal(&self, errno: Errno) -> Error {
+        let path = || self.path.clone();
+        match errno {
+            // A volume with room that it may not use: the disk below it has none.
+            Errno::NOSPC
+                if fs::fstatvfs(&self.parent).is_ok_and(|v| v.f_bavail == 0 && v.f_bfree > v.f_blocks / 16) =>
+            {
+                Error::DiskFull { path: path() }
+            }
+            Errno::IO => Error::Damaged { path: path() },
+            other => error(&self.path, other),
+        }
     }
 }
 
@@ -334,6 +354,8 @@ fn error(path: &Path, errno: Errno) -> Error {
         Errno::NAMETOOLONG => invalid(path, "is too long"),
         Errno::NXIO | Errno::NODEV => invalid(path, "is not a regular file"),
         Errno::INVAL | Errno::ILSEQ => invalid(path, "is not a name this file system can hold"),
+        // What is read-only here was not made so by us.
+        Errno::ROFS => Error::Damaged { path: path.to_owned() },
         Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path: path.to_owned() },
         other => Error::Io { path: path.to_owned(), source: other.into() },
     }

@@ -444,6 +444,11 @@ impl Cgroup {
         Some((found.0.version, &found.1))
     }
 
+    /// The kernel's figures of what it holds for this sandbox, parts included.
+    pub fn memory_stat(&self) -> Option<PathBuf> {
+        self.dir(Controller::Memory).map(|(_, dir)| dir.join("memory.stat"))
+    }
+
     pub fn usage(&self) -> Usage {
         let number = |dir: &Path, file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
         let mut usage = Usage::default();

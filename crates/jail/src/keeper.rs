@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, pidfd_send_signal};
 
 use crate::apply::{self, Prepared, Report};
 use crate::cgroup::{Cgroup, Group, Tree};
+use crate::disk::Budget;
 use crate::driver::Entries;
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::inherited;
@@ -166,6 +167,8 @@ pub struct Keeper {
     tree: Tree,
     slots: Option<Slots>,
     store: Store,
+    /// Where volumes are on disk.
+    disk: Option<Budget>,
     /// Where only servers may look: the state and the locks.
     private: [PathBuf; 2],
     owner: u32,
@@ -238,6 +241,10 @@ impl Keeper {
                 leaving: BTreeSet::new(),
                 removed: 0,
                 host: Host::detect(Path::new("/")),
+                disk: survey.ext4.then(|| {
+                    let name = instance.dir.file_name().unwrap_or_default().to_string_lossy();
+                    Budget::new(&instance.dir, &start.runtime_dir, start.keep_free, &name)
+                }),
                 store: Store::new(survey.ext4, survey.mode, &instance.state_dir, &instance.dir),
                 private: [start.state_dir.clone(), start.runtime_dir.clone()],
                 survey,
@@ -346,6 +353,7 @@ impl Keeper {
             .chain(self.spares.deadline())
             .chain(self.warmth.wake_at())
             .chain(self.store.deadline())
+            .chain(self.disk.as_ref().and_then(Budget::deadline))
             .chain(self.drivers.deadline())
             .min();
         let shortest = self
@@ -360,7 +368,12 @@ impl Keeper {
 
     fn may_stock(&self) -> bool {
         let building = || self.deadlines.iter().any(|(_, key)| matches!(self.cells[key].phase, Phase::Building { .. }));
-        self.ending.is_none() && self.spares.lacks() && !building()
+        self.ending.is_none() && self.spares.lacks() && !building() && self.admits().is_ok()
+    }
+
+    /// Whether the disk has room for one more.
+    fn admits(&self) -> Result<(), String> {
+        self.disk.as_ref().map_or(Ok(()), Budget::admits)
     }
 
     fn stock(&mut self) {
@@ -515,6 +528,9 @@ impl Keeper {
             (Some(Report::Note { message }), _) => cell.notes.push(message),
             (Some(Report::InUse), _) => self.fail_with(key, Reply::InUse),
             (Some(Report::WantsMaps), _) => {
+                if let Some(message) = self.disk.as_mut().and_then(|disk| enter_books(disk, cell).err()) {
+                    return self.fail_with(key, Reply::NoSpace { message });
+                }
                 if let Err(e) = cell.fails(Step::Maps).and_then(|()| write_maps(cell)) {
                     self.fail(key, &format!("id maps: {e}"));
                 }
@@ -621,10 +637,11 @@ impl Keeper {
         }
         let until = Instant::now() + END_TIME;
         let before = std::mem::replace(&mut cell.phase, Phase::Ending { requests: waiting, until });
-        // A volume with an error shows it by being read-only, and is well again when it is mounted anew.
+        // A volume with an error is read-only, which does not always show, and is well again when it is mounted anew.
+        let erred = cell.kept_loop.is_some_and(|device| volume::has_errors(device.number));
         let well = |mount: &OwnedFd| {
             let found = rustix::fs::fstatvfs(mount);
-            found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
+            !erred && found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
         };
         let parks =
             matches!(before, Phase::Running) && self.ending.is_none() && cell.kept_held.as_ref().is_some_and(well);
@@ -698,6 +715,15 @@ impl Keeper {
         if !given_up.is_empty() {
             self.let_go(given_up);
         }
+        let trim = self.disk.as_mut().map_or_else(Vec::new, Budget::tick);
+        if !trim.is_empty() {
+            let keep: Vec<_> = trim.iter().map(AsFd::as_fd).collect();
+            self.chore(&keep, || {
+                for dir in &trim {
+                    let _ = sys::trim(dir.as_fd());
+                }
+            });
+        }
     }
 
     /// Removes what is left of a dead sandbox; tried again soon when something is still busy.
@@ -733,6 +759,9 @@ impl Keeper {
             self.deadlines.remove(&(until, key));
         }
         self.tree.tidy(&cell.groups);
+        if let Some(disk) = &mut self.disk {
+            volumes(&cell).for_each(|(device, _)| disk.remove(device));
+        }
         if let Some(lent) = cell.kept.take() {
             self.store.take_back(&lent);
             if let (Some(mount), Some(slot), Some(device)) = (cell.kept_held.take(), cell.slot.take(), cell.kept_loop) {
@@ -747,6 +776,20 @@ impl Keeper {
             }
         }
     }
+}
+
+/// The volumes on disk of a sandbox, and where they are inside.
+fn volumes(cell: &Cell) -> impl Iterator<Item = (volume::Device, &'static str)> {
+    let own = cell.volume.as_ref().map(|backing| (backing.device, "workspace"));
+    own.into_iter().chain(cell.kept_loop.map(|device| (device, "data")))
+}
+
+/// Before any code runs: the process waits for its id maps, in its own root.
+fn enter_books(disk: &mut Budget, cell: &Cell) -> Result<(), String> {
+    let Some(pid) = cell.pid else { return Ok(()) };
+    let root = PathBuf::from(format!("/proc/{}/root", pid.as_raw_nonzero()));
+    let stat = cell.cgroup.memory_stat();
+    volumes(cell).try_for_each(|(device, dir)| disk.add(device, root.join(dir), stat.clone()))
 }
 
 /// Cgroups, loop device, files; says what is still in the way.

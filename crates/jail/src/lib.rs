@@ -9,6 +9,7 @@ pub mod apply;
 pub mod beneath;
 pub mod caps;
 pub mod cgroup;
+pub mod disk;
 pub mod driver;
 pub mod ids;
 pub mod image;

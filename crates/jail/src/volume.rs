@@ -260,7 +260,7 @@ pub fn loop_devices() -> Result<(), Errno> {
 }
 
 /// A loop device as it was tied to one image: another launcher may take the same number for the same image right after.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Device {
     pub number: u32,
     /// Counts what the kernel has seen in its drives; older kernels (before 5.15) do not say it.
@@ -272,6 +272,12 @@ impl Device {
         let text = fs::read_to_string(format!("/sys/block/loop{number}/diskseq"));
         Self { number, sequence: text.ok().and_then(|text| text.trim().parse().ok()) }
     }
+}
+
+/// Whether the file system on a loop device has met an error.
+pub fn has_errors(number: u32) -> bool {
+    let count = fs::read_to_string(format!("/sys/fs/ext4/loop{number}/errors_count"));
+    count.is_ok_and(|count| count.trim() != "0")
 }
 
 /// The image a loop device holds, if it holds one.

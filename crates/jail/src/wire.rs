@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Group, Limits as CgroupLimits, Usage};
+use crate::disk::KeepFree;
 use crate::ids::Mode;
 use crate::kept::{Kept, Wanted};
 use crate::spec::{FileSpec, Shared};
@@ -81,6 +82,8 @@ pub struct Start {
     pub mode: Option<Mode>,
     /// The most sandboxes of a kind whose root, volume and network are made before they are asked for.
     pub spares: usize,
+    /// What volumes on disk leave free of their file system.
+    pub keep_free: KeepFree,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,6 +137,10 @@ pub enum Reply {
     Kept(Vec<Kept>),
     /// A sandbox has the kept volume.
     InUse,
+    /// The disk is full; in words for callers.
+    NoSpace {
+        message: String,
+    },
     Stats(Usage),
     Warmth {
         ready: bool,

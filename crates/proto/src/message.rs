@@ -219,9 +219,11 @@ pub enum KernelEvent {
         value: String,
         text: String,
     },
-    /// An error outside a cell (timer, unhandled rejection).
+    /// An error outside a cell (timer, unhandled rejection); with `ago`, what threads and timers of the cell so many before this one
+    /// have written.
     Late {
         text: String,
+        ago: Option<u64>,
     },
 }
 

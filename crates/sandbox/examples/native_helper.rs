@@ -477,6 +477,7 @@ fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
         restarts: false,
+        keep_free: sandbox::native::KeepFree::default(),
     }
 }
 

@@ -153,6 +153,9 @@ pub enum BackendError {
     /// Another sandbox has the kept volume, here or under another server of the same state directory.
     #[error("the kept volume is in use by another sandbox")]
     InUse,
+    /// In words for callers.
+    #[error("{0}")]
+    NoSpace(String),
     #[error("sandbox `{0}` is gone")]
     Gone(String),
     #[error("launcher: {0}")]

@@ -34,6 +34,7 @@ use tokio::net::{UnixDatagram, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
+pub use jail::disk::{KeepFree, Room};
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 pub use jail::warm::Rotation;
@@ -175,6 +176,8 @@ pub struct NativeConfig {
     pub spares: usize,
     /// Starts another launcher when one dies.
     pub restarts: bool,
+    /// What volumes on disk leave free of the state directory's file system; [`KeepFree::default`] unless the operator says.
+    pub keep_free: KeepFree,
 }
 
 /// Enough for a burst of calls, and little enough to forget about: a spare is a mounted image and an empty network.
@@ -437,6 +440,10 @@ impl Native {
                 sandbox.destroyed.store(true, Ordering::Relaxed);
                 Err(BackendError::InUse)
             }
+            Reply::NoSpace { message } => {
+                sandbox.destroyed.store(true, Ordering::Relaxed);
+                Err(BackendError::NoSpace(message))
+            }
             Reply::Failed { message } => {
                 sandbox.destroyed.store(true, Ordering::Relaxed);
                 Err(BackendError::Create(message))
@@ -466,6 +473,7 @@ async fn begin(spawned: Spawned, config: &NativeConfig, runtime_dir: &Path) -> R
         exclusive: config.exclusive,
         mode: config.mode,
         spares: config.spares,
+        keep_free: config.keep_free,
     };
     let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
         Reply::Started { instance, survey } => (instance, survey),

@@ -13,6 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 #[path = "native/browser.rs"]
 mod browser;
+#[path = "native/disk.rs"]
+mod disk;
 #[path = "native/egress.rs"]
 mod egress;
 #[path = "native/uncharged.rs"]
@@ -82,6 +84,7 @@ fn config(dir: &Path) -> NativeConfig {
         floor: Level::Basic,
         spares: 1,
         restarts: false,
+        keep_free: sandbox::native::KeepFree::default(),
     }
 }
 

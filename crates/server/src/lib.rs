@@ -10,6 +10,7 @@ pub mod dialect;
 pub mod files;
 pub mod http;
 pub mod journal;
+mod kept_secret;
 pub mod logging;
 pub mod mcp;
 pub mod metrics;

@@ -359,6 +359,7 @@ fn too_long(length: usize, limit: usize, context: ContextInfo) -> Ran {
         displays: Vec::new(),
         error: Some(CellError { name: "CodeTooLong".into(), text: value.clone(), value }),
         late: None,
+        strays: None,
         notice: None,
         denied: Vec::new(),
         end: RunOutcome::Error,

@@ -118,6 +118,7 @@ impl Attempt<'_> {
             displays: Vec::new(),
             error: None,
             late: None,
+            strays: None,
             notice: home.take_notice(None),
             end: RunOutcome::Exit { code },
             duration: std::time::Duration::ZERO,

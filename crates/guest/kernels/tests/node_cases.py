@@ -155,6 +155,16 @@ ERRORS = [
         Cell("let kept = 1; process.exit(3)", status="exit", exit_code=3), Cell("process.exit()", status="exit", exit_code=0), Cell("process.exitCode = 4; process.exit()", status="exit", exit_code=4),
         Cell("try { process.exit(5) } catch {} console.log('on')", status="exit", exit_code=5, out="on\n"), Cell("setTimeout(() => process.exit(6), 5); await __hold(new Promise(() => {}))", status="exit", exit_code=6),
         Cell("await __hold(1); process.exit(7)", status="exit", exit_code=7), Cell("process.abort()", status="exit", exit_code=134), Cell("kept", result="1")]),
+    # W26: what timers and promises of an earlier cell write is told apart, with the number of its cell.
+    Case("timers and promises left behind print late", [
+        Cell("var ready = {}; ready.go = new Promise(r => ready.start = r); ready.over = (async () => { await ready.go; console.log('late'); process.stderr.write('err\\n');"
+             " await new Promise(r => setTimeout(r, 5)); console.log('later'); display('shown') })(); 0", result="0"),
+        Cell("console.log('mine'); ready.start(); await ready.over; console.log('still mine')", out="mine\nstill mine\n", result=ANY,
+             late=["late\nerr\nlater\nshown\n"], check=lambda o: o.of("late")[0]["run"] == o.of("late")[0]["n"] - 1),
+        Cell("await new Promise(r => setTimeout(() => { console.log('own'); r() }, 1))", out="own\n", result=ANY)]),
+    Case("a flood of late output is bounded", [
+        Cell("var f = {}; f.go = new Promise(r => f.start = r); f.over = f.go.then(() => { for (let i = 0; i < 20000; i++) console.log('x'.repeat(100)) }); 0", result="0"),
+        Cell("f.start(); await f.over; 1", result="1", late=lambda x: 60_000 < sum(map(len, x)) < 70_000 and "characters left out" in x[-1])]),
     Case("late errors are told and kill nothing", [
         Cell("setTimeout(() => { throw new Error('timer') }, 5); " + TURN, late=lambda x: len(x) == 1 and x[0].startswith("Error: timer\n    at Timeout")),
         Cell("Promise.reject(new Error('nobody')); " + TURN, late=lambda x: len(x) == 1 and x[0].startswith("Error: nobody\n    at cell-")),

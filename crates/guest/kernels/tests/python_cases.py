@@ -268,9 +268,30 @@ HOSTILE = [
              "import tiny_installed, openpyxl; tiny_installed.v, openpyxl.v", result="(1, 2)"),
         Cell("import further, colorsys, shutil; shutil.rmtree(os.environ['SANDPOOL_PACKAGES']); further.v, colorsys.__file__.startswith('/tmp/')", result="(3, False)")],
          env={"SANDPOOL_PACKAGES": f"/tmp/kernel-test-packages-{os.getpid()}"}, fresh=True),
-    Case("threads left behind may print and display", [
-        Cell("import threading, time\ndef late():\n    time.sleep(0.05); print('late'); display('late')\nt = threading.Thread(target=late); t.start()"),
-        Cell("t.join(); time.sleep(0.05)", out="late\n", displays=[{"text/plain": "'late'"}])]),
+    # W26: what a thread or a task of an earlier cell writes is told apart, with the number of its cell.
+    Case("threads left behind print and display late", [
+        Cell("import threading, time\ngo = threading.Event()\ndef late():\n    go.wait(); print('late'); display('late')\nt = threading.Thread(target=late); t.start()"),
+        Cell("print('mine'); go.set(); t.join(); print('still mine')", out="mine\nstill mine\n", late=["late\n'late'\n"],
+             check=lambda o: o.of("late")[0]["run"] == o.of("late")[0]["n"] - 1),
+        Cell("print('alone')", out="alone\n")]),
+    Case("a thread of this cell, and what a pool does for it, are its own", [
+        Cell("import threading\nfrom concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1); pool.submit(print, 'one').result()", out="one\n"),
+        Cell("pool.submit(print, 'two').result()\nt = threading.Thread(target=print, args=('three',)); t.start(); t.join()", out="two\nthree\n"),
+        Cell("import sys; pool.submit(sys.stderr.write, 'four').result()", result="4", err="four")]),
+    Case("threads of threads, raw threads and errors of threads are late too", [
+        Cell("import _thread, sys, threading\ngo, done = threading.Event(), threading.Semaphore(0)\ndef raw(): go.wait(); sys.stderr.write('raw\\n'); done.release()\n"
+             "def outer():\n    go.wait(); inner = threading.Thread(target=print, args=('inner',)); inner.start(); inner.join(); done.release()\n"
+             "def fails():\n    go.wait()\n    try: 1 / 0\n    finally: done.release()\n"
+             "_thread.start_new_thread(raw, ()); threads = [threading.Thread(target=f) for f in (outer, fails)]; [t.start() for t in threads];"),
+        Cell("go.set(); [done.acquire() for _ in range(3)]; [t.join() for t in threads]; None",
+             late=lambda x: len(x) == 1 and all(part in x[0] for part in ("raw\n", "inner\n", "ZeroDivisionError")))]),
+    Case("a task of an earlier cell is late", [
+        Cell("import asyncio\nasync def tick():\n    await asyncio.sleep(0.01); print('tick')\nasync def begin(): return asyncio.create_task(tick())\nt = await begin()"),
+        Cell("await t; print('tock')", out="tock\n", late=["tick\n"])]),
+    Case("a flood of late output is bounded", [
+        Cell("import threading\ngo, over = threading.Event(), threading.Event()\ndef flood():\n    go.wait()\n    for n in range(20_000): print('x' * 100)\n    over.set()\n"
+             "threading.Thread(target=flood).start()"),
+        Cell("go.set(); over.wait()", result="True", late=lambda x: 60_000 < sum(map(len, x)) < 70_000 and "characters left out" in x[-1])]),
     Case("children inherit no control pipe", [Cell("!ls /proc/self/fd | tr '\\n' ' '", out="0 1 2 3 "),
                                               Cell("import os; [k for k in os.environ if k in ('KREQ', 'KEVT', 'KINT')]", result="[]")]),
     Case("deleted builtins", [Cell("import builtins; del builtins.print, builtins.display"), Cell("5", result="5")], fresh=True),

@@ -46,6 +46,10 @@ impl Keeper {
         if self.ending.is_some() || self.find(&create.sandbox).is_some() {
             return Err(io::Error::other("the launcher is ending, or the sandbox exists"));
         }
+        if let Err(message) = self.admits() {
+            self.answer(request, Reply::NoSpace { message });
+            return Ok(());
+        }
         let mut cell = Cell {
             dir: self.instance.dir.join(&create.sandbox),
             cgroup: self.tree.sandbox(&create.groups, &create.sandbox, create.browser.is_some()),

@@ -130,7 +130,7 @@ pub const RULES: &[Rule] = &[
         "bytes in and out of descriptors that are already open",
         SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2
         SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_flock SYS_pipe2 SYS_copy_file_range
-        SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_readahead
+        SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fadvise64 SYS_readahead
     ),
     allow!(
         "files by name: decided by the mounts, landlock and the file modes, which see the resolved path",
@@ -307,6 +307,20 @@ pub const RULES: &[Rule] = &[
         why: "as sendto",
         calls: calls!(SYS_sendmsg),
         clauses: &[Clause { tests: &[Test { argument: 2, mask: SEND_FLAGS, values: NOTHING }], then: Allow }],
+        otherwise: Eopnotsupp,
+    },
+    Rule {
+        why: "holes in files, but no blocks ahead of writing: those lie on a volume without being in its image, so that the disk \
+              could be full when they are written. Libraries write zeros instead",
+        calls: calls!(SYS_fallocate),
+        clauses: &[Clause {
+            tests: &[Test {
+                argument: 1,
+                mask: ALL,
+                values: &[value("punch_hole", (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32)],
+            }],
+            then: Allow,
+        }],
         otherwise: Eopnotsupp,
     },
     Rule {

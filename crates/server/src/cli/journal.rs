@@ -25,16 +25,21 @@ enum Command {
     Show(Show),
 }
 
-/// Check that every line carries the hash of the one before
+/// Check that every line is as it was written, and that none is missing
 ///
-/// Finds lines that were changed, removed, inserted or moved, and files that are missing between others. Prints the hash of the
-/// last line: note it elsewhere and pass it as `--head` later, since lines removed from the end show in no other way.
+/// Each line has a code made with the key beside the journal's directory, and the code of the line before. Finds lines that were
+/// changed, removed, inserted or moved, a beginning that is missing without having expired, and an end that was cut. Prints the
+/// code of the last line: keep it elsewhere and pass it as `--head` later, which also shows a journal that was put back to an
+/// earlier state by somebody who has the key.
 #[derive(Debug, clap::Args)]
 struct Verify {
     /// The journal's directory, else `journal` in the state directory
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// A hash noted earlier, which has to be in the journal still
+    /// The journal's key, else the file beside its directory with the same name and `.key`
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// A head noted earlier, which has to be in the journal still
     #[arg(long, value_name = "HASH", value_parser = hash)]
     head: Option<String>,
 }
@@ -56,7 +61,11 @@ struct Show {
 pub fn main(args: Args, context: &Context) -> Done {
     let default = context.config.state_dir.join("journal");
     match args.command {
-        Command::Verify(args) => verify(&args.dir.unwrap_or(default), args.head.as_deref()),
+        Command::Verify(args) => {
+            let dir = args.dir.unwrap_or(default);
+            let key = args.key.unwrap_or_else(|| journal::key_path(&dir));
+            verify(&dir, &key, args.head.as_deref())
+        }
         Command::Show(args) => {
             show(&args.dir.unwrap_or(default), args.tenant.as_deref(), args.last as usize)?;
             Ok(ExitCode::SUCCESS)
@@ -69,8 +78,8 @@ fn hash(text: &str) -> Result<String, &'static str> {
     if fits { Ok(text.to_ascii_lowercase()) } else { Err("a hash is 64 hex digits") }
 }
 
-fn verify(dir: &Path, head: Option<&str>) -> Done {
-    let report = journal::verify(dir, head).map_err(|error| unreadable(dir, &error))?;
+fn verify(dir: &Path, key: &Path, head: Option<&str>) -> Done {
+    let report = journal::verify(dir, key, head).map_err(|error| unreadable(dir, &error))?;
     output::line(report_text(&report).trim_end());
     Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -97,8 +106,15 @@ fn report_text(report: &Report) -> String {
     if report.unfinished {
         text.push_str("the last line is not finished: a server is writing it, or stopped while it did\n");
     }
-    if report.head_missing {
-        text.push_str("BROKEN: the noted head is not there; newer lines were removed, or all were written anew, or its day is over\n");
+    if report.old_form > 0 {
+        let _ = writeln!(
+            text,
+            "{} entries are of the old form, without a key: that lines of it were cut from the beginning cannot be seen",
+            report.old_form
+        );
+    }
+    for why in &report.broken {
+        let _ = writeln!(text, "BROKEN: {why}");
     }
     match &report.head {
         Some(head) => text + "head " + head + "\n",
@@ -175,7 +191,8 @@ mod tests {
             ],
             head: Some("ab".repeat(32)),
             unfinished: true,
-            head_missing: true,
+            old_form: 4,
+            broken: vec!["lines 9 to 12 are missing from the end".into()],
         };
         assert_eq!(
             report_text(&report),
@@ -183,7 +200,8 @@ mod tests {
                 "2026-11-15.jsonl  ok, entries 5 to 8\n\
                  2026-11-16.jsonl  BROKEN at line 3: lines 6 to 6 are missing\n\
                  the last line is not finished: a server is writing it, or stopped while it did\n\
-                 BROKEN: the noted head is not there; newer lines were removed, or all were written anew, or its day is over\n\
+                 4 entries are of the old form, without a key: that lines of it were cut from the beginning cannot be seen\n\
+                 BROKEN: lines 9 to 12 are missing from the end\n\
                  head {}\n",
                 "ab".repeat(32)
             )

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use engine::op::Quota;
 use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, Realm, RealmConfig};
-use sandbox::native::{self, GuestBinary, Launcher, NativeConfig, spawn_launcher};
+use sandbox::native::{self, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation};
 
 use super::{Failed, network};
@@ -56,6 +56,7 @@ impl Native {
             floor: config.floor,
             spares: sandbox::native::SPARES,
             restarts: true,
+            keep_free: keep_free(config),
         };
         Ok(Self { launcher, config })
     }
@@ -73,6 +74,11 @@ impl Native {
         }
         Ok((Arc::new(native), isolation))
     }
+}
+
+/// What volumes leave free of the disk.
+pub fn keep_free(config: &Config) -> KeepFree {
+    KeepFree(config.keep_free_mb.map(|mb| mb << 20))
 }
 
 pub fn level(isolation: &Isolation) -> String {

@@ -29,6 +29,8 @@ pub struct Config {
     pub ready_max: usize,
     pub ready_memory_mb: u64,
     pub state_dir: PathBuf,
+    /// None: the larger of 1 GB and 5 % of the file system.
+    pub keep_free_mb: Option<u64>,
     pub runtimes: RuntimeConfig,
     pub browser: BrowserChoice,
     pub network: Network,
@@ -204,6 +206,7 @@ impl Config {
             ready_max: effective.get("ready_max")?,
             ready_memory_mb: effective.get("ready_memory_mb")?,
             state_dir: effective.absolute("state_dir")?,
+            keep_free_mb: effective.get("keep_free_mb")?,
             runtimes: RuntimeConfig {
                 dir: effective.absolute("runtimes.dir")?,
                 python: effective.get("runtimes.python")?,

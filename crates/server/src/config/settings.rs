@@ -213,7 +213,7 @@ fn contexts_help(dialect: &str) -> &'static str {
     }
 }
 
-const GENERAL: [Setting; 69] = [
+const GENERAL: [Setting; 70] = [
     setting(
         "config",
         ConfigFile,
@@ -267,6 +267,12 @@ const GENERAL: [Setting; 69] = [
         "Directory of what belongs to running servers",
     )
     .flag("state-dir", "DIR", &["SANDPOOL_STATE_DIR"]),
+    setting(
+        "keep_free_mb",
+        Whole(0, 1 << 30),
+        Unset,
+        "What sandboxes leave free of the state directory's file system; unset means the larger of 1024 MB and 5 % of it",
+    ),
     setting(
         "runtimes.dir",
         Text,

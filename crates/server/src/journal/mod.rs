@@ -1,9 +1,10 @@
 //! The audit journal: who did what when, with sizes and outcomes and, unless the operator asks, without contents.
 //!
-//! JSON lines, one file a day, each line with the hash of the one before. One thread writes; a call hands its entry over and
+//! JSON lines, one file a day, each line with a code of its own and that of the one before. One thread writes; a call hands its entry over and
 //! goes on. A journal that cannot keep up or has no disk left loses entries and never a call: what is lost is counted, and the
 //! count is written down as soon as there is room.
 
+mod chain;
 mod files;
 mod verify;
 mod writer;
@@ -20,6 +21,7 @@ use engine::op::{Happened, Notice};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+pub use self::chain::key_path;
 pub use self::files::lines;
 pub use self::verify::{FileReport, Report, verify};
 pub use self::writer::JournalError;
@@ -84,9 +86,12 @@ pub struct Entry {
     /// Written only when the journal is told to; see [`Journal::wants_contents`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Value>,
-    /// In a `torn`: the hash of the last whole line.
+    /// In a `torn`: the code of the last whole line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
+    /// In an `expired`: the last line that was deleted for its age.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub through: Option<u64>,
 }
 
 fn milliseconds<S: serde::Serializer>(took: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
@@ -125,6 +130,10 @@ impl Entry {
     fn torn(bytes: u64, after: String) -> Self {
         let why = Some("the line before was not finished: the server or the machine stopped".into());
         Self { count: Some(bytes), after: Some(after), why, ..Self::event("torn") }
+    }
+
+    fn expired(through: u64) -> Self {
+        Self { through: Some(through), ..Self::event("expired") }
     }
 
     /// A line stays short whatever a client sent.
@@ -390,7 +399,7 @@ mod tests {
         assert!(time.len() == 24 && time.ends_with('Z'), "{time}");
         assert_eq!(
             line,
-            json!({"time": time, "seq": 1, "prev": "0".repeat(64), "event": "call", "tenant": "blue", "dialect": "agentrun",
+            json!({"time": time, "seq": 1, "prev": "0".repeat(64), "mac": line["mac"], "event": "call", "tenant": "blue", "dialect": "agentrun",
                 "tool": "run_code", "context": "ctx-1", "run": "run-1", "args": {"code": 16, "context_id": 5, "timeout": 2},
                 "outcome": "TIMEOUT", "ms": 12.345, "bytes_out": 210, "request": "r-1", "peer": "192.0.2.7:4242"})
         );
@@ -424,7 +433,7 @@ mod tests {
             }
         });
         journal.close();
-        let report = verify(&dir.0.join("journal"), None).unwrap();
+        let report = verify(&dir.0.join("journal"), &key_path(&dir.0.join("journal")), None).unwrap();
         assert!(report.is_whole() && report.files.len() > 3, "{report:?}");
         assert_eq!(report.files.iter().map(|file| file.lines).sum::<u64>(), 800);
         assert_eq!(journal.lost(), 0);
@@ -448,7 +457,7 @@ mod tests {
         let lines = read(&dir.0.join("journal"));
         assert_eq!(lines.len(), 5);
         assert_eq!((&lines[0]["event"], &lines[0]["count"]), (&json!("gap"), &json!(6)));
-        assert!(verify(&dir.0.join("journal"), None).unwrap().is_whole());
+        assert!(verify(&dir.0.join("journal"), &key_path(&dir.0.join("journal")), None).unwrap().is_whole());
         drop(messages);
         journal.record(call("late"));
         assert_eq!(journal.lost(), 7);
@@ -477,6 +486,6 @@ mod tests {
         assert_eq!(events, ["before", "gap", "after"]);
         assert_eq!(lines[1]["count"], 3);
         assert!(lines[1]["why"].as_str().unwrap().contains("No space left"), "{}", lines[1]["why"]);
-        assert!(verify(&dir.0.join("journal"), None).unwrap().is_whole());
+        assert!(verify(&dir.0.join("journal"), &key_path(&dir.0.join("journal")), None).unwrap().is_whole());
     }
 }

@@ -1,29 +1,32 @@
-//! Checking the chain: every line has to carry the hash of the one before, over all files.
+//! Checking the chain: every line has to carry the code of the one before and a right one of its own, over all files; the newest
+//! line that was noted outside of the directory has to be there; a beginning may be missing only where days have expired.
 //!
-//! Whoever can write the files can also write them all anew, and lines removed from the end leave no trace: both are seen only
-//! by a hash that was noted elsewhere before.
+//! Whoever has the key, or can write the directory and the note beside it, can write another journal or an earlier state of this
+//! one: that is seen only by a head that was kept elsewhere.
 
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 
+use super::chain::{Head, Key, Link, head_path};
 use super::files::{GENESIS, hash, list, next_line};
-use super::writer::{Head, Link};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     pub files: Vec<FileReport>,
-    /// The hash of the last whole line: what to note for the next time.
+    /// The code of the last whole line: what to note for the next time.
     pub head: Option<String>,
     /// The last line has no end: a server is writing, or stopped while it did.
     pub unfinished: bool,
-    /// The hash that was noted is not there.
-    pub head_missing: bool,
+    /// Lines of the form that has no key.
+    pub old_form: u64,
+    /// What is wrong with the journal as a whole.
+    pub broken: Vec<String>,
 }
 
 impl Report {
     pub fn is_whole(&self) -> bool {
-        !self.head_missing && self.files.iter().all(|file| file.broken.is_none())
+        self.broken.is_empty() && self.files.iter().all(|file| file.broken.is_none())
     }
 }
 
@@ -37,30 +40,44 @@ pub struct FileReport {
     pub broken: Option<(u64, String)>,
 }
 
-/// Walks all files of a directory. `noted` is a head of an earlier time, which has to be there still.
-pub fn verify(dir: &Path, noted: Option<&str>) -> io::Result<Report> {
-    let mut walk = Walk { before: None, torn: None, noted, seen: false };
+/// Walks all files of a directory, with the key that lies at `key`. `noted` is a head of an earlier time, which has to be there still.
+pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<Report> {
+    // Read first: a server that writes goes on meanwhile.
+    let newest = Head::noted(&head_path(dir))?;
+    let mut walk = Walk { key: Key::read(key)?, noted, newest: newest.as_ref(), ..Walk::default() };
     let names = list(dir)?;
-    let mut report = Report { files: Vec::new(), head: None, unfinished: false, head_missing: false };
+    let mut files = Vec::new();
+    let mut unfinished = false;
     for (at, name) in names.iter().enumerate() {
         let mut file = BufReader::new(File::open(dir.join(name.to_string()))?);
         let newest = at + 1 == names.len();
-        let (file, unfinished) = walk.file(name.to_string(), &mut file, newest)?;
-        report.unfinished |= unfinished;
-        report.files.push(file);
+        let (file, open) = walk.file(name.to_string(), &mut file, newest)?;
+        unfinished |= open;
+        files.push(file);
     }
-    report.head = walk.before.map(|head| head.hash);
-    report.head_missing = noted.is_some() && !walk.seen;
-    Ok(report)
+    let broken = walk.faults();
+    Ok(Report { files, head: walk.before.map(|head| head.hash), unfinished, old_form: walk.old_form, broken })
 }
 
+#[derive(Default)]
 struct Walk<'a> {
+    /// `None` when it is missing.
+    key: Option<Key>,
     /// None until the first line: days before it may have been deleted.
     before: Option<Head>,
     /// A line that is none; right only if the next one says so. Its hash and size.
     torn: Option<(String, u64)>,
     noted: Option<&'a str>,
     seen: bool,
+    /// The server's own note of its newest line.
+    newest: Option<&'a Head>,
+    newest_seen: bool,
+    old_form: u64,
+    keyed: u64,
+    /// The number of the first line, unless it is of the old form.
+    first: Option<u64>,
+    /// The last line that expired.
+    through: u64,
 }
 
 impl Walk<'_> {
@@ -89,20 +106,67 @@ impl Walk<'_> {
 
     /// The number of the line; none for one that waits for the next to explain it.
     fn line(&mut self, line: &[u8]) -> Result<Option<u64>, String> {
-        let hash = hash(line);
         let torn = self.torn.take();
-        let Ok(link) = serde_json::from_slice::<Link>(line) else {
+        let Some(link) = Link::parse(line) else {
             let explained = torn.is_none();
-            self.torn = Some((hash, line.len() as u64));
+            self.torn = Some((hash(line), line.len() as u64));
             return if explained { Ok(None) } else { Err(NOT_A_LINE.into()) };
         };
-        self.seen |= self.noted == Some(&hash);
-        let before = self.before.replace(Head { seq: link.seq, hash });
+        let head = link.head(line);
+        self.seen |= self.noted == Some(&head.hash);
+        self.newest_seen |= self.newest == Some(&head);
+        let authentic = self.authentic(line, &link);
+        let before = self.before.replace(head);
         match torn {
             Some((torn, bytes)) => after_torn(before.as_ref(), &link, &torn, bytes),
             None => follows(before.as_ref(), &link),
         }
+        .and(authentic)
         .map(|()| Some(link.seq))
+    }
+
+    /// Whether the line itself is as a server with the key wrote it.
+    fn authentic(&mut self, line: &[u8], link: &Link) -> Result<(), String> {
+        let Some(mac) = &link.mac else {
+            self.old_form += 1;
+            return if self.keyed == 0 { Ok(()) } else { Err(format!("line {} has no code of its own", link.seq)) };
+        };
+        if self.before.is_none() {
+            self.first = Some(link.seq);
+        }
+        self.keyed += 1;
+        // Without the key there is nothing to compare; that is said once, of the whole.
+        if self.key.as_ref().is_some_and(|key| !key.fits(line, mac)) {
+            return Err(format!("line {} was changed, or made with another key", link.seq));
+        }
+        self.through = self.through.max(link.through.filter(|_| link.event == "expired").unwrap_or(0));
+        Ok(())
+    }
+
+    fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        if self.keyed > 0 && self.key.is_none() {
+            faults.push("the key is missing, so that nothing can be said about who wrote these lines".into());
+        }
+        if let Some(first) = self.first.filter(|first| *first > self.through + 1) {
+            faults.push(format!(
+                "lines {} to {} are missing from the beginning, and have not expired",
+                self.through + 1,
+                first - 1
+            ));
+        }
+        let last = self.before.as_ref().map_or(0, |head| head.seq);
+        if let Some(newest) = self.newest.filter(|_| !self.newest_seen) {
+            faults.push(match newest.seq > last {
+                true => format!("lines {} to {} are missing from the end", last + 1, newest.seq),
+                false => format!("line {} is another one than was written", newest.seq),
+            });
+        }
+        if self.noted.is_some() && !self.seen {
+            let why = "newer lines were removed, or all were written anew, or its day is over";
+            faults.push(format!("the noted head is not there; {why}"));
+        }
+        faults
     }
 }
 
@@ -137,8 +201,10 @@ fn after_torn(before: Option<&Head>, link: &Link, torn: &str, bytes: u64) -> Res
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::time::{Duration, SystemTime};
 
+    use super::super::chain::key_path;
     use super::super::writer::Writer;
     use super::super::{Entry, JournalConfig};
     use super::*;
@@ -146,32 +212,73 @@ mod tests {
 
     const FILES: [&str; 3] = ["2126-11-16.jsonl", "2126-11-17.jsonl", "2126-11-18.jsonl"];
 
-    /// Three days of four lines each.
-    fn journal() -> Scratch {
-        let dir = Scratch::new();
-        for day in 0..3 {
-            let now = SystemTime::UNIX_EPOCH + Duration::from_secs(4_950_460_800 + day * 86_400);
-            let mut writer = Writer::open(JournalConfig::new(&dir.0), now).unwrap();
-            for n in 0..4 {
+    fn day(day: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(4_950_460_800 + day * 86_400)
+    }
+
+    /// A journal, with its key and its head beside it.
+    struct Kept {
+        dir: PathBuf,
+        _scratch: Scratch,
+    }
+
+    impl Kept {
+        fn empty() -> Self {
+            let scratch = Scratch::new();
+            let dir = scratch.0.join("journal");
+            std::fs::create_dir(&dir).unwrap();
+            Self { dir, _scratch: scratch }
+        }
+
+        /// Three days of four lines each.
+        fn new() -> Self {
+            let kept = Self::empty();
+            (0..3).for_each(|day| kept.write(day, 4));
+            kept
+        }
+
+        fn write(&self, number: u64, lines: u64) {
+            let now = day(number);
+            let mut writer = Writer::open(JournalConfig::new(&self.dir), now).unwrap();
+            for n in 0..lines {
                 let entry = Entry { tool: Some(format!("tool-{n}")), ..Entry::event("call") };
                 writer.append(now, &entry).unwrap();
             }
+            writer.sync().unwrap();
         }
-        dir
-    }
 
-    fn edit(dir: &Scratch, file: usize, change: impl FnOnce(&mut Vec<String>)) {
-        let path = dir.0.join(FILES[file]);
-        let mut lines: Vec<String> = std::fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
-        change(&mut lines);
-        std::fs::write(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
-    }
+        /// Three days as servers wrote them before there was a key.
+        fn old_form() -> Self {
+            let kept = Self::empty();
+            let mut prev = GENESIS.to_owned();
+            for seq in 1..=12_usize {
+                let line =
+                    format!(r#"{{"time":"2126-11-16T00:00:00.000Z","seq":{seq},"prev":"{prev}","event":"call"}}"#);
+                prev = hash(line.as_bytes());
+                let path = kept.dir.join(FILES[(seq - 1) / 4]);
+                let before = std::fs::read_to_string(&path).unwrap_or_default();
+                std::fs::write(path, format!("{before}{line}\n")).unwrap();
+            }
+            kept
+        }
 
-    /// File, line and reason of each broken file.
-    fn broken(dir: &Scratch) -> Vec<(usize, u64, String)> {
-        let report = verify(&dir.0, None).unwrap();
-        let index = |name: &str| FILES.iter().position(|file| *file == name).unwrap();
-        report.files.iter().filter_map(|f| f.broken.clone().map(|(line, why)| (index(&f.name), line, why))).collect()
+        fn edit(&self, file: usize, change: impl FnOnce(&mut Vec<String>)) {
+            let path = self.dir.join(FILES[file]);
+            let mut lines: Vec<String> = std::fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
+            change(&mut lines);
+            std::fs::write(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        }
+
+        fn verify(&self, noted: Option<&str>) -> Report {
+            verify(&self.dir, &key_path(&self.dir), noted).unwrap()
+        }
+
+        /// File, line and reason of each broken file.
+        fn broken(&self) -> Vec<(usize, u64, String)> {
+            let index = |name: &str| FILES.iter().position(|file| *file == name).unwrap();
+            let files = self.verify(None).files.into_iter();
+            files.filter_map(|f| f.broken.map(|(line, why)| (index(&f.name), line, why))).collect()
+        }
     }
 
     fn one(file: usize, line: u64, why: &str) -> Vec<(usize, u64, String)> {
@@ -180,90 +287,188 @@ mod tests {
 
     #[test]
     fn an_untouched_journal_is_whole() {
-        let dir = journal();
-        let report = verify(&dir.0, None).unwrap();
-        assert!(report.is_whole() && !report.unfinished, "{report:?}");
+        let report = Kept::new().verify(None);
+        assert!(report.is_whole() && !report.unfinished && report.old_form == 0, "{report:?}");
         let ranges: Vec<_> = report.files.iter().map(|file| (file.first_seq, file.last_seq)).collect();
         assert_eq!(ranges, [(Some(1), Some(4)), (Some(5), Some(8)), (Some(9), Some(12))]);
     }
 
     #[test]
     fn changed_removed_inserted_and_reordered_lines_are_found_where_they_are() {
-        let dir = journal();
-        edit(&dir, 1, |lines| lines[1] = lines[1].replace("tool-1", "tool-9"));
-        assert_eq!(broken(&dir), one(1, 3, "line 6 was changed: its hash is not the one noted here"));
+        let kept = Kept::new();
+        kept.edit(1, |lines| lines[1] = lines[1].replace("tool-1", "tool-9"));
+        assert_eq!(kept.broken(), one(1, 2, "line 6 was changed, or made with another key"));
 
-        let dir = journal();
-        edit(&dir, 1, |lines| drop(lines.remove(1)));
-        assert_eq!(broken(&dir), one(1, 2, "lines 6 to 6 are missing"));
+        let kept = Kept::new();
+        kept.edit(1, |lines| drop(lines.remove(1)));
+        assert_eq!(kept.broken(), one(1, 2, "lines 6 to 6 are missing"));
 
-        let dir = journal();
-        edit(&dir, 1, |lines| lines.insert(2, lines[1].replace("tool-1", "forged")));
-        assert_eq!(broken(&dir), one(1, 3, "line 6 stands after line 6"));
+        let kept = Kept::new();
+        kept.edit(1, |lines| lines.insert(2, lines[1].replace("tool-1", "forged")));
+        assert_eq!(kept.broken(), one(1, 3, "line 6 stands after line 6"));
 
-        let dir = journal();
-        edit(&dir, 1, |lines| lines.swap(1, 2));
-        assert_eq!(broken(&dir), one(1, 2, "lines 6 to 6 are missing"));
+        let kept = Kept::new();
+        kept.edit(1, |lines| lines.swap(1, 2));
+        assert_eq!(kept.broken(), one(1, 2, "lines 6 to 6 are missing"));
 
-        let dir = journal();
-        edit(&dir, 1, |lines| lines[2] = "nonsense".into());
-        assert_eq!(broken(&dir), one(1, 4, "the line before is not a line of the journal"));
+        let kept = Kept::new();
+        kept.edit(1, |lines| lines[2] = "nonsense".into());
+        assert_eq!(kept.broken(), one(1, 4, "the line before is not a line of the journal"));
 
-        let dir = journal();
-        edit(&dir, 0, |lines| lines[3] = lines[3].replace("tool-3", "tool-x"));
-        assert_eq!(broken(&dir), one(1, 1, "line 4 was changed: its hash is not the one noted here"));
-
-        let dir = journal();
-        edit(&dir, 0, |lines| lines.truncate(3));
-        assert_eq!(broken(&dir), one(1, 1, "lines 4 to 4 are missing"));
-
-        let dir = journal();
-        edit(&dir, 0, |lines| drop(lines.remove(0)));
-        let shortened = verify(&dir.0, None).unwrap();
-        assert!(shortened.is_whole(), "the oldest lines may have been deleted for their age: {shortened:?}");
-        assert_eq!(shortened.files[0].first_seq, Some(2));
+        let kept = Kept::new();
+        kept.edit(0, |lines| lines.truncate(3));
+        assert_eq!(kept.broken(), one(1, 1, "lines 4 to 4 are missing"));
     }
 
     #[test]
-    fn a_file_removed_in_the_middle_is_missed_and_the_oldest_is_not() {
-        let dir = journal();
-        std::fs::remove_file(dir.0.join(FILES[1])).unwrap();
-        assert_eq!(broken(&dir), one(2, 1, "lines 5 to 8 are missing"));
-        let dir = journal();
-        std::fs::remove_file(dir.0.join(FILES[0])).unwrap();
-        assert_eq!(broken(&dir), []);
+    fn w31_lines_cut_from_the_end_are_missed() {
+        let kept = Kept::new();
+        kept.edit(2, |lines| lines.truncate(2));
+        assert_eq!(kept.broken(), []);
+        assert_eq!(kept.verify(None).broken, ["lines 11 to 12 are missing from the end"]);
+        let kept = Kept::new();
+        std::fs::remove_file(kept.dir.join(FILES[2])).unwrap();
+        assert_eq!(kept.verify(None).broken, ["lines 9 to 12 are missing from the end"]);
+        FILES[..2].iter().for_each(|file| std::fs::remove_file(kept.dir.join(file)).unwrap());
+        assert_eq!(kept.verify(None).broken, ["lines 1 to 12 are missing from the end"]);
+        // The last line itself, which no other line speaks of.
+        let kept = Kept::new();
+        kept.edit(2, |lines| lines[3] = lines[3].replace("tool-3", "tool-x"));
+        assert_eq!(kept.broken(), one(2, 4, "line 12 was changed, or made with another key"));
     }
 
     #[test]
-    fn lines_removed_from_the_end_are_missed_by_a_noted_head() {
-        let dir = journal();
-        let head = verify(&dir.0, None).unwrap().head.unwrap();
-        assert!(verify(&dir.0, Some(&head)).unwrap().is_whole());
-        let first = hash(std::fs::read_to_string(dir.0.join(FILES[0])).unwrap().lines().next().unwrap().as_bytes());
-        assert!(verify(&dir.0, Some(&first)).unwrap().is_whole(), "a head of earlier is still there");
-        edit(&dir, 2, |lines| lines.truncate(2));
-        assert!(verify(&dir.0, None).unwrap().is_whole(), "the chain itself shows nothing");
-        let report = verify(&dir.0, Some(&head)).unwrap();
-        assert!(report.head_missing && !report.is_whole());
+    fn w31_a_beginning_may_be_missing_only_where_days_have_expired() {
+        let kept = Kept::new();
+        kept.edit(0, |lines| drop(lines.remove(0)));
+        assert_eq!(kept.verify(None).broken, ["lines 1 to 1 are missing from the beginning, and have not expired"]);
+        let kept = Kept::new();
+        std::fs::remove_file(kept.dir.join(FILES[0])).unwrap();
+        assert_eq!(kept.verify(None).broken, ["lines 1 to 4 are missing from the beginning, and have not expired"]);
+
+        // After 31 days the first of the three is over its time, with a word.
+        let kept = Kept::new();
+        kept.write(31, 1);
+        assert!(!kept.dir.join(FILES[0]).exists() && kept.dir.join(FILES[1]).exists());
+        let report = kept.verify(None);
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!(report.files[0].first_seq, Some(5));
+        std::fs::remove_file(kept.dir.join(FILES[1])).unwrap();
+        assert_eq!(kept.verify(None).broken, ["lines 5 to 8 are missing from the beginning, and have not expired"]);
+    }
+
+    #[test]
+    fn w31_a_chain_that_was_computed_anew_without_the_key_is_found() {
+        let forge = |kept: &Kept, key: Option<Key>| {
+            let mut prev = GENESIS.to_owned();
+            for file in FILES {
+                let path = kept.dir.join(file);
+                let mut forged = Vec::new();
+                for line in std::fs::read_to_string(&path).unwrap().lines() {
+                    let mut entry: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+                    entry.remove("mac");
+                    entry.insert("prev".into(), prev.clone().into());
+                    entry.insert("tool".into(), "forged".into());
+                    let begin = forged.len();
+                    serde_json::to_writer(&mut forged, &entry).unwrap();
+                    prev = match &key {
+                        Some(key) => key.close(&mut forged, begin),
+                        None => hash(&forged[begin..]),
+                    };
+                    forged.push(b'\n');
+                }
+                std::fs::write(path, forged).unwrap();
+            }
+        };
+        let kept = Kept::new();
+        forge(&kept, Some(Key::new(&[7; 32])));
+        let report = kept.verify(None);
+        assert_eq!(report.files[0].broken, Some((1, "line 1 was changed, or made with another key".into())));
+        assert_eq!(report.broken, ["line 12 is another one than was written"]);
+        // In the form that needs no key.
+        let kept = Kept::new();
+        forge(&kept, None);
+        let report = kept.verify(None);
+        assert_eq!(report.broken, ["line 12 is another one than was written"]);
+        // With the newest lines in the old form only.
+        let kept = Kept::new();
+        kept.edit(2, |lines| {
+            let prev = &lines[2].split_once("\"mac\":\"").unwrap().1[..64];
+            lines[3] = format!(r#"{{"time":"2126-11-18T00:00:00.000Z","seq":12,"prev":"{prev}","event":"call"}}"#);
+        });
+        assert_eq!(kept.broken(), one(2, 4, "line 12 has no code of its own"));
+    }
+
+    #[test]
+    fn w31_without_its_key_a_journal_does_not_verify() {
+        let kept = Kept::new();
+        std::fs::remove_file(key_path(&kept.dir)).unwrap();
+        let report = kept.verify(None);
+        assert!(!report.is_whole());
+        assert_eq!(report.broken, ["the key is missing, so that nothing can be said about who wrote these lines"]);
+        assert_eq!(kept.broken(), []);
+        // A new server makes another key, and goes on.
+        kept.write(3, 1);
+        let report = kept.verify(None);
+        assert_eq!(report.files[0].broken, Some((1, "line 1 was changed, or made with another key".into())));
+        assert_eq!(report.files[3].broken, None);
+    }
+
+    #[test]
+    fn w31_a_journal_of_the_old_form_verifies_and_says_so() {
+        let kept = Kept::old_form();
+        let report = kept.verify(None);
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!((report.old_form, report.files.len()), (12, 3));
+        // A server of today goes on with it, and what it adds is keyed.
+        kept.write(2, 2);
+        let report = kept.verify(None);
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!((report.old_form, report.files[2].last_seq), (12, Some(14)));
+        kept.edit(1, |lines| lines[1] = lines[1].replace("call", "none"));
+        assert_eq!(kept.broken(), one(1, 3, "line 6 was changed: its hash is not the one noted here"));
+    }
+
+    #[test]
+    fn a_file_removed_in_the_middle_is_missed() {
+        let kept = Kept::new();
+        std::fs::remove_file(kept.dir.join(FILES[1])).unwrap();
+        assert_eq!(kept.broken(), one(2, 1, "lines 5 to 8 are missing"));
+    }
+
+    #[test]
+    fn a_head_that_was_noted_elsewhere_has_to_be_there() {
+        let kept = Kept::new();
+        let head = kept.verify(None).head.unwrap();
+        assert!(kept.verify(Some(&head)).is_whole());
+        let text = std::fs::read_to_string(kept.dir.join(FILES[0])).unwrap();
+        let first = Link::parse(text.lines().next().unwrap().as_bytes()).unwrap().mac.unwrap();
+        assert!(kept.verify(Some(&first)).is_whole(), "a head of earlier is still there");
+        // Who can write beside the directory too can put back an earlier state of both.
+        kept.edit(2, |lines| lines.truncate(2));
+        std::fs::remove_file(head_path(&kept.dir)).unwrap();
+        assert!(kept.verify(None).is_whole());
+        let report = kept.verify(Some(&head));
+        assert!(!report.is_whole());
+        assert!(report.broken[0].starts_with("the noted head is not there"), "{report:?}");
     }
 
     #[test]
     fn a_forged_note_of_a_torn_line_does_not_hide_a_removed_one() {
-        let dir = journal();
-        edit(&dir, 2, |lines| {
+        let kept = Kept::new();
+        kept.edit(2, |lines| {
             let prev = hash(b"junk");
             lines[2] = "junk".into();
             lines[3] = format!(
                 r#"{{"time":"2126-11-18T00:00:00.000Z","seq":11,"prev":"{prev}","event":"torn","count":4,"after":"{GENESIS}"}}"#
             );
         });
-        assert_eq!(broken(&dir), one(2, 4, "the line before is not a line of the journal"));
+        assert_eq!(kept.broken(), one(2, 4, "the line before is not a line of the journal"));
     }
 
     #[test]
     fn an_empty_directory_is_whole_and_has_no_head() {
-        let dir = Scratch::new();
-        let report = verify(&dir.0, None).unwrap();
+        let report = Kept::empty().verify(None);
         assert!(report.is_whole() && report.head.is_none());
     }
 }

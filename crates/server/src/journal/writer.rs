@@ -4,11 +4,12 @@ use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use super::chain::{Head, Key, Link, head_path, key_path};
 use super::files::{GENESIS, LONGEST_LINE, Name, day, hash, list, next_line, time};
 use super::{Entry, JournalConfig};
 
@@ -31,24 +32,6 @@ struct Line<'a> {
     entry: &'a Entry,
 }
 
-/// What the chain needs of a line.
-#[derive(Debug, Deserialize)]
-pub struct Link {
-    pub seq: u64,
-    pub prev: String,
-    pub event: String,
-    /// In a `torn`: bytes of the unfinished line before, and the hash of the last whole one.
-    pub count: Option<u64>,
-    pub after: Option<String>,
-}
-
-/// Where the chain stands: the number and the hash of the last line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Head {
-    pub seq: u64,
-    pub hash: String,
-}
-
 pub struct Writer {
     config: JournalConfig,
     name: Name,
@@ -56,7 +39,10 @@ pub struct Writer {
     /// Of what is good in the file; more is what a failed write left.
     length: u64,
     unsynced: bool,
+    key: Key,
     head: Head,
+    /// What the log has said of it last, and when.
+    told: (u64, Instant),
     expired_on: String,
     /// Whether the last write failed.
     pub failing: bool,
@@ -87,20 +73,46 @@ impl Writer {
         let file = open_file(&config.dir, &name)?;
         let length = file.metadata()?.len();
         let head = Head { seq: 0, hash: GENESIS.into() };
+        let key = Key::take(&key_path(&config.dir))?;
         let mut writer = Self {
             config,
             name,
             file,
             length,
             unsynced: false,
+            key,
             head,
+            told: (0, Instant::now()),
             expired_on: String::new(),
             failing: false,
             why: None,
             _lock: lock,
         };
         writer.find_end(&names, now)?;
+        writer.compare_note();
+        writer.tell_head();
         Ok(writer)
+    }
+
+    /// What was cut while no server ran is said now; `verify` says where.
+    fn compare_note(&self) {
+        match Head::noted(&head_path(&self.config.dir)) {
+            Ok(Some(noted)) if noted.seq > self.head.seq => tracing::error!(
+                "the journal ends at line {}, but line {} was written: lines were removed (`sandpool journal verify`)",
+                self.head.seq,
+                noted.seq
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::warn!("the journal's head cannot be read: {error}"),
+        }
+    }
+
+    /// Into the log, which may lie elsewhere: `verify --head` takes it.
+    fn tell_head(&mut self) {
+        if self.head.seq > self.told.0 {
+            tracing::info!(seq = self.head.seq, head = self.head.hash, "journal");
+        }
+        self.told = (self.head.seq, Instant::now());
     }
 
     /// Goes on where the newest line is. One that was not finished is closed off in its own file.
@@ -129,10 +141,12 @@ impl Writer {
         }
         self.file.write_all(b"\n")?;
         self.length = self.file.metadata()?.len();
-        let before = std::mem::replace(&mut self.head.hash, hash(rest));
-        match serde_json::from_slice::<Link>(rest) {
-            Ok(link) => self.head.seq = link.seq, // it had everything but its end
-            Err(_) => self.append_here([(now, &Entry::torn(rest.len() as u64, before))])?,
+        match Link::parse(rest) {
+            Some(link) => self.head = link.head(rest), // it had everything but its end
+            None => {
+                let before = std::mem::replace(&mut self.head.hash, hash(rest));
+                self.append_here([(now, &Entry::torn(rest.len() as u64, before))])?;
+            }
         }
         if *name != current { self.turn_to(current) } else { Ok(()) }
     }
@@ -162,7 +176,7 @@ impl Writer {
             let begin = bytes.len();
             let line = Line { time: time(at), seq: head.seq + 1, prev: &head.hash, entry };
             serde_json::to_writer(&mut bytes, &line)?;
-            head = Head { seq: head.seq + 1, hash: hash(&bytes[begin..]) };
+            head = Head { seq: head.seq + 1, hash: self.key.close(&mut bytes, begin) };
             bytes.push(b'\n');
         }
         if let Err(error) = self.file.write_all(&bytes) {
@@ -178,6 +192,7 @@ impl Writer {
 
     fn turn_to(&mut self, name: Name) -> io::Result<()> {
         self.sync()?;
+        self.tell_head();
         let file = open_file(&self.config.dir, &name)?;
         self.length = file.metadata()?.len();
         (self.file, self.name) = (file, name);
@@ -188,6 +203,11 @@ impl Writer {
         if self.unsynced {
             self.file.sync_data()?;
             self.unsynced = false;
+            // After the lines: a crash never leaves a note of lines that are not there.
+            self.head.note(&head_path(&self.config.dir))?;
+        }
+        if self.told.1.elapsed() >= TELL {
+            self.tell_head();
         }
         Ok(())
     }
@@ -202,7 +222,17 @@ impl Writer {
         let kept = Duration::from_secs(86_400 * u64::from(self.config.keep_days));
         let first_kept = now.checked_sub(kept).map(day).unwrap_or_default();
         let names = list(&self.config.dir).unwrap_or_default();
-        for name in names.iter().filter(|name| name.day < first_kept && **name < self.name) {
+        let old: Vec<&Name> = names.iter().filter(|name| name.day < first_kept && **name < self.name).collect();
+        let last = |name: &Name| Some(end_of(&self.config.dir.join(name.to_string())).ok()?.head?.seq);
+        // Written down before they go: a beginning that is missing without a word was cut.
+        if let Some(through) = old.iter().rev().find_map(|name| last(name)) {
+            let told = self.append_here([(now, &Entry::expired(through))]).and_then(|()| self.sync());
+            if let Err(error) = told {
+                tracing::warn!("the journal's old days stay: {error}");
+                return;
+            }
+        }
+        for name in old {
             if let Err(error) = std::fs::remove_file(self.config.dir.join(name.to_string())) {
                 tracing::warn!("cannot delete the journal's `{name}`: {error}");
             }
@@ -214,6 +244,9 @@ impl Writer {
         std::mem::replace(&mut self.file, file)
     }
 }
+
+/// How often the log has the head, when there is a new one.
+const TELL: Duration = Duration::from_secs(3600);
 
 fn lock(dir: &Path) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -252,9 +285,9 @@ fn end_of(path: &Path) -> io::Result<End> {
     let mut end = End::default();
     let mut first = start > 0; // may begin in the middle of a line
     while let Some((line, whole)) = next_line(&mut file)? {
-        let link = serde_json::from_slice::<Link>(&line).ok();
+        let link = Link::parse(&line);
         match link.filter(|_| whole) {
-            Some(link) => end = End { head: Some(Head { seq: link.seq, hash: hash(&line) }), unfinished: None },
+            Some(link) => end = End { head: Some(link.head(&line)), unfinished: None },
             None if first || whole => {}
             None => end.unfinished = Some(line),
         }
@@ -265,9 +298,25 @@ fn end_of(path: &Path) -> io::Result<End> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verify;
+    use super::super::Report;
     use super::*;
     use crate::scratch::Scratch;
+
+    /// A journal's directory in one of the test's own, which has the key too.
+    struct Dir(PathBuf, #[allow(dead_code, reason = "removes it")] Scratch);
+
+    impl Dir {
+        fn new() -> Self {
+            let scratch = Scratch::new();
+            let dir = scratch.0.join("journal");
+            std::fs::create_dir(&dir).unwrap();
+            Self(dir, scratch)
+        }
+
+        fn verify(&self) -> Report {
+            super::super::verify(&self.0, &key_path(&self.0), None).unwrap()
+        }
+    }
 
     fn at(day: &str) -> SystemTime {
         let days = match day {
@@ -281,17 +330,17 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_secs(4_950_460_800 + days * 86_400)
     }
 
-    fn open(dir: &Scratch, now: SystemTime) -> Writer {
+    fn open(dir: &Dir, now: SystemTime) -> Writer {
         Writer::open(JournalConfig { file_bytes: 1000, ..JournalConfig::new(&dir.0) }, now).unwrap()
     }
 
-    fn names(dir: &Scratch) -> Vec<String> {
+    fn names(dir: &Dir) -> Vec<String> {
         list(&dir.0).unwrap().iter().map(Name::to_string).collect()
     }
 
     #[test]
     fn a_day_has_its_file_a_large_one_has_several_and_a_new_server_goes_on() {
-        let dir = Scratch::new();
+        let dir = Dir::new();
         for now in [at("11-16"), at("11-16"), at("11-17")] {
             let mut writer = open(&dir, now);
             for _ in 0..4 {
@@ -302,7 +351,7 @@ mod tests {
             names(&dir),
             ["2126-11-16.jsonl", "2126-11-16-2.jsonl", "2126-11-16-3.jsonl", "2126-11-17.jsonl", "2126-11-17-2.jsonl"]
         );
-        let report = verify(&dir.0, None).unwrap();
+        let report = dir.verify();
         assert!(report.is_whole(), "{report:?}");
         assert_eq!(report.files.iter().map(|file| file.lines).collect::<Vec<_>>(), [3, 3, 2, 3, 1]);
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -311,7 +360,7 @@ mod tests {
 
     #[test]
     fn old_days_go_and_the_rest_still_verifies() {
-        let dir = Scratch::new();
+        let dir = Dir::new();
         for now in [at("11-16"), at("11-17"), at("12-15")] {
             open(&dir, now).append(now, &Entry::event("call")).unwrap();
         }
@@ -319,19 +368,19 @@ mod tests {
         let mut writer = open(&dir, at("12-17"));
         assert_eq!(names(&dir), ["2126-11-17.jsonl", "2126-12-15.jsonl", "2126-12-17.jsonl"]);
         writer.append(at("12-17"), &Entry::event("call")).unwrap();
-        let report = verify(&dir.0, None).unwrap();
+        let report = dir.verify();
         assert!(report.is_whole(), "{report:?}");
         assert_eq!(report.files[0].first_seq, Some(2));
     }
 
     #[test]
     fn a_clock_that_was_set_back_does_not_break_the_chain() {
-        let dir = Scratch::new();
+        let dir = Dir::new();
         for now in [at("11-17"), at("11-16")] {
             open(&dir, now).append(now, &Entry::event("call")).unwrap();
         }
         assert_eq!(names(&dir), ["2126-11-17.jsonl"]);
-        assert!(verify(&dir.0, None).unwrap().is_whole());
+        assert!(dir.verify().is_whole());
     }
 
     #[test]
@@ -341,7 +390,7 @@ mod tests {
         {
             // On the same day, and on the next: the end is in another file then.
             for next in [at("11-16"), at("11-17")] {
-                let dir = Scratch::new();
+                let dir = Dir::new();
                 let mut writer = open(&dir, at("11-16"));
                 (0..2).for_each(|_| writer.append(at("11-16"), &Entry::event("call")).unwrap());
                 drop(writer);
@@ -351,34 +400,34 @@ mod tests {
                     .unwrap()
                     .write_all(rest.as_bytes())
                     .unwrap();
-                let unfinished = verify(&dir.0, None).unwrap();
+                let unfinished = dir.verify();
                 assert!(unfinished.is_whole() && unfinished.unfinished, "{what}: {unfinished:?}");
                 open(&dir, next).append(next, &Entry::event("call")).unwrap();
-                let report = verify(&dir.0, None).unwrap();
+                let report = dir.verify();
                 assert!(report.is_whole() && !report.unfinished, "{what}: {report:?}");
                 let lines: Vec<String> = super::super::lines(&dir.0).unwrap().map(Result::unwrap).collect();
                 assert_eq!(lines.len(), 5, "{what}");
                 let torn: serde_json::Value = serde_json::from_str(&lines[3]).unwrap();
                 assert_eq!((&torn["event"], &torn["count"]), (&"torn".into(), &rest.len().into()), "{what}");
-                assert_eq!(torn["after"], hash(lines[1].as_bytes()), "{what}");
+                assert_eq!(torn["after"], Link::parse(lines[1].as_bytes()).unwrap().mac.unwrap(), "{what}");
             }
         }
     }
 
     #[test]
     fn a_file_that_was_only_begun_is_gone_over() {
-        let dir = Scratch::new();
+        let dir = Dir::new();
         open(&dir, at("11-16")).append(at("11-16"), &Entry::event("call")).unwrap();
-        dir.write("2126-11-17.jsonl", "");
+        std::fs::write(dir.0.join("2126-11-17.jsonl"), "").unwrap();
         open(&dir, at("11-17")).append(at("11-17"), &Entry::event("call")).unwrap();
-        let report = verify(&dir.0, None).unwrap();
+        let report = dir.verify();
         assert!(report.is_whole(), "{report:?}");
         assert_eq!(report.files[1].first_seq, Some(2));
     }
 
     #[test]
     fn two_servers_do_not_write_one_journal() {
-        let dir = Scratch::new();
+        let dir = Dir::new();
         let first = open(&dir, at("11-16"));
         let second = Writer::open(JournalConfig::new(&dir.0), at("11-16"));
         assert!(matches!(second.err(), Some(JournalError::InUse { .. })));

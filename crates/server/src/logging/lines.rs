@@ -57,6 +57,8 @@ pub enum McpLine<'a> {
         name: &'a str,
         url: &'a str,
     },
+    /// Beyond the first few.
+    MoreFiles(usize),
     Completed {
         tool: &'a str,
     },
@@ -98,6 +100,9 @@ pub fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str)
     ]
 }
 
+/// A call names so many of its files in the log: how much it writes there is not the code's to decide.
+const NAMED_FILES: usize = 5;
+
 /// What comes after it; `files` are name and URL.
 pub fn run_code_ended<'a>(
     success: bool,
@@ -105,8 +110,12 @@ pub fn run_code_ended<'a>(
     files: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
 ) -> Vec<McpLine<'a>> {
     let mut lines = vec![McpLine::ExecutionCompleted { success, exit_code }, McpLine::ListingFiles];
-    lines.push(McpLine::FoundFiles(files.len()));
-    lines.extend(files.map(|(name, url)| McpLine::FileAvailable { name, url }));
+    let count = files.len();
+    lines.push(McpLine::FoundFiles(count));
+    lines.extend(files.take(NAMED_FILES).map(|(name, url)| McpLine::FileAvailable { name, url }));
+    if count > NAMED_FILES {
+        lines.push(McpLine::MoreFiles(count - NAMED_FILES));
+    }
     lines.push(if success {
         McpLine::Completed { tool: "run_code" }
     } else {
@@ -154,6 +163,7 @@ impl Display for McpLine<'_> {
             Self::FileAvailable { name, url } => {
                 write!(f, "File available: {} -> {}", shown(name), cut(&escaped(&without_secret(url)), 300))
             }
+            Self::MoreFiles(count) => write!(f, "{count} more files available"),
             Self::Completed { tool } => write!(f, "{} completed successfully", shown(tool)),
             Self::CompletedWithError { tool } => write!(f, "{} completed, the code failed", shown(tool)),
             Self::Failed { tool, code } => write!(f, "{} failed: {}", shown(tool), shown(code)),
@@ -451,6 +461,21 @@ mod tests {
     #[test]
     fn the_mcp_lines_are_the_document_s() {
         assert_eq!(logged(LogFormat::Human, document), DOCUMENT);
+    }
+
+    #[test]
+    fn w27_a_call_with_many_files_names_the_first_few_and_counts_the_rest() {
+        let url = format!("https://example.com/files/{HEX}/{}", "n".repeat(200));
+        let files: Vec<(String, String)> = (0..100).map(|n| (format!("file-{n}"), url.clone())).collect();
+        let given = files.iter().map(|(name, url)| (name.as_str(), url.as_str()));
+        let lines: Vec<String> = run_code_ended(true, 0, given).iter().map(McpLine::to_string).collect();
+        assert_eq!(lines.iter().filter(|line| line.starts_with("[MCP] File available: file-")).count(), 5);
+        assert_eq!(lines[2], "[MCP] Found 100 files");
+        assert_eq!(lines[8], "[MCP] 95 more files available");
+        assert!(lines.iter().map(String::len).sum::<usize>() < 4096, "{lines:?}");
+        // Up to that many are all named.
+        let few = files[..5].iter().map(|(name, url)| (name.as_str(), url.as_str()));
+        assert!(!run_code_ended(true, 0, few).iter().any(|line| line.to_string().contains("more files")));
     }
 
     #[test]

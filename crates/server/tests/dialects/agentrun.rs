@@ -181,6 +181,15 @@ async fn every_end_of_a_run_says_what_happened_and_what_to_do() {
     insta::assert_snapshot!(transcript);
 }
 
+/// W26: the document has no place for it.
+#[tokio::test]
+async fn what_earlier_calls_left_running_prints_into_no_answer() {
+    let tools = Tools::new(&agentrun::DIALECT);
+    text(&tools, "create_context", json!({ "name": "a" })).await;
+    let answer = tools.answer("run_code", json!({ "code": "strays", "context_id": "a" })).await;
+    assert!(!answer.structured.to_string().contains("stray"), "{}", answer.structured);
+}
+
 /// However much is displayed, the answer stays far below what clients read.
 #[tokio::test]
 async fn texts_that_are_displayed_have_one_budget_together() {

@@ -97,6 +97,15 @@ async fn a_session() {
     insta::assert_snapshot!(said);
 }
 
+/// W26.
+#[tokio::test]
+async fn what_earlier_calls_left_running_prints_into_late_output() {
+    let tools = Tools::with_links(&sandpool::DIALECT);
+    let answer = tools.answer("run_code", json!({ "code": "strays" })).await;
+    assert_eq!(answer.structured["late_output"], "[printed by what earlier calls left running]\nstray\n");
+    assert_eq!(answer.structured["stdout"], "");
+}
+
 #[tokio::test]
 async fn a_background_run_is_begun_followed_and_ended() {
     let tools = Tools::with_links(&sandpool::DIALECT);

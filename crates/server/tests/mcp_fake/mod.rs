@@ -481,6 +481,9 @@ impl FakeEngine {
             "huge" => Ok(printed(&"x".repeat(9 << 20))),
             "big" => Ok(printed(&"x".repeat(2 << 20))),
             "panic" => panic!("the fake engine panics on purpose"),
+            "strays" => {
+                Ok(Ran { strays: Some("[printed by what earlier calls left running]\nstray\n".into()), ..printed("") })
+            }
             "late" => Ok(Ran { late: Some("from the background".into()), ..printed("") }),
             "notice" => {
                 Ok(Ran { notice: Some("[the sandbox was lost: variables and files are gone]".into()), ..printed("") })
@@ -543,6 +546,7 @@ fn printed(text: &str) -> Ran {
         displays: Vec::new(),
         error: None,
         late: None,
+        strays: None,
         notice: None,
         denied: Vec::new(),
         end: RunOutcome::Ok,

@@ -4,6 +4,7 @@
 mod bench;
 mod browser_hostile;
 mod browsing;
+mod data;
 mod document;
 mod forked;
 mod hostile;

@@ -92,6 +92,7 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
         restarts: false,
+        keep_free: sandbox::native::KeepFree::default(),
     };
     let (native, _) = Native::start(launcher, config).await?;
     let venv = Path::new(python).parent().and_then(Path::parent).ok_or("PYTHON is not in an environment")?;

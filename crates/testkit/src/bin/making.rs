@@ -109,6 +109,7 @@ async fn measure(launcher: Launcher, state: &Path, rounds: usize, live: usize) -
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
         restarts: false,
+        keep_free: sandbox::native::KeepFree::default(),
     };
     let (native, _) = Native::start(launcher, config).await?;
     let mut table = Table::default();

@@ -7,11 +7,11 @@ mod runtimes;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use sandbox::native::{Fact, Mode, State, spawn_launcher};
+use sandbox::native::{Fact, Mode, Room, State, spawn_launcher};
 use sandbox::{Isolation, Level};
 use serde::Serialize;
 
-use super::{Context, Done, Failed, block_on, output};
+use super::{Context, Done, Failed, block_on, output, wiring};
 use crate::config::{Config, DialectLimits};
 use runtimes::{Found, Trial};
 
@@ -39,6 +39,7 @@ struct Report {
     /// What is installed for Python, and in which version.
     packages: BTreeMap<String, String>,
     network: Vec<Fact>,
+    disk: Vec<Fact>,
     limits: Vec<Limit>,
 }
 
@@ -81,6 +82,7 @@ pub fn main(args: Args, context: Context) -> Done {
         floor,
         mode: examination.mode,
         limits: limits(&context.config, &examination.facts),
+        disk: disk(&context.config, examination.mode),
         layers: examination.facts,
         runtimes: facts,
         packages,
@@ -92,6 +94,25 @@ pub fn main(args: Args, context: Context) -> Done {
 
 fn fact(layer: &str, state: State, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
     Fact { layer: layer.into(), state, why: why.into(), what_to_do: what_to_do.into() }
+}
+
+/// What is free for the volumes of sandboxes, and what has to stay free.
+fn disk(config: &Config, mode: Mode) -> Vec<Fact> {
+    const NAME: &str = "room for volumes";
+    if mode != Mode::Root {
+        return vec![fact(NAME, State::On, "volumes are in memory, and count as memory of their sandbox", "")];
+    }
+    let more = "free space, put `state_dir` on a larger file system, or lower `keep_free_mb`";
+    vec![match Room::of(&config.state_dir, wiring::keep_free(config)) {
+        Err(error) => fact(NAME, State::Off, format!("`{}`: {error}", config.state_dir.display()), ""),
+        Ok(room) => {
+            let why = format!("{} MB are free, {} MB stay free (`keep_free_mb`)", room.free >> 20, room.keep >> 20);
+            match room.admits() {
+                Ok(()) => fact(NAME, State::On, why, ""),
+                Err(_) => fact(NAME, State::Off, format!("{why}: no new sandbox is made"), more),
+            }
+        }
+    }]
 }
 
 /// Each limit, and whether something on this machine holds it.
@@ -143,7 +164,12 @@ fn page(report: &Report) -> String {
             report.packages.len().saturating_sub(NAMED.len())
         ));
     }
-    page.push_str(&format!("\nNetwork\n{}\n\nLimits\n{}\n\n", facts(&report.network), output::table(&limits)));
+    page.push_str(&format!(
+        "\nNetwork\n{}\n\nDisk\n{}\n\nLimits\n{}\n\n",
+        facts(&report.network),
+        facts(&report.disk),
+        output::table(&limits)
+    ));
     page.push_str(&match (&report.refusal, report.level) {
         (Some(why), _) => format!("Cannot run: {why}"),
         (None, Some(level)) => format!("Isolation level: {} (floor: {})", word(&level), word(&report.floor)),

@@ -118,7 +118,7 @@ struct Run {
     error: Option<Error>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     displays: Vec<Display>,
-    /// Of processes that earlier calls left behind.
+    /// Of processes, threads and timers that earlier calls left behind.
     #[serde(skip_serializing_if = "Option::is_none")]
     late_output: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -166,6 +166,12 @@ struct Cut {
     /// Where all of it is, for an hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
+}
+
+/// Threads and timers say of which call they are; of processes that is not known.
+fn late(ran: &Ran) -> Option<String> {
+    let texts: Vec<&str> = ran.late.iter().chain(&ran.strays).map(String::as_str).collect();
+    (!texts.is_empty()).then(|| clipped(&texts.concat(), TEXT_BUDGET).into_owned())
 }
 
 pub(super) fn run_schema() -> Value {
@@ -297,7 +303,7 @@ fn ended(scene: &Scene<'_>, mut ran: Ran, what: What, run: Option<String>) -> An
         result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&text, TEXT_BUDGET).into_owned()),
         displays: displays(&ran.displays),
         variables_kept: if what == What::Code { variables_kept(&ran.end) } else { None },
-        late_output: ran.late.as_deref().map(|late| clipped(late, TEXT_BUDGET).into_owned()),
+        late_output: late(&ran),
         error: ran.error.map(|error| Error {
             name: error.name,
             value: clipped(&error.value, TEXT_BUDGET).into_owned(),

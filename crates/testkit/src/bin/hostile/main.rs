@@ -85,6 +85,7 @@ async fn attack(args: &Args, launcher: native::Launcher) -> Result<usize> {
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
         restarts: false,
+        keep_free: sandbox::native::KeepFree::default(),
     };
     let (native, isolation) = Native::start(launcher, config).await?;
     say(&format!("mode {:?}, {:?}, missing: {:?}", native.mode(), isolation.level, isolation.missing));

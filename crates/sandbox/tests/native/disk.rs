@@ -1,0 +1,112 @@
+//! A small disk and volumes that together are larger than it (row W23).
+
+use sandbox::native::KeepFree;
+
+use super::*;
+
+/// The disk, what stays free of it, and each volume: three of them do not fit.
+const DISK: &str = "size=160m";
+const KEEP: u64 = 32 << 20;
+const VOLUME: u64 = 64 << 20;
+
+/// Writes files of 1 MB and says, for each that was written without an error, whether the disk has it. Read with `O_DIRECT`: what
+/// the cache says is not asked.
+const WRITE: &str = "for i in $(seq 1 12); do \
+    rm -f kept-$i; text=\"$$ number $i\"; \
+    yes \"$text\" | head -c 1048576 > kept-$i && sync || { rm -f kept-$i; echo refused; continue; }; \
+    want=$(yes \"$text\" | head -c 1048576 | md5sum); \
+    got=$(dd if=kept-$i iflag=direct bs=1M status=none | md5sum); \
+    [ \"$got\" = \"$want\" ] && echo good || echo LOST; \
+    done 2>/dev/null";
+
+fn disk(place: &Place) -> Mounted {
+    let state = place.0.join("state");
+    let mounted = Mounted::new("tmpfs", &state, 0);
+    let resized = Command::new("mount").args(["-o", &format!("remount,{DISK}")]).arg(&state).status().unwrap();
+    assert!(resized.success());
+    fs::set_permissions(&state, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    mounted
+}
+
+async fn started(place: &Place) -> Native {
+    let config = NativeConfig { keep_free: KeepFree(Some(KEEP)), spares: 0, ..config(&place.0) };
+    Native::start(spawn_launcher_from(&helper()).unwrap(), config).await.unwrap().0
+}
+
+fn free(place: &Place) -> u64 {
+    let found = rustix::fs::statvfs(place.0.join("state")).unwrap();
+    found.f_bavail * found.f_frsize
+}
+
+fn count(said: &str, word: &str) -> usize {
+    said.lines().filter(|line| *line == word).count()
+}
+
+#[tokio::test]
+async fn w23_a_tenant_that_fills_the_disk_costs_nobody_a_byte_that_was_written() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("disk");
+    let mounted = disk(&place);
+    let native = started(&place).await;
+    let large = SandboxSpec { limits: Limits { disk_bytes: VOLUME, ..LIMITS }, ..spec() };
+    let victim = native.create(&large).await.unwrap();
+    let keeping = SandboxSpec { kept: Some(KeptVolume { bytes: VOLUME, ..kept('a') }), ..large.clone() };
+    let keeper = native.create(&keeping).await.unwrap();
+    let attackers = [native.create(&large).await.unwrap(), native.create(&large).await.unwrap()];
+
+    // Blocks ahead of writing would be in no image: a library writes zeros instead, which are counted.
+    assert!(sh(&*victim, "fallocate -l 1M ahead 2>&1 && ls ahead").await.contains("not supported"));
+
+    let in_data = format!("cd /data; {WRITE}");
+    assert_eq!(count(&sh(&*victim, WRITE).await, "good"), 12);
+    assert_eq!(count(&sh(&*keeper, &in_data).await, "good"), 12);
+
+    let fill = "dd if=/dev/zero of=/workspace/big bs=1M 2>&1; sync";
+    let (one, two, beside, kept_beside) =
+        tokio::join!(sh(&*attackers[0], fill), sh(&*attackers[1], fill), sh(&*victim, WRITE), sh(&*keeper, &in_data));
+    assert!(one.contains("No space left") && two.contains("No space left"), "{one}\n{two}");
+    let (said, kept_said) = tokio::join!(sh(&*victim, WRITE), sh(&*keeper, &in_data));
+    for said in [beside, kept_beside, said, kept_said] {
+        assert_eq!(count(&said, "good") + count(&said, "refused"), 12, "{said}");
+    }
+    // What the attackers were told is true as well.
+    for attacker in &attackers {
+        let read =
+            "s=$(stat -c %s /workspace/big); n=$(dd if=/workspace/big bs=1M 2>/dev/null | wc -c); echo $((s - n))";
+        assert_eq!(sh(&**attacker, read).await, "0\n");
+    }
+    // The attackers go on until there is nothing above the floor.
+    let more =
+        "for i in $(seq 1 200); do dd if=/dev/zero of=more-$i bs=256k count=4 2>/dev/null || sleep 0.05; done; sync";
+    tokio::join!(sh(&*attackers[0], more), sh(&*attackers[1], more));
+    assert!(free(&place) + (4 << 20) > KEEP, "{} bytes are free", free(&place));
+    let refused = native.create(&large).await.err();
+    let Some(BackendError::NoSpace(message)) = refused else { panic!("{refused:?}, {} bytes are free", free(&place)) };
+    assert!(
+        message.starts_with("the server's disk is full: ") && message.ends_with("32 MB have to stay free"),
+        "{message}"
+    );
+
+    // Files that code deletes make room for others, whose sandboxes go on.
+    sh(&*attackers[0], "rm -f /workspace/*; sync").await;
+    let until = Instant::now() + Duration::from_secs(60);
+    while !sh(&*victim, "rm -f kept-*; dd if=/dev/zero of=after bs=1M count=8 2>&1 && sync && echo WRITTEN")
+        .await
+        .contains("WRITTEN")
+    {
+        assert!(Instant::now() < until, "no room although {} bytes are free", free(&place));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let [one, two] = attackers;
+    one.destroy().await.unwrap();
+    two.destroy().await.unwrap();
+    let another = native.create(&large).await.unwrap();
+    assert!(!sh(&*another, WRITE).await.contains("LOST"));
+    for sandbox in [victim, keeper, another] {
+        sandbox.destroy().await.unwrap();
+    }
+    native.shutdown().await;
+    drop(mounted);
+}

@@ -1,0 +1,42 @@
+//! A secret of 32 bytes that is made once and kept in a file which only its owner reads.
+
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// The secret in this file, made if there is none.
+pub fn take(path: &Path) -> io::Result<[u8; 32]> {
+    if let Some(secret) = read(path)? {
+        return Ok(secret);
+    }
+    let mut secret = [0; 32];
+    rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir)?;
+    // Complete or absent: it appears by a link, and of two servers that start at once one is first.
+    let half = dir.join(format!(".secret-{}", uuid::Uuid::new_v4().simple()));
+    let made = write_private(&half, &secret).and_then(|()| std::fs::hard_link(&half, path));
+    let _ = std::fs::remove_file(&half);
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => read(path)?.ok_or_else(|| io::ErrorKind::NotFound.into()),
+    }
+}
+
+/// `None` when there is no such file.
+pub fn read(path: &Path) -> io::Result<Option<[u8; 32]>> {
+    match std::fs::read(path) {
+        Ok(bytes) => {
+            let wrong = || io::Error::other("is not a secret of 32 bytes; remove it, and a new one is made");
+            bytes.try_into().map(Some).map_err(|_| wrong())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
