@@ -14,11 +14,14 @@ use crate::tls::Interceptor;
 use crate::vault::Set;
 use crate::{EgressConfig, Furnishing, trust};
 
+/// A furnishing, once somebody has made it.
+type Made = Arc<OnceCell<Arc<Furnishing>>>;
+
 #[derive(Debug)]
 pub struct Shared {
     certutil: Option<PathBuf>,
     /// What sandboxes are given, by the secrets of their tenant; made when the first of them is.
-    furnishings: Mutex<HashMap<Option<Set>, Arc<OnceCell<Arc<Furnishing>>>>>,
+    furnishings: Mutex<HashMap<Option<Set>, Made>>,
     pub resolver: Resolver,
     pub interceptor: Interceptor,
     /// One for each connection of any sandbox, so that they leave the server enough descriptors.
