@@ -94,7 +94,7 @@ impl Survey {
         let cgroup = Layout::detect(Path::new("/"), ours);
         facts.extend(Controller::ALL.map(|c| cgroup_fact(&cgroup, c, mode)));
         facts.push(swap(&cgroup));
-        facts.extend(socket_buffers(&cgroup));
+        facts.extend(socket_buffers(&cgroup, &fs::read_to_string("/proc/cmdline").unwrap_or_default()));
         facts.push(network_limits(mode));
         let (ext4, disk) = disk(mode);
         facts.push(disk);
@@ -280,16 +280,17 @@ fn swap(layout: &Layout) -> Fact {
 }
 
 /// Where memory is limited at all.
-fn socket_buffers(layout: &Layout) -> Option<Fact> {
+fn socket_buffers(layout: &Layout, boot: &str) -> Option<Fact> {
     let memory = layout.hierarchies.iter().find(|h| h.controllers.contains(&Controller::Memory))?;
+    let uncounted = boot.split_whitespace().any(|word| word.starts_with("cgroup.memory=") && word.contains("nosocket"));
     let (on, why) = match memory.version {
-        Version::V2 => (true, "counted with memory"),
+        Version::V2 if !uncounted => (true, "counted with memory"),
         Version::V1 if memory.base.join(cgroup::SOCKET_LIMIT).exists() => {
             (true, "limited to a quarter of memory, besides it")
         }
-        Version::V1 => (false, "not counted: sockets can hold memory beyond a sandbox's limit"),
+        _ => (false, "not counted: sockets can hold memory beyond a sandbox's limit"),
     };
-    Some(fact("socket buffers", on, why, "use cgroup v2"))
+    Some(fact("socket buffers", on, why, "use cgroup v2, and boot without cgroup.memory=nosocket"))
 }
 
 /// Whether the settings that bound what no cgroup counts can be made in a network of one's own: tried in a child.
@@ -500,6 +501,7 @@ pub fn map_self(uid: u32, gid: u32) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroup::Hierarchy;
 
     #[test]
     fn root_of_a_small_namespace_has_no_ids_to_give() {
@@ -522,6 +524,24 @@ mod tests {
             "the kernel `5.2.0` does not have, or a filter around this process hides: clone3 (5.3)"
         );
         assert_eq!(too_old("6.1.0", &[]), None);
+    }
+
+    /// W03.
+    #[test]
+    fn socket_buffers_that_nobody_counts_are_told() {
+        let base = crate::test_dir("socket-buffers");
+        let state = |version, boot: &str| {
+            let hierarchy = Hierarchy { version, controllers: vec![Controller::Memory], base: base.clone() };
+            let layout = Layout { hierarchies: vec![hierarchy], ..Layout::default() };
+            socket_buffers(&layout, boot).unwrap().state
+        };
+        assert_eq!(state(Version::V2, "quiet"), State::On);
+        assert_eq!(state(Version::V2, "quiet cgroup.memory=nokmem,nosocket"), State::Off);
+        assert_eq!(state(Version::V1, ""), State::Off);
+        fs::write(base.join(cgroup::SOCKET_LIMIT), "-1").unwrap();
+        assert_eq!(state(Version::V1, ""), State::On);
+        assert_eq!(socket_buffers(&Layout::default(), ""), None);
+        fs::remove_dir_all(base).unwrap();
     }
 
     #[test]
