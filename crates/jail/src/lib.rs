@@ -10,6 +10,7 @@ pub mod beneath;
 pub mod caps;
 pub mod cgroup;
 pub mod driver;
+pub mod heap;
 pub mod ids;
 pub mod image;
 pub mod inherited;

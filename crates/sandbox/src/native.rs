@@ -34,6 +34,7 @@ use tokio::net::{UnixDatagram, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
+pub use jail::heap::return_large_blocks;
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 pub use jail::warm::Rotation;
