@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::capture::weight_of;
 use crate::context::unix_now;
 use crate::guest::lock;
+use crate::memory::Hold;
 use crate::op::{EngineError, Ran, Realm, RunProgress};
 
 /// Kept of one tenant.
@@ -113,6 +114,8 @@ struct End {
     at: Instant,
     unix: u64,
     result: Result<Box<Ran>, EngineError>,
+    /// Of the result and the output.
+    _memory: Hold,
 }
 
 impl Background {
@@ -141,8 +144,16 @@ impl Background {
         record.start += over as u64;
     }
 
-    pub(crate) fn finish(&self, result: Result<Box<Ran>, EngineError>) {
-        lock(&self.record).end = Some(End { at: Instant::now(), unix: unix_now(), result });
+    /// `memory` is what the run held; from here on it holds what is kept of it.
+    pub(crate) fn finish(&self, mut result: Result<Box<Ran>, EngineError>, memory: Hold) {
+        let mut record = lock(&self.record);
+        if let Ok(ran) = &result
+            && let Err(full) = memory.set(weight_of(ran) + record.ring.len())
+        {
+            result = Err(full.into());
+        }
+        record.end = Some(End { at: Instant::now(), unix: unix_now(), result, _memory: memory });
+        drop(record);
         self.over.cancel();
     }
 
@@ -263,14 +274,14 @@ mod tests {
         for (n, run) in all.iter().enumerate() {
             runs.add(run.clone()).unwrap();
             if n > 0 {
-                run.finish(Ok(ran(8 << 20)));
+                run.finish(Ok(ran(8 << 20)), Hold::default());
                 runs.trim();
             }
         }
         let kept: Vec<bool> = all.iter().map(|run| runs.find(Realm::SANDPOOL, &run.id).is_ok()).collect();
         let expected: Vec<bool> = (0..12).map(|n| n == 0 || n >= 4).collect();
         assert_eq!(kept, expected, "the first still runs; eight results of 8 MiB fit");
-        all[0].finish(Ok(ran(100 << 20)));
+        all[0].finish(Ok(ran(100 << 20)), Hold::default());
         runs.trim();
         assert!(runs.find(Realm::SANDPOOL, &all[11].id).is_ok(), "the newest is never dropped for its size");
     }
@@ -281,11 +292,11 @@ mod tests {
         let runs = Runs::default();
         let unseen = Arc::new(run());
         runs.add(unseen.clone()).unwrap();
-        unseen.finish(Ok(ran(1)));
+        unseen.finish(Ok(ran(1)), Hold::default());
         for _ in 0..3 * MAX_RUNS {
             let quick = Arc::new(run());
             runs.add(quick.clone()).unwrap();
-            quick.finish(Ok(ran(1 << 20)));
+            quick.finish(Ok(ran(1 << 20)), Hold::default());
             runs.trim();
             quick.told();
         }

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use proto::{KernelEvent, MimeBundle};
 use serde_json::Value;
 
+use crate::memory::Hold;
 use crate::op::{Captured, CellError, Ran};
 
 const MAX_DISPLAYS: usize = 64;
@@ -176,6 +177,7 @@ impl StreamCapture {
 pub(crate) struct Rich {
     budget: usize,
     room: usize,
+    memory: Hold,
     value: Option<MimeBundle>,
     displays: Vec<Display>,
     left_out: usize,
@@ -203,10 +205,12 @@ pub(crate) struct Shown {
 }
 
 impl Rich {
-    pub(crate) fn new(budget: usize) -> Self {
+    /// What is kept is added to `memory`.
+    pub(crate) fn new(budget: usize, memory: Hold) -> Self {
         Self {
             budget,
             room: MAX_RICH_BYTES,
+            memory,
             value: None,
             displays: Vec::new(),
             left_out: 0,
@@ -223,7 +227,7 @@ impl Rich {
         match event {
             KernelEvent::Result { data } => {
                 let old = self.value.take().map_or(0, |bundle| size_of(&bundle));
-                self.room += old;
+                self.free(old);
                 self.value = Some(self.admit(data).0);
             }
             KernelEvent::Display { data, id, update } => self.display(data, id, update),
@@ -295,7 +299,7 @@ impl Rich {
             return;
         }
         if let Some(at) = known {
-            self.room += self.displays[at].size;
+            self.free(self.displays[at].size);
         }
         let (bundle, size) = self.admit(data);
         let display = Display { id, bundle, size };
@@ -306,8 +310,14 @@ impl Rich {
     }
 
     fn clear(&mut self) {
-        self.room += self.displays.drain(..).map(|d| d.size).sum::<usize>();
+        let size = self.displays.drain(..).map(|d| d.size).sum();
+        self.free(size);
         self.left_out = 0;
+    }
+
+    fn free(&mut self, size: usize) {
+        self.room += size;
+        self.memory.give_back(size);
     }
 
     /// Bounds a bundle and takes its size from the room that is left.
@@ -324,6 +334,10 @@ impl Rich {
                         ));
                         continue;
                     }
+                    if let Err(full) = self.memory.add(size) {
+                        notes.push(format!("[{mime} of {size} bytes left out: {full}]"));
+                        continue;
+                    }
                     self.room -= size;
                     admitted.insert(mime, value);
                 }
@@ -332,7 +346,7 @@ impl Rich {
         }
         if !notes.is_empty() {
             let plain = admitted.remove("text/plain").and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default();
-            self.room += if plain.is_empty() { 0 } else { "text/plain".len() + plain.len() };
+            self.free(if plain.is_empty() { 0 } else { "text/plain".len() + plain.len() });
             let text: Vec<String> = std::iter::once(plain).filter(|p| !p.is_empty()).chain(notes).collect();
             let text = text.join("\n");
             self.room = self.room.saturating_sub("text/plain".len() + text.len());
@@ -498,7 +512,7 @@ mod tests {
 
     #[test]
     fn pictures_pass_whole_or_are_replaced_by_a_note() {
-        let mut rich = Rich::new(1000);
+        let mut rich = Rich::new(1000, Hold::default());
         let good = png(100);
         show(&mut rich, "image/png", Value::String(format!("{good}\n")), None, false);
         show(&mut rich, "image/png", Value::String("not base64!".into()), None, false);
@@ -516,7 +530,7 @@ mod tests {
 
     #[test]
     fn displays_are_bounded_in_number_and_in_all() {
-        let mut rich = Rich::new(1000);
+        let mut rich = Rich::new(1000, Hold::default());
         for _ in 0..100 {
             show(&mut rich, "text/plain", Value::String("x".into()), None, false);
         }
@@ -524,7 +538,7 @@ mod tests {
         assert_eq!(displays.len(), MAX_DISPLAYS + 1);
         assert_eq!(displays[MAX_DISPLAYS], note("[36 more displays left out: at most 64]"));
 
-        let mut rich = Rich::new(1000);
+        let mut rich = Rich::new(1000, Hold::default());
         for _ in 0..30 {
             show(&mut rich, "image/png", Value::String(png(1 << 20)), None, false);
         }
@@ -533,7 +547,7 @@ mod tests {
 
     #[test]
     fn an_update_replaces_its_display_and_a_clear_removes_all() {
-        let mut rich = Rich::new(1000);
+        let mut rich = Rich::new(1000, Hold::default());
         show(&mut rich, "text/plain", Value::String("1 %".into()), Some("bar"), false);
         for percent in 2..=100 {
             show(&mut rich, "text/plain", Value::String(format!("{percent} %")), Some("bar"), true);
@@ -546,7 +560,7 @@ mod tests {
 
     #[test]
     fn an_error_of_any_size_is_bounded() {
-        let mut rich = Rich::new(100);
+        let mut rich = Rich::new(100, Hold::default());
         let long = "x".repeat(1 << 20);
         rich.event(KernelEvent::Error { name: long.clone(), value: long.clone(), text: long });
         let error = rich.finish().error.unwrap();

@@ -219,7 +219,7 @@ impl<'a> Fold<'a> {
         Self {
             stdout: StreamCapture::new(budget),
             stderr: StreamCapture::new(budget),
-            rich: Rich::new(budget),
+            rich: Rich::new(budget, call.memory.clone()),
             follow: Follow::new(call),
             record,
         }

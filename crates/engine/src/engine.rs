@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::browser::Browsers;
+use crate::capture::weight_of;
 use crate::config::{BrowserCommand, EngineConfig, KeptConfig, RealmConfig, Runtimes};
 use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
 use crate::holdings::{Holdings, Removed, Tenants};
@@ -252,12 +253,14 @@ impl Engine {
         inner.wait_until_ready(&call.cancel).await?;
         let cancel = call.cancel.child_token();
         let dropped = cancel.clone().drop_guard();
-        let call = Call { cancel, ..call.clone() };
+        let (memory, call) = (call.memory.clone(), Call { cancel, ..call.clone() });
         // Boxed before anything is put around it: what an operation needs is large, and is not moved once more.
         let work: Work = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
         let result = Working { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
         dropped.disarm();
-        result
+        let outcome = result?;
+        memory.add(weight(&outcome))?;
+        Ok(outcome)
     }
 
     /// The key of a conversation's files, whether it exists or not.
@@ -324,6 +327,25 @@ impl Drop for Working {
 }
 
 /// What a panic becomes.
+/// About what an outcome takes that was not counted while it was collected, as the shown parts of a run and files are.
+fn weight(outcome: &Outcome) -> usize {
+    use crate::op::browser::BrowseResult as B;
+    match outcome {
+        Outcome::Browsed(browsed) => match &browsed.result {
+            Ok(B::Screenshot { png, .. }) => png.len(),
+            Ok(B::Value { json, .. }) => json.len(),
+            Ok(B::Snapshot(snapshot)) => snapshot.text.len(),
+            _ => 0,
+        },
+        Outcome::Progress(progress) => {
+            let ended = progress.end.as_ref().and_then(|end| end.as_ref().ok());
+            progress.output.len() + ended.map_or(0, |ran| weight_of(ran))
+        }
+        Outcome::Files(files) => files.entries.iter().map(|entry| entry.path.len() + 64).sum(),
+        _ => 0,
+    }
+}
+
 pub(crate) fn given_up<T>() -> Result<T, EngineError> {
     Err(EngineError::Sandbox("internal error; the call was given up".into()))
 }

@@ -18,6 +18,7 @@ mod keyed;
 mod links;
 mod live;
 mod maker;
+pub mod memory;
 pub mod op;
 mod ops;
 mod stock;
@@ -28,6 +29,7 @@ pub use config::{BrowserCommand, DATA, EngineConfig, KeptConfig, KernelCommand, 
 pub use egress::Traffic;
 pub use engine::{Counts, Engine, STARTUP_LOG};
 pub use links::LinkedFile;
+pub use memory::{Hold, Memory};
 pub use op::{Call, EngineError, Event, EventSink, Op, Outcome, Realm, Tenant};
 pub use sandbox::Warmth;
 pub use stock::Ready;

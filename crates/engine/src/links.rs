@@ -9,6 +9,7 @@ use crate::context::InUse;
 use crate::engine::Inner;
 use crate::live::Place;
 use crate::maker::Shape;
+use crate::memory::Hold;
 use crate::op::{EngineError, Realm, Tenant};
 use crate::ops::read_file::{Identity, Range, read};
 
@@ -82,6 +83,7 @@ impl LinkedFile {
 }
 
 impl Source {
+    /// A piece; whoever collects pieces counts them.
     async fn read(
         &self,
         inner: &Inner,
@@ -95,7 +97,7 @@ impl Source {
                 let missing = || EngineError::FileNotFound(path.into());
                 let living = context.live_place().filter(|_| !context.gone.is_cancelled());
                 let place: Arc<Place> = living.ok_or_else(missing)?;
-                read(&place, *root, path, range).await
+                read(&place, *root, path, range, &Hold::default()).await
             }
             Self::Conversation { key, shape } => {
                 let wait = inner.config.queue_wait;
@@ -105,7 +107,7 @@ impl Source {
                     tracing::warn!(why = failure.log, "no sandbox for a link");
                     EngineError::Sandbox(failure.public)
                 })?;
-                read(&place, Root::Data, path, range).await
+                read(&place, Root::Data, path, range, &Hold::default()).await
             }
         };
         // Who has a link learns nothing else about what is there.

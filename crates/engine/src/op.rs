@@ -13,6 +13,8 @@ pub use proto::browser;
 pub use proto::{Ended, FileEntry, FileKind, Language, MimeBundle, Stream};
 pub use sandbox::SharedVolume;
 
+use crate::memory::Hold;
+
 /// Who asks, under which rules, and how to reach them while the work goes on. Built by the transport.
 #[derive(Debug, Clone)]
 pub struct Call {
@@ -23,6 +25,8 @@ pub struct Call {
     pub connection: Option<String>,
     pub cancel: CancellationToken,
     pub events: EventSink,
+    /// The memory that the call takes in this process.
+    pub memory: Hold,
 }
 
 /// One tool set's corner of the engine: a context is seen only from the realm it was made in. Limits, lifetimes and the look of

@@ -11,6 +11,7 @@ pub mod caps;
 pub mod cgroup;
 pub mod disk;
 pub mod driver;
+pub mod heap;
 pub mod ids;
 pub mod image;
 pub mod inherited;

@@ -35,6 +35,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
 pub use jail::disk::{KeepFree, Room};
+pub use jail::heap::return_large_blocks;
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 pub use jail::warm::Rotation;

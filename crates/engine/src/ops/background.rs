@@ -25,12 +25,15 @@ impl World {
         let (context_id, is_command) = (entered.context.id.clone(), matches!(run.work, Work::Command(_)));
         let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
         self.holdings.tenant.background.add(background.clone())?;
-        let call = Call { cancel, events: EventSink::default(), ..call.clone() };
+        // The call that begins it is over long before it is.
+        let memory = call.memory.apart();
+        memory.add(run.work.length())?;
+        let call = Call { cancel, events: EventSink::default(), memory, ..call.clone() };
         let (world, context, created) = (self.clone(), entered.context.context().clone(), entered.news.is_new());
         let record = background.clone();
         let mut work = Box::pin(async move {
             let result = caught(world.run_here(&call, entered, run, Some(&record))).await;
-            record.finish(result);
+            record.finish(result, call.memory);
             world.holdings.tenant.background.trim();
         });
         // Begun here and now, so that it takes its turn before what is asked for next.

@@ -5,6 +5,7 @@ use proto::{FromGuest, Kind, Root, ToGuest};
 use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
 use crate::guest::Answer;
 use crate::live::Place;
+use crate::memory::Hold;
 use crate::op::{Call, EngineError, Holder, Outcome};
 
 impl World {
@@ -12,15 +13,16 @@ impl World {
         let (limit, max_link) = (self.inner.config.max_file_bytes, self.inner.config.max_link_bytes);
         check_path(&path)?;
         let site = self.site(call, holder).await?;
+        let memory = call.memory.clone();
         let reading = async move {
             let range = Range { offset: 0, length: limit, max_size: limit };
             let key = site.key.clone();
-            match read(&site.place, site.root, &path, range).await {
+            match read(&site.place, site.root, &path, range, &memory).await {
                 Ok((_, content)) => Ok(Outcome::File { path, size: content.len() as u64, content, key }),
                 // Too much for an answer, but there is a link to it.
                 Err(EngineError::FileTooLarge { .. }) => {
                     let range = Range { offset: 0, length: 0, max_size: max_link };
-                    let (identity, content) = read(&site.place, site.root, &path, range).await?;
+                    let (identity, content) = read(&site.place, site.root, &path, range, &memory).await?;
                     Ok(Outcome::File { path, size: identity.size, content, key })
                 }
                 Err(error) => Err(error),
@@ -45,18 +47,25 @@ pub(crate) struct Identity {
     pub(crate) inode: u64,
 }
 
-/// A part of a file; collected only as far as it was asked for.
+/// A part of a file; collected only as far as it was asked for, and added to `memory`.
 pub(crate) async fn read(
     place: &Place,
     root: Root,
     path: &str,
     range: Range,
+    memory: &Hold,
 ) -> Result<(Identity, Vec<u8>), EngineError> {
-    let reading = tokio::time::timeout(FILE_WAIT, read_all(place, root, path, range)).await;
+    let reading = tokio::time::timeout(FILE_WAIT, read_all(place, root, path, range, memory)).await;
     reading.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))
 }
 
-async fn read_all(place: &Place, root: Root, path: &str, range: Range) -> Result<(Identity, Vec<u8>), EngineError> {
+async fn read_all(
+    place: &Place,
+    root: Root,
+    path: &str,
+    range: Range,
+    memory: &Hold,
+) -> Result<(Identity, Vec<u8>), EngineError> {
     let lost = |lost: crate::guest::Lost| EngineError::Sandbox(lost.0);
     let nonsense = || EngineError::Sandbox(place.guest.close("the guest sent a file that is not what it announced").0);
     let Range { offset, length, max_size: limit } = range;
@@ -75,7 +84,10 @@ async fn read_all(place: &Place, root: Root, path: &str, range: Range) -> Result
     let mut content = Vec::new();
     loop {
         match pending.next().await.map_err(lost)? {
-            Answer::Data(Kind::File, bytes) if (content.len() + bytes.len()) as u64 <= length => content.extend(bytes),
+            Answer::Data(Kind::File, bytes) if (content.len() + bytes.len()) as u64 <= length => {
+                memory.add(bytes.len())?;
+                content.extend(bytes);
+            }
             // A file that shrank or grew meanwhile is given as it was read.
             Answer::Message(FromGuest::Done) => {
                 tracing::trace!(announced = identity.size, read = content.len(), "file read");

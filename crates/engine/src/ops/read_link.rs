@@ -17,6 +17,7 @@ impl World {
         let source = source.ok_or_else(|| EngineError::FileNotFound(path.into()))?;
         let (inner, key, path) = (self.inner.clone(), key.to_owned(), path.to_owned());
         let most = max_bytes.min(inner.config.max_file_bytes);
+        let memory = call.memory.clone();
         let reading = async move {
             let file = LinkedFile::open(inner, source, &path).await?;
             let mut content = Vec::new();
@@ -26,6 +27,7 @@ impl World {
                 if piece.is_empty() {
                     return Err(EngineError::Sandbox("the file changed while it was read".into()));
                 }
+                memory.add(piece.len())?;
                 content.extend(piece);
             }
             Ok(Outcome::File { path, content, size: file.size, key })

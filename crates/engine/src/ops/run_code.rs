@@ -152,7 +152,7 @@ impl World {
 }
 
 impl Work {
-    fn length(&self) -> usize {
+    pub(super) fn length(&self) -> usize {
         match self {
             Self::Code { code, .. } => code.len(),
             Self::Command(Command::Shell(line)) => line.len(),

@@ -45,6 +45,7 @@ pub fn call_of(tenant: &Tenant) -> Call {
         connection: None,
         cancel: CancellationToken::new(),
         events: EventSink::default(),
+        memory: Default::default(),
     }
 }
 

@@ -29,7 +29,7 @@ async fn main() -> std::io::Result<()> {
     writeln!(std::io::stdout(), "http://{}/mcp", listener.local_addr()?)?;
     let fixtures = fixtures::Fixtures::new();
     let tools = fixtures.clone();
-    let endpoint = Endpoint::new(move || fixtures.clone(), |_| Box::pin(async { serde_json::Value::Null }))
+    let endpoint = Endpoint::new(move |_, _| fixtures.clone(), |_| Box::pin(async { serde_json::Value::Null }))
         .with_schemas(move |name| tools.schema(name));
     let app = App {
         metrics: Default::default(),

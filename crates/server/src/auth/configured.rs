@@ -58,7 +58,7 @@ fn jwt(auth: &config::Auth) -> Result<Option<JwtConfig>, AuthError> {
         AuthError::Setting("`auth.jwks` needs `auth.audience`: without it a token for any service would do".into())
     })?;
     let (issuer, tenant_claim) = (auth.issuer.clone(), auth.tenant_claim.clone());
-    Ok(Some(JwtConfig { keys, audience, issuer, tenant_claim }))
+    Ok(Some(JwtConfig { keys, audience, issuer, tenant_claim, max_age: auth.jwks_max_age }))
 }
 
 #[cfg(test)]

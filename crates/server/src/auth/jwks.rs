@@ -67,6 +67,8 @@ impl KeySource {
 /// When the set is loaded again.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
+    /// Older than this the keys are trusted no more: the provider may have withdrawn one meanwhile.
+    pub max_age: Duration,
     pub every: Duration,
     /// However often a key is missed.
     pub at_most_every: Duration,
@@ -74,17 +76,24 @@ pub struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { every: Duration::from_secs(900), at_most_every: Duration::from_secs(60) }
+        let max_age = Duration::from_secs(24 * 60 * 60);
+        Self { max_age, every: Duration::from_secs(900), at_most_every: Duration::from_secs(60) }
     }
 }
 
 pub struct Jwks {
     source: KeySource,
     pace: Pace,
-    keys: Arc<RwLock<Arc<[Key]>>>,
-    loaded: Option<Instant>,
+    keys: Arc<RwLock<Keys>>,
     /// To the thread, once there is one; it ends when this goes.
     missed: OnceLock<Option<SyncSender<()>>>,
+}
+
+/// What was loaded last, and when.
+#[derive(Clone, Default)]
+struct Keys {
+    all: Arc<[Key]>,
+    loaded: Option<Instant>,
 }
 
 struct Key {
@@ -97,20 +106,20 @@ impl Jwks {
     /// A file has to be good; a provider that cannot be reached now may be reached later. No thread yet: a process has to do
     /// some things before it has any.
     pub fn open(source: KeySource, pace: Pace) -> Result<Self, KeysError> {
-        let (first, loaded) = match source {
-            KeySource::File(_) => (source.load()?, Some(Instant::now())),
-            KeySource::Url(_) => (Arc::default(), None),
+        let first = match source {
+            KeySource::File(_) => Keys { all: source.load()?, loaded: Some(Instant::now()) },
+            KeySource::Url(_) => Keys::default(),
         };
-        Ok(Self { source, pace, keys: Arc::new(RwLock::new(first)), loaded, missed: OnceLock::new() })
+        Ok(Self { source, pace, keys: Arc::new(RwLock::new(first)), missed: OnceLock::new() })
     }
 
     /// From now on the set is kept fresh. Done by the first miss, if nobody did it before.
     pub fn start(&self) {
         self.missed.get_or_init(|| {
             let (missed, misses) = sync_channel(1);
-            let (source, pace, keys, loaded) = (self.source.clone(), self.pace, self.keys.clone(), self.loaded);
+            let (source, pace, keys) = (self.source.clone(), self.pace, self.keys.clone());
             let thread = std::thread::Builder::new().name("key-set".into());
-            let started = thread.spawn(move || keep_fresh(&source, &keys, &misses, pace, loaded));
+            let started = thread.spawn(move || keep_fresh(&source, &keys, &misses, pace));
             started
                 .inspect_err(|error| tracing::error!("the key set cannot be kept fresh: {error}"))
                 .ok()
@@ -118,11 +127,14 @@ impl Jwks {
         });
     }
 
-    /// The key a token names. One that names none is only checked when there is no choice.
-    pub fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<DecodingKey> {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner).clone();
+    /// The key a token names, unless the keys are too old `now`. A token that names none is only checked when there is no choice.
+    pub fn find(&self, id: Option<&str>, algorithm: Algorithm, now: Instant) -> Option<DecodingKey> {
+        let Keys { all, loaded } = self.keys.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if now.saturating_duration_since(loaded?) > self.pace.max_age {
+            return None;
+        }
         let mut fitting =
-            keys.iter().filter(|key| key.algorithm == algorithm && (id.is_none() || key.id.as_deref() == id));
+            all.iter().filter(|key| key.algorithm == algorithm && (id.is_none() || key.id.as_deref() == id));
         let (first, second) = (fitting.next(), fitting.next());
         first.filter(|_| second.is_none()).map(|key| key.key.clone())
     }
@@ -136,25 +148,35 @@ impl Jwks {
     }
 }
 
-fn keep_fresh(
-    source: &KeySource,
-    keys: &RwLock<Arc<[Key]>>,
-    misses: &Receiver<()>,
-    pace: Pace,
-    mut loaded: Option<Instant>,
-) {
+fn keep_fresh(source: &KeySource, keys: &RwLock<Keys>, misses: &Receiver<()>, pace: Pace) {
+    let known = || keys.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut tried = known().loaded;
     loop {
-        if loaded.is_none_or(|at| at.elapsed() >= pace.at_most_every) {
-            loaded = Some(Instant::now());
+        if tried.is_none_or(|at| at.elapsed() >= pace.at_most_every) {
+            // The age of the keys counts from before they were asked for.
+            let now = Instant::now();
+            tried = Some(now);
             match source.load() {
-                Ok(fresh) => *keys.write().unwrap_or_else(PoisonError::into_inner) = fresh,
+                Ok(all) => {
+                    *keys.write().unwrap_or_else(PoisonError::into_inner) = Keys { all, loaded: Some(now) };
+                }
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-                    tracing::warn!("{error}{cause}; tokens are checked with the keys known so far");
+                    let left = known().loaded.map(|at| pace.max_age.saturating_sub(at.elapsed()).as_secs());
+                    match left.filter(|left| *left > 0) {
+                        Some(left) => {
+                            tracing::warn!(
+                                "{error}{cause}; tokens are checked with the keys known so far for {left} s more"
+                            )
+                        }
+                        None => {
+                            tracing::error!("{error}{cause}; no key is known that may be trusted: tokens are refused")
+                        }
+                    }
                 }
             }
         }
-        let none = keys.read().unwrap_or_else(PoisonError::into_inner).is_empty();
+        let none = known().all.is_empty();
         let wait = if none { pace.at_most_every } else { pace.every };
         if let Err(RecvTimeoutError::Disconnected) = misses.recv_timeout(wait) {
             return;

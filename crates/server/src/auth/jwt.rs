@@ -1,5 +1,7 @@
 //! Tokens of an identity provider: signature, audience, issuer and times are checked, and the subject is who calls.
 
+use std::time::{Duration, Instant};
+
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Validation, decode, decode_header};
 use serde_json::{Map, Value};
@@ -19,11 +21,14 @@ pub struct JwtConfig {
     pub issuer: Option<String>,
     /// The claim that names the tenant.
     pub tenant_claim: String,
+    /// How long keys are trusted that could not be fetched anew.
+    pub max_age: Duration,
 }
 
 impl JwtConfig {
     pub fn new(keys: KeySource, audience: impl Into<String>) -> Self {
-        Self { keys, audience: audience.into(), issuer: None, tenant_claim: "sub".into() }
+        let max_age = Pace::default().max_age;
+        Self { keys, audience: audience.into(), issuer: None, tenant_claim: "sub".into(), max_age }
     }
 }
 
@@ -35,7 +40,8 @@ pub struct Verifier {
 
 impl Verifier {
     pub fn open(config: JwtConfig) -> Result<Self, KeysError> {
-        Self::with_pace(config, Pace::default())
+        let pace = Pace { max_age: config.max_age, ..Pace::default() };
+        Self::with_pace(config, pace)
     }
 
     fn with_pace(config: JwtConfig, pace: Pace) -> Result<Self, KeysError> {
@@ -59,11 +65,15 @@ impl Verifier {
 
     /// Who a token speaks for. Keys in the token itself, and places it says to get them from, are not looked at.
     pub fn subject(&self, token: &str) -> Result<String, Refused> {
+        self.subject_at(token, Instant::now())
+    }
+
+    fn subject_at(&self, token: &str, now: Instant) -> Result<String, Refused> {
         let header = decode_header(token).map_err(|_| Refused::Wrong)?;
         if !ALGORITHMS.contains(&header.alg) || header.crit.is_some() {
             return Err(Refused::Wrong);
         }
-        let Some(key) = self.keys.find(header.kid.as_deref(), header.alg) else {
+        let Some(key) = self.keys.find(header.kid.as_deref(), header.alg, now) else {
             self.keys.missed();
             return Err(Refused::UnknownKey);
         };
@@ -319,7 +329,8 @@ mod tests {
         let (first, second) = (json!({"keys": [old.jwk("1")]}), json!({"keys": [old.jwk("1"), new.jwk("2")]}));
         let (url, served) =
             serve(vec![answer("503 Busy", &json!({})), answer("200 OK", &first), answer("200 OK", &second)]);
-        let pace = Pace { every: Duration::from_secs(3600), at_most_every: Duration::from_millis(20) };
+        let (every, at_most_every) = (Duration::from_secs(3600), Duration::from_millis(20));
+        let pace = Pace { every, at_most_every, ..Pace::default() };
         let config = JwtConfig::new(KeySource::parse(&url).unwrap(), "sandpool");
         let verifier = Verifier::with_pace(config, pace).unwrap();
         let token = new.token(json!({"alg": "EdDSA", "kid": "2"}), &claims(|_| ()));
@@ -332,6 +343,29 @@ mod tests {
         }
         assert_eq!(subject, Ok("alice".into()));
         assert_eq!(served.join().unwrap(), 3);
+    }
+
+    /// W33: a key that was withdrawn while the provider could not be reached is not trusted for ever.
+    #[test]
+    fn w33_keys_are_trusted_no_longer_than_their_largest_age() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let es = Signer::es();
+        let token = es.token(json!({"alg": "ES256", "kid": "1"}), &claims(|_| ()));
+        // Answers once; from then on nobody listens there.
+        let (url, served) = serve(vec![answer("200 OK", &json!({"keys": [es.jwk("1")]}))]);
+        let config = JwtConfig { max_age: 2 * HOUR, ..JwtConfig::new(KeySource::parse(&url).unwrap(), "sandpool") };
+        let verifier = Verifier::open(config).unwrap();
+        verifier.start();
+        assert_eq!(served.join().unwrap(), 1);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while verifier.subject(&token).is_err() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        let now = Instant::now();
+        assert_eq!(verifier.subject_at(&token, now), Ok("alice".into()));
+        assert_eq!(verifier.subject_at(&token, now + HOUR), Ok("alice".into()));
+        assert_eq!(verifier.subject_at(&token, now + 3 * HOUR), Err(Refused::UnknownKey));
+        assert_eq!(Pace::default().max_age, 24 * HOUR);
     }
 
     #[test]

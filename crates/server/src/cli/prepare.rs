@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use engine::Engine;
 use engine::op::{Call, EventSink, Op, Outcome, Realm, RuntimeInfo, Tenant};
+use engine::{Engine, Hold};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -85,6 +85,7 @@ async fn runtimes_of(engine: &Engine) -> Vec<RuntimeInfo> {
         connection: None,
         cancel: CancellationToken::new(),
         events: EventSink::default(),
+        memory: Hold::default(),
     };
     match engine.execute(&call, Op::ListRuntimes).await {
         Ok(Outcome::Runtimes(runtimes)) => runtimes,

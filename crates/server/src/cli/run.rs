@@ -8,7 +8,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use engine::op::{Ended, Language, MimeBundle, NewContext, Ran, Realm, RunCode, RunOutcome, Stream, Target, Which};
-use engine::{Call, Engine, Event, EventSink, Op, Outcome, Tenant};
+use engine::{Call, Engine, Event, EventSink, Hold, Op, Outcome, Tenant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -129,6 +129,7 @@ async fn cell(
         connection: None,
         cancel: interrupt.clone(),
         events: EventSink(Some(sender)),
+        memory: Hold::default(),
     };
     let create = Op::CreateContext(NewContext::named("run", language));
     let Outcome::Created(made) = engine.execute(&call, create).await? else {

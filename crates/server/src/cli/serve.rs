@@ -11,7 +11,7 @@ use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use engine::op::{EventSink, Health};
-use engine::{Call, Engine, Op, Outcome, Realm};
+use engine::{Call, Engine, Hold, Memory, Op, Outcome, Realm};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -31,7 +31,7 @@ use crate::dialect::{self, Dialect, Lang, Links, Options};
 use crate::files;
 use crate::http::{self as transport, App, Caller, Endpoint, Gate, HttpOptions, Peer};
 use crate::journal::{Entry, Journal, JournalConfig};
-use crate::mcp::{McpServer, Surface};
+use crate::mcp::{Handlers, Surface};
 use crate::metrics::{self, Gauges};
 use crate::observe::Observer;
 
@@ -44,6 +44,7 @@ pub struct Args {}
 pub fn main(_: Args, context: Context) -> Done {
     let auth = Auth::open(AuthConfig::of(&context.config)?)?;
     let native = Native::launch(&context.config, Reach::Http)?;
+    sandbox::native::return_large_blocks();
     block_on(serve(context, Arc::new(auth), native))
 }
 
@@ -203,6 +204,7 @@ fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
         cors: serve.cors,
         open: !auth.is_required(),
         max_body: serve.max_body_bytes,
+        memory: memory(config),
         header_deadline: serve.header_timeout,
         body_deadline: serve.body_timeout,
         idle_deadline: serve.idle_timeout,
@@ -212,6 +214,18 @@ fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
         grace: wiring::shutdown_grace(config),
         ..HttpOptions::default()
     }
+}
+
+/// What calls may hold: of each tenant, and of all together.
+fn memory(config: &Config) -> Memory {
+    const MOST: usize = 1024;
+    let machine = || {
+        let info = rustix::system::sysinfo();
+        let bytes = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
+        usize::try_from(bytes >> 22).unwrap_or(MOST).clamp(16, MOST)
+    };
+    let total = config.serve.call_memory_mb.unwrap_or_else(machine);
+    Memory::new(config.quota.call_memory_mb << 20, total << 20)
 }
 
 /// What the parts of the server share.
@@ -232,10 +246,10 @@ impl Server {
 
     fn endpoint(&self, dialect: &'static Dialect, lang: Option<Lang>, options: &Options, links: &Links) -> Endpoint {
         let surface = Surface::new(dialect, lang, options.clone(), links.clone()).watched_by(self.observer.clone());
-        let handler = McpServer::new(Arc::new(self.engine.clone()), Arc::new(surface), self.halt.clone());
+        let handlers = Handlers::new(Arc::new(self.engine.clone()), Arc::new(surface), self.halt.clone());
         let server = self.clone();
         Endpoint::new(
-            move || handler.clone(),
+            move |caller, memory| handlers.of(caller, memory),
             move |caller| {
                 let server = server.clone();
                 Box::pin(async move { server.status(dialect, &caller).await })
@@ -253,6 +267,7 @@ impl Server {
             connection: None,
             cancel: CancellationToken::new(),
             events: EventSink::default(),
+            memory: Hold::default(),
         };
         let health = match self.engine.execute(&call, Op::Health).await {
             Ok(Outcome::Health(health)) => shown(&health),

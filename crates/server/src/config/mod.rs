@@ -57,6 +57,8 @@ pub struct Serve {
     pub max_sessions: usize,
     pub session_idle: Duration,
     pub max_body_bytes: usize,
+    /// Of all tenants; none: what the machine has room for.
+    pub call_memory_mb: Option<usize>,
     pub header_timeout: Duration,
     pub body_timeout: Duration,
     pub idle_timeout: Duration,
@@ -71,6 +73,7 @@ pub struct Auth {
     pub tenants: Option<PathBuf>,
     pub none: bool,
     pub jwks: Option<String>,
+    pub jwks_max_age: Duration,
     pub audience: Option<String>,
     pub issuer: Option<String>,
     pub tenant_claim: String,
@@ -83,6 +86,8 @@ pub struct QuotaConfig {
     pub contexts: Option<usize>,
     pub runs: Option<usize>,
     pub memory_mb: Option<u64>,
+    /// Held by calls in the server itself.
+    pub call_memory_mb: usize,
     pub calls_per_second: Option<f64>,
 }
 
@@ -235,6 +240,7 @@ impl Config {
                 tenants: effective.get("auth.tenants")?,
                 none: effective.get("auth.none")?,
                 jwks: effective.get("auth.jwks")?,
+                jwks_max_age: effective.time("auth.jwks_max_age")?,
                 audience: effective.get("auth.audience")?,
                 issuer: effective.get("auth.issuer")?,
                 tenant_claim: effective.get("auth.tenant_claim")?,
@@ -244,6 +250,7 @@ impl Config {
                 contexts: effective.get("quota.contexts")?,
                 runs: effective.get("quota.runs")?,
                 memory_mb: effective.get("quota.memory_mb")?,
+                call_memory_mb: effective.get("quota.call_memory_mb")?,
                 calls_per_second: effective.get("quota.calls_per_second")?,
             },
             files: Files {
@@ -273,6 +280,7 @@ impl Serve {
             max_sessions: effective.get("serve.max_sessions")?,
             session_idle: effective.time("serve.session_idle")?,
             max_body_bytes: max_body_mb << 20,
+            call_memory_mb: effective.get("serve.call_memory_mb")?,
             header_timeout: effective.time("serve.header_timeout")?,
             body_timeout: effective.time("serve.body_timeout")?,
             idle_timeout: effective.time("serve.idle_timeout")?,

@@ -213,7 +213,7 @@ fn contexts_help(dialect: &str) -> &'static str {
     }
 }
 
-const GENERAL: [Setting; 70] = [
+const GENERAL: [Setting; 73] = [
     setting(
         "config",
         ConfigFile,
@@ -380,6 +380,12 @@ const GENERAL: [Setting; 70] = [
     setting("serve.max_sessions", Whole(1, 1_000_000), Is("10000"), "Protocol sessions of clients of older revisions"),
     setting("serve.session_idle", Time(1.0, 30.0 * DAY), Is("1800"), "A protocol session unused for so long is ended"),
     setting("serve.max_body_mb", Whole(1, 1024), Is("24"), "Largest request body"),
+    setting(
+        "serve.call_memory_mb",
+        Whole(16, 1 << 20),
+        Computed("a quarter of the machine's memory, at most 1024"),
+        "Memory that calls of all tenants may hold in the server: requests under way, results, answers that are not read yet",
+    ),
     setting("serve.header_timeout", Time(0.1, 3600.0), Is("10"), "Time for the headers of a request"),
     setting("serve.body_timeout", Time(0.1, DAY), Is("60"), "Time for the body of a request"),
     setting("serve.idle_timeout", Time(1.0, DAY), Is("120"), "A connection without a request for so long is closed"),
@@ -402,11 +408,23 @@ const GENERAL: [Setting; 70] = [
     setting("auth.jwks", Text, Unset, "Keys that sign tokens (JWKS): a file, or an `https` address"),
     setting("auth.audience", Text, Unset, "What the `aud` of such a token has to name; needed with `auth.jwks`"),
     setting("auth.issuer", Text, Unset, "What its `iss` has to be"),
+    setting(
+        "auth.jwks_max_age",
+        Time(60.0, 365.0 * DAY),
+        Is("86400"),
+        "How long keys are trusted when they cannot be fetched anew; then tokens are refused",
+    ),
     setting("auth.tenant_claim", Text, Is("\"sub\""), "The claim that names the tenant"),
     setting("auth.servers", List, Is("[]"), "Authorization servers named in the protected resource's metadata"),
     setting("quota.contexts", Whole(1, 1_000_000), Unset, "Contexts of a tenant in all dialects together"),
     setting("quota.runs", Whole(1, 10_000), Unset, "Runs of a tenant that execute at once"),
     setting("quota.memory_mb", Whole(64, 1 << 24), Unset, "Memory of all sandboxes of a tenant together"),
+    setting(
+        "quota.call_memory_mb",
+        Whole(16, 1 << 20),
+        Is("256"),
+        "Of `serve.call_memory_mb`, what calls of one tenant may hold; a request counts twice its size",
+    ),
     setting("quota.calls_per_second", Number(0.01, 1_000_000.0), Unset, "Calls of a tenant"),
     setting(
         "files.secret",

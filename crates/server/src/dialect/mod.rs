@@ -7,6 +7,8 @@ use engine::op::{EngineError, Op, Outcome, Size};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::mcp::message;
+
 pub mod agentrun;
 mod args;
 pub mod conversation;
@@ -56,6 +58,26 @@ pub struct ToolRow {
     pub lower: fn(&Args, &Options) -> Result<Op, ArgError>,
     pub render: fn(&Scene<'_>, Outcome) -> Answer,
     pub render_error: fn(&Scene<'_>, &EngineError) -> Reply,
+}
+
+impl ToolRow {
+    /// Arguments that the tool does not know are ignored, but not carried along when they are large.
+    pub(crate) fn known(&self, args: &Args) -> Result<(), ArgError> {
+        let unknown = args.iter().filter(|(name, _)| self.fields.iter().all(|field| field.name != *name));
+        let (most, mut all) = (message::MAX_ASIDE, 0);
+        for (name, value) in unknown {
+            all += name.len() + message::weight(value);
+            if all > most {
+                let message = format!(
+                    "{} is no argument of {}, and arguments that it does not know may take {most} bytes",
+                    shown(name),
+                    self.name
+                );
+                return Err(ArgError { code: "INVALID_PARAMS", message });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What the operator decided about dialects; the same for all calls.

@@ -1,47 +1,42 @@
-//! Reading a request's body: bounded by itself, by its time, and together with all others.
+//! Reading a request's body: bounded by itself, by its time, and by the memory that its tenant may hold.
 
 use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
+use engine::Hold;
+use engine::memory::Full;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use serde_json::Value;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::{SERVER_ERROR, refuse, refused};
 use crate::mcp::message::{self, Fault};
 
-/// Room is counted in pages.
-const PAGE: usize = 4096;
-
-/// Of each body, what takes no room that others could need. However large the bodies of some are, small ones get in.
-const FREE: usize = 64 << 10;
-
 /// Bytes kept of a body that is too long, to find the id of its request.
 const HEAD: usize = 4096;
 
-/// How long a client may go on writing a body that nobody wants.
-const LINGER: Duration = Duration::from_secs(2);
+/// The body of a request that is refused anyway is read and thrown away if it is no longer than this: the connection can go on.
+const SHORT: u64 = 64 << 10;
 
-/// How much more than the limit is read and thrown away: a client that is still writing does not see our answer.
-const DRAIN: usize = 4;
+/// How long a client may take to write one.
+const LINGER: Duration = Duration::from_secs(2);
 
 pub(super) struct Bodies {
     limit: usize,
     deadline: Duration,
-    room: Semaphore,
 }
 
 impl Bodies {
-    pub(super) fn new(limit: usize, deadline: Duration, together: usize) -> Self {
-        Self { limit, deadline, room: Semaphore::new(together.div_ceil(PAGE)) }
+    pub(super) fn new(limit: usize, deadline: Duration) -> Self {
+        Self { limit, deadline }
     }
 
-    pub(super) async fn read(&self, headers: &HeaderMap, body: Incoming) -> Result<Bytes, Response<Body>> {
-        match timeout(self.deadline, self.collect(headers, body)).await {
+    /// The body; what it takes is added to `hold` as it arrives.
+    pub(super) async fn read(&self, headers: &HeaderMap, body: Incoming, hold: &Hold) -> Result<Bytes, Response<Body>> {
+        match timeout(self.deadline, self.collect(headers, body, hold)).await {
             Ok(result) => result,
             Err(_) => {
                 let why = format!("the body was not complete within {} s", self.deadline.as_secs_f32());
@@ -50,68 +45,65 @@ impl Bodies {
         }
     }
 
-    async fn collect(&self, headers: &HeaderMap, mut body: Incoming) -> Result<Bytes, Response<Body>> {
+    async fn collect(&self, headers: &HeaderMap, mut body: Incoming, hold: &Hold) -> Result<Bytes, Response<Body>> {
         if headers.contains_key(header::TRANSFER_ENCODING) && headers.contains_key(header::CONTENT_LENGTH) {
             return Err(closing(refused(
                 StatusCode::BAD_REQUEST,
                 "Content-Length and Transfer-Encoding exclude each other",
             )));
         }
-        let mut whole = BytesMut::new();
-        let mut room: Option<SemaphorePermit<'_>> = None;
-        let mut length = 0;
+        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if announced > self.limit {
+            return Err(self.too_long(announced, &[]));
+        }
+        // No page of it is touched before there is something to put there.
+        let mut whole = BytesMut::with_capacity(announced);
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else {
                 return Err(closing(refused(StatusCode::BAD_REQUEST, "the body broke off")));
             };
             let Ok(data) = frame.into_data() else { continue };
-            length += data.len();
+            let length = whole.len() + data.len();
             if length > self.limit {
-                return Err(self.too_long(length, &whole, &data, body).await);
+                let head: Vec<u8> = whole.iter().chain(&data).take(HEAD).copied().collect();
+                return Err(self.too_long(length, &head));
             }
-            let pages = length.saturating_sub(FREE).div_ceil(PAGE);
-            let held = room.as_ref().map_or(0, SemaphorePermit::num_permits);
-            if pages > held {
-                let Ok(more) = self.room.try_acquire_many((pages - held) as u32) else {
-                    drop((whole, room));
-                    self.drain(length, &mut body).await;
-                    return Err(closing(busy("too many large requests at once; retry later")));
-                };
-                match &mut room {
-                    None => room = Some(more),
-                    Some(room) => room.merge(more),
-                }
-            }
+            hold.add(data.len()).map_err(|full| closing(over(full)))?;
             whole.extend_from_slice(&data);
         }
         Ok(whole.freeze())
     }
 
-    async fn too_long(&self, length: usize, whole: &[u8], data: &[u8], mut body: Incoming) -> Response<Body> {
-        let head: Vec<u8> = whole.iter().chain(data).take(HEAD).copied().collect();
-        let length = self.drain(length, &mut body).await;
-        closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, &message::too_long(length, self.limit, &head, &[])))
+    /// Of a body that has no length of its own, what was read of it is told.
+    fn too_long(&self, length: usize, head: &[u8]) -> Response<Body> {
+        closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, &message::too_long(length, self.limit, head, &[])))
     }
 
-    /// Reads what is left and keeps none of it. How long the body is, as far as it was read.
-    async fn drain(&self, mut length: usize, body: &mut Incoming) -> usize {
-        while length < self.limit.saturating_mul(DRAIN) && !body.is_end_stream() {
-            match body.frame().await {
-                Some(Ok(frame)) => length += frame.data_ref().map_or(0, Bytes::len),
-                _ => break,
-            }
+    /// A refusal of a request whose body nobody wants.
+    pub(super) async fn unread(&self, mut body: Incoming, refusal: Response<Body>) -> Response<Body> {
+        let short = body.size_hint().upper().is_some_and(|length| length <= SHORT);
+        let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+        match short && timeout(LINGER, rest).await.is_ok() {
+            true => refusal,
+            false => closing(refusal),
         }
-        length
     }
+}
 
-    /// The body of a request that is refused anyway: a client that still writes would see a broken connection, not the refusal.
-    pub(super) async fn unwanted(&self, mut body: Incoming) {
-        let _ = timeout(LINGER, self.drain(0, &mut body)).await;
+/// There is no memory for a request.
+pub(super) fn over(full: Full) -> Response<Body> {
+    match full {
+        Full::Tenant(_) => later(StatusCode::TOO_MANY_REQUESTS, full.to_string()),
+        Full::All => later(StatusCode::SERVICE_UNAVAILABLE, full.to_string()),
     }
 }
 
 pub(super) fn busy(why: &str) -> Response<Body> {
-    let mut response = refuse(StatusCode::SERVICE_UNAVAILABLE, &Fault::new(Value::Null, SERVER_ERROR, why));
+    later(StatusCode::SERVICE_UNAVAILABLE, why)
+}
+
+fn later(status: StatusCode, why: impl Into<String>) -> Response<Body> {
+    let mut response = refuse(status, &Fault::new(Value::Null, SERVER_ERROR, why));
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::Bytes;
 use http::Response;
+use http::header::CONNECTION;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -39,6 +41,9 @@ const LAST_WORD: Duration = Duration::from_millis(500);
 
 /// How long a request may still be arriving after a shutdown.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
+
+/// How long what a client writes after its answer is thrown away.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// After a failed accept: descriptors come back when connections end.
 const BREATH: Duration = Duration::from_millis(50);
@@ -123,6 +128,7 @@ async fn accept(
             local,
             state: Mutex::new((Phase::Head, Instant::now())),
             share: Mutex::default(),
+            linger: AtomicBool::new(false),
             close: CancellationToken::new(),
         });
         let place = (all.enter(connection.clone()), server.metrics().connection());
@@ -146,12 +152,14 @@ fn prepare(stream: &TcpStream, options: &HttpOptions) -> io::Result<()> {
 
 async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connection>, shutdown: CancellationToken) {
     let options = server.options().clone();
-    let io = Watched { stream, connection: connection.clone(), patience: options.write_deadline, stalled: None };
+    let patience = options.write_deadline;
+    let io = Watched { stream, connection: connection.clone(), patience, stalled: None, lingering: None };
     let service = service_fn(|request| {
         let (server, connection) = (server.clone(), connection.clone());
         async move {
             let busy = connection.request();
             let response = server.answer(request, &connection).await;
+            connection.linger.store(response.headers().contains_key(CONNECTION), Ordering::Relaxed);
             Ok::<Response<Body>, Infallible>(
                 response.map(|body| Body::new(Held { body, metrics: server.metrics().clone(), _busy: busy })),
             )
@@ -261,6 +269,8 @@ pub(super) struct Connection {
     state: Mutex<(Phase, Instant)>,
     /// Of the request that is being answered.
     share: Mutex<Option<Share>>,
+    /// The answer says that the connection ends, and the client may still be writing.
+    linger: AtomicBool,
     close: CancellationToken,
 }
 
@@ -348,6 +358,8 @@ struct Watched {
     patience: Duration,
     /// Runs while the client does not read.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// Runs after the last byte was sent.
+    lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl Watched {
@@ -360,6 +372,34 @@ impl Watched {
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(patience)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// A connection whose last answer is still on its way to a slow reader is not idle.
+    fn sent(&self, written: &Poll<io::Result<usize>>) {
+        let mut state = self.connection.state();
+        if state.0 == Phase::Idle && matches!(written, Poll::Ready(Ok(1..))) {
+            state.1 = Instant::now();
+        }
+    }
+
+    /// Throws away what the client still sends, for a while. A connection that is closed with bytes unread is reset, and a client
+    /// that is still writing may then never see the answer.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let lingering = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        if lingering.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(()));
+        }
+        let mut space = [0; 16 << 10];
+        // Not for ever: others want to be polled, too.
+        for _ in 0..16 {
+            let mut buffer = ReadBuf::new(&mut space);
+            match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => {}
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
@@ -380,6 +420,7 @@ impl AsyncRead for Watched {
 impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.sent(&written);
         self.written(cx, written)
     }
 
@@ -389,7 +430,13 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        if self.lingering.is_none() {
+            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        }
+        match self.connection.linger.load(Ordering::Relaxed) {
+            true => self.poll_linger(cx),
+            false => Poll::Ready(Ok(())),
+        }
     }
 
     fn poll_write_vectored(
@@ -398,6 +445,7 @@ impl AsyncWrite for Watched {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.sent(&written);
         self.written(cx, written)
     }
 

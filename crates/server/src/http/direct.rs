@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use rmcp::RoleServer;
 use rmcp::model::{
@@ -20,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::mcp::Outlet;
+use crate::mcp::{Outlet, Prepared};
 
 /// Notifications that may wait for a client that reads slowly.
 const QUEUE: usize = 16;
@@ -32,6 +33,7 @@ pub(super) struct Direct {
     /// What the handler says meanwhile, if the client wants to hear it.
     notes: Option<mpsc::Receiver<ServerNotification>>,
     answer: Option<Message>,
+    prepared: Prepared,
     cancel: CancellationToken,
 }
 
@@ -54,6 +56,8 @@ impl Direct {
         context.ct = cancel.clone();
         std::mem::swap(&mut context.meta, request.get_meta_mut());
         std::mem::swap(&mut context.extensions, request.extensions_mut());
+        let prepared = Prepared::default();
+        context.extensions.insert(prepared.clone());
         let notes = context.meta.get_progress_token().map(|_| {
             let (outlet, notes) = mpsc::channel(QUEUE);
             context.extensions.insert(Outlet(outlet));
@@ -67,7 +71,12 @@ impl Direct {
                 Err(error) => JsonRpcMessage::error(error, Some(id)),
             }
         };
-        Self { work: Work::Here(Box::pin(work)), notes, answer: None, cancel }
+        Self { work: Work::Here(Box::pin(work)), notes, answer: None, prepared, cancel }
+    }
+
+    /// See [`Prepared`].
+    pub(super) fn prepared(&self) -> Option<&Bytes> {
+        self.prepared.get()
     }
 
     /// From here on the call goes on whether or not anybody waits for it.

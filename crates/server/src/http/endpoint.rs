@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
+use engine::Hold;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use http::request::Parts;
@@ -21,16 +22,17 @@ use tower_service::Service as _;
 use tracing::Instrument;
 use uuid::Uuid;
 
-use super::body::{Bodies, busy};
+use super::body::{Bodies, busy, over};
 use super::connection::Connection;
 use super::direct::{Direct, Peers};
-use super::exchange::{Asker, Exchange, Last, Said, Setting};
+use super::exchange::{Asker, Exchange, Last, Said, Setting, Words};
 use super::guard::Guard;
 use super::replay::Replay;
 use super::revision::{self, Era};
 use super::session::{self, Listener, Session, Sessions};
 use super::share::Shares;
 use super::sse::{self, Source};
+use super::turns::{Turns, during};
 use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
 use crate::logging::HTTP_LOG;
 use crate::logging::lines::HttpLine;
@@ -50,6 +52,7 @@ pub(super) struct Server {
     bodies: Bodies,
     pub sessions: Sessions,
     shares: Arc<Shares>,
+    turns: Arc<Turns>,
     peers: Arc<Peers>,
     /// Cancels all calls.
     pub halt: CancellationToken,
@@ -62,6 +65,8 @@ struct Place<'a> {
     endpoint: &'a Endpoint,
     name: &'a str,
     caller: Caller,
+    /// The memory of the request, and then of its answer.
+    hold: Hold,
     request_id: String,
     peer: SocketAddr,
 }
@@ -79,9 +84,10 @@ impl Server {
         let options = &app.options;
         Self {
             guard: Guard::new(options),
-            bodies: Bodies::new(options.max_body, options.body_deadline, options.max_buffered),
+            bodies: Bodies::new(options.max_body, options.body_deadline),
             sessions: Sessions::new(options, app.metrics.clone()),
             shares: Shares::new(options.max_requests_per_tenant),
+            turns: Turns::here(),
             peers: Arc::default(),
             halt: CancellationToken::new(),
             closing: CancellationToken::new(),
@@ -144,15 +150,12 @@ impl Server {
         };
         let caller = match self.app.gate.admit(&parts, connection.peer) {
             Ok(caller) => caller,
-            Err(denied) => {
-                self.bodies.unwanted(body).await;
-                return turned_away(denied);
-            }
+            Err(denied) => return self.bodies.unread(body, turned_away(denied)).await,
         };
         tracing::Span::current().record("tenant", &caller.tenant.0);
         let Some(share) = self.shares.take(&caller.tenant) else {
-            self.bodies.unwanted(body).await;
-            return busy("too many requests of yours are under way; retry when some have ended");
+            let refusal = busy("too many requests of yours are under way; retry when some have ended");
+            return self.bodies.unread(body, refusal).await;
         };
         connection.hold(share);
         let name = if name.is_empty() { &self.app.default } else { &name };
@@ -161,7 +164,8 @@ impl Server {
             let why = format!("no such set of tools; there are {names}");
             return refused(StatusCode::NOT_FOUND, why);
         };
-        let place = Place { endpoint, name, caller, request_id: request_id.to_string(), peer: connection.peer };
+        let hold = self.options().memory.hold(&caller.tenant);
+        let place = Place { endpoint, name, caller, hold, request_id: request_id.to_string(), peer: connection.peer };
         match parts.method {
             Method::POST => self.post(place, &parts, body, connection).await,
             Method::GET | Method::HEAD => self.get(place, &parts.headers, connection).await,
@@ -187,11 +191,16 @@ impl Server {
             let why = "the body must be application/json, not compressed";
             return refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, why);
         }
-        let bytes = match self.bodies.read(headers, body).await {
+        let bytes = match self.bodies.read(headers, body, &place.hold).await {
             Ok(bytes) => bytes,
             Err(refusal) => return refusal,
         };
         connection.busy();
+        // As bytes and as a message, for a moment.
+        if let Err(full) = place.hold.add(bytes.len()) {
+            return over(full);
+        }
+        let turn = self.turns.take(&place.caller.tenant).await;
         log_body(&bytes, |body| HttpLine::RequestBody(body).log());
         let session = match self.session(&place, headers) {
             Ok(session) => session,
@@ -202,7 +211,7 @@ impl Server {
             None => revision::has_batches(headers),
         };
         match read(bytes, batches).await {
-            Ok(Incoming::One(message)) => self.one(place, headers, form, session, message).await,
+            Ok(Incoming::One(message)) => during(turn, self.one(place, headers, form, session, message)).await,
             Ok(Incoming::Batch(messages)) => {
                 // Each message counts as a request of its own for those who count.
                 for _ in 1..messages.len() {
@@ -210,7 +219,7 @@ impl Server {
                         return turned_away(denied);
                     }
                 }
-                self.batch(place, headers, form, session, messages).await
+                during(turn, self.batch(place, headers, form, session, messages)).await
             }
             Err(fault) => refuse(status_of(&fault, headers), &fault),
         }
@@ -225,7 +234,10 @@ impl Server {
         message: Message,
     ) -> Response<Body> {
         let (id, request) = match message {
-            Message::Request { id, request } => (id, *request),
+            Message::Request { id, request, weight } => match place.hold.set(held_by(weight)) {
+                Ok(()) => (id, *request),
+                Err(full) => return over(full),
+            },
             Message::Answer { id, message } => return answered(session, &id, *message).await,
             Message::Cancelled { id, .. } => {
                 if let Some(session) = session {
@@ -242,7 +254,8 @@ impl Server {
             _ => None,
         };
         let session = session.filter(|_| opening.is_none());
-        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), id, request, form != Form::Json) {
+        let (hold, can_ask) = (place.hold.clone(), form != Form::Json);
+        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), id, request, hold, can_ask) {
             Ok(begun) => begun,
             Err((status, fault)) => {
                 let bytes = fault.encode();
@@ -253,7 +266,7 @@ impl Server {
         match opening {
             Some(params) if matches!(era, Era::Legacy { .. }) => {
                 let Some(last) = exchange.last().await else { return empty(StatusCode::ACCEPTED) };
-                log_answer(&method, &last.bytes);
+                log_answer(&method, &last.words.bytes);
                 self.open(&place, params, form, last)
             }
             _ => {
@@ -271,6 +284,7 @@ impl Server {
         session: Option<&Arc<Session>>,
         id: Value,
         mut request: ClientRequest,
+        hold: Hold,
         can_ask: bool,
     ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
         let era = revision::era(headers, &id, &request, &place.endpoint.schemas)
@@ -289,29 +303,30 @@ impl Server {
             None => None,
         };
         let connection = session.map(|session| session.id.clone());
-        request.extensions_mut().insert(Caller { connection, ..place.caller.clone() });
+        let caller = Caller { connection, ..place.caller.clone() };
         request.extensions_mut().insert(Origin {
             id: id.clone(),
             request_id: Some(place.request_id.clone()),
             peer: Some(place.peer),
         });
         let peer = match place.endpoint.direct && Direct::takes(&request) {
-            true => Asker::Direct(self.peers.lend(peer, &place.endpoint.make)),
+            true => Asker::Direct(self.peers.lend(peer, || (place.endpoint.make)(caller.clone(), Hold::default()))),
             false => Asker::Loop(Box::new(peer)),
         };
         let setting = Setting {
-            service: (place.endpoint.make)(),
+            service: (place.endpoint.make)(caller, hold.clone()),
             peer,
             session: session.filter(|_| can_ask).cloned(),
             entry,
             halt: self.halt.clone(),
+            hold,
         };
         Ok((Exchange::start(id, request, setting), era))
     }
 
     /// Answers `initialize`. A client for which there is no room goes on without a session.
     fn open(&self, place: &Place<'_>, params: InitializeRequestParams, form: Form, last: Last) -> Response<Body> {
-        let mut response = whole(form, StatusCode::OK, last.bytes);
+        let mut response = whole(form, StatusCode::OK, last.words);
         let kept = last.initialized.and_then(|negotiated| session::kept(params, negotiated));
         let session = kept.and_then(|kept| self.sessions.open(place.caller.tenant.clone(), place.name, kept));
         if let Some(session) = session {
@@ -329,14 +344,23 @@ impl Server {
         session: Option<Arc<Session>>,
         messages: Vec<Result<Message, Fault>>,
     ) -> Response<Body> {
+        // What the body took is counted with its messages.
+        let hold = place.hold.clone();
+        let _ = hold.set(0);
         let mut refusals = Vec::new();
         let mut exchanges = Vec::new();
         for message in messages {
             match message {
-                Ok(Message::Request { id, request }) => {
+                Ok(Message::Request { id, request, weight }) => {
                     HttpLine::Parsed { method: request.method(), id: &id }.log();
+                    // Each has a hold of its own: they do not end together.
+                    let hold = place.hold.apart();
+                    if let Err(full) = hold.set(held_by(weight)) {
+                        refusals.push(Fault::new(id, SERVER_ERROR, full.to_string()).encode());
+                        continue;
+                    }
                     let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
-                    match self.begin(&place, headers, session.as_ref(), id, *request, false) {
+                    match self.begin(&place, headers, session.as_ref(), id, *request, hold, false) {
                         Ok((mut exchange, _)) => {
                             exchange.go_on();
                             if is_call {
@@ -344,7 +368,7 @@ impl Server {
                             }
                             exchanges.push(exchange);
                         }
-                        Err((_, fault)) => refusals.push(Bytes::from(fault.encode())),
+                        Err((_, fault)) => refusals.push(fault.encode()),
                     }
                 }
                 Ok(Message::Cancelled { id, .. }) => {
@@ -353,13 +377,15 @@ impl Server {
                     }
                 }
                 Ok(Message::Answer { .. } | Message::Ignored) => {}
-                Err(fault) => refusals.push(fault.encode().into()),
+                Err(fault) => refusals.push(fault.encode()),
             }
         }
         let answers = async move {
             let rest = join_all(exchanges.iter_mut().map(Exchange::last)).await;
-            let rest = rest.into_iter().flatten().map(|last| last.bytes);
-            together(refusals.into_iter().chain(rest))
+            let mut all = Together::default();
+            refusals.iter().for_each(|refusal| all.add(refusal));
+            rest.into_iter().flatten().for_each(|last| all.add(&last.words.bytes));
+            all.finish().map(|bytes| Words::last(&Value::Null, bytes, hold))
         };
         let era = Era::Legacy { version: None };
         self.reply("batch", Answers::Batch(Some(answers.boxed())), form, &era, None).await
@@ -383,16 +409,16 @@ impl Server {
             let patience = if form == Form::Json { Duration::MAX } else { options.patience };
             match timeout(patience, answers.next()).await {
                 Ok(Some(Said::Last(last))) => {
-                    log_answer(method, &last.bytes);
+                    log_answer(method, &last.words.bytes);
                     // Errors that have a status of their own are for those who do not read the body.
                     let status = status(&last);
                     let form = if status == StatusCode::OK { form } else { Form::Json };
-                    return whole(form, status, last.bytes);
+                    return whole(form, status, last.words);
                 }
                 // Taken back by the client.
                 Ok(None) => return empty(StatusCode::ACCEPTED),
                 Ok(Some(Said::Meanwhile(_))) if form == Form::Json => {}
-                Ok(Some(Said::Meanwhile(message))) => break Some(message),
+                Ok(Some(Said::Meanwhile(words))) => break Some(words),
                 Err(_) => break None,
             }
         };
@@ -412,7 +438,8 @@ impl Server {
     async fn get(&self, place: Place<'_>, headers: &HeaderMap, connection: &Connection) -> Response<Body> {
         if !accepts_stream(headers) {
             connection.busy();
-            let status = (place.endpoint.status)(place.caller).await;
+            let turn = self.turns.take(&place.caller.tenant).await;
+            let status = during(turn, (place.endpoint.status)(place.caller)).await;
             return json(StatusCode::OK, status.to_string());
         }
         let session = match self.session(&place, headers) {
@@ -517,7 +544,7 @@ async fn answered(
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum Answers {
     One(Exchange),
-    Batch(Option<BoxFuture<'static, Option<Bytes>>>),
+    Batch(Option<BoxFuture<'static, Option<Words>>>),
 }
 
 impl Answers {
@@ -525,9 +552,9 @@ impl Answers {
         match self {
             Self::One(exchange) => exchange.next().await,
             Self::Batch(answers) => {
-                let bytes = answers.as_mut()?.await;
+                let words = answers.as_mut()?.await;
                 *answers = None;
-                Some(Said::Last(Last { bytes: bytes?, error: None, initialized: None }))
+                Some(Said::Last(Last { words: words?, error: None, initialized: None }))
             }
         }
     }
@@ -535,18 +562,18 @@ impl Answers {
 
 /// A stream that cannot be resumed.
 struct Plain {
-    first: Option<Bytes>,
+    first: Option<Words>,
     answers: Answers,
 }
 
 impl Source for Plain {
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(first) = self.first.take() {
-            return Some(sse::event(None, &first));
+            return Some(first.event(None));
         }
         match self.answers.next().await? {
-            Said::Meanwhile(message) => Some(sse::event(None, &message)),
-            Said::Last(last) => Some(sse::event(None, &last.bytes)),
+            Said::Meanwhile(words) => Some(words.event(None)),
+            Said::Last(last) => Some(last.words.event(None)),
         }
     }
 }
@@ -606,32 +633,45 @@ fn essence(text: &str) -> String {
 }
 
 /// An answer that is there already.
-fn whole(form: Form, status: StatusCode, bytes: Bytes) -> Response<Body> {
+fn whole(form: Form, status: StatusCode, words: Words) -> Response<Body> {
     match form {
-        Form::Json | Form::Either => json(status, bytes),
+        Form::Json | Form::Either => json(status, words.plain()),
         Form::Stream => {
-            let mut response = json(status, sse::event(None, &bytes));
+            let mut response = json(status, words.event(None));
             response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             response
         }
     }
 }
 
-/// Answers of a batch in one document; `None` if nothing in it had one.
-fn together(answers: impl Iterator<Item = Bytes>) -> Option<Bytes> {
-    let mut all = Vec::new();
-    for answer in answers {
+/// Answers of a batch in one document.
+#[derive(Default)]
+struct Together(Vec<u8>);
+
+impl Together {
+    fn add(&mut self, answer: &[u8]) {
+        let all = &mut self.0;
         all.push(if all.is_empty() { b'[' } else { b',' });
         if all.len() + answer.len() > MAX_ANSWER {
-            all.extend(answer::over_limit(message::id_of(&answer).unwrap_or_default(), answer.len()));
+            all.extend(answer::over_limit(message::id_of(answer).unwrap_or_default(), answer.len()));
         } else {
-            all.extend_from_slice(&answer);
+            all.extend_from_slice(answer);
         }
     }
-    (!all.is_empty()).then(|| {
-        all.push(b']');
-        all.into()
-    })
+
+    /// `None` if nothing had an answer.
+    fn finish(self) -> Option<Vec<u8>> {
+        let Self(mut all) = self;
+        (!all.is_empty()).then(|| {
+            all.push(b']');
+            all
+        })
+    }
+}
+
+/// What a request holds while it is worked on: its arguments as they came, and as what is done with them.
+fn held_by(weight: usize) -> usize {
+    2 * weight
 }
 
 /// 400 for what is no JSON; what could be read is answered, whatever the answer says. The newest revision wants 400 for that, too.

@@ -7,6 +7,8 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use engine::Hold;
+use engine::memory::Full;
 use http::StatusCode;
 use rmcp::RoleServer;
 use rmcp::model::{
@@ -20,6 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::direct::{Direct, Lent};
 use super::session::{Entry, Session};
+use super::{SERVER_ERROR, sse};
 use crate::mcp::Begun;
 use crate::mcp::answer;
 use crate::mcp::message::{Fault, INTERNAL_ERROR};
@@ -37,6 +40,8 @@ pub(super) struct Setting {
     pub entry: Option<Entry>,
     /// Of the server: cancels every call.
     pub halt: CancellationToken,
+    /// What the request holds, and then its answer.
+    pub hold: Hold,
 }
 
 /// Who asks: what was negotiated, for legacy clients; otherwise what the request itself says.
@@ -53,6 +58,7 @@ pub(super) struct Exchange {
     /// The request has its place in the engine's queue, or its answer.
     begun: CancellationToken,
     entry: Option<Entry>,
+    hold: Hold,
 }
 
 /// Where its messages come from. Dropped, it cancels the call.
@@ -69,18 +75,68 @@ impl Way {
             Self::Direct(direct) => direct.next().await,
         }
     }
+
+    /// The result, where it is bytes already.
+    fn prepared(&self) -> Option<&Bytes> {
+        match self {
+            Self::Loop { .. } => None,
+            Self::Direct(direct) => direct.prepared(),
+        }
+    }
+}
+
+/// Bytes for a client. Their memory is their tenant's until the last of them is sent.
+pub(super) struct Words {
+    pub bytes: Vec<u8>,
+    hold: Hold,
+}
+
+impl Words {
+    /// `None` if there is no memory for them. The hold is theirs from here on.
+    pub(super) fn new(bytes: Vec<u8>, hold: Hold) -> Result<Self, (Full, Hold)> {
+        match hold.set(bytes.len()) {
+            Ok(()) => Ok(Self { bytes, hold }),
+            Err(full) => Err((full, hold)),
+        }
+    }
+
+    /// An answer; an error in place of one that there is no memory for.
+    pub(super) fn last(id: &Value, bytes: Vec<u8>, hold: Hold) -> Self {
+        let length = bytes.len();
+        Self::new(bytes, hold).unwrap_or_else(|(full, hold)| {
+            let why = format!("an answer of {length} bytes was dropped: {full}");
+            let bytes = Fault::new(id.clone(), SERVER_ERROR, why).encode();
+            // Less than what was free for the request.
+            let _ = hold.set(0);
+            Self { bytes, hold }
+        })
+    }
+
+    pub(super) fn plain(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    pub(super) fn event(self, id: Option<&str>) -> Bytes {
+        Self { bytes: sse::event(id, &self.bytes), hold: self.hold }.plain()
+    }
+}
+
+impl AsRef<[u8]> for Words {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// What comes out of an exchange.
 pub(super) enum Said {
     /// On the way.
-    Meanwhile(Bytes),
+    Meanwhile(Words),
     /// The answer.
     Last(Last),
 }
 
 pub(super) struct Last {
-    pub bytes: Bytes,
+    pub words: Words,
     /// The error's code, if it is one.
     pub error: Option<ErrorCode>,
     /// The protocol version, if the answer was to `initialize`.
@@ -133,7 +189,7 @@ impl Exchange {
                 Way::Loop { messages, _cancel: cancel.drop_guard() }
             }
         };
-        Self { id, way, over: false, begun, entry: setting.entry }
+        Self { id, way, over: false, begun, entry: setting.entry, hold: setting.hold }
     }
 
     /// From here on the call goes on also while nobody waits for its next message.
@@ -145,8 +201,17 @@ impl Exchange {
 
     /// The next message; `None` when the client took its request back, or after the answer.
     pub(super) async fn next(&mut self) -> Option<Said> {
+        loop {
+            if let Some(said) = self.heard().await {
+                return said;
+            }
+        }
+    }
+
+    /// `None` for what is not passed on.
+    async fn heard(&mut self) -> Option<Option<Said>> {
         if self.over {
-            return None;
+            return Some(None);
         }
         let message = match &self.entry {
             None => self.way.next().await,
@@ -154,7 +219,7 @@ impl Exchange {
                 biased;
                 () = entry.withdrawn() => {
                     self.over = true;
-                    return None;
+                    return Some(None);
                 }
                 message = self.way.next() => message,
             },
@@ -163,11 +228,18 @@ impl Exchange {
             self.over = true;
             let fault = Fault::new(self.id.clone(), INTERNAL_ERROR, "the call ended without an answer");
             let error = Some(ErrorCode::INTERNAL_ERROR);
-            return Some(Said::Last(Last { bytes: fault.encode().into(), error, initialized: None }));
+            let words = Words::last(&self.id, fault.encode(), self.hold.clone());
+            return Some(Some(Said::Last(Last { words, error, initialized: None })));
         };
-        let bytes = answer::encode(&self.id, &message).into();
+        let bytes = match (&message, self.way.prepared()) {
+            (JsonRpcMessage::Response(_), Some(result)) => answer::around(&self.id, result),
+            _ => answer::encode(&self.id, &message),
+        };
         let (error, initialized) = match message {
-            JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => return Some(Said::Meanwhile(bytes)),
+            JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => {
+                // Progress is dropped where there is no memory for it.
+                return Words::new(bytes, self.hold.apart()).ok().map(|words| Some(Said::Meanwhile(words)));
+            }
             JsonRpcMessage::Error(error) => (Some(error.error.code), None),
             JsonRpcMessage::Response(response) => match response.result {
                 ServerResult::InitializeResult(result) => (None, Some(result.protocol_version)),
@@ -175,7 +247,9 @@ impl Exchange {
             },
         };
         self.over = true;
-        Some(Said::Last(Last { bytes, error, initialized }))
+        // The request and what came of it are gone: the answer is all that is held.
+        let words = Words::last(&self.id, bytes, self.hold.clone());
+        Some(Some(Said::Last(Last { words, error, initialized })))
     }
 
     /// The answer alone.

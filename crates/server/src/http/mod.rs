@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use engine::{Hold, Memory};
 use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, header};
@@ -38,6 +39,7 @@ mod revision;
 mod session;
 mod share;
 mod sse;
+mod turns;
 
 pub use crate::mcp::Caller;
 pub use connection::Peer;
@@ -56,8 +58,8 @@ pub struct HttpOptions {
     pub max_connections: usize,
     pub max_header: usize,
     pub max_body: usize,
-    /// Bodies of all large requests together while they are read.
-    pub max_buffered: usize,
+    /// What requests, results and answers may take, of each tenant and of all.
+    pub memory: Memory,
     pub header_deadline: Duration,
     pub body_deadline: Duration,
     /// Between two requests of a connection.
@@ -90,7 +92,7 @@ impl Default for HttpOptions {
             max_connections: 1000,
             max_header: 32 << 10,
             max_body: 24 << 20,
-            max_buffered: 256 << 20,
+            memory: Memory::new(256 << 20, 1 << 30),
             header_deadline: Duration::from_secs(10),
             body_deadline: Duration::from_secs(30),
             idle_deadline: Duration::from_secs(75),
@@ -123,23 +125,25 @@ pub struct Denied {
 }
 
 pub type Status = dyn Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync;
+type Make = dyn Fn(Caller, Hold) -> Box<dyn DynService<RoleServer>> + Send + Sync;
 type Schemas = dyn Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync;
 
 /// One `/mcp/<name>`.
 pub struct Endpoint {
-    make: Box<dyn Fn() -> Box<dyn DynService<RoleServer>> + Send + Sync>,
+    make: Box<Make>,
     schemas: Box<Schemas>,
     status: Box<Status>,
     direct: bool,
 }
 
 impl Endpoint {
-    /// `make` gives the service for one request; clones of one value are fine. `status` is what a plain GET shows.
+    /// `make` gives the service for one request, of this caller and with the memory that it holds. `status` is what a plain GET
+    /// shows.
     pub fn new<S: Service<RoleServer>>(
-        make: impl Fn() -> S + Send + Sync + 'static,
+        make: impl Fn(Caller, Hold) -> S + Send + Sync + 'static,
         status: impl Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync + 'static,
     ) -> Self {
-        let make = move || Box::new(Guarded(make())) as Box<dyn DynService<RoleServer>>;
+        let make = move |caller, hold| Box::new(Guarded(make(caller, hold))) as Box<dyn DynService<RoleServer>>;
         Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status), direct: false }
     }
 

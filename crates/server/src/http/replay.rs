@@ -4,15 +4,16 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Semaphore, watch};
+use engine::Memory;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::exchange::{Exchange, Said};
+use super::exchange::{Exchange, Said, Words};
 use super::session::Session;
 use super::sse::{self, Source};
 
@@ -22,10 +23,10 @@ const MAX_EVENTS: usize = 64;
 /// How long a finished stream is kept.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// Bytes of all finished streams together, and what the smallest counts for.
-const ROOM: usize = 64 << 20;
+/// What the smallest finished stream counts for.
 const LEAST: usize = 64 << 10;
-static FINISHED: Semaphore = Semaphore::const_new(ROOM);
+/// Bytes of finished streams: of one tenant, and of all.
+static FINISHED: LazyLock<Memory> = LazyLock::new(|| Memory::new(16 << 20, 64 << 20));
 
 pub(super) struct Replay {
     pub id: String,
@@ -55,7 +56,7 @@ impl Replay {
     pub(super) fn begin(
         session: &Arc<Session>,
         exchange: Exchange,
-        first: Option<Bytes>,
+        first: Option<Words>,
         resume_within: Duration,
     ) -> Reader {
         let id = Uuid::new_v4().simple().to_string();
@@ -63,7 +64,7 @@ impl Replay {
         let primed = format!("{}/0", replay.id);
         replay.push(sse::priming(&primed));
         if let Some(first) = first {
-            replay.say(&first);
+            replay.say(first);
         }
         session.keep(replay.clone());
         let reader = replay.read(None);
@@ -84,9 +85,9 @@ impl Replay {
                 () = &mut abandoned => None,
             };
             match said {
-                Some(Said::Meanwhile(message)) => self.say(&message),
+                Some(Said::Meanwhile(words)) => self.say(words),
                 Some(Said::Last(last)) => {
-                    self.say(&last.bytes);
+                    self.say(last.words);
                     break;
                 }
                 None => break,
@@ -95,8 +96,8 @@ impl Replay {
         drop(exchange);
         self.news.send_modify(|news| news.finished = true);
         let length = self.log().events.iter().map(Bytes::len).sum::<usize>().max(LEAST);
-        let room = FINISHED.try_acquire_many(u32::try_from(length).unwrap_or(u32::MAX));
-        if room.is_ok() {
+        let room = FINISHED.hold_all_of(session.tenant());
+        if room.set(length).is_ok() {
             tokio::select! {
                 () = sleep(KEPT) => {}
                 () = session.ended.cancelled() => {}
@@ -105,9 +106,9 @@ impl Replay {
         session.forget(&self);
     }
 
-    fn say(&self, message: &[u8]) {
+    fn say(&self, words: Words) {
         let id = format!("{}/{}", self.id, self.news.borrow().events);
-        self.push(sse::event(Some(&id), message));
+        self.push(words.event(Some(&id)));
     }
 
     fn push(&self, event: Bytes) {

@@ -172,6 +172,10 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
     fn touch(&self) {
         let mut state = self.state();
         state.touched = Instant::now();

@@ -21,7 +21,7 @@ pub(super) trait Source: Send + 'static {
 }
 
 /// One message. JSON has no line breaks in it.
-pub(super) fn event(id: Option<&str>, message: &[u8]) -> Bytes {
+pub(super) fn event(id: Option<&str>, message: &[u8]) -> Vec<u8> {
     let mut event = Vec::with_capacity(message.len() + 64);
     if let Some(id) = id {
         event.extend_from_slice(b"id: ");
@@ -31,7 +31,7 @@ pub(super) fn event(id: Option<&str>, message: &[u8]) -> Bytes {
     event.extend_from_slice(b"data: ");
     event.extend_from_slice(message);
     event.extend_from_slice(b"\n\n");
-    event.into()
+    event
 }
 
 /// Gives the client an id to come back with before there is anything to say.

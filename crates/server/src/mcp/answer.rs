@@ -22,6 +22,16 @@ pub(crate) fn encode(id: &Value, message: &TxJsonRpcMessage<RoleServer>) -> Vec<
     if answer.len() > MAX_ANSWER { over_limit(id.clone(), answer.len()) } else { answer }
 }
 
+/// The same for a result that is encoded already.
+pub(crate) fn around(id: &Value, result: &[u8]) -> Vec<u8> {
+    let id = bytes(id);
+    let mut answer = Vec::with_capacity(result.len() + id.len() + 40);
+    for part in [&b"{\"jsonrpc\":\"2.0\",\"id\":"[..], &id, b",\"result\":", result, b"}"] {
+        answer.extend_from_slice(part);
+    }
+    answer
+}
+
 pub(crate) fn over_limit(id: Value, length: usize) -> Vec<u8> {
     let message =
         format!("an answer of {length} bytes is over the limit of {MAX_ANSWER} bytes; ask for less at a time");

@@ -70,17 +70,13 @@ pub(crate) enum Message {
     Request {
         id: Value,
         request: Box<ClientRequest>,
+        /// About what it takes in memory.
+        weight: usize,
     },
     /// The request with this id is no longer wanted.
-    Cancelled {
-        id: Value,
-        reason: Option<String>,
-    },
+    Cancelled { id: Value, reason: Option<String> },
     /// The client's answer to a request of ours, under the id that we gave it.
-    Answer {
-        id: Value,
-        message: Box<ClientJsonRpcMessage>,
-    },
+    Answer { id: Value, message: Box<ClientJsonRpcMessage> },
     /// Another notification: nothing to do, nothing to say.
     Ignored,
 }
@@ -113,7 +109,7 @@ pub(crate) fn too_long(length: usize, limit: usize, head: &[u8], tail: &[u8]) ->
 
 fn in_batch(value: Value) -> Result<Message, Fault> {
     match message(value)? {
-        Message::Request { id, request } if matches!(*request, ClientRequest::InitializeRequest(_)) => {
+        Message::Request { id, request, .. } if matches!(*request, ClientRequest::InitializeRequest(_)) => {
             Err(Fault::new(id, INVALID_REQUEST, "initialize cannot be part of a batch"))
         }
         message => Ok(message),
@@ -141,7 +137,7 @@ fn message(value: Value) -> Result<Message, Fault> {
         None => Ok(notification(&method, params)),
         Some(_) if id.is_null() => Err(bad(&id, "`id` must be an integer or a string of at most 1024 bytes")),
         Some(_) => match request(method, params) {
-            Ok(request) => Ok(Message::Request { id, request: Box::new(request) }),
+            Ok((request, weight)) => Ok(Message::Request { id, request: Box::new(request), weight }),
             Err(why) => Err(Fault::new(id, INVALID_PARAMS, why)),
         },
     }
@@ -177,7 +173,7 @@ fn notification(method: &str, params: Option<Value>) -> Message {
 }
 
 /// A request, typed; one that fits no type of rmcp's stays as it is and is refused later.
-fn request(method: String, params: Option<Value>) -> Result<ClientRequest, String> {
+fn request(method: String, params: Option<Value>) -> Result<(ClientRequest, usize), String> {
     let mut params = match params {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(params)) => params,
@@ -185,9 +181,13 @@ fn request(method: String, params: Option<Value>) -> Result<ClientRequest, Strin
     };
     let meta = match params.remove("_meta") {
         None | Some(Value::Null) => RequestMetaObject::default(),
-        Some(Value::Object(meta)) => RequestMetaObject(MetaObject(meta)),
+        Some(Value::Object(meta)) => {
+            small("`_meta`", meta.iter().map(member).sum())?;
+            RequestMetaObject(MetaObject(meta))
+        }
         Some(_) => return Err("`_meta` must be an object".into()),
     };
+    let weight = params.iter().map(member).sum();
     let mut request = match method.as_str() {
         "initialize" => ClientRequest::InitializeRequest(Request::new(initialize(params)?)),
         "server/discover" => ClientRequest::DiscoverRequest(Request::new(DiscoverRequestParams {})),
@@ -205,7 +205,7 @@ fn request(method: String, params: Option<Value>) -> Result<ClientRequest, Strin
     };
     let extensions = rmcp::model::GetExtensions::extensions_mut(&mut request);
     extensions.insert(meta);
-    Ok(request)
+    Ok((request, weight))
 }
 
 fn other(method: String, params: Map<String, Value>) -> ClientRequest {
@@ -254,6 +254,10 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
         Some(Value::Object(arguments)) => call.with_arguments(arguments),
         Some(_) => return Err("`arguments` must be an object".into()),
     };
+    // Of all else, no tool has a use for much.
+    for (name, value) in &params {
+        small(&format!("`{}` of `params`", crate::dialect::shown(name)), weight(value))?;
+    }
     let call = match params.remove("inputResponses") {
         None | Some(Value::Null) => call,
         Some(Value::Object(responses)) => call.with_input_responses(responses.into_iter().collect()),
@@ -264,6 +268,32 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
         Some(Value::String(state)) => Ok(call.with_request_state(state)),
         Some(_) => Err("`requestState` must be a string".into()),
     }
+}
+
+/// The most of what is taken without being asked for: members that nobody knows, and those about which nobody asks here.
+pub(crate) const MAX_ASIDE: usize = 64 << 10;
+
+fn small(what: &str, weight: usize) -> Result<(), String> {
+    match weight > MAX_ASIDE {
+        true => Err(format!("{what} takes {weight} bytes, which is over the limit of {MAX_ASIDE}")),
+        false => Ok(()),
+    }
+}
+
+/// About what a value takes in memory.
+pub(crate) fn weight(value: &Value) -> usize {
+    let inside = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.capacity(),
+        Value::Array(items) => items.iter().map(weight).sum(),
+        Value::Object(members) => members.iter().map(member).sum(),
+    };
+    size_of::<Value>() + inside
+}
+
+/// The same for a member of an object: a key, a value, and their place.
+fn member((key, value): (&String, &Value)) -> usize {
+    3 * size_of::<usize>() + key.capacity() + weight(value) + 2 * size_of::<Value>()
 }
 
 /// JSON without duplicate keys. What is JSON by its grammar but cannot be taken is answered with the id it carries.

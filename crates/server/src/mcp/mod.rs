@@ -4,17 +4,21 @@
 //! in [`stdio`] (for lines) and in [`crate::http`].
 
 use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
+use engine::Hold;
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm, Tenant};
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock,
     CreateTaskResult, CustomRequest, CustomResult, DiscoverResult, ErrorCode, GetTaskParams, GetTaskResult,
     Implementation, InitializeRequestParams, InitializeResult, ListResourceTemplatesResult, ListResourcesResult,
-    ListToolsResult, PaginatedRequestParams, ReadResourceRequestParams, ReadResourceResponse, Resource,
-    ServerCapabilities, ServerConfig, TASKS_EXTENSION_ID, Task, Tool, ToolAnnotations, UpdateTaskParams,
+    ListToolsResult, PaginatedRequestParams, ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse,
+    Resource, ServerCapabilities, ServerConfig, ServerResult, TASKS_EXTENSION_ID, Task, Tool, ToolAnnotations,
+    UpdateTaskParams,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
@@ -54,6 +58,8 @@ pub struct Surface {
     options: Options,
     links: Links,
     tools: Vec<Tool>,
+    /// The result of `tools/list`: for revisions before 2026-07-28, and since.
+    listed: [OnceLock<Bytes>; 2],
     observer: Arc<Observer>,
 }
 
@@ -61,15 +67,44 @@ impl Surface {
     pub fn new(dialect: &'static Dialect, lang: Option<Lang>, options: Options, links: Links) -> Self {
         let lang = lang.unwrap_or(dialect.default_lang);
         let tools = dialect.tools.iter().map(|row| tool(dialect, row, lang, &options)).collect();
-        Self { dialect, lang, options, links, tools, observer: Arc::default() }
+        Self { dialect, lang, options, links, tools, listed: Default::default(), observer: Arc::default() }
     }
 
     pub fn watched_by(self, observer: Arc<Observer>) -> Self {
         Self { observer, ..self }
     }
+
+    fn list(&self) -> ListToolsResult {
+        ListToolsResult::with_all_items(self.tools.clone())
+            .with_ttl_ms(LIST_TTL_MS)
+            .with_cache_scope(CacheScope::Private)
+    }
+
+    /// The list as rmcp would send it; made once.
+    fn listed(&self, modern: bool) -> Bytes {
+        let listed = self.listed[usize::from(modern)].get_or_init(|| {
+            let mut result = ServerResult::ListToolsResult(self.list());
+            if !modern {
+                result.strip_result_type_for_legacy_peer();
+            }
+            serde_json::to_vec(&result).expect("plain data").into()
+        });
+        listed.clone()
+    }
 }
 
-/// Who calls; put into a request's extensions by the transport.
+/// A result that is encoded already. A transport that can send one puts this into a request's extensions; a handler that fills
+/// it returns an empty result.
+#[derive(Clone, Default)]
+pub struct Prepared(Arc<OnceLock<Bytes>>);
+
+impl Prepared {
+    pub(crate) fn get(&self) -> Option<&Bytes> {
+        self.0.get()
+    }
+}
+
+/// Who calls. A transport has to say it to get a handler ([`Handlers::of`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     pub tenant: Tenant,
@@ -86,23 +121,45 @@ impl Caller {
     }
 }
 
+/// What the handlers of one endpoint share.
 #[derive(Clone)]
-pub struct McpServer {
+pub struct Handlers {
     engine: Arc<dyn Execute>,
     surface: Arc<Surface>,
     /// Ends every call that still runs; the transport's last word.
     halt: CancellationToken,
 }
 
-impl McpServer {
+impl Handlers {
     pub fn new(engine: Arc<dyn Execute>, surface: Arc<Surface>, halt: CancellationToken) -> Self {
         Self { engine, surface, halt }
     }
 
+    /// For what this caller asks, with the memory that it holds meanwhile. There is no handler without a caller.
+    pub fn of(&self, caller: Caller, memory: Hold) -> McpServer {
+        McpServer { shared: self.clone(), caller, memory }
+    }
+}
+
+pub struct McpServer {
+    shared: Handlers,
+    caller: Caller,
+    memory: Hold,
+}
+
+impl Deref for McpServer {
+    type Target = Handlers;
+
+    fn deref(&self) -> &Handlers {
+        &self.shared
+    }
+}
+
+impl McpServer {
     /// Arguments down, outcome up, and a word now and then in between.
     async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> Called {
         let Surface { dialect, options, observer, .. } = &*self.surface;
-        let (caller, origin) = (caller(context), origin(context));
+        let (caller, origin) = (&self.caller, origin(context));
         let watching = observer.begin(dialect.id, row.name);
         let show_host_paths = options.show_host_paths && caller.show_host_paths;
         let (options, links) = (Options { show_host_paths, ..options.clone() }, self.links());
@@ -118,7 +175,7 @@ impl McpServer {
             watching.end(observer, ended);
             called
         };
-        let op = match (row.lower)(&args, &options) {
+        let op = match row.known(&args).and_then(|()| (row.lower)(&args, &options)) {
             Ok(op) => op,
             Err(refused) => {
                 let reply = (dialect.refuse)(&scene, &refused);
@@ -126,7 +183,7 @@ impl McpServer {
             }
         };
         let (events, reporter) = progress::start(context);
-        let call = self.engine_call(caller, EventSink(events));
+        let call = self.engine_call(EventSink(events));
         observer.lowered(&call, &op);
         let done = tasks::execute(&*self.engine, &call, op, self.may_last(context));
         let mut done = pin!(done);
@@ -158,20 +215,16 @@ impl McpServer {
         self.surface.links.at(now())
     }
 
-    fn engine_call(&self, caller: Caller, events: EventSink) -> Call {
-        let Caller { tenant, connection, .. } = caller;
-        Call { tenant, realm: Realm(self.surface.dialect.id), connection, cancel: self.halt.child_token(), events }
+    fn engine_call(&self, events: EventSink) -> Call {
+        let Caller { tenant, connection, .. } = self.caller.clone();
+        let (realm, cancel) = (Realm(self.surface.dialect.id), self.halt.child_token());
+        Call { tenant, realm, connection, cancel, events, memory: self.memory.clone() }
     }
 }
 
 /// New for every answer: a page that knew the number could end what is marked as its own.
 fn fence() -> Fence {
     Fence::new(uuid::Uuid::new_v4().simple().to_string())
-}
-
-/// Who asks, as the transport put it into the request.
-fn caller(context: &RequestContext<RoleServer>) -> Caller {
-    context.extensions.get::<Caller>().cloned().unwrap_or_else(|| Caller::local(None))
 }
 
 fn origin(context: &RequestContext<RoleServer>) -> Origin {
@@ -244,9 +297,11 @@ impl ServerHandler for McpServer {
     ) -> Result<ListToolsResult, ErrorData> {
         only_page(page)?;
         self.surface.observer.tools_listed(&origin(&context), self.surface.dialect.id, self.surface.tools.len());
-        Ok(ListToolsResult::with_all_items(self.surface.tools.to_vec())
-            .with_ttl_ms(LIST_TTL_MS)
-            .with_cache_scope(CacheScope::Private))
+        let Some(Prepared(result)) = context.extensions.get::<Prepared>() else { return Ok(self.surface.list()) };
+        let version = context.protocol_version();
+        let modern = version.is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
+        let _ = result.set(self.surface.listed(modern));
+        Ok(ListToolsResult::default())
     }
 
     async fn list_resources(
@@ -311,25 +366,17 @@ impl ServerHandler for McpServer {
     async fn get_task(
         &self,
         request: GetTaskParams,
-        context: RequestContext<RoleServer>,
+        _: RequestContext<RoleServer>,
     ) -> Result<GetTaskResult, ErrorData> {
-        tasks::get(self, request.task_id, &context).await
+        tasks::get(self, request.task_id).await
     }
 
-    async fn cancel_task(
-        &self,
-        request: CancelTaskParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<(), ErrorData> {
-        tasks::cancel(self, request.task_id, &context).await
+    async fn cancel_task(&self, request: CancelTaskParams, _: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+        tasks::cancel(self, request.task_id).await
     }
 
-    async fn update_task(
-        &self,
-        request: UpdateTaskParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<(), ErrorData> {
-        tasks::update(self, request.task_id, &context).await
+    async fn update_task(&self, request: UpdateTaskParams, _: RequestContext<RoleServer>) -> Result<(), ErrorData> {
+        tasks::update(self, request.task_id).await
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {

@@ -22,8 +22,8 @@ const ALIVE: Duration = Duration::from_secs(10);
 /// Bytes of output in one notification; what does not fit is in the result anyway.
 const MESSAGE: usize = 4096;
 
-/// Events that may wait for the pace.
-const QUEUE: usize = 256;
+/// Events that may wait for the pace: a run sends ten a second.
+const QUEUE: usize = 32;
 
 /// A token is echoed with every notification.
 const TOKEN: usize = 1024;

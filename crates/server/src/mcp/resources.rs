@@ -42,14 +42,14 @@ pub(super) async fn read(
         _ => String::new(),
     };
     let outcome = execute(server, op, context).await;
-    let (surface, caller) = (&server.surface, super::caller(context));
+    let (surface, caller) = (&server.surface, &server.caller);
     let origin = super::origin(context);
     surface.observer.resource_read(&caller.tenant.0, surface.dialect.id, &key, &origin, outcome.is_ok());
     outcome.map_err(|error| render_error(uri, &error, &links)).and_then(|outcome| render(uri, outcome, &links))
 }
 
 async fn execute(server: &McpServer, op: Op, context: &RequestContext<RoleServer>) -> Result<Outcome, EngineError> {
-    let call = server.engine_call(super::caller(context), EventSink::default());
+    let call = server.engine_call(EventSink::default());
     let cancelled = call.cancel.clone();
     let done = server.engine.execute(&call, op);
     tokio::pin!(done);

@@ -9,6 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use engine::Hold;
 use rmcp::RoleServer;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
@@ -25,7 +26,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::answer::{self, MAX_ANSWER};
 use super::line::{Line, Lines, MAX_LINE};
 use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
-use super::{Begun, Caller, Execute, Guarded, McpServer, Surface};
+use super::{Begun, Caller, Execute, Guarded, Handlers, Surface};
 use crate::observe::Origin;
 
 /// Requests that may wait for their answers; the next is read when one of them has it.
@@ -91,8 +92,11 @@ pub async fn serve(
     let writer = tokio::spawn(write_lines(output, lines_out, gone.clone()));
     let (to_service, from_client) = mpsc::channel(1);
     let session = Arc::new(Session::new(out));
+    // One process, one client.
+    let caller = Caller::local(Some("stdio".into()));
+    let handler = Handlers::new(engine, surface, halt.clone()).of(caller, Hold::default());
     let service = serve_directly_with_ct(
-        Guarded(McpServer::new(engine, surface, halt.clone())),
+        Guarded(handler),
         Front { session: session.clone(), from_client },
         None,
         CancellationToken::new(),
@@ -163,7 +167,6 @@ struct Session {
     out: mpsc::Sender<Vec<u8>>,
     waiting: Mutex<Waiting>,
     room: Arc<Semaphore>,
-    caller: Caller,
 }
 
 #[derive(Default)]
@@ -189,9 +192,7 @@ struct Waiter {
 
 impl Session {
     fn new(out: mpsc::Sender<Vec<u8>>) -> Self {
-        // One process, one client.
-        let caller = Caller::local(Some("stdio".into()));
-        Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)), caller }
+        Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)) }
     }
 
     fn waiting(&self) -> std::sync::MutexGuard<'_, Waiting> {
@@ -240,7 +241,7 @@ impl Session {
 
     async fn take(&self, message: Message, batch: Option<&Arc<Batch>>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
         match message {
-            Message::Request { id, request } => self.forward(id, request, batch, service).await,
+            Message::Request { id, request, .. } => self.forward(id, request, batch, service).await,
             Message::Cancelled { id, reason } => self.cancel(&id, reason, service).await,
             // We ask the client nothing over lines.
             Message::Answer { .. } | Message::Ignored => {}
@@ -271,7 +272,6 @@ impl Session {
         };
         let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
         request.extensions_mut().insert(Begun(begun.clone()));
-        request.extensions_mut().insert(self.caller.clone());
         request.extensions_mut().insert(Origin { id: id.clone(), ..Origin::default() });
         slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
         if is_call {

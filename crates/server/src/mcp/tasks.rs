@@ -117,12 +117,8 @@ fn last_line(output: &str) -> Option<String> {
 }
 
 /// `tasks/get`.
-pub(super) async fn get(
-    server: &McpServer,
-    id: String,
-    context: &RequestContext<RoleServer>,
-) -> Result<GetTaskResult, ErrorData> {
-    let call = server.engine_call(super::caller(context), EventSink::default());
+pub(super) async fn get(server: &McpServer, id: String) -> Result<GetTaskResult, ErrorData> {
+    let call = server.engine_call(EventSink::default());
     let progress = look(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
     let task = task(&progress);
     let payload = match &progress.end {
@@ -134,22 +130,14 @@ pub(super) async fn get(
 }
 
 /// `tasks/cancel`. The run ends a little later.
-pub(super) async fn cancel(
-    server: &McpServer,
-    id: String,
-    context: &RequestContext<RoleServer>,
-) -> Result<(), ErrorData> {
-    let call = server.engine_call(super::caller(context), EventSink::default());
+pub(super) async fn cancel(server: &McpServer, id: String) -> Result<(), ErrorData> {
+    let call = server.engine_call(EventSink::default());
     server.engine.execute(&call, Op::CancelRun { run: id }).await.map(|_| ()).map_err(refused)
 }
 
 /// `tasks/update`. Nothing is ever asked of the client, and answers that nobody waits for are ignored.
-pub(super) async fn update(
-    server: &McpServer,
-    id: String,
-    context: &RequestContext<RoleServer>,
-) -> Result<(), ErrorData> {
-    get(server, id, context).await.map(|_| ())
+pub(super) async fn update(server: &McpServer, id: String) -> Result<(), ErrorData> {
+    get(server, id).await.map(|_| ())
 }
 
 /// What the tool would have answered.

@@ -62,6 +62,7 @@ impl Tools {
                     connection: self.connection.clone(),
                     cancel: CancellationToken::new(),
                     events: EventSink::default(),
+                    memory: Default::default(),
                 };
                 match self.engine.execute(&call, op).await {
                     Ok(outcome) => (row.render)(&scene, outcome).into(),

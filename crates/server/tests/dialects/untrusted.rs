@@ -126,6 +126,7 @@ async fn w25_what_a_page_says_stands_between_marks_that_it_cannot_make() {
                 connection: tools.connection.clone(),
                 cancel: CancellationToken::new(),
                 events: EventSink::default(),
+                memory: Default::default(),
             };
             let op = (row.lower)(&args, &tools.options).unwrap();
             let Ok(Outcome::Browsed(browsed)) = tools.engine.execute(&call, op).await else { panic!() };

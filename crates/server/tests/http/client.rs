@@ -81,7 +81,7 @@ impl Server {
         Self::serving(options, toy, move || {
             let toy = served.clone();
             Endpoint::new(
-                move || toy.clone(),
+                move |caller, _| toy.of(caller),
                 |caller| std::future::ready(json!({ "status": "fine", "tenant": caller.tenant.0 })).boxed(),
             )
             .with_schemas(Toy::schema)
@@ -261,6 +261,12 @@ impl Client {
     /// The server has closed, and there is nothing more to read.
     pub async fn is_closed(&mut self) -> bool {
         in_time(self.stream.fill_buf()).await.map_or(true, <[u8]>::is_empty)
+    }
+
+    /// Whether the server has said anything by now.
+    pub async fn has_something(&mut self) -> bool {
+        let looking = timeout(Duration::from_millis(1), self.stream.fill_buf()).await;
+        looking.is_ok_and(|filled| filled.map_or(true, |bytes| !bytes.is_empty()))
     }
 
     pub async fn half_close(&mut self) {

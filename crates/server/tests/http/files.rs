@@ -5,9 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::op::{
-    Call, EngineError, EventSink, Holder, Language, NewContext, Op, Outcome, Realm, Target, Tenant, Which,
-};
+use engine::op::{Call, EngineError, Holder, Language, NewContext, Op, Outcome, Realm, Target, Tenant, Which};
 use engine::{Engine, EngineConfig, KernelCommand, LinkedFile, Runtimes};
 use futures_util::FutureExt;
 use serde_json::{Value, json};
@@ -15,7 +13,7 @@ use server::dialect::links::{Expiring, Links, Signer};
 use server::dialect::{Options, agentrun};
 use server::files::{self, Settings, Store};
 use server::http::{App, Endpoint, HttpOptions, serve};
-use server::mcp::{McpServer, Surface};
+use server::mcp::{Handlers, Surface};
 use testkit::fake::FakeBackend;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -55,8 +53,11 @@ impl Service {
         let service =
             Self { engine, address, base: format!("http://{address}"), signer, shutdown: CancellationToken::new() };
         let surface = Surface::new(&agentrun::DIALECT, None, Options::default(), service.links());
-        let handler = McpServer::new(Arc::new(service.engine.clone()), Arc::new(surface), CancellationToken::new());
-        let endpoint = Endpoint::new(move || handler.clone(), |_| std::future::ready(Value::Null).boxed());
+        let handlers = Handlers::new(Arc::new(service.engine.clone()), Arc::new(surface), CancellationToken::new());
+        let endpoint = Endpoint::new(
+            move |caller, memory| handlers.of(caller, memory),
+            |_| std::future::ready(Value::Null).boxed(),
+        );
         let settings = Settings { signer: service.signer.clone(), ..Settings::default() };
         let app = App {
             metrics: Default::default(),
@@ -79,7 +80,8 @@ impl Service {
     async fn execute(&self, tenant: &str, op: Op) -> Outcome {
         let (tenant, realm) = (Tenant(tenant.into()), Realm::AGENTRUN);
         let cancel = CancellationToken::new();
-        let call = Call { tenant, realm, connection: None, cancel, events: EventSink::default() };
+        let (events, memory) = Default::default();
+        let call = Call { tenant, realm, connection: None, cancel, events, memory };
         self.engine.execute(&call, op).await.unwrap()
     }
 

@@ -6,6 +6,7 @@ mod connections;
 mod engine;
 mod files;
 mod log;
+mod neighbours;
 mod protocol;
 mod sessions;
 mod shutdown;

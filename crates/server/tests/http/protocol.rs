@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use engine::Memory;
 use serde_json::{Value, json};
 use server::http::HttpOptions;
 
-use crate::client::{Answer, BOTH, Server, borrowed, call, initialize, modern, notification, request, session};
+use crate::client::{
+    Answer, BOTH, Server, borrowed, call, eventually, initialize, modern, notification, request, session,
+};
 
 async fn body(server: &Server, bytes: &[u8]) -> Answer {
     server.client().await.ask("POST", "/mcp", &[("content-type", "application/json")], bytes).await
@@ -125,25 +128,79 @@ async fn other_content_is_refused() {
 async fn a_body_over_the_limit_is_answered_with_its_id() {
     let server = Server::with(HttpOptions { max_body: 10_000, ..HttpOptions::default() }).await;
     let long = call("the id", "echo", json!({ "text": "x".repeat(20_000) })).to_string();
-    let long = long.replacen('{', r#"{"id":"the id","#, 1).replacen(r#","id":"the id""#, "", 1);
     let answer = body(&server, long.as_bytes()).await;
     assert_eq!(answer.refusal(), (413, -32600));
-    assert_eq!(answer.json()["id"], "the id");
     let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains(&format!("{} bytes", long.len())) && message.contains("10000"), "{message}");
+    // Where no length is announced the beginning has been read when it turns out to be too long.
+    let long = long.replacen('{', r#"{"id":"the id","#, 1).replacen(r#","id":"the id""#, "", 1);
     let mut chunked = server.client().await;
-    chunked.write(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await;
-    for _ in 0..20 {
-        chunked.write(format!("3e8\r\n{}\r\n", "x".repeat(1000)).as_bytes()).await;
+    chunked.write(CHUNKED).await;
+    for chunk in long.as_bytes().chunks(1000) {
+        chunked.write(&[format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat()).await;
     }
     chunked.write(b"0\r\n\r\n").await;
-    assert_eq!(chunked.answer().await.refusal(), (413, -32600));
+    let answer = chunked.answer().await;
+    assert_eq!(answer.refusal(), (413, -32600));
+    assert_eq!(answer.json()["id"], "the id");
     server.stop().await;
+}
+
+const CHUNKED: &[u8] =
+    b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+
+/// W30: nothing of it is read, and the connection is over.
+#[tokio::test]
+async fn w30_an_announced_body_over_the_limit_is_refused_before_it_is_sent() {
+    let server = Server::start().await;
+    for length in ["25165825", "1000000000000"] {
+        let mut client = server.client().await;
+        let head = format!(
+            "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        );
+        client.write(head.as_bytes()).await;
+        let answer = client.answer().await;
+        assert_eq!(answer.refusal(), (413, -32600), "{length}");
+        assert_eq!(answer.header("connection"), Some("close"));
+        client.half_close().await;
+        assert!(client.is_closed().await);
+    }
+    // Whoever is not known may not send one, either.
+    let mut stranger = server.client().await;
+    let announced = [("x-tenant", "nobody"), ("content-type", "application/json"), ("content-length", "20000000")];
+    stranger.send("PUT", "/mcp", &announced, b"").await;
+    let answer = stranger.answer().await;
+    assert_eq!((answer.status, answer.header("connection")), (401, Some("close")));
+    server.stop().await;
+}
+
+/// W30: what is kept of it is its tenant's, and no more than its tenant's budget.
+#[tokio::test]
+async fn w30_an_endless_chunked_body_ends_at_the_limit_or_at_the_tenant_s_budget() {
+    for (limit, budget, expected) in [(1 << 20, 64 << 20, (413, -32600)), (24 << 20, 1 << 20, (429, -32000))] {
+        let memory = Memory::new(budget, 1 << 30);
+        let options = HttpOptions { max_body: limit, memory: memory.clone(), ..HttpOptions::default() };
+        let server = Server::with(options).await;
+        let mut client = server.client().await;
+        client.write(CHUNKED).await;
+        let chunk = [&b"10000\r\n"[..], &[b' '; 0x10000], b"\r\n"].concat();
+        let (mut sent, mut most) = (0, 0);
+        while sent < 200 << 20 && !client.has_something().await {
+            client.write(&chunk).await;
+            sent += chunk.len();
+            most = most.max(memory.held().0);
+        }
+        assert!(most <= budget.min(limit), "{most}");
+        assert_eq!(client.answer().await.refusal(), expected);
+        eventually("nothing is held", || memory.held() == (0, 0)).await;
+        server.stop().await;
+    }
 }
 
 #[tokio::test]
 async fn bodies_together_have_a_limit_too() {
-    let server = Server::with(HttpOptions { max_buffered: 100_000, ..HttpOptions::default() }).await;
+    let memory = Memory::new(1 << 30, 100_000);
+    let server = Server::with(HttpOptions { memory, ..HttpOptions::default() }).await;
     let mut greedy = server.client().await;
     greedy
         .write(
@@ -160,9 +217,9 @@ async fn bodies_together_have_a_limit_too() {
     };
     assert_eq!(answer.refusal(), (503, -32000));
     assert_eq!(answer.header("retry-after"), Some("1"));
-    assert_eq!(echo(60_000).await.status, 200, "small ones go on");
+    assert_eq!(echo(20_000).await.status, 200, "small ones go on");
     greedy.write(&[b' '; 9999]).await;
-    assert_eq!(echo(60_000).await.status, 200, "when there is no room at all, too");
+    assert_eq!(echo(20_000).await.status, 200, "when there is no room at all, too");
     drop(greedy);
     server.stop().await;
 }

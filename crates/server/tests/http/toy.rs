@@ -1,7 +1,7 @@
 //! A service with tools that do what transports are afraid of.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rmcp::model::{
@@ -14,16 +14,23 @@ use serde_json::{Value, json};
 use server::mcp::{Beside, Caller};
 
 #[derive(Clone, Default)]
-pub struct Toy(Arc<Seen>);
+pub struct Toy(Arc<Seen>, Option<Caller>);
 
 #[derive(Default)]
 struct Seen {
     running: AtomicUsize,
     cancelled: AtomicUsize,
     slept: AtomicUsize,
+    made: AtomicUsize,
+    /// Who asked for the list of tools, in the order in which they were answered.
+    listed: Mutex<Vec<String>>,
 }
 
 impl Toy {
+    pub fn of(&self, caller: Caller) -> Self {
+        Self(self.0.clone(), Some(caller))
+    }
+
     pub fn running(&self) -> usize {
         self.0.running.load(Ordering::SeqCst)
     }
@@ -35,6 +42,15 @@ impl Toy {
     /// Calls of `sleep` that came to their end.
     pub fn slept(&self) -> usize {
         self.0.slept.load(Ordering::SeqCst)
+    }
+
+    /// Large answers.
+    pub fn made(&self) -> usize {
+        self.0.made.load(Ordering::SeqCst)
+    }
+
+    pub fn listed(&self) -> Vec<String> {
+        self.0.listed.lock().unwrap().clone()
     }
 
     /// One tool wants an argument repeated in a header.
@@ -71,6 +87,8 @@ impl ServerHandler for Toy {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
+        let tenant = self.1.as_ref().map(|caller| caller.tenant.0.clone());
+        self.0.listed.lock().unwrap().extend(tenant);
         let tools = ["echo", "repeated"].map(|name| Tool::new(name, "does as it says", Self::schema(name).unwrap()));
         Ok(ListToolsResult::with_all_items(tools.to_vec()))
     }
@@ -96,6 +114,10 @@ impl ServerHandler for Toy {
             "deaf" => std::future::pending().await,
             "panic" => panic!("the toy panics on purpose"),
             "huge" => "x".repeat(9 << 20),
+            "large" => {
+                self.0.made.fetch_add(1, Ordering::SeqCst);
+                "x".repeat(7 << 20)
+            }
             "ticks" => {
                 for count in 0..3 {
                     Self::progress(&context, count).await;
@@ -124,7 +146,7 @@ impl ServerHandler for Toy {
                 "and more".into()
             }
             "who" => {
-                let caller = context.extensions.get::<Caller>().unwrap();
+                let caller = self.1.as_ref().unwrap();
                 format!("{} {}", caller.tenant.0, caller.connection.as_deref().unwrap_or("-"))
             }
             other => return Err(ErrorData::new(ErrorCode::INVALID_PARAMS, format!("Unknown tool: {other}"), None)),

@@ -281,7 +281,7 @@ fn large_bodies_and_outputs_at_once_are_bounded() {
                     let message = request(id, "tools/call", json!({ "name": "write_file", "arguments": write }));
                     let answer =
                         client.send(&message).unwrap_or_else(|error| panic!("client {number}, {round}: {error}"));
-                    assert!([200, 503].contains(&answer.status), "{answer:?}");
+                    assert!([200, 429, 503].contains(&answer.status), "{answer:?}");
                     let code = "import os\nfor _ in range(200): os.write(1, b'y' * 100_000)";
                     client.call("run_code", json!({ "code": code, "context": context }));
                     most.fetch_max(service.memory() as usize, Ordering::SeqCst);

@@ -7,6 +7,7 @@ mod files;
 mod launcher;
 mod load;
 mod matrix;
+mod memory;
 mod neighbours;
 mod noise;
 mod noisy;

@@ -1,0 +1,149 @@
+//! One tenant that takes what it can, and another that must not notice.
+
+use std::time::Duration;
+
+use engine::Memory;
+use serde_json::{Value, json};
+use server::http::HttpOptions;
+
+use crate::client::{Client, Server, call, eventually, request};
+
+const MB: usize = 1 << 20;
+
+fn of(tenant: &str) -> [(&str, &str); 1] {
+    [("x-tenant", tenant)]
+}
+
+fn large(tool: &str) -> Value {
+    call(1, tool, json!({ "text": "x".repeat(3 * MB) }))
+}
+
+async fn server_with(memory: &Memory) -> Server {
+    // However slow the machine is: nobody is cut who does not read.
+    let (write_deadline, idle_deadline) = (Duration::from_secs(600), Duration::from_secs(600));
+    let memory = memory.clone();
+    Server::with(HttpOptions { memory, write_deadline, idle_deadline, ..HttpOptions::default() }).await
+}
+
+/// W22: arguments are held as long as their call waits.
+#[tokio::test]
+async fn w22_arguments_of_waiting_calls_are_their_tenant_s_memory() {
+    let memory = Memory::new(20 * MB, 100 * MB);
+    let server = server_with(&memory).await;
+    let mut waiting = Vec::new();
+    let refused = loop {
+        let (mut client, before) = (server.client().await, waiting.len());
+        client.send_json(&of("blue"), &large("forever")).await;
+        while server.toy.running() == before && !client.has_something().await {}
+        if server.toy.running() == before {
+            break client.answer().await;
+        }
+        waiting.push(client);
+    };
+    assert!((1..4).contains(&waiting.len()), "{} calls of 6 MB", waiting.len());
+    assert_eq!(refused.refusal(), (429, -32000));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert!(memory.held().0 <= 20 * MB);
+    // Small calls go on, those of others anyway.
+    assert_eq!(server.post(&of("blue"), &call(1, "echo", json!({ "text": "small" }))).await.text(), "small");
+    assert_eq!(server.post(&of("green"), &large("echo")).await.text().len(), 3 * MB);
+    drop(waiting);
+    eventually("everything is given back", || memory.held() == (0, 0)).await;
+    assert_eq!(server.post(&of("blue"), &large("echo")).await.text().len(), 3 * MB);
+    server.stop().await;
+}
+
+/// W22: an answer is held until its last byte has been written to the socket.
+#[tokio::test]
+async fn w22_answers_that_nobody_reads_are_their_tenant_s_memory() {
+    let memory = Memory::new(30 * MB, 200 * MB);
+    let server = server_with(&memory).await;
+    let mut unread: Vec<Client> = Vec::new();
+    let ask = call(1, "large", json!({}));
+    while server.toy.made() < 20 {
+        let (mut client, before) = (server.client().await, server.toy.made());
+        client.send_json(&of("blue"), &ask).await;
+        eventually("it is answered", || server.toy.made() > before).await;
+        unread.push(client);
+        assert!(memory.held().0 <= 30 * MB, "{}", memory.held().0);
+    }
+    // What the sockets took is not ours any more; the rest cannot be more than the budget: some got an error.
+    assert_eq!(server.post(&of("green"), &ask).await.text().len(), 7 * MB, "a neighbour has a budget of its own");
+    let (mut whole, mut dropped) = (0, 0);
+    for mut client in unread {
+        let answer = client.answer().await;
+        match answer.json()["error"]["message"].as_str() {
+            Some(message) => {
+                assert!(message.contains("was dropped: your calls hold"), "{message}");
+                dropped += 1;
+            }
+            None => {
+                assert_eq!(answer.text().len(), 7 * MB);
+                whole += 1;
+            }
+        }
+    }
+    assert!(whole > 0 && dropped > 0, "{whole} whole, {dropped} dropped");
+    eventually("everything is given back", || memory.held() == (0, 0)).await;
+    server.stop().await;
+}
+
+/// W22: what no one knows is not carried along.
+#[tokio::test]
+async fn w22_large_members_that_nobody_knows_are_refused() {
+    let server = Server::start().await;
+    let pad = "x".repeat(100_000);
+    let params = [
+        json!({ "name": "echo", "arguments": {}, "pad": pad }),
+        json!({ "name": "echo", "arguments": {}, "_meta": { "pad": pad } }),
+        json!({ "name": "echo", "arguments": {}, "requestState": pad }),
+    ];
+    for params in params {
+        let answer = server.post(&[], &request(1, "tools/call", params)).await;
+        assert_eq!(answer.refusal(), (200, -32602));
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("over the limit of 65536"), "{message}");
+    }
+    let small = json!({ "name": "echo", "arguments": { "text": "x" }, "pad": "y".repeat(1000) });
+    assert_eq!(server.post(&[], &request(1, "tools/call", small)).await.text(), "x");
+    server.stop().await;
+}
+
+/// W29: the neighbour is served after a few of the flood's requests, not after all that were there before its own.
+#[tokio::test]
+async fn w29_pipelined_requests_of_one_tenant_let_the_next_one_pass() {
+    const CONNECTIONS: usize = 40;
+    const EACH: usize = 100;
+    let server = Server::start().await;
+    let list = request(1, "tools/list", json!({})).to_string();
+    let one = format!(
+        "POST /mcp HTTP/1.1\r\nhost: localhost\r\nx-tenant: flood\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{list}",
+        list.len()
+    );
+    // Connected and known before the flood; all of the flood has arrived before the neighbour asks.
+    let mut canary = server.client().await;
+    assert_eq!(canary.post(&of("canary"), &request(1, "ping", json!({}))).await.status, 200);
+    let mut flood = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut client = server.client().await;
+        client.write(one.repeat(EACH).as_bytes()).await;
+        flood.push(tokio::spawn(async move {
+            for _ in 0..EACH {
+                client.answer().await;
+            }
+        }));
+    }
+    let before = server.toy.listed().len();
+    canary.post(&of("canary"), &request(1, "tools/list", json!({}))).await;
+    let listed = server.toy.listed();
+    let place = listed.iter().position(|tenant| tenant == "canary").unwrap();
+    assert!(listed.len() < CONNECTIONS * EACH / 2, "the flood was over too soon to tell: {}", listed.len());
+    // One round in which all connections are looked at, and a turn or two. By connections alone it would be sixteen of each.
+    let waited = place.saturating_sub(before);
+    assert!(waited <= CONNECTIONS, "{waited} requests of the flood came before the canary's");
+    for client in flood {
+        client.await.unwrap();
+    }
+    assert_eq!(server.toy.listed().len(), CONNECTIONS * EACH + 1);
+    server.stop().await;
+}
