@@ -41,6 +41,8 @@ pub enum SetupError {
     Tool { name: String, why: String },
     #[error("runtime `{}` was changed since it was prepared (expected {expected}, found {found}); run `sandpool setup --force`", dir.display())]
     Modified { dir: PathBuf, expected: String, found: String },
+    #[error("runtime `{}` was changed or copied since an earlier version of sandpool prepared it (expected {expected}, found {found}); run `sandpool setup --force`", dir.display())]
+    ModifiedOrCopied { dir: PathBuf, expected: String, found: String },
     #[error("`{}`: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
 }

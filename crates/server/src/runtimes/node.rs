@@ -150,6 +150,7 @@ pub async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Resul
         packages,
         completed: 0,
         digest: String::new(),
+        newest: 0,
     };
     lock.finish(dir, marker).map(Node::Pinned)
 }

@@ -130,6 +130,7 @@ pub async fn build(
         packages,
         completed: 0,
         digest: String::new(),
+        newest: 0,
     };
     lock.finish(dir, marker)
 }

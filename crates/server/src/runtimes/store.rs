@@ -36,8 +36,11 @@ pub struct Marker {
     pub packages: BTreeMap<String, String>,
     /// Seconds since 1970.
     pub completed: u64,
-    /// Over name, size, time and mode of each file.
+    /// Over name, size, time and mode of each file, behind the name of the hash and of what it is over.
     pub digest: String,
+    /// The time of the newest file, in nanoseconds since 1970: a copy may have cut the times, and nothing that is not a change raises them.
+    #[serde(default)]
+    pub newest: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -73,13 +76,40 @@ fn read(dir: &Path) -> Option<Runtime> {
 impl Runtime {
     /// That nothing in it was changed, added or removed since it was made.
     pub fn verify(&self) -> Result<(), SetupError> {
-        let found = digest(&self.dir).map_err(SetupError::io(&self.dir))?;
-        if found == self.marker.digest {
+        let times = Times::of(&self.marker.digest);
+        let (found, newest) = digest(&self.dir, times).map_err(SetupError::io(&self.dir))?;
+        let newer = times == Times::Seconds && newest > self.marker.newest;
+        if found == self.marker.digest && !newer {
+            if times == Times::Nanoseconds {
+                // From now on it can be copied. Where nothing can be written it stays as good as it was.
+                let _ = self.mark_anew();
+            }
             return Ok(());
         }
         let expected = self.marker.digest.clone();
-        Err(SetupError::Modified { dir: self.dir.clone(), expected, found })
+        let found = if newer { format!("{found} and a newer file") } else { found };
+        let dir = self.dir.clone();
+        Err(match times {
+            Times::Seconds => SetupError::Modified { dir, expected, found },
+            Times::Nanoseconds => SetupError::ModifiedOrCopied { dir, expected, found },
+        })
     }
+}
+
+impl Runtime {
+    fn mark_anew(&self) -> std::io::Result<()> {
+        let (digest, newest) = digest(&self.dir, Times::Seconds)?;
+        write_marker(&self.dir, &Marker { digest, newest, ..self.marker.clone() })
+    }
+}
+
+/// Whole or not at all: one that is read meanwhile is the old one or the new one.
+fn write_marker(dir: &Path, marker: &Marker) -> std::io::Result<()> {
+    let new = dir.with_file_name(format!(".{}.{}", MARKER, std::process::id()));
+    let file = File::create(&new)?;
+    serde_json::to_writer_pretty(&file, marker)?;
+    file.sync_all()?;
+    fs::rename(new, dir.join(MARKER))
 }
 
 /// Held while runtimes are made. The descriptor is handed to `pip` and `npm`, so that one that outlived a killed set-up keeps
@@ -135,12 +165,8 @@ impl Lock {
             seal(&dir)?;
             marker.completed =
                 SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-            marker.digest = digest(&dir)?;
-            let (new, last) = (dir.join(".complete.json.new"), dir.join(MARKER));
-            let file = File::create(&new)?;
-            serde_json::to_writer_pretty(&file, &marker)?;
-            file.sync_all()?;
-            fs::rename(new, last)?;
+            (marker.digest, marker.newest) = digest(&dir, Times::Seconds)?;
+            write_marker(&dir, &marker)?;
             Ok(marker)
         };
         let marker = work().map_err(SetupError::io(&dir))?;
@@ -167,9 +193,30 @@ fn seal(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Cheap enough for each start: no file is opened.
-fn digest(dir: &Path) -> std::io::Result<String> {
-    let mut hash = Sha256::new();
+/// How exactly a digest takes the time of a file. What copies a runtime (archives, images, layers) mostly keeps seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Times {
+    Seconds,
+    /// By earlier versions; such a runtime is good where it was made.
+    Nanoseconds,
+}
+
+impl Times {
+    fn of(digest: &str) -> Self {
+        if digest.starts_with(Self::Seconds.prefix()) { Self::Seconds } else { Self::Nanoseconds }
+    }
+
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Seconds => "sha256-s:",
+            Self::Nanoseconds => "sha256:",
+        }
+    }
+}
+
+/// With the time of the newest file. Cheap enough for each start: no file is opened.
+fn digest(dir: &Path, times: Times) -> std::io::Result<(String, u64)> {
+    let (mut hash, mut newest) = (Sha256::new(), 0);
     for (path, meta) in walk(dir)? {
         let name = path.strip_prefix(dir).unwrap_or(&path).as_os_str().as_bytes();
         if meta.is_dir() || name == MARKER.as_bytes() {
@@ -180,14 +227,15 @@ fn digest(dir: &Path) -> std::io::Result<String> {
         if meta.is_symlink() {
             hash.update(fs::read_link(&path)?.as_os_str().as_bytes());
         } else {
-            for number in
-                [meta.len(), meta.mtime().cast_unsigned(), meta.mtime_nsec().cast_unsigned(), meta.mode().into()]
-            {
-                hash.update(number.to_le_bytes());
-            }
+            let nanoseconds = i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec());
+            newest = newest.max(u64::try_from(nanoseconds).unwrap_or(0));
+            let parts = (times == Times::Nanoseconds).then(|| meta.mtime_nsec().cast_unsigned());
+            let numbers =
+                [meta.len(), meta.mtime().cast_unsigned()].into_iter().chain(parts).chain([meta.mode().into()]);
+            numbers.for_each(|number| hash.update(number.to_le_bytes()));
         }
     }
-    Ok(format!("sha256:{}", hex(&hash.finalize())))
+    Ok((format!("{}{}", times.prefix(), hex(&hash.finalize())), newest))
 }
 
 /// Everything below, sorted, links not followed.
@@ -237,6 +285,7 @@ mod tests {
             packages: BTreeMap::new(),
             completed: 0,
             digest: String::new(),
+            newest: 0,
         }
     }
 
@@ -282,9 +331,39 @@ mod tests {
         fs::write(&tool, "cOntent").unwrap();
         fs::set_permissions(&tool, Permissions::from_mode(0o555)).unwrap();
         let error = runtime.verify().unwrap_err().to_string();
-        assert!(error.contains("expected sha256:") && error.ends_with("run `sandpool setup --force`"), "{error}");
+        assert!(error.contains("expected sha256-s:") && error.ends_with("run `sandpool setup --force`"), "{error}");
         fs::remove_file(tool).unwrap();
         assert!(matches!(runtime.verify(), Err(SetupError::Modified { .. })));
+    }
+
+    /// W41 of the hostile list: archives, images and layers of containers keep the seconds of a file's time and cut the rest.
+    #[tokio::test]
+    async fn w41_a_runtime_that_was_copied_with_times_in_seconds_is_the_same() {
+        let place = Place::new();
+        let (_lock, runtime) = built(&place).await;
+        let tool = runtime.dir.join("bin/tool");
+        let set = |time: SystemTime| File::open(&tool).unwrap().set_modified(time).unwrap();
+        let modified = fs::metadata(&tool).unwrap().modified().unwrap();
+        let since = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let seconds = SystemTime::UNIX_EPOCH + Duration::from_secs(since.as_secs());
+        set(seconds);
+        runtime.verify().unwrap();
+        set(modified + Duration::from_nanos(1));
+        assert!(matches!(runtime.verify(), Err(SetupError::Modified { .. })), "a change in the same second");
+        set(seconds - Duration::from_secs(1));
+        assert!(matches!(runtime.verify(), Err(SetupError::Modified { .. })));
+        set(modified);
+
+        // One of an earlier version is good where it was made, and says what to do where it is not.
+        let (digest, _) = digest(&runtime.dir, Times::Nanoseconds).unwrap();
+        let old = Runtime { marker: Marker { digest, newest: 0, ..runtime.marker.clone() }, ..runtime.clone() };
+        old.verify().unwrap();
+        let marked = &complete(&place.0, "python-")[0];
+        assert_eq!(marked.marker, runtime.marker, "it is marked anew, so that it can be copied");
+        set(seconds);
+        marked.verify().unwrap();
+        let error = old.verify().unwrap_err().to_string();
+        assert!(error.ends_with("run `sandpool setup --force`") && error.contains("earlier version"), "{error}");
     }
 
     #[tokio::test]
