@@ -170,6 +170,32 @@ pub fn sub_range(text: &str, name: &str, uid: u32) -> Option<SubRange> {
     })
 }
 
+/// A range for one more user, of the usual size, that overlaps with none in the texts of `/etc/subuid` and `/etc/subgid`, with no id in
+/// those of `/etc/passwd` and `/etc/group`, and with none that servers of root give to sandboxes.
+pub fn free_range(sub: [&str; 2], names: [&str; 2]) -> Option<SubRange> {
+    const FIRST: u32 = 100_000;
+    const COUNT: u32 = 65_536;
+    let number = |part: Option<&str>| part?.trim().parse::<u64>().ok();
+    let range = |line: &str| {
+        let mut parts = line.split(':').skip(1);
+        let (start, count) = (number(parts.next())?, number(parts.next())?);
+        Some(start..start.saturating_add(count))
+    };
+    let single = |line: &str| number(line.split(':').nth(2)).map(|id| id..id + 1);
+    let roots = u64::from(ROOT_BASE)..u64::from(KEPT) + 1;
+    let taken: Vec<std::ops::Range<u64>> = (sub.iter().flat_map(|text| text.lines().filter_map(range)))
+        .chain(names.iter().flat_map(|text| text.lines().filter_map(single)))
+        .chain([roots])
+        .collect();
+    let free = |start: &u32| {
+        let (start, end) = (u64::from(*start), u64::from(*start) + u64::from(COUNT));
+        taken.iter().all(|taken| taken.end <= start || end <= taken.start)
+    };
+    // The upper half is for others: dynamic users of systemd, containers, minus one.
+    let start = (FIRST..ROOT_BASE).step_by(COUNT as usize).find(free)?;
+    Some(SubRange { start, count: COUNT })
+}
+
 /// The login name of `uid` in the text of `/etc/passwd`.
 pub fn login_name(passwd: &str, uid: u32) -> Option<&str> {
     passwd.lines().find_map(|line| {
@@ -321,5 +347,16 @@ mod tests {
         assert_eq!(Slots::open(&dir, Mode::Sub, 4).unwrap().take().unwrap().number, 0);
         drop((y, z, last));
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// W43 of the hostile list.
+    #[test]
+    fn w43_the_range_that_is_proposed_is_nobodys() {
+        let text = |range: SubRange| format!("{}+{}", range.start, range.count);
+        let free = |subuid: &str, subgid: &str, passwd: &str| text(free_range([subuid, subgid], [passwd, ""]).unwrap());
+        assert_eq!(free("", "", "root:x:0:0::/:/bin/sh\n"), "100000+65536");
+        assert_eq!(free("dev:100000:65536\n", "", ""), "165536+65536");
+        assert_eq!(free("dev:100000:65536\n", "dev:100000:65536\nb:165536:65536\n", ""), "231072+65536");
+        assert_eq!(free("# a line\ndev:90000:20000\n", "", "far:x:170000:1::/:\n"), "231072+65536");
     }
 }
