@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proto::Root;
-use sandbox::{Group, Limits};
+use sandbox::Group;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::background::Runs;
@@ -121,12 +121,6 @@ impl Holdings {
         let narrower = of_size.into_iter().chain(&self.tenant.quota.network);
         let policy = narrower.fold(config.network.clone()?, egress::Policy::and);
         Some(Exit { tenant: self.tenant.tenant.clone(), realm: config.realm, policy })
-    }
-
-    /// The least that is over a sandbox with these limits.
-    pub(crate) fn memory_limit(&self, limits: &Limits) -> u64 {
-        let around = [self.tenant.quota.memory_bytes, self.realm.config.group_memory_bytes];
-        around.into_iter().flatten().fold(limits.memory_bytes, u64::min)
     }
 
     /// A place among the contexts, before there is one.

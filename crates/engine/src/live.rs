@@ -358,12 +358,8 @@ impl Place {
     }
 
     /// Not worth waiting for: a caller, or the next run, would wait along.
-    async fn stats(&self) -> Option<sandbox::Stats> {
+    pub(crate) async fn stats(&self) -> Option<sandbox::Stats> {
         tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?.ok()
-    }
-
-    pub(crate) async fn oom_kills(&self) -> Option<u64> {
-        self.stats().await.map(|stats| stats.oom_kills)
     }
 
     pub(crate) async fn browser_oom_kills(&self) -> Option<u64> {

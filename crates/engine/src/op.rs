@@ -523,7 +523,8 @@ pub enum RunOutcome {
     Interrupted,
     /// The kernel killed the interpreter for memory.
     OutOfMemory {
-        limit_bytes: u64,
+        /// The limit that was hit, if that can be told: it may be one around the server.
+        limit_bytes: Option<u64>,
     },
     /// The interpreter ended: exit, signal, crash. State is lost, files are kept.
     Ended {

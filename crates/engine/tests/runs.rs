@@ -46,10 +46,21 @@ async fn a_kill_is_out_of_memory_only_if_the_sandbox_counted_one() {
     let id = create(&engine, "a").await;
     assert_eq!(run(&engine, &id, "die 9").await.end, RunOutcome::Ended { how: Ended::Signaled { signal: 9 } });
     backend.set_oom_kills(1);
-    assert_eq!(run(&engine, &id, "die 9").await.end, RunOutcome::OutOfMemory { limit_bytes: 2048 << 20 });
+    assert_eq!(run(&engine, &id, "die 9").await.end, RunOutcome::OutOfMemory { limit_bytes: Some(2048 << 20) });
     run(&engine, &id, "print on").await;
     let killed = run(&engine, &id, "die 9").await.end;
     assert_eq!(killed, RunOutcome::Ended { how: Ended::Signaled { signal: 9 } }, "the old kill is not counted twice");
+}
+
+/// W45 of the hostile list: a limit around the server was hit, of which nobody here knows.
+#[tokio::test(start_paused = true)]
+async fn w45_a_kill_by_a_limit_that_is_not_known_names_none() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    backend.set_oom_kills(1);
+    backend.hide_oom_limit();
+    assert_eq!(run(&engine, &id, "die 9").await.end, RunOutcome::OutOfMemory { limit_bytes: None });
 }
 
 #[tokio::test(start_paused = true)]

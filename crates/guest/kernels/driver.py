@@ -1368,7 +1368,9 @@ def warm(modules: list[str]) -> NoReturn:
     make_shell()
     environment = dict(ENVIRON)
     ENVIRON.update(SINGLE)
-    loaded = [name for name in modules if preload(name)]
+    failed = {name: why for name in modules if (why := preload(name))}
+    loaded = [name for name in modules if name not in failed]
+    write(3, b"j" + json.dumps({"not_imported": failed}).encode())  # to the launcher, as `jail::warm::Said`
     with pipes_for_output():
         KERNEL.open_streams()
         warm_up(["IPython", *loaded])
@@ -1393,13 +1395,15 @@ def warm(modules: list[str]) -> NoReturn:
     serve()
 
 
-def preload(name: str) -> bool:
+def preload(name: str) -> str:
+    """Why it cannot be imported; empty when it is."""
     try:
         importlib.import_module(name)
-        return True
+        return ""
     except BaseException as e:
-        print(f"sandpool: `{name}` is not preloaded: {type_name(e)}: {e}", file=sys.stderr)
-        return False
+        why = " ".join(f"{type_name(e)}: {e}".split())[:300]
+        print(f"sandpool: `{name}` is not preloaded: {why}", file=sys.stderr)
+        return why
 
 
 @contextlib.contextmanager

@@ -1,18 +1,24 @@
 //! Memory, cpu and process limits on cgroup v1, v2 and both at once.
 //!
-//! A tree `sandpool-<label>/<group>/…/<sandbox>` under the server's own cgroup of each hierarchy: the operator's limits on the
-//! server hold for its sandboxes too. A sandbox with a browser has two below its own, `code` and `browser`, since on v2 processes
-//! live in leaves only; the limits of the sandbox hold for both together, those of the browser for it alone, and of processes the code
-//! has the rest. Every path goes through a given file-system root, so that layouts this machine does
-//! not have are tested against a directory.
+//! A tree `sandpool-<label>/<group>/…/<sandbox>` under the server's own cgroup of each hierarchy, and never above it or its systemd
+//! unit: the operator's limits on the server hold for its sandboxes too. A sandbox with a browser has two below its own, `code` and
+//! `browser`, since on v2 processes live in leaves only; the limits of the sandbox hold for both together, those of the browser for it
+//! alone, and of processes the code has the rest.
+//!
+//! [`Layout::look`] only reads. [`Layout::claim`] changes a v2 cgroup so that a tree can hang there, and [`Layout::release`] takes that
+//! back. Every path goes through a given file-system root, so that layouts this machine does not have are tested against a directory.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Access;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
+
+use crate::instance;
+use crate::scope::{self, Manager};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -46,7 +52,7 @@ pub enum Version {
 pub struct Hierarchy {
     pub version: Version,
     pub controllers: Vec<Controller>,
-    /// Where our tree hangs: the server's own cgroup, or on v2 the nearest one above it that may have children with limits.
+    /// Where our tree hangs: the server's own cgroup, or on v2 an empty one above it in the same delegated unit.
     pub base: PathBuf,
 }
 
@@ -57,11 +63,36 @@ pub struct Group {
     pub limits: Limits,
 }
 
+/// Why a controller cannot be used, and what would help.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Absence {
+    pub why: String,
+    pub what_to_do: String,
+}
+
+impl Absence {
+    pub fn new(why: impl Into<String>, what_to_do: impl Into<String>) -> Self {
+        Self { why: why.into(), what_to_do: what_to_do.into() }
+    }
+}
+
 /// What can be limited here, and why the rest cannot.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Layout {
     pub hierarchies: Vec<Hierarchy>,
-    pub absent: BTreeMap<Controller, String>,
+    pub absent: BTreeMap<Controller, Absence>,
+    /// The v2 hierarchy is that of a scope which systemd has yet to be asked for.
+    pub scope_to_come: bool,
+    pub claimed: Option<Claimed>,
+}
+
+/// What was changed in a v2 cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claimed {
+    base: PathBuf,
+    enabled: Vec<Controller>,
+    /// Cgroups that were there before, and did without the controllers.
+    beside: Vec<PathBuf>,
 }
 
 /// Limits of one cgroup; `None` leaves the kernel's default, no limit.
@@ -79,6 +110,8 @@ pub struct Usage {
     /// But for the browser's.
     pub oom_kills: u64,
     pub browser_oom_kills: u64,
+    /// The limit that was hit when something was killed for memory, where the kernel lets that be told.
+    pub oom_limit_bytes: Option<u64>,
 }
 
 struct Mount {
@@ -88,54 +121,168 @@ struct Mount {
     options: Vec<String>,
 }
 
+/// The v2 hierarchy as the server sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unified {
+    /// The mount point.
+    pub top: PathBuf,
+    /// The server's own cgroup.
+    pub own: PathBuf,
+    /// The same below the top, `/` first.
+    pub path: PathBuf,
+}
+
+/// Where on v2 a tree can hang.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    base: PathBuf,
+    controllers: Vec<Controller>,
+}
+
+/// Where limits may come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// What the server was given, else a scope that systemd is asked for.
+    #[default]
+    Systemd,
+    /// Only what the server was given.
+    Given,
+    /// Nothing: a trial, which is to leave everything as it is.
+    Nothing,
+}
+
+/// Whose processes may be moved, and which unit is known to be delegated.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ours<'a> {
+    /// The server and its launcher; what they have started counts with them.
+    pub pids: &'a [Pid],
+    /// The name of a scope that systemd gave us.
+    pub scope: Option<&'a str>,
+}
+
 impl Layout {
-    /// Reads `/proc/self/cgroup` and `/proc/self/mountinfo` below `root` and tries out where a tree can hang. `ours` are the
-    /// processes of this server, which may be moved into a cgroup of their own where v2 asks for that.
-    pub fn detect(root: &Path, ours: &[Pid]) -> Self {
+    /// What this machine has for the server. `claim` makes it ready for use; otherwise nothing changes.
+    pub fn obtain(source: Source, pids: &[Pid], claim: bool) -> Self {
+        let root = Path::new("/");
+        if source == Source::Nothing {
+            let why = Absence::new("this server is to have no cgroup", "");
+            return Self { absent: Controller::ALL.map(|c| (c, why.clone())).into(), ..Self::default() };
+        }
+        let found = Self::find(root, Ours { pids, scope: None }, claim);
+        let unified = Unified::find(root).filter(|unified| {
+            unified.unit().is_some() && lists(&unified.top, "cgroup.controllers", Controller::Memory)
+        });
+        match unified {
+            Some(unified) if !found.has(Controller::Memory) => found.or_scope(&unified, source, pids, claim),
+            _ => found,
+        }
+    }
+
+    /// This layout with what a scope of systemd's would add, or why there is none.
+    fn or_scope(self, unified: &Unified, source: Source, pids: &[Pid], claim: bool) -> Self {
+        let root = Path::new("/");
+        let manager = Manager::find(root, unified, rustix::process::getuid().as_raw());
+        let manager = match manager {
+            Err(Absence { why, what_to_do }) => return self.without_scope(&why, &what_to_do),
+            Ok(_) if source == Source::Given => {
+                return self.without_scope("systemd is not to be asked for a scope", "set `systemd_scope = true`");
+            }
+            Ok(manager) => manager,
+        };
+        if !claim {
+            return match manager.answers() {
+                Ok(()) => self.with_scope_to_come(&manager),
+                Err(no) => self.without_scope(&no, scope::REACH),
+            };
+        }
+        let asked = instance::random_name().map_err(|e| e.to_string()).and_then(|random| {
+            let name = format!("sandpool-{random}.scope");
+            manager.start_scope(&name).map(|()| name)
+        });
+        match asked {
+            Ok(name) => Self::claim(root, Ours { pids, scope: Some(&name) }),
+            Err(no) => self.without_scope(&no, scope::REACH),
+        }
+    }
+
+    fn without_scope(mut self, no: &str, what_to_do: &str) -> Self {
+        for absence in self.absent.values_mut() {
+            absence.why = format!("{}; {no}", absence.why);
+            absence.what_to_do = what_to_do.into();
+        }
+        self
+    }
+
+    fn with_scope_to_come(mut self, manager: &Manager) -> Self {
+        let like = &manager.like;
+        for controller in self.absent.keys().copied().collect::<Vec<_>>() {
+            if lists(like, "cgroup.controllers", controller) {
+                self.absent.remove(&controller);
+                self.add(Version::V2, controller, like.clone());
+            }
+        }
+        self.scope_to_come = true;
+        self
+    }
+
+    /// Reads where a tree could hang, and changes nothing.
+    pub fn look(root: &Path, ours: Ours<'_>) -> Self {
+        Self::find(root, ours, false)
+    }
+
+    /// Makes the cgroups ready in which a tree is to hang; what cannot be had is absent, and everything is as it was.
+    pub fn claim(root: &Path, ours: Ours<'_>) -> Self {
+        Self::find(root, ours, true)
+    }
+
+    fn find(root: &Path, ours: Ours<'_>, claim: bool) -> Self {
         let read = |p: &str| fs::read_to_string(root.join(p)).unwrap_or_default();
         let memberships = memberships(&read("proc/self/cgroup"));
         let mounts = mounts(&read("proc/self/mountinfo"));
         let mut layout = Self::default();
         let mut wanted = Vec::new();
         for controller in Controller::ALL {
-            match v1_base(root, controller, &memberships, &mounts) {
+            match v1_base(root, controller, &memberships, &mounts, claim) {
                 Some(Ok(base)) => layout.add(Version::V1, controller, base),
                 Some(Err(why)) => drop(layout.absent.insert(controller, why)),
                 None => wanted.push(controller),
             }
         }
-        let own = memberships.iter().find(|(c, _)| c.is_empty());
-        match (own, mounts.iter().find(|m| m.kind == Version::V2)) {
-            (Some((_, path)), Some(mount)) => {
-                let top = under(root, &mount.point);
-                layout.add_v2(&top, &directory(root, mount, path), &wanted, ours);
+        if wanted.is_empty() {
+            return layout;
+        }
+        let Some(unified) = Unified::of(root, &memberships, &mounts) else {
+            let why = match mounts.iter().any(|m| m.kind == Version::V2) {
+                true => "the cgroup v2 hierarchy that is mounted does not show the server's own cgroup",
+                false => "no cgroup v2 hierarchy is mounted",
+            };
+            let why = Absence::new(why, "mount cgroup2 at /sys/fs/cgroup, in the server's own cgroup namespace");
+            layout.absent.extend(wanted.iter().map(|c| (*c, why.clone())));
+            return layout;
+        };
+        let place = unified.place(root, &wanted, ours).and_then(|place| {
+            if claim {
+                layout.claimed = take(root, &place, ours)?;
             }
-            _ => layout.absent.extend(wanted.iter().map(|c| (*c, "no cgroup v2 hierarchy is mounted".to_owned()))),
+            Ok(place)
+        });
+        match place {
+            Ok(place) => {
+                for controller in wanted {
+                    if place.controllers.contains(&controller) {
+                        layout.add(Version::V2, controller, place.base.clone());
+                    } else {
+                        layout.absent.insert(controller, unified.not_given(&place.base, controller));
+                    }
+                }
+            }
+            Err(why) => layout.absent.extend(wanted.into_iter().map(|c| {
+                let has = lists(&unified.top, "cgroup.controllers", c);
+                (c, if has { why.clone() } else { unified.not_given(&unified.top, c) })
+            })),
         }
         layout
-    }
-
-    /// A process is in one v2 cgroup only, so one base has to serve all controllers: the nearest with the most.
-    fn add_v2(&mut self, top: &Path, own: &Path, wanted: &[Controller], ours: &[Pid]) {
-        let mut best: Option<(PathBuf, Vec<Controller>)> = None;
-        for dir in own.ancestors().take_while(|dir| dir.starts_with(top)) {
-            let usable: Vec<_> = wanted.iter().copied().filter(|c| v2_usable(dir, *c, ours)).collect();
-            if best.as_ref().map_or(0, |(_, most)| most.len()) < usable.len() && try_mkdir(dir).is_ok() {
-                best = Some((dir.to_owned(), usable));
-            }
-        }
-        let (base, usable) = best.unwrap_or_default();
-        for controller in wanted {
-            let name = controller.name();
-            if usable.contains(controller) {
-                self.add(Version::V2, *controller, base.clone());
-            } else if lists(top, "cgroup.controllers", *controller) {
-                let why = format!("the cgroup v2 controller `{name}` is not delegated to `{}`", own.display());
-                self.absent.insert(*controller, why);
-            } else {
-                self.absent.insert(*controller, format!("cgroup v2 has no controller `{name}` here"));
-            }
-        }
     }
 
     fn add(&mut self, version: Version, controller: Controller, base: PathBuf) {
@@ -156,6 +303,252 @@ impl Layout {
             hierarchy.base.push(format!("sandpool-{label}"));
         }
         Tree { hierarchies }
+    }
+
+    /// Takes back what [`Self::claim`] changed, when the tree is gone.
+    pub fn release(&self) {
+        if let Some(claimed) = &self.claimed {
+            claimed.release();
+        }
+    }
+}
+
+impl Unified {
+    /// That of this process, if v2 is mounted.
+    pub fn find(root: &Path) -> Option<Self> {
+        let read = |p: &str| fs::read_to_string(root.join(p)).unwrap_or_default();
+        Self::of(root, &memberships(&read("proc/self/cgroup")), &mounts(&read("proc/self/mountinfo")))
+    }
+
+    fn of(root: &Path, memberships: &[(Vec<String>, PathBuf)], mounts: &[Mount]) -> Option<Self> {
+        let (_, path) = memberships.iter().find(|(c, _)| c.is_empty())?;
+        let shown = |mount: &Mount| Some((under(root, &mount.point), directory(root, mount, path)?));
+        let mounts = mounts.iter().filter(|m| m.kind == Version::V2).filter_map(shown);
+        let (top, own) = mounts.into_iter().find(|(_, own)| own.is_dir())?;
+        let path = Path::new("/").join(own.strip_prefix(&top).unwrap_or(Path::new("")));
+        Some(Self { top, own, path })
+    }
+
+    /// From the own cgroup up to the topmost one that can be seen.
+    pub fn ancestors(&self) -> impl Iterator<Item = &Path> {
+        self.own.ancestors().take_while(|dir| dir.starts_with(&self.top))
+    }
+
+    /// The cgroup of the systemd unit that this process is in.
+    pub fn unit(&self) -> Option<&Path> {
+        self.ancestors().find(|dir| *dir != self.top && is_unit(dir))
+    }
+
+    /// The nearest cgroup that a tree may hang in: one without others' processes, in the own unit if that is delegated. A unit that is
+    /// not belongs to systemd, which ends a service when a process in it, however deep, is killed for memory. Without a unit (a
+    /// container, another init) it is the own cgroup or none: the one above may have fewer limits.
+    fn place(&self, root: &Path, wanted: &[Controller], ours: Ours<'_>) -> Result<Place, Absence> {
+        let unit = self.unit();
+        let last = match unit {
+            None => &self.own,
+            Some(unit) if is_delegated(unit, ours.scope) => unit,
+            Some(unit) => {
+                let why = format!("the unit `{}` is not delegated, so that its cgroup is systemd's", name_of(unit));
+                return Err(Absence::new(why, "set `Delegate=yes` in the unit"));
+            }
+        };
+        let mut first = None;
+        for dir in self.ancestors().take_while(|dir| dir.starts_with(last)) {
+            match self.usable(root, dir, wanted, ours.pids) {
+                Ok(controllers) => return Ok(Place { base: dir.to_owned(), controllers }),
+                Err(why) => drop(first.get_or_insert(why)),
+            }
+        }
+        Err(first.unwrap_or_else(|| Absence::new("there is no cgroup to use", "")))
+    }
+
+    /// What children of `dir` could be limited in. Without memory nothing: cpu and processes alone would make a threaded cgroup of one
+    /// that has processes.
+    fn usable(&self, root: &Path, dir: &Path, wanted: &[Controller], ours: &[Pid]) -> Result<Vec<Controller>, Absence> {
+        let shown = dir.display();
+        if let Ok(kind) = fs::read_to_string(dir.join("cgroup.type"))
+            && kind.trim() != "domain"
+        {
+            let why = format!("the cgroup `{shown}` is `{}`, in which memory cannot be limited", kind.trim());
+            return Err(Absence::new(why, "start the server in another cgroup"));
+        }
+        if !is_topmost(dir)
+            && let Some(stranger) = strangers(root, dir, ours).into_iter().next()
+        {
+            let why = format!("other processes than the server's are in the cgroup `{shown}` ({stranger})");
+            return Err(Absence::new(
+                why,
+                "start the server alone in its cgroup: by `exec` in the script that starts it, or in a unit of its own",
+            ));
+        }
+        for file in ["", "cgroup.subtree_control", "cgroup.procs"] {
+            let path = dir.join(file);
+            if let Err(e) = rustix::fs::access(&path, Access::WRITE_OK) {
+                let why = format!("`{}` cannot be written: {}", path.display(), io::Error::from(e));
+                return Err(Absence::new(why, "give the container a writable cgroup, or the server a delegated unit"));
+            }
+        }
+        let usable: Vec<_> = wanted.iter().copied().filter(|c| lists(dir, "cgroup.controllers", *c)).collect();
+        match wanted.iter().find(|c| **c == Controller::Memory && !usable.contains(c)) {
+            Some(memory) => Err(self.not_given(dir, *memory)),
+            None => Ok(usable),
+        }
+    }
+
+    fn not_given(&self, dir: &Path, controller: Controller) -> Absence {
+        let name = controller.name();
+        if !lists(&self.top, "cgroup.controllers", controller) {
+            let why = format!("cgroup v2 has no controller `{name}` here");
+            return Absence::new(why, "boot a kernel that has it, without `cgroup_disable=` on its command line");
+        }
+        let why = format!("the cgroup v2 controller `{name}` is not delegated to `{}`", dir.display());
+        Absence::new(
+            why,
+            format!(
+                "name it in `Delegate=` of the units around (`Delegate=memory cpu pids`), or enable `{name}` in the cgroups above"
+            ),
+        )
+    }
+}
+
+fn name_of(dir: &Path) -> String {
+    dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// By its name: systemd makes cgroups of these names, and nobody else does without meaning systemd's.
+pub fn is_unit(path: &Path) -> bool {
+    path.extension().is_some_and(|kind| kind == "service" || kind == "scope")
+}
+
+/// systemd marks the cgroups that it leaves alone; one of a system service with `User=` it also gives to that user.
+fn is_delegated(unit: &Path, scope: Option<&str>) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    if scope.is_some_and(|scope| unit.file_name().is_some_and(|name| name == scope)) {
+        return true;
+    }
+    let marked = |name: &str| {
+        let mut value = [0; 8];
+        rustix::fs::getxattr(unit, name, &mut value).is_ok_and(|length| value[..length] == *b"1")
+    };
+    let owner = |dir: &Path| fs::metadata(dir).map(|found| found.uid()).ok();
+    let own = rustix::process::getuid().as_raw();
+    let given = || own != 0 && owner(unit) == Some(own) && unit.parent().and_then(owner).is_some_and(|uid| uid != own);
+    marked("user.delegate") || marked("trusted.delegate") || given()
+}
+
+/// Of the whole machine: the one cgroup that may have processes and children with limits.
+fn is_topmost(dir: &Path) -> bool {
+    !dir.join("cgroup.type").exists()
+}
+
+/// The lines of `cgroup.procs` that are neither ours nor of what we started; processes of another pid namespace are `0` there.
+fn strangers(root: &Path, dir: &Path, ours: &[Pid]) -> Vec<String> {
+    let text = match fs::read_to_string(dir.join("cgroup.procs")) {
+        Ok(text) => text,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Vec::new(),
+        Err(e) => return vec![e.to_string()],
+    };
+    let known = |line: &str| line.parse().ok().and_then(Pid::from_raw).is_some_and(|pid| descends(root, pid, ours));
+    let shown = |line: &str| {
+        let name = fs::read_to_string(root.join("proc").join(line).join("comm")).unwrap_or_default();
+        format!("process {line} {}", name.trim()).trim_end().to_owned()
+    };
+    text.lines().filter(|line| !known(line)).map(shown).collect()
+}
+
+/// Whether a process is one of these, or a child of a child of them.
+fn descends(root: &Path, mut pid: Pid, ours: &[Pid]) -> bool {
+    const DEEPEST: usize = 64;
+    for _ in 0..DEEPEST {
+        if ours.contains(&pid) {
+            return true;
+        }
+        let stat = fs::read_to_string(root.join("proc").join(pid.as_raw_nonzero().to_string()).join("stat"));
+        // The name in brackets may contain anything.
+        let parent = stat.ok().and_then(|text| text.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok());
+        match parent.and_then(Pid::from_raw) {
+            Some(parent) => pid = parent,
+            None => return false,
+        }
+    }
+    false
+}
+
+/// Where the server's processes go when its own cgroup becomes that of the tree.
+const LEAF: &str = "sandpool-server";
+
+/// Enables the controllers for children of the base, all in one write, after moving our own processes out of the way. When that fails
+/// everything is as before.
+fn take(root: &Path, place: &Place, ours: Ours<'_>) -> Result<Option<Claimed>, Absence> {
+    let Place { base, controllers } = place;
+    let lacking = || controllers.iter().copied().filter(|c| !lists(base, "cgroup.subtree_control", *c));
+    let claimed = Claimed { base: base.clone(), enabled: lacking().collect(), beside: children(base) };
+    let fail = |e: io::Error| {
+        claimed.release();
+        Absence::new(format!("the cgroup `{}` cannot be used: {e}", base.display()), "see `sandpool doctor`")
+    };
+    if !claimed.enabled.is_empty() {
+        if !is_topmost(base) {
+            claimed.move_into_leaf(root, ours.pids).map_err(fail)?;
+        }
+        write(base, "cgroup.subtree_control", &signed('+', &claimed.enabled)).map_err(fail)?;
+        let kind = fs::read_to_string(base.join("cgroup.type")).unwrap_or_else(|_| "domain".into());
+        if kind.trim() != "domain" {
+            return Err(fail(io::Error::other(format!("it has become `{}`", kind.trim()))));
+        }
+    }
+    try_mkdir(base).map_err(fail)?;
+    Ok((!claimed.enabled.is_empty()).then_some(claimed))
+}
+
+fn children(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
+}
+
+fn signed(sign: char, controllers: &[Controller]) -> String {
+    controllers.iter().map(|c| format!("{sign}{}", c.name())).collect::<Vec<_>>().join(" ")
+}
+
+impl Claimed {
+    fn move_into_leaf(&self, root: &Path, ours: &[Pid]) -> io::Result<()> {
+        // What they start while they are moved may stay behind.
+        const TURNS: usize = 10;
+        let leaf = self.base.join(LEAF);
+        for _ in 0..TURNS {
+            let present = members(&self.base);
+            if present.is_empty() {
+                return Ok(());
+            }
+            if !leaf.exists() {
+                fs::create_dir(&leaf).map_err(named(&leaf))?;
+            }
+            for pid in present.into_iter().filter(|pid| descends(root, *pid, ours)) {
+                match fs::write(leaf.join("cgroup.procs"), pid.as_raw_nonzero().to_string()) {
+                    // It has ended meanwhile.
+                    Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
+                    other => other.map_err(named(&leaf))?,
+                }
+            }
+        }
+        Err(io::Error::other("other processes are in it"))
+    }
+
+    /// Whoever has made cgroups beside ours meanwhile may need the controllers, which then stay.
+    fn release(&self) {
+        let leaf = self.base.join(LEAF);
+        if children(&self.base).iter().any(|dir| *dir != leaf && !self.beside.contains(dir)) {
+            return;
+        }
+        let enabled: Vec<_> =
+            self.enabled.iter().copied().filter(|c| lists(&self.base, "cgroup.subtree_control", *c)).collect();
+        if !enabled.is_empty() && write(&self.base, "cgroup.subtree_control", &signed('-', &enabled)).is_err() {
+            return;
+        }
+        for pid in members(&leaf) {
+            let _ = write(&self.base, "cgroup.procs", &pid.as_raw_nonzero().to_string());
+        }
+        let _ = fs::remove_dir(leaf);
     }
 }
 
@@ -190,30 +583,43 @@ fn v1_base(
     controller: Controller,
     memberships: &[(Vec<String>, PathBuf)],
     mounts: &[Mount],
-) -> Option<Result<PathBuf, String>> {
+    claim: bool,
+) -> Option<Result<PathBuf, Absence>> {
     let name = controller.name();
     let (_, path) = memberships.iter().find(|(c, _)| c.iter().any(|c| c == name))?;
     let Some(mount) = mounts.iter().find(|m| m.kind == Version::V1 && m.options.iter().any(|o| o == name)) else {
-        return Some(Err(format!("the cgroup v1 controller `{name}` is not mounted")));
+        return Some(Err(Absence::new(
+            format!("the cgroup v1 controller `{name}` is not mounted"),
+            format!("mount it: `mount -t cgroup -o {name} cgroup /sys/fs/cgroup/{name}`"),
+        )));
     };
-    let base = directory(root, mount, path);
-    Some(match try_mkdir(&base) {
+    let Some(base) = directory(root, mount, path) else {
+        return Some(Err(Absence::new(
+            format!("the cgroup v1 controller `{name}` that is mounted does not show the server's own cgroup"),
+            "mount it in the server's own cgroup namespace",
+        )));
+    };
+    let writable = rustix::fs::access(&base, Access::WRITE_OK).map_err(io::Error::from);
+    Some(match writable.and_then(|()| if claim { try_mkdir(&base) } else { Ok(()) }) {
         Ok(()) => Ok(base),
-        Err(e) => Err(format!("cannot make a cgroup in `{}`: {e}", base.display())),
+        Err(e) => Err(Absence::new(
+            format!("cannot make a cgroup in `{}`: {e}", base.display()),
+            "start the server as root with a writable cgroup, or boot with cgroup v2 (`systemd.unified_cgroup_hierarchy=1`)",
+        )),
     })
 }
 
-/// `path` as seen through the mount: below its root, or the mount point itself when a cgroup namespace hides the way.
-fn directory(root: &Path, mount: &Mount, path: &Path) -> PathBuf {
-    let point = under(root, &mount.point);
-    match path.strip_prefix(&mount.root) {
-        Ok(rest) if !rest.components().any(|c| c == std::path::Component::ParentDir) => {
-            let mut directory = point;
-            directory.extend(rest.components());
-            directory
-        }
-        _ => point,
+/// `path` as seen through the mount. `None` where a cgroup namespace hides the way: what the mount shows then is not below the own
+/// cgroup, and a tree there would get out of its limits.
+fn directory(root: &Path, mount: &Mount, path: &Path) -> Option<PathBuf> {
+    let hidden = |path: &Path| path.components().any(|c| c == std::path::Component::ParentDir);
+    if hidden(&mount.root) {
+        return None;
     }
+    let rest = path.strip_prefix(&mount.root).ok().filter(|rest| !hidden(rest))?;
+    let mut directory = under(root, &mount.point);
+    directory.extend(rest.components());
+    Some(directory)
 }
 
 fn under(root: &Path, absolute: &Path) -> PathBuf {
@@ -228,27 +634,6 @@ fn try_mkdir(base: &Path) -> io::Result<()> {
 
 fn lists(dir: &Path, file: &str, controller: Controller) -> bool {
     fs::read_to_string(dir.join(file)).is_ok_and(|text| text.split_whitespace().any(|c| c == controller.name()))
-}
-
-/// Whether children of `dir` can have limits of this kind, after enabling them if need be. v2 forbids that for a cgroup that has
-/// processes itself (the topmost one excepted); when those are only ours, they move into a child.
-fn v2_usable(dir: &Path, controller: Controller, ours: &[Pid]) -> bool {
-    if !lists(dir, "cgroup.controllers", controller) {
-        return false;
-    }
-    let enabled = || lists(dir, "cgroup.subtree_control", controller);
-    let enable = || fs::write(dir.join("cgroup.subtree_control"), format!("+{}", controller.name()));
-    if enabled() || (enable().is_ok() && enabled()) {
-        return true;
-    }
-    let present = members(dir);
-    if present.is_empty() || present.iter().any(|pid| !ours.contains(pid)) {
-        return false;
-    }
-    let leaf = dir.join("sandpool-server");
-    let _ = fs::create_dir(&leaf);
-    let moved = present.iter().all(|p| fs::write(leaf.join("cgroup.procs"), p.as_raw_nonzero().to_string()).is_ok());
-    moved && enable().is_ok() && enabled()
 }
 
 /// Our own part of each hierarchy.
@@ -460,6 +845,9 @@ impl Cgroup {
             usage.memory_bytes = number(dir, current);
             let kills = |dir: &Path| counter(&fs::read_to_string(dir.join(events)).unwrap_or_default(), "oom_kill");
             usage.oom_kills = kills(dir);
+            if usage.oom_kills > 0 {
+                usage.oom_limit_bytes = hit_limit(version, dir);
+            }
             if self.split {
                 usage.browser_oom_kills = kills(&dir.join(BROWSER));
                 // v1 counts each directory's own, v2 those below it too.
@@ -523,6 +911,26 @@ impl Part {
         }
         false
     }
+}
+
+/// The memory limit that was hit: the nearest, from a sandbox's cgroup on, that has led to a kill. v1 counts only how often a limit was
+/// reached, which its page cache may have done before another limit led to the kill.
+fn hit_limit(version: Version, dir: &Path) -> Option<u64> {
+    /// What v1 shows for none is above this.
+    const MOST: u64 = 1 << 60;
+    let read = |dir: &Path, file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
+    let limit = match version {
+        Version::V1 => "memory.limit_in_bytes",
+        Version::V2 => "memory.max",
+    };
+    let was_hit = |dir: &&Path| match version {
+        Version::V1 => ["memory.failcnt", "memory.memsw.failcnt"]
+            .iter()
+            .any(|file| read(dir, file).trim().parse::<u64>().is_ok_and(|count| count > 0)),
+        Version::V2 => counter(&read(dir, "memory.events.local"), "oom") > 0,
+    };
+    let hit = dir.ancestors().take_while(|dir| dir.join(limit).exists()).find(was_hit)?;
+    read(hit, limit).trim().parse().ok().filter(|bytes| *bytes < MOST)
 }
 
 fn counter(text: &str, name: &str) -> u64 {
@@ -590,7 +998,7 @@ mod tests {
     }
 
     fn create_in(root: &Path) -> (Layout, Vec<String>) {
-        let layout = Layout::detect(root, &[]);
+        let layout = Layout::claim(root, Ours { pids: &[], scope: Some("server.scope") });
         layout.tree("t").open().unwrap();
         layout.tree("t").create(&groups(), ("s", LIMITS), None).unwrap();
         let browser = Limits { memory_bytes: Some(48 << 20), cpu_millis: None, pids: Some(24) };
@@ -601,47 +1009,56 @@ mod tests {
     }
 
     #[test]
-    fn v2_hangs_below_the_nearest_cgroup_that_may_have_children_with_limits() {
+    fn v2_hangs_below_the_own_delegated_unit() {
         let root = crate::test_dir("cg2");
         put(&root, "proc/self/cgroup", "0::/user.slice/server.scope\n");
         put(&root, "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n");
         put(&root, "sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n");
         put(&root, "sys/fs/cgroup/user.slice/cgroup.controllers", "cpu memory pids\n");
         put(&root, "sys/fs/cgroup/user.slice/cgroup.subtree_control", "cpu memory pids\n");
-        put(&root, "sys/fs/cgroup/user.slice/server.scope/cgroup.procs", "4\n");
+        let unit = "sys/fs/cgroup/user.slice/server.scope";
+        let files =
+            [("type", "domain\n"), ("controllers", "cpu memory pids\n"), ("procs", ""), ("subtree_control", "")];
+        files.iter().for_each(|(file, text)| put(&root, &format!("{unit}/cgroup.{file}"), text));
         let (layout, out) = create_in(&root);
-        assert!(layout.absent.is_empty());
+        assert_eq!(layout.absent, BTreeMap::new());
+        let enabled = fs::read_to_string(root.join(unit).join("cgroup.subtree_control")).unwrap();
+        assert_eq!(enabled, "+memory +cpu +pids", "in one write");
         insta::assert_snapshot!(out.join("\n"), @r"
-        sys/fs/cgroup/user.slice/sandpool-t/cgroup.subtree_control = +memory +cpu +pids
-        sys/fs/cgroup/user.slice/sandpool-t/g/cgroup.subtree_control = +memory +cpu +pids
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/memory.max = 50331648
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/memory.swap.max = 0
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/browser/pids.max = 24
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/cgroup.subtree_control = +memory +cpu +pids
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/code/pids.max = 8
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/cpu.max = 150000 100000
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/memory.max = 67108864
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/memory.swap.max = 0
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/b/pids.max = 32
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/cgroup.subtree_control = +memory +cpu +pids
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/cpu.max = 50000 100000
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/memory.max = 536870912
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/memory.swap.max = 0
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/cpu.max = 150000 100000
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.max = 67108864
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.swap.max = 0
-        sys/fs/cgroup/user.slice/sandpool-t/g/h/s/pids.max = 32
-        sys/fs/cgroup/user.slice/sandpool-t/g/memory.max = 1073741824
-        sys/fs/cgroup/user.slice/sandpool-t/g/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/browser/memory.max = 50331648
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/browser/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/browser/pids.max = 24
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/code/pids.max = 8
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/cpu.max = 150000 100000
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/memory.max = 67108864
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/b/pids.max = 32
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/cgroup.subtree_control = +memory +cpu +pids
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/cpu.max = 50000 100000
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/memory.max = 536870912
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/s/cpu.max = 150000 100000
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/s/memory.max = 67108864
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/s/memory.swap.max = 0
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/s/pids.max = 32
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/memory.max = 1073741824
+        sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/memory.swap.max = 0
         ");
         let cgroup = layout.tree("t").sandbox(&groups(), "s", false);
         let code = cgroup.code();
         assert_eq!((code.tasks(), cgroup.browser()), (vec![], None));
-        assert!(code.v2().unwrap().ends_with("user.slice/sandpool-t/g/h/s"));
+        assert!(code.v2().unwrap().ends_with("server.scope/sandpool-t/g/h/s"));
         let split = layout.tree("t").sandbox(&groups(), "b", true);
-        assert!(split.code().v2().unwrap().ends_with("user.slice/sandpool-t/g/h/b/code"));
-        assert!(split.browser().unwrap().v2().unwrap().ends_with("user.slice/sandpool-t/g/h/b/browser"));
-        put(&root, "sys/fs/cgroup/user.slice/sandpool-t/g/h/s/memory.events", "low 0\nhigh 0\noom 3\noom_kill 2\n");
+        assert!(split.code().v2().unwrap().ends_with("server.scope/sandpool-t/g/h/b/code"));
+        assert!(split.browser().unwrap().v2().unwrap().ends_with("server.scope/sandpool-t/g/h/b/browser"));
+        put(
+            &root,
+            "sys/fs/cgroup/user.slice/server.scope/sandpool-t/g/h/s/memory.events",
+            "low 0\nhigh 0\noom 3\noom_kill 2\n",
+        );
         assert_eq!(cgroup.usage().oom_kills, 2);
         fs::remove_dir_all(root).unwrap();
     }
@@ -686,7 +1103,7 @@ mod tests {
         sys/fs/cgroup/memory/a/sandpool-t/g/memory.memsw.limit_in_bytes = 1073741824
         sys/fs/cgroup/memory/a/sandpool-t/memory.kmem.tcp.limit_in_bytes = -1
         ");
-        assert_eq!(layout.absent[&Controller::Pids], "the cgroup v1 controller `pids` is not mounted");
+        assert_eq!(layout.absent[&Controller::Pids].why, "the cgroup v1 controller `pids` is not mounted");
         let split = layout.tree("t").sandbox(&groups(), "b", true);
         let (code, browser) = (split.code(), split.browser().unwrap());
         assert_eq!((code.tasks().len(), browser.tasks().len(), browser.v2()), (2, 2, None));
@@ -706,9 +1123,231 @@ mod tests {
         put(&root, "proc/self/cgroup", "0::/\n");
         put(&root, "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         put(&root, "sys/fs/cgroup/cgroup.controllers", "\n");
-        let layout = Layout::detect(&root, &[]);
+        let layout = Layout::look(&root, Ours::default());
         assert!(layout.hierarchies.is_empty());
-        assert_eq!(layout.absent[&Controller::Memory], "cgroup v2 has no controller `memory` here");
+        assert_eq!(layout.absent[&Controller::Memory].why, "cgroup v2 has no controller `memory` here");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// A machine with v2 alone: the path of the server's own cgroup, and cgroups with what is in their `cgroup.procs`.
+    fn unified(name: &str, own: &str, cgroups: &[(&str, &str)]) -> PathBuf {
+        let root = crate::test_dir(name);
+        put(&root, "proc/self/cgroup", &format!("0::{own}\n"));
+        put(&root, "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n");
+        for (dir, processes) in cgroups {
+            let dir = format!("sys/fs/cgroup{dir}");
+            put(&root, &format!("{dir}/cgroup.controllers"), "cpuset cpu io memory pids\n");
+            put(&root, &format!("{dir}/cgroup.subtree_control"), "");
+            put(&root, &format!("{dir}/cgroup.procs"), processes);
+            if dir != "sys/fs/cgroup" {
+                put(&root, &format!("{dir}/cgroup.type"), "domain\n");
+            }
+        }
+        root
+    }
+
+    /// As systemd does it; `trusted` where a file system has no `user`.
+    fn delegate(root: &Path, dir: &str) {
+        let path = root.join("sys/fs/cgroup").join(dir);
+        let set = |name: &str| rustix::fs::setxattr(&path, name, b"1", rustix::fs::XattrFlags::empty());
+        set("user.delegate").or_else(|_| set("trusted.delegate")).unwrap();
+    }
+
+    fn everything(dir: &Path) -> Vec<(PathBuf, String)> {
+        let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+        let mut found: Vec<_> = entries
+            .flat_map(|path| match path.is_dir() {
+                true => [vec![(path.clone(), String::new())], everything(&path)].concat(),
+                false => vec![(path.clone(), fs::read_to_string(&path).unwrap())],
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    fn why(layout: &Layout) -> String {
+        assert_eq!(layout.hierarchies, []);
+        let Absence { why, what_to_do } = &layout.absent[&Controller::Memory];
+        assert!(Controller::ALL.iter().all(|c| layout.absent[c] == layout.absent[&Controller::Memory]));
+        format!("{why} → {what_to_do}")
+    }
+
+    const FOUR: Pid = Pid::from_raw(4).unwrap();
+
+    /// W38, W40, W46 of the hostile list.
+    #[test]
+    fn w38_a_cgroup_shared_with_others_is_left_as_it_is_and_none_above_it_is_taken() {
+        let shared = ("/a.slice/server.service", "4\n7\n9\n");
+        let unit = unified("w38", "/a.slice/server.service", &[("", ""), ("/a.slice", ""), shared]);
+        delegate(&unit, "a.slice/server.service");
+        let container = unified("w38c", "/", &[("", "4\n9\n")]);
+        // Not the topmost of the machine, but the one that a container sees as such.
+        put(&container, "sys/fs/cgroup/cgroup.type", "domain\n");
+        let plain = unified("w38p", "/a/b", &[("", ""), ("/a", ""), ("/a/b", "0\n4\n")]);
+        for (root, cgroup, who) in [
+            (unit, "/a.slice/server.service", "process 9 bash"),
+            (container, "/", "process 9 bash"),
+            (plain, "/a/b", "process 0"),
+        ] {
+            put(&root, "proc/9/comm", "bash\n");
+            put(&root, "proc/9/stat", "9 (ba) sh) S 1 9 9 0\n");
+            put(&root, "proc/7/stat", "7 (pip) S 4 7 7 0\n");
+            let before = everything(&root);
+            for find in [Layout::look, Layout::claim] {
+                let found = why(&find(&root, Ours { pids: &[FOUR], scope: None }));
+                let dir = root.join("sys/fs/cgroup").join(&cgroup[1..]);
+                let dir = dir.display().to_string();
+                let dir = dir.trim_end_matches('/');
+                let expected = format!("other processes than the server's are in the cgroup `{dir}` ({who}) → ");
+                assert!(found.replace("/`", "`").starts_with(&expected), "{found}\n{expected}");
+                assert!(found.contains("alone in its cgroup") && !found.contains("writable"), "{found}");
+                assert_eq!(everything(&root), before);
+            }
+            fs::remove_dir_all(root).unwrap();
+        }
+    }
+
+    /// W40: a cgroup namespace without a mount of its own sees that of the host, with a root above its own.
+    #[test]
+    fn w40_a_mount_that_does_not_show_the_own_cgroup_is_not_used() {
+        let root = unified("w40n", "/", &[("", "4\n")]);
+        let mountinfo = "30 23 0:26 /../../.. /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+        put(&root, "proc/self/mountinfo", mountinfo);
+        let before = everything(&root);
+        let found = why(&Layout::claim(&root, Ours { pids: &[FOUR], scope: None }));
+        assert!(found.contains("does not show the server's own cgroup"), "{found}");
+        let own_mount = "31 30 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        put(&root, "proc/self/mountinfo", &[mountinfo, own_mount].concat());
+        assert!(Layout::look(&root, Ours::default()).has(Controller::Memory));
+        put(&root, "proc/self/mountinfo", mountinfo);
+        assert_eq!(everything(&root), before);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn w38_a_threaded_cgroup_and_one_without_memory_are_no_base() {
+        let root = unified("w38t", "/a", &[("", ""), ("/a", "")]);
+        put(&root, "sys/fs/cgroup/a/cgroup.type", "domain threaded\n");
+        assert!(why(&Layout::claim(&root, Ours::default())).contains("is `domain threaded`"));
+        put(&root, "sys/fs/cgroup/a/cgroup.type", "domain\n");
+        put(&root, "sys/fs/cgroup/a/cgroup.controllers", "cpu pids\n");
+        assert!(why(&Layout::claim(&root, Ours::default())).contains("`memory` is not delegated to"));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn w38_looking_changes_nothing_and_a_claim_that_fails_is_taken_back() {
+        let root = unified("w38l", "/a", &[("", ""), ("/a", "")]);
+        let before = everything(&root);
+        assert!(Layout::look(&root, Ours::default()).has(Controller::Memory));
+        assert_eq!(everything(&root), before);
+        // A write to it fails as one to a cgroup does that somebody has just entered.
+        let control = root.join("sys/fs/cgroup/a/cgroup.subtree_control");
+        fs::remove_file(&control).unwrap();
+        fs::create_dir(&control).unwrap();
+        let before = everything(&root);
+        assert!(why(&Layout::claim(&root, Ours::default())).contains("cannot be used"));
+        assert_eq!(everything(&root), before);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn w38_what_was_claimed_is_taken_back_unless_somebody_has_come_to_need_it() {
+        let root = unified("w38r", "/a", &[("", ""), ("/a", ""), ("/a/before", "")]);
+        let before = everything(&root);
+        let base = root.join("sys/fs/cgroup/a");
+        let control = base.join("cgroup.subtree_control");
+        let claim = || {
+            fs::write(&control, "").unwrap();
+            let layout = Layout::claim(&root, Ours::default());
+            assert_eq!(fs::read_to_string(&control).unwrap(), "+memory +cpu +pids");
+            // What the kernel would have made of it.
+            fs::write(&control, "memory cpu pids\n").unwrap();
+            layout
+        };
+        let layout = claim();
+        fs::create_dir(base.join(LEAF)).unwrap();
+        layout.release();
+        assert_eq!(fs::read_to_string(&control).unwrap(), "-memory -cpu -pids");
+        fs::write(&control, "").unwrap();
+        assert_eq!(everything(&root), before);
+        let layout = claim();
+        fs::create_dir(base.join("since")).unwrap();
+        layout.release();
+        assert_eq!(fs::read_to_string(&control).unwrap(), "memory cpu pids\n");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// W39: systemd ends a service in whose cgroup, or below it, a process is killed for memory, unless it is delegated.
+    #[test]
+    fn w39_a_unit_that_is_not_delegated_is_not_used() {
+        let own = "/system.slice/a.service";
+        let root = unified("w39", own, &[("", ""), ("/system.slice", ""), (own, "4\n")]);
+        let ours = Ours { pids: &[FOUR], scope: None };
+        let before = everything(&root);
+        assert_eq!(
+            why(&Layout::claim(&root, ours)),
+            "the unit `a.service` is not delegated, so that its cgroup is systemd's → set `Delegate=yes` in the unit"
+        );
+        assert_eq!(everything(&root), before);
+        delegate(&root, &own[1..]);
+        let found = Layout::look(&root, ours);
+        assert_eq!(found.hierarchies[0].base, root.join("sys/fs/cgroup").join(&own[1..]));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// W40: `DelegateSubgroup=` puts the server beside the place for its tree. Above the unit nothing is taken.
+    #[test]
+    fn w40_a_tree_hangs_in_the_unit_and_never_above_it() {
+        let cgroups = [
+            ("", ""),
+            ("/system.slice", ""),
+            ("/system.slice/a.service", ""),
+            ("/system.slice/a.service/own", "4\n9\n"),
+        ];
+        let root = unified("w40", "/system.slice/a.service/own", &cgroups);
+        delegate(&root, "system.slice/a.service");
+        let unit = root.join("sys/fs/cgroup/system.slice/a.service");
+        let found = Layout::claim(&root, Ours { pids: &[FOUR], scope: None });
+        assert_eq!(found.hierarchies.iter().map(|h| &h.base).collect::<Vec<_>>(), [&unit]);
+        put(&unit, "cgroup.procs", "9\n");
+        put(&unit, "cgroup.subtree_control", "");
+        let before = everything(&root);
+        assert!(why(&Layout::claim(&root, Ours { pids: &[FOUR], scope: None })).contains("process 9"));
+        assert_eq!(everything(&root), before);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// W45: the limit that was hit, be it the sandbox's or one around it; none where that is not sure.
+    #[test]
+    fn w45_a_kill_names_the_limit_that_was_hit() {
+        let root = crate::test_dir("w45");
+        let limits = |version, dirs: &[(&str, &str, &str)]| {
+            let (limit, hits) = match version {
+                Version::V1 => ("memory.limit_in_bytes", "memory.failcnt"),
+                Version::V2 => ("memory.max", "memory.events.local"),
+            };
+            for (dir, bytes, hit) in dirs {
+                put(&root, &format!("{dir}/{limit}"), &format!("{bytes}\n"));
+                put(&root, &format!("{dir}/{hits}"), &format!("{hit}\n"));
+            }
+            hit_limit(version, &root.join("unit/group/box"))
+        };
+        let hit = "low 0\noom 1\noom_kill 1";
+        let not = "low 0\noom 0\noom_kill 1";
+        use Version::{V1, V2};
+        assert_eq!(
+            limits(V2, &[("unit", "250", hit), ("unit/group", "max", not), ("unit/group/box", "900", not)]),
+            Some(250)
+        );
+        assert_eq!(limits(V2, &[("unit/group/box", "900", hit)]), Some(900));
+        assert_eq!(limits(V2, &[("unit", "250", not), ("unit/group/box", "900", not)]), None, "above what can be seen");
+        let none = "9223372036854771712";
+        assert_eq!(
+            limits(V1, &[("unit", none, "0"), ("unit/group", "800", "3"), ("unit/group/box", "900", "0")]),
+            Some(800)
+        );
+        assert_eq!(limits(V1, &[("unit/group/box", "900", "1")]), Some(900), "the nearest");
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -329,6 +329,7 @@ impl Keeper {
         self.store.close();
         self.spares.close();
         self.instance.remove();
+        self.survey.cgroup.release();
         if let Some((Some(id), _)) = self.ending {
             self.answer(id, Reply::Done);
         }

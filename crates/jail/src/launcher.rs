@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::Mode;
 use crate::inherited;
 use crate::keeper::Keeper;
-use crate::survey::{Survey, find_program, map_self};
+use crate::survey::{Purpose, Survey, find_program, map_self};
 use crate::sys;
 use crate::wire::{self, Call, Reply, Request, Response, Start};
 
@@ -115,22 +115,24 @@ fn begin() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT] {
         sys::ignore(signal);
     }
-    let mut survey: Option<Survey> = None;
     loop {
         let Some((request, fds)) = wire::receive::<Request>(&socket)? else { return Ok(()) };
         match request.call {
-            Call::Survey { mode } => {
-                let taken = survey.insert(Survey::take(mode, &ours())).clone();
+            Call::Survey { mode, cgroups } => {
+                let taken = Survey::take(mode, cgroups, &ours(), Purpose::Look);
                 answer(&socket, request.id, Reply::Survey(taken))?;
             }
             Call::Start(start) => {
-                let survey = survey.unwrap_or_else(|| Survey::take(start.mode, &ours()));
+                let survey = Survey::take(start.mode, start.cgroups, &ours(), Purpose::Start);
                 return match (&survey.refusal, fds.into_iter().next()) {
                     (Some(no), _) => {
                         let (why, hint) = (no.why.clone(), no.hint.clone());
                         answer(&socket, request.id, Reply::Unavailable { why, hint })
                     }
-                    (None, None) => answer(&socket, request.id, failed("the guest's program is missing")),
+                    (None, None) => {
+                        survey.cgroup.release();
+                        answer(&socket, request.id, failed("the guest's program is missing"))
+                    }
                     (None, Some(guest)) => start_with(Resume { id: request.id, start, survey }, socket, guest),
                 };
             }
@@ -174,6 +176,7 @@ fn start_with(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()>
     match enter_namespace(&resume.survey).and_then(|()| execute_again(&resume, &socket, guest)) {
         Ok(never) => match never {},
         Err(e) => {
+            resume.survey.cgroup.release();
             let hint = "`sandpool doctor` says what this user lacks; `newuidmap` and `newgidmap` need its ranges in /etc/subuid \
                         and /etc/subgid"
                 .to_owned();
@@ -263,9 +266,13 @@ fn serve(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()> {
     let _ = crate::rlimits::no_cores();
     // Not before: as an ordinary user an undumpable process cannot be given id maps, and belongs to root for `newuidmap`.
     crate::process::set_not_dumpable()?;
+    let cgroup = survey.cgroup.clone();
     match Keeper::new(&start, survey, socket, guest) {
         Ok(keeper) => keeper.run(id),
-        Err((socket, e)) => answer(&socket, id, Reply::Failed { message: e.to_string() }),
+        Err((socket, e)) => {
+            cgroup.release();
+            answer(&socket, id, Reply::Failed { message: e.to_string() })
+        }
     }
 }
 

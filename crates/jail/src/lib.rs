@@ -25,6 +25,7 @@ pub mod own;
 pub mod plan;
 pub mod process;
 pub mod rlimits;
+pub mod scope;
 pub mod seccomp;
 pub mod spare;
 pub mod spec;

@@ -1,5 +1,6 @@
-//! What this host offers to a sandbox: every layer, on or off, why, and what would turn it on. Nothing here changes the host.
+//! What this host offers to a sandbox: every layer, on or off, why, and what would turn it on.
 //!
+//! Nothing here changes the host, but for a server that starts: it claims the cgroups that it found.
 //! Namespaces are tried out in a child that ends at once: a switch in `/proc/sys` says what somebody wanted, not what works.
 
 use std::fs;
@@ -12,7 +13,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{self, Controller, Layout, Version};
+use crate::cgroup::{self, Controller, Layout, Source, Version};
 use crate::ids::{self, Mode, SubRange};
 use crate::{sys, volume};
 
@@ -64,9 +65,27 @@ pub struct Subordinate {
     pub gids: SubRange,
 }
 
+/// What a survey is taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be told.
+    Look,
+    /// To start with what is found.
+    Start,
+}
+
+/// What bounds the number of processes in a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessBound {
+    Cgroup,
+    /// `RLIMIT_NPROC`, which counts inside the sandbox's own user namespace.
+    Rlimit,
+    Nothing,
+}
+
 impl Survey {
-    /// `ours`: see [`Layout::detect`]. `wanted` overrides the mode, downwards only: nobody becomes root by asking.
-    pub fn take(wanted: Option<Mode>, ours: &[Pid]) -> Self {
+    /// `ours`: the server's processes. `wanted` overrides the mode, downwards only: nobody becomes root by asking.
+    pub fn take(wanted: Option<Mode>, source: Source, ours: &[Pid], purpose: Purpose) -> Self {
         let mut facts = Vec::new();
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         facts.push(kernel(&release));
@@ -91,8 +110,14 @@ impl Survey {
         facts.push(fact("seccomp", seccomp, "system-call filter", "a kernel with CONFIG_SECCOMP_FILTER is needed"));
         let landlock = sys::landlock_abi();
         facts.push(landlock_fact(landlock));
-        let cgroup = Layout::detect(Path::new("/"), ours);
-        facts.extend(Controller::ALL.map(|c| cgroup_fact(&cgroup, c, mode)));
+        let no_seccomp = || Refusal {
+            why: "the kernel has no system-call filter (seccomp)".into(),
+            hint: "use a kernel with CONFIG_SECCOMP_FILTER, or another back end".into(),
+        };
+        let refusal = refusal.or_else(|| (!seccomp).then(no_seccomp));
+        let cgroup = Layout::obtain(source, ours, purpose == Purpose::Start && refusal.is_none());
+        facts.extend(Controller::ALL.map(|c| cgroup_fact(&cgroup, c)));
+        facts.push(processes(process_bound(&cgroup, counts_processes, mode)));
         facts.push(swap(&cgroup));
         facts.extend(socket_buffers(&cgroup, &fs::read_to_string("/proc/cmdline").unwrap_or_default()));
         facts.push(network_limits(mode));
@@ -100,13 +125,31 @@ impl Survey {
         facts.push(disk);
         facts.push(memfd());
         facts.push(open_files());
-        let no_seccomp = || Refusal {
-            why: "the kernel has no system-call filter (seccomp)".into(),
-            hint: "use a kernel with CONFIG_SECCOMP_FILTER, or another back end".into(),
-        };
-        let refusal = refusal.or_else(|| (!seccomp).then(no_seccomp));
         Self { mode, refusal, facts, cgroup, landlock, ext4, sub, counts_processes }
     }
+
+    pub fn process_bound(&self) -> ProcessBound {
+        process_bound(&self.cgroup, self.counts_processes, self.mode)
+    }
+}
+
+fn process_bound(cgroup: &Layout, counts_processes: bool, mode: Mode) -> ProcessBound {
+    if cgroup.has(Controller::Pids) {
+        ProcessBound::Cgroup
+    } else if counts_processes || mode == Mode::Sub {
+        ProcessBound::Rlimit
+    } else {
+        ProcessBound::Nothing
+    }
+}
+
+fn processes(bound: ProcessBound) -> Fact {
+    let why = match bound {
+        ProcessBound::Cgroup => "cgroup pids",
+        ProcessBound::Rlimit => "an rlimit, which counts in each sandbox for itself",
+        ProcessBound::Nothing => "nothing: the kernel counts all processes of a host uid together",
+    };
+    fact("processes", bound != ProcessBound::Nothing, why, "use Linux 5.14 or newer, or have a cgroup with `pids`")
 }
 
 fn fact(layer: &str, on: bool, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
@@ -218,8 +261,8 @@ fn subordinate(uid: u32) -> (Option<Subordinate>, Fact) {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let passwd = read("/etc/passwd");
     let name = ids::login_name(&passwd, uid).unwrap_or_default();
-    let uids = ids::sub_range(&read("/etc/subuid"), name, uid);
-    let gids = ids::sub_range(&read("/etc/subgid"), name, uid);
+    let (subuid, subgid) = (read("/etc/subuid"), read("/etc/subgid"));
+    let (uids, gids) = (ids::sub_range(&subuid, name, uid), ids::sub_range(&subgid, name, uid));
     let programs = find_program("newuidmap").is_some() && find_program("newgidmap").is_some();
     let layer = "newuidmap";
     match (programs, uids, gids) {
@@ -229,7 +272,13 @@ fn subordinate(uid: u32) -> (Option<Subordinate>, Fact) {
             (Some(Subordinate { uids, gids }), fact(layer, true, why, ""))
         }
         _ => {
-            let hint = format!("usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}");
+            let hint = match ids::free_range([&subuid, &subgid], [&passwd, &read("/etc/group")]) {
+                Some(SubRange { start, count }) => {
+                    let range = format!("{start}-{}", start + count - 1);
+                    format!("usermod --add-subuids {range} --add-subgids {range} {name}")
+                }
+                None => "give this user a range in /etc/subuid and /etc/subgid that is nobody else's".into(),
+            };
             (None, fact(layer, false, "no range for this user in /etc/subuid and /etc/subgid", hint))
         }
     }
@@ -250,18 +299,22 @@ fn landlock_fact(abi: Option<u32>) -> Fact {
     }
 }
 
-fn cgroup_fact(layout: &Layout, controller: Controller, mode: Mode) -> Fact {
+fn cgroup_fact(layout: &Layout, controller: Controller) -> Fact {
     let layer = format!("cgroup {}", controller.name());
     if let Some(h) = layout.hierarchies.iter().find(|h| h.controllers.contains(&controller)) {
-        let version = if h.version == Version::V1 { "v1" } else { "v2" };
-        return fact(&layer, true, format!("{version}, below {}", h.base.display()), "");
+        let why = match h.version {
+            Version::V1 => format!("v1, below {}", h.base.display()),
+            Version::V2 if layout.scope_to_come => {
+                "v2, in a scope of its own that systemd is asked for at the start".into()
+            }
+            Version::V2 => format!("v2, below {}", h.base.display()),
+        };
+        return fact(&layer, true, why, "");
     }
-    let why = layout.absent.get(&controller).cloned().unwrap_or_default();
-    let hint = match mode {
-        Mode::Root => "mount the controller, or give the container a writable cgroup",
-        Mode::Sub | Mode::Single => "start the server by `systemd-run --user --scope -p Delegate=yes`",
-    };
-    fact(&layer, false, why, hint)
+    match layout.absent.get(&controller) {
+        Some(absence) => fact(&layer, false, &*absence.why, &*absence.what_to_do),
+        None => fact(&layer, false, "", ""),
+    }
 }
 
 fn swap(layout: &Layout) -> Fact {
@@ -338,9 +391,9 @@ fn disk(mode: Mode) -> (bool, Fact) {
     if mode != Mode::Root {
         return in_memory("an ordinary user cannot mount a disk", "");
     }
-    let ext4 = fs::read_to_string("/proc/filesystems").is_ok_and(|text| text.lines().any(|l| l.ends_with("\text4")));
-    if !ext4 {
-        return in_memory("the kernel has no ext4", "load the module ext4");
+    if let Err(e) = mountable("ext4") {
+        let hint = "use a kernel with ext4, or load the module: `modprobe ext4`";
+        return in_memory(&format!("the kernel cannot mount ext4 ({e})"), hint);
     }
     if let Err(e) = volume::loop_devices() {
         let hint = "load the module loop, or give the container the host's /dev";
@@ -350,6 +403,11 @@ fn disk(mode: Mode) -> (bool, Fact) {
         return in_memory("mkfs.ext4 is not installed", "install e2fsprogs");
     }
     (true, fact(layer, true, "ext4 images on disk, bytes and inodes", ""))
+}
+
+/// Asked of the kernel, which loads a module for it if need be, as a mount would: `/proc/filesystems` knows only what is loaded.
+fn mountable(kind: &str) -> Result<(), Errno> {
+    rustix::mount::fsopen(kind, rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC).map(drop)
 }
 
 fn memfd() -> Fact {
@@ -507,6 +565,43 @@ mod tests {
     fn root_of_a_small_namespace_has_no_ids_to_give() {
         assert!(maps("         0          0 4294967295\n", ids::ROOT_BASE));
         assert!(!maps("         0       1000          1\n         1     100000      65536\n", ids::ROOT_BASE));
+    }
+
+    /// W47 of the hostile list: what is asked is what a mount asks, not the list of what is loaded by now.
+    #[test]
+    fn w47_a_file_system_is_tried_and_not_looked_up() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        assert_eq!(mountable("sandpool-no-such-fs"), Err(Errno::NODEV));
+        let list = fs::read_to_string("/proc/filesystems").unwrap();
+        let listed = list.lines().filter_map(|line| line.split('\t').nth(1)).find(|kind| *kind == "tmpfs");
+        assert_eq!(mountable(listed.unwrap()), Ok(()));
+    }
+
+    /// W46 of the hostile list: the hint belongs to the reason, whoever starts the server.
+    #[test]
+    fn w46_the_hint_about_a_cgroup_is_the_one_of_its_reason() {
+        let absence = crate::cgroup::Absence::new("others are in it", "start the server alone");
+        let layout = Layout { absent: [(Controller::Memory, absence)].into(), ..Layout::default() };
+        let fact = cgroup_fact(&layout, Controller::Memory);
+        assert_eq!(
+            (fact.state, &*fact.why, &*fact.what_to_do),
+            (State::Off, "others are in it", "start the server alone")
+        );
+    }
+
+    /// W44 of the hostile list.
+    #[test]
+    fn w44_an_rlimit_is_told_where_no_cgroup_counts_processes() {
+        let none = Layout::default();
+        let told = |counts, mode| {
+            let fact = processes(process_bound(&none, counts, mode));
+            (fact.state, fact.why)
+        };
+        assert_eq!(told(true, Mode::Single), (State::On, "an rlimit, which counts in each sandbox for itself".into()));
+        assert_eq!(told(false, Mode::Sub).0, State::On);
+        assert_eq!(told(false, Mode::Root).0, State::Off);
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub enum Said {
     Begun {
         number: u64,
     },
+    /// From the interpreter's own driver, before it is ready: modules that it was to import, and why it could not.
+    NotImported(BTreeMap<String, String>),
     /// The kernel's number in its sandbox; it comes with a descriptor of the process.
     Forked {
         number: u64,
@@ -262,6 +264,7 @@ pub struct Warmth {
     pause: Duration,
     forks: u64,
     restarts: u64,
+    not_imported: BTreeMap<String, String>,
     outcomes: Vec<Outcome>,
 }
 
@@ -280,6 +283,7 @@ impl Default for Warmth {
             pause: PAUSE,
             forks: 0,
             restarts: 0,
+            not_imported: BTreeMap::new(),
             outcomes: Vec::new(),
         }
     }
@@ -290,6 +294,7 @@ impl Warmth {
     pub fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
         self.end();
         self.recipe = Some(recipe);
+        self.not_imported.clear();
         self.pause = PAUSE;
         self.waiting.push(request);
         self.start(epoll);
@@ -311,7 +316,8 @@ impl Warmth {
     }
 
     pub fn figures(&self) -> Reply {
-        Reply::Warmth { ready: self.ready().is_some(), forks: self.forks, restarts: self.restarts }
+        let not_imported = self.not_imported.clone();
+        Reply::Warmth { ready: self.ready().is_some(), forks: self.forks, restarts: self.restarts, not_imported }
     }
 
     pub fn fork(&mut self, wanted: Wanted) {
@@ -479,6 +485,7 @@ impl Warmth {
                     (sent.begun, sent.until) = (fds.into_iter().next(), Instant::now() + FORK_TIME);
                 }
             }
+            Said::NotImported(modules) => self.not_imported = modules,
             Said::Forked { number, pid } => {
                 if let (Some(sent), Some(process)) = (zygote.sent.remove(&number), fds.into_iter().next()) {
                     zygote.forks += 1;

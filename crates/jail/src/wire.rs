@@ -17,7 +17,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Group, Limits as CgroupLimits, Usage};
+use crate::cgroup::{Group, Limits as CgroupLimits, Source, Usage};
 use crate::disk::KeepFree;
 use crate::ids::Mode;
 use crate::kept::{Kept, Wanted};
@@ -37,6 +37,7 @@ pub enum Call {
     /// What this host offers; may come before `Start`, and when `Start` would fail.
     Survey {
         mode: Option<Mode>,
+        cgroups: Source,
     },
     /// First of all; the guest's program comes as a descriptor.
     Start(Start),
@@ -80,6 +81,7 @@ pub struct Start {
     /// One server a state directory; without it every server gets its own instance below.
     pub exclusive: bool,
     pub mode: Option<Mode>,
+    pub cgroups: Source,
     /// The most sandboxes of a kind whose root, volume and network are made before they are asked for.
     pub spares: usize,
     /// What volumes on disk leave free of their file system.
@@ -146,6 +148,7 @@ pub enum Reply {
         ready: bool,
         forks: u64,
         restarts: u64,
+        not_imported: BTreeMap<String, String>,
     },
     List(Vec<String>),
     Gone,

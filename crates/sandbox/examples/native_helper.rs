@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use jail::warm::{Arrival, Fork};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
-use sandbox::native::{GuestBinary, Mode, Native, NativeConfig};
+use sandbox::native::{Cgroups, GuestBinary, Mode, Native, NativeConfig};
 use sandbox::{
     Backend, BackendError, BrowserRoom, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume, WarmSpec,
 };
@@ -474,6 +474,7 @@ fn config(state_dir: &str, mode: Option<Mode>) -> NativeConfig {
         label: "test".into(),
         exclusive: false,
         mode,
+        cgroups: Cgroups::default(),
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
         restarts: false,
@@ -501,7 +502,7 @@ fn keeping() -> SandboxSpec {
 
 fn survey() {
     let launcher = sandbox::native::spawn_launcher().unwrap();
-    let found = launcher.survey(None).unwrap();
+    let found = launcher.survey(None, Cgroups::default()).unwrap();
     for fact in &found.facts {
         eprintln!("{:?} {}: {} {}", fact.state, fact.layer, fact.why, fact.what_to_do);
     }

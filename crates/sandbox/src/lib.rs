@@ -130,16 +130,20 @@ pub struct Stats {
     /// Processes of this sandbox that the kernel killed for memory, since it was made; but for those of its browser.
     pub oom_kills: u64,
     pub browser_oom_kills: u64,
+    /// The limit that such a kill was for, the sandbox's own or one around it; `None` where it cannot be told.
+    pub oom_limit_bytes: Option<u64>,
 }
 
 /// The warm interpreter, since the back end was started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Warmth {
     /// It can be forked now.
     pub ready: bool,
     pub forks: u64,
     /// How often it died and was started again.
     pub restarts: u64,
+    /// Modules that it was to import and could not, and why.
+    pub not_imported: BTreeMap<String, String>,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -34,6 +34,7 @@ use tokio::net::{UnixDatagram, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
+pub use jail::cgroup::Source as Cgroups;
 pub use jail::disk::{KeepFree, Room};
 pub use jail::heap::return_large_blocks;
 pub use jail::ids::Mode;
@@ -84,9 +85,9 @@ pub struct Examination {
 
 impl Launcher {
     /// Looks at the host without starting anything. Waits for the answer.
-    pub fn survey(&self, mode: Option<Mode>) -> Result<Examination, BackendError> {
+    pub fn survey(&self, mode: Option<Mode>, cgroups: Cgroups) -> Result<Examination, BackendError> {
         let socket = &self.spawned.socket;
-        let request = Request { id: 0, call: Call::Survey { mode } };
+        let request = Request { id: 0, call: Call::Survey { mode, cgroups } };
         wire::send(socket, &request, &[]).map_err(lost)?;
         match wire::receive::<Response>(socket).map_err(lost)? {
             Some((Response { reply: Reply::Survey(survey), .. }, _)) => Ok(examination(survey)),
@@ -171,6 +172,7 @@ pub struct NativeConfig {
     /// One server a state directory (`serve`); otherwise many live side by side (`stdio`).
     pub exclusive: bool,
     pub mode: Option<Mode>,
+    pub cgroups: Cgroups,
     /// Refuses to start below this level.
     pub floor: Level,
     /// The most sandboxes of a kind that are half made before they are asked for; [`SPARES`] unless there is a reason.
@@ -473,6 +475,7 @@ async fn begin(spawned: Spawned, config: &NativeConfig, runtime_dir: &Path) -> R
         label: config.label.clone(),
         exclusive: config.exclusive,
         mode: config.mode,
+        cgroups: config.cgroups,
         spares: config.spares,
         keep_free: config.keep_free,
     };
@@ -662,7 +665,9 @@ impl Backend for Native {
 
     async fn warmth(&self) -> Option<Warmth> {
         match self.link().call(Call::Warmth, &[]).await {
-            Ok(Reply::Warmth { ready, forks, restarts }) => Some(Warmth { ready, forks, restarts }),
+            Ok(Reply::Warmth { ready, forks, restarts, not_imported }) => {
+                Some(Warmth { ready, forks, restarts, not_imported })
+            }
             _ => None,
         }
     }
@@ -769,8 +774,8 @@ impl Sandbox for NativeSandbox {
     async fn stats(&self) -> Result<Stats, BackendError> {
         match self.link.call(Call::Stats { sandbox: self.id.clone() }, &[]).await? {
             Reply::Stats(usage) => {
-                let cgroup::Usage { memory_bytes, pids, oom_kills, browser_oom_kills } = usage;
-                Ok(Stats { memory_bytes, pids, oom_kills, browser_oom_kills })
+                let cgroup::Usage { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes } = usage;
+                Ok(Stats { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes })
             }
             _ => Err(BackendError::Gone(self.id.clone())),
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use sandbox::native::{GuestBinary, Mode, Native, NativeConfig, spawn_launcher_from};
+use sandbox::native::{Cgroups, GuestBinary, Mode, Native, NativeConfig, spawn_launcher_from};
 use sandbox::{Backend, BackendError, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -81,6 +81,7 @@ fn config(dir: &Path) -> NativeConfig {
         label: "test".into(),
         exclusive: true,
         mode: None,
+        cgroups: Cgroups::default(),
         floor: Level::Basic,
         spares: 1,
         restarts: false,

@@ -42,7 +42,7 @@ impl Denial {
 }
 
 /// How things stand at the moment somebody asks.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Gauges {
     pub contexts: usize,
     pub ready: Ready,
@@ -71,7 +71,7 @@ impl Gauges {
     }
 
     fn write_warmth(&self, page: &mut Page) {
-        let Warmth { ready, forks, restarts } = self.warm;
+        let Warmth { ready, forks, restarts, .. } = self.warm;
         page.gauge(
             "sandpool_warm_ready",
             "Whether Python kernels are forked from a warm interpreter.",
@@ -334,7 +334,7 @@ mod tests {
         let _open = (metrics.connection(), metrics.session(), metrics.session());
         metrics.served(4096);
         let ready = Ready { wanted: 3, available: 1, memory_bytes: 6_000_000, taken: 7, handed_over: 8, made: 9 };
-        let warm = Warmth { ready: true, forks: 10, restarts: 1 };
+        let warm = Warmth { ready: true, forks: 10, restarts: 1, ..Warmth::default() };
         let browsers = Browsers { running: 2, started: 12, died: 3 };
         let gauges = Gauges {
             contexts: 4,

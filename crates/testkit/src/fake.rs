@@ -46,6 +46,7 @@ struct Shared {
     slow: Mutex<(Duration, Duration)>,
     oom_kills: AtomicU64,
     browser_oom_kills: AtomicU64,
+    oom_limit_hidden: AtomicBool,
     /// No socket comes out of sandboxes that should have one.
     no_egress: AtomicBool,
     /// What was asked of browsers, in the order in which it began, and how they were started.
@@ -110,6 +111,11 @@ impl FakeBackend {
 
     pub fn set_browser_oom_kills(&self, kills: u64) {
         self.shared.browser_oom_kills.store(kills, Ordering::SeqCst);
+    }
+
+    /// Nobody can tell any more which limit a kill was for; otherwise it is the least around the sandbox.
+    pub fn hide_oom_limit(&self) {
+        self.shared.oom_limit_hidden.store(true, Ordering::SeqCst);
     }
 
     /// No socket comes out of sandboxes that are made from now on.
@@ -234,6 +240,10 @@ impl Backend for FakeBackend {
             egress: Mutex::new(egress),
             drivers: Arc::default(),
             has_room: spec.browser.is_some(),
+            memory_bytes: {
+                let around = spec.groups.iter().filter_map(|group| group.memory_bytes);
+                around.fold(spec.limits.memory_bytes, u64::min)
+            },
             files: [Arc::default(), volume.unwrap_or_default(), Arc::default()],
             id: format!("sbx-{number}"),
             isolation: no_isolation(),
@@ -287,6 +297,8 @@ struct FakeSandbox {
     /// Of browsers that were put in and not taken yet.
     drivers: Arc<AtomicU32>,
     has_room: bool,
+    /// The least limit around it.
+    memory_bytes: u64,
     files: [Arc<Files>; 3],
     gone: Notify,
     destroyed: AtomicBool,
@@ -350,7 +362,9 @@ impl Sandbox for Handle {
     async fn stats(&self) -> Result<Stats, BackendError> {
         let oom_kills = self.0.backend.shared.oom_kills.load(Ordering::SeqCst);
         let browser_oom_kills = self.0.backend.shared.browser_oom_kills.load(Ordering::SeqCst);
-        Ok(Stats { memory_bytes: Some(8 << 20), pids: None, oom_kills, browser_oom_kills })
+        let hidden = self.0.backend.shared.oom_limit_hidden.load(Ordering::SeqCst);
+        let oom_limit_bytes = (oom_kills > 0 && !hidden).then_some(self.0.memory_bytes);
+        Ok(Stats { memory_bytes: Some(8 << 20), pids: None, oom_kills, browser_oom_kills, oom_limit_bytes })
     }
 
     async fn destroy(&self) -> Result<(), BackendError> {

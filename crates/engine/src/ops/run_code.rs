@@ -304,9 +304,11 @@ impl Attempt<'_> {
 
     /// A kill for memory is told from others by the sandbox's own count.
     pub(super) async fn killed(&self, how: Ended, place: &Place, home: &mut Home) -> Option<RunOutcome> {
-        let by_kernel = how == (Ended::Signaled { signal: SIGKILL }) && home.settle(place).await;
-        let limit_bytes = self.world.holdings.memory_limit(&self.context.limits);
-        by_kernel.then_some(RunOutcome::OutOfMemory { limit_bytes })
+        if how != (Ended::Signaled { signal: SIGKILL }) {
+            return None;
+        }
+        let stats = home.settle(place).await?;
+        Some(RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes })
     }
 }
 
@@ -318,10 +320,11 @@ pub(super) fn reported(heard: &Heard<'_>) -> Option<RunStatus> {
 }
 
 impl Home {
-    /// Takes note of the memory kills up to now, and says whether there are new ones.
-    async fn settle(&mut self, place: &Place) -> bool {
-        let Some(kills) = place.oom_kills().await else { return false };
-        kills > std::mem::replace(&mut self.oom_kills, kills)
+    /// Takes note of the memory kills up to now, and answers the figures if there are new ones.
+    async fn settle(&mut self, place: &Place) -> Option<sandbox::Stats> {
+        let stats = place.stats().await?;
+        let before = std::mem::replace(&mut self.oom_kills, stats.oom_kills);
+        (stats.oom_kills > before).then_some(stats)
     }
 
     /// What an end that the guest did not report means.

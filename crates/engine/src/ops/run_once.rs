@@ -222,11 +222,11 @@ impl Fresh<'_> {
             RunStatus::Cancelled { .. } => RunOutcome::Cancelled { state_kept: false },
             RunStatus::Ended { how } => {
                 let killed = how == (Ended::Signaled { signal: SIGKILL });
-                if killed && self.place.oom_kills().await.is_some_and(|kills| kills > 0) {
-                    let limit_bytes = self.world.holdings.memory_limit(&self.info.limits);
-                    return RunOutcome::OutOfMemory { limit_bytes };
+                let stats = if killed { self.place.stats().await } else { None };
+                match stats.filter(|stats| stats.oom_kills > 0) {
+                    Some(stats) => RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes },
+                    None => RunOutcome::Ended { how },
                 }
-                RunOutcome::Ended { how }
             }
         }
     }

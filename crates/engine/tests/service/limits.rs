@@ -166,7 +166,7 @@ async fn a_tenants_quota_reaches_over_all_realms() {
     assert_eq!((ran(first.await.unwrap()).end, ran(second.await.unwrap()).end), (RunOutcome::Ok, RunOutcome::Ok));
     backend.set_oom_kills(1);
     let killed = ran(engine.execute(&of(Realm::AGENTRUN), run_op(&a, "die 9")).await).end;
-    assert_eq!(killed, RunOutcome::OutOfMemory { limit_bytes: 512 << 20 }, "the least of what is around it");
+    assert_eq!(killed, RunOutcome::OutOfMemory { limit_bytes: Some(512 << 20) }, "the least of what is around it");
 }
 
 #[tokio::test(start_paused = true)]

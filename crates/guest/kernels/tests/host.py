@@ -65,8 +65,18 @@ class Warm:
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, cwd="/", pass_fds=(3, 4), preexec_fn=place, env=chosen(env))
         os.close(high)
         theirs.close()
+        self.not_imported: dict[str, str] | None = None
+
+    def reports(self) -> dict[str, str]:
+        """What it could not import, which is the first thing that it says."""
+        if self.not_imported is None:
+            kind, *report = self.launcher.recv(1 << 16).partition(b"j")[1:]
+            assert kind == b"j", "the warm interpreter ended"
+            self.not_imported = json.loads(report[0])["not_imported"]
+        return self.not_imported
 
     def fork_into(self, channel: socket.socket) -> Forked:
+        self.reports()
         socket.send_fds(self.launcher, [b"f"], [channel.fileno()])
         channel.close()
         return Forked(int.from_bytes(self.launcher.recv(4), "little"))

@@ -131,6 +131,8 @@ class Forks(Suite):
         self.check("variables that are read at start", lambda: warm_cases.variables_that_are_read_at_start(forked, home, self.can))
         self.check("the fonts are linked", lambda: warm_cases.the_fonts_are_linked(forked, home, CONFIGURATION))
         self.check("what is not needed goes", lambda: warm_cases.what_is_not_needed_goes(warm))
+        self.check("tells what it could not import (W42)",
+                   lambda: warm_cases.tells_what_it_could_not_import(self.warm_argv, ENVIRONMENT))
         self.check("refuses what cannot be forked", lambda: warm_cases.refuses_what_cannot_be_forked(self.warm_argv, ENVIRONMENT))
         self.check("ends with the launcher", lambda: [f"ended with {code}" for code in [warm.close()] if code])
         self.check("plain cells are plain", lambda: [ran.stderr for ran in [subprocess.run(self.plain, capture_output=True, text=True)] if ran.returncode])

@@ -186,6 +186,14 @@ def little_memory_is_its_own(warm: Start, directory: str) -> list[str]:
     return [] if used < MEMORY else [f"{used} kB"]
 
 
+def tells_what_it_could_not_import(argv: list[str], env: dict[str, str]) -> list[str]:
+    warm = Warm([*argv, "--warm", "json", "no_module_of_this_name", "string"], env)
+    told = warm.reports()
+    ended = warm.close()
+    expected = {"no_module_of_this_name": "ModuleNotFoundError: No module named 'no_module_of_this_name'"}
+    return [f"it told {told}"] * (told != expected) + [f"it ended with {ended}"] * (ended != 0)
+
+
 def refuses_what_cannot_be_forked(argv: list[str], env: dict[str, str]) -> list[str]:
     """A module that starts a thread, or keeps a file open."""
     found = []

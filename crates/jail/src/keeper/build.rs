@@ -12,13 +12,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Signal;
 
 use crate::apply::{self, Handles};
-use crate::cgroup::{Controller, Limits};
+use crate::cgroup::Limits;
 use crate::ids::{IdMap, Mode, Slots};
 use crate::kept::{Lent, Parked, Wanted};
 use crate::launcher::failed;
 use crate::plan::{self, Plan, plan};
 use crate::spare::Spare;
 use crate::spec::{self, JailSpec, Volume};
+use crate::survey::ProcessBound;
 use crate::sys::{self, Cloned};
 use crate::volume::{self, Purpose};
 use crate::warm;
@@ -207,9 +208,7 @@ impl Keeper {
     }
 
     pub(super) fn process_limit(&self, limits: Limits) -> Option<u64> {
-        let counted = self.survey.cgroup.has(Controller::Pids);
-        let countable = self.survey.counts_processes || self.survey.mode == Mode::Sub;
-        limits.pids.filter(|_| !counted && countable).map(u64::from)
+        limits.pids.filter(|_| self.survey.process_bound() == ProcessBound::Rlimit).map(u64::from)
     }
 
     pub(super) fn launch(&self, key: u64, cell: &mut Cell, plan: &Plan, (prepared, kept): Brought) -> io::Result<()> {

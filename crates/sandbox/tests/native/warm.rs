@@ -242,7 +242,7 @@ async fn two_hundred_kernels_in_five_sandboxes_are_where_they_belong() {
     let after = count();
     // A spare may have been in the making at first.
     assert!(after.0 == before.0 && after.1 <= before.1, "{before:?}, then {after:?}");
-    assert_eq!(native.warmth().await, Some(sandbox::Warmth { ready: true, forks: 200, restarts: 0 }));
+    assert_eq!(native.warmth().await, Some(sandbox::Warmth { ready: true, forks: 200, ..sandbox::Warmth::default() }));
     native.shutdown().await;
 }
 
@@ -279,7 +279,10 @@ async fn an_interpreter_that_dies_is_started_again_and_what_it_made_lives_on() {
     assert_eq!(Kernel::equip(&*sandbox, waiting).await.run("print(2, flush=True)").await, "2");
     let new = sh(&*sandbox, "@take").await.trim().parse().unwrap();
     assert_eq!(Kernel::equip(&*sandbox, new).await.run("print(3, flush=True)").await, "3");
-    assert_eq!(native.warmth().await, Some(sandbox::Warmth { ready: true, forks: 3, restarts: 1 }));
+    assert_eq!(
+        native.warmth().await,
+        Some(sandbox::Warmth { ready: true, forks: 3, restarts: 1, ..sandbox::Warmth::default() })
+    );
     native.shutdown().await;
     wait_for("the end of the launcher", || descendants().is_empty());
 }
@@ -339,8 +342,17 @@ async fn an_interpreter_that_does_not_start_is_told_with_its_reason() {
             other => panic!("{reason}: {other:?}"),
         }
     }
+    // W42 of the hostile list: what an interpreter could not import is known.
+    let without = format!(
+        "import os\nos.write(3, b'j' + b'{{\"not_imported\": {{\"numpy\": \"why\"}}}}')\n{}",
+        include_str!("warm.py")
+    );
+    native.warm(&with(&without)).await.unwrap();
+    let not_imported = native.warmth().await.unwrap().not_imported;
+    assert_eq!(not_imported, [("numpy".to_owned(), "why".to_owned())].into());
     // Another one takes its place.
     native.warm(&python()).await.unwrap();
+    assert_eq!(native.warmth().await.unwrap().not_imported, [].into());
     let sandbox = native.create(&spec()).await.unwrap();
     Kernel::new(&*sandbox).await;
     native.shutdown().await;

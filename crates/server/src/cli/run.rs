@@ -168,20 +168,29 @@ fn show(ran: &Ran) {
     if let Some(error) = &ran.error {
         output::error(error.text.trim_end());
     }
-    let said = match &ran.end {
-        RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } => return,
+    if let Some(said) = how_it_ended(&ran.end) {
+        output::error(&format!("sandpool: {said}"));
+    }
+}
+
+/// Unless the code itself has said it.
+fn how_it_ended(end: &RunOutcome) -> Option<String> {
+    Some(match end {
+        RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } => return None,
         RunOutcome::TimedOut { after, .. } => format!("timed out after {} s", after.as_secs_f64()),
         RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => "interrupted".into(),
-        RunOutcome::OutOfMemory { limit_bytes } => {
-            format!("killed: it needed more than {} MB of memory", limit_bytes >> 20)
+        RunOutcome::OutOfMemory { limit_bytes: Some(bytes) } => {
+            format!("killed: it needed more than {} MB of memory", bytes >> 20)
+        }
+        RunOutcome::OutOfMemory { limit_bytes: None } => {
+            "killed: the memory ran out, at a limit around the server or of the whole machine".into()
         }
         RunOutcome::Ended { how: Ended::Exited { code } } => format!("the interpreter ended with exit code {code}"),
         RunOutcome::Ended { how: Ended::Signaled { signal } } => {
             format!("the interpreter was ended by signal {signal}")
         }
         RunOutcome::SandboxLost { why } => format!("the sandbox was lost: {why}"),
-    };
-    output::error(&format!("sandpool: {said}"));
+    })
 }
 
 fn exit_code(end: &RunOutcome) -> u8 {
@@ -254,12 +263,20 @@ mod tests {
             (RunOutcome::Exit { code: -1 }, 255),
             (RunOutcome::TimedOut { after, state_kept: true }, 124),
             (RunOutcome::Cancelled { state_kept: true }, 130),
-            (RunOutcome::OutOfMemory { limit_bytes: 1 }, 137),
+            (RunOutcome::OutOfMemory { limit_bytes: None }, 137),
             (RunOutcome::Ended { how: Ended::Signaled { signal: 11 } }, 139),
         ];
         for (end, code) in cases {
             assert_eq!(exit_code(&end), code, "{end:?}");
         }
+    }
+
+    /// W45 of the hostile list.
+    #[test]
+    fn w45_a_memory_kill_names_the_limit_that_was_hit_or_none() {
+        let said = |limit_bytes| how_it_ended(&RunOutcome::OutOfMemory { limit_bytes }).unwrap();
+        assert_eq!(said(Some(250 << 20)), "killed: it needed more than 250 MB of memory");
+        assert!(!said(None).contains("MB"), "{}", said(None));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use engine::op::Quota;
 use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, Realm, RealmConfig};
-use sandbox::native::{self, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
-use sandbox::{Backend, Isolation};
+use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
+use sandbox::{Backend, Isolation, Level};
 
 use super::{Failed, network};
 use crate::config::{Config, DialectLimits, Dialects};
@@ -41,6 +41,15 @@ pub struct Native {
 
 impl Native {
     pub fn launch(config: &Config, reach: Reach) -> Result<Self, Failed> {
+        Self::launch_with(config, reach, cgroups(config), config.floor)
+    }
+
+    /// One that tries something out, and leaves the machine's cgroups as they are.
+    pub fn launch_trial(config: &Config) -> Result<Self, Failed> {
+        Self::launch_with(config, Reach::Stdio, Cgroups::Nothing, Level::Basic)
+    }
+
+    fn launch_with(config: &Config, reach: Reach, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
         check_volumes(config)?;
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
@@ -53,7 +62,8 @@ impl Native {
             // A client on stdio starts a server of its own, so several share the directory.
             exclusive: reach == Reach::Http,
             mode: None,
-            floor: config.floor,
+            cgroups,
+            floor,
             spares: sandbox::native::SPARES,
             restarts: true,
             keep_free: keep_free(config),
@@ -61,9 +71,15 @@ impl Native {
         Ok(Self { launcher, config })
     }
 
+    /// Without a word on what holds less than it could.
+    pub async fn start_quietly(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
+        let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
+        Ok((Arc::new(native), isolation))
+    }
+
     /// What holds less than it could is said once, here.
     pub async fn start(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
-        let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
+        let (native, isolation) = self.start_quietly().await?;
         if !isolation.missing.is_empty() {
             let names: Vec<&str> = isolation.missing.iter().filter_map(|missing| missing.split(':').next()).collect();
             tracing::warn!(
@@ -72,13 +88,17 @@ impl Native {
                 names.join(", ")
             );
         }
-        Ok((Arc::new(native), isolation))
+        Ok((native, isolation))
     }
 }
 
 /// What volumes leave free of the disk.
 pub fn keep_free(config: &Config) -> KeepFree {
     KeepFree(config.keep_free_mb.map(|mb| mb << 20))
+}
+
+pub fn cgroups(config: &Config) -> Cgroups {
+    if config.systemd_scope { Cgroups::Systemd } else { Cgroups::Given }
 }
 
 pub fn level(isolation: &Isolation) -> String {

@@ -25,6 +25,8 @@ pub struct Config {
     pub dialect: String,
     pub lang: Option<String>,
     pub floor: Level,
+    /// Whether systemd may be asked for a cgroup.
+    pub systemd_scope: bool,
     /// What waits ready beside the sessions of the pool.
     pub ready_max: usize,
     pub ready_memory_mb: u64,
@@ -208,6 +210,7 @@ impl Config {
             dialect: effective.get("dialect.default")?,
             lang: effective.get("lang")?,
             floor: effective.get("floor")?,
+            systemd_scope: effective.get("systemd_scope")?,
             ready_max: effective.get("ready_max")?,
             ready_memory_mb: effective.get("ready_memory_mb")?,
             state_dir: effective.absolute("state_dir")?,

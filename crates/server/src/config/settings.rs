@@ -254,6 +254,13 @@ const GENERAL: [Setting; 73] = [
         "Refuse to run when the isolation level of this machine is lower than this",
     ),
     setting(
+        "systemd_scope",
+        Switch,
+        Is("true"),
+        "Where the server's own cgroup is not its to use, ask systemd over D-Bus for a scope with `Delegate=yes`, in which the limits of sandboxes hold",
+    )
+    .env(&["SANDPOOL_SYSTEMD_SCOPE"]),
+    setting(
         "ready_max",
         Whole(0, 10_000),
         Is("64"),

@@ -517,7 +517,7 @@ impl FakeEngine {
             "timeout kept" => end(RunOutcome::TimedOut { after: Duration::from_secs(30), state_kept: true }),
             "timeout lost" => end(RunOutcome::TimedOut { after: Duration::from_secs(30), state_kept: false }),
             "interrupted" => end(RunOutcome::Interrupted),
-            "memory" => end(RunOutcome::OutOfMemory { limit_bytes: 2048 << 20 }),
+            "memory" => end(RunOutcome::OutOfMemory { limit_bytes: Some(2048 << 20) }),
             "exited" => end(RunOutcome::Ended { how: Ended::Exited { code: 7 } }),
             "crashed" => end(RunOutcome::Ended { how: Ended::Signaled { signal: 11 } }),
             "lost" => end(RunOutcome::SandboxLost { why: "its first process died".into() }),

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use proto::{Deadline, Decoder, FromGuest, KernelSpec, Language, ToGuest, encode_message};
-use sandbox::native::{GuestBinary, Launcher, Native, NativeConfig};
+use sandbox::native::{Cgroups, GuestBinary, Launcher, Native, NativeConfig};
 use sandbox::{Backend, Group, GuestStream, Level, Limits, SandboxSpec};
 use serde_json::json;
 use testkit::client::Client;
@@ -89,6 +89,7 @@ async fn cold(launcher: Launcher, state: &Path, python: &str, rounds: usize, tab
         label: "figures".into(),
         exclusive: false,
         mode: None,
+        cgroups: Cgroups::default(),
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
         restarts: false,

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use proto::{Decoder, FromGuest, ToGuest, encode_message};
-use sandbox::native::{GuestBinary, Launcher, Native, NativeConfig};
+use sandbox::native::{Cgroups, GuestBinary, Launcher, Native, NativeConfig};
 use sandbox::{Backend, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
@@ -106,6 +106,7 @@ async fn measure(launcher: Launcher, state: &Path, rounds: usize, live: usize) -
         label: "making".into(),
         exclusive: false,
         mode: None,
+        cgroups: Cgroups::default(),
         floor: Level::Basic,
         spares: sandbox::native::SPARES,
         restarts: false,

@@ -57,7 +57,7 @@ const NAMED: &[&str] =
 
 pub fn main(args: Args, context: Context) -> Done {
     let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
-    let examination = launcher.survey(None)?;
+    let examination = launcher.survey(None, wiring::cgroups(&context.config))?;
     let (isolation, mut refusal) = match examination.outcome {
         Ok(isolation) => (Some(isolation), None),
         Err(error) => (None, Some(error.to_string())),
@@ -120,13 +120,14 @@ fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
     let DialectLimits { timeout, memory_mb, cpus, pids, disk_mb, pool_size, max_contexts, .. } =
         &config.dialects.agentrun;
     let on = |layer: &str| layers.iter().any(|fact| fact.layer == layer && fact.state == State::On);
+    let processes = layers.iter().find(|fact| fact.layer == "processes").map_or("nothing", |fact| &fact.why);
     let limit =
         |name: &str, value: String, held: bool, by: &str| Limit { name: name.into(), value, held, by: by.into() };
     vec![
         limit("time of a run", format!("{} s", timeout.as_secs_f64()), true, "guest and server"),
         limit("memory of a tenant", format!("{memory_mb} MB"), on("cgroup memory"), "cgroup memory"),
         limit("processor of a tenant", format!("{cpus} cores"), on("cgroup cpu"), "cgroup cpu"),
-        limit("processes of a context", pids.to_string(), on("cgroup pids"), "cgroup pids"),
+        limit("processes of a context", pids.to_string(), on("processes"), processes),
         limit("disk of a context", format!("{disk_mb} MB"), true, "a file system of its own"),
         limit("runs at once", pool_size.to_string(), true, "server"),
         limit("contexts of a tenant", max_contexts.to_string(), true, "server"),
@@ -181,4 +182,25 @@ fn page(report: &Report) -> String {
 /// An enum's name as it is written in JSON.
 fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Environment, Sources};
+
+    /// W44 of the hostile list.
+    #[test]
+    fn w44_the_limit_of_processes_is_told_with_what_holds_it() {
+        let environment = Environment::of(&[("HOME", "/home/u")]);
+        let config = Config::load(&Sources { environment, flags: Vec::new(), is_root: false }).unwrap();
+        let told = |facts: &[Fact]| {
+            let limits = limits(&config, facts);
+            let limit = limits.into_iter().find(|limit| limit.name == "processes of a context").unwrap();
+            (limit.held, limit.by)
+        };
+        let rlimit = [fact("cgroup pids", State::Off, "no", ""), fact("processes", State::On, "an rlimit", "")];
+        assert_eq!(told(&rlimit), (true, "an rlimit".to_owned()));
+        assert_eq!(told(&[fact("processes", State::Off, "nothing", "")]), (false, "nothing".to_owned()));
+    }
 }

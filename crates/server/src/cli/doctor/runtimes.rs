@@ -7,7 +7,7 @@ use sandbox::WarmSpec;
 use sandbox::native::{Fact, State};
 
 use super::fact;
-use crate::cli::wiring::{Native, Reach};
+use crate::cli::wiring::Native;
 use crate::cli::{Context, Failed};
 use crate::config::{BrowserChoice, Config, NodeChoice};
 use crate::runtimes::{self, Node, SetupError, browser, node, python};
@@ -76,16 +76,19 @@ pub struct Trial {
 impl Trial {
     pub fn launch(config: &Config) -> Result<Self, Failed> {
         let dir = std::env::temp_dir().join(format!("sandpool-doctor-{}", uuid::Uuid::new_v4().simple()));
-        let native = Native::launch(&Config { state_dir: dir.clone(), ..config.clone() }, Reach::Stdio)?;
+        let native = Native::launch_trial(&Config { state_dir: dir.clone(), ..config.clone() })?;
         Ok(Self { native, dir })
     }
 
-    async fn warm(self, spec: &WarmSpec) -> Result<(), Failed> {
+    /// The modules that could not be imported.
+    async fn warm(self, spec: &WarmSpec) -> Result<BTreeMap<String, String>, Failed> {
         let work = async {
-            let (backend, _) = self.native.start().await?;
+            let (backend, _) = self.native.start_quietly().await?;
             let warmed = backend.warm(spec).await;
+            let warmth = backend.warmth().await.unwrap_or_default();
             backend.shutdown().await;
-            Ok(warmed?)
+            warmed?;
+            Ok(warmth.not_imported)
         };
         let result = work.await;
         let _ = std::fs::remove_dir_all(&self.dir);
@@ -104,12 +107,22 @@ async fn warm(context: &Context, trial: Result<Trial, Failed>) -> Option<Fact> {
     let spec = prepared.kernels(config, None).warm()?;
     let tried = async { trial?.warm(&spec).await };
     Some(match tried.await {
-        Ok(()) => {
-            let imported = if config.preload.is_empty() { "nothing".into() } else { config.preload.join(", ") };
-            fact(LAYER, State::On, format!("interpreters are forks of one that has imported {imported}"), "")
-        }
+        Ok(failed) => imports(LAYER, &config.preload, &failed),
         Err(Failed(why)) => fact(LAYER, State::Off, why, "each interpreter is started anew, which takes longer"),
     })
+}
+
+/// What an interpreter to fork has imported of what it was told to.
+fn imports(layer: &str, wanted: &[String], failed: &BTreeMap<String, String>) -> Fact {
+    let done: Vec<&str> = wanted.iter().filter(|name| !failed.contains_key(*name)).map(String::as_str).collect();
+    let done = if done.is_empty() { "nothing".into() } else { done.join(", ") };
+    let why = format!("interpreters are forks of one that has imported {done}");
+    if failed.is_empty() {
+        return fact(layer, State::On, why, "");
+    }
+    let failed: Vec<String> = failed.iter().map(|(name, why)| format!("{name} cannot be imported ({why})")).collect();
+    let why = format!("{why}; {}", failed.join("; "));
+    fact(layer, State::Off, why, "install what is missing, or change `runtimes.preload`")
 }
 
 async fn browser(context: &Context) -> Vec<Fact> {
@@ -131,4 +144,26 @@ async fn browser(context: &Context) -> Vec<Fact> {
         fact("fonts", State::Absent, "pages show boxes instead of text", todo)
     });
     [Some(fact(LAYER, State::On, why, "")), fonts].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// W42 of the hostile list.
+    #[test]
+    fn w42_only_what_was_imported_is_said_to_be() {
+        let wanted = ["numpy".to_owned(), "pandas".to_owned()];
+        let all = imports("warm Python", &wanted, &BTreeMap::new());
+        assert_eq!((all.state, all.why.ends_with("has imported numpy, pandas")), (State::On, true));
+        let failed = BTreeMap::from([("numpy".to_owned(), "RuntimeError: no x86-64-v2".to_owned())]);
+        let some = imports("warm Python", &wanted, &failed);
+        assert_eq!(some.state, State::Off);
+        assert_eq!(
+            some.why,
+            "interpreters are forks of one that has imported pandas; numpy cannot be imported (RuntimeError: no x86-64-v2)"
+        );
+        let none = imports("warm Python", &wanted[..1], &failed);
+        assert!(none.why.starts_with("interpreters are forks of one that has imported nothing;"), "{}", none.why);
+    }
 }

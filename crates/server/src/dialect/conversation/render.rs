@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::DATA;
 use crate::dialect::shared::files::written_length;
-use crate::dialect::shared::run::{add_denied, pictures, signal_name, text_displays};
+use crate::dialect::shared::run::{add_denied, at_limit, pictures, signal_name, text_displays};
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::dialect::shared::{TEXT_BUDGET, add_lines, seconds};
 use crate::dialect::{Answer, ArgError, Block, Reply, Scene, clipped, shown};
@@ -145,8 +145,8 @@ fn ending(end: &RunOutcome) -> Option<String> {
             format!("Execution was interrupted; files in {DATA} are kept. Run it again if it should complete.")
         }
         RunOutcome::OutOfMemory { limit_bytes } => format!(
-            "Out of memory: the program was killed at the limit of {} MB; files in {DATA} are kept. Work with less data at a time.",
-            limit_bytes >> 20
+            "Out of memory: the program was killed {}; files in {DATA} are kept. Work with less data at a time.",
+            at_limit(*limit_bytes)
         ),
         RunOutcome::SandboxLost { why } => {
             format!("The sandbox was lost ({why}); files in {DATA} are kept. Run the code again.")

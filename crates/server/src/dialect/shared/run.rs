@@ -100,8 +100,8 @@ pub(in crate::dialect) fn ending(end: &RunOutcome, words: &Words) -> Option<Stri
             "Execution was interrupted: variables are kept; run it again if it should complete.".into()
         }
         RunOutcome::OutOfMemory { limit_bytes } => format!(
-            "Out of memory: the interpreter was killed at the limit of {} MB: {afresh}, with less data at a time.",
-            limit_bytes >> 20
+            "Out of memory: the interpreter was killed {}: {afresh}, with less data at a time.",
+            at_limit(*limit_bytes)
         ),
         RunOutcome::Ended { how: Ended::Exited { code } } => {
             format!("The interpreter exited with code {code}: {afresh}.")
@@ -111,6 +111,14 @@ pub(in crate::dialect) fn ending(end: &RunOutcome, words: &Words) -> Option<Stri
         }
         RunOutcome::SandboxLost { why } => lost(why, words),
     })
+}
+
+/// Where a kill for memory happened. A limit that is not known is the server's, or that of the whole machine.
+pub(in crate::dialect) fn at_limit(bytes: Option<u64>) -> String {
+    match bytes {
+        Some(bytes) => format!("at the limit of {} MB", bytes >> 20),
+        None => "when the memory of the server ran out".into(),
+    }
 }
 
 /// Of a command, which is a process of its own: variables are not at stake.
@@ -135,8 +143,8 @@ pub(in crate::dialect) fn command_ending(end: &RunOutcome, words: &Words) -> Opt
             "The command was interrupted: files are kept; run it again if it should complete.".into()
         }
         RunOutcome::OutOfMemory { limit_bytes } => format!(
-            "Out of memory: the command was killed at the limit of {} MB: files are kept; work with less data at a time.",
-            limit_bytes >> 20
+            "Out of memory: the command was killed {}: files are kept; work with less data at a time.",
+            at_limit(*limit_bytes)
         ),
         RunOutcome::SandboxLost { why } => lost(why, words),
     })

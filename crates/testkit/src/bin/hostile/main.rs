@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use guest::Guest;
 use host::{Facts, Left};
-use sandbox::native::{self, GuestBinary, Mode, Native, NativeConfig};
+use sandbox::native::{self, Cgroups, GuestBinary, Mode, Native, NativeConfig};
 use sandbox::{Backend, Group, Level, Limits, SandboxSpec};
 use testkit::probe::{ATTEMPTS, Attempt, Expect, Outcome, Report};
 
@@ -83,6 +83,7 @@ async fn attack(args: &Args, launcher: native::Launcher) -> Result<usize> {
         exclusive: true,
         mode: Some(args.mode),
         floor: Level::Basic,
+        cgroups: Cgroups::default(),
         spares: sandbox::native::SPARES,
         restarts: false,
         keep_free: sandbox::native::KeepFree::default(),

@@ -1,0 +1,608 @@
+//! Asks systemd for a cgroup: a scope with `Delegate=yes` around the launcher, where the server's own unit is not ours to use.
+//!
+//! The launcher asks, before it has a sandbox or a namespace: the scope is for what it makes, and the server stays in its unit or
+//! session. Of D-Bus this speaks what one method call needs, in a hundred and fifty lines without a thread: the libraries for it bring
+//! an executor, which the one process that forks cannot have, and some thirty crates.
+//!
+//! Only the manager of the own unit is asked, and the scope stands in the same slice with the limits that the unit has, so that
+//! nothing gets out of limits this way.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::cgroup::{Absence, Unified, is_unit};
+
+/// For the bus and for systemd, on a machine that is busy; the same as D-Bus libraries wait.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// What to do when systemd cannot be asked.
+pub const REACH: &str = "install D-Bus (for an ordinary user the package dbus-user-session, and log in again), or start the server in a unit \
+     with `Delegate=yes`";
+
+/// Who can be asked, and for what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manager {
+    bus: PathBuf,
+    /// Where the scope goes; the manager's default without it.
+    slice: Option<String>,
+    /// Limits of the unit that the scope gets as well.
+    bounds: Bounds,
+    /// A cgroup whose controllers the scope will have.
+    pub like: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Bounds {
+    memory: Option<u64>,
+    memory_high: Option<u64>,
+    swap: Option<u64>,
+    /// Microseconds a second.
+    cpu: Option<u64>,
+    pids: Option<u64>,
+}
+
+impl Manager {
+    /// The one that the own unit belongs to. `Err` says why there is none to ask, and what to do.
+    pub fn find(root: &Path, unified: &Unified, uid: u32) -> Result<Self, Absence> {
+        const DELEGATE: &str = "set `Delegate=yes` in the unit that starts the server";
+        let parts: Vec<_> = unified.path.components().filter_map(|c| c.as_os_str().to_str()).skip(1).collect();
+        let at_unit = |from: usize| parts[from..].iter().position(|part| is_unit(Path::new(part))).map(|at| from + at);
+        let Some(outer) = at_unit(0) else {
+            return Err(Absence::new("the server is in no unit of systemd", DELEGATE));
+        };
+        let slice_before = |at: usize| at.checked_sub(1).map(|at| parts[at]).filter(|part| part.ends_with(".slice"));
+        let user_manager = format!("user@{uid}.service");
+        // The unit whose limits the scope would otherwise leave behind, and the slice around it.
+        let (bus, unit, slice) = if uid == 0 {
+            ("run/dbus/system_bus_socket".to_owned(), outer, slice_before(outer))
+        } else if parts[..outer] != ["user.slice", &format!("user-{uid}.slice")] {
+            let why = format!("`{}` belongs to the system, whose manager takes no orders from this user", parts[outer]);
+            return Err(Absence::new(why, DELEGATE));
+        } else {
+            let own = if parts[outer] == user_manager { at_unit(outer + 1) } else { None };
+            let slice = own.and_then(|own| slice_before(own));
+            (format!("run/user/{uid}/bus"), own.unwrap_or(outer), slice)
+        };
+        let bus = root.join(bus);
+        if let Err(e) = fs::metadata(&bus) {
+            let why = format!("there is no bus to ask systemd over: `{}`: {e}", bus.display());
+            return Err(Absence::new(why, REACH));
+        }
+        let like = if uid == 0 {
+            unified.top.clone()
+        } else {
+            unified.top.join("user.slice").join(format!("user-{uid}.slice")).join(user_manager)
+        };
+        let unit = unified.top.join(parts[..=unit].iter().collect::<PathBuf>());
+        let inside: Vec<&Path> = unified.ancestors().take_while(|dir| dir.starts_with(&unit)).collect();
+        Ok(Self { bus, slice: slice.map(str::to_owned), bounds: Bounds::least(&inside), like })
+    }
+
+    /// Whether it can be talked to. Changes nothing.
+    pub fn answers(&self) -> Result<(), String> {
+        Bus::connect(&self.bus).map(drop).map_err(|e| self.failed(&e))
+    }
+
+    /// Moves the calling process into a scope of this name, and returns when it is there.
+    pub fn start_scope(&self, name: &str) -> Result<(), String> {
+        let body = self.start_transient_unit(name);
+        let ask = || -> io::Result<()> {
+            let mut bus = Bus::connect(&self.bus)?;
+            bus.call(&Method {
+                destination: "org.freedesktop.systemd1",
+                path: "/org/freedesktop/systemd1",
+                interface: "org.freedesktop.systemd1.Manager",
+                member: "StartTransientUnit",
+                signature: "ssa(sv)a(sa(sv))",
+                body: &body,
+            })?;
+            // The answer only says that it is going to be done.
+            wait_until(|| Unified::find(Path::new("/")).is_some_and(|now| now.path.ends_with(name)))
+        };
+        ask().map_err(|e| self.failed(&e))
+    }
+
+    fn failed(&self, e: &io::Error) -> String {
+        format!("systemd gave no scope over `{}`: {e}", self.bus.display())
+    }
+
+    fn start_transient_unit(&self, name: &str) -> Vec<u8> {
+        let Bounds { memory, memory_high, swap, cpu, pids } = self.bounds;
+        let mut body = Encoder::default();
+        body.text(name);
+        body.text("fail");
+        body.array(8, |list| {
+            list.property("Description", |v| v.variant_text("Sandboxes of a sandpool server"));
+            // 0 is whoever asks, as the bus knows it.
+            list.property("PIDs", |v| {
+                v.signature("au");
+                v.array(4, |pids| pids.u32(0));
+            });
+            list.property("Delegate", |v| {
+                v.signature("b");
+                v.u32(1);
+            });
+            list.property("CollectMode", |v| v.variant_text("inactive-or-failed"));
+            if let Some(slice) = &self.slice {
+                list.property("Slice", |v| v.variant_text(slice));
+            }
+            let numbers = [
+                // The launcher does not end by SIGTERM, but when its server has; nobody's logout is to wait long for that.
+                ("TimeoutStopUSec", Some(10_000_000)),
+                ("MemoryMax", memory),
+                ("MemoryHigh", memory_high),
+                ("MemorySwapMax", swap),
+                ("CPUQuotaPerSecUSec", cpu),
+                ("TasksMax", pids),
+            ];
+            for (name, value) in numbers.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+                list.property(name, |v| {
+                    v.signature("t");
+                    v.u64(value);
+                });
+            }
+        });
+        body.array(8, |_| {});
+        body.bytes
+    }
+}
+
+fn wait_until(mut done: impl FnMut() -> bool) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while !done() {
+        if Instant::now() > until {
+            return Err(io::Error::other("it was promised, and did not come"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+impl Bounds {
+    /// The least of what these cgroups have.
+    fn least(dirs: &[&Path]) -> Self {
+        let read = |dir: &&Path, file: &str| fs::read_to_string(dir.join(file)).ok();
+        let number = |file| dirs.iter().filter_map(|dir| read(dir, file)?.trim().parse::<u64>().ok()).min();
+        let cpu = |dir: &&Path| {
+            let text = read(dir, "cpu.max")?;
+            let (quota, period) = text.trim().split_once(' ')?;
+            let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
+            quota.checked_mul(1_000_000)?.checked_div(period)
+        };
+        Self {
+            memory: number("memory.max"),
+            memory_high: number("memory.high"),
+            swap: number("memory.swap.max"),
+            cpu: dirs.iter().filter_map(cpu).min(),
+            pids: number("pids.max"),
+        }
+    }
+}
+
+struct Method<'a> {
+    destination: &'a str,
+    path: &'a str,
+    interface: &'a str,
+    member: &'a str,
+    signature: &'a str,
+    body: &'a [u8],
+}
+
+const BUS: Method<'_> = Method {
+    destination: "org.freedesktop.DBus",
+    path: "/org/freedesktop/DBus",
+    interface: "org.freedesktop.DBus",
+    member: "Hello",
+    signature: "",
+    body: &[],
+};
+
+const ENDIAN: u8 = if cfg!(target_endian = "little") { b'l' } else { b'B' };
+const METHOD_CALL: u8 = 1;
+const METHOD_RETURN: u8 = 2;
+const ERROR: u8 = 3;
+/// Codes of the fields of a header.
+const PATH: u8 = 1;
+const INTERFACE: u8 = 2;
+const MEMBER: u8 = 3;
+const ERROR_NAME: u8 = 4;
+const REPLY_SERIAL: u8 = 5;
+const DESTINATION: u8 = 6;
+const SIGNATURE: u8 = 8;
+
+struct Bus {
+    stream: UnixStream,
+    serial: u32,
+    until: Instant,
+}
+
+impl Bus {
+    fn connect(path: &Path) -> io::Result<Self> {
+        let mut bus = Self { stream: UnixStream::connect(path)?, serial: 0, until: Instant::now() + PATIENCE };
+        bus.stream.set_write_timeout(Some(PATIENCE))?;
+        let mut id = String::new();
+        for digit in rustix::process::getuid().as_raw().to_string().bytes() {
+            let _ = write!(id, "{digit:02x}");
+        }
+        bus.stream.write_all(format!("\0AUTH EXTERNAL {id}\r\n").as_bytes())?;
+        let answer = bus.line()?;
+        if !answer.starts_with("OK ") {
+            return Err(io::Error::other(format!("the bus does not let this user in: `{}`", answer.trim_end())));
+        }
+        bus.stream.write_all(b"BEGIN\r\n")?;
+        bus.call(&BUS)?;
+        Ok(bus)
+    }
+
+    /// Byte by byte: what follows it is not ours to take yet.
+    fn line(&mut self) -> io::Result<String> {
+        const LONGEST: usize = 1024;
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            if line.len() >= LONGEST {
+                return Err(io::Error::other("this is no bus"));
+            }
+            line.push(self.read(1)?[0]);
+        }
+        Ok(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    fn read(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        let mut bytes = vec![0; length];
+        self.stream.read_exact(&mut bytes).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => io::Error::other("no answer"),
+            _ => e,
+        })?;
+        Ok(bytes)
+    }
+
+    /// Sends a call and waits until it is answered; everything else that comes is passed over.
+    fn call(&mut self, method: &Method<'_>) -> io::Result<()> {
+        self.serial += 1;
+        self.stream.write_all(&message(self.serial, method))?;
+        loop {
+            let message = self.receive()?;
+            if message.reply_to == Some(self.serial) {
+                return match message.kind {
+                    METHOD_RETURN => Ok(()),
+                    ERROR => Err(io::Error::other(message.error)),
+                    kind => Err(io::Error::other(format!("an answer of kind {kind}"))),
+                };
+            }
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<Message> {
+        const LONGEST: usize = 1 << 20;
+        let fixed = self.read(16)?;
+        let number = |at: usize| {
+            let bytes = fixed[at..at + 4].try_into().unwrap_or_default();
+            u32::from_ne_bytes(bytes) as usize
+        };
+        let (body, fields) = (number(4), number(12));
+        if fixed[0] != ENDIAN || body > LONGEST || fields > LONGEST {
+            return Err(io::Error::other("a message that cannot be read"));
+        }
+        let header = self.read(fields.next_multiple_of(8))?;
+        let body = self.read(body)?;
+        Message::read(fixed[1], &header[..fields], &body)
+            .ok_or_else(|| io::Error::other("a message that cannot be read"))
+    }
+}
+
+fn message(serial: u32, method: &Method<'_>) -> Vec<u8> {
+    let mut header = Encoder::default();
+    header.bytes.extend([ENDIAN, METHOD_CALL, 0, 1]);
+    header.u32(method.body.len() as u32);
+    header.u32(serial);
+    header.array(8, |fields| {
+        let texts = [
+            (PATH, "o", method.path),
+            (DESTINATION, "s", method.destination),
+            (INTERFACE, "s", method.interface),
+            (MEMBER, "s", method.member),
+            (SIGNATURE, "g", method.signature),
+        ];
+        for (code, kind, text) in texts.into_iter().filter(|(.., text)| !text.is_empty()) {
+            fields.align(8);
+            fields.bytes.push(code);
+            fields.signature(kind);
+            if kind == "g" { fields.signature(text) } else { fields.text(text) }
+        }
+    });
+    header.align(8);
+    header.bytes.extend(method.body);
+    header.bytes
+}
+
+/// What matters of one that came.
+#[derive(Debug, PartialEq, Eq)]
+struct Message {
+    kind: u8,
+    reply_to: Option<u32>,
+    error: String,
+}
+
+impl Message {
+    fn read(kind: u8, header: &[u8], body: &[u8]) -> Option<Self> {
+        let mut fields = Decoder { bytes: header, at: 0 };
+        let (mut reply_to, mut name, mut has_text) = (None, String::new(), false);
+        while fields.at < header.len() {
+            fields.align(8);
+            let code = fields.take(1)?[0];
+            match (code, fields.signature()?.as_str()) {
+                (REPLY_SERIAL, "u") => reply_to = Some(fields.u32()?),
+                (ERROR_NAME, "s") => name = fields.text()?,
+                (SIGNATURE, "g") => has_text = fields.signature()?.starts_with('s'),
+                (_, "s" | "o") => drop(fields.text()?),
+                (_, "u") => drop(fields.u32()?),
+                (_, "g") => drop(fields.signature()?),
+                _ => return None,
+            }
+        }
+        let text = if has_text { Decoder { bytes: body, at: 0 }.text()? } else { String::new() };
+        let error = if kind == ERROR { format!("{text} ({name})").trim_start().to_owned() } else { String::new() };
+        Some(Self { kind, reply_to, error })
+    }
+}
+
+/// Values one after the other, each aligned to its size from the beginning on.
+#[derive(Default)]
+struct Encoder {
+    bytes: Vec<u8>,
+}
+
+impl Encoder {
+    fn align(&mut self, to: usize) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(to), 0);
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.align(4);
+        self.bytes.extend(value.to_ne_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.align(8);
+        self.bytes.extend(value.to_ne_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.u32(text.len() as u32);
+        self.bytes.extend(text.bytes().chain([0]));
+    }
+
+    fn signature(&mut self, text: &str) {
+        self.bytes.push(text.len() as u8);
+        self.bytes.extend(text.bytes().chain([0]));
+    }
+
+    fn variant_text(&mut self, text: &str) {
+        self.signature("s");
+        self.text(text);
+    }
+
+    /// Its length does not count the gap before the first element.
+    fn array(&mut self, align: usize, fill: impl FnOnce(&mut Self)) {
+        self.u32(0);
+        let at = self.bytes.len();
+        self.align(align);
+        let begin = self.bytes.len();
+        fill(self);
+        let length = (self.bytes.len() - begin) as u32;
+        self.bytes[at - 4..at].copy_from_slice(&length.to_ne_bytes());
+    }
+
+    /// A pair of a name and a variant, which `value` writes with its signature.
+    fn property(&mut self, name: &str, value: impl FnOnce(&mut Self)) {
+        self.align(8);
+        self.text(name);
+        value(self);
+    }
+}
+
+struct Decoder<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Decoder<'_> {
+    fn align(&mut self, to: usize) {
+        self.at = self.at.next_multiple_of(to);
+    }
+
+    fn take(&mut self, length: usize) -> Option<&[u8]> {
+        let found = self.bytes.get(self.at..self.at.checked_add(length)?)?;
+        self.at += length;
+        Some(found)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.align(4);
+        Some(u32::from_ne_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = self.u32()? as usize;
+        self.ended(length)
+    }
+
+    fn signature(&mut self) -> Option<String> {
+        let length = usize::from(self.take(1)?[0]);
+        self.ended(length)
+    }
+
+    /// With the zero behind it.
+    fn ended(&mut self, length: usize) -> Option<String> {
+        let bytes = self.take(length.checked_add(1)?)?;
+        Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// A machine with systemd: where the server is, and the limits of cgroups.
+    fn machine(name: &str, uid: u32, own: &str, limits: &[(&str, &str, &str)]) -> (PathBuf, Result<Manager, String>) {
+        let root = crate::test_dir(name);
+        let top = root.join("sys/fs/cgroup");
+        fs::create_dir_all(top.join(&own[1..])).unwrap();
+        for (dir, file, text) in limits {
+            fs::write(top.join(dir).join(file), text).unwrap();
+        }
+        for bus in ["run/dbus/system_bus_socket", "run/user/0/bus"] {
+            fs::create_dir_all(root.join(bus).parent().unwrap()).unwrap();
+            fs::write(root.join(bus), "").unwrap();
+        }
+        let _ = std::os::unix::fs::symlink("0", root.join(format!("run/user/{uid}")));
+        let unified = Unified { own: top.join(&own[1..]), path: own.into(), top };
+        let found = Manager::find(&root, &unified, uid);
+        (root, found)
+    }
+
+    /// W40, W48: the scope stands where the limits around the unit hold, and has the unit's own.
+    #[test]
+    fn w40_a_scope_takes_the_slice_and_the_limits_of_the_unit_along() {
+        let own = "/system.slice/box.slice/a.service/sub";
+        let limits = [
+            ("system.slice/box.slice/a.service", "memory.max", "262144000\n"),
+            ("system.slice/box.slice/a.service", "memory.high", "max\n"),
+            ("system.slice/box.slice/a.service", "cpu.max", "150000 100000\n"),
+            ("system.slice/box.slice/a.service", "pids.max", "100\n"),
+            ("system.slice/box.slice/a.service/sub", "pids.max", "50\n"),
+            ("system.slice/box.slice/a.service/sub", "cpu.max", "max 100000\n"),
+            ("system.slice/box.slice", "memory.max", "1\n"),
+        ];
+        let (root, found) = machine("w40s", 0, own, &limits);
+        let found = found.unwrap();
+        assert_eq!(found.bus, root.join("run/dbus/system_bus_socket"));
+        assert_eq!(found.slice.as_deref(), Some("box.slice"));
+        let bounds = Bounds { memory: Some(262_144_000), cpu: Some(1_500_000), pids: Some(50), ..Bounds::default() };
+        assert_eq!(found.bounds, bounds, "those of the slice hold anyway");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn w48_only_the_manager_of_the_own_unit_is_asked() {
+        let slice = |name, uid, own: &str| {
+            let (root, found) = machine(name, uid, own, &[]);
+            fs::remove_dir_all(&root).unwrap();
+            found.map(|found| {
+                (found.bus.strip_prefix(&root).unwrap().display().to_string(), found.slice.unwrap_or_default())
+            })
+        };
+        let user = "/user.slice/user-7.slice";
+        let text = |bus: &str, slice: &str| Ok((bus.to_owned(), slice.to_owned()));
+        assert_eq!(slice("a", 7, &format!("{user}/session-3.scope")), text("run/user/7/bus", ""));
+        let app = format!("{user}/user@7.service/app.slice/app-term.scope");
+        assert_eq!(slice("b", 7, &app), text("run/user/7/bus", "app.slice"));
+        assert_eq!(slice("c", 0, &app), text("run/dbus/system_bus_socket", "user-7.slice"));
+        let refused = slice("d", 7, "/system.slice/a.service").unwrap_err().why;
+        assert_eq!(refused, "`a.service` belongs to the system, whose manager takes no orders from this user");
+        assert!(slice("e", 7, "/user.slice/user-8.slice/session-1.scope").is_err());
+        assert_eq!(slice("f", 0, "/").unwrap_err().why, "the server is in no unit of systemd");
+    }
+
+    /// One call as the bus sees it: kind, header and body.
+    fn heard(stream: &mut UnixStream) -> (Vec<u8>, Vec<u8>) {
+        let mut fixed = [0; 16];
+        stream.read_exact(&mut fixed).unwrap();
+        let number = |at: usize| u32::from_ne_bytes(fixed[at..at + 4].try_into().unwrap()) as usize;
+        let mut header = vec![0; number(12).next_multiple_of(8)];
+        stream.read_exact(&mut header).unwrap();
+        let mut body = vec![0; number(4)];
+        stream.read_exact(&mut body).unwrap();
+        (header, body)
+    }
+
+    fn contains(bytes: &[u8], part: &[u8]) -> bool {
+        bytes.windows(part.len()).any(|window| window == part)
+    }
+
+    /// A bus that lets us in, tells us our name, sends a signal that nobody waits for, and answers the second call by an error.
+    fn refuse(listener: &UnixListener) -> Vec<u8> {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut line = [0; 1];
+        let mut said = Vec::new();
+        while !said.ends_with(b"BEGIN\r\n") {
+            stream.read_exact(&mut line).unwrap();
+            said.push(line[0]);
+            if said.ends_with(b"\r\n") && !said.ends_with(b"BEGIN\r\n") {
+                assert!(said.starts_with(b"\0AUTH EXTERNAL 3"), "{said:?}");
+                stream.write_all(b"OK 1234deadbeef\r\n").unwrap();
+            }
+        }
+        // Signals come at any time.
+        say(&mut stream, 4, 0, "", "unheard");
+        heard(&mut stream);
+        say(&mut stream, METHOD_RETURN, 1, "", ":1.5");
+        let (header, body) = heard(&mut stream);
+        assert!(contains(&header, b"StartTransientUnit\0") && contains(&header, b"ssa(sv)a(sa(sv))\0"));
+        say(&mut stream, ERROR, 2, "org.freedesktop.DBus.Error.AccessDenied", "Access denied");
+        body
+    }
+
+    fn say(stream: &mut UnixStream, kind: u8, reply_to: u32, name: &str, text: &str) {
+        let mut body = Encoder::default();
+        body.text(text);
+        let mut message = Encoder { bytes: vec![ENDIAN, kind, 0, 1] };
+        message.u32(body.bytes.len() as u32);
+        message.u32(77);
+        message.array(8, |fields| {
+            if !name.is_empty() {
+                fields.bytes.push(ERROR_NAME);
+                fields.signature("s");
+                fields.text(name);
+                fields.align(8);
+            }
+            if reply_to > 0 {
+                fields.bytes.push(REPLY_SERIAL);
+                fields.signature("u");
+                fields.u32(reply_to);
+                fields.align(8);
+            }
+            fields.bytes.push(SIGNATURE);
+            fields.signature("g");
+            fields.signature("s");
+        });
+        message.align(8);
+        message.bytes.extend(body.bytes);
+        stream.write_all(&message.bytes).unwrap();
+    }
+
+    #[test]
+    fn w48_what_systemd_refuses_is_told_in_its_own_words() {
+        let dir = crate::test_dir("w48");
+        let bus = dir.join("bus");
+        let listener = UnixListener::bind(&bus).unwrap();
+        let server = std::thread::spawn(move || refuse(&listener));
+        let bounds = Bounds { memory: Some(0x1122_3344_5566_7788), ..Bounds::default() };
+        let manager = Manager { bus: bus.clone(), slice: Some("a.slice".into()), bounds, like: dir.clone() };
+        let refused = manager.start_scope("sandpool-x.scope").unwrap_err();
+        let expected = format!(
+            "systemd gave no scope over `{}`: Access denied (org.freedesktop.DBus.Error.AccessDenied)",
+            bus.display()
+        );
+        assert_eq!(refused, expected);
+        let body = server.join().unwrap();
+        for part in
+            ["sandpool-x.scope\0", "fail\0", "Delegate\0\u{1}b\0", "Slice\0\u{1}s\0", "a.slice\0", "PIDs\0\u{2}au\0"]
+        {
+            assert!(contains(&body, part.as_bytes()), "{part}");
+        }
+        assert!(contains(&body, &0x1122_3344_5566_7788_u64.to_ne_bytes()));
+        fs::remove_file(&bus).unwrap();
+        let gone = manager.answers().unwrap_err();
+        assert!(gone.ends_with("No such file or directory (os error 2)"), "{gone}");
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
