@@ -213,7 +213,7 @@ fn contexts_help(dialect: &str) -> &'static str {
     }
 }
 
-const GENERAL: [Setting; 73] = [
+const GENERAL: [Setting; 74] = [
     setting(
         "config",
         ConfigFile,
