@@ -28,6 +28,8 @@ use crate::spec::{Shared, Volume};
 use crate::sys::{self, Cloned};
 use crate::{volume, wire};
 
+mod layers;
+
 /// The system calls of a plan, one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
@@ -46,6 +48,7 @@ pub enum Call {
     Keyctl,
     Listen,
     Mkdir,
+    Mknod,
     MountPrivate,
     MountSetattr,
     MoveMount,
@@ -189,6 +192,8 @@ struct Context {
     null: Option<OwnedFd>,
     empty: Option<OwnedFd>,
     listener: Option<OwnedFd>,
+    /// What the host's files are shown through.
+    layers: layers::Layers,
 }
 
 const NOWHERE: &str = "";
@@ -230,7 +235,17 @@ pub fn finish(plan: &Plan, control: OwnedFd) -> bool {
 
 impl Context {
     fn new(control: OwnedFd, program: Option<Program>) -> Self {
-        Self { control, program, kept: None, root: None, user_limits: None, null: None, empty: None, listener: None }
+        Self {
+            control,
+            program,
+            kept: None,
+            root: None,
+            user_limits: None,
+            null: None,
+            empty: None,
+            listener: None,
+            layers: layers::Layers::default(),
+        }
     }
 
     /// False when one failed, which the launcher then knows.
@@ -297,6 +312,8 @@ impl Context {
                 rustix::fs::symlinkat(target, parent, name).at(Call::Symlink, path)
             }
             Op::File { path, content } => self.file(path, content.as_bytes()),
+            Op::Layer { path } => self.layer(path),
+            Op::HideLayers => self.hide_layers(),
             Op::BindReadOnly { path } => self.bind_read_only(path),
             Op::Device { path, number } => self.device(path, *number),
             Op::Devpts { path, max } => {
@@ -308,6 +325,12 @@ impl Context {
             Op::Proc { path } => self.proc(path),
             Op::MaskFile { path } => self.mask_file(path),
             Op::MaskDir { path } => self.mask_dir(path),
+            Op::ProcFile { path, content } => self.proc_file(path, content.as_bytes()),
+            Op::BootId { path } => {
+                // The kernel makes a new one of the same form for whoever reads this.
+                let source = Path::new("/proc/sys/kernel/random/uuid");
+                self.proc_file(path, &fs::read(source).at(Call::Open, source)?)
+            }
             Op::ReadOnly { path } => self.read_only(path),
             Op::Volume { volume } => self.volume(volume),
             Op::VolumeDir { path, mode } => self.volume_dir(path, *mode),
@@ -424,19 +447,27 @@ impl Context {
     fn bind_read_only(&self, path: &Path) -> Result<(), Error> {
         let flags = OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(CWD, path, path, flags)?;
-        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOSUID | sys::NODEV, true).at(Call::MountSetattr, path)?;
-        let found = rustix::fs::fstat(&tree).at(Call::Stat, path)?;
+        self.show(&tree, path)
+    }
+
+    /// A tree of mounts at a path where nothing is yet.
+    fn show(&self, tree: &OwnedFd, path: &Path) -> Result<(), Error> {
+        sys::mount_setattr(tree.as_fd(), SEALED, true).at(Call::MountSetattr, path)?;
+        let found = rustix::fs::fstat(tree).at(Call::Stat, path)?;
         if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
             self.mkdir(path, 0o755)?;
         } else {
             self.file(path, b"")?;
         }
-        attach(&tree, &self.target(path)?, path)
+        attach(tree, &self.target(path)?, path)
     }
 
-    /// The host's node, checked to be the device it is called.
-    fn device(&self, path: &Path, number: (u32, u32)) -> Result<(), Error> {
-        let tree = copy_of(CWD, path, path, OpenTreeFlags::empty())?;
+    /// A node of our own or else the host's, checked to be the device it is called.
+    fn device(&mut self, path: &Path, number: (u32, u32)) -> Result<(), Error> {
+        let tree = match self.own_node(path, number)? {
+            Some(tree) => tree,
+            None => copy_of(CWD, path, path, OpenTreeFlags::empty())?,
+        };
         check_device(&tree, number, path)?;
         sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOSUID | sys::NOEXEC, false)
             .at(Call::MountSetattr, path)?;
@@ -488,6 +519,19 @@ impl Context {
         self.empty = Some(empty);
         sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOEXEC, false).at(Call::MountSetattr, path)?;
         attach(&tree, &target, path)
+    }
+
+    /// A file of our own over the one there. It has no other name.
+    fn proc_file(&self, path: &Path, content: &[u8]) -> Result<(), Error> {
+        let Some(target) = self.proc_target(path)? else { return Ok(()) };
+        let at = Path::new("/.proc-file");
+        self.file(at, content)?;
+        let tree = copy_of(self.target(at)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        sys::mount_setattr(tree.as_fd(), SEALED | sys::NOEXEC, false).at(Call::MountSetattr, path)?;
+        attach(&tree, &target, path)?;
+        // Not before: what has no name cannot be attached.
+        let (root, name) = self.parent(at)?;
+        rustix::fs::unlinkat(root, name, AtFlags::empty()).at(Call::Unlink, path)
     }
 
     fn read_only(&self, path: &Path) -> Result<(), Error> {
@@ -706,6 +750,9 @@ impl Context {
         Err(sys::execveat(guest.as_fd(), &[name])).at(Call::Execveat, Path::new("guest"))
     }
 }
+
+/// What everything of the host's is mounted with.
+const SEALED: u64 = sys::RDONLY | sys::NOSUID | sys::NODEV;
 
 /// Where the volumes are while their directories are made.
 const VOLUME: &str = "/.volume";

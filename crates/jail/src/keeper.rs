@@ -47,7 +47,6 @@ const NAMESPACES_BESIDE_A_SPARE: i32 = NAMESPACES & !libc::CLONE_NEWNET;
 
 const BUILD_TIME: Duration = Duration::from_secs(20);
 const END_TIME: Duration = Duration::from_secs(10);
-const PTYS: u32 = 64;
 const MAX_GROUPS: usize = 3;
 /// What the imports of the warm interpreter may leave in `/tmp`.
 const WARM_TMP: u64 = 64 << 20;

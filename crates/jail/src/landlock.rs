@@ -1,7 +1,7 @@
 //! Landlock: which paths the processes of a sandbox may touch, decided by inode and held across exec.
 //!
 //! A second lock behind the mounts: it also covers what a mount cannot, such as `/proc/self/exe` of a forked interpreter, which
-//! leads to the host's file and not to the read-only bind. Rules go by inode, so all mounts have to be there first. Files that no
+//! leads to a file of the warm one's root and not of the sandbox's. Rules go by inode, so all mounts have to be there first. Files that no
 //! path leads to (memfds, pipes) are not its concern. The network has its own namespace and no rules here.
 #![allow(unsafe_code, reason = "the kernel's ABI is asked for with a raw system call")]
 

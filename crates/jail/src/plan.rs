@@ -14,7 +14,7 @@ use crate::ids::{BROWSER, INSIDE, IdMap};
 use crate::interfaces;
 use crate::own::Own;
 use crate::seccomp::Profile;
-use crate::spec::{Content, JailSpec, Kept, Shared, Volume};
+use crate::spec::{Content, FileSpec, JailSpec, Kept, Shared, Volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
@@ -54,6 +54,12 @@ pub enum Op {
         path: PathBuf,
         content: Content,
     },
+    /// What the host has at the path, on inodes of the sandbox's own.
+    Layer {
+        path: PathBuf,
+    },
+    HideLayers,
+    /// The host's own inodes.
     BindReadOnly {
         path: PathBuf,
     },
@@ -77,6 +83,15 @@ pub enum Op {
         path: PathBuf,
     },
     MaskDir {
+        path: PathBuf,
+    },
+    /// A file of our own over one in `/proc`.
+    ProcFile {
+        path: PathBuf,
+        content: Content,
+    },
+    /// A random one for each sandbox.
+    BootId {
         path: PathBuf,
     },
     ReadOnly {
@@ -170,6 +185,8 @@ impl fmt::Display for Op {
             Self::Dir { path, mode } => write!(f, "dir {} {mode:o}", path.display()),
             Self::Symlink { path, target } => write!(f, "symlink {} -> {}", path.display(), target.display()),
             Self::File { path, content } => write!(f, "file {} {content:?}", path.display()),
+            Self::Layer { path } => write!(f, "layer {} ro,nosuid,nodev", path.display()),
+            Self::HideLayers => write!(f, "hide layers"),
             Self::BindReadOnly { path } => write!(f, "bind {} ro,nosuid,nodev", path.display()),
             Self::Device { path, number: (major, minor) } => write!(f, "device {} {major}:{minor}", path.display()),
             Self::Devpts { path, max } => write!(f, "devpts {} max {max}", path.display()),
@@ -177,6 +194,8 @@ impl fmt::Display for Op {
             Self::Proc { path } => write!(f, "proc {}", path.display()),
             Self::MaskFile { path } => write!(f, "mask file {}", path.display()),
             Self::MaskDir { path } => write!(f, "mask dir {}", path.display()),
+            Self::ProcFile { path, content } => write!(f, "file over {} {content:?}", path.display()),
+            Self::BootId { path } => write!(f, "boot id over {}", path.display()),
             Self::ReadOnly { path } => write!(f, "read-only {}", path.display()),
             Self::Volume { volume: Volume::Ext4 { template, image } } => {
                 write!(f, "volume ext4 {} from {}", image.display(), template.display())
@@ -247,6 +266,8 @@ const DATA: &str = "/data";
 
 const SHM_INODES: u64 = 10_000;
 
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// Our own `/etc`: the host's would tell about its users and its network, and names there mean other ids.
 fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
     let hostname = &spec.hostname;
@@ -282,6 +303,7 @@ pub fn plan(spec: &JailSpec) -> Plan {
     volume(spec, &mut steps);
     runtime(spec, &mut steps);
     dev(spec, &mut steps);
+    steps.ops.push(Op::HideLayers);
     steps.dir(Path::new("/proc"));
     spec.shared.iter().for_each(|shared| steps.dir(&shared.inside));
     steps.ops.push(Op::LoopbackUp);
@@ -307,6 +329,7 @@ pub fn warm(spec: &JailSpec) -> Plan {
     steps.ops.push(Op::Tmpfs { path: "/tmp".into(), bytes: spec.shm_bytes, inodes: SHM_INODES });
     runtime(spec, &mut steps);
     devices(&mut steps);
+    steps.ops.push(Op::HideLayers);
     // Its own numbers are the launcher's, so this is the one it has to see.
     steps.ops.push(Op::BindReadOnly { path: "/proc".into() });
     steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Own(Own::SessionKeyring), Op::DieWithLauncher]);
@@ -351,12 +374,12 @@ fn root_size(spec: &JailSpec) -> (u64, u64) {
         .chain(spec.shared.iter().map(|s| &s.inside))
         .map(depth)
         .sum();
-    ((1 << 20) + content.next_multiple_of(4096), 256 + inodes)
+    ((2 << 20) + content.next_multiple_of(4096), 256 + inodes)
 }
 
 fn system(spec: &JailSpec, steps: &mut Steps) {
     for path in &spec.host.binds {
-        steps.file(path, Op::BindReadOnly { path: path.clone() });
+        steps.file(path, Op::Layer { path: path.clone() });
     }
     for (path, target) in &spec.host.symlinks {
         steps.file(path, Op::Symlink { path: path.clone(), target: target.clone() });
@@ -448,7 +471,7 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
 /// After the volume: a runtime may lie below `/tmp`.
 fn runtime(spec: &JailSpec, steps: &mut Steps) {
     for path in shown_runtime(spec) {
-        steps.file(path, Op::BindReadOnly { path: path.clone() });
+        steps.file(path, Op::Layer { path: path.clone() });
     }
     for file in &spec.files {
         steps.file(&file.path, Op::File { path: file.path.clone(), content: file.content.clone() });
@@ -485,7 +508,7 @@ fn dev(spec: &JailSpec, steps: &mut Steps) {
         steps.ops.push(Op::Symlink { path: Path::new("/dev").join(name), target: target.into() });
     }
     steps.dir(Path::new("/dev/pts"));
-    steps.ops.push(Op::Devpts { path: "/dev/pts".into(), max: spec.ptys });
+    steps.ops.push(Op::Devpts { path: "/dev/pts".into(), max: spec.host.ptys });
     steps.ops.push(Op::Symlink { path: "/dev/ptmx".into(), target: "pts/ptmx".into() });
     steps.dir(Path::new("/dev/shm"));
     steps.ops.push(Op::Tmpfs { path: "/dev/shm".into(), bytes: spec.shm_bytes, inodes: SHM_INODES });
@@ -496,6 +519,10 @@ fn proc(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend(spec.host.masked_files.iter().map(|path| Op::MaskFile { path: path.clone() }));
     steps.ops.extend(spec.host.masked_dirs.iter().map(|path| Op::MaskDir { path: path.clone() }));
     steps.ops.extend(spec.host.read_only.iter().map(|path| Op::ReadOnly { path: path.clone() }));
+    // After that: they are put on what is seen then.
+    let over = |file: &FileSpec| Op::ProcFile { path: file.path.clone(), content: file.content.clone() };
+    steps.ops.extend(spec.host.proc_files.iter().map(over));
+    steps.ops.push(Op::BootId { path: BOOT_ID.into() });
 }
 
 fn give_up(spec: &JailSpec, steps: &mut Steps) {
@@ -563,7 +590,7 @@ fn readable(spec: &JailSpec) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::ids::Mode;
-    use crate::spec::{Browser, FileSpec, Host};
+    use crate::spec::{Browser, Host};
 
     fn spec(mode: Mode) -> JailSpec {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
@@ -576,8 +603,10 @@ mod tests {
                 symlinks: vec![("/bin".into(), "usr/bin".into()), ("/lib".into(), "usr/lib".into())],
                 masked_files: paths(&["/proc/kcore", "/proc/keys"]),
                 masked_dirs: paths(&["/proc/acpi"]),
+                proc_files: vec![FileSpec { path: "/proc/vmstat".into(), content: Content::Text("pswpin 0\n".into()) }],
                 read_only: paths(&["/proc/sys"]),
                 ipv6: true,
+                ptys: 8,
             },
             runtime: paths(&["/home/u/rt/node/bin", "/home/u/rt/node", "/usr/lib/python3", "/bin/sh", "/tmp/rt"]),
             files: vec![FileSpec { path: "/opt/sandpool/driver.py".into(), content: Content::Text("pass".into()) }],
@@ -592,7 +621,6 @@ mod tests {
             browser: None,
             egress: None,
             shm_bytes: 32 << 20,
-            ptys: 64,
             cgroup_tasks: if mode == Mode::Root {
                 paths(&["/sys/fs/cgroup/pids/sandpool-t/g/s/tasks"])
             } else {
@@ -644,11 +672,11 @@ mod tests {
     #[test]
     fn shared_and_kept_volumes_and_a_way_out_change_the_plan_like_this() {
         insta::assert_snapshot!(difference(Mode::Root), @r"
-        -   root tmpfs 1056768 bytes 281 inodes on /state/instances/i/root
+        -   root tmpfs 2105344 bytes 281 inodes on /state/instances/i/root
         -   volume dir /data 755
         - volume dir /data owner 1879048199
         - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
-        +   root tmpfs 1056768 bytes 287 inodes on /state/instances/i/root
+        +   root tmpfs 2105344 bytes 287 inodes on /state/instances/i/root
         +   dir /shared 755
         +   dir /shared/in 755
         +   dir /shared/out 755
@@ -662,11 +690,11 @@ mod tests {
         + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr /shared/in write /shared/out
         ");
         insta::assert_snapshot!(difference(Mode::Sub), @r"
-        -   root tmpfs 1056768 bytes 281 inodes on /state/instances/i/root
+        -   root tmpfs 2105344 bytes 281 inodes on /state/instances/i/root
         -   volume dir /data 755
         - volume dir /data owner 8
         - landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr
-        +   root tmpfs 1056768 bytes 287 inodes on /state/instances/i/root
+        +   root tmpfs 2105344 bytes 287 inodes on /state/instances/i/root
         +   dir /shared 755
         +   dir /shared/in 755
         +   dir /shared/out 755

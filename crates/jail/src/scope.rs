@@ -452,7 +452,7 @@ mod tests {
     use super::*;
 
     /// A machine with systemd: where the server is, and the limits of cgroups.
-    fn machine(name: &str, uid: u32, own: &str, limits: &[(&str, &str, &str)]) -> (PathBuf, Result<Manager, String>) {
+    fn machine(name: &str, uid: u32, own: &str, limits: &[(&str, &str, &str)]) -> (PathBuf, Result<Manager, Absence>) {
         let root = crate::test_dir(name);
         let top = root.join("sys/fs/cgroup");
         fs::create_dir_all(top.join(&own[1..])).unwrap();

@@ -54,6 +54,8 @@ impl Backing {
 pub struct Spare {
     pub prepared: Prepared,
     pub volume: Option<Backing>,
+    /// What is weaker about it.
+    pub notes: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,7 @@ struct Making {
     /// How it went.
     told: bool,
     volume: Option<Backing>,
+    notes: Vec<String>,
     until: Instant,
 }
 
@@ -165,7 +168,8 @@ impl Spares {
             Cloned::Parent { pid, pidfd } => {
                 let until = Instant::now() + MAKING;
                 let kind = kind.spec.clone();
-                self.making = Some(Making { kind, pid, pidfd, control: Some(ours), told: false, volume: None, until });
+                let (control, notes) = (Some(ours), Vec::new());
+                self.making = Some(Making { kind, pid, pidfd, control, told: false, volume: None, notes, until });
                 Ok(())
             }
         }
@@ -189,13 +193,15 @@ impl Spares {
             Ok(Some((Report::Loop { device }, _))) => {
                 making.volume = Some(Backing { device, image: image(&self.dir, self.made) });
             }
+            Ok(Some((Report::Note { message }, _))) => making.notes.push(message),
             Ok(Some((Report::Prepared, fds))) => {
                 making.told = true;
                 let mut fds = fds.into_iter();
                 if let (Some(root), Some(network)) = (fds.next(), fds.next())
                     && let Some(kind) = self.kinds.iter_mut().find(|kind| alike(&kind.spec, &making.kind))
                 {
-                    kind.ready.push_back(Spare { prepared: Prepared { root, network }, volume: making.volume.take() });
+                    let (prepared, notes) = (Prepared { root, network }, std::mem::take(&mut making.notes));
+                    kind.ready.push_back(Spare { prepared, volume: making.volume.take(), notes });
                     (self.not_before, self.pause) = (None, PAUSE);
                 }
             }
@@ -282,7 +288,7 @@ fn alike(a: &JailSpec, b: &JailSpec) -> bool {
     volume
         && a.kept.is_some() == b.kept.is_some()
         && a.browser.is_some() == b.browser.is_some()
-        && (a.shm_bytes, a.ptys, &a.hostname) == (b.shm_bytes, b.ptys, &b.hostname)
+        && (a.shm_bytes, &a.hostname) == (b.shm_bytes, &b.hostname)
         && (&a.runtime, &a.shared, &a.files, &a.host) == (&b.runtime, &b.shared, &b.files, &b.host)
 }
 

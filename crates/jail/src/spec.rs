@@ -28,7 +28,6 @@ pub struct JailSpec {
     /// Where the way out listens, in the sandbox's own network; it is handed to the launcher.
     pub egress: Option<SocketAddrV4>,
     pub shm_bytes: u64,
-    pub ptys: u32,
     /// v1 files the first process writes itself into; on v2 it is born into its cgroup.
     pub cgroup_tasks: Vec<PathBuf>,
     /// The most processes, where no cgroup counts them: the kernel then counts those of this user in this user namespace.
@@ -123,9 +122,13 @@ pub struct Host {
     /// Files below `/proc` that are to read as empty, directories that are to be empty, and what is to be read-only.
     pub masked_files: Vec<PathBuf>,
     pub masked_dirs: Vec<PathBuf>,
+    /// Files below `/proc` in whose place there is one of ours.
+    pub proc_files: Vec<FileSpec>,
     pub read_only: Vec<PathBuf>,
     /// Whether the kernel has IPv6.
     pub ipv6: bool,
+    /// The most terminals of a sandbox.
+    pub ptys: u32,
 }
 
 const SYSTEM: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -153,6 +156,7 @@ const MASKED_FILES: &[&str] = &[
     "/proc/allocinfo",
     "/proc/bootconfig",
     "/proc/buddyinfo",
+    "/proc/cgroups",
     "/proc/cmdline",
     "/proc/config.gz",
     "/proc/consoles",
@@ -169,6 +173,8 @@ const MASKED_FILES: &[&str] = &[
     "/proc/kpagecount",
     "/proc/kpageflags",
     "/proc/latency_stats",
+    "/proc/locks",
+    "/proc/mdstat",
     "/proc/modules",
     "/proc/mtrr",
     "/proc/pagetypeinfo",
@@ -197,6 +203,27 @@ const MASKED_DIRS: &[&str] = &[
     "/proc/scsi",
 ];
 const READ_ONLY: &[&str] = &["/proc/sys"];
+/// Counters of the whole host that programs read: what they look for is there and stands still. In `/proc/sys` a null device would
+/// not do, since it can be opened for writing.
+const PROC_FILES: &[(&str, &str)] = &[
+    ("/proc/vmstat", "pgpgin 0\npgpgout 0\npswpin 0\npswpout 0\npgfault 0\npgmajfault 0\noom_kill 0\n"),
+    ("/proc/sys/fs/dentry-state", "0\t0\t45\t0\t0\t0\n"),
+    ("/proc/sys/fs/file-nr", "0\t0\t0\n"),
+    ("/proc/sys/fs/inode-nr", "0\t0\n"),
+    ("/proc/sys/fs/inode-state", "0\t0\t0\t0\t0\t0\t0\n"),
+    ("/proc/sys/kernel/pty/nr", "0\n"),
+];
+
+/// The kernel has one pool of terminals, of which `kernel.pty.reserve` are left for the host: 3,072 of 4,096 are for everybody else.
+/// So many sandboxes have to take all of theirs until there are none; with the kernel's own figures that is eight each.
+const SANDBOXES_THAT_EXHAUST_PTYS: u32 = 384;
+const MOST_PTYS: u32 = 8;
+
+fn ptys(root: &Path) -> u32 {
+    let figure = |name: &str| fs::read_to_string(root.join("proc/sys/kernel/pty").join(name)).ok()?.trim().parse().ok();
+    let pool = figure("max").unwrap_or(4096u32).saturating_sub(figure("reserve").unwrap_or(1024));
+    (pool / SANDBOXES_THAT_EXHAUST_PTYS).clamp(1, MOST_PTYS)
+}
 
 impl Host {
     /// `root` is `/`, or a fixture.
@@ -213,8 +240,11 @@ impl Host {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
         host.masked_files = paths(MASKED_FILES);
         host.masked_dirs = paths(MASKED_DIRS);
+        let file = |(path, text): &(&str, &str)| FileSpec { path: path.into(), content: Content::Text((*text).into()) };
+        host.proc_files = PROC_FILES.iter().map(file).collect();
         host.read_only = paths(READ_ONLY);
         host.ipv6 = on_host("/proc/net/if_inet6").exists();
+        host.ptys = ptys(root);
         host
     }
 
@@ -263,7 +293,7 @@ const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/workspace", "/data", "/et
 const RESERVED_FOR_BROWSER: &[&str] = &["/browser", "/uploads"];
 
 /// What a shared directory may not be shown over either: a runtime may lie below `/tmp`, and the rest is there only for a moment.
-const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty"];
+const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty", "/.layers"];
 
 impl JailSpec {
     /// Refuses paths that would cover or leave the sandbox's own parts.
@@ -308,6 +338,21 @@ fn check_form(path: &Path) -> Result<(), SpecError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// W17.
+    #[test]
+    fn a_sandbox_has_so_few_terminals_that_hundreds_do_not_exhaust_the_hosts() {
+        let root = crate::test_dir("ptys");
+        let dir = root.join("proc/sys/kernel/pty");
+        fs::create_dir_all(&dir).unwrap();
+        for (max, reserve, each) in [(4096, 1024, 8), (32_768, 1024, 8), (1792, 1024, 2), (1024, 1024, 1), (0, 1024, 1)]
+        {
+            fs::write(dir.join("max"), format!("{max}\n")).unwrap();
+            fs::write(dir.join("reserve"), format!("{reserve}\n")).unwrap();
+            assert_eq!(Host::detect(&root).ptys, each, "{max} {reserve}");
+        }
+        fs::remove_dir_all(root).unwrap();
+    }
 
     #[test]
     fn text_stays_readable_on_the_wire_and_bytes_survive() {

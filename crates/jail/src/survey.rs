@@ -123,6 +123,7 @@ impl Survey {
         facts.push(network_limits(mode));
         let (ext4, disk) = disk(mode);
         facts.push(disk);
+        facts.push(inodes(mode));
         facts.push(memfd());
         facts.push(open_files());
         Self { mode, refusal, facts, cgroup, landlock, ext4, sub, counts_processes }
@@ -408,6 +409,23 @@ fn disk(mode: Mode) -> (bool, Fact) {
 /// Asked of the kernel, which loads a module for it if need be, as a mount would: `/proc/filesystems` knows only what is loaded.
 fn mountable(kind: &str) -> Result<(), Errno> {
     rustix::mount::fsopen(kind, rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC).map(drop)
+}
+
+/// A layer that fails only when a sandbox is made is told with that sandbox; here is what can be known before.
+fn inodes(mode: Mode) -> Fact {
+    let layer = "own inodes";
+    let knows = |list: &str, name: &str| fs::read_to_string(list).is_ok_and(|text| text.contains(name));
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let modules = format!("/lib/modules/{release}/modules.dep");
+    if !knows("/proc/filesystems", "\toverlay\n") && !knows(&modules, "/overlay.ko") {
+        let why = "the kernel has no overlayfs: sandboxes can watch and lock the system's files for each other and for the host";
+        return fact(layer, false, why, "use a kernel with CONFIG_OVERLAY_FS");
+    }
+    if mode == Mode::Root {
+        return fact(layer, true, "nothing that sandboxes see of the host can be watched or locked for others", "");
+    }
+    let why = "an ordinary user cannot make device nodes: sandboxes can see when others open `/dev/null`, and lock it";
+    Fact { layer: layer.into(), state: State::On, why: why.into(), what_to_do: "start the server as root".into() }
 }
 
 fn memfd() -> Fact {

@@ -97,6 +97,10 @@ pub enum Said {
         number: u64,
         message: String,
     },
+    /// As [`apply::Report::Note`].
+    Note {
+        message: String,
+    },
     /// A step of its plan (see [`apply::Report`]), or the whole.
     Failed {
         step: usize,
@@ -499,6 +503,7 @@ impl Warmth {
                     self.outcomes.push(Outcome::Answer(sent.request, unavailable(&message)));
                 }
             }
+            Said::Note { message } => log(&format!("warm interpreter: {message}")),
             Said::Failed { message, .. } => zygote.last_words = message,
         }
         self.send();

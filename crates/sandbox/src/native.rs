@@ -110,7 +110,7 @@ fn isolation_of(survey: &Survey) -> Isolation {
     let lowers = |f: &&Fact| {
         f.state != State::On
             && (f.layer.starts_with("cgroup ")
-                || ["landlock", "host uid per sandbox", "socket buffers"].contains(&&*f.layer))
+                || ["landlock", "host uid per sandbox", "own inodes", "socket buffers"].contains(&&*f.layer))
     };
     let line = |f: &Fact| match &*f.what_to_do {
         "" => format!("{}: {}", f.layer, f.why),

@@ -17,6 +17,8 @@ mod browser;
 mod disk;
 #[path = "native/egress.rs"]
 mod egress;
+#[path = "native/inodes.rs"]
+mod inodes;
 #[path = "native/uncharged.rs"]
 mod uncharged;
 #[path = "native/users.rs"]

@@ -1,4 +1,4 @@
-//! The hostile rows of the kernel group (`K`), as a table: what the probe tries, and what has to come of it inside a sandbox.
+//! The hostile rows of the kernel group (`K`) and those of the audit (`W`) that a program inside can try, as a table: what the probe tries, and what has to come of it inside a sandbox.
 //!
 //! Outside, run plainly as root, each attempt has to succeed, or the probe proves nothing; what a kernel was built without cannot
 //! be shown there, and the report says so. The program itself is `src/bin/probe`; rows that no program inside can try are in
@@ -184,6 +184,12 @@ pub const ATTEMPTS: &[Attempt] = &[
     attempt("K66", "abstract_socket", "connect to the canary's abstract socket", Refused),
     attempt("K67", "kill_victim", "signal a process of the host", Refused),
     attempt("K70", "secrets", "read host files that no sandbox should have", Refused),
+    attempt("W11", "read_locks", "read everybody's locks in /proc/locks", Refused),
+    attempt("W15", "host_counters", "find a counter of the whole host that moves with the files others use", Refused),
+    attempt("W15", "rwf_nowait", "ask with RWF_NOWAIT whether a program is in memory", Refused),
+    attempt("W15", "preadv2", "read a program with preadv2", Works),
+    attempt("W15", "fiemap", "ask where a program lies on the disk", Refused),
+    attempt("W17", "many_ptys", "open 64 terminals", Refused),
 ];
 
 /// Rows that no program inside can show alone: where each is held instead.
@@ -203,12 +209,12 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("K69", "`tests/probe.rs`: files of the base read around the page cache and through it, after everything else"),
 ];
 
-/// Every `K` row there is; a test holds that each is tried or held elsewhere.
+/// Every `K` row there is, and the `W` rows that are tried; a test holds that each is tried or held elsewhere.
 pub const ROWS: &[&str] = &[
     "K01", "K02", "K04", "K05", "K06", "K07", "K09", "K10", "K11", "K12", "K14", "K15", "K16", "K17", "K19", "K20",
     "K21", "K22", "K24", "K25", "K26", "K27", "K29", "K30", "K31", "K32", "K34", "K35", "K36", "K37", "K39", "K40",
     "K41", "K42", "K44", "K45", "K46", "K47", "K49", "K50", "K51", "K52", "K54", "K55", "K56", "K57", "K59", "K60",
-    "K61", "K62", "K64", "K65", "K66", "K67", "K69", "K70",
+    "K61", "K62", "K64", "K65", "K66", "K67", "K69", "K70", "W11", "W15", "W17",
 ];
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use crate::wire::{Create, Reply};
 
 use super::{
     BUILD_TIME, Brought, CONTROL, Cell, KINDS, Keeper, LAUNCHER_STEPS, LOG, MAX_GROUPS, NAMESPACES,
-    NAMESPACES_BESIDE_A_SPARE, PIDFD, PTYS, Phase, Step, check_name,
+    NAMESPACES_BESIDE_A_SPARE, PIDFD, Phase, Step, check_name,
 };
 
 impl Keeper {
@@ -130,8 +130,9 @@ impl Keeper {
             cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
         let spare = if own { None } else { self.spares.take(&spec) };
         cell.fails(Step::Spare)?;
-        let prepared = spare.map(|Spare { prepared, volume }| {
+        let prepared = spare.map(|Spare { prepared, volume, notes }| {
             cell.volume = volume;
+            cell.notes.extend(notes);
             prepared
         });
         cell.fails(Step::Clone)?;
@@ -198,7 +199,6 @@ impl Keeper {
             browser: create.browser.map(|limits| spec::Browser { processes: self.process_limit(limits) }),
             egress: create.egress,
             shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
-            ptys: PTYS,
             cgroup_tasks: cell.cgroup.code().tasks(),
             processes: self.process_limit(create.limits),
             dir: cell.dir.clone(),

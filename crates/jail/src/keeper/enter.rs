@@ -32,7 +32,6 @@ impl Keeper {
             browser: None,
             egress: None,
             shm_bytes: WARM_TMP,
-            ptys: 0,
             cgroup_tasks: vec![],
             processes: None,
             dir: self.instance.dir.clone(),

@@ -120,6 +120,9 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 
+/// RWF_HIPRI, DSYNC, SYNC, APPEND, NOAPPEND, ATOMIC.
+const RWF: u32 = 0x77;
+
 const NOTHING: &[Value] = &[value("none", 0)];
 const NULL: &[Value] = &[value("null", 0)];
 const SELF: &[Value] = &[value("self", 0)];
@@ -128,9 +131,9 @@ pub const RULES: &[Rule] = &[
     // Allowed as they are.
     allow!(
         "bytes in and out of descriptors that are already open",
-        SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2
+        SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev
         SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_flock SYS_pipe2 SYS_copy_file_range
-        SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fadvise64 SYS_readahead
+        SYS_fsync SYS_fdatasync SYS_ftruncate SYS_readahead
     ),
     allow!(
         "files by name: decided by the mounts, landlock and the file modes, which see the resolved path",
@@ -162,7 +165,7 @@ pub const RULES: &[Rule] = &[
     ),
     allow!(
         "memory of the process itself; what it may grow to is the cgroup's business",
-        SYS_munmap SYS_mprotect SYS_mremap SYS_msync SYS_mincore SYS_brk SYS_mlock SYS_mlock2 SYS_munlock SYS_munlockall
+        SYS_munmap SYS_mprotect SYS_mremap SYS_msync SYS_brk SYS_mlock SYS_mlock2 SYS_munlock SYS_munlockall
         SYS_membarrier SYS_mseal
     ),
     allow!(
@@ -216,6 +219,22 @@ pub const RULES: &[Rule] = &[
         SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
     ),
     // Allowed by argument.
+    Rule {
+        why: "as preadv and pwritev, but not RWF_NOWAIT, which tells whether others have lately read a file (its pages are in memory), \
+              nor flags to come; the answer is the kernel's to a flag it does not know",
+        calls: calls!(SYS_preadv2 SYS_pwritev2),
+        clauses: &[Clause { tests: &[Test { argument: 5, mask: !RWF, values: NOTHING }], then: Allow }],
+        otherwise: Eopnotsupp,
+    },
+    Rule {
+        why: "advice about reading, but nobody drops the pages of a file that others read too: their return would tell who does",
+        calls: calls!(SYS_fadvise64),
+        clauses: &[Clause {
+            tests: &[Test { argument: 3, mask: ALL, values: values!(POSIX_FADV_DONTNEED) }],
+            then: Ignore,
+        }],
+        otherwise: Allow,
+    },
     Rule {
         why: "asking what the kernel knows. No filter of one's own: the code it is compiled to is charged to nobody and counts \
               against one limit for the whole host (net.core.bpf_jit_limit), beyond which no new sandbox would get its filter. \
@@ -325,8 +344,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         why: "terminals, sockets and files as programs use them. Not TIOCSTI and TIOCLINUX (typing into a terminal), TIOCSETD \
-              (line disciplines), and nothing of a file system (subvolumes, project ids, encryption keys) or of a device; the \
-              answer is a device's own to what it does not know",
+              (line disciplines), and nothing of a file system (where its blocks lie on the disk, subvolumes, project ids, \
+              encryption keys) or of a device; the answer is a device's own to what it does not know",
         calls: calls!(SYS_ioctl),
         clauses: &[Clause { tests: &[Test { argument: 1, mask: ALL, values: IOCTLS }], then: Allow }],
         otherwise: Enotty,
@@ -367,10 +386,11 @@ pub const RULES: &[Rule] = &[
         otherwise: Allow,
     },
     Rule {
-        why: "advice, but not KSM's: merged pages tell one tenant what another has in memory",
+        why: "advice, but not KSM's: merged pages tell one tenant what another has in memory. Nor that pages be dropped which others \
+              have mapped too",
         calls: calls!(SYS_madvise),
         clauses: &[Clause {
-            tests: &[Test { argument: 1, mask: ALL, values: values!(MADV_MERGEABLE MADV_HWPOISON) }],
+            tests: &[Test { argument: 2, mask: ALL, values: values!(MADV_MERGEABLE MADV_HWPOISON MADV_PAGEOUT) }],
             then: Einval,
         }],
         otherwise: Allow,
@@ -457,6 +477,11 @@ pub const RULES: &[Rule] = &[
          fall back on; Python falls back on any error",
         Einval,
         SYS_sendfile
+    ),
+    refuse!(
+        "tells which pages of a file are in memory, where the file is of the same user truthfully; libunwind takes msync instead",
+        Enosys,
+        SYS_mincore
     ),
     refuse!(
         "flushes every file system of the host; fsync does what a program in a sandbox can need",
@@ -663,7 +688,6 @@ const IOCTLS: &[Value] = &[
     value("FICLONE", 0x4004_9409),
     value("FICLONERANGE", 0x4020_940d),
     value("FS_IOC_GETFLAGS", 0x8008_6601),
-    value("FS_IOC_FIEMAP", 0xc020_660b),
     value("RNDGETENTCNT", 0x8004_5200),
 ];
 

@@ -182,7 +182,8 @@ async fn a_forked_kernel_is_held_before_it_reads_anything() {
     for (attempt, refused) in [
         ("open('/proc/1/environ').read()", "PermissionError"),
         ("os.listdir('/proc/1/fd')", "PermissionError"),
-        ("open('/proc/self/exe', 'r+b')", "PermissionError"),
+        ("open('/proc/self/exe', 'r+b')", "OSError"),
+        ("open('/proc/self/exe', 'rb')", "PermissionError"),
         ("open('/usr/x', 'w')", "OSError"),
         ("os.setuid(0)", "OSError"),
         (
@@ -199,6 +200,28 @@ async fn a_forked_kernel_is_held_before_it_reads_anything() {
         let said = kernel.run(&code).await;
         assert!(said.contains(refused), "{attempt}: {said}");
     }
+    native.shutdown().await;
+}
+
+/// W06: what a forked kernel still has of the warm interpreter is no file that others use.
+#[tokio::test]
+async fn w06_a_forked_kernel_does_not_see_who_else_runs_its_program() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("warm-inodes");
+    let native = start(&place.0).await;
+    native.warm(&python()).await.unwrap();
+    let (one, other) = (native.create(&spec()).await.unwrap(), native.create(&spec()).await.unwrap());
+    let mut kernel = Kernel::new(&*one).await;
+    let watch = "libc = ctypes.CDLL(None); queue = libc.inotify_init1(os.O_NONBLOCK); \
+                 print(libc.inotify_add_watch(queue, b'/proc/self/exe', 0xfff) > 0, flush=True)";
+    assert_eq!(kernel.run(watch).await, "True");
+    assert_eq!(sh(&*other, "python3 -c 'print(1)'").await, "1\n");
+    assert!(fs::read("/usr/bin/python3").is_ok());
+    Kernel::new(&*other).await;
+    let seen = "exec('try: print(os.read(queue, 4096), flush=True)\\nexcept BlockingIOError: print(0, flush=True)')";
+    assert_eq!(kernel.run(seen).await, "0");
     native.shutdown().await;
 }
 

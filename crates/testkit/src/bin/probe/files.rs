@@ -37,6 +37,31 @@ pub const ATTACKS: &[(&str, Attack)] = &[
     // Opening is what needs the permission; reading might wait, and takes the messages away from others.
     ("read_kmsg", |_| opened("/proc/kmsg", libc::O_RDONLY)),
     ("sysrq", |_| opened("/proc/sysrq-trigger", libc::O_WRONLY)),
+    ("read_locks", |_| read_locks()),
+    ("host_counters", |_| host_counters()),
+    // Whether the first byte of a program is in memory.
+    ("rwf_nowait", |_| {
+        of_a_program(|fd| {
+            let mut byte = [0u8; 1];
+            let slice = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+            call(libc::SYS_preadv2, [fd, at(&slice), 1, 0, 0, 8])
+        })
+    }),
+    ("preadv2", |_| {
+        of_a_program(|fd| {
+            let mut byte = [0u8; 1];
+            let slice = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+            call(libc::SYS_preadv2, [fd, at(&slice), 1, 0, 0, 0])
+        })
+    }),
+    // FS_IOC_FIEMAP of the whole file, with no room for the answers: their number is one.
+    ("fiemap", |_| {
+        of_a_program(|fd| {
+            let mut request = [0u64, u64::MAX, 0, 0];
+            call(libc::SYS_ioctl, [fd, 0xc020_660b, at_mut(&mut request)])
+        })
+    }),
+    ("many_ptys", |_| many_ptys()),
     ("directory_fd", |_| descriptors(|target| target.is_dir())),
     ("leaked_fds", |_| descriptors(|_| true)),
     ("cwd_escape", cwd_escape),
@@ -121,6 +146,34 @@ fn read(path: &str) -> Found {
         Ok(n) => allowed(format!("{n} bytes")),
         Err(e) => blocked(name(e)),
     }
+}
+
+fn of_a_program(attempt: impl FnOnce(usize) -> Result) -> Found {
+    judge(open("/usr/bin/env", libc::O_RDONLY).and_then(|fd| attempt(fd as usize)))
+}
+
+/// With a lock of our own there is at least one to be seen.
+fn read_locks() -> Found {
+    let path = format!("/tmp/probe-lock-{}", std::process::id());
+    let locked = open(&path, libc::O_RDWR | libc::O_CREAT)
+        .and_then(|fd| call(libc::SYS_flock, [fd as usize, libc::LOCK_EX as usize]));
+    let found = locked.map_or_else(|e| absent(name(e)), |_| read("/proc/locks"));
+    let _ = fs::remove_file(&path);
+    found
+}
+
+/// What moves when anybody on the host does anything.
+fn host_counters() -> Found {
+    let figures = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let moved = ["/proc/vmstat", "/proc/sys/fs/file-nr", "/proc/sys/fs/inode-nr", "/proc/sys/fs/dentry-state"]
+        .into_iter()
+        .find(|path| figures(path).split_whitespace().filter_map(|word| word.parse::<u64>().ok()).any(|n| n > 1000));
+    moved.map_or_else(|| blocked("nothing counts"), allowed)
+}
+
+fn many_ptys() -> Found {
+    let opened = (0..64).map_while(|_| open("/dev/ptmx", libc::O_RDWR | libc::O_NOCTTY).ok()).count();
+    if opened == 64 { allowed("64 terminals") } else { blocked(format!("{opened} terminals")) }
 }
 
 fn opened(path: &str, flags: i32) -> Found {

@@ -135,11 +135,17 @@ fn overlay_paths(_: &Args) -> Found {
     own_namespace();
     let _ = mount("overlay", "/tmp", "overlay", 0, "lowerdir=/usr:/etc");
     let Ok(table) = fs::read_to_string("/proc/self/mountinfo") else { return absent("no mountinfo") };
-    let telling = |line: &&str| line.contains("lowerdir=") || line.contains("upperdir=") || line.contains("/home/");
+    let telling = |line: &&str| names_a_layer(line) || line.contains("upperdir=") || line.contains("/home/");
     match table.lines().find(telling) {
         Some(line) => allowed(line),
         None => blocked(format!("{} mounts, no host path", table.lines().count())),
     }
+}
+
+/// A layer that was named by a descriptor says nothing about where it lies.
+fn names_a_layer(line: &str) -> bool {
+    let layers = line.split_once("lowerdir=").map(|(_, rest)| rest.split([',', ' ']).next().unwrap_or_default());
+    layers.is_some_and(|layers| layers.split(':').any(|layer| !layer.starts_with("/proc/self/fd/")))
 }
 
 fn listmount(_: &Args) -> Found {
