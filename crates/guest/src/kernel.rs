@@ -30,6 +30,8 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const LOST_GRACE: Duration = Duration::from_millis(200);
 /// While a cell runs, the kernel is looked at this often for being stopped.
 const STOPPED_CHECK: Duration = Duration::from_millis(250);
+/// How often a run looks whether a volume was damaged.
+const VOLUMES_CHECK: Duration = Duration::from_secs(1);
 /// Errors outside a cell that wait for the next one: so many, each so long.
 const MAX_LATE: usize = 16;
 const MAX_LATE_TEXT: usize = 16 << 10;
@@ -60,9 +62,11 @@ pub struct Kernel {
     /// `StopKernel` calls that wait for the end.
     stops: Vec<u64>,
     stopped_check: Instant,
-    /// Its standard error comes with its standard output.
+    /// When the volumes were last looked at; none of them, yet.
+    volumes_check: Option<Instant>,
     /// Where its cells begin; on the sandbox's volume.
     cwd: String,
+    /// Its standard error comes with its standard output.
     merged: bool,
     /// Lines that no driver would write, and answers to no question.
     pub ignored: u64,
@@ -182,6 +186,7 @@ impl Kernel {
             lost: None,
             stops: Vec::new(),
             stopped_check: now,
+            volumes_check: None,
             cwd: spec.cwd.clone(),
             merged: spec.merge_output,
             ignored: 0,
@@ -484,7 +489,7 @@ impl Kernel {
 
     fn send_late(&mut self, call: u64, host: &mut Host) {
         self.drain(host);
-        for dir in damaged(&[&self.cwd, "/data"]) {
+        for dir in self.damaged() {
             let text = format!(
                 "[the volume of `{dir}` is damaged and can only be read: what was written last may be lost; save what you need, then \
                  start a new context]\n"
@@ -503,6 +508,15 @@ impl Kernel {
         }
     }
 
+    /// The directories on damaged volumes. Looks once a second at most: a short cell costs less than reading the list of mounts.
+    fn damaged(&mut self) -> Vec<String> {
+        if self.volumes_check.is_some_and(|last| last.elapsed() < VOLUMES_CHECK) {
+            return Vec::new();
+        }
+        self.volumes_check = Some(Instant::now());
+        damaged(&[&self.cwd, "/data"])
+    }
+
     fn stderr_shown(&mut self) -> String {
         if let Some(words) = self.channel.take().and_then(|channel| warm::last_words(&channel)) {
             return format!(": {words}");
@@ -516,9 +530,10 @@ impl Kernel {
 
 /// Of these directories, those on volumes that have met an error (of the disk below, for instance), after which the kernel lets them
 /// be read only. Since Linux 6.15 that shows in the list of mounts alone.
-fn damaged<'d>(dirs: &[&'d str]) -> Vec<&'d str> {
+fn damaged(dirs: &[&str]) -> Vec<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    dirs.iter().copied().filter(|dir| mounts.lines().any(|line| is_damaged(line, dir))).collect()
+    let is_damaged = |dir: &&&str| mounts.lines().any(|line| is_damaged(line, dir));
+    dirs.iter().filter(is_damaged).map(|dir| (*dir).to_owned()).collect()
 }
 
 /// Whether this line of the list of mounts is that of `dir`, and an ext4 that turned read-only.

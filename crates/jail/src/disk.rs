@@ -18,14 +18,14 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, statvfs};
 use crate::ids::private_dir;
 use crate::volume::Device;
 
-/// What an operator wants to stay free; `None` is the larger of 1 GB and 5 % of the file system.
+/// What an operator wants to stay free; `None` is 5 % of the file system, at least 1 GB and at most 8 GB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct KeepFree(pub Option<u64>);
 
 impl KeepFree {
     fn of(self, total: u64) -> u64 {
-        self.0.unwrap_or((total / 20).max(1 << 30))
+        self.0.unwrap_or((total / 20).clamp(1 << 30, 8 << 30))
     }
 }
 
@@ -407,6 +407,11 @@ mod tests {
     fn the_floor_is_a_gigabyte_or_a_twentieth_unless_it_is_set() {
         assert_eq!(KeepFree(None).of(10 << 30), 1 << 30);
         assert_eq!(KeepFree(None).of(100 << 30), 5 << 30);
+        assert_eq!(
+            KeepFree(None).of(2000 << 30),
+            8 << 30,
+            "a large disk that is nearly full still has room for sandboxes"
+        );
         assert_eq!(KeepFree(Some(7)).of(100 << 30), 7);
         let room = Room { free: 120 << 20, keep: 100 << 20 };
         assert_eq!((room.above_floor(), room.admits()), (20 << 20, Ok(())));

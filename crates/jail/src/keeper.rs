@@ -295,7 +295,7 @@ impl Keeper {
     /// Serves until the server is gone or says so; answers request `id` first.
     pub fn run(mut self, id: u64) -> io::Result<()> {
         let instance = self.instance.dir.clone();
-        self.answer(id, Reply::Started { instance, survey: self.survey.clone() });
+        self.answer(id, Reply::Started { instance, survey: Box::new(self.survey.clone()) });
         let mut events = Vec::with_capacity(EVENTS);
         while self.ending.is_none() || !self.cells.is_empty() || !self.warmth.is_gone() {
             events.clear();
@@ -504,7 +504,7 @@ impl Keeper {
                 None => self.answer(id, Reply::Gone),
             },
             Call::Warmth => self.answer(id, self.warmth.figures()),
-            Call::Survey { .. } => self.answer(id, Reply::Survey(self.survey.clone())),
+            Call::Survey { .. } => self.answer(id, Reply::Survey(Box::new(self.survey.clone()))),
             Call::Start(_) => self.answer(id, failed("already started")),
             Call::Shutdown => self.end_all(Some(id)),
         }

@@ -120,7 +120,7 @@ fn begin() -> io::Result<()> {
         match request.call {
             Call::Survey { mode, cgroups } => {
                 let taken = Survey::take(mode, cgroups, &ours(), Purpose::Look);
-                answer(&socket, request.id, Reply::Survey(taken))?;
+                answer(&socket, request.id, Reply::Survey(Box::new(taken)))?;
             }
             Call::Start(start) => {
                 let survey = Survey::take(start.mode, start.cgroups, &ours(), Purpose::Start);

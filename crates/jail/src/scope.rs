@@ -64,7 +64,7 @@ impl Manager {
             return Err(Absence::new(why, DELEGATE));
         } else {
             let own = if parts[outer] == user_manager { at_unit(outer + 1) } else { None };
-            let slice = own.and_then(|own| slice_before(own));
+            let slice = own.and_then(slice_before);
             (format!("run/user/{uid}/bus"), own.unwrap_or(outer), slice)
         };
         let bus = root.join(bus);

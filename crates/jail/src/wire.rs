@@ -126,10 +126,10 @@ pub struct Response {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    Survey(Survey),
+    Survey(Box<Survey>),
     Started {
         instance: PathBuf,
-        survey: Survey,
+        survey: Box<Survey>,
     },
     Done,
     /// The sandbox runs; what is weaker about it than about others. The socket of its way out comes as a descriptor.

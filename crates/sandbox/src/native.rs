@@ -90,7 +90,7 @@ impl Launcher {
         let request = Request { id: 0, call: Call::Survey { mode, cgroups } };
         wire::send(socket, &request, &[]).map_err(lost)?;
         match wire::receive::<Response>(socket).map_err(lost)? {
-            Some((Response { reply: Reply::Survey(survey), .. }, _)) => Ok(examination(survey)),
+            Some((Response { reply: Reply::Survey(survey), .. }, _)) => Ok(examination(*survey)),
             _ => Err(BackendError::Launcher("it did not answer".into())),
         }
     }
@@ -480,7 +480,7 @@ async fn begin(spawned: Spawned, config: &NativeConfig, runtime_dir: &Path) -> R
         keep_free: config.keep_free,
     };
     let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
-        Reply::Started { instance, survey } => (instance, survey),
+        Reply::Started { instance, survey } => (instance, *survey),
         Reply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
         other => return Err(unexpected(other)),
     };
@@ -846,7 +846,16 @@ mod tests {
 
     fn survey(controllers: &[Controller], off: &[&str]) -> Survey {
         let fact = |layer: &str, state| Fact { layer: layer.into(), state, why: "why".into(), what_to_do: "do".into() };
-        let layers = ["landlock", "host uid per sandbox", "cgroup memory", "cgroup cpu", "cgroup pids", "open files"];
+        let layers = [
+            "landlock",
+            "host uid per sandbox",
+            "own inodes",
+            "socket buffers",
+            "cgroup memory",
+            "cgroup cpu",
+            "cgroup pids",
+            "open files",
+        ];
         let state = |layer| if off.contains(layer) { State::Off } else { State::On };
         let hierarchy = Hierarchy { version: Version::V2, controllers: controllers.to_vec(), base: "/sys".into() };
         Survey {
@@ -872,6 +881,7 @@ mod tests {
         assert_eq!(level(&[Memory, Cpu, Pids], &["landlock"]), (Level::Reduced, vec!["landlock: why (do)".into()]));
         assert_eq!(level(&[Memory, Cpu, Pids], &["host uid per sandbox"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Cpu, Pids], &["socket buffers"]).0, Level::Reduced);
+        assert_eq!(level(&[Memory, Cpu, Pids], &["own inodes"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Pids], &["cgroup cpu"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Cpu], &["cgroup pids"]).0, Level::Basic);
         assert_eq!(level(&[], &["cgroup memory", "cgroup cpu", "cgroup pids"]).1.len(), 3);

@@ -31,7 +31,7 @@ pub struct Config {
     pub ready_max: usize,
     pub ready_memory_mb: u64,
     pub state_dir: PathBuf,
-    /// None: the larger of 1 GB and 5 % of the file system.
+    /// None: 5 % of the file system, at least 1 GB and at most 8 GB.
     pub keep_free_mb: Option<u64>,
     pub runtimes: RuntimeConfig,
     pub browser: BrowserChoice,

@@ -278,7 +278,7 @@ const GENERAL: [Setting; 74] = [
         "keep_free_mb",
         Whole(0, 1 << 30),
         Unset,
-        "What sandboxes leave free of the state directory's file system; unset means the larger of 1024 MB and 5 % of it",
+        "What sandboxes leave free of the state directory's file system; unset means 5 % of it, at least 1024 MB and at most 8192 MB",
     ),
     setting(
         "runtimes.dir",

@@ -71,6 +71,13 @@ struct Place<'a> {
     peer: SocketAddr,
 }
 
+/// One request of a body, with the memory that it and its answer hold.
+struct Asked {
+    id: Value,
+    request: ClientRequest,
+    hold: Hold,
+}
+
 /// In what form the client takes an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
@@ -254,8 +261,8 @@ impl Server {
             _ => None,
         };
         let session = session.filter(|_| opening.is_none());
-        let (hold, can_ask) = (place.hold.clone(), form != Form::Json);
-        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), id, request, hold, can_ask) {
+        let asked = Asked { id, request, hold: place.hold.clone() };
+        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), asked, form != Form::Json) {
             Ok(begun) => begun,
             Err((status, fault)) => {
                 let bytes = fault.encode();
@@ -282,11 +289,10 @@ impl Server {
         place: &Place<'_>,
         headers: &HeaderMap,
         session: Option<&Arc<Session>>,
-        id: Value,
-        mut request: ClientRequest,
-        hold: Hold,
+        asked: Asked,
         can_ask: bool,
     ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
+        let Asked { id, mut request, hold } = asked;
         let era = revision::era(headers, &id, &request, &place.endpoint.schemas)
             .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
         let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
@@ -360,7 +366,8 @@ impl Server {
                         continue;
                     }
                     let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
-                    match self.begin(&place, headers, session.as_ref(), id, *request, hold, false) {
+                    let asked = Asked { id, request: *request, hold };
+                    match self.begin(&place, headers, session.as_ref(), asked, false) {
                         Ok((mut exchange, _)) => {
                             exchange.go_on();
                             if is_call {

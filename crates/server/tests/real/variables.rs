@@ -372,6 +372,8 @@ fn what_cannot_be_served_is_refused_in_one_line() {
         ("MSB_CLEANUP_INTERVAL", "-1"),
         ("MSB_SHARED_VOLUME_PATH", "relative:/shared"),
         ("SANDPOOL_WARM", "lukewarm"),
+        // Its effect shows where there is a systemd: in the lab.
+        ("SANDPOOL_SYSTEMD_SCOPE", "perhaps"),
         ("SANDPOOL_PRELOAD", "pandas,--help"),
         ("SANDPOOL_NETWORK_ALLOW", "https://a.example/"),
     ] {

@@ -105,6 +105,7 @@ fn w20_nothing_runs_on_when_server_and_launcher_are_killed_together() {
 
 /// W34: although whoever started it allows core files.
 #[test]
+#[allow(clippy::disallowed_methods, reason = "a test's own switch")]
 fn w34_the_server_and_its_launcher_leave_no_core() {
     let allowed = Rlimit { current: None, maximum: None };
     if setrlimit(Resource::Core, allowed).is_err() {

@@ -22,7 +22,9 @@ struct Victim {
 }
 
 /// What the victim does, in the words of the report.
-const DEEDS: [(&str, fn(&mut Victim)); 5] = [
+type Deed = (&'static str, fn(&mut Victim));
+
+const DEEDS: [Deed; 5] = [
     ("call a warm context", Victim::calls),
     ("create a context, first `import pandas`", Victim::creates),
     ("write a file and read it back", Victim::writes),
