@@ -277,7 +277,7 @@ async fn w28_a_sandbox_has_nothing_of_another_tenants_secrets() {
         let target = Target { which: Which::New, make: Some(NewContext::named("", Language::Python)) };
         let own = format!("{}_KEY", tenant.0.to_uppercase());
         let context = ran(engine.execute(&caller, Op::RunCode(RunCode::new(target, "print"))).await).context;
-        let kernel = backend.kernels().into_iter().filter(|kernel| kernel.env.contains_key(&own)).next_back();
+        let kernel = backend.kernels().into_iter().rfind(|kernel| kernel.env.contains_key(&own));
         assert!(!kernel.expect("its own").env.contains_key(other));
         ran(engine.execute(&caller, command_op(&context.id, "print")).await);
         let command = backend.environments().pop().unwrap();

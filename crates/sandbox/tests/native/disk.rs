@@ -22,6 +22,7 @@ const WRITE: &str = "for i in $(seq 1 12); do \
 fn disk(place: &Place) -> Mounted {
     let state = place.0.join("state");
     let mounted = Mounted::new("tmpfs", &state, 0);
+    #[allow(clippy::disallowed_methods, reason = "the test makes its own small disk")]
     let resized = Command::new("mount").args(["-o", &format!("remount,{DISK}")]).arg(&state).status().unwrap();
     assert!(resized.success());
     fs::set_permissions(&state, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
