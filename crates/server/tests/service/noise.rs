@@ -13,6 +13,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::http::{Account, BOTH, Era, Mcp, Wire, request};
 
+use crate::support::eventually;
+
 /// Quotas under which all attacks can run at the same time.
 pub const QUOTAS: &str = "{ contexts = 60, runs = 40, memory_mb = 1024 }";
 
@@ -133,10 +135,12 @@ impl Noise {
         self.attacks.push(Attack { name, progress, thread });
     }
 
-    /// The attacks that have not made a whole round yet.
-    pub fn unproven(&self) -> Vec<&'static str> {
-        let idle = self.attacks.iter().filter(|attack| attack.progress.rounds.load(Ordering::SeqCst) == 0);
-        idle.map(|attack| attack.name).collect()
+    /// Waits until each attack has made a whole round, which shows that it runs.
+    pub fn begun(&self) {
+        for attack in &self.attacks {
+            let rounds = &attack.progress.rounds;
+            eventually(&format!("a round of `{}`", attack.name), || rounds.load(Ordering::SeqCst) > 0);
+        }
     }
 
     /// Ends all attacks and returns how many rounds each of them made.

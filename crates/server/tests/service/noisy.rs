@@ -132,7 +132,7 @@ fn one_tenants_attacks_cost_another_tenant_nothing_but_time() {
     for _ in 0..rounds {
         watch(&mut victim, repeats, &mut quiet);
         let noise = Noise::start(&service.account("blue"), Some(pages.url_at("quick.test", "/forms")));
-        eventually("every attack has made a round", || noise.unproven().is_empty());
+        noise.begun();
         watch(&mut victim, repeats, &mut noisy);
         made.extend(noise.stop());
     }
