@@ -3,7 +3,7 @@
 //! The other side is not trusted. A frame that cannot be read, or a stream of frames nobody asked for, ends the connection,
 //! and with it the sandbox. A flood fills this connection's own room and then waits in the guest.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,9 +18,13 @@ use tokio_util::sync::CancellationToken;
 const ROOM: u32 = 1 << 20;
 /// What a frame costs at least, so that a million empty ones are bounded too.
 const FRAME_COST: u32 = 1 << 10;
-/// Frames and bytes for calls that are over or never were: more than an honest guest can have under way.
+/// Frames and bytes for calls that never were, or that have used up what was left to them.
 const MAX_STALE_FRAMES: u64 = 10_000;
 const MAX_STALE_BYTES: u64 = 64 << 20;
+/// The latest calls that are over. An honest guest goes on with a call that was abandoned, with the rest of a file for instance,
+/// until it hears of the end: so much may still come for each of them, and is dropped.
+const PAST_CALLS: usize = 1024;
+const PAST_CALL_BYTES: u32 = 32 << 20;
 /// Structural characters of one message outside its strings, each of which may cost a hundred bytes once it is decoded: a colon, a
 /// comma and a bracket for each value, and some for the message itself.
 const MAX_TOKENS: usize = 3 * proto::MAX_VALUES + 64;
@@ -54,6 +58,8 @@ struct Shared {
     lost: watch::Sender<Option<Lost>>,
     /// Ends the tasks of the connection, and closes the stream.
     closed: CancellationToken,
+    /// The numbers of the latest [`PAST_CALLS`] calls, oldest first, and how many bytes may still come for each.
+    past: Mutex<VecDeque<(u64, u32)>>,
     stale_frames: AtomicU64,
     stale_bytes: AtomicU64,
     /// Kernels that ended while no cell ran in them.
@@ -72,6 +78,7 @@ impl GuestClient {
             calls: Mutex::default(),
             lost: watch::Sender::new(None),
             closed: CancellationToken::new(),
+            past: Mutex::default(),
             stale_frames: AtomicU64::new(0),
             stale_bytes: AtomicU64::new(0),
             exited: Mutex::default(),
@@ -252,7 +259,15 @@ impl Interrupter {
 
 impl Drop for PendingCall {
     fn drop(&mut self) {
-        lock(&self.client.shared.calls).remove(&self.id);
+        let shared = &self.client.shared;
+        let mut past = lock(&shared.past);
+        if past.len() == PAST_CALLS {
+            past.pop_front();
+        }
+        past.push_back((self.id, PAST_CALL_BYTES));
+        drop(past);
+        // Only now: what comes in between is not taken for something that nobody asked for.
+        lock(&shared.calls).remove(&self.id);
     }
 }
 
@@ -270,7 +285,15 @@ impl Shared {
         lock(&self.calls).clear();
     }
 
+    /// Drops a frame for which there is no call, and says when that is too much.
     fn count_stale(&self, frame: &Frame) -> Result<(), String> {
+        if let Some((_, left)) = lock(&self.past).iter_mut().rev().find(|(call, _)| *call == frame.call) {
+            let cost = u32::try_from(frame.payload.len()).unwrap_or(u32::MAX).max(FRAME_COST);
+            if let Some(rest) = left.checked_sub(cost) {
+                *left = rest;
+                return Ok(());
+            }
+        }
         let frames = self.stale_frames.fetch_add(1, Ordering::Relaxed) + 1;
         let bytes =
             self.stale_bytes.fetch_add(frame.payload.len() as u64, Ordering::Relaxed) + frame.payload.len() as u64;

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::http::{Account, BOTH, Era, Mcp, Wire, request};
@@ -202,15 +202,21 @@ fn raw(account: &Account, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// W29: thousands of requests on one connection, sent before the first answer is read.
+/// W29: thousands of requests on one connection, sent before the first answer is read; for some seconds, since the tenant's other
+/// attacks hold them up, too.
 fn pipelined_lists(account: &Account, progress: &Progress) {
     let many = raw(account, &request(1, "tools/list", json!({})).to_string()).repeat(2000);
     progress.repeat(|| {
         let Ok(mut stream) = TcpStream::connect(account.address) else { return };
         let Ok(mut reader) = stream.try_clone() else { return };
+        let _ = stream.set_write_timeout(Some(Duration::from_secs(5)));
         let reading = std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
         let _ = stream.write_all(&many);
-        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let end = Instant::now() + Duration::from_secs(5);
+        while !reading.is_finished() && Instant::now() < end && !progress.over.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = stream.shutdown(std::net::Shutdown::Both);
         let _ = reading.join();
     });
 }
