@@ -622,23 +622,27 @@ async fn a_spare_is_used_once_and_is_as_good_as_a_volume_of_ones_own() {
     let native = started_with_a_spare(&place.0, &spec()).await;
     let mut used = BTreeSet::new();
     let mut alive = Vec::new();
-    for round in 0..4 {
+    while used.len() < 4 {
         wait_for("a spare", || images_of_spares(&place.0).iter().any(|image| !used.contains(image)));
-        let spare: BTreeSet<String> = images_of_spares(&place.0).difference(&used).cloned().collect();
         let sandbox = native.create(&spec()).await.unwrap();
+        let image = image_of(&*sandbox).await;
+        if !image.contains("/spare/") {
+            // The spare was still in the making.
+            sandbox.destroy().await.unwrap();
+            continue;
+        }
         // Nothing of anybody else's, whoever else is alive or dead.
         let seen = "ls -A /workspace /data /tmp | tr -d '\\n'; stat -c '%u %g %a' /workspace /data /tmp; echo x > /workspace/x";
         let empty = "/data:/tmp:/workspace:1000 1000 755\n1000 1000 755\n1000 1000 1777\n";
         assert_eq!(sh(&*sandbox, seen).await, empty);
-        used.extend(spare.clone());
-        if round % 2 == 0 {
+        assert!(used.insert(image.clone()), "{image} was used twice");
+        if used.len() % 2 == 1 {
             alive.push(sandbox);
         } else {
             sandbox.destroy().await.unwrap();
-            wait_for("the end of its volume", || images_of_spares(&place.0).is_disjoint(&spare));
+            wait_for("the end of its volume", || !images_of_spares(&place.0).contains(&image));
         }
     }
-    assert_eq!(used.len(), 4, "each sandbox had one of its own: {used:?}");
     // The quota is that of any volume.
     let inside = &*alive[0];
     let full = sh(inside, "dd if=/dev/zero of=/tmp/big bs=64k 2>&1; stat -c %s /tmp/big; rm /tmp/big").await;
@@ -655,6 +659,13 @@ async fn a_spare_is_used_once_and_is_as_good_as_a_volume_of_ones_own() {
 }
 
 /// The images that launchers below `dir` made as spares, whoever has them now.
+/// The file behind a sandbox's volume.
+async fn image_of(sandbox: &dyn Sandbox) -> String {
+    let device = "sed -n 's|^[0-9]* [0-9]* \\([0-9:]*\\) [^ ]* /workspace .*|\\1|p' /proc/self/mountinfo";
+    let device = sh(sandbox, device).await;
+    fs::read_to_string(format!("/sys/dev/block/{}/loop/backing_file", device.trim())).unwrap()
+}
+
 fn images_of_spares(dir: &Path) -> BTreeSet<String> {
     let backing = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("loop/backing_file")).ok();
     let all = fs::read_dir("/sys/block").unwrap().flatten().filter_map(backing);

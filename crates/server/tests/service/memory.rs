@@ -69,12 +69,9 @@ fn w22_waiting_calls_hold_no_more_than_their_tenant_s_budget() {
     // Everything is there once before the figures count.
     blue.good("run_code", json!({ "code": "1", "context": context }));
     let before = service.memory();
-    let busy = std::thread::spawn({
-        let context = context.clone();
-        move || {
-            blue.call("run_code", json!({ "code": "import time\ntime.sleep(250)", "context": context, "timeout": 280 }))
-        }
-    });
+    let sleep = "import time\ntime.sleep(250)";
+    let busy = json!({ "code": sleep, "context": context, "timeout": 280, "background": true });
+    let busy = blue.good("run_code", busy)["run"].clone();
     let large = "x".repeat(23 << 20);
     let bodies = [
         (
@@ -135,9 +132,8 @@ fn w22_waiting_calls_hold_no_more_than_their_tenant_s_budget() {
         );
     }
     canary.sings("everything");
-    // The busy context goes, and with it the call that kept it busy.
-    service.client("blue", "sandpool").call("stop_context", json!({ "context": context }));
-    busy.join().unwrap();
+    blue.reconnect();
+    blue.good("cancel_run", json!({ "run": busy }));
     service.finish();
 }
 
