@@ -18,6 +18,10 @@ ANY: Any = Anything()
 Expected = Any  # a value to equal, ANY, or a predicate
 
 
+# Times are watchdogs: a busy machine may take several times as long.
+PATIENCE = 8
+
+
 @dataclass
 class Cell:
     code: str
@@ -30,7 +34,7 @@ class Cell:
     displays: Expected = field(default_factory=list)  # the bundles of the display events
     late: Expected = field(default_factory=list)
     interrupt: float | None = None
-    within: float = 20.0  # seconds; after the interrupt, when there is one
+    within: float = 20.0  # seconds on a quiet machine; after the interrupt, when there is one
     map: str | None = None
     env: dict[str, str] | None = None  # for this cell
     stale: bool = False  # an interrupt of the cell before arrives in this one
@@ -47,8 +51,8 @@ class Cell:
         ]
         found = [f"{name}: expected {want!r}, got {have!r}"[:3000] for name, want, have in pairs if not agrees(want, have)]
         took = got.after_interrupt if self.interrupt is not None else got.ms / 1000
-        if took > self.within:
-            found.append(f"took {took:.2f} s, more than {self.within}")
+        if took > PATIENCE * self.within:
+            found.append(f"took {took:.2f} s, more than {PATIENCE} times {self.within}")
         if done and got.events[-1]["t"] != "done":
             found.append("an event after `done`")
         if self.check is not None and not self.check(got):

@@ -39,11 +39,12 @@ pub const ATTACKS: &[(&str, Attack)] = &[
     ("sysrq", |_| opened("/proc/sysrq-trigger", libc::O_WRONLY)),
     ("read_locks", |_| read_locks()),
     ("host_counters", |_| host_counters()),
-    // Whether the first byte of a program is in memory.
+    // Whether the first byte of a program is in memory. It is: it was just read.
     ("rwf_nowait", |_| {
         of_a_program(|fd| {
             let mut byte = [0u8; 1];
             let slice = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+            let _ = call(libc::SYS_preadv2, [fd, at(&slice), 1, 0, 0, 0]);
             call(libc::SYS_preadv2, [fd, at(&slice), 1, 0, 0, 8])
         })
     }),
