@@ -46,10 +46,10 @@ DIALECTS = {
     "workbench": [
         ("sandbox_create", MINE, "sandbox_create ok"),
         ("code_run", MINE | {"language": "python", "code": SERVE}, "code_run ok"),
-        ("browser_goto", MINE | {"url": "http://localhost:8000/"}, "browser_goto ok: http://localhost:8000/ (Shop)"),
+        ("browser_goto", MINE | {"url": "http://localhost:8000/"}, "http://localhost:8000/ (Shop) [end of untrusted "),
         ("browser_snapshot", MINE, '[ref_1] textbox \\"Who\\"'),
         ("browser_type", MINE | {"selector": "ref_1", "text": "Ada"}, "browser_type ok"),
-        ("browser_click", MINE | {"selector": "ref_2"}, "browser_click ok: http://localhost:8000/ (Ada)"),
+        ("browser_click", MINE | {"selector": "ref_2"}, "http://localhost:8000/ (Ada) [end of untrusted "),
         ("browser_click", MINE | {"selector": "a"}, "downloaded downloads/list.csv (5 bytes)"),
         ("code_run", MINE | {"language": "shell", "code": "cat downloads/list.csv"}, "tea,4"),
         ("file_write", MINE | {"path": "note.txt", "content": "tea"}, "file_write ok: note.txt"),
