@@ -13,6 +13,8 @@ pub const REPLACED: Duration = Duration::from_secs(5);
 const ASKING: Duration = Duration::from_secs(1);
 /// After its document is there, a page that was opened may go on loading this long.
 const LOADING: Duration = Duration::from_secs(5);
+/// A click on a link that saves its target is given this long to begin a download.
+const BEGINNING: Duration = Duration::from_secs(3);
 /// A frame is not waited for longer: a page that is not painted has none.
 const FRAME: Duration = Duration::from_millis(300);
 
@@ -50,6 +52,20 @@ pub async fn after(page: &Page, moment: u64) {
         }
         // What came is drawn.
         frame(page).await;
+    }
+}
+
+/// Whether another document, or a download, came or is coming since that moment.
+pub fn is_changed(page: &Page, moment: u64) -> bool {
+    page.look(|tab| tab.busy) != Some(false) || page.state.borrow().downloads.begun_since(moment)
+}
+
+/// Waits for a download that is about to begin, and for its end.
+pub async fn download(page: &Page, moment: u64) {
+    let begun = |state: &State| state.downloads.begun_since(moment).then_some(());
+    if timeout(BEGINNING, page.state.wait(begun)).await.is_ok() {
+        let ended = |state: &State| (!state.downloads.is_running_since(moment)).then_some(());
+        let _ = timeout(ASKING, page.state.wait(ended)).await;
     }
 }
 

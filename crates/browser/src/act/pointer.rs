@@ -20,6 +20,12 @@ impl Act<'_> {
         self.dispatch(events).await?;
         self.reader.hit(&self.page, &element).await?;
         settle::after(&self.page, moment).await;
+        // The browser tells of a download only when the host has answered. Nothing in the page shows until then that one was begun.
+        if !settle::is_changed(&self.page, moment)
+            && self.reader.apply(&self.page, &element, SAVES, &[]).await.unwrap_or(false)
+        {
+            settle::download(&self.page, moment).await;
+        }
         Ok(BrowseResult::Done)
     }
 
@@ -65,6 +71,9 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 }
+
+/// Whether a click on the element saves something.
+const SAVES: &str = "element => !!element.closest?.('a[download]')";
 
 /// Scrolls the innermost thing around the element, or around the middle of the window, that can be scrolled that way.
 const SCROLL: &str = "(element, right, down) => {
