@@ -71,8 +71,10 @@ const GRAIN: u64 = 1 << 20;
 const CALM: Duration = Duration::from_secs(1);
 const BUSY: Duration = Duration::from_millis(250);
 const TIGHT: Duration = Duration::from_millis(50);
-/// Looking at all volumes may take this part of the launcher's time.
+/// Looking at all volumes may take a twentieth of the launcher's time. A single look that was held up (by a disk that syncs, say) delays
+/// the next one by no more than [`LONGEST`], or volumes would be refused room that is there.
 const COST: u32 = 20;
+const LONGEST: Duration = Duration::from_secs(1);
 /// How often space that code has freed is asked back from the images when little is left.
 const TRIM: Duration = Duration::from_secs(5);
 
@@ -174,7 +176,7 @@ impl Budget {
     fn balance(&mut self) -> Duration {
         let begun = Instant::now();
         let wait = self.share_out().unwrap_or(TIGHT);
-        self.next = Some(Instant::now() + wait.max(begun.elapsed() * COST));
+        self.next = Some(Instant::now() + wait.max((begun.elapsed() * COST).min(LONGEST)));
         wait
     }
 
