@@ -472,6 +472,27 @@ mod tests {
         }
     }
 
+    /// The rest of a file that was given up is the guest's to send; more than that, or for a call that never was, is not.
+    #[tokio::test]
+    async fn what_still_comes_for_a_call_that_is_over_is_dropped_up_to_a_bound() {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 16);
+        let mut hello = Vec::new();
+        proto::encode_message(&mut hello, 0, &FromGuest::Hello { version: proto::VERSION }).unwrap();
+        theirs.write_all(&hello).await.unwrap();
+        let shared = GuestClient::open(Box::new(ours)).await.unwrap().shared;
+        let frame = |call| Frame { call, kind: Kind::Stdout, payload: vec![0; 1 << 20] };
+        for call in 1..=8 {
+            lock(&shared.past).push_back((call, PAST_CALL_BYTES));
+            for _ in 0..PAST_CALL_BYTES >> 20 {
+                shared.count_stale(&frame(call)).unwrap();
+            }
+        }
+        assert_eq!(shared.stale_frames.load(Ordering::Relaxed), 0);
+        let unasked = (0..MAX_STALE_BYTES >> 20).map(|n| shared.count_stale(&frame(if n % 2 == 0 { 1 } else { 1000 })));
+        assert!(unasked.collect::<Result<Vec<_>, _>>().is_ok());
+        assert_eq!(shared.count_stale(&frame(1)).unwrap_err(), "the guest keeps sending what nobody asked for");
+    }
+
     #[test]
     fn structure_inside_strings_is_not_counted() {
         assert_eq!(count_tokens(br#"{"a":"[,,\",,]","b":[1,2]}"#), 6);
