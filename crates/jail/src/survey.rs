@@ -121,6 +121,7 @@ impl Survey {
         facts.push(swap(&cgroup));
         facts.extend(socket_buffers(&cgroup, &fs::read_to_string("/proc/cmdline").unwrap_or_default()));
         facts.push(network_limits(mode));
+        facts.push(file_locks());
         let (ext4, disk) = disk(mode);
         facts.push(disk);
         facts.push(inodes(mode));
@@ -381,6 +382,14 @@ fn network_limits(mode: Mode) -> Fact {
     };
     let hint = "sysctl net.core.tstamp_allow_data=0; in a container a writable /proc/sys";
     fact("network limits", unset.is_empty(), why, hint)
+}
+
+/// True of every kernel: the caches of locks were charged for one release (5.15-rc1) and not since.
+fn file_locks() -> Fact {
+    let why = "not bounded: each record lock that code takes costs the host 190 bytes that no cgroup counts, until its process ends";
+    let hint =
+        "where tenants are hostile, watch `file_lock_cache` in /proc/slabinfo and end the context that makes it grow";
+    fact("file locks", false, why, hint)
 }
 
 fn disk(mode: Mode) -> (bool, Fact) {
