@@ -212,7 +212,7 @@ pub const RULES: &[Rule] = &[
     ),
     allow!(
         "System V shared memory and semaphores (PostgreSQL, X11): the ipc namespace is the sandbox's own",
-        SYS_shmget SYS_shmat SYS_shmdt SYS_shmctl SYS_semget SYS_semop SYS_semtimedop SYS_semctl
+        SYS_shmat SYS_shmdt SYS_shmctl SYS_semget SYS_semop SYS_semtimedop SYS_semctl
     ),
     allow!(
         "a process may shut itself in further: landlock layers can only take away",
@@ -372,6 +372,15 @@ pub const RULES: &[Rule] = &[
         calls: calls!(SYS_memfd_create),
         clauses: &[Clause {
             tests: &[Test { argument: 1, mask: libc::MFD_HUGETLB, values: values!(MFD_HUGETLB) }],
+            then: Einval,
+        }],
+        otherwise: Allow,
+    },
+    Rule {
+        why: "as mmap; the kernel lets anybody have so many huge pages as they may lock",
+        calls: calls!(SYS_shmget),
+        clauses: &[Clause {
+            tests: &[Test { argument: 2, mask: libc::SHM_HUGETLB as u32, values: values!(SHM_HUGETLB) }],
             then: Einval,
         }],
         otherwise: Allow,

@@ -178,7 +178,7 @@ fn what_a_browser_is_refused_beyond_the_code() {
     let refused: Vec<&str> = refused.map(|call| call.name.trim_start_matches("SYS_")).collect();
     if cfg!(target_arch = "x86_64") {
         insta::assert_snapshot!(refused.join(" "), @r"
-        preadv pwritev copy_file_range readahead openat2 fchmodat2 fchown fchownat truncate getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr getdents chown lchown utime utimes futimesat select signalfd getpgrp alarm pause time sync_file_range pselect6 epoll_pwait2 signalfd4 timerfd_gettime msync mlock mlock2 munlock munlockall futex_waitv getsid tkill rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo times getitimer setitimer timer_gettime timer_getoverrun setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid sched_setparam sched_get_priority_max sched_get_priority_min sched_rr_get_interval ioprio_get ioprio_set shmget shmat shmdt shmctl semget semop semtimedop semctl preadv2 pwritev2 seccomp setrlimit personality mknod mknodat
+        preadv pwritev copy_file_range readahead openat2 fchmodat2 fchown fchownat truncate getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr getdents chown lchown utime utimes futimesat select signalfd getpgrp alarm pause time sync_file_range pselect6 epoll_pwait2 signalfd4 timerfd_gettime msync mlock mlock2 munlock munlockall futex_waitv getsid tkill rt_sigpending rt_sigtimedwait rt_sigqueueinfo rt_tgsigqueueinfo times getitimer setitimer timer_gettime timer_getoverrun setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid sched_setparam sched_get_priority_max sched_get_priority_min sched_rr_get_interval ioprio_get ioprio_set shmat shmdt shmctl semget semop semtimedop semctl preadv2 pwritev2 seccomp shmget setrlimit personality mknod mknodat
         ");
     }
 }
@@ -235,6 +235,8 @@ fn namespaces_devices_terminals_and_others_limits_are_refused() {
     assert_eq!(call(libc::SYS_mmap, &[0, 4096, 3, 0x22]), Action::Allow);
     assert_eq!(call(libc::SYS_mmap, &[0, 2 << 20, 3, 0x22 | 0x40000]), Action::Einval);
     assert_eq!(call(libc::SYS_memfd_create, &[0, 5]), Action::Einval);
+    assert_eq!(call(libc::SYS_shmget, &[0, 4096, 0o1600]), Action::Allow);
+    assert_eq!(call(libc::SYS_shmget, &[0, 2 << 20, 0o5600]), Action::Einval);
     assert_eq!(call(libc::SYS_fcntl, &[3, 1024, 0]), Action::Einval);
 }
 
