@@ -89,10 +89,10 @@ if not os.fork():
 
 
 class Watch:
-    """How much memory the machine lost at most, meanwhile, for which the servers' cgroups were not charged."""
+    """How much memory the machine lost at most, meanwhile, for which the servers' cgroups were not charged, and how much they were."""
 
     def __enter__(self):
-        self.most, self.over = 0, threading.Event()
+        self.most, self.charged, self.over = 0, 0, threading.Event()
         self.before = self.uncharged()
         self.thread = threading.Thread(target=self.look)
         self.thread.start()
@@ -101,6 +101,7 @@ class Watch:
     def look(self):
         while not self.over.wait(0.1):
             self.most = max(self.most, self.uncharged() - self.before)
+            self.charged = max(self.charged, all_charged())
 
     def __exit__(self, *_):
         self.most = max(self.most, self.uncharged() - self.before)
@@ -111,7 +112,7 @@ class Watch:
     def uncharged():
         with open("/proc/meminfo") as file:
             facts = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":") for line in file)}
-        return facts["MemTotal"] - facts["MemAvailable"] - sum(charged(path) for path in cgroups())
+        return facts["MemTotal"] - facts["MemAvailable"] - all_charged()
 
 
 def charged(path):
@@ -120,6 +121,44 @@ def charged(path):
             return int(file.read())
     except OSError:  # gone, or without memory
         return 0
+
+
+def all_charged():
+    return sum(charged(path) for path in cgroups())
+
+
+def settled():
+    """The same when nothing is given back any more."""
+    last = all_charged()
+    while True:
+        time.sleep(0.5)
+        now = all_charged()
+        if now >= last:
+            return now
+        last = now
+
+
+def objects(server):
+    """Each kind of `charged.py` in one context. What the kernel needs for it is charged, or its number is bounded."""
+    server.call("create_context", name="objects")
+    with open("/opt/job/charged.py") as file:
+        server.call("write_file", context="objects", path="charged.py", content=file.read())
+    take = lambda kind: server.call("run_command", context="objects", command=f"python3 charged.py {kind}")
+    for kind in take("")["stdout"].split():
+        check(f"{kind} of the kernel: charged, or bounded in number", within, lambda: held_objects(take, kind))
+    server.call("stop_context", context="objects")
+
+
+def held_objects(take, kind):
+    before = settled()
+    with Watch() as watch:
+        answer = take(kind)
+    return {"charged_kb": (watch.charged - before) // 1024, **answer}
+
+
+def within(answer):
+    count, most, least, _ = answer["stdout"].split()
+    return (most == "-" or int(count) <= int(most)) and answer["charged_kb"] >= int(least) * 2 // 3
 
 
 def watched(server, name, code):
@@ -182,6 +221,7 @@ def all(server):
     check("W01: unread netlink answers are charged or refused", held, lambda: watched(server, "w01", NETLINK))
     check("W03: unread TCP is charged", held, lambda: watched(server, "w03-tcp", TCP))
     check("W03: unread UDP is charged", held, lambda: watched(server, "w03-udp", UDP))
+    objects(server)
     full_and_spared = lambda seen: seen["times_full"] > 0 and spared(seen)
     check("W10: a sandbox full of held memory spares the warm interpreter", full_and_spared, lambda: a_full_sandbox(server, "w10-held", HELD))
     # A policy without System V shared memory keeps it from getting full.

@@ -57,6 +57,82 @@ async fn w03_kernel_memory_behind_sockets_is_counted_or_refused() {
     native.shutdown().await;
 }
 
+/// What the sandboxes' cgroups are charged with, in kB.
+fn charged() -> u64 {
+    let files =
+        cgroups().into_iter().flat_map(|dir| ["memory.usage_in_bytes", "memory.current"].map(|name| dir.join(name)));
+    files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()).sum::<u64>() / 1024
+}
+
+/// The same when nothing is given back any more: the kernel frees some objects a while after their process has ended.
+fn settled() -> u64 {
+    let mut last = charged();
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = charged();
+        if now >= last {
+            return now;
+        }
+        last = now;
+    }
+}
+
+/// Entries of the tables of neighbours, which all networks of the host share.
+fn neighbours() -> u64 {
+    let entries = |table: &str| {
+        let text = fs::read_to_string(format!("/proc/net/stat/{table}")).unwrap_or_default();
+        text.lines().nth(1).and_then(|line| u64::from_str_radix(line.split_whitespace().next()?, 16).ok()).unwrap_or(0)
+    };
+    entries("arp_cache") + entries("ndisc_cache")
+}
+
+/// H1, H3, H4 as a class: the objects of the kernel that stay allowed are charged to the sandbox or bounded in number.
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_the_kernel_are_charged_or_bounded_in_number() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("charged");
+    let native = start_without_spares(&place.0).await;
+    let sandbox = native.create(&with("charged.py", include_bytes!("charged.py"))).await.unwrap();
+    let kinds = sh(&*sandbox, "python3 /opt/sandpool/charged.py").await;
+    let mut own = 0;
+    for kind in kinds.split_whitespace() {
+        let (before, table) = (settled(), neighbours());
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let (said, peak) = std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut peak = 0;
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    peak = peak.max(charged());
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                peak
+            });
+            let line = format!("python3 /opt/sandpool/charged.py {kind} 2>&1");
+            let said = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(sh(&*sandbox, &line)));
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            (said, watch.join().unwrap())
+        });
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let [count, most, least, _] = words[..] else { panic!("{kind}: {said}") };
+        let number = |word: &str| word.parse::<u64>().unwrap_or_else(|_| panic!("{kind}: {said}"));
+        let grown = peak.saturating_sub(before);
+        if kind == "nothing" {
+            own = grown;
+        }
+        eprintln!("{kind}: {} kB charged; {said}", grown.saturating_sub(own));
+        assert!(most == "-" || number(count) <= number(most), "{kind}: {said}");
+        assert!(
+            grown.saturating_sub(own) >= number(least) / 3 * 2,
+            "{kind}: {grown} kB charged, {own} without; {said}"
+        );
+        assert!(neighbours() < table + 100, "{kind} fills the host's table of neighbours");
+    }
+    sandbox.destroy().await.unwrap();
+    native.shutdown().await;
+}
+
 /// W01, W12: `getifaddrs`, `getaddrinfo`, `shutil`, `socket.sendfile`, asyncio.
 #[tokio::test]
 async fn w12_programs_find_another_way_where_netlink_and_sendfile_are_refused() {
