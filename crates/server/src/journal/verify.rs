@@ -156,7 +156,14 @@ impl Walk<'_> {
             ));
         }
         let last = self.before.as_ref().map_or(0, |head| head.seq);
-        if let Some(newest) = self.newest.filter(|_| !self.newest_seen) {
+        // Whoever makes a key notes a head at once. One that the caller kept is better.
+        if self.key.is_some() && self.newest.is_none() && self.noted.is_none() && self.before.is_some() {
+            let how = "pass a head from the log or from an earlier run with --head";
+            faults.push(format!(
+                "the note of the newest line is missing, so that lines may have been cut from the end; {how}"
+            ));
+        }
+        if let Some(newest) = self.newest.filter(|newest| newest.seq > 0 && !self.newest_seen) {
             faults.push(match newest.seq > last {
                 true => format!("lines {} to {} are missing from the end", last + 1, newest.seq),
                 false => format!("line {} is another one than was written", newest.seq),
@@ -390,6 +397,8 @@ mod tests {
         forge(&kept, None);
         let report = kept.verify(None);
         assert_eq!(report.broken, ["line 12 is another one than was written"]);
+        std::fs::remove_file(head_path(&kept.dir)).unwrap();
+        assert!(!kept.verify(None).is_whole());
         // With the newest lines in the old form only.
         let kept = Kept::new();
         kept.edit(2, |lines| {
@@ -447,7 +456,8 @@ mod tests {
         // Who can write beside the directory too can put back an earlier state of both.
         kept.edit(2, |lines| lines.truncate(2));
         std::fs::remove_file(head_path(&kept.dir)).unwrap();
-        assert!(kept.verify(None).is_whole());
+        assert!(kept.verify(None).broken[0].starts_with("the note of the newest line is missing"));
+        assert!(kept.verify(Some(&first)).is_whole());
         let report = kept.verify(Some(&head));
         assert!(!report.is_whole());
         assert!(report.broken[0].starts_with("the noted head is not there"), "{report:?}");

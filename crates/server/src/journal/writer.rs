@@ -89,22 +89,25 @@ impl Writer {
             _lock: lock,
         };
         writer.find_end(&names, now)?;
-        writer.compare_note();
+        writer.compare_note()?;
         writer.tell_head();
         Ok(writer)
     }
 
-    /// What was cut while no server ran is said now; `verify` says where.
-    fn compare_note(&self) {
-        match Head::noted(&head_path(&self.config.dir)) {
+    /// What was cut while no server ran is said now; `verify` says where. From here on there is a note, so that a missing one shows.
+    fn compare_note(&self) -> io::Result<()> {
+        let path = head_path(&self.config.dir);
+        match Head::noted(&path) {
             Ok(Some(noted)) if noted.seq > self.head.seq => tracing::error!(
                 "the journal ends at line {}, but line {} was written: lines were removed (`sandpool journal verify`)",
                 self.head.seq,
                 noted.seq
             ),
-            Ok(_) => {}
+            Ok(Some(_)) => {}
+            Ok(None) => self.head.note(&path)?,
             Err(error) => tracing::warn!("the journal's head cannot be read: {error}"),
         }
+        Ok(())
     }
 
     /// Into the log, which may lie elsewhere: `verify --head` takes it.
