@@ -110,7 +110,8 @@ fn isolation_of(survey: &Survey) -> Isolation {
     let lowers = |f: &&Fact| {
         f.state != State::On
             && (f.layer.starts_with("cgroup ")
-                || ["landlock", "host uid per sandbox", "own inodes", "socket buffers"].contains(&&*f.layer))
+                || ["landlock", "host uid per sandbox", "own inodes", "socket buffers", "network limits"]
+                    .contains(&&*f.layer))
     };
     let line = |f: &Fact| match &*f.what_to_do {
         "" => format!("{}: {}", f.layer, f.why),
@@ -538,7 +539,7 @@ impl Running {
         tracing::error!("the launcher has ended, and every sandbox with it; another launcher is started");
         loop {
             *ends += 1;
-            if *ends > MOST_ENDS {
+            if *ends >= MOST_ENDS {
                 tracing::error!("the launcher has ended {MOST_ENDS} times in a row; it is not started again");
                 self.becomes(Up::Ended);
                 return None;
@@ -882,6 +883,7 @@ mod tests {
         assert_eq!(level(&[Memory, Cpu, Pids], &["host uid per sandbox"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Cpu, Pids], &["socket buffers"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Cpu, Pids], &["own inodes"]).0, Level::Reduced);
+        assert_eq!(level(&[Memory, Cpu, Pids], &["network limits"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Pids], &["cgroup cpu"]).0, Level::Reduced);
         assert_eq!(level(&[Memory, Cpu], &["cgroup pids"]).0, Level::Basic);
         assert_eq!(level(&[], &["cgroup memory", "cgroup cpu", "cgroup pids"]).1.len(), 3);
