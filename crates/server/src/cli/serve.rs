@@ -225,7 +225,8 @@ fn memory(config: &Config) -> Memory {
         usize::try_from(bytes >> 22).unwrap_or(MOST).clamp(16, MOST)
     };
     let total = config.serve.call_memory_mb.unwrap_or_else(machine);
-    Memory::new(config.quota.call_memory_mb << 20, total << 20)
+    // On a small machine, too, one tenant leaves something to the others.
+    Memory::new(config.quota.call_memory_mb.min(total / 2) << 20, total << 20)
 }
 
 /// What the parts of the server share.
