@@ -1,0 +1,2 @@
+const answer: number = 42;
+document.body.append(String(answer));
