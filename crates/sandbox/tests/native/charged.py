@@ -175,6 +175,22 @@ def addresses():
             yield 0
 
 
+def time_stamps():
+    """Copies of what was sent, which wait in a queue that no cgroup counts until somebody asks for the time of sending."""
+    target = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    target.bind(("127.0.0.1", 0))
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for _ in range(20):
+        stamp = (socket.SOL_SOCKET, 37, struct.pack("I", 2))  # SO_TIMESTAMPING, SOF_TIMESTAMPING_TX_SOFTWARE
+        sender.sendmsg([bytes(1000)], [stamp], 0, target.getsockname())
+    try:
+        while True:
+            sender.recvmsg(2000, 1000, 0x2000 | socket.MSG_DONTWAIT)  # MSG_ERRQUEUE
+            yield 0
+    except BlockingIOError:
+        pass
+
+
 # How many there may be at most; what has no such number is charged.
 KINDS = {
     nothing: None,
@@ -192,6 +208,7 @@ KINDS = {
     landlock_rules: None,
     closed_connections: 4096,
     addresses: None,
+    time_stamps: 0,
 }
 
 
@@ -205,7 +222,7 @@ def main(name):
         ended = errno.errorcode[error.errno]
     time.sleep(1)
     held.clear()
-    print(count, most or "-", least // 1024, ended)
+    print(count, "-" if most is None else most, least // 1024, ended)
 
 
 if len(sys.argv) > 1:
