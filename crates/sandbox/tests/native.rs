@@ -149,10 +149,12 @@ impl Left {
 /// Counts again until it is as before, since a spare that was taken is replaced: in the background, so that a busy machine takes long.
 fn assert_left(dir: &Path, before: &Left, when: &str) {
     let until = Instant::now() + Duration::from_secs(60);
-    while Left::count(dir) != *before && Instant::now() < until {
+    let mut left = Left::count(dir);
+    while left != *before && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(2));
+        left = Left::count(dir);
     }
-    assert_eq!(&Left::count(dir), before, "{when}");
+    assert_eq!(&left, before, "{when}");
 }
 
 async fn start_without_spares(dir: &Path) -> Native {
