@@ -150,7 +150,11 @@ impl Background {
         if let Ok(ran) = &result
             && let Err(full) = memory.set(weight_of(ran) + record.ring.len())
         {
-            result = Err(full.into());
+            result = Err(EngineError::ResultDropped(full.to_string()));
+        }
+        if result.is_err() {
+            // Nothing is left of it but its output.
+            let _ = memory.set(record.ring.len());
         }
         record.end = Some(End { at: Instant::now(), unix: unix_now(), result, _memory: memory });
         drop(record);

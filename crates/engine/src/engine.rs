@@ -259,8 +259,10 @@ impl Engine {
         let result = Working { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
         dropped.disarm();
         let outcome = result?;
-        memory.add(weight(&outcome))?;
-        Ok(outcome)
+        match memory.add(weight(&outcome)) {
+            Ok(()) => Ok(outcome),
+            Err(full) => Err(EngineError::ResultDropped(full.to_string())),
+        }
     }
 
     /// The key of a conversation's files, whether it exists or not.

@@ -156,6 +156,11 @@ impl Hold {
         Ok(())
     }
 
+    /// Another one of the same tenant, for work that outlives this call.
+    pub fn beside(&self) -> Self {
+        self.0.memory.hold(&self.0.tenant)
+    }
+
     /// Another one of the same tenant, for what outlives this call or goes before it. Every byte of it is counted.
     pub fn apart(&self) -> Self {
         self.0.memory.hold_all_of(&self.0.tenant)

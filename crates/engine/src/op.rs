@@ -596,6 +596,9 @@ pub enum EngineError {
     QueueFull(usize),
     #[error("not ready: {0}")]
     NotReady(String),
+    /// What was asked for has been done.
+    #[error("it was done, but there is no room for its result: {0}")]
+    ResultDropped(String),
     #[error("cannot create a context: {0}")]
     CreateFailed(String),
     #[error("cannot stop the context: {0}")]

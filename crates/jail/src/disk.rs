@@ -137,7 +137,9 @@ impl Budget {
             self.pool -= give;
             return Ok(());
         }
-        self.balance();
+        if self.balance().is_none() {
+            return Err("another server is dividing the disk among its volumes; try again".into());
+        }
         if self.ample || self.volumes.get(&device).is_some_and(|volume| volume.reserved.is_some()) {
             return Ok(());
         }
@@ -163,7 +165,7 @@ impl Budget {
             return vec![];
         }
         let wait = self.balance();
-        if wait != TIGHT || self.trimmed.is_some_and(|last| last.elapsed() < TRIM) {
+        if wait.is_some_and(|wait| wait != TIGHT) || self.trimmed.is_some_and(|last| last.elapsed() < TRIM) {
             return vec![];
         }
         self.trimmed = Some(Instant::now());
@@ -172,11 +174,11 @@ impl Budget {
         alive.filter_map(|(_, volume)| rustix::fs::open(&volume.at, flags, Mode::empty()).ok()).collect()
     }
 
-    /// Shares what is above the floor among all volumes.
-    fn balance(&mut self) -> Duration {
+    /// Shares what is above the floor among all volumes. `None` when it could not be done now; it is tried again soon.
+    fn balance(&mut self) -> Option<Duration> {
         let begun = Instant::now();
-        let wait = self.share_out().unwrap_or(TIGHT);
-        self.next = Some(Instant::now() + wait.max((begun.elapsed() * COST).min(LONGEST)));
+        let wait = self.share_out();
+        self.next = Some(Instant::now() + wait.unwrap_or(TIGHT).max((begun.elapsed() * COST).min(LONGEST)));
         wait
     }
 
@@ -199,12 +201,13 @@ impl Budget {
             self.volumes.iter().filter_map(|(device, volume)| Some((*device, volume.free(*device)?))).collect();
         // What was accepted inside and is not in the images yet will still be taken from what is free. No volume can have more of
         // it than it has in use or than waits in the memory of its sandbox.
+        // Nor are the tables of inodes that were never used: code that makes files takes them without taking a free block.
         let under_way: u64 = self
             .volumes
             .iter()
             .map(|(device, volume)| {
                 let used = volume.size.saturating_sub(seen.get(device).copied().unwrap_or(0));
-                used.min(volume.unwritten().unwrap_or(u64::MAX))
+                used.min(volume.unwritten().unwrap_or(u64::MAX)) + volume.unused_inodes(*device) * INODE
             })
             .sum();
         // Looked at afterwards: what gets written meanwhile counts twice, and not never.
@@ -245,6 +248,10 @@ impl Volume {
         Some(found.f_bfree * found.f_frsize)
     }
 
+    fn unused_inodes(&self, device: Device) -> u64 {
+        statvfs(&self.at).ok().filter(|_| self.is_on(device)).map_or(0, |found| found.f_ffree)
+    }
+
     /// What its sandbox has written and the disk does not have yet, here or elsewhere.
     fn unwritten(&self) -> Option<u64> {
         waiting(&fs::read_to_string(self.stat.as_ref()?).ok()?)
@@ -277,6 +284,8 @@ impl Volume {
 }
 
 const BLOCK: u64 = 4096;
+/// Of an inode in its table.
+const INODE: u64 = 256;
 
 fn reserve(device: Device, bytes: u64) -> bool {
     let path = format!("/sys/fs/ext4/loop{}/reserved_clusters", device.number);
@@ -329,7 +338,7 @@ impl Ledger {
     fn turn(&self) -> Option<File> {
         private_dir(&self.dir).ok()?;
         let turn = open(&self.dir.join("turn")).ok()?;
-        for _ in 0..20 {
+        for _ in 0..100 {
             if flock(&turn, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 return Some(turn);
             }

@@ -27,6 +27,7 @@ use crate::kept::{Lent, Parked, Store};
 use crate::launcher::{answer, answer_with, failed, log, relay};
 use crate::own::Own;
 use crate::seccomp;
+use crate::sockets;
 use crate::spare::{Backing, Spares};
 use crate::spec::{self, Host};
 use crate::survey::Survey;
@@ -168,6 +169,7 @@ pub struct Keeper {
     store: Store,
     /// Where volumes are on disk.
     disk: Option<Budget>,
+    sockets: sockets::Watch,
     /// Where only servers may look: the state and the locks.
     private: [PathBuf; 2],
     owner: u32,
@@ -233,6 +235,7 @@ impl Keeper {
                 spares: Spares::new(&instance.dir, start.spares),
                 warmth: Warmth::default(),
                 drivers: Entries::default(),
+                sockets: sockets::Watch::default(),
                 ids: HashMap::new(),
                 pids: HashMap::new(),
                 chores: HashMap::new(),
@@ -354,6 +357,7 @@ impl Keeper {
             .chain(self.warmth.wake_at())
             .chain(self.store.deadline())
             .chain(self.disk.as_ref().and_then(Budget::deadline))
+            .chain(self.sockets.deadline())
             .chain(self.drivers.deadline())
             .min();
         let shortest = self
@@ -553,6 +557,7 @@ impl Keeper {
         }
         cell.control = None;
         let (notes, egress) = (std::mem::take(&mut cell.notes), cell.egress.take());
+        self.sockets.begin();
         if let Phase::Building { request, until, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
             self.deadlines.remove(&(until, key));
             let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
@@ -714,6 +719,15 @@ impl Keeper {
         let given_up: Vec<_> = spares.chain(parked).collect();
         if !given_up.is_empty() {
             self.let_go(given_up);
+        }
+        let running = self.cells.iter().filter(|(_, cell)| matches!(cell.phase, Phase::Running));
+        for key in self.sockets.tick(running.filter_map(|(key, cell)| Some((*key, cell.pid?)))) {
+            log(&format!(
+                "launcher: sandbox {} is ended: it has over {} TCP sockets",
+                self.cells[&key].id,
+                sockets::MOST
+            ));
+            self.cells[&key].kill();
         }
         let trim = self.disk.as_mut().map_or_else(Vec::new, Budget::tick);
         if !trim.is_empty() {

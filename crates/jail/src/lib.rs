@@ -27,6 +27,7 @@ pub mod process;
 pub mod rlimits;
 pub mod scope;
 pub mod seccomp;
+pub mod sockets;
 pub mod spare;
 pub mod spec;
 pub mod survey;

@@ -240,13 +240,15 @@ pub fn loopback_up() -> Result<()> {
 }
 
 /// What bounds the buffers of sockets that no cgroup counts, in the current network namespace. Of a connection that waits to be
-/// accepted the kernel charges nobody for what has arrived: it gets little room until a program reads from it. Copies of what
+/// accepted the kernel charges nobody for what has arrived: it gets little room until a program reads from it, and not very many wait at
+/// one socket (`sockets` ends who makes too many). Copies of what
 /// was sent, with a time stamp, wait in a queue that is charged to nobody either: none are made.
 pub const NETWORK_LIMITS: &[(&str, &str)] = &[
     ("ipv4/tcp_rmem", "4096 16384 1048576"),
     ("ipv4/tcp_max_tw_buckets", "4096"),
     ("core/optmem_max", "20480"),
     ("core/tstamp_allow_data", "0"),
+    ("core/somaxconn", "512"),
 ];
 
 /// Sets them as far as this kernel has them for each network, and as far as `/proc/sys` may be written here. Those that could not be

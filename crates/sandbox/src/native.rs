@@ -36,7 +36,7 @@ use tokio::task::AbortHandle;
 
 pub use jail::cgroup::Source as Cgroups;
 pub use jail::disk::{KeepFree, Room};
-pub use jail::heap::return_large_blocks;
+pub use jail::heap::{return_free_pages, return_large_blocks};
 pub use jail::ids::Mode;
 pub use jail::survey::{Fact, State};
 pub use jail::warm::Rotation;

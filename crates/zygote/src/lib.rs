@@ -149,8 +149,10 @@ fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: Door, steps: &[Own]) ->
         }
         Ok(Spawned::Made { pid, process }) => {
             let told = wire::send(launcher, &Said::Forked { number, pid }, &[process.as_fd()]);
-            if told.is_err() {
+            if let Err(error) = told {
                 let _ = pidfd_send_signal(&process, Signal::KILL);
+                // Too many descriptors may be under way for its user; a refusal has none, and nobody waits for a kernel in vain.
+                refused(format!("cannot pass the kernel on: {error}"))
             }
             sys::leave(0)
         }

@@ -23,11 +23,11 @@ impl World {
     ) -> Result<Outcome, EngineError> {
         let cancel = self.inner.closing.child_token();
         let (context_id, is_command) = (entered.context.id.clone(), matches!(run.work, Work::Command(_)));
+        // The call that begins it is over long before it is. Before the run is entered, where nothing would take a refused one out.
+        let memory = call.memory.beside();
+        memory.add(run.work.length())?;
         let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
         self.holdings.tenant.background.add(background.clone())?;
-        // The call that begins it is over long before it is.
-        let memory = call.memory.apart();
-        memory.add(run.work.length())?;
         let call = Call { cancel, events: EventSink::default(), memory, ..call.clone() };
         let (world, context, created) = (self.clone(), entered.context.context().clone(), entered.news.is_new());
         let record = background.clone();

@@ -137,3 +137,24 @@ async fn a_client_that_goes_away_does_not_end_it() {
     drop(caller);
     assert_eq!(wait(&engine, &info.run, None, 50).await.output, "done\n");
 }
+
+/// W22: a refused run is not one of those that a tenant may have.
+#[tokio::test(start_paused = true)]
+async fn w22_a_run_that_finds_no_memory_takes_no_place() {
+    let backend = FakeBackend::new();
+    let engine = engine_with(&backend, with_realm(Realm::AGENTRUN, |realm| realm.runs_at_once = 200)).await;
+    let id = create(&engine, "a").await;
+    let memory = engine::Memory::new(1 << 20, 1 << 20);
+    let large = format!("print {}", "x".repeat(1 << 20));
+    let background = |code: &str| Op::RunCode(RunCode { background: true, ..RunCode::new(existing(&id), code) });
+    let call = engine::op::Call { memory: memory.hold_all_of(&call().tenant), ..call() };
+    call.memory.add(512 << 10).unwrap();
+    for _ in 0..150 {
+        let over = engine.execute(&call, background(&large)).await;
+        assert!(matches!(over, Err(EngineError::OverLimit { what: "call_memory_mb", .. })), "{over:?}");
+    }
+    assert!(
+        matches!(engine.execute(&call, background("print 1")).await, Ok(Outcome::Started(_))),
+        "a small one begins"
+    );
+}

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::fs::{StatxAttributes, StatxFlags};
 
@@ -171,8 +172,11 @@ impl Context {
     }
 }
 
+/// And one that everybody may read: a copy has no owner to ask.
 fn is_small_file(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() <= MOST_COPIED)
+    let readable = |mode: u32| mode & 0o004 != 0;
+    fs::metadata(path)
+        .is_ok_and(|found| found.is_file() && found.len() <= MOST_COPIED && readable(found.permissions().mode()))
 }
 
 fn is_mount_point(path: &Path) -> bool {

@@ -136,6 +136,40 @@ async fn objects_of_the_kernel_are_charged_or_bounded_in_number() {
     native.shutdown().await;
 }
 
+const CONNECTIONS: &str = r#"
+import socket, time
+kept = []
+for _ in range(300):
+    server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    kept.append(server)
+    for _ in range(500):
+        client = socket.socket()
+        client.settimeout(1)
+        try: client.connect(server.getsockname())
+        except OSError: break
+        client.close()
+time.sleep(60)
+print("alive")
+"#;
+
+/// W03: connections that nobody accepts are charged to nobody, and stay when their clients have gone.
+#[tokio::test]
+async fn w03_a_sandbox_with_too_many_connections_is_ended() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("connections");
+    let native = start_without_spares(&place.0).await;
+    let sandbox = native.create(&with("connections.py", CONNECTIONS.as_bytes())).await.unwrap();
+    let neighbour = native.create(&spec()).await.unwrap();
+    let said = sh(&*sandbox, "python3 /opt/sandpool/connections.py 2>&1").await;
+    assert_eq!(said, "", "150,000 connections were left to it");
+    assert_eq!(sh(&*neighbour, "echo well").await, "well\n");
+    sandbox.destroy().await.unwrap();
+    neighbour.destroy().await.unwrap();
+    native.shutdown().await;
+}
+
 /// W01, W12: `getifaddrs`, `getaddrinfo`, `shutil`, `socket.sendfile`, asyncio.
 #[tokio::test]
 async fn w12_programs_find_another_way_where_netlink_and_sendfile_are_refused() {

@@ -96,6 +96,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
             Instant::now()
         }
     });
+    tokio::spawn(return_memory(stop.clone()));
     let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     transport::serve(listener, app, stop.clone(), now.clone()).await;
     // One grace time for calls and for what goes on behind them.
@@ -214,6 +215,29 @@ fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
         grace: wiring::shutdown_grace(config),
         ..HttpOptions::default()
     }
+}
+
+/// Gives back what a burst of calls took, as long as the server has much: it is in pieces between what is still in use.
+async fn return_memory(stop: CancellationToken) {
+    const MUCH: u64 = 128 << 20;
+    const GAIN: u64 = 8 << 20;
+    const PAUSES: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(60)];
+    let mut pause = PAUSES[0];
+    while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+        let before = resident();
+        if before < MUCH {
+            continue;
+        }
+        let _ = tokio::task::spawn_blocking(sandbox::native::return_free_pages).await;
+        let gained = before.saturating_sub(resident());
+        pause = if gained < GAIN { (pause * 2).min(PAUSES[1]) } else { PAUSES[0] };
+    }
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok().and_then(|text| text.split(' ').nth(1)?.parse().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
 }
 
 /// What calls may hold: of each tenant, and of all together.

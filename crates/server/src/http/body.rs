@@ -56,8 +56,8 @@ impl Bodies {
         if announced > self.limit {
             return Err(self.too_long(announced, &[]));
         }
-        // No page of it is touched before there is something to put there.
-        let mut whole = BytesMut::with_capacity(announced);
+        // It grows with what has come and was counted; an announcement costs nothing.
+        let mut whole = BytesMut::with_capacity(announced.min(AT_FIRST));
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else {
                 return Err(closing(refused(StatusCode::BAD_REQUEST, "the body broke off")));
@@ -89,6 +89,8 @@ impl Bodies {
         }
     }
 }
+
+const AT_FIRST: usize = 64 << 10;
 
 /// There is no memory for a request.
 pub(super) fn over(full: Full) -> Response<Body> {

@@ -207,7 +207,8 @@ impl Server {
         if let Err(full) = place.hold.add(bytes.len()) {
             return over(full);
         }
-        let turn = self.turns.take(&place.caller.tenant).await;
+        // Nobody waits in the turn of one that is read elsewhere.
+        let turn = if bytes.len() >= LARGE { None } else { Some(self.turns.take(&place.caller.tenant).await) };
         log_body(&bytes, |body| HttpLine::RequestBody(body).log());
         let session = match self.session(&place, headers) {
             Ok(session) => session,
@@ -217,7 +218,12 @@ impl Server {
             Some(session) => session.has_batches(),
             None => revision::has_batches(headers),
         };
-        match read(bytes, batches).await {
+        let read = read(bytes, batches).await;
+        let turn = match turn {
+            Some(turn) => turn,
+            None => self.turns.take(&place.caller.tenant).await,
+        };
+        match read {
             Ok(Incoming::One(message)) => during(turn, self.one(place, headers, form, session, message)).await,
             Ok(Incoming::Batch(messages)) => {
                 // Each message counts as a request of its own for those who count.
@@ -502,9 +508,10 @@ impl Server {
     }
 }
 
-/// What is large is read on a thread of its own: meanwhile the others are answered.
+/// A body of this length is read on a thread of its own: meanwhile the others are answered.
+const LARGE: usize = 256 << 10;
+
 async fn read(bytes: Bytes, batches: bool) -> Result<Incoming, Fault> {
-    const LARGE: usize = 256 << 10;
     if bytes.len() < LARGE {
         return message::read(&bytes, batches);
     }

@@ -179,15 +179,18 @@ fn request(method: String, params: Option<Value>) -> Result<(ClientRequest, usiz
         Some(Value::Object(params)) => params,
         Some(_) => return Err("`params` must be an object".into()),
     };
+    let mut weight = CALL + method.len();
     let meta = match params.remove("_meta") {
         None | Some(Value::Null) => RequestMetaObject::default(),
         Some(Value::Object(meta)) => {
-            small("`_meta`", meta.iter().map(member).sum())?;
+            let bytes = meta.iter().map(member).sum();
+            small("`_meta`", bytes)?;
+            weight += bytes;
             RequestMetaObject(MetaObject(meta))
         }
         Some(_) => return Err("`_meta` must be an object".into()),
     };
-    let weight = params.iter().map(member).sum();
+    weight += params.iter().map(member).sum::<usize>();
     let mut request = match method.as_str() {
         "initialize" => ClientRequest::InitializeRequest(Request::new(initialize(params)?)),
         "server/discover" => ClientRequest::DiscoverRequest(Request::new(DiscoverRequestParams {})),
@@ -273,6 +276,9 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
 /// The most of what is taken without being asked for: members that nobody knows, and those about which nobody asks here.
 pub(crate) const MAX_ASIDE: usize = 64 << 10;
 
+/// What a call takes while it is worked on, whatever it says.
+const CALL: usize = 4096;
+
 fn small(what: &str, weight: usize) -> Result<(), String> {
     match weight > MAX_ASIDE {
         true => Err(format!("{what} takes {weight} bytes, which is over the limit of {MAX_ASIDE}")),
@@ -310,10 +316,12 @@ fn parse(line: &[u8]) -> Result<Value, Fault> {
 }
 
 fn strict(line: &[u8]) -> Result<Value, serde_json::Error> {
-    /// Numbers that no double holds, in one message.
+    /// Numbers that no double holds, in one message. In a long one it is an error: each costs another reading of the whole.
     const REWRITES: usize = 8;
+    const LONG: usize = 1 << 20;
+    let rewrites = if line.len() > LONG { 0 } else { REWRITES };
     let mut line = std::borrow::Cow::Borrowed(line);
-    for _ in 0..REWRITES {
+    for _ in 0..rewrites {
         match strict_once(&line) {
             // `1e309` is JSON. It is read as JavaScript would send it on, `null`, so that the refusal can name the field.
             Err(error) if error.to_string().starts_with("number out of range") => {

@@ -109,6 +109,24 @@ async fn w22_large_members_that_nobody_knows_are_refused() {
     server.stop().await;
 }
 
+/// W22: what a call carries beside its arguments is its tenant's memory, too, in a batch from the first byte.
+#[tokio::test]
+async fn w22_members_beside_the_arguments_are_counted() {
+    let memory = Memory::new(2 * MB, 100 * MB);
+    let server = server_with(&memory).await;
+    let beside = json!({ "pad": "x".repeat(60_000) });
+    let call = |id: usize| {
+        request(id as i64, "tools/call", json!({ "name": "forever", "arguments": { "text": "x" }, "_meta": beside }))
+    };
+    let mut client = server.client().await;
+    client.send_json(&of("blue"), &json!([call(1), call(2)])).await;
+    eventually("a call of the batch waits", || server.toy.running() > 0).await;
+    assert!(memory.held().0 >= 60_000, "{:?}", memory.held());
+    drop(client);
+    eventually("everything is given back", || memory.held() == (0, 0)).await;
+    server.stop().await;
+}
+
 /// W29: the neighbour is served after a few of the flood's requests, not after all that were there before its own.
 #[tokio::test]
 async fn w29_pipelined_requests_of_one_tenant_let_the_next_one_pass() {

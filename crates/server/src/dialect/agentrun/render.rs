@@ -54,6 +54,9 @@ fn answer(error: &EngineError) -> Answer {
         E::Busy(waited) => ("BUSY", format!("All sessions were busy for {}; retry later", seconds(*waited))),
         E::QueueFull(most) => ("BUSY", format!("{most} runs wait for a session already; retry later")),
         E::NotReady(why) => ("SERVER_NOT_READY", format!("AgentRun manager not initialized or not ready: {why}")),
+        E::ResultDropped(why) => {
+            ("EXECUTION_FAILED", format!("The operation was done, but its result was dropped: {why}"))
+        }
         E::ShuttingDown => ("SERVER_NOT_READY", "AgentRun manager not initialized or not ready: shutting down".into()),
         E::CreateFailed(why) => ("CONTEXT_CREATION_FAILED", format!("Failed to create context: {why}")),
         E::StopFailed(why) => ("STOP_FAILED", format!("Failed to stop context: {why}")),

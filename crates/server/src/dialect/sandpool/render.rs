@@ -74,6 +74,9 @@ pub(super) fn sentence(error: &EngineError) -> String {
         E::Busy(waited) => format!("The server was busy for {}; try again later.", seconds(*waited)),
         E::QueueFull(most) => format!("{most} runs wait for their turn already; try again later."),
         E::NotReady(why) => format!("The server is not ready: {why}. Try again in a moment."),
+        E::ResultDropped(why) => format!(
+            "It was done, but its result was dropped: {why}. Do not repeat it for its effects; print or read less at once."
+        ),
         E::ShuttingDown => "The server is shutting down; try again later.".into(),
         E::CreateFailed(why) => format!("The context could not be made: {why}. Try again."),
         E::StopFailed(why) => format!("The context could not be stopped: {why}. Try again."),
@@ -237,7 +240,7 @@ pub(super) fn progress(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     }
 }
 
-/// The run did not take place. The same object, for those who read nothing but its members.
+/// The run did not take place, or nothing is left of what it answered. The same object, for those who read nothing but its members.
 pub(super) fn run_error(_: &Scene<'_>, error: &EngineError) -> Reply {
     match error {
         EngineError::InvalidEnvironment(why) => invalid(format!("env is refused: {why}")),
@@ -250,7 +253,7 @@ fn not_run(error: &EngineError, run: Option<String>) -> Answer {
         stdout: Some(String::new()),
         stderr: Some(String::new()),
         success: Some(false),
-        status: "not_run",
+        status: if matches!(error, EngineError::ResultDropped(_)) { "result_dropped" } else { "not_run" },
         note: Some(sentence(error)),
         run,
         ..Run::default()
