@@ -92,6 +92,13 @@ fn assert_fenced(place: &str, answer: &Answer) {
         let ends = ["[end of untrusted ", "\"end_of_untrusted\": \""];
         assert!(ends.iter().any(|mark| text[..end].ends_with(mark)), "{place}\n{text}");
     }
+    // The object for programs names the members that are the page's.
+    let members = answer.structured.as_object().into_iter().flatten();
+    let named =
+        answer.structured["untrusted"].as_str().and_then(|text| text.split_once(": ")).map_or("", |(names, _)| names);
+    for (name, _) in members.filter(|(_, value)| value.to_string().contains(ORDER)) {
+        assert!(named.split(", ").any(|known| known == name), "{place}: `{name}` is not named by {named:?}");
+    }
     for (at, _) in text.match_indices(ORDER) {
         assert!(pairs.iter().any(|pair| pair[0] < at && at < pair[1]), "{place}: outside at {at}\n{text}");
     }
@@ -103,6 +110,7 @@ fn assert_json(place: &str, answer: &Answer, text: &str) {
     assert_eq!(members.remove("end_of_untrusted"), Some(json!(NUMBER)), "{place}");
     assert!(members.remove("untrusted").is_some_and(|mark| mark.as_str().unwrap().starts_with(NUMBER)), "{place}");
     let mut structured = answer.structured.as_object().unwrap().clone();
+    structured.remove("untrusted");
     // In a block of its own, in `sandpool`.
     if !members.contains_key("elements") {
         structured.remove("elements");

@@ -10,6 +10,7 @@ use super::render::{mismatch, sentence};
 use crate::dialect::shared::browse::{self, Barrier, Beside};
 use crate::dialect::shared::run::Picture;
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
+use crate::dialect::shared::untrusted;
 use crate::dialect::shared::{TEXT_BUDGET, one_line};
 use crate::dialect::{Answer, Block, Reply, Scene, clipped};
 
@@ -77,8 +78,22 @@ struct Told {
 impl Page {
     /// The object; and its text, in which the page's part is marked.
     fn answer(&self, scene: &Scene<'_>) -> Answer {
+        self.answer_with(scene, json!({}))
+    }
+
+    /// The object has these members of the page's, too, and its text has not.
+    fn answer_with(&self, scene: &Scene<'_>, more: Value) -> Answer {
         let text = scene.fence.json(&self.own, &self.told);
-        Answer { blocks: vec![Block::Text(text)], ..Answer::json(self) }
+        let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(self) };
+        let mut page = json!(self.told);
+        if let (Value::Object(object), Value::Object(page), Value::Object(more)) =
+            (&mut answer.structured, &mut page, more)
+        {
+            object.extend(more.clone());
+            page.extend(more);
+        }
+        untrusted::name_members(&mut answer.structured, &page);
+        answer
     }
 }
 
@@ -104,6 +119,7 @@ fn with(more: Value) -> Value {
     });
     let (Some(all), Value::Object(more)) = (members.as_object_mut(), more) else { return members };
     all.extend(Beside::schema());
+    all.extend([untrusted::schema()]);
     all.extend(more);
     let names: Vec<String> = all.keys().filter(|name| *name != "success").cloned().collect();
     object_with(members, &names.iter().map(String::as_str).collect::<Vec<_>>())
@@ -216,8 +232,7 @@ fn seen(scene: &Scene<'_>, mut page: Page, snapshot: Snapshot) -> Answer {
     page.told.removed = snapshot.removed.iter().map(|line| one_line(line)).collect();
     page.told.notes = snapshot.notes.iter().map(|line| one_line(line)).collect();
     page.told.next = snapshot.next.map(|next| one_line(&next));
-    let mut answer = page.answer(scene);
-    answer.structured["elements"] = json!(elements);
+    let mut answer = page.answer_with(scene, json!({ "elements": elements }));
     // Some hosts refuse a text without a character.
     let shown = if elements.is_empty() { "(no lines)".to_owned() } else { elements };
     answer.blocks.insert(0, Block::Text(scene.fence.lines(&shown)));

@@ -10,6 +10,7 @@ use super::text_length;
 use crate::dialect::args;
 use crate::dialect::shared::browse::{self, Barrier, Beside};
 use crate::dialect::shared::schema::{array, object_with, string};
+use crate::dialect::shared::untrusted;
 use crate::dialect::shared::{TEXT_BUDGET, one_line};
 use crate::dialect::{Answer, Block, Scene, clipped};
 
@@ -53,8 +54,9 @@ fn schema_with(members: Value, optional: &[&str]) -> Value {
     let mut members = members;
     if let Some(members) = members.as_object_mut() {
         members.extend(Beside::schema());
+        members.extend([untrusted::schema()]);
     }
-    object_with(members, &[&Beside::NAMES, optional].concat())
+    object_with(members, &[&Beside::NAMES, optional, &[untrusted::MEMBER]].concat())
 }
 
 pub(super) fn page_schema() -> Value {
@@ -94,7 +96,9 @@ fn shown(scene: &Scene<'_>, page: Option<Page>, seen: Option<Seen>, beside: Besi
     let facts = PageFacts { told: Told { url, title, seen, beside }, own };
     // The document's first line, then JSON: marked in such a way that it is still both.
     let text = format!("{} ok: {how}\n{}", scene.tool, scene.fence.json(&facts.own, &facts.told));
-    Answer { blocks: vec![Block::Text(text)], ..Answer::json(&facts) }
+    let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(&facts) };
+    untrusted::name_members(&mut answer.structured, &json!(facts.told));
+    answer
 }
 
 /// The beginning of the text, and the elements.
@@ -122,7 +126,9 @@ fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Bes
     if !beside.is_empty() || own.notice.is_some() {
         text = format!("{text}\n{}", scene.fence.json(own, beside));
     }
-    let structured = json!({ "error": error.message });
+    let page = json!({ "error": error.message });
+    let mut structured = page.clone();
+    untrusted::name_members(&mut structured, &page);
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
