@@ -852,6 +852,7 @@ mod tests {
             "host uid per sandbox",
             "own inodes",
             "socket buffers",
+            "network limits",
             "cgroup memory",
             "cgroup cpu",
             "cgroup pids",
