@@ -716,6 +716,7 @@ const PRCTLS: &[Value] = &[
 ];
 
 /// libc's numbers, and those it lacks.
+#[allow(non_upper_case_globals, reason = "the names are libc's")]
 mod numbers {
     pub use libc::*;
 

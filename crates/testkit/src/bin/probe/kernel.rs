@@ -1,6 +1,8 @@
 //! The kernel's own machinery: keys, BPF, counters, the clock, modules, other doors to the same calls.
 
-use crate::sys::{Result, absent, allowed, at, at_mut, blocked, call, judge, name, open, reached, str_at, text};
+use crate::sys::{Result, absent, at, at_mut, call, judge, open, reached, str_at, text};
+#[cfg(target_arch = "x86_64")]
+use crate::sys::{allowed, blocked, name};
 use crate::{Args, Attack, Found};
 
 const PROCESS_KEYRING: usize = -2isize as usize;
