@@ -30,34 +30,21 @@ def look(pid):
     return found if whole else None
 
 
-def look_at_all():
-    found = set()
+own = look("self")
+seen, strangers = set(), {}
+open("/workspace/begun", "w").close()
+while not os.path.exists("/workspace/stop"):
     for pid in os.listdir("/proc"):
         if not pid.isdigit() or pid == "1" or int(pid) == os.getpid():
             continue
-        seen = look(pid)
-        if seen is None:
+        found = look(pid)
+        if found is None:
             continue
-        found.add(pid)
-        for name, value in seen.items():
+        seen.add(pid)
+        for name, value in found.items():
             # Of one that has ended meanwhile there is nothing left to read.
             if value != own[name] and value:
                 strangers[name] = value
-    return found
-
-
-own, strangers = look("self"), {}
-open("/workspace/begun", "w").close()
-kernels, drivers = set(), set()
-while not os.path.exists("/workspace/browsers"):
-    kernels |= look_at_all()
-kernels |= look_at_all()
-open("/workspace/counted", "w").close()
-while not os.path.exists("/workspace/stop"):
-    drivers |= look_at_all() - kernels
-    # A driver can be looked at only until it has given up the code's user.
-    if len(drivers) >= 3:
-        open("/workspace/enough", "w").close()
-print("kernels", len(kernels) >= 30, "drivers", len(drivers) >= 3, flush=True)
+print("seen", len(seen) >= 30, flush=True)
 for name, value in sorted(strangers.items()):
     print("stranger", name, str(value)[:200], flush=True)
