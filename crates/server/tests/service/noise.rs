@@ -80,6 +80,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 
 pub struct Noise {
     over: Arc<AtomicBool>,
+    only: Option<&'static str>,
     attacks: Vec<Attack>,
 }
 
@@ -106,9 +107,9 @@ impl Progress {
 }
 
 impl Noise {
-    /// `pages`: the root of a site that the sandboxes' browsers may open, where there is a browser.
-    pub fn start(account: &Account, pages: Option<String>) -> Self {
-        let mut noise = Self { over: Arc::default(), attacks: Vec::new() };
+    /// All attacks, or the one that is named. `pages`: the root of a site that the sandboxes' browsers may open.
+    pub fn start(account: &Account, pages: &str, only: Option<&'static str>) -> Self {
+        let mut noise = Self { over: Arc::default(), attacks: Vec::new(), only };
         for (name, code) in PROGRAMS {
             noise.attack(name, account, |account, progress| run(account, code, progress));
         }
@@ -117,9 +118,8 @@ impl Noise {
         noise.attack("large arguments", account, large_arguments);
         noise.attack("unread answers", account, unread_answers);
         noise.attack("endless bodies", account, endless_bodies);
-        if let Some(pages) = pages {
-            noise.attack("crashing pages", account, move |account, progress| crashing_pages(account, &pages, progress));
-        }
+        let pages = pages.to_owned();
+        noise.attack("crashing pages", account, move |account, progress| crashing_pages(account, &pages, progress));
         noise
     }
 
@@ -129,9 +129,16 @@ impl Noise {
         account: &Account,
         attack: impl FnOnce(&Account, &Progress) + Send + 'static,
     ) {
+        if self.only.is_some_and(|only| only != name) {
+            return;
+        }
         let progress = Arc::new(Progress { over: self.over.clone(), rounds: AtomicU64::new(0) });
         let (account, own) = (account.clone(), progress.clone());
-        let thread = std::thread::spawn(move || attack(&account, &own));
+        let thread = std::thread::spawn(move || {
+            // Somebody else's client has a machine of its own. On this one it gives way to the server.
+            let _ = rustix::process::setpriority_process(None, 19);
+            attack(&account, &own);
+        });
         self.attacks.push(Attack { name, progress, thread });
     }
 
@@ -143,14 +150,20 @@ impl Noise {
         }
     }
 
-    /// Ends all attacks and returns how many rounds each of them made.
-    pub fn stop(self) -> Vec<(&'static str, u64)> {
+    /// Ends all attacks, with the contexts in which they may go on alone, and returns how many rounds each of them made.
+    pub fn stop(self, account: &Account) -> Vec<(&'static str, u64)> {
         self.over.store(true, Ordering::SeqCst);
         let ended = self.attacks.into_iter().map(|attack| {
             attack.thread.join().expect(attack.name);
             (attack.name, attack.progress.rounds.load(Ordering::SeqCst))
         });
-        ended.collect()
+        let ended = ended.collect();
+        let mut client = Mcp::new(account, "sandpool", Era::Bare);
+        let contexts = client.good("list_contexts", json!({}))["contexts"].clone();
+        for context in contexts.as_array().expect("a list") {
+            call(&mut client, "stop_context", json!({ "context": context["context"] }));
+        }
+        ended
     }
 }
 

@@ -3,7 +3,10 @@
 //! `make neighbours` runs the same against a release build, in quiet and noisy rounds by turns, and writes docs/neighbours.md.
 
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testkit::http::Mcp;
@@ -17,9 +20,12 @@ struct Victim {
     client: Mcp,
     context: String,
     page: String,
-    /// How many files it has written. Each is named after its number and contains it many times.
+    /// How many files it has written. Each contains its number many times.
     files: usize,
 }
+
+/// As many as fit well into the victim's disk.
+const KEPT: usize = 200;
 
 /// What the victim does, in the words of the report.
 type Deed = (&'static str, fn(&mut Victim));
@@ -59,19 +65,24 @@ impl Victim {
         self.client.good("stop_context", json!({ "context": made["context"] }));
     }
 
+    /// The oldest file is replaced when there are [`KEPT`] of them.
+    fn path(number: usize) -> String {
+        format!("kept-{}.txt", number % KEPT)
+    }
+
     fn content(number: usize) -> String {
         format!("{number}\n").repeat(10_000)
     }
 
     fn writes(&mut self) {
-        let (path, content) = (format!("kept-{}.txt", self.files), Self::content(self.files));
+        let (path, content) = (Self::path(self.files), Self::content(self.files));
         self.client.good("write_file", json!({ "path": path, "content": content, "context": self.context }));
         self.files += 1;
         self.reads(self.files - 1);
     }
 
     fn reads(&mut self, number: usize) {
-        let code = format!("t = open('kept-{number}.txt').read()\nprint(len(t), set(t.split()))");
+        let code = format!("t = open({:?}).read()\nprint(len(t), set(t.split()))", Self::path(number));
         let expected = format!("{} {{'{number}'}}\n", Self::content(number).len());
         assert_eq!(self.run(&code), expected);
     }
@@ -127,18 +138,35 @@ fn one_tenants_attacks_cost_another_tenant_nothing_but_time() {
     let mut victim = Victim::new(&service, pages.url_at("quick.test", "/forms"));
     eventually("the warm interpreter is ready", || metric(&service, "sandpool_warm_ready") == 1);
     let memory = service.memory();
+    let (attacker, url) = (service.account("blue"), pages.url_at("quick.test", "/forms"));
     let (mut quiet, mut noisy) = (Times::default(), Times::default());
     let mut made = Vec::new();
+    let mut delays = Vec::new();
     for _ in 0..rounds {
         watch(&mut victim, repeats, &mut quiet);
-        let noise = Noise::start(&service.account("blue"), Some(pages.url_at("quick.test", "/forms")));
+        let noise = Noise::start(&attacker, &url, None);
         noise.begun();
+        let sleeper = Sleeper::start();
         watch(&mut victim, repeats, &mut noisy);
-        made.extend(noise.stop());
+        delays.extend(sleeper.stop());
+        made.extend(noise.stop(&attacker));
+    }
+
+    // Which attack costs what: each of them alone.
+    let mut alone = Vec::new();
+    if measured.is_some() {
+        for (name, _) in made.iter().take(made.len() / rounds) {
+            let mut times = Times::default();
+            let noise = Noise::start(&attacker, &url, Some(name));
+            noise.begun();
+            watch(&mut victim, repeats, &mut times);
+            noise.stop(&attacker);
+            alone.push((*name, times));
+        }
     }
 
     // Nothing that was reported as written is lost.
-    (0..victim.files).for_each(|number| victim.reads(number));
+    (victim.files.saturating_sub(KEPT)..victim.files).for_each(|number| victim.reads(number));
     assert_eq!(metric(&service, "sandpool_warm_restarts_total"), 0, "the warm interpreter died: {}", service.log());
     assert_eq!(metric(&service, "sandpool_warm_ready"), 1);
     let forks = metric(&service, "sandpool_warm_forks_total");
@@ -160,9 +188,65 @@ fn one_tenants_attacks_cost_another_tenant_nothing_but_time() {
         // What is written by hand below the figures stays.
         let old = std::fs::read_to_string(&path).unwrap_or_default();
         let causes = old.find(CAUSES).map_or(CAUSES, |at| &old[at..]);
-        std::fs::write(&path, page(&table, &made, quiet[0].len()) + causes).unwrap();
+        let figures =
+            page(&table, &made, quiet[0].len()) + &alone_table(&mut quiet, &mut alone) + &sleepless(&mut delays);
+        std::fs::write(&path, figures + causes).unwrap();
     }
     service.finish();
+}
+
+/// A thread that only sleeps, beside everything else: how late it wakes up is what the machine's scheduler costs anybody.
+struct Sleeper {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<f64>>,
+}
+
+impl Sleeper {
+    fn start() -> Self {
+        const NAP: Duration = Duration::from_millis(5);
+        let over = Arc::<AtomicBool>::default();
+        let flag = over.clone();
+        let thread = std::thread::spawn(move || {
+            let mut delays = Vec::new();
+            while !flag.load(Ordering::SeqCst) {
+                let start = Instant::now();
+                std::thread::sleep(NAP);
+                delays.push((start.elapsed() - NAP).as_secs_f64() * 1000.0);
+            }
+            delays
+        });
+        Self { over, thread }
+    }
+
+    fn stop(self) -> Vec<f64> {
+        self.over.store(true, Ordering::SeqCst);
+        self.thread.join().expect("it only sleeps")
+    }
+}
+
+fn sleepless(delays: &mut [f64]) -> String {
+    let [half, most, nearly] = [at(delays, 0.5), at(delays, 0.99), at(delays, 0.999)];
+    format!(
+        "\n## The machine itself\n\nA thread of the test that only sleeps, and has nothing to do with Sandpool, woke up late in the noisy rounds by {half:.1} ms (p50),\n\
+         {most:.1} ms (p99) and {nearly:.1} ms (p99.9). A call to a warm context is about ten such wake-ups one after another.\n"
+    )
+}
+
+/// The p99 of each deed under each attack alone, against the quiet p99.
+fn alone_table(quiet: &mut Times, alone: &mut [(&'static str, Times)]) -> String {
+    let names: String = DEEDS.iter().map(|(name, _)| format!(" {name} |")).collect();
+    let mut table = format!(
+        "\n## One attack at a time\n\nThe p99 against the quiet p99, {} samples each.\n\n| attack |{names}\n|---|{}\n",
+        alone.first().map_or(0, |(_, times)| times[0].len()),
+        "---|".repeat(DEEDS.len())
+    );
+    for (name, times) in alone {
+        let ratio =
+            |(times, quiet): (&mut Vec<f64>, &mut Vec<f64>)| format!(" {:.1} |", at(times, 0.99) / at(quiet, 0.99));
+        let ratios: String = times.iter_mut().zip(quiet.iter_mut()).map(ratio).collect();
+        writeln!(table, "| {name} |{ratios}").unwrap();
+    }
+    table
 }
 
 fn at(times: &mut [f64], share: f64) -> f64 {
@@ -192,7 +276,8 @@ fn page(table: &str, made: &[(&'static str, u64)], samples: usize) -> String {
     format!(
         "# A noisy neighbour\n\nWritten by `make neighbours`: a release build, quiet and noisy rounds by turns, {samples} samples of each kind. In a noisy\n\
          round one tenant runs all of the attacks below at once, under its quotas ({}), while another tenant works. Every answer to that\n\
-         tenant was right, no file of it was lost, and the warm interpreter was never restarted. The goal is a p99 of at most five times the\n\
+         tenant was right, no file of it was lost, and the warm interpreter was never restarted. The\n\
+         attackers' clients run at the lowest priority, since clients have machines of their own. The goal is a p99 of at most five times the\n\
          quiet p99.\n\n{table}\n## The attacks\n\n| attack | rounds |\n|---|---|\n{attacks}",
         noise::QUOTAS.trim_matches(['{', '}', ' '])
     )
