@@ -261,6 +261,8 @@ impl Engine {
         let outcome = result?;
         match memory.add(weight(&outcome)) {
             Ok(()) => Ok(outcome),
+            // It is still there for the next look.
+            Err(full) if matches!(outcome, Outcome::Progress(_)) => Err(full.into()),
             Err(full) => Err(EngineError::ResultDropped(full.to_string())),
         }
     }

@@ -88,6 +88,8 @@ struct Volume {
     stat: Option<PathBuf>,
     /// What of its room the code cannot have; `None` as long as that is the kernel's business alone.
     reserved: Option<u64>,
+    /// The fewest free inodes that were seen. These have never been used: their tables are not in the image yet.
+    unused_inodes: u64,
 }
 
 #[derive(Debug)]
@@ -123,7 +125,7 @@ impl Budget {
     /// A volume that code is about to get. Refused when it could take more than there is.
     pub fn add(&mut self, device: Device, at: PathBuf, stat: Option<PathBuf>) -> Result<(), String> {
         let Some(size) = device_size(device) else { return Err(format!("/dev/loop{} has no size", device.number)) };
-        let volume = Volume { size, at, stat, reserved: None };
+        let volume = Volume { size, at, stat, reserved: None, unused_inodes: u64::MAX };
         // One that was parked may still have the limits of its last use.
         let _ = reserve(device, volume.usual());
         self.volumes.insert(device, volume);
@@ -201,15 +203,18 @@ impl Budget {
             self.volumes.iter().filter_map(|(device, volume)| Some((*device, volume.free(*device)?))).collect();
         // What was accepted inside and is not in the images yet will still be taken from what is free. No volume can have more of
         // it than it has in use or than waits in the memory of its sandbox.
-        // Nor are the tables of inodes that were never used: code that makes files takes them without taking a free block.
-        let under_way: u64 = self
+        let unwritten: u64 = self
             .volumes
             .iter()
             .map(|(device, volume)| {
                 let used = volume.size.saturating_sub(seen.get(device).copied().unwrap_or(0));
-                used.min(volume.unwritten().unwrap_or(u64::MAX)) + volume.unused_inodes(*device) * INODE
+                used.min(volume.unwritten().unwrap_or(u64::MAX))
             })
             .sum();
+        // Nor are the tables of inodes that were never used: code that makes files takes them without taking a free block. Most
+        // volumes never do, so that many idle ones leave the others three quarters of the room.
+        let tables: u64 = self.volumes.iter_mut().map(|(device, volume)| volume.unused_tables(*device)).sum();
+        let under_way = unwritten + tables.min(room.above_floor() / 4);
         // Looked at afterwards: what gets written meanwhile counts twice, and not never.
         let room = Room::of(&self.dir, self.keep).ok()?;
         let rest = room.above_floor().saturating_sub(others.bytes).saturating_sub(under_way);
@@ -248,8 +253,11 @@ impl Volume {
         Some(found.f_bfree * found.f_frsize)
     }
 
-    fn unused_inodes(&self, device: Device) -> u64 {
-        statvfs(&self.at).ok().filter(|_| self.is_on(device)).map_or(0, |found| found.f_ffree)
+    /// What tables of inodes can still take.
+    fn unused_tables(&mut self, device: Device) -> u64 {
+        let Some(found) = statvfs(&self.at).ok().filter(|_| self.is_on(device)) else { return 0 };
+        self.unused_inodes = self.unused_inodes.min(found.f_ffree);
+        self.unused_inodes * INODE
     }
 
     /// What its sandbox has written and the disk does not have yet, here or elsewhere.

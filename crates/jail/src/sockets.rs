@@ -1,5 +1,5 @@
-//! How many TCP sockets a sandbox has. A connection that waits to be accepted is charged to nobody, and stays when its client has
-//! gone: what bounds them is that a sandbox with too many is ended.
+//! How many sockets a sandbox has. A connection that waits to be accepted is charged to nobody, and stays when its client has
+//! gone: what bounds them is that a sandbox with too many sockets is ended.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,7 +9,9 @@ use rustix::process::Pid;
 /// Of one sandbox; some 8 kB of the kernel's memory each, and 16 kB more with data that nobody reads.
 pub const MOST: u64 = 10_000;
 
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(500);
+/// While somebody has more than a tenth of [`MOST`]: a program can make tens of thousands in a second.
+const SHORT: Duration = Duration::from_millis(100);
 /// After a look this many times as long as it took.
 const COST: u32 = 20;
 
@@ -35,28 +37,29 @@ impl Watch {
         if self.next.is_none_or(|next| begun < next) {
             return vec![];
         }
-        let (mut any, mut found) = (false, Vec::new());
+        let (mut most, mut found) = (None, Vec::new());
         for (key, pid) in processes {
-            any = true;
-            if count(pid).is_some_and(|sockets| sockets > MOST) {
+            let sockets = count(pid).unwrap_or(0);
+            most = most.max(Some(sockets));
+            if sockets > MOST {
                 found.push(key);
             }
         }
-        self.next = any.then(|| Instant::now() + PAUSE.max(begun.elapsed() * COST));
+        let pause = |most| if most > MOST / 10 { SHORT } else { PAUSE };
+        self.next = most.map(|most| Instant::now() + pause(most).max(begun.elapsed() * COST));
         found
     }
 }
 
 /// In the network of this process.
 fn count(pid: Pid) -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(format!("/proc/{}/net/{name}", pid.as_raw_nonzero()));
-    Some(in_use(&read("sockstat").ok()?) + in_use(&read("sockstat6").unwrap_or_default()))
+    allocated(&fs::read_to_string(format!("/proc/{}/net/sockstat", pid.as_raw_nonzero())).ok()?)
 }
 
-/// `TCP: inuse 5 orphan 0 tw 0 alloc 9 mem 1`, `TCP6: inuse 3`.
-fn in_use(text: &str) -> u64 {
-    let line = text.lines().find(|line| line.starts_with("TCP: ") || line.starts_with("TCP6: "));
-    line.and_then(|line| line.split(' ').nth(2)?.parse().ok()).unwrap_or(0)
+/// Of the line `sockets: used 31`: sockets of every family that have not been freed. The `inuse` of `TCP:` leaves out connections that
+/// were reset, which wait to be accepted all the same.
+fn allocated(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("sockets: used "))?.parse().ok()
 }
 
 #[cfg(test)]
@@ -64,9 +67,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_in_use_are_read() {
-        assert_eq!(in_use("sockets: used 31\nTCP: inuse 5 orphan 0 tw 7 alloc 9 mem 1\nUDP: inuse 2 mem 0\n"), 5);
-        assert_eq!(in_use("TCP6: inuse 3\nUDP6: inuse 1\n"), 3);
-        assert_eq!(in_use(""), 0);
+    fn sockets_of_every_family_are_counted() {
+        assert_eq!(
+            allocated("sockets: used 31\nTCP: inuse 5 orphan 0 tw 7 alloc 9 mem 1\nUDP: inuse 2 mem 0\n"),
+            Some(31)
+        );
+        assert_eq!(allocated(""), None);
     }
 }

@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use super::turns::{Turn, during};
 use crate::mcp::{Outlet, Prepared};
 
 /// Notifications that may wait for a client that reads slowly.
@@ -80,9 +81,17 @@ impl Direct {
     }
 
     /// From here on the call goes on whether or not anybody waits for it.
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn go_on(&mut self, turn: Option<Turn>) {
         self.work = match std::mem::replace(&mut self.work, Work::Over) {
-            Work::Here(work) => Work::Apart(tokio::spawn(work.in_current_span())),
+            Work::Here(work) => {
+                let work = async {
+                    match turn {
+                        Some(turn) => during(turn, work).await,
+                        None => work.await,
+                    }
+                };
+                Work::Apart(tokio::spawn(work.in_current_span()))
+            }
             other => other,
         };
     }

@@ -32,7 +32,7 @@ use super::revision::{self, Era};
 use super::session::{self, Listener, Session, Sessions};
 use super::share::Shares;
 use super::sse::{self, Source};
-use super::turns::{Turns, during};
+use super::turns::{Turn, Turns, during};
 use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
 use crate::logging::HTTP_LOG;
 use crate::logging::lines::HttpLine;
@@ -53,6 +53,8 @@ pub(super) struct Server {
     pub sessions: Sessions,
     shares: Arc<Shares>,
     turns: Arc<Turns>,
+    /// For large messages, which are read on threads of their own.
+    large_turns: Arc<Turns>,
     peers: Arc<Peers>,
     /// Cancels all calls.
     pub halt: CancellationToken,
@@ -95,6 +97,7 @@ impl Server {
             sessions: Sessions::new(options, app.metrics.clone()),
             shares: Shares::new(options.max_requests_per_tenant),
             turns: Turns::here(),
+            large_turns: Turns::here(),
             peers: Arc::default(),
             halt: CancellationToken::new(),
             closing: CancellationToken::new(),
@@ -207,21 +210,25 @@ impl Server {
         if let Err(full) = place.hold.add(bytes.len()) {
             return over(full);
         }
-        // Nobody waits in the turn of one that is read elsewhere.
-        let turn = if bytes.len() >= LARGE { None } else { Some(self.turns.take(&place.caller.tenant).await) };
+        // Those that are read here do not wait for one that is read elsewhere.
+        let is_large = bytes.len() >= LARGE;
+        let turn = if is_large { &self.large_turns } else { &self.turns }.take(&place.caller.tenant).await;
         log_body(&bytes, |body| HttpLine::RequestBody(body).log());
         let session = match self.session(&place, headers) {
             Ok(session) => session,
+            // To look for the id is to read the message.
+            Err(unknown) if is_large => return unknown.answer(Value::Null),
             Err(unknown) => return unknown.answer(message::id_of(&bytes).unwrap_or_default()),
         };
         let batches = match &session {
             Some(session) => session.has_batches(),
             None => revision::has_batches(headers),
         };
-        let read = read(bytes, batches).await;
-        let turn = match turn {
-            Some(turn) => turn,
-            None => self.turns.take(&place.caller.tenant).await,
+        let (read, turn) = if is_large {
+            let read = read_apart(bytes, batches, place.hold.clone(), turn).await;
+            (read, self.turns.take(&place.caller.tenant).await)
+        } else {
+            (message::read(&bytes, batches), turn)
         };
         match read {
             Ok(Incoming::One(message)) => during(turn, self.one(place, headers, form, session, message)).await,
@@ -375,7 +382,7 @@ impl Server {
                     let asked = Asked { id, request: *request, hold };
                     match self.begin(&place, headers, session.as_ref(), asked, false) {
                         Ok((mut exchange, _)) => {
-                            exchange.go_on();
+                            exchange.go_on(Some(self.turns.take(&place.caller.tenant).await));
                             if is_call {
                                 exchange.begun().await;
                             }
@@ -437,7 +444,7 @@ impl Server {
         };
         HttpLine::Sending { method }.log();
         if let Answers::One(exchange) = &mut answers {
-            exchange.go_on();
+            exchange.go_on(None);
         }
         match (resumable, answers) {
             (Some(session), Answers::One(exchange)) => {
@@ -508,14 +515,16 @@ impl Server {
     }
 }
 
-/// A body of this length is read on a thread of its own: meanwhile the others are answered.
-const LARGE: usize = 256 << 10;
+/// A message of this length is read on a thread of its own: meanwhile the others are answered.
+const LARGE: usize = message::LONG;
 
-async fn read(bytes: Bytes, batches: bool) -> Result<Incoming, Fault> {
-    if bytes.len() < LARGE {
-        return message::read(&bytes, batches);
-    }
-    let reading = tokio::task::spawn_blocking(move || message::read(&bytes, batches));
+/// The reading goes on when the client has gone; until it ends it has its memory and its turn.
+async fn read_apart(bytes: Bytes, batches: bool, hold: Hold, turn: Turn) -> Result<Incoming, Fault> {
+    let reading = tokio::task::spawn_blocking(move || {
+        let read = message::read(&bytes, batches);
+        drop((bytes, hold, turn));
+        read
+    });
     let given_up = |_| Err(Fault::new(Value::Null, INTERNAL_ERROR, "internal error: the request was given up"));
     reading.await.unwrap_or_else(given_up)
 }

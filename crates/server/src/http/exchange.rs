@@ -22,6 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::direct::{Direct, Lent};
 use super::session::{Entry, Session};
+use super::turns::Turn;
 use super::{SERVER_ERROR, sse};
 use crate::mcp::Begun;
 use crate::mcp::answer;
@@ -192,10 +193,11 @@ impl Exchange {
         Self { id, way, over: false, begun, entry: setting.entry, hold: setting.hold }
     }
 
-    /// From here on the call goes on also while nobody waits for its next message.
-    pub(super) fn go_on(&mut self) {
+    /// From here on the call goes on also while nobody waits for its next message. One that has not begun does so in
+    /// the given turn.
+    pub(super) fn go_on(&mut self, turn: Option<Turn>) {
         if let Way::Direct(direct) = &mut self.way {
-            direct.go_on();
+            direct.go_on(turn);
         }
     }
 

@@ -345,6 +345,14 @@ mod tests {
     }
 
     #[test]
+    fn w31_lines_cut_from_the_end_are_missed_also_after_the_next_start() {
+        let kept = Kept::new();
+        kept.edit(2, |lines| lines.truncate(2));
+        kept.write(2, 3);
+        assert_eq!(kept.broken(), one(2, 3, "lines 11 to 12 are missing"));
+    }
+
+    #[test]
     fn w31_a_beginning_may_be_missing_only_where_days_have_expired() {
         let kept = Kept::new();
         kept.edit(0, |lines| drop(lines.remove(0)));

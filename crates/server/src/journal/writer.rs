@@ -94,17 +94,26 @@ impl Writer {
         Ok(writer)
     }
 
-    /// What was cut while no server ran is said now; `verify` says where. From here on there is a note, so that a missing one shows.
-    fn compare_note(&self) -> io::Result<()> {
+    /// What was cut while no server ran is said now. The next line follows the one that was noted, so that `verify` shows the gap
+    /// from then on. From here on there is a note, so that a missing one shows.
+    fn compare_note(&mut self) -> io::Result<()> {
         let path = head_path(&self.config.dir);
         match Head::noted(&path) {
-            Ok(Some(noted)) if noted.seq > self.head.seq => tracing::error!(
-                "the journal ends at line {}, but line {} was written: lines were removed (`sandpool journal verify`)",
-                self.head.seq,
-                noted.seq
-            ),
+            Ok(Some(noted)) if noted.seq > self.head.seq => {
+                tracing::error!(
+                    "the journal ends at line {}, but line {} was written: lines were removed (`sandpool journal verify`)",
+                    self.head.seq,
+                    noted.seq
+                );
+                self.head = noted;
+            }
             Ok(Some(_)) => {}
-            Ok(None) => self.head.note(&path)?,
+            Ok(None) => {
+                if self.head.seq > 0 {
+                    tracing::error!("the journal's note of its last line is missing: lines may have been removed");
+                }
+                self.head.note(&path)?;
+            }
             Err(error) => tracing::warn!("the journal's head cannot be read: {error}"),
         }
         Ok(())

@@ -315,10 +315,12 @@ fn parse(line: &[u8]) -> Result<Value, Fault> {
     Err(Fault::new(id, PARSE_ERROR, format!("parse error: {error}")))
 }
 
+/// From this length on a message takes long to read.
+pub(crate) const LONG: usize = 256 << 10;
+
 fn strict(line: &[u8]) -> Result<Value, serde_json::Error> {
     /// Numbers that no double holds, in one message. In a long one it is an error: each costs another reading of the whole.
     const REWRITES: usize = 8;
-    const LONG: usize = 1 << 20;
     let rewrites = if line.len() > LONG { 0 } else { REWRITES };
     let mut line = std::borrow::Cow::Borrowed(line);
     for _ in 0..rewrites {

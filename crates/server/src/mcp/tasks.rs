@@ -84,7 +84,11 @@ async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<Done, E
             engine.execute(&call, Op::CancelRun { run }).await?;
             return Err(EngineError::Cancelled);
         }
-        progress = look(engine, call, run.clone(), PATIENCE) => progress?,
+        progress = look(engine, call, run.clone(), PATIENCE) => match progress {
+            // There is no memory for its result just now. The client can ask for the task later.
+            Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(Done::Task(working(&run, now(), now()))),
+            progress => progress?,
+        },
     };
     match progress.end {
         Some(ended) => ended.map(|ran| Done::Outcome(Outcome::Ran(ran))),
@@ -99,12 +103,15 @@ async fn look(engine: &dyn Execute, call: &Call, run: String, wait: Duration) ->
     }
 }
 
-fn task(progress: &RunProgress) -> Task {
+fn working(run: &str, started: u64, updated: u64) -> Task {
     let moment = |seconds: u64| iso8601(i64::try_from(seconds).unwrap_or(i64::MAX));
-    let updated = progress.ended_at.unwrap_or_else(now).max(progress.started_at);
-    let task = Task::new(&progress.run, TaskStatus::Working, moment(progress.started_at), moment(updated))
+    Task::new(run, TaskStatus::Working, moment(started), moment(updated.max(started)))
         .with_ttl_ms(TTL_MS)
-        .with_poll_interval_ms(POLL_INTERVAL_MS);
+        .with_poll_interval_ms(POLL_INTERVAL_MS)
+}
+
+fn task(progress: &RunProgress) -> Task {
+    let task = working(&progress.run, progress.started_at, progress.ended_at.unwrap_or_else(now));
     match last_line(&progress.output) {
         Some(line) => task.with_status_message(line),
         None => task,

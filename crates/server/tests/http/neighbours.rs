@@ -127,13 +127,38 @@ async fn w22_members_beside_the_arguments_are_counted() {
     server.stop().await;
 }
 
+/// W30: to find the id in a long message is to read all of it.
+#[tokio::test]
+async fn w30_a_long_message_of_an_unknown_session_is_not_read() {
+    let server = Server::start().await;
+    let headers = [("x-tenant", "blue"), ("mcp-session-id", "nobody's")];
+    let (short, long) = (request(7, "tools/list", json!({})), call(7, "echo", json!({ "text": "x".repeat(MB) })));
+    for (body, id) in [(short, json!(7)), (long, Value::Null)] {
+        let answer = server.post(&headers, &body).await;
+        assert_eq!((answer.status, &answer.json()["id"]), (404, &id));
+    }
+    server.stop().await;
+}
+
 /// W29: the neighbour is served after a few of the flood's requests, not after all that were there before its own.
 #[tokio::test]
 async fn w29_pipelined_requests_of_one_tenant_let_the_next_one_pass() {
+    the_next_one_passes(1).await;
+}
+
+/// As many requests in one body as are allowed there.
+#[tokio::test]
+async fn w29_batches_of_one_tenant_let_the_next_one_pass() {
+    the_next_one_passes(50).await;
+}
+
+async fn the_next_one_passes(batch: usize) {
     const CONNECTIONS: usize = 40;
     const EACH: usize = 100;
     let server = Server::start().await;
-    let list = request(1, "tools/list", json!({})).to_string();
+    let list: Vec<Value> = (0..batch).map(|id| request(id, "tools/list", json!({}))).collect();
+    let list = if batch == 1 { list[0].to_string() } else { json!(list).to_string() };
+    let posts = EACH / batch;
     let one = format!(
         "POST /mcp HTTP/1.1\r\nhost: localhost\r\nx-tenant: flood\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{list}",
         list.len()
@@ -144,9 +169,9 @@ async fn w29_pipelined_requests_of_one_tenant_let_the_next_one_pass() {
     let mut flood = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut client = server.client().await;
-        client.write(one.repeat(EACH).as_bytes()).await;
+        client.write(one.repeat(posts).as_bytes()).await;
         flood.push(tokio::spawn(async move {
-            for _ in 0..EACH {
+            for _ in 0..posts {
                 client.answer().await;
             }
         }));

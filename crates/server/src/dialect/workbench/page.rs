@@ -122,7 +122,7 @@ fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
 
 /// The document's two lines; and below them, in JSON, what else there is to say.
 fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Beside, own: &Own) -> Answer {
-    let mut text = failure_line(scene, &why(scene, error, barrier), &hint(scene, error.why, barrier));
+    let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, barrier));
     if !beside.is_empty() || own.notice.is_some() {
         text = format!("{text}\n{}", scene.fence.json(own, beside));
     }
@@ -132,10 +132,9 @@ fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Bes
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
-fn why(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier) -> String {
+fn why(scene: &Scene<'_>, error: &BrowseError) -> String {
     let what = match error.why {
         BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
-        _ if barrier == Barrier::Off => error.message.clone(),
         // The browser's own words may have words of the page in them. Bounded here, so that the end of the mark is not cut off.
         _ => scene.fence.inline(&browse::brief(&error.message)),
     };
