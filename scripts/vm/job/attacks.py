@@ -1,12 +1,11 @@
 """Attacks on limits that only a machine with cgroup v2 can show, by a real client: rows of docs/hostile-catalogue.md. Each fails where the
 fault is present. The limits are those of `checks.py`: 300 MB of memory, 40 processes."""
 
-import contextlib
 import glob
 import threading
 import time
 
-from mcp import cgroups, check
+from mcp import cgroups, check, counted
 
 MB = 1 << 20
 # What the machine may lose, while an attack runs, beyond what the servers' cgroups are charged with. The attacks below take more
@@ -191,12 +190,7 @@ def interpreters():
 
 def full():
     """How often a sandbox of any server was at its limit."""
-    times = 0
-    for top in cgroups():
-        for path in glob.glob(f"{top}/**/memory.events", recursive=True):
-            with contextlib.suppress(OSError), open(path) as file:
-                times += sum(int(line.split()[1]) for line in file if line.startswith("max "))
-    return times
+    return counted("memory.events", "max")
 
 
 def a_full_sandbox(server, name, code):

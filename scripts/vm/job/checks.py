@@ -1,13 +1,11 @@
 """Checks of one server over MCP on stdio: what a sandbox gives, what it holds, and what attacks on its limits get. One line for each;
 exit code 1 when one fails. Arguments: `attacks` for the attacks, too; `no-javascript` where there is no Node."""
 
-import contextlib
-import glob
 import sys
 import time
 
 import attacks
-from mcp import Stdio, cgroups, check, failed, passed
+from mcp import Stdio, cgroups, check, counted, failed, passed
 
 SETTINGS = """
 [dialect.sandpool]
@@ -57,12 +55,7 @@ import os; os.remove("/workspace/full")
 
 def stopped():
     """In how many periods the limit of a sandbox, or of all of a tenant's, was reached."""
-    times = 0
-    for top in cgroups():
-        for path in glob.glob(f"{top}/**/cpu.stat", recursive=True):
-            with contextlib.suppress(OSError), open(path) as file:
-                times += sum(int(line.split()[1]) for line in file if line.startswith("nr_throttled "))
-    return times
+    return counted("cpu.stat", "nr_throttled")
 
 
 def burned(run):

@@ -1,5 +1,7 @@
 """A client of one server, over stdio or HTTP, and the lines that a check prints. For the scripts beside it; knows nothing of what they check."""
 
+import contextlib
+import glob
 import json
 import os
 import subprocess
@@ -106,6 +108,16 @@ def check(name, expected, act):
 
 def passed(since, what):
     print(f"     {time.time() - since:6.1f} s  {what}", flush=True)
+
+
+def counted(file, name):
+    """The sum of a counter in this file of every cgroup below the servers' tops."""
+    times = 0
+    for top in cgroups():
+        for path in glob.glob(f"{top}/**/{file}", recursive=True):
+            with contextlib.suppress(OSError), open(path) as lines:
+                times += sum(int(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+    return times
 
 
 def cgroups():

@@ -138,6 +138,29 @@ async fn a_client_that_goes_away_does_not_end_it() {
     assert_eq!(wait(&engine, &info.run, None, 50).await.output, "done\n");
 }
 
+/// W22: a result that cannot be told now for want of memory is there for the next look.
+#[tokio::test(start_paused = true)]
+async fn w22_a_look_that_finds_no_memory_loses_nothing() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    let id = create(&engine, "a").await;
+    let memory = engine::Memory::new(1 << 20, 1 << 20);
+    let of_tenant = || engine::op::Call { memory: memory.hold_all_of(&call().tenant), ..call() };
+    let (run, look) = (format!("print {}", "x".repeat(16 << 10)), of_tenant());
+    let background = RunCode { background: true, ..RunCode::new(existing(&id), &run) };
+    let Ok(Outcome::Started(info)) = engine.execute(&of_tenant(), Op::RunCode(background)).await else { panic!() };
+    assert!(wait(&engine, &info.run, None, 50).await.end.unwrap().is_ok());
+
+    let others = memory.hold_all_of(&call().tenant);
+    let rest = (1 << 20) - memory.held().0 - (8 << 10);
+    others.add(rest).unwrap();
+    let op = || Op::WaitRun { run: info.run.clone(), cursor: None, wait: Duration::ZERO };
+    let over = engine.execute(&look, op()).await;
+    assert!(matches!(over, Err(EngineError::OverLimit { what: "call_memory_mb", .. })), "{over:?}");
+    drop(others);
+    assert!(matches!(engine.execute(&look, op()).await, Ok(Outcome::Progress(progress)) if progress.end.is_some()));
+}
+
 /// W22: a refused run is not one of those that a tenant may have.
 #[tokio::test(start_paused = true)]
 async fn w22_a_run_that_finds_no_memory_takes_no_place() {
