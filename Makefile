@@ -55,8 +55,10 @@ hostile: needs
 neighbours: build needs
 	SANDPOOL_NEIGHBOURS='$(abspath docs/neighbours.md)' SANDPOOL_NEIGHBOURS_BINARY='$(SANDPOOL)' scripts/test neighbours
 
+# AGAINST=BINARY: measures an older build by turns with this one, and nothing else. BENCH: more arguments, such as `--only warm`.
 bench: build
-	@SANDPOOL='$(SANDPOOL)' scripts/bench $(BENCH)
+	$(CARGO) build --locked --release --package sandpool-bench
+	@SANDPOOL='$(SANDPOOL)' AGAINST='$(AGAINST)' scripts/bench $(BENCH)
 
 check:
 	$(CARGO) fmt --all -- --check

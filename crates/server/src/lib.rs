@@ -3,7 +3,6 @@
 //! The only crate that knows MCP, the environment and how everything is wired together.
 
 pub mod auth;
-pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod dialect;

@@ -1,6 +1,5 @@
 //! The command line: one command a file. Parses to a value, loads the configuration, then acts.
 
-mod bench;
 mod config;
 mod doctor;
 mod file_secret;
@@ -49,7 +48,6 @@ enum Command {
     Setup(setup::Args),
     Config(config::Args),
     Journal(journal::Args),
-    Bench(bench::Args),
 }
 
 /// What every command gets.
@@ -114,7 +112,6 @@ fn dispatch(cli: Cli) -> Done {
         Command::Setup(args) => setup::main(args, context),
         Command::Config(args) => config::main(args, &context),
         Command::Journal(args) => journal::main(args, &context),
-        Command::Bench(args) => bench::main(args, context),
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::memory::kilobytes;
-use super::process::{Children, command, run};
+use crate::memory::kilobytes;
+use crate::process::{Children, command, run};
 
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
@@ -36,7 +36,6 @@ pub fn versions(
     alternatives: Option<&Path>,
     children: &Children,
 ) -> Vec<(String, String)> {
-    versions.insert(0, ("sandpool".into(), env!("CARGO_PKG_VERSION").into()));
     let Some(dir) = alternatives else { return versions };
     let code = "from importlib.metadata import distributions as all\n\
                 for d in all(): print(d.name.lower().replace('_', '-'), d.version)";

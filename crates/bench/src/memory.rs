@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Error;
+use crate::Error;
 
 /// Bytes that these processes share with no other: what would be free if they were gone.
 pub fn private(pids: &[u32]) -> Result<f64, Error> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::report::{Goal, Report, number};
+use crate::report::{Goal, Report, number};
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 268.0;
@@ -90,7 +90,7 @@ fn draw(svg: &mut String, bar: &Bar, top: f64, x: &impl Fn(f64) -> f64) {
 
 fn bars(report: &Report) -> Vec<Bar> {
     let lines = report.figures.iter().flat_map(|figure| figure.lines.iter().map(move |line| (figure, line)));
-    let bar = |(figure, line): (&super::report::Figure, &super::report::Line)| {
+    let bar = |(figure, line): (&crate::report::Figure, &crate::report::Line)| {
         let against = line.against.as_ref()?;
         let goal = match line.goal {
             Some(Goal::AtLeast(bound)) => Some(bound.value),
@@ -120,7 +120,7 @@ fn label(figure: &str, line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::tests::example;
+    use crate::report::tests::example;
 
     #[test]
     fn a_bar_for_each_ratio_with_its_number_and_its_goal() {

@@ -7,16 +7,16 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use super::alternatives::installed;
-use super::client::{Answer, Call, Client, Stdio as Mcp};
-use super::figures::{EMPTY, OURS};
-use super::floors::{TRUE, true_times};
-use super::process::command;
-use super::report::{Against, Figure, Found, Goal, Line, Unit};
-use super::server::{self, Pool};
-use super::site::Site;
-use super::stats::Samples;
-use super::{Bench, Error, memory};
+use crate::alternatives::installed;
+use crate::client::{Answer, Call, Client, Stdio as Mcp};
+use crate::figures::{EMPTY, OURS};
+use crate::floors::{TRUE, true_times};
+use crate::process::command;
+use crate::report::{Against, Figure, Found, Goal, Line, Unit};
+use crate::server::{self, Pool};
+use crate::site::Site;
+use crate::stats::Samples;
+use crate::{Bench, Error, memory};
 
 const PLAYWRIGHT: &str = "Playwright MCP";
 /// Without the half second that it waits after each action.
@@ -335,8 +335,8 @@ fn settings(site: &Site) -> String {
 
 fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, Error> {
     let program = installed(bench, "playwright-mcp")?.join("playwright/node_modules/@playwright/mcp/cli.js");
-    let node = bench.node.as_deref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
-    let browser: &Path = bench.browser.as_deref().ok_or_else(|| Error::Said("no Chromium on this machine".into()))?;
+    let node = bench.subject.node.as_deref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
+    let browser: &Path = bench.subject.browser.as_deref().ok_or_else(|| Error::Said("no Chromium on this machine".into()))?;
     let mut command = command(node);
     command.arg(program).args(["--headless", "--isolated", "--no-sandbox"]).args(flags);
     command.args(["--executable-path".as_ref(), browser.as_os_str()]);

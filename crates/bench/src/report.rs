@@ -5,8 +5,8 @@ use std::fmt::{self, Write as _};
 
 use serde::{Serialize, Serializer};
 
-use super::machine::Machine;
-use super::stats::{Samples, Summary};
+use crate::machine::Machine;
+use crate::stats::{Samples, Summary};
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -165,6 +165,20 @@ pub fn number(value: f64) -> String {
 }
 
 const HEADINGS: [&str; 7] = ["figure", "ours", "goal", "reached", "with empty pools", "alternative", "ratio"];
+
+/// The table and the notes, for a terminal.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = self.rows();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+        for row in &rows {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        self.notes().iter().try_for_each(|note| write!(f, "\n{note}"))
+    }
+}
 
 impl Report {
     /// The table, a row a line.

@@ -1,21 +1,41 @@
-//! `sandpool bench` end to end: that it measures and writes, not how fast anything is.
+//! The benchmark end to end: that it measures and writes, not how fast anything is.
 
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::support::StateDir;
+/// A directory for the results of one test.
+struct Results(PathBuf);
+
+impl Results {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("sandpool-test-bench-{name}-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for Results {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the benchmark on the server that was built beside it.
+#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
+fn bench(arguments: &[&str]) -> Output {
+    let program = Path::new(env!("CARGO_BIN_EXE_sandpool-bench"));
+    let sandpool = program.with_file_name("sandpool");
+    assert!(sandpool.exists(), "build the workspace first: cargo build --workspace");
+    Command::new(program).arg("--sandpool").arg(sandpool).args(arguments).output().unwrap()
+}
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn a_quick_look_at_one_figure_writes_all_three_files() {
-    let state = StateDir::new("bench");
-    let out = state.0.join("out");
-    let output = Command::new(env!("CARGO_BIN_EXE_sandpool"))
-        .args(["bench", "--quick", "--rounds", "1", "--only", "warm", "--out"])
-        .arg(&out)
-        .output()
-        .unwrap();
+    let results = Results::new("warm");
+    let out = results.0.join("out");
+    let output = bench(&["--quick", "--rounds", "1", "--only", "warm", "--out", out.to_str().unwrap()]);
     let (shown, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     assert!(shown.contains("warm `run_code(\"print(1)\")`"), "{shown}");
@@ -37,15 +57,10 @@ fn a_quick_look_at_one_figure_writes_all_three_files() {
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn a_quick_look_at_the_browser_has_every_step_of_ours() {
-    let state = StateDir::new("bench-browser");
-    let out = state.0.join("out");
-    let output = Command::new(env!("CARGO_BIN_EXE_sandpool"))
-        .args(["bench", "--quick", "--rounds", "1", "--only", "browser", "--out"])
-        .arg(&out)
-        .output()
-        .unwrap();
+    let results = Results::new("browser");
+    let out = results.0.join("out");
+    let output = bench(&["--quick", "--rounds", "1", "--only", "browser", "--out", out.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let json = std::fs::read_to_string(out.join("results.json")).unwrap();
     let figure = &serde_json::from_str::<Value>(&json).unwrap()["figures"][0];
@@ -57,10 +72,21 @@ fn a_quick_look_at_the_browser_has_every_step_of_ours() {
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "the test starts the program it tests")]
 fn a_figure_that_does_not_exist_is_refused() {
-    let output = Command::new(env!("CARGO_BIN_EXE_sandpool")).args(["bench", "--only", "wram"]).output().unwrap();
+    let output = bench(&["--only", "wram"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("warm"), "{said}");
+}
+
+#[test]
+fn two_builds_are_measured_by_turns() {
+    let sandpool = Path::new(env!("CARGO_BIN_EXE_sandpool-bench")).with_file_name("sandpool");
+    let output = bench(&["--quick", "--rounds", "2", "--only", "warm", "--against", sandpool.to_str().unwrap()]);
+    let (shown, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    assert!(shown.contains("2 rounds by turns"), "{shown}");
+    let line = shown.lines().find(|line| line.starts_with("warm ") && line.contains("sandpool")).expect("a line");
+    let ratio: f64 = line.split("  ").filter_map(|cell| cell.trim().parse().ok()).next().expect("a ratio");
+    assert!(ratio > 0.0, "{shown}");
 }

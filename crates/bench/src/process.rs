@@ -4,14 +4,14 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::Error;
+use crate::Error;
 
 /// Longer than anything measured here takes; what takes longer is broken.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -196,13 +196,15 @@ pub fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), Error> {
     }
 }
 
+static NUMBER: AtomicUsize = AtomicUsize::new(0);
+
 /// A directory of the benchmark's own, gone with it.
 #[derive(Debug)]
 pub struct Workplace(PathBuf);
 
 impl Workplace {
     pub fn new() -> Result<Self, Error> {
-        let dir = std::env::temp_dir().join(format!("sandpool-bench-{}", uuid::Uuid::new_v4().simple()));
+        let dir = std::env::temp_dir().join(format!("sandpool-bench-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
         std::fs::create_dir(&dir).map_err(Error::io("cannot make a temporary directory"))?;
         Ok(Self(dir))
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::Error;
+use crate::Error;
 
 /// Everything measured for one figure: the values of each subject, by round.
 #[derive(Debug, Default)]

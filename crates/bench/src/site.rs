@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::Error;
+use crate::Error;
 
 const PAGE: &str = include_str!("helpers/list50.html");
 /// For a client that says nothing.

@@ -1,4 +1,4 @@
-//! The server under test: this very executable, as a child, with a configuration and a state directory of its own.
+//! The server under test: the binary as a child process, with a configuration and a state directory of its own.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::client::{self, Answer, Call, Client};
-use super::process::{Process, command};
-use super::{Bench, Error};
+use crate::client::{self, Answer, Call, Client};
+use crate::process::{Process, command};
+use crate::{Bench, Error};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -89,25 +89,14 @@ fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, Err
 /// The command, and the file its log goes to.
 fn child(bench: &Bench, pool: Pool, more: &str) -> Result<(Command, PathBuf), Error> {
     let name = format!("server-{}", bench.next_number());
-    let config = bench.workplace.write(&format!("{name}.toml"), &(settings(bench, pool) + more))?;
+    let config = bench.workplace.write(&format!("{name}.toml"), &[&bench.subject.settings, ROOM, pool.settings(), more].concat())?;
     let log = bench.workplace.path().join(format!("{name}.log"));
     let file = File::create(&log).map_err(Error::io("cannot write a temporary file"))?;
-    let mut command = command(&bench.executable);
+    let mut command = command(&bench.subject.executable);
     command.args(["--config".as_ref(), config.as_os_str()]);
     command.args(["--state-dir".as_ref(), bench.workplace.path().join(&name).as_os_str()]).stderr(file);
-    command.envs(bench.environment.handed_on());
+    command.envs(bench.subject.environment.iter().map(|(name, value)| (name, value)));
     Ok((command, log))
-}
-
-/// The caller's languages and browser, and nothing else of the caller's.
-fn settings(bench: &Bench, pool: Pool) -> String {
-    let given = bench
-        .config
-        .effective
-        .iter()
-        .filter(|(setting, _)| setting.key.starts_with("runtimes.") || setting.key == "browser");
-    let lines = given.filter_map(|(setting, given)| Some(format!("{} = {}\n", setting.key, given.value.as_ref()?)));
-    lines.collect::<String>() + ROOM + pool.settings()
 }
 
 /// What the server said last is why it is gone.

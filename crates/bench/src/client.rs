@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::Error;
-use super::process::{Children, Lines};
+use crate::Error;
+use crate::process::{Children, Lines};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 

@@ -1,11 +1,12 @@
-//! `sandpool bench`: how fast this program is on this machine, as ratios to floors and alternatives that are measured in the same run.
+//! How fast a `sandpool` binary is on this machine, as ratios to floors and alternatives that are measured in the same run.
 //!
 //! Each figure is a straight line of interleaved rounds in `figures`; `stats` makes medians and ratios of them, `report` the table,
-//! `plot` the picture. Knows the server only from outside, through its own command line and MCP.
+//! `plot` the picture. Knows the server only from outside, through its command line and MCP.
 
 mod alternatives;
 mod browser;
 mod client;
+mod compare;
 mod figures;
 mod floors;
 mod machine;
@@ -16,18 +17,21 @@ mod report;
 mod server;
 mod site;
 mod stats;
+mod subject;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+pub use compare::Comparison;
 pub use figures::NAMES;
 pub use plot::svg;
 pub use process::Children;
 pub use report::Report;
 
-use crate::config::{Config, Environment};
+use figures::Row;
 use process::Workplace;
+use subject::Subject;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -99,34 +103,22 @@ pub struct Options {
     pub only: Vec<String>,
     /// What `scripts/bench` installed.
     pub alternatives: Option<PathBuf>,
-    /// The server under test.
+    /// The binary under test.
     pub executable: PathBuf,
-    pub python: PathBuf,
-    pub node: Option<PathBuf>,
-    /// Chromium.
-    pub browser: Option<PathBuf>,
-    pub versions: Vec<(String, String)>,
-    pub config: Config,
-    pub environment: Environment,
     pub children: Children,
-    /// A line of progress.
-    pub say: Box<dyn Fn(&str) + Send>,
+    /// Shows a line of progress.
+    pub say: fn(&str),
 }
 
 /// A run of the benchmark.
 struct Bench {
     plan: Plan,
     alternatives: Option<PathBuf>,
-    executable: PathBuf,
-    python: PathBuf,
-    node: Option<PathBuf>,
-    browser: Option<PathBuf>,
-    config: Config,
-    environment: Environment,
+    subject: Subject,
     children: Children,
     workplace: Workplace,
     numbers: AtomicUsize,
-    say: Box<dyn Fn(&str) + Send>,
+    say: fn(&str),
 }
 
 impl Bench {
@@ -141,25 +133,32 @@ impl Bench {
     }
 }
 
-/// Measures. Blocks for minutes; `children` can end it from another thread.
+impl Bench {
+    fn new(options: &Options, executable: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            plan: options.plan.clone(),
+            alternatives: options.alternatives.clone(),
+            subject: Subject::of(executable, &options.children)?,
+            children: options.children.clone(),
+            workplace: Workplace::new()?,
+            numbers: AtomicUsize::new(0),
+            say: options.say,
+        })
+    }
+}
+
+impl Options {
+    fn wanted(&self) -> Vec<&'static Row> {
+        figures::ALL.iter().filter(|f| self.only.is_empty() || self.only.iter().any(|only| only == f.name)).collect()
+    }
+}
+
+/// Measures one binary. Blocks for minutes; `children` can end it from another thread.
 pub fn run(options: Options) -> Result<Report, Error> {
-    let Options { plan, quick, only, alternatives, executable, python, node, browser, .. } = options;
-    let versions = machine::versions(options.versions, alternatives.as_deref(), &options.children);
-    let bench = Bench {
-        plan,
-        alternatives,
-        executable,
-        python,
-        node,
-        browser,
-        config: options.config,
-        environment: options.environment,
-        children: options.children,
-        workplace: Workplace::new()?,
-        numbers: AtomicUsize::new(0),
-        say: options.say,
-    };
-    let wanted: Vec<_> = figures::ALL.iter().filter(|f| only.is_empty() || only.iter().any(|o| o == f.name)).collect();
+    let bench = Bench::new(&options, &options.executable)?;
+    let versions =
+        machine::versions(bench.subject.versions.clone(), bench.alternatives.as_deref(), &bench.children);
+    let wanted = options.wanted();
     let mut measured = Vec::new();
     for (number, figure) in wanted.iter().enumerate() {
         (bench.say)(&format!("[{}/{}] {}: {}", number + 1, wanted.len(), figure.name, figure.title));
@@ -167,10 +166,33 @@ pub fn run(options: Options) -> Result<Report, Error> {
     }
     Ok(Report {
         build: if cfg!(debug_assertions) { "debug" } else { "release" },
-        quick,
+        quick: options.quick,
         rounds: bench.plan.rounds,
         machine: machine::describe(),
         versions,
         figures: measured,
     })
+}
+
+/// Measures two binaries by turns, a round each.
+pub fn compare(options: Options, old: &Path) -> Result<Comparison, Error> {
+    let rounds = options.plan.rounds;
+    let options = Options { plan: Plan { rounds: 1, ..options.plan }, alternatives: None, ..options };
+    let (new, old) = (Bench::new(&options, &options.executable)?, Bench::new(&options, old)?);
+    let mut comparison = Comparison::new(rounds);
+    for figure in options.wanted() {
+        for round in 0..rounds {
+            (options.say)(&format!("{}: round {} of {rounds}", figure.name, round + 1));
+            // Whoever begins may find the machine in another state than the second.
+            let (measured_new, measured_old) = if round % 2 == 0 {
+                let first = (figure.measure)(&new)?;
+                (first, (figure.measure)(&old)?)
+            } else {
+                let first = (figure.measure)(&old)?;
+                ((figure.measure)(&new)?, first)
+            };
+            comparison.add(&measured_new, &measured_old);
+        }
+    }
+    Ok(comparison)
 }

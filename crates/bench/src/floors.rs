@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use super::process::{Process, command, run};
-use super::{Bench, Error};
+use crate::process::{Process, command, run};
+use crate::{Bench, Error};
 
 /// The unit of measure.
 pub const TRUE: &str = "fork+exec of /bin/true";
@@ -55,7 +55,7 @@ impl PingPong {
 /// The environment our own kernels have, as far as it matters for speed and memory.
 pub fn quiet(command: &mut Command, bench: &Bench) {
     for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
-        command.env(name, bench.config.runtimes.threads.to_string());
+        command.env(name, bench.subject.threads.to_string());
     }
     command.env("HOME", bench.workplace.path()).env("TMPDIR", bench.workplace.path());
     command.env("MPLCONFIGDIR", bench.workplace.path().join("matplotlib"));
@@ -64,13 +64,13 @@ pub fn quiet(command: &mut Command, bench: &Bench) {
 
 /// A process that imports what the warm interpreter has imported.
 pub fn plain_import(bench: &Bench) -> Result<(), Error> {
-    let code = format!("import IPython.core.interactiveshell, {}", bench.config.runtimes.preload.join(", "));
-    let mut python = command(&bench.python);
+    let code = format!("import IPython.core.interactiveshell, {}", bench.subject.preload.join(", "));
+    let mut python = command(&bench.subject.python);
     quiet(&mut python, bench);
     run(python.args(["-I", "-B", "-c", &code]).env("MPLBACKEND", "agg"), &bench.children).map(drop)
 }
 
 pub fn plain_node(bench: &Bench) -> Result<(), Error> {
-    let node = bench.node.as_ref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
+    let node = bench.subject.node.as_ref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
     run(command(node).args(["-e", "console.log(1)"]), &bench.children).map(drop)
 }

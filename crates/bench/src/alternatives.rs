@@ -6,10 +6,10 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use super::client::{Call, Client, Stdio as Mcp};
-use super::floors::quiet;
-use super::process::{Lines, command, run};
-use super::{Bench, Error};
+use crate::client::{Call, Client, Stdio as Mcp};
+use crate::floors::quiet;
+use crate::process::{Lines, command, run};
+use crate::{Bench, Error};
 
 pub const IPYKERNEL: &str = "ipykernel";
 pub const ORDINARY: &str = "ipykernel by jupyter_client";
@@ -44,7 +44,7 @@ impl Helper {
 
     /// IPython's shell alone, in the runtime that sandboxes use.
     pub fn bare(bench: &Bench) -> Result<Self, Error> {
-        Self::start(bench, &bench.python, "bare.py", include_str!("helpers/bare.py"))
+        Self::start(bench, &bench.subject.python, "bare.py", include_str!("helpers/bare.py"))
     }
 
     fn start(bench: &Bench, python: &Path, name: &str, program: &str) -> Result<Self, Error> {
@@ -92,7 +92,7 @@ pub fn bubblewrap(bench: &Bench) -> Result<(), Error> {
     installed(bench, "bubblewrap")?;
     let mut command = command("bwrap");
     command.args(["--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]);
-    command.args(["--tmpfs", "/tmp"]).arg(&bench.python).args(["-I", "-B", "-c", "print(1)"]);
+    command.args(["--tmpfs", "/tmp"]).arg(&bench.subject.python).args(["-I", "-B", "-c", "print(1)"]);
     let output = run(&mut command, &bench.children)?;
     if output.stdout == b"1\n" { Ok(()) } else { Err(Error::Said("it did not print 1".into())) }
 }
@@ -104,7 +104,7 @@ pub fn run_python(bench: &Bench) -> Result<Mcp, Error> {
     quiet(&mut command, bench);
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", bin.display());
     // What it fetched when it was installed lies in the user's cache.
-    command.envs(bench.environment.handed_on()).env("PATH", path).arg("stdio").stderr(Stdio::null());
+    command.envs(bench.subject.environment.iter().map(|(name, value)| (name, value))).env("PATH", path).arg("stdio").stderr(Stdio::null());
     Mcp::start(&mut command, &bench.children)
 }
 

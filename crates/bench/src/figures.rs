@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
-use super::alternatives::{self, BUBBLEWRAP, GATEWAY, Helper, IPYKERNEL, ORDINARY, RUN_PYTHON};
-use super::client::{self, Call, Client};
-use super::floors::{self, CELL, IMPORT, NODE, PIPE, PingPong, TRUE, timed, true_times};
-use super::report::{Against, Figure, Found, Goal, Line, Quantity, Unit};
-use super::server::{self, Pool, first_cell, no_op, one_shot, stop};
-use super::stats::Samples;
-use super::{Bench, Error, browser, memory};
+use crate::alternatives::{self, BUBBLEWRAP, GATEWAY, Helper, IPYKERNEL, ORDINARY, RUN_PYTHON};
+use crate::client::{self, Call, Client};
+use crate::floors::{self, CELL, IMPORT, NODE, PIPE, PingPong, TRUE, timed, true_times};
+use crate::report::{Against, Figure, Found, Goal, Line, Quantity, Unit};
+use crate::server::{self, Pool, first_cell, no_op, one_shot, stop};
+use crate::stats::Samples;
+use crate::{Bench, Error, browser, memory};
 
 pub const OURS: &str = "sandpool";
 pub const EMPTY: &str = "sandpool, empty pools";
