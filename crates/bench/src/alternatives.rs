@@ -6,10 +6,10 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::client::{Call, Client, Stdio as Mcp};
+use crate::client::{BenchCall, Client, Stdio as Mcp};
 use crate::floors::quiet;
-use crate::process::{Lines, command, run};
-use crate::{Bench, Error};
+use crate::process::{LineChild, command, run};
+use crate::{Bench, BenchError};
 
 pub const IPYKERNEL: &str = "ipykernel";
 pub const ORDINARY: &str = "ipykernel by jupyter_client";
@@ -18,100 +18,105 @@ pub const BUBBLEWRAP: &str = "bubblewrap + python";
 pub const RUN_PYTHON: &str = "mcp-run-python";
 
 /// The directory of what is installed, unless this one could not be.
-pub fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, Error> {
+pub fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, BenchError> {
     let dir = bench.alternatives.as_deref();
-    let dir = dir.ok_or_else(|| Error::Said("not measured: no `--alternatives`".into()))?;
+    let dir = dir.ok_or_else(|| BenchError::Said("not measured: no `--alternatives`".into()))?;
     match std::fs::read_to_string(dir.join(format!("{name}.failed"))) {
-        Ok(why) => Err(Error::Said(format!("cannot be installed here: {}", why.trim()))),
+        Ok(why) => Err(BenchError::Said(format!("cannot be installed here: {}", why.trim()))),
         Err(_) => Ok(dir),
     }
 }
 
 /// A helper that measures and answers with what it measured.
-pub struct Helper(Lines);
+pub struct Helper(LineChild);
 
 impl Helper {
     /// Kernels of ipykernel.
-    pub fn ipykernel(bench: &Bench) -> Result<Self, Error> {
+    pub fn ipykernel(bench: &Bench) -> Result<Self, BenchError> {
         let python = installed(bench, "ipykernel")?.join("python/bin/python");
         Self::start(bench, &python, "kernels.py", include_str!("helpers/kernels.py"))
     }
 
-    pub fn gateway(bench: &Bench) -> Result<Self, Error> {
+    pub fn gateway(bench: &Bench) -> Result<Self, BenchError> {
         let python = installed(bench, "kernel-gateway")?.join("python/bin/python");
         Self::start(bench, &python, "gateway.py", include_str!("helpers/gateway.py"))
     }
 
     /// IPython's shell alone, in the runtime that sandboxes use.
-    pub fn bare(bench: &Bench) -> Result<Self, Error> {
+    pub fn bare(bench: &Bench) -> Result<Self, BenchError> {
         Self::start(bench, &bench.subject.python, "bare.py", include_str!("helpers/bare.py"))
     }
 
-    fn start(bench: &Bench, python: &Path, name: &str, program: &str) -> Result<Self, Error> {
+    fn start(bench: &Bench, python: &Path, name: &str, program: &str) -> Result<Self, BenchError> {
         let program = bench.workplace.write(name, program)?;
         let mut command = command(python);
         quiet(&mut command, bench);
-        Lines::start(command.arg("-I").arg(program).stderr(Stdio::null()), &bench.children).map(Self)
+        LineChild::start(command.arg("-I").arg(program).stderr(Stdio::null()), &bench.children).map(Self)
     }
 
-    pub fn ask(&mut self, request: &Value) -> Result<Value, Error> {
+    pub fn ask(&mut self, request: &Value) -> Result<Value, BenchError> {
         self.0.write(&format!("{request}\n"))?;
         let answer: Value =
-            serde_json::from_slice(self.0.read()?).map_err(|error| Error::Said(format!("not JSON: {error}")))?;
+            serde_json::from_slice(self.0.read()?).map_err(|error| BenchError::Said(format!("not JSON: {error}")))?;
         match answer["error"].as_str() {
-            Some(why) => Err(Error::Said(why.to_owned())),
+            Some(why) => Err(BenchError::Said(why.to_owned())),
             None => Ok(answer),
         }
     }
 
     /// What was measured, one value each.
-    pub fn values(&mut self, request: &Value) -> Result<Vec<f64>, Error> {
+    pub fn values(&mut self, request: &Value) -> Result<Vec<f64>, BenchError> {
         let answer = self.ask(request)?;
-        let values = answer["values"].as_array().ok_or_else(|| Error::Said("the helper measured nothing".into()))?;
+        let values =
+            answer["values"].as_array().ok_or_else(|| BenchError::Said("the helper measured nothing".into()))?;
         Ok(values.iter().filter_map(Value::as_f64).collect())
     }
 
     /// From nothing to the result of a first cell.
-    pub fn first(&mut self, code: &str) -> Result<Vec<f64>, Error> {
+    pub fn first(&mut self, code: &str) -> Result<Vec<f64>, BenchError> {
         self.values(&json!({ "do": "start", "code": code }))
     }
 
-    pub fn calls(&mut self, times: usize) -> Result<Vec<f64>, Error> {
+    pub fn calls(&mut self, times: usize) -> Result<Vec<f64>, BenchError> {
         self.values(&json!({ "do": "call", "times": times, "code": "print(1)" }))
     }
 
     /// Kernels that stay; how many there are now, and why no more.
-    pub fn open(&mut self, count: usize, code: &str) -> Result<(u64, Option<String>), Error> {
+    pub fn open(&mut self, count: usize, code: &str) -> Result<(u64, Option<String>), BenchError> {
         let answer = self.ask(&json!({ "do": "open", "count": count, "code": code }))?;
         Ok((answer["kernels"].as_u64().unwrap_or(0), answer["why"].as_str().map(str::to_owned)))
     }
 }
 
 /// A Python in a sandbox of bubblewrap, for one call.
-pub fn bubblewrap(bench: &Bench) -> Result<(), Error> {
+pub fn bubblewrap(bench: &Bench) -> Result<(), BenchError> {
     installed(bench, "bubblewrap")?;
     let mut command = command("bwrap");
     command.args(["--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]);
     command.args(["--tmpfs", "/tmp"]).arg(&bench.subject.python).args(["-I", "-B", "-c", "print(1)"]);
     let output = run(&mut command, &bench.children)?;
-    if output.stdout == b"1\n" { Ok(()) } else { Err(Error::Said("it did not print 1".into())) }
+    if output.stdout == b"1\n" { Ok(()) } else { Err(BenchError::Said("it did not print 1".into())) }
 }
 
 /// The MCP server, started; its start is the first thing that is measured.
-pub fn run_python(bench: &Bench) -> Result<Mcp, Error> {
+pub fn run_python(bench: &Bench) -> Result<Mcp, BenchError> {
     let bin = installed(bench, "mcp-run-python")?.join("python/bin");
     let mut command = command(bin.join("mcp-run-python"));
     quiet(&mut command, bench);
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", bin.display());
     // What it fetched when it was installed lies in the user's cache.
-    command.envs(bench.subject.environment.iter().map(|(name, value)| (name, value))).env("PATH", path).arg("stdio").stderr(Stdio::null());
+    command
+        .envs(bench.subject.environment.iter().map(|(name, value)| (name, value)))
+        .env("PATH", path)
+        .arg("stdio")
+        .stderr(Stdio::null());
     Mcp::start(&mut command, &bench.children)
 }
 
-pub fn run_python_call(server: &mut Mcp) -> Result<f64, Error> {
-    let answer = server.call(&Call::new("run_python_code", json!({ "python_code": "print(1)" })))?;
+pub fn run_python_call(server: &mut Mcp) -> Result<f64, BenchError> {
+    let answer = server.call(&BenchCall::new("run_python_code", json!({ "python_code": "print(1)" })))?;
     match answer.result["content"][0]["text"].as_str().is_some_and(|text| text.contains("<output>\n1\n")) {
         true => Ok(answer.seconds),
-        false => Err(Error::Said("it did not print 1".into())),
+        false => Err(BenchError::Said("it did not print 1".into())),
     }
 }

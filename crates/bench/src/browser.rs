@@ -8,15 +8,15 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use crate::alternatives::installed;
-use crate::client::{Answer, Call, Client, Stdio as Mcp};
+use crate::client::{BenchCall, Client, Stdio as Mcp, TimedResult};
 use crate::figures::{EMPTY, OURS};
 use crate::floors::{TRUE, true_times};
 use crate::process::command;
-use crate::report::{Against, Figure, Found, Goal, Line, Unit};
+use crate::report::{Against, Figure, Found, Goal, ReportRow, Unit};
 use crate::server::{self, Pool};
 use crate::site::Site;
 use crate::stats::Samples;
-use crate::{Bench, Error, memory};
+use crate::{Bench, BenchError, memory};
 
 const PLAYWRIGHT: &str = "Playwright MCP";
 /// Without the half second that it waits after each action.
@@ -38,7 +38,7 @@ struct Step {
     /// The same with `--timeout-settle 0`, and its goal.
     unsettled: Option<(&'static str, f64)>,
     share: Option<f64>,
-    ask: fn(&mut Shop) -> Result<Answer, Error>,
+    ask: fn(&mut Shop) -> Result<TimedResult, BenchError>,
 }
 
 const GOTO: Step = Step {
@@ -90,7 +90,7 @@ const FIRST: [&str; 3] = ["first goto, sandpool", "first goto, sandpool, empty p
 const MEMORY: [&str; 3] = ["memory, sandpool", "memory, sandpool, empty pools", "memory, Playwright MCP"];
 const CHARACTERS: [&str; 2] = ["characters, sandpool", "characters, Playwright MCP"];
 
-pub fn measure(bench: &Bench) -> Result<Figure, Error> {
+pub fn measure(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let site = Site::start()?;
     first(bench, &mut samples, &site)?;
@@ -107,7 +107,7 @@ pub fn measure(bench: &Bench) -> Result<Figure, Error> {
 }
 
 /// A sandbox, or a server, that was asked for nothing before. What an agent has to call until it sees the page, together.
-fn first(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> {
+fn first(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchError> {
     for _ in bench.rounds("browser, first goto") {
         samples.begin_round();
         for (name, pool) in [(FIRST[0], Pool::Full), (FIRST[1], Pool::Empty)] {
@@ -119,7 +119,7 @@ fn first(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error>
     Ok(())
 }
 
-fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> {
+fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchError> {
     let shop = Shop::ours(bench, site, Pool::Full).and_then(|shop| shop.with_pictures(bench, site));
     let mut ours = samples.need(OURS, shop)?;
     let mut theirs = samples.need(PLAYWRIGHT, Shop::theirs(bench, site, &[]))?;
@@ -153,7 +153,7 @@ fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> 
 }
 
 /// Each alone, so that no page of a file is shared with another browser but those that wait ready.
-fn memory_of(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Error> {
+fn memory_of(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchError> {
     for _ in 0..LOOKS {
         samples.begin_round();
         for (name, pool) in [(MEMORY[0], Pool::Full), (MEMORY[1], Pool::Empty)] {
@@ -164,7 +164,7 @@ fn memory_of(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), Er
     Ok(())
 }
 
-fn lines(samples: &Samples) -> Vec<Line> {
+fn lines(samples: &Samples) -> Vec<ReportRow> {
     let share = |share: f64| Goal::times(1.0 / share);
     let in_true = |name: &str| samples.in_true(name);
     let what = "`sandbox_create` + first `browser_goto`";
@@ -194,10 +194,10 @@ fn beside(
     name: &'static str,
     goal: Option<Goal>,
     quantity: &dyn Fn(&str) -> Found,
-) -> Line {
+) -> ReportRow {
     let against = Against { name, theirs: quantity(theirs), ratio: samples.ratio(theirs, ours) };
     let empty = samples.quantity(empty, samples.ratio(theirs, empty), Unit::Times);
-    Line::against(what, quantity(ours), empty, against, goal)
+    ReportRow::against(what, quantity(ours), empty, against, goal)
 }
 
 /// A browser with the shop's page open, and how to ask for things in it.
@@ -218,30 +218,30 @@ enum Dialect {
 }
 
 impl Shop {
-    fn ours(bench: &Bench, site: &Site, pool: Pool) -> Result<Self, Error> {
+    fn ours(bench: &Bench, site: &Site, pool: Pool) -> Result<Self, BenchError> {
         let mut client = server::stdio(bench, "workbench", pool, &settings(site))?;
         // One before, so that the server is up; then what waits ready is made.
-        client.call_when_ready(&Call::new("sandbox_create", json!({})))?;
-        client.call(&Call::new("sandbox_destroy", json!({})))?;
+        client.call_when_ready(&BenchCall::new("sandbox_create", json!({})))?;
+        client.call(&BenchCall::new("sandbox_destroy", json!({})))?;
         bench.settle()?;
         bench.settle()?;
-        let created = client.call(&Call::new("sandbox_create", json!({})))?.seconds;
+        let created = client.call(&BenchCall::new("sandbox_create", json!({})))?.seconds;
         let url = format!("http://{NAME}:{}/", site.port);
         let mut shop = Self { client, dialect: Dialect::Ours(None), url, opened: 0.0, bought: 0 };
         shop.opened = created + shop.goto()?.seconds;
         Ok(shop)
     }
 
-    fn with_pictures(mut self, bench: &Bench, site: &Site) -> Result<Self, Error> {
+    fn with_pictures(mut self, bench: &Bench, site: &Site) -> Result<Self, BenchError> {
         let mut client = server::stdio(bench, "sandpool", Pool::Full, &settings(site))?;
         let created = client.call_when_ready(&server::create("python"))?;
         let context = created.field("context")?.to_owned();
-        client.call(&Call::new("browser_open", json!({ "context": context, "url": self.url })))?;
+        client.call(&BenchCall::new("browser_open", json!({ "context": context, "url": self.url })))?;
         self.dialect = Dialect::Ours(Some((Box::new(client), context)));
         Ok(self)
     }
 
-    fn theirs(bench: &Bench, site: &Site, flags: &[&str]) -> Result<Self, Error> {
+    fn theirs(bench: &Bench, site: &Site, flags: &[&str]) -> Result<Self, BenchError> {
         let client = playwright(bench, flags)?;
         let url = format!("http://127.0.0.1:{}/", site.port);
         let mut shop = Self { client, dialect: Dialect::Theirs, url, opened: 0.0, bought: 0 };
@@ -250,9 +250,9 @@ impl Shop {
         Ok(shop)
     }
 
-    fn call(&mut self, ours: &str, theirs: &str, arguments: Value) -> Result<Answer, Error> {
+    fn call(&mut self, ours: &str, theirs: &str, arguments: Value) -> Result<TimedResult, BenchError> {
         let tool = if matches!(self.dialect, Dialect::Theirs) { theirs } else { ours };
-        self.client.call(&Call::new(tool, arguments))
+        self.client.call(&BenchCall::new(tool, arguments))
     }
 
     /// `selector` here, `target` there.
@@ -263,26 +263,26 @@ impl Shop {
         arguments
     }
 
-    fn goto(&mut self) -> Result<Answer, Error> {
+    fn goto(&mut self) -> Result<TimedResult, BenchError> {
         self.bought = 0;
         let url = self.url.clone();
         expect(self.call("browser_goto", "browser_navigate", json!({ "url": url }))?, "Fifty things")
     }
 
     /// Shows the last thing too, and what was done.
-    fn snapshot(&mut self) -> Result<Answer, Error> {
+    fn snapshot(&mut self) -> Result<TimedResult, BenchError> {
         let answer = expect(self.call("browser_snapshot", "browser_snapshot", json!({}))?, "Buy 50")?;
         expect(answer, &format!("Cart: {}", self.bought))
     }
 
-    fn click(&mut self) -> Result<Answer, Error> {
+    fn click(&mut self) -> Result<TimedResult, BenchError> {
         let arguments = self.at("#buy-3", json!({}));
         let answer = self.call("browser_click", "browser_click", arguments)?;
         self.bought += 1;
         Ok(answer)
     }
 
-    fn type_name(&mut self) -> Result<Answer, Error> {
+    fn type_name(&mut self) -> Result<TimedResult, BenchError> {
         // The clicks before are seen to have been done.
         self.snapshot()?;
         let arguments = self.at("#name", json!({ "text": "a visitor" }));
@@ -291,27 +291,29 @@ impl Shop {
         Ok(answer)
     }
 
-    fn screenshot(&mut self) -> Result<Answer, Error> {
+    fn screenshot(&mut self) -> Result<TimedResult, BenchError> {
         let answer = match &mut self.dialect {
             Dialect::Ours(Some((client, context))) => {
-                client.call(&Call::new("browser_screenshot", json!({ "context": context })))?
+                client.call(&BenchCall::new("browser_screenshot", json!({ "context": context })))?
             }
-            Dialect::Ours(None) => return Err(Error::Said("no context to take pictures in".into())),
-            Dialect::Theirs => self.client.call(&Call::new("browser_take_screenshot", json!({ "type": "png" })))?,
+            Dialect::Ours(None) => return Err(BenchError::Said("no context to take pictures in".into())),
+            Dialect::Theirs => {
+                self.client.call(&BenchCall::new("browser_take_screenshot", json!({ "type": "png" })))?
+            }
         };
         let content = answer.result["content"].as_array().cloned().unwrap_or_default();
         match content.iter().any(|block| block["type"] == "image") {
             true => Ok(answer),
-            false => Err(Error::Said("a screenshot without a picture".into())),
+            false => Err(BenchError::Said("a screenshot without a picture".into())),
         }
     }
 
     /// Of all processes in the sandbox, or of the server and its browser.
-    fn memory(mut self, bench: &Bench) -> Result<Vec<f64>, Error> {
+    fn memory(mut self, bench: &Bench) -> Result<Vec<f64>, BenchError> {
         let pids = match &self.dialect {
             Dialect::Ours(_) => {
                 let code = json!({ "language": "shell", "code": "readlink /proc/self/ns/pid" });
-                let answer = self.client.call(&Call::new("code_run", code))?;
+                let answer = self.client.call(&BenchCall::new("code_run", code))?;
                 bench.settle()?;
                 memory::members(answer.field("stdout")?.trim())?
             }
@@ -333,10 +335,11 @@ fn settings(site: &Site) -> String {
     )
 }
 
-fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, Error> {
+fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, BenchError> {
     let program = installed(bench, "playwright-mcp")?.join("playwright/node_modules/@playwright/mcp/cli.js");
-    let node = bench.subject.node.as_deref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
-    let browser: &Path = bench.subject.browser.as_deref().ok_or_else(|| Error::Said("no Chromium on this machine".into()))?;
+    let node = bench.subject.node.as_deref().ok_or_else(|| BenchError::Said("no Node on this machine".into()))?;
+    let browser: &Path =
+        bench.subject.browser.as_deref().ok_or_else(|| BenchError::Said("no Chromium on this machine".into()))?;
     let mut command = command(node);
     command.arg(program).args(["--headless", "--isolated", "--no-sandbox"]).args(flags);
     command.args(["--executable-path".as_ref(), browser.as_os_str()]);
@@ -351,10 +354,12 @@ fn text(result: &Value) -> String {
     blocks.filter_map(|block| block["text"].as_str()).collect::<Vec<_>>().join("\n")
 }
 
-fn expect(answer: Answer, part: &str) -> Result<Answer, Error> {
+fn expect(answer: TimedResult, part: &str) -> Result<TimedResult, BenchError> {
     let text = text(&answer.result);
     match text.contains(part) {
         true => Ok(answer),
-        false => Err(Error::Said(format!("no `{part}` in an answer: {}", text.chars().take(300).collect::<String>()))),
+        false => {
+            Err(BenchError::Said(format!("no `{part}` in an answer: {}", text.chars().take(300).collect::<String>())))
+        }
     }
 }

@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::Error;
-use crate::process::{Children, Lines};
+use crate::BenchError;
+use crate::process::{Children, LineChild};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A call of a tool, written once and sent often.
 #[derive(Debug, Clone)]
-pub struct Call(String);
+pub struct BenchCall(String);
 
-impl Call {
+impl BenchCall {
     pub fn new(tool: &str, arguments: Value) -> Self {
         Self(json!({ "name": tool, "arguments": arguments }).to_string())
     }
@@ -30,38 +30,38 @@ impl Call {
 
 /// A tool's result and how long it took, in seconds.
 #[derive(Debug)]
-pub struct Answer {
+pub struct TimedResult {
     pub seconds: f64,
     pub result: Value,
 }
 
-impl Answer {
+impl TimedResult {
     /// A text member of the structured result.
-    pub fn field(&self, name: &str) -> Result<&str, Error> {
+    pub fn field(&self, name: &str) -> Result<&str, BenchError> {
         let found = self.result["structuredContent"][name].as_str();
-        found.ok_or_else(|| Error::Said(format!("no `{name}` in an answer: {}", brief(&self.result))))
+        found.ok_or_else(|| BenchError::Said(format!("no `{name}` in an answer: {}", brief(&self.result))))
     }
 
     /// That the code printed just this; the dialects have two names for it.
-    pub fn printed(self, expected: &str) -> Result<Self, Error> {
+    pub fn printed(self, expected: &str) -> Result<Self, BenchError> {
         let printed = self.field("stdout").or_else(|_| self.field("output"))?;
         match printed.trim() == expected {
             true => Ok(self),
-            false => Err(Error::Said(format!("expected `{expected}` on stdout: {}", brief(&self.result)))),
+            false => Err(BenchError::Said(format!("expected `{expected}` on stdout: {}", brief(&self.result)))),
         }
     }
 }
 
 /// A connection to a server under test.
 pub trait Client {
-    fn call(&mut self, call: &Call) -> Result<Answer, Error>;
+    fn call(&mut self, call: &BenchCall) -> Result<TimedResult, BenchError>;
 
     /// Until the server can do it; it says so while it cannot. An end of the server is final.
-    fn call_when_ready(&mut self, call: &Call) -> Result<Answer, Error> {
+    fn call_when_ready(&mut self, call: &BenchCall) -> Result<TimedResult, BenchError> {
         let end = Instant::now() + PATIENCE;
         loop {
             match self.call(call) {
-                Err(Error::Refused(_)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                Err(BenchError::Refused(_)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
                 other => return other,
             }
         }
@@ -69,12 +69,12 @@ pub trait Client {
 }
 
 /// The result in an answer to `tools/call`, if it is a success.
-fn success(message: &Value) -> Result<Value, Error> {
+fn success(message: &Value) -> Result<Value, BenchError> {
     let result = &message["result"];
     if result.is_object() && result["isError"] != true {
         return Ok(result.clone());
     }
-    Err(Error::Refused(format!("a call failed: {}", brief(message))))
+    Err(BenchError::Refused(format!("a call failed: {}", brief(message))))
 }
 
 fn brief(value: &Value) -> String {
@@ -92,13 +92,13 @@ const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialize
 /// Over a child's standard input and output.
 #[derive(Debug)]
 pub struct Stdio {
-    lines: Lines,
+    lines: LineChild,
     next: u64,
 }
 
 impl Stdio {
-    pub fn start(command: &mut Command, children: &Children) -> Result<Self, Error> {
-        let mut client = Self { lines: Lines::start(command, children)?, next: 0 };
+    pub fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
+        let mut client = Self { lines: LineChild::start(command, children)?, next: 0 };
         client.lines.write(&format!("{}\n", hello(0)))?;
         client.wait(0)?;
         client.lines.write(&format!("{INITIALIZED}\n"))?;
@@ -111,7 +111,7 @@ impl Stdio {
     }
 
     /// Sends a call without waiting.
-    pub fn begin(&mut self, call: &Call) -> Result<u64, Error> {
+    pub fn begin(&mut self, call: &BenchCall) -> Result<u64, BenchError> {
         self.next += 1;
         let mut line = call.request(self.next);
         line.push('\n');
@@ -120,19 +120,19 @@ impl Stdio {
     }
 
     /// The next answer to any of the calls, with its id and when it came.
-    pub fn next(&mut self) -> Result<(u64, Instant, Value), Error> {
+    pub fn next(&mut self) -> Result<(u64, Instant, Value), BenchError> {
         loop {
             let line = self.lines.read()?;
             let arrived = Instant::now();
             let message: Value =
-                serde_json::from_slice(line).map_err(|error| Error::Said(format!("not JSON: {error}")))?;
+                serde_json::from_slice(line).map_err(|error| BenchError::Said(format!("not JSON: {error}")))?;
             if let Some(id) = message["id"].as_u64() {
                 return Ok((id, arrived, message));
             }
         }
     }
 
-    fn wait(&mut self, wanted: u64) -> Result<(Instant, Value), Error> {
+    fn wait(&mut self, wanted: u64) -> Result<(Instant, Value), BenchError> {
         loop {
             let (id, arrived, message) = self.next()?;
             if id == wanted {
@@ -142,17 +142,17 @@ impl Stdio {
     }
 
     /// A success among what `next` returned.
-    pub fn result(message: &Value) -> Result<Value, Error> {
+    pub fn result(message: &Value) -> Result<Value, BenchError> {
         success(message)
     }
 }
 
 impl Client for Stdio {
-    fn call(&mut self, call: &Call) -> Result<Answer, Error> {
+    fn call(&mut self, call: &BenchCall) -> Result<TimedResult, BenchError> {
         let start = Instant::now();
         let id = self.begin(call)?;
         let (arrived, message) = self.wait(id)?;
-        Ok(Answer { seconds: (arrived - start).as_secs_f64(), result: success(&message)? })
+        Ok(TimedResult { seconds: (arrived - start).as_secs_f64(), result: success(&message)? })
     }
 }
 
@@ -165,10 +165,10 @@ pub struct Http {
 }
 
 impl Http {
-    pub fn open(address: SocketAddr) -> Result<Self, Error> {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(Error::io("cannot connect"))?;
+    pub fn open(address: SocketAddr) -> Result<Self, BenchError> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(BenchError::io("cannot connect"))?;
         let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
-        set.map_err(Error::io("a socket option"))?;
+        set.map_err(BenchError::io("a socket option"))?;
         let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                     accept: application/json, text/event-stream\r\n";
         let mut client = Self { stream: BufReader::new(stream), head: head.into(), next: 0 };
@@ -186,19 +186,19 @@ impl Http {
         self.stream.get_ref()
     }
 
-    fn post(&mut self, body: &str) -> Result<(), Error> {
+    fn post(&mut self, body: &str) -> Result<(), BenchError> {
         let request = format!("{}content-length: {}\r\n\r\n{body}", self.head, body.len());
-        self.stream.get_mut().write_all(request.as_bytes()).map_err(Error::io("cannot send a request"))
+        self.stream.get_mut().write_all(request.as_bytes()).map_err(BenchError::io("cannot send a request"))
     }
 
     /// Sends a call without waiting.
-    pub fn begin(&mut self, call: &Call) -> Result<(), Error> {
+    pub fn begin(&mut self, call: &BenchCall) -> Result<(), BenchError> {
         self.next += 1;
         self.post(&call.request(self.next))
     }
 
     /// The answer to the call that was begun.
-    pub fn finish(&mut self) -> Result<(Instant, Value), Error> {
+    pub fn finish(&mut self) -> Result<(Instant, Value), BenchError> {
         let (_, body) = self.answer()?;
         let arrived = Instant::now();
         // A document, or a stream of which the last event is the answer.
@@ -206,18 +206,18 @@ impl Http {
             Some(b'{') => &body[..],
             _ => body.rsplit(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"data: ")).unwrap_or_default(),
         };
-        let message = serde_json::from_slice(text).map_err(|error| Error::Said(format!("not JSON: {error}")))?;
+        let message = serde_json::from_slice(text).map_err(|error| BenchError::Said(format!("not JSON: {error}")))?;
         Ok((arrived, success(&message)?))
     }
 
     /// The session's id, if the answer names one, and the body.
-    fn answer(&mut self) -> Result<(Option<String>, Vec<u8>), Error> {
-        let failed = Error::io("cannot read an answer");
+    fn answer(&mut self) -> Result<(Option<String>, Vec<u8>), BenchError> {
+        let failed = BenchError::io("cannot read an answer");
         let (mut session, mut length, mut line) = (None, None, String::new());
         loop {
             line.clear();
             if self.stream.read_line(&mut line).map_err(&failed)? == 0 {
-                return Err(Error::Said("the server closed the connection".into()));
+                return Err(BenchError::Said("the server closed the connection".into()));
             }
             let Some((name, value)) = line.trim_end().split_once(": ") else {
                 if line == "\r\n" {
@@ -260,11 +260,11 @@ impl Http {
 }
 
 impl Client for Http {
-    fn call(&mut self, call: &Call) -> Result<Answer, Error> {
+    fn call(&mut self, call: &BenchCall) -> Result<TimedResult, BenchError> {
         let start = Instant::now();
         self.begin(call)?;
         let (arrived, result) = self.finish()?;
-        Ok(Answer { seconds: (arrived - start).as_secs_f64(), result })
+        Ok(TimedResult { seconds: (arrived - start).as_secs_f64(), result })
     }
 }
 

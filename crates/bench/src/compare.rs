@@ -32,7 +32,11 @@ impl Comparison {
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "new / old, {} rounds by turns; below 1 the new build takes less (for `load`: serves less)", self.rounds)?;
+        writeln!(
+            f,
+            "new / old, {} rounds by turns; below 1 the new build takes less (for `load`: serves less)",
+            self.rounds
+        )?;
         for ((figure, series), ratios) in &self.lines {
             let at = |at| quantile(ratios.clone(), at).unwrap_or(f64::NAN);
             writeln!(f, "{figure:<12} {series:<28} {:>6.3}   ({:.3} to {:.3})", at(0.5), at(0.0), at(1.0))?;

@@ -7,12 +7,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
 use crate::alternatives::{self, BUBBLEWRAP, GATEWAY, Helper, IPYKERNEL, ORDINARY, RUN_PYTHON};
-use crate::client::{self, Call, Client};
+use crate::client::{self, BenchCall, Client};
 use crate::floors::{self, CELL, IMPORT, NODE, PIPE, PingPong, TRUE, timed, true_times};
-use crate::report::{Against, Figure, Found, Goal, Line, Quantity, Unit};
+use crate::report::{Against, Figure, Found, Goal, Quantity, ReportRow, Unit};
 use crate::server::{self, Pool, first_cell, no_op, one_shot, stop};
 use crate::stats::Samples;
-use crate::{Bench, Error, browser, memory};
+use crate::{Bench, BenchError, browser, memory};
 
 pub const OURS: &str = "sandpool";
 pub const EMPTY: &str = "sandpool, empty pools";
@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 pub struct Row {
     pub name: &'static str,
     pub title: &'static str,
-    pub measure: fn(&Bench) -> Result<Figure, Error>,
+    pub measure: fn(&Bench) -> Result<Figure, BenchError>,
 }
 
 pub const ALL: &[Row] = &[
@@ -56,19 +56,19 @@ impl Bench {
         (0..all).inspect(move |round| (self.say)(&format!("  {name}: round {} of {all}", round + 1)))
     }
 
-    pub fn settle(&self) -> Result<(), Error> {
+    pub fn settle(&self) -> Result<(), BenchError> {
         std::thread::sleep(SETTLE);
         self.children.check()
     }
 
     /// A server over stdio that has run something.
-    fn ready(&self, dialect: &str, pool: Pool, probe: &Call) -> Result<client::Stdio, Error> {
+    fn ready(&self, dialect: &str, pool: Pool, probe: &BenchCall) -> Result<client::Stdio, BenchError> {
         let mut client = server::stdio(self, dialect, pool, "")?;
         client.call_when_ready(probe)?;
         Ok(client)
     }
 
-    fn contexts(&self, pool: Pool) -> Result<client::Stdio, Error> {
+    fn contexts(&self, pool: Pool) -> Result<client::Stdio, BenchError> {
         self.ready("sandpool", pool, &server::create("python"))
     }
 }
@@ -93,10 +93,10 @@ impl Samples {
     }
 
     /// A row beside an alternative that takes longer.
-    fn beside(&self, what: &str, name: &'static str, goal: Option<Goal>) -> Line {
+    fn beside(&self, what: &str, name: &'static str, goal: Option<Goal>) -> ReportRow {
         let empty = self.quantity(EMPTY, self.ratio(name, EMPTY), Unit::Times);
         let against = Against { name, theirs: self.in_true(name), ratio: self.ratio(name, OURS) };
-        Line::against(what, self.in_true(OURS), empty, against, goal)
+        ReportRow::against(what, self.in_true(OURS), empty, against, goal)
     }
 
     fn floors(&self, names: &[&'static str]) -> Vec<(&'static str, Quantity)> {
@@ -105,14 +105,14 @@ impl Samples {
 }
 
 /// New contexts, one after another with pauses, each stopped again.
-fn creates(bench: &Bench, client: &mut dyn Client, language: &str, code: &str) -> Result<Vec<f64>, Error> {
+fn creates(bench: &Bench, client: &mut dyn Client, language: &str, code: &str) -> Result<Vec<f64>, BenchError> {
     let (context, seconds) = first_cell(client, language, code, "1")?;
     client.call(&stop(&context))?;
     bench.children.check()?;
     Ok(vec![seconds])
 }
 
-fn first(bench: &Bench) -> Result<Figure, Error> {
+fn first(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut servers = Vec::new();
     for (name, pool) in BOTH {
@@ -151,8 +151,8 @@ fn first(bench: &Bench) -> Result<Figure, Error> {
     let mut figure = Figure::new("first", ALL[0].title, &samples);
     let what = "create_context + first `import pandas`, stdio";
     figure.lines = vec![
-        Line::new(what, samples.in_true(OURS), samples.in_true(EMPTY), Goal::at_most(12.0, Unit::T)),
-        Line::new(
+        ReportRow::new(what, samples.in_true(OURS), samples.in_true(EMPTY), Goal::at_most(12.0, Unit::T)),
+        ReportRow::new(
             "… its p99",
             samples.tail_in_true(OURS, 0.99),
             samples.tail_in_true(EMPTY, 0.99),
@@ -167,7 +167,7 @@ fn first(bench: &Bench) -> Result<Figure, Error> {
 }
 
 /// Warm calls of one context.
-fn warm_calls(bench: &Bench, client: &mut dyn Client, call: &Call) -> Result<Vec<f64>, Error> {
+fn warm_calls(bench: &Bench, client: &mut dyn Client, call: &BenchCall) -> Result<Vec<f64>, BenchError> {
     let one = |_| {
         bench.children.check()?;
         Ok(client.call(call)?.printed("1")?.seconds)
@@ -175,12 +175,12 @@ fn warm_calls(bench: &Bench, client: &mut dyn Client, call: &Call) -> Result<Vec
     (0..bench.plan.calls).map(one).collect()
 }
 
-fn no_ops(bench: &Bench, client: &mut dyn Client) -> Result<Vec<f64>, Error> {
+fn no_ops(bench: &Bench, client: &mut dyn Client) -> Result<Vec<f64>, BenchError> {
     (0..bench.plan.calls).map(|_| Ok(client.call(&no_op())?.seconds)).collect()
 }
 
 /// A context of its own that has run a cell.
-fn warmed(client: &mut dyn Client) -> Result<Call, Error> {
+fn warmed(client: &mut dyn Client) -> Result<BenchCall, BenchError> {
     let context = client.call_when_ready(&server::create("python"))?.field("context")?.to_owned();
     let call = server::run(&context, "python", "print(1)");
     for _ in 0..10 {
@@ -189,7 +189,7 @@ fn warmed(client: &mut dyn Client) -> Result<Call, Error> {
     Ok(call)
 }
 
-fn warm(bench: &Bench) -> Result<Figure, Error> {
+fn warm(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut servers = Vec::new();
     for (name, pool) in BOTH {
@@ -237,7 +237,7 @@ fn warm(bench: &Bench) -> Result<Figure, Error> {
     let part = |subject| samples.quantity(subject, samples.ratio_to_sum(subject, &allowed), Unit::Times);
     let mut figure = Figure::new("warm", ALL[1].title, &samples);
     figure.lines = vec![
-        Line::new(
+        ReportRow::new(
             "warm `run_code(\"print(1)\")`, stdio, against no-op tool + 2 bare `run_cell`",
             part(OURS),
             part(EMPTY),
@@ -251,7 +251,7 @@ fn warm(bench: &Bench) -> Result<Figure, Error> {
     Ok(figure)
 }
 
-fn http(bench: &Bench) -> Result<Figure, Error> {
+fn http(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut servers = Vec::new();
     for (name, pool) in BOTH {
@@ -299,7 +299,7 @@ fn http(bench: &Bench) -> Result<Figure, Error> {
     Ok(figure)
 }
 
-fn javascript(bench: &Bench) -> Result<Figure, Error> {
+fn javascript(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut servers = Vec::new();
     for (name, pool) in BOTH {
@@ -321,7 +321,7 @@ fn javascript(bench: &Bench) -> Result<Figure, Error> {
     }
     let mut figure = Figure::new("javascript", ALL[3].title, &samples);
     figure.lines = vec![
-        Line::new(
+        ReportRow::new(
             "JavaScript: create_context + first `console.log`, stdio",
             samples.in_true(OURS),
             samples.in_true(EMPTY),
@@ -339,7 +339,7 @@ const EMPTY_NEW: &str = "sandpool, new conversations, empty pools";
 /// Why there is no such figure with empty pools.
 const AHEAD: &str = "a conversation that goes on has its next sandbox made ahead, whatever the pools are";
 
-fn oneshot(bench: &Bench) -> Result<Figure, Error> {
+fn oneshot(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut servers = Vec::new();
     for ((name, pool), new) in BOTH.into_iter().zip([NEW, EMPTY_NEW]) {
@@ -368,26 +368,28 @@ fn oneshot(bench: &Bench) -> Result<Figure, Error> {
     }
     let mut figure = Figure::new("oneshot", ALL[4].title, &samples);
     figure.lines = vec![
-        Line::new(
+        ReportRow::new(
             "one-shot conversation call, fresh Python, same conversation",
             samples.in_true(OURS),
             Err(AHEAD.into()),
             Goal::at_most(12.0, Unit::T),
         ),
-        Line::new(
+        ReportRow::new(
             "… a new conversation each time",
             samples.in_true(NEW),
             samples.in_true(EMPTY_NEW),
             Goal::at_most(12.0, Unit::T),
         ),
-        Line { empty: Err(AHEAD.into()), ..samples.beside("… against a fresh sandbox a call", BUBBLEWRAP, None) },
+        ReportRow {
+            empty: Err(AHEAD.into()), ..samples.beside("… against a fresh sandbox a call", BUBBLEWRAP, None)
+        },
     ];
     figure.notes = vec![format!("`oneshot`: {AHEAD}; a new conversation shows the way without")];
     Ok(figure)
 }
 
 /// Contexts that have imported the data stack, then kernels that have: what each holds for itself alone.
-fn memory_of(bench: &Bench) -> Result<Figure, Error> {
+fn memory_of(bench: &Bench) -> Result<Figure, BenchError> {
     const CONTEXTS: usize = 8;
     let mut samples = Samples::default();
     samples.begin_round();
@@ -422,8 +424,14 @@ fn memory_of(bench: &Bench) -> Result<Figure, Error> {
     let against = Against { name: IPYKERNEL, theirs: megabytes(IPYKERNEL), ratio: samples.ratio(IPYKERNEL, OURS) };
     let empty = samples.quantity(EMPTY, samples.ratio(IPYKERNEL, EMPTY), Unit::Times);
     figure.lines = vec![
-        Line::new(what, megabytes(OURS), megabytes(EMPTY), Goal::at_most(6.0, Unit::Megabytes)),
-        Line::against("… against a kernel with the same imports", megabytes(OURS), empty, against, Goal::times(15.0)),
+        ReportRow::new(what, megabytes(OURS), megabytes(EMPTY), Goal::at_most(6.0, Unit::Megabytes)),
+        ReportRow::against(
+            "… against a kernel with the same imports",
+            megabytes(OURS),
+            empty,
+            against,
+            Goal::times(15.0),
+        ),
     ];
     Ok(figure)
 }
@@ -438,7 +446,7 @@ const MANY: [(Pool, [&str; 4]); 2] = [
     ),
 ];
 
-fn many(bench: &Bench) -> Result<Figure, Error> {
+fn many(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut notes = Vec::new();
     for (pool, names) in MANY {
@@ -476,8 +484,8 @@ fn many(bench: &Bench) -> Result<Figure, Error> {
     let mut figure = Figure::new("many", ALL[6].title, &samples);
     let what = format!("create_context + first cell with {} contexts alive, against {FEW}", bench.plan.many);
     figure.lines = vec![
-        Line::new(&what, times(full[0], full[2]), times(empty[0], empty[2]), Goal::at_most(2.0, Unit::Times)),
-        Line::new(
+        ReportRow::new(&what, times(full[0], full[2]), times(empty[0], empty[2]), Goal::at_most(2.0, Unit::Times)),
+        ReportRow::new(
             "… a warm call of any of them, against any of those",
             times(full[1], full[3]),
             times(empty[1], empty[3]),
@@ -489,14 +497,14 @@ fn many(bench: &Bench) -> Result<Figure, Error> {
 }
 
 /// More contexts, each after a first cell.
-fn grow(bench: &Bench, client: &mut client::Http, contexts: &mut Vec<String>, count: usize) -> Result<(), Error> {
+fn grow(bench: &Bench, client: &mut client::Http, contexts: &mut Vec<String>, count: usize) -> Result<(), BenchError> {
     while contexts.len() < count {
         bench.children.check()?;
         if contexts.len().is_multiple_of(100) {
             (bench.say)(&format!("  many: {} of {count} contexts", contexts.len()));
         }
         let (context, _) = first_cell(client, "python", "print(1)", "1")
-            .map_err(|error| Error::Said(format!("after {} contexts: {error}", contexts.len())))?;
+            .map_err(|error| BenchError::Said(format!("after {} contexts: {error}", contexts.len())))?;
         contexts.push(context);
     }
     Ok(())
@@ -510,8 +518,8 @@ fn crowd(
     contexts: &[String],
     create: &'static str,
     call: &'static str,
-) -> Result<(), Error> {
-    let calls: Vec<Call> = contexts.iter().map(|id| server::run(id, "python", "print(1)")).collect();
+) -> Result<(), BenchError> {
+    let calls: Vec<BenchCall> = contexts.iter().map(|id| server::run(id, "python", "print(1)")).collect();
     let mut next = calls.iter().cycle();
     for _ in bench.rounds(create) {
         samples.begin_round();
@@ -534,7 +542,7 @@ const EMPTY_CELLS: &str = "create + first cell, empty pools";
 const AGAIN: &str = "sandpool, the second time";
 
 /// A pool follows demand, so the server of each round is a new one, which has not seen a burst.
-fn burst(bench: &Bench) -> Result<Figure, Error> {
+fn burst(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     for _ in bench.rounds("burst").take(5) {
         samples.begin_round();
@@ -558,19 +566,19 @@ fn burst(bench: &Bench) -> Result<Figure, Error> {
     }
     let mut figure = Figure::new("burst", ALL[7].title, &samples);
     figure.lines = vec![
-        Line::new(
+        ReportRow::new(
             &format!("{} create_context at once, stdio, p95", bench.plan.burst),
             samples.tail_in_true(OURS, 0.95),
             samples.tail_in_true(EMPTY, 0.95),
             Goal::at_most(120.0, Unit::T),
         ),
-        Line::new(
+        ReportRow::new(
             "… until each has printed something, p95",
             samples.tail_in_true(CELLS, 0.95),
             samples.tail_in_true(EMPTY_CELLS, 0.95),
             None,
         ),
-        Line::new(
+        ReportRow::new(
             "… the same again two seconds later, p95",
             samples.tail_in_true(AGAIN, 0.95),
             samples.quantity(AGAIN, None, Unit::T),
@@ -581,7 +589,7 @@ fn burst(bench: &Bench) -> Result<Figure, Error> {
 }
 
 /// All creates are sent before any answer is read; a first cell follows each answer. Times from the first byte sent.
-fn at_once(bench: &Bench, server: &mut client::Stdio) -> Result<(Vec<f64>, Vec<f64>), Error> {
+fn at_once(bench: &Bench, server: &mut client::Stdio) -> Result<(Vec<f64>, Vec<f64>), BenchError> {
     let (mut created, mut printed) = (Vec::new(), Vec::new());
     let mut cells: HashMap<u64, String> = HashMap::new();
     let start = Instant::now();
@@ -609,7 +617,7 @@ fn at_once(bench: &Bench, server: &mut client::Stdio) -> Result<(Vec<f64>, Vec<f
     Ok((created, printed))
 }
 
-fn load(bench: &Bench) -> Result<Figure, Error> {
+fn load(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut notes = Vec::new();
     // First: a connection that nobody uses while they start would be closed.
@@ -630,7 +638,7 @@ fn load(bench: &Bench) -> Result<Figure, Error> {
                 let call = warmed(&mut client)?;
                 Ok((client, call))
             };
-            let clients: Result<Vec<_>, Error> = (0..bench.plan.loaded).map(connect).collect();
+            let clients: Result<Vec<_>, BenchError> = (0..bench.plan.loaded).map(connect).collect();
             Ok((clients?, server))
         });
         servers.push((name, samples.need(name, made)?));
@@ -653,13 +661,13 @@ fn load(bench: &Bench) -> Result<Figure, Error> {
     let empty = samples.quantity(EMPTY, samples.ratio(EMPTY, IPYKERNEL), Unit::Times);
     let against = Against { name: IPYKERNEL, theirs: rate(IPYKERNEL), ratio: samples.ratio(OURS, IPYKERNEL) };
     let what = format!("warm calls a second, HTTP, {} contexts", bench.plan.loaded);
-    figure.lines = vec![Line::against(&what, rate(OURS), empty, against, Goal::times(10.0))];
+    figure.lines = vec![ReportRow::against(&what, rate(OURS), empty, against, Goal::times(10.0))];
     figure.notes = notes;
     Ok(figure)
 }
 
 /// Each connection always has one call under way; how many are answered a second.
-fn rate(bench: &Bench, clients: &mut [(client::Http, Call)]) -> Result<f64, Error> {
+fn rate(bench: &Bench, clients: &mut [(client::Http, BenchCall)]) -> Result<f64, BenchError> {
     let start = Instant::now();
     for (client, call) in clients.iter_mut() {
         client.begin(call)?;
@@ -681,15 +689,15 @@ fn rate(bench: &Bench, clients: &mut [(client::Http, Call)]) -> Result<f64, Erro
     Ok(rate)
 }
 
-fn readable(clients: &[(client::Http, Call)]) -> Result<Vec<usize>, Error> {
+fn readable(clients: &[(client::Http, BenchCall)]) -> Result<Vec<usize>, BenchError> {
     let mut fds: Vec<PollFd<'_>> =
         clients.iter().map(|(client, _)| PollFd::new(client.stream(), PollFlags::IN)).collect();
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
-    poll(&mut fds, Some(&second)).map_err(|error| Error::io("poll")(error.into()))?;
+    poll(&mut fds, Some(&second)).map_err(|error| BenchError::io("poll")(error.into()))?;
     Ok(fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty()).map(|(index, _)| index).collect())
 }
 
-fn start(bench: &Bench) -> Result<Figure, Error> {
+fn start(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     floors::plain_import(bench)?; // not from the disk
     for _ in bench.rounds("start") {
@@ -707,7 +715,7 @@ fn start(bench: &Bench) -> Result<Figure, Error> {
     }
     let against_import = |subject: &str| samples.quantity(subject, samples.ratio(subject, IMPORT), Unit::Times);
     let mut figure = Figure::new("start", ALL[9].title, &samples);
-    figure.lines = vec![Line::new(
+    figure.lines = vec![ReportRow::new(
         "server start to ready, against the plain import of what it preloads",
         against_import(OURS),
         against_import(EMPTY),

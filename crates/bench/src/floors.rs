@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::process::{Process, command, run};
-use crate::{Bench, Error};
+use crate::{Bench, BenchError};
 
 /// The unit of measure.
 pub const TRUE: &str = "fork+exec of /bin/true";
@@ -15,11 +15,15 @@ pub const IMPORT: &str = "plain import";
 pub const NODE: &str = "a new node process";
 
 /// `T`, as many times as asked for. With `posix_spawn`, the quickest way there is.
-pub fn true_times(bench: &Bench, times: usize) -> Result<Vec<f64>, Error> {
-    timed(bench, times, || command("/bin/true").status().map(drop).map_err(Error::io("cannot start `/bin/true`")))
+pub fn true_times(bench: &Bench, times: usize) -> Result<Vec<f64>, BenchError> {
+    timed(bench, times, || command("/bin/true").status().map(drop).map_err(BenchError::io("cannot start `/bin/true`")))
 }
 
-pub fn timed(bench: &Bench, times: usize, mut work: impl FnMut() -> Result<(), Error>) -> Result<Vec<f64>, Error> {
+pub fn timed(
+    bench: &Bench,
+    times: usize,
+    mut work: impl FnMut() -> Result<(), BenchError>,
+) -> Result<Vec<f64>, BenchError> {
     let one = |_| {
         bench.children.check()?;
         let start = Instant::now();
@@ -36,18 +40,18 @@ pub struct PingPong {
 }
 
 impl PingPong {
-    pub fn start(bench: &Bench) -> Result<Self, Error> {
+    pub fn start(bench: &Bench) -> Result<Self, BenchError> {
         let mut process =
             Process::start(command("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::piped()), &bench.children)?;
-        let pipes = process.pipes().ok_or_else(|| Error::Said("no pipes".into()))?;
+        let pipes = process.pipes().ok_or_else(|| BenchError::Said("no pipes".into()))?;
         Ok(Self { process, pipes })
     }
 
-    pub fn times(&mut self, bench: &Bench, times: usize) -> Result<Vec<f64>, Error> {
+    pub fn times(&mut self, bench: &Bench, times: usize) -> Result<Vec<f64>, BenchError> {
         let Self { pipes: (input, output), process } = self;
         timed(bench, times, || {
             let there = input.write_all(b"x").and_then(|()| output.read_exact(&mut [0]));
-            there.map_err(Error::io(&format!("process {}", process.id())))
+            there.map_err(BenchError::io(&format!("process {}", process.id())))
         })
     }
 }
@@ -63,14 +67,14 @@ pub fn quiet(command: &mut Command, bench: &Bench) {
 }
 
 /// A process that imports what the warm interpreter has imported.
-pub fn plain_import(bench: &Bench) -> Result<(), Error> {
+pub fn plain_import(bench: &Bench) -> Result<(), BenchError> {
     let code = format!("import IPython.core.interactiveshell, {}", bench.subject.preload.join(", "));
     let mut python = command(&bench.subject.python);
     quiet(&mut python, bench);
     run(python.args(["-I", "-B", "-c", &code]).env("MPLBACKEND", "agg"), &bench.children).map(drop)
 }
 
-pub fn plain_node(bench: &Bench) -> Result<(), Error> {
-    let node = bench.subject.node.as_ref().ok_or_else(|| Error::Said("no Node on this machine".into()))?;
+pub fn plain_node(bench: &Bench) -> Result<(), BenchError> {
+    let node = bench.subject.node.as_ref().ok_or_else(|| BenchError::Said("no Node on this machine".into()))?;
     run(command(node).args(["-e", "console.log(1)"]), &bench.children).map(drop)
 }

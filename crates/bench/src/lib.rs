@@ -27,14 +27,14 @@ pub use compare::Comparison;
 pub use figures::NAMES;
 pub use plot::svg;
 pub use process::Children;
-pub use report::Report;
+pub use report::BenchReport;
 
 use figures::Row;
 use process::Workplace;
 use subject::Subject;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BenchError {
     #[error("interrupted")]
     Interrupted,
     /// An answer that is no success.
@@ -46,7 +46,7 @@ pub enum Error {
     Io { what: String, source: std::io::Error },
 }
 
-impl Error {
+impl BenchError {
     fn io(what: &str) -> impl Fn(std::io::Error) -> Self {
         move |source| Self::Io { what: what.into(), source }
     }
@@ -127,14 +127,14 @@ impl Bench {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn pause(&self) -> Result<(), Error> {
+    fn pause(&self) -> Result<(), BenchError> {
         std::thread::sleep(self.plan.pause);
         self.children.check()
     }
 }
 
 impl Bench {
-    fn new(options: &Options, executable: &Path) -> Result<Self, Error> {
+    fn new(options: &Options, executable: &Path) -> Result<Self, BenchError> {
         Ok(Self {
             plan: options.plan.clone(),
             alternatives: options.alternatives.clone(),
@@ -154,17 +154,16 @@ impl Options {
 }
 
 /// Measures one binary. Blocks for minutes; `children` can end it from another thread.
-pub fn run(options: Options) -> Result<Report, Error> {
+pub fn run(options: Options) -> Result<BenchReport, BenchError> {
     let bench = Bench::new(&options, &options.executable)?;
-    let versions =
-        machine::versions(bench.subject.versions.clone(), bench.alternatives.as_deref(), &bench.children);
+    let versions = machine::versions(bench.subject.versions.clone(), bench.alternatives.as_deref(), &bench.children);
     let wanted = options.wanted();
     let mut measured = Vec::new();
     for (number, figure) in wanted.iter().enumerate() {
         (bench.say)(&format!("[{}/{}] {}: {}", number + 1, wanted.len(), figure.name, figure.title));
         measured.push((figure.measure)(&bench)?);
     }
-    Ok(Report {
+    Ok(BenchReport {
         build: if cfg!(debug_assertions) { "debug" } else { "release" },
         quick: options.quick,
         rounds: bench.plan.rounds,
@@ -175,7 +174,7 @@ pub fn run(options: Options) -> Result<Report, Error> {
 }
 
 /// Measures two binaries by turns, a round each.
-pub fn compare(options: Options, old: &Path) -> Result<Comparison, Error> {
+pub fn compare(options: Options, old: &Path) -> Result<Comparison, BenchError> {
     let rounds = options.plan.rounds;
     let options = Options { plan: Plan { rounds: 1, ..options.plan }, alternatives: None, ..options };
     let (new, old) = (Bench::new(&options, &options.executable)?, Bench::new(&options, old)?);

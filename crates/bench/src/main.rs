@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bench::{Children, Comparison, Error, NAMES, Options, Plan, Report};
+use bench::{BenchError, BenchReport, Children, Comparison, NAMES, Options, Plan};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -44,7 +44,7 @@ struct Cli {
 const GRACE: Duration = Duration::from_secs(30);
 
 enum Measured {
-    Report(Report),
+    Report(BenchReport),
     Comparison(Comparison),
 }
 
@@ -120,11 +120,11 @@ async fn measure(cli: &Cli) -> Result<Option<Measured>, String> {
     Ok(None)
 }
 
-fn finished(measured: Result<Measured, Error>) -> Result<Option<Measured>, String> {
+fn finished(measured: Result<Measured, BenchError>) -> Result<Option<Measured>, String> {
     measured.map(Some).map_err(|error| error.to_string())
 }
 
-fn write(report: &Report, dir: &Path) -> Result<(), String> {
+fn write(report: &BenchReport, dir: &Path) -> Result<(), String> {
     let failed = |path: &Path, error: std::io::Error| format!("`{}`: {error}", path.display());
     std::fs::create_dir_all(dir).map_err(|error| failed(dir, error))?;
     let json = serde_json::to_string_pretty(report).map_err(|error| error.to_string())? + "\n";

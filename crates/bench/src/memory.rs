@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use crate::Error;
+use crate::BenchError;
 
 /// Bytes that these processes share with no other: what would be free if they were gone.
-pub fn private(pids: &[u32]) -> Result<f64, Error> {
+pub fn private(pids: &[u32]) -> Result<f64, BenchError> {
     let one = |pid: &u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));
-        text.map(|text| private_of(&text)).map_err(Error::io("private memory cannot be read here"))
+        text.map(|text| private_of(&text)).map_err(BenchError::io("private memory cannot be read here"))
     };
     pids.iter().map(one).sum()
 }
@@ -22,21 +22,21 @@ fn private_of(rollup: &str) -> f64 {
 }
 
 /// The processes of a pid namespace, as `/proc/self/ns/pid` names it inside.
-pub fn members(namespace: &str) -> Result<Vec<u32>, Error> {
-    let all = std::fs::read_dir("/proc").map_err(Error::io("`/proc` cannot be read"))?;
+pub fn members(namespace: &str) -> Result<Vec<u32>, BenchError> {
+    let all = std::fs::read_dir("/proc").map_err(BenchError::io("`/proc` cannot be read"))?;
     let pids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let inside =
         |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|found| found == Path::new(namespace));
     let found: Vec<u32> = pids.filter(inside).collect();
     match found.is_empty() {
-        true => Err(Error::Said("the processes of a sandbox cannot be seen by this user".into())),
+        true => Err(BenchError::Said("the processes of a sandbox cannot be seen by this user".into())),
         false => Ok(found),
     }
 }
 
 /// A process and all that come from it.
-pub fn family(pid: u32) -> Result<Vec<u32>, Error> {
-    let all = std::fs::read_dir("/proc").map_err(Error::io("`/proc` cannot be read"))?;
+pub fn family(pid: u32) -> Result<Vec<u32>, BenchError> {
+    let all = std::fs::read_dir("/proc").map_err(BenchError::io("`/proc` cannot be read"))?;
     let pids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
     let mut family = vec![pid];

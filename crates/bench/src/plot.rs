@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::report::{Goal, Report, number};
+use crate::report::{BenchReport, Goal, number};
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 268.0;
@@ -19,7 +19,7 @@ struct Bar {
 }
 
 /// Empty where nothing was compared.
-pub fn svg(report: &Report) -> String {
+pub fn svg(report: &BenchReport) -> String {
     let bars = bars(report);
     let most = bars.iter().map(|bar| bar.ratio).fold(10.0, f64::max);
     let decades = most.log10().ceil();
@@ -88,9 +88,9 @@ fn draw(svg: &mut String, bar: &Bar, top: f64, x: &impl Fn(f64) -> f64) {
     );
 }
 
-fn bars(report: &Report) -> Vec<Bar> {
+fn bars(report: &BenchReport) -> Vec<Bar> {
     let lines = report.figures.iter().flat_map(|figure| figure.lines.iter().map(move |line| (figure, line)));
-    let bar = |(figure, line): (&crate::report::Figure, &crate::report::Line)| {
+    let bar = |(figure, line): (&crate::report::Figure, &crate::report::ReportRow)| {
         let against = line.against.as_ref()?;
         let goal = match line.goal {
             Some(Goal::AtLeast(bound)) => Some(bound.value),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::Error;
+use crate::BenchError;
 
 /// Longer than anything measured here takes; what takes longer is broken.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -20,10 +20,10 @@ const GRACE: Duration = Duration::from_secs(20);
 
 /// Every process that lives, so that an interruption reaches all of them.
 #[derive(Debug, Clone, Default)]
-pub struct Children(Arc<Shared>);
+pub struct Children(Arc<ChildrenInner>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ChildrenInner {
     stopped: AtomicBool,
     leaders: Mutex<Vec<Pid>>,
 }
@@ -44,15 +44,15 @@ impl Children {
         }
     }
 
-    pub fn check(&self) -> Result<(), Error> {
-        if self.0.stopped.load(Ordering::SeqCst) { Err(Error::Interrupted) } else { Ok(()) }
+    pub fn check(&self) -> Result<(), BenchError> {
+        if self.0.stopped.load(Ordering::SeqCst) { Err(BenchError::Interrupted) } else { Ok(()) }
     }
 
     fn leaders(&self) -> Vec<Pid> {
         self.0.leaders.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn add(&self, leader: Pid) -> Result<(), Error> {
+    fn add(&self, leader: Pid) -> Result<(), BenchError> {
         self.0.leaders.lock().unwrap_or_else(PoisonError::into_inner).push(leader);
         self.check()
     }
@@ -79,11 +79,11 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn start(command: &mut Command, children: &Children) -> Result<Self, Error> {
+    pub fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
         children.check()?;
         let name = PathBuf::from(command.get_program());
         let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let child = command.process_group(0).spawn().map_err(Error::io(&format!("cannot start `{name}`")))?;
+        let child = command.process_group(0).spawn().map_err(BenchError::io(&format!("cannot start `{name}`")))?;
         let leader = Pid::from_child(&child);
         let process = Self { child, leader, children: children.clone() };
         children.add(leader)?;
@@ -120,23 +120,23 @@ impl Drop for Process {
 }
 
 /// Runs a short program to its end and returns its output; it must succeed.
-pub fn run(command: &mut Command, children: &Children) -> Result<Output, Error> {
+pub fn run(command: &mut Command, children: &Children) -> Result<Output, BenchError> {
     children.check()?;
     let name = PathBuf::from(command.get_program());
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(Error::io(&format!("cannot start `{name}`")))?;
+    let output = command.stdin(Stdio::null()).output().map_err(BenchError::io(&format!("cannot start `{name}`")))?;
     children.check()?;
     if output.status.success() {
         return Ok(output);
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let last = stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-    Err(Error::Said(format!("`{name}` ended with {}: {}", output.status, last.trim())))
+    Err(BenchError::Said(format!("`{name}` ended with {}: {}", output.status, last.trim())))
 }
 
 /// A child that speaks in lines over its standard input and output.
 #[derive(Debug)]
-pub struct Lines {
+pub struct LineChild {
     // Before the process: closed input is how most are told to end.
     input: ChildStdin,
     output: ChildStdout,
@@ -146,19 +146,20 @@ pub struct Lines {
     pub process: Process,
 }
 
-impl Lines {
-    pub fn start(command: &mut Command, children: &Children) -> Result<Self, Error> {
+impl LineChild {
+    pub fn start(command: &mut Command, children: &Children) -> Result<Self, BenchError> {
         let mut process = Process::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()), children)?;
-        let (input, output) = process.pipes().ok_or_else(|| Error::Said("its input and output are no pipes".into()))?;
+        let (input, output) =
+            process.pipes().ok_or_else(|| BenchError::Said("its input and output are no pipes".into()))?;
         Ok(Self { input, output, buffer: Vec::new(), taken: 0, process })
     }
 
-    pub fn write(&mut self, line: &str) -> Result<(), Error> {
+    pub fn write(&mut self, line: &str) -> Result<(), BenchError> {
         self.input.write_all(line.as_bytes()).map_err(|_| self.gone())
     }
 
     /// The next line, with its end.
-    pub fn read(&mut self) -> Result<&[u8], Error> {
+    pub fn read(&mut self) -> Result<&[u8], BenchError> {
         self.buffer.drain(..self.taken);
         self.taken = 0;
         let mut searched = 0;
@@ -177,22 +178,22 @@ impl Lines {
         }
     }
 
-    fn gone(&self) -> Error {
+    fn gone(&self) -> BenchError {
         match self.process.children.check() {
             Err(interrupted) => interrupted,
-            Ok(()) => Error::Said("the process ended in the middle".into()),
+            Ok(()) => BenchError::Said("the process ended in the middle".into()),
         }
     }
 }
 
 /// A wait that ends: a server that hangs is a result, not a reason to hang.
-pub fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), Error> {
+pub fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), BenchError> {
     let mut fds = [PollFd::new(stream, PollFlags::IN)];
     let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
     match poll(&mut fds, Some(&patience)) {
-        Ok(0) => Err(Error::Said(format!("no answer within {} s", PATIENCE.as_secs()))),
+        Ok(0) => Err(BenchError::Said(format!("no answer within {} s", PATIENCE.as_secs()))),
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(Error::io("poll")(error.into())),
+        Err(error) => Err(BenchError::io("poll")(error.into())),
     }
 }
 
@@ -203,9 +204,13 @@ static NUMBER: AtomicUsize = AtomicUsize::new(0);
 pub struct Workplace(PathBuf);
 
 impl Workplace {
-    pub fn new() -> Result<Self, Error> {
-        let dir = std::env::temp_dir().join(format!("sandpool-bench-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
-        std::fs::create_dir(&dir).map_err(Error::io("cannot make a temporary directory"))?;
+    pub fn new() -> Result<Self, BenchError> {
+        let dir = std::env::temp_dir().join(format!(
+            "sandpool-bench-{}-{}",
+            std::process::id(),
+            NUMBER.fetch_add(1, Ordering::Relaxed)
+        ));
+        std::fs::create_dir(&dir).map_err(BenchError::io("cannot make a temporary directory"))?;
         Ok(Self(dir))
     }
 
@@ -213,9 +218,9 @@ impl Workplace {
         &self.0
     }
 
-    pub fn write(&self, name: &str, content: &str) -> Result<PathBuf, Error> {
+    pub fn write(&self, name: &str, content: &str) -> Result<PathBuf, BenchError> {
         let path = self.0.join(name);
-        std::fs::write(&path, content).map_err(Error::io("cannot write a temporary file"))?;
+        std::fs::write(&path, content).map_err(BenchError::io("cannot write a temporary file"))?;
         Ok(path)
     }
 }

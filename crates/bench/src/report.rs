@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::stats::{Samples, Summary};
 
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     pub build: &'static str,
     pub quick: bool,
     pub rounds: usize,
@@ -23,7 +23,7 @@ pub struct Report {
 pub struct Figure {
     pub name: &'static str,
     pub title: &'static str,
-    pub lines: Vec<Line>,
+    pub lines: Vec<ReportRow>,
     pub floors: Vec<(&'static str, Quantity)>,
     pub notes: Vec<String>,
     pub series: BTreeMap<&'static str, Summary>,
@@ -39,7 +39,7 @@ impl Figure {
 
 /// One row of the table.
 #[derive(Debug, Clone, Serialize)]
-pub struct Line {
+pub struct ReportRow {
     pub what: String,
     #[serde(serialize_with = "found")]
     pub ours: Found,
@@ -111,7 +111,7 @@ impl Goal {
     }
 }
 
-impl Line {
+impl ReportRow {
     /// Of ours alone: the goal is about it.
     pub fn new(what: &str, ours: Found, empty: Found, goal: Option<Goal>) -> Self {
         let reached = goal.map(|goal| ours.as_ref().is_ok_and(|ours| goal.holds(ours.value)));
@@ -167,7 +167,7 @@ pub fn number(value: f64) -> String {
 const HEADINGS: [&str; 7] = ["figure", "ours", "goal", "reached", "with empty pools", "alternative", "ratio"];
 
 /// The table and the notes, for a terminal.
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.rows();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -180,7 +180,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
+impl BenchReport {
     /// The table, a row a line.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let lines = self.figures.iter().flat_map(|figure| &figure.lines).map(row);
@@ -260,7 +260,7 @@ what was typed.
 - Private memory is `Private_Clean` + `Private_Dirty` of all processes in the sandbox's pid namespace, or of the kernel's process.
 ";
 
-fn row(line: &Line) -> Vec<String> {
+fn row(line: &ReportRow) -> Vec<String> {
     let shown = |found: &Found| found.as_ref().map_or_else(|why| short(why), Quantity::to_string);
     let against = line.against.as_ref();
     vec![
@@ -302,25 +302,25 @@ pub mod tests {
     use super::*;
 
     /// A report of everything that can be in one.
-    pub fn example() -> Report {
+    pub fn example() -> BenchReport {
         let quantity = |value, unit| Ok(Quantity { value, unit });
         let mut first = Figure::new("first", "create_context + first import pandas, stdio", &Samples::default());
         first.lines = vec![
-            Line::new(
+            ReportRow::new(
                 "create + `import pandas`",
                 quantity(8.42, Unit::T),
                 quantity(31.0, Unit::T),
                 Goal::at_most(12.0, Unit::T),
             ),
-            Line::new("… p99", quantity(52.0, Unit::T), Err("not measured".into()), Goal::at_most(40.0, Unit::T)),
-            Line::against(
+            ReportRow::new("… p99", quantity(52.0, Unit::T), Err("not measured".into()), Goal::at_most(40.0, Unit::T)),
+            ReportRow::against(
                 "…",
                 quantity(8.42, Unit::T),
                 quantity(23.4, Unit::Times),
                 Against { name: "ipykernel", theirs: quantity(893.0, Unit::T), ratio: Some(106.1) },
                 Goal::times(60.0),
             ),
-            Line::against(
+            ReportRow::against(
                 "…",
                 quantity(8.42, Unit::T),
                 Err("not measured".into()),
@@ -334,7 +334,7 @@ pub mod tests {
         ];
         first.floors = vec![("pipe ping-pong", Quantity { value: 0.0421, unit: Unit::T })];
         let mut load = Figure::new("load", "warm calls a second", &Samples::default());
-        load.lines = vec![Line::against(
+        load.lines = vec![ReportRow::against(
             "calls a second, 64 contexts",
             quantity(4210.0, Unit::PerSecond),
             Err("not measured".into()),
@@ -342,7 +342,7 @@ pub mod tests {
             Goal::times(10.0),
         )];
         load.notes = vec!["64 kernels of ipykernel".into()];
-        Report {
+        BenchReport {
             build: "release",
             quick: false,
             rounds: 10,
@@ -370,7 +370,7 @@ pub mod tests {
         ");
         assert!(page.contains("\n- 64 kernels of ipykernel\n"), "{page}");
         assert!(!page.contains("not for comparison"), "{page}");
-        let debug = Report { build: "debug", ..example() }.markdown();
+        let debug = BenchReport { build: "debug", ..example() }.markdown();
         assert!(debug.contains("**A debug build: not for comparison.**"), "{debug}");
     }
 

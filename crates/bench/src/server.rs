@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{self, Answer, Call, Client};
+use crate::client::{self, BenchCall, Client, TimedResult};
 use crate::process::{Process, command};
-use crate::{Bench, Error};
+use crate::{Bench, BenchError};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -36,7 +36,7 @@ impl Pool {
 }
 
 /// `sandpool stdio` with a client, and lines of configuration besides.
-pub fn stdio(bench: &Bench, dialect: &str, pool: Pool, more: &str) -> Result<client::Stdio, Error> {
+pub fn stdio(bench: &Bench, dialect: &str, pool: Pool, more: &str) -> Result<client::Stdio, BenchError> {
     let (mut command, log) = child(bench, pool, more)?;
     command.args(["stdio", "--dialect", dialect]);
     client::Stdio::start(&mut command, &bench.children).map_err(|error| with_log(error, &log))
@@ -50,13 +50,13 @@ pub struct Http {
 }
 
 impl Http {
-    pub fn start(bench: &Bench, pool: Pool) -> Result<Self, Error> {
+    pub fn start(bench: &Bench, pool: Pool) -> Result<Self, BenchError> {
         let (mut command, log) = child(bench, pool, "")?;
         command.args(["serve", "--listen", "127.0.0.1:0"]).stdin(Stdio::null()).stdout(Stdio::null());
         let mut process = Process::start(&mut command, &bench.children)?;
         let address = until(bench, || {
             if process.has_ended() {
-                return Some(Err(with_log(Error::Said("the server ended".into()), &log)));
+                return Some(Err(with_log(BenchError::Said("the server ended".into()), &log)));
             }
             let text = std::fs::read_to_string(&log).unwrap_or_default();
             text.split("listening: http://").nth(1)?.split_once('/')?.0.parse().ok().map(Ok)
@@ -64,17 +64,17 @@ impl Http {
         Ok(Self { address, _process: process })
     }
 
-    pub fn wait_ready(&self, bench: &Bench) -> Result<(), Error> {
+    pub fn wait_ready(&self, bench: &Bench) -> Result<(), BenchError> {
         until(bench, || client::is_ok(self.address, "/readyz").then_some(()))
     }
 
-    pub fn connect(&self) -> Result<client::Http, Error> {
+    pub fn connect(&self) -> Result<client::Http, BenchError> {
         client::Http::open(self.address)
     }
 }
 
 /// Looks every other millisecond, which is little beside what is waited for.
-fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, Error> {
+fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, BenchError> {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
         bench.children.check()?;
@@ -83,15 +83,17 @@ fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, Err
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    Err(Error::Said(format!("the server was not ready within {} s", PATIENCE.as_secs())))
+    Err(BenchError::Said(format!("the server was not ready within {} s", PATIENCE.as_secs())))
 }
 
 /// The command, and the file its log goes to.
-fn child(bench: &Bench, pool: Pool, more: &str) -> Result<(Command, PathBuf), Error> {
+fn child(bench: &Bench, pool: Pool, more: &str) -> Result<(Command, PathBuf), BenchError> {
     let name = format!("server-{}", bench.next_number());
-    let config = bench.workplace.write(&format!("{name}.toml"), &[&bench.subject.settings, ROOM, pool.settings(), more].concat())?;
+    let config = bench
+        .workplace
+        .write(&format!("{name}.toml"), &[&bench.subject.settings, ROOM, pool.settings(), more].concat())?;
     let log = bench.workplace.path().join(format!("{name}.log"));
-    let file = File::create(&log).map_err(Error::io("cannot write a temporary file"))?;
+    let file = File::create(&log).map_err(BenchError::io("cannot write a temporary file"))?;
     let mut command = command(&bench.subject.executable);
     command.args(["--config".as_ref(), config.as_os_str()]);
     command.args(["--state-dir".as_ref(), bench.workplace.path().join(&name).as_os_str()]).stderr(file);
@@ -100,42 +102,47 @@ fn child(bench: &Bench, pool: Pool, more: &str) -> Result<(Command, PathBuf), Er
 }
 
 /// What the server said last is why it is gone.
-fn with_log(error: Error, log: &PathBuf) -> Error {
+fn with_log(error: BenchError, log: &PathBuf) -> BenchError {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     match (error, text.lines().rfind(|line| !line.is_empty())) {
-        (Error::Said(why), Some(last)) => Error::Said(format!("{why}: {last}")),
+        (BenchError::Said(why), Some(last)) => BenchError::Said(format!("{why}: {last}")),
         (error, _) => error,
     }
 }
 
 /// The calls of the default dialect.
-pub fn create(language: &str) -> Call {
-    Call::new("create_context", json!({ "language": language }))
+pub fn create(language: &str) -> BenchCall {
+    BenchCall::new("create_context", json!({ "language": language }))
 }
 
-pub fn run(context: &str, language: &str, code: &str) -> Call {
-    Call::new("run_code", json!({ "context": context, "language": language, "code": code }))
+pub fn run(context: &str, language: &str, code: &str) -> BenchCall {
+    BenchCall::new("run_code", json!({ "context": context, "language": language, "code": code }))
 }
 
-pub fn stop(context: &str) -> Call {
-    Call::new("stop_context", json!({ "context": context }))
+pub fn stop(context: &str) -> BenchCall {
+    BenchCall::new("stop_context", json!({ "context": context }))
 }
 
 /// The tool that does nothing: it looks into a table of the server's.
-pub fn no_op() -> Call {
-    Call::new("list_contexts", json!({}))
+pub fn no_op() -> BenchCall {
+    BenchCall::new("list_contexts", json!({}))
 }
 
 /// One-shot: a fresh process a call.
-pub fn one_shot(conversation: &str, code: &str) -> Call {
+pub fn one_shot(conversation: &str, code: &str) -> BenchCall {
     let arguments: Value = json!({ "conversationId": conversation, "language": "python", "code": code });
-    Call::new("sandbox.run_code", arguments)
+    BenchCall::new("sandbox.run_code", arguments)
 }
 
 /// A new context that has run its first cell; how long both took together.
-pub fn first_cell(client: &mut dyn Client, language: &str, code: &str, prints: &str) -> Result<(String, f64), Error> {
+pub fn first_cell(
+    client: &mut dyn Client,
+    language: &str,
+    code: &str,
+    prints: &str,
+) -> Result<(String, f64), BenchError> {
     let created = client.call(&create(language))?;
     let context = created.field("context")?.to_owned();
-    let answer: Answer = client.call(&run(&context, language, code))?.printed(prints)?;
+    let answer: TimedResult = client.call(&run(&context, language, code))?.printed(prints)?;
     Ok((context, created.seconds + answer.seconds))
 }

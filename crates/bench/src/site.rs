@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::Error;
+use crate::BenchError;
 
 const PAGE: &str = include_str!("helpers/list50.html");
 /// For a client that says nothing.
@@ -21,9 +21,10 @@ pub struct Site {
 }
 
 impl Site {
-    pub fn start() -> Result<Self, Error> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("cannot listen on loopback"))?;
-        let port = listener.local_addr().map_err(Error::io("an address"))?.port();
+    pub fn start() -> Result<Self, BenchError> {
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(BenchError::io("cannot listen on loopback"))?;
+        let port = listener.local_addr().map_err(BenchError::io("an address"))?.port();
         let site = Self { port, stop: Arc::default() };
         let stop = Arc::clone(&site.stop);
         std::thread::spawn(move || {

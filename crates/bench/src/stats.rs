@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::Error;
+use crate::BenchError;
 
 /// Everything measured for one figure: the values of each subject, by round.
 #[derive(Debug, Default)]
@@ -34,8 +34,8 @@ impl Samples {
     pub fn take(
         &mut self,
         subject: &'static str,
-        measure: impl FnOnce() -> Result<Vec<f64>, Error>,
-    ) -> Result<(), Error> {
+        measure: impl FnOnce() -> Result<Vec<f64>, BenchError>,
+    ) -> Result<(), BenchError> {
         if self.failed.contains_key(subject) {
             return Ok(());
         }
@@ -48,17 +48,17 @@ impl Samples {
                     round.entry(subject).or_default().extend(&values);
                 }
             }
-            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
             Err(why) => self.fail(subject, &why),
         }
         Ok(())
     }
 
     /// Something a subject needs, such as a process; without it the subject has failed.
-    pub fn need<T>(&mut self, subject: &'static str, made: Result<T, Error>) -> Result<Option<T>, Error> {
+    pub fn need<T>(&mut self, subject: &'static str, made: Result<T, BenchError>) -> Result<Option<T>, BenchError> {
         match made {
             Ok(made) => Ok(Some(made)),
-            Err(Error::Interrupted) => Err(Error::Interrupted),
+            Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
             Err(why) => {
                 self.fail(subject, &why);
                 Ok(None)
@@ -66,7 +66,7 @@ impl Samples {
         }
     }
 
-    fn fail(&mut self, subject: &'static str, why: &Error) {
+    fn fail(&mut self, subject: &'static str, why: &BenchError) {
         self.rounds.iter_mut().for_each(|round| drop(round.remove(subject)));
         self.failed.insert(subject, without_paths(&why.to_string()));
     }
@@ -202,10 +202,10 @@ mod tests {
     #[test]
     fn a_subject_that_failed_keeps_its_first_reason_and_no_values() {
         let mut samples = samples(&[&[("a", &[1.0])]]);
-        samples.take("a", || Err(Error::Said("it broke".into()))).unwrap();
+        samples.take("a", || Err(BenchError::Said("it broke".into()))).unwrap();
         samples.take("a", || unreachable!("not tried again")).unwrap();
         assert_eq!(samples.why_not("a"), "it broke");
         assert_eq!(samples.median("a"), None);
-        assert!(matches!(samples.take("b", || Err(Error::Interrupted)), Err(Error::Interrupted)));
+        assert!(matches!(samples.take("b", || Err(BenchError::Interrupted)), Err(BenchError::Interrupted)));
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::Error;
+use crate::BenchError;
 use crate::process::{Children, command, run};
 
 /// Variables that a server gets from the caller: where its files are, and how it reaches package registries.
@@ -33,12 +33,13 @@ pub struct Subject {
 
 impl Subject {
     /// Asks the binary, which prepares its runtimes if they are missing.
-    pub fn of(executable: &Path, children: &Children) -> Result<Self, Error> {
-        let executable = std::path::absolute(executable).map_err(Error::io("cannot find the binary"))?;
+    pub fn of(executable: &Path, children: &Children) -> Result<Self, BenchError> {
+        let executable = std::path::absolute(executable).map_err(BenchError::io("cannot find the binary"))?;
         let environment = environment();
-        let ask = |arguments: &[&str]| -> Result<String, Error> {
+        let ask = |arguments: &[&str]| -> Result<String, BenchError> {
             let mut command = command(&executable);
-            let output = run(command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value))), children)?;
+            let output =
+                run(command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value))), children)?;
             Ok(String::from_utf8_lossy(&output.stdout).into_owned())
         };
         let paths = shell_variables(&ask(&["setup", "--shell"])?);
@@ -48,7 +49,7 @@ impl Subject {
         let python = paths.get("SANDPOOL_TEST_PYTHON").map(PathBuf::from);
         let (browser_version, browser) = browser(&doctor).unzip();
         Ok(Self {
-            python: python.ok_or_else(|| Error::Said("`setup --shell` names no Python".into()))?,
+            python: python.ok_or_else(|| BenchError::Said("`setup --shell` names no Python".into()))?,
             node: paths.get("SANDPOOL_TEST_NODE").map(PathBuf::from),
             browser,
             versions: versions(&doctor, browser_version),
@@ -66,8 +67,8 @@ fn environment() -> Vec<(&'static str, OsString)> {
     PASSED_ON.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))).collect()
 }
 
-fn parse<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, Error> {
-    serde_json::from_str(json).map_err(|error| Error::Said(format!("the binary's JSON cannot be read: {error}")))
+fn parse<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, BenchError> {
+    serde_json::from_str(json).map_err(|error| BenchError::Said(format!("the binary's JSON cannot be read: {error}")))
 }
 
 /// Lines of the form `NAME='value'`.
@@ -138,7 +139,12 @@ mod tests {
         });
         assert_eq!(browser(&doctor), Some(("156.0.1".into(), "/b/shell".into())));
         let named = |name: &str, version: &str| (name.to_owned(), version.to_owned());
-        let expected = [named("sandpool", "0.1.0"), named("Python", "3.11.2"), named("Chromium", "156.0.1"), named("numpy", "2.4.6")];
+        let expected = [
+            named("sandpool", "0.1.0"),
+            named("Python", "3.11.2"),
+            named("Chromium", "156.0.1"),
+            named("numpy", "2.4.6"),
+        ];
         assert_eq!(versions(&doctor, Some("156.0.1".into())), expected);
     }
 }

@@ -23,7 +23,7 @@ const MAX_MESSAGE: usize = 64 << 20;
 const READ: usize = 64 << 10;
 
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Error {
+pub enum CdpError {
     #[error("the browser is gone")]
     Gone,
     #[error("the browser's answer is too large")]
@@ -50,7 +50,7 @@ impl<'a> Event<'a> {
     }
 }
 
-type Answer = Result<Box<RawValue>, Error>;
+type CdpResult = Result<Box<RawValue>, CdpError>;
 
 /// The way to the browser. Clones are the same way.
 #[derive(Clone)]
@@ -58,13 +58,13 @@ pub struct Cdp(Rc<Inner>);
 
 struct Inner {
     next: Cell<u64>,
-    waiting: RefCell<HashMap<u64, oneshot::Sender<Answer>>>,
+    waiting: RefCell<HashMap<u64, oneshot::Sender<CdpResult>>>,
     out: mpsc::UnboundedSender<Vec<u8>>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Call<'a, P> {
+struct CdpRequest<'a, P> {
     id: u64,
     method: &'a str,
     params: P,
@@ -74,11 +74,11 @@ struct Call<'a, P> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Message<'a> {
+struct CdpMessage<'a> {
     id: Option<u64>,
     #[serde(borrow)]
     result: Option<&'a RawValue>,
-    error: Option<Refusal>,
+    error: Option<CdpErrorBody>,
     #[serde(borrow)]
     method: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -88,7 +88,7 @@ struct Message<'a> {
 }
 
 #[derive(Deserialize)]
-struct Refusal {
+struct CdpErrorBody {
     message: String,
 }
 
@@ -104,10 +104,11 @@ impl Cdp {
     pub fn send(&self, session: Option<&str>, method: &str, params: impl Serialize) -> Pending {
         let id = self.0.next.replace(self.0.next.get() + 1);
         let (answer, receiver) = oneshot::channel();
-        let sent = serde_json::to_vec(&Call { id, method, params, session_id: session }).is_ok_and(|mut bytes| {
-            bytes.push(0);
-            self.0.out.send(bytes).is_ok()
-        });
+        let sent =
+            serde_json::to_vec(&CdpRequest { id, method, params, session_id: session }).is_ok_and(|mut bytes| {
+                bytes.push(0);
+                self.0.out.send(bytes).is_ok()
+            });
         if sent {
             self.0.waiting.borrow_mut().insert(id, answer);
         }
@@ -124,7 +125,7 @@ impl Cdp {
         session: Option<&str>,
         method: &str,
         params: impl Serialize,
-    ) -> Result<T, Error> {
+    ) -> Result<T, CdpError> {
         self.send(session, method, params).read().await
     }
 
@@ -145,12 +146,12 @@ impl Cdp {
     }
 
     fn dispatch(&self, bytes: &[u8], event: &mut impl FnMut(Event<'_>)) {
-        let Ok(message) = serde_json::from_slice::<Message<'_>>(bytes) else { return };
+        let Ok(message) = serde_json::from_slice::<CdpMessage<'_>>(bytes) else { return };
         if let Some(id) = message.id {
             let answer = match (message.result, message.error) {
                 (Some(result), None) => Ok(result.to_owned()),
-                (_, Some(refusal)) => Err(Error::Refused(refusal.message)),
-                (None, None) => Err(Error::Unreadable("neither result nor error".into())),
+                (_, Some(refusal)) => Err(CdpError::Refused(refusal.message)),
+                (None, None) => Err(CdpError::Unreadable("neither result nor error".into())),
             };
             self.answer(id, answer);
         } else if let (Some(method), Some(params)) = (&message.method, message.params) {
@@ -163,11 +164,11 @@ impl Cdp {
         let digits = beginning.strip_prefix(br#"{"id":"#).unwrap_or_default().split(|byte| *byte == b',').next();
         let id = digits.and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|digits| digits.parse().ok());
         if let Some(id) = id {
-            self.answer(id, Err(Error::TooLarge));
+            self.answer(id, Err(CdpError::TooLarge));
         }
     }
 
-    fn answer(&self, id: u64, answer: Answer) {
+    fn answer(&self, id: u64, answer: CdpResult) {
         let waiting = self.0.waiting.borrow_mut().remove(&id);
         if let Some(waiting) = waiting {
             // Nobody waits any more: as well.
@@ -187,26 +188,26 @@ async fn write(mut to_browser: pipe::Sender, mut queue: mpsc::UnboundedReceiver<
 /// A call that is under way.
 pub struct Pending {
     id: u64,
-    receiver: oneshot::Receiver<Answer>,
+    receiver: oneshot::Receiver<CdpResult>,
     cdp: Cdp,
 }
 
 impl Pending {
-    pub async fn read<T: DeserializeOwned>(self) -> Result<T, Error> {
+    pub async fn read<T: DeserializeOwned>(self) -> Result<T, CdpError> {
         let answer = self.await?;
-        serde_json::from_str(answer.get()).map_err(|error| Error::Unreadable(error.to_string()))
+        serde_json::from_str(answer.get()).map_err(|error| CdpError::Unreadable(error.to_string()))
     }
 
-    pub async fn within<T: DeserializeOwned>(self, time: Duration) -> Result<T, Error> {
-        tokio::time::timeout(time, self.read()).await.unwrap_or(Err(Error::TimedOut))
+    pub async fn within<T: DeserializeOwned>(self, time: Duration) -> Result<T, CdpError> {
+        tokio::time::timeout(time, self.read()).await.unwrap_or(Err(CdpError::TimedOut))
     }
 }
 
 impl Future for Pending {
-    type Output = Answer;
+    type Output = CdpResult;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        Pin::new(&mut self.receiver).poll(context).map(|answer| answer.unwrap_or(Err(Error::Gone)))
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CdpResult> {
+        Pin::new(&mut self.receiver).poll(context).map(|answer| answer.unwrap_or(Err(CdpError::Gone)))
     }
 }
 

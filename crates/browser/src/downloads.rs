@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use proto::browser::Happened;
+use proto::browser::PageEvent;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
@@ -101,22 +101,22 @@ impl Downloads {
             .sum()
     }
 
-    pub fn cancelled(&mut self, guid: &str) -> Option<Happened> {
+    pub fn cancelled(&mut self, guid: &str) -> Option<PageEvent> {
         let Download { url, refused, .. } = self.running.remove(guid)?;
         // A file that is not whole; there may be none.
         let _ = std::fs::remove_file(self.directory.join(guid));
         let error = Some(refused.unwrap_or_else(|| "the download was broken off".into()));
-        Some(Happened::Download { url, path: None, size: 0, error })
+        Some(PageEvent::Download { url, path: None, size: 0, error })
     }
 
-    pub fn completed(&mut self, guid: &str) -> Option<Happened> {
+    pub fn completed(&mut self, guid: &str) -> Option<PageEvent> {
         let Download { url, name, .. } = self.running.remove(guid)?;
         Some(match self.keep(guid, &name) {
             Ok((path, size)) => {
                 self.kept = self.kept.saturating_add(size);
-                Happened::Download { url, path: Some(path), size, error: None }
+                PageEvent::Download { url, path: Some(path), size, error: None }
             }
-            Err(error) => Happened::Download { url, path: None, size: 0, error: Some(error.to_string()) },
+            Err(error) => PageEvent::Download { url, path: None, size: 0, error: Some(error.to_string()) },
         })
     }
 
@@ -219,7 +219,7 @@ mod tests {
         let mut downloads = Downloads::new(place.to_str().unwrap());
         assert!(downloads.begin(1, "guid", "http://a.test/", "a.txt"));
         let told = downloads.completed("guid");
-        assert!(matches!(told, Some(Happened::Download { path: None, error: Some(_), .. })), "{told:?}");
+        assert!(matches!(told, Some(PageEvent::Download { path: None, error: Some(_), .. })), "{told:?}");
         assert_eq!(std::fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::remove_dir_all(&place).unwrap();
     }
@@ -247,13 +247,13 @@ mod tests {
         }
         size("two", 251);
         assert!(!downloads.progress("two", 251, 0));
-        let Some(Happened::Download { path: None, error: Some(error), .. }) = downloads.cancelled("two") else {
+        let Some(PageEvent::Download { path: None, error: Some(error), .. }) = downloads.cancelled("two") else {
             panic!()
         };
         assert_eq!(error, "downloads may take half of the disk that is free, 500 bytes together");
         assert!(!place.join("two").exists());
         // So does what was saved before, and what is announced counts before it comes.
-        assert!(matches!(downloads.completed("one"), Some(Happened::Download { path: Some(_), .. })));
+        assert!(matches!(downloads.completed("one"), Some(PageEvent::Download { path: Some(_), .. })));
         begin(&mut downloads, "three");
         assert!(downloads.progress("three", 0, 250));
         begin(&mut downloads, "four");

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use proto::browser::{BrowseResult, Happened};
-use proto::{Browse, BrowseError, BrowseFailure, Browsed, BrowserSpec};
+use proto::browser::{BrowseResult, PageEvent};
+use proto::{BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::process::Child;
@@ -19,7 +19,7 @@ use crate::launch::{self, Chromium};
 use crate::page::{Page, failure};
 use crate::settle;
 use crate::snapshot::{OBJECTS, Reader};
-use crate::state::{Known, MAX_URL, Shared, State, shorten};
+use crate::state::{BrowserState, MAX_URL, SharedState, StateCell, shorten};
 
 /// From the process to a blank page, on a machine that is busy.
 const START: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ const END: Duration = Duration::from_millis(600);
 pub struct Driver {
     pub version: String,
     cdp: Cdp,
-    state: Shared,
+    state: SharedState,
     reader: Reader,
     process: Child,
     /// It did not answer any more, and was ended for it.
@@ -42,8 +42,8 @@ pub struct Driver {
 
 /// One request.
 #[derive(Clone, Copy)]
-pub struct Request<'a> {
-    pub ask: &'a Browse,
+pub struct DriverRequest<'a> {
+    pub ask: &'a BrowserAction,
     pub after: Duration,
     pub uploads: Option<&'a str>,
 }
@@ -54,12 +54,12 @@ impl Driver {
         let chromium = launch::start(spec).map_err(|error| format!("cannot start `{}`: {error}", spec.program))?;
         let Chromium { mut process, to, from } = chromium;
         let (cdp, writing) = Cdp::new(to);
-        let state = Known::new(Downloads::new(&spec.downloads));
+        let state = StateCell::new(Downloads::new(&spec.downloads));
         tokio::task::spawn_local(writing);
         tokio::task::spawn_local(listen(cdp.clone(), state.clone(), from));
         match tokio::time::timeout(START, greet(&cdp, &state, &spec.downloads)).await {
             Ok(Ok(version)) => Ok(Self { version, cdp, state, reader: Reader::default(), process, hung: false }),
-            Ok(Err(cdp::Error::Gone)) => {
+            Ok(Err(cdp::CdpError::Gone)) => {
                 Err(format!("the browser ended at its start: {}", how_it_ended(&mut process).await))
             }
             Ok(Err(error)) => Err(format!("the browser does not start: {error}")),
@@ -74,12 +74,14 @@ impl Driver {
     }
 
     /// Does what is asked, within its time, and tells what is to be seen afterwards. Never fails: that is an answer too.
-    pub async fn answer(&mut self, request: Request<'_>, cancelled: impl Future<Output = ()>) -> Browsed {
+    pub async fn answer(&mut self, request: DriverRequest<'_>, cancelled: impl Future<Output = ()>) -> BrowserReply {
         let (until, mut cancelled) = (Instant::now() + request.after, pin!(cancelled));
         let mut result = self.once(&request, cancelled.as_mut()).await;
         // Whoever opens an address has no use for the page before: that its process has just died is no reason to fail.
-        if let (Browse::Open { .. }, Err(BrowseError { why: BrowseFailure::Crashed, .. })) = (request.ask, &result) {
-            let again = Request { after: until.saturating_duration_since(Instant::now()), ..request };
+        if let (BrowserAction::Open { .. }, Err(BrowseError { why: BrowseFailure::Crashed, .. })) =
+            (request.ask, &result)
+        {
+            let again = DriverRequest { after: until.saturating_duration_since(Instant::now()), ..request };
             result = self.once(&again, cancelled).await;
         }
         let result = match result {
@@ -91,14 +93,14 @@ impl Driver {
             }
             result => result,
         };
-        let opened = matches!(request.ask, Browse::Open { .. });
+        let opened = matches!(request.ask, BrowserAction::Open { .. });
         let page = if self.hung { None } else { self.look(opened).await };
-        Browsed { page, happened: self.state.change(State::take_happened), result }
+        BrowserReply { page, happened: self.state.change(BrowserState::take_happened), result }
     }
 
     async fn once(
         &mut self,
-        request: &Request<'_>,
+        request: &DriverRequest<'_>,
         cancelled: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<BrowseResult, BrowseError> {
         match self.shown().await {
@@ -110,13 +112,13 @@ impl Driver {
     async fn act(
         &mut self,
         page: Page,
-        request: &Request<'_>,
+        request: &DriverRequest<'_>,
         cancelled: impl Future<Output = ()>,
     ) -> Result<BrowseResult, BrowseError> {
         let until = Instant::now() + request.after;
         let moment = settle::moment(&page);
         let (state, tab, gesture) = (self.state.clone(), page.tab, is_gesture(request.ask));
-        let stays = !matches!(request.ask, Browse::Tab { .. });
+        let stays = !matches!(request.ask, BrowserAction::Tab { .. });
         let mut act = Act { page: page.clone(), reader: &mut self.reader, until, uploads: request.uploads };
         let result = tokio::select! {
             biased;
@@ -151,16 +153,17 @@ impl Driver {
             Some(popup)
         });
         let Some(popup) = popup else { return };
-        let idle =
-            |state: &State| state.tabs.get(&popup).is_none_or(|tab| !tab.busy && !tab.url.is_empty()).then_some(());
+        let idle = |state: &BrowserState| {
+            state.tabs.get(&popup).is_none_or(|tab| !tab.busy && !tab.url.is_empty()).then_some(())
+        };
         let bound = settle::REPLACED.min(until.saturating_duration_since(Instant::now()));
         let _ = tokio::time::timeout(bound, self.state.wait(idle)).await;
     }
 
     /// The page that is shown, in a state to be used.
-    async fn shown(&mut self) -> Result<Page, cdp::Error> {
+    async fn shown(&mut self) -> Result<Page, cdp::CdpError> {
         if self.state.borrow().gone {
-            return Err(cdp::Error::Gone);
+            return Err(cdp::CdpError::Gone);
         }
         let shown = {
             let state = self.state.borrow();
@@ -178,7 +181,7 @@ impl Driver {
     }
 
     /// Closes a page that cannot be used any more; a blank one takes its place.
-    async fn replace(&self, page: &Page) -> Result<Page, cdp::Error> {
+    async fn replace(&self, page: &Page) -> Result<Page, cdp::CdpError> {
         let target = page.look(|tab| tab.target.to_string());
         self.state.change(|state| state.forget_tab(page.tab));
         self.cdp.tell(None, "Target.closeTarget", json!({ "targetId": target }));
@@ -204,7 +207,7 @@ impl Driver {
         self.cdp.tell(session, "Page.crash", json!({}));
         let crashed = self.state.wait(|state| state.tabs.get(&page.tab).is_none_or(|tab| tab.crashed).then_some(()));
         if tokio::time::timeout(END, crashed).await.is_err() {
-            if let Err(cdp::Error::TimedOut) = alive.within::<Value>(IDLE).await {
+            if let Err(cdp::CdpError::TimedOut) = alive.within::<Value>(IDLE).await {
                 // Not the page alone: nothing would come of the next request either.
                 self.hung = true;
                 let _ = self.process.start_kill();
@@ -215,7 +218,7 @@ impl Driver {
                 let Some(tab) = state.tabs.get_mut(&page.tab) else { return };
                 tab.crashed = true;
                 let url = tab.url.clone();
-                state.happened(Happened::Crashed { url });
+                state.happened(PageEvent::Crashed { url });
             });
         }
     }
@@ -223,11 +226,11 @@ impl Driver {
     async fn is_idle(&self, page: &Page) -> bool {
         let nothing = json!({ "expression": "0" });
         let sent = self.cdp.send(Some(&page.session), "Runtime.evaluate", nothing);
-        !matches!(sent.within::<Value>(IDLE).await, Err(cdp::Error::TimedOut))
+        !matches!(sent.within::<Value>(IDLE).await, Err(cdp::CdpError::TimedOut))
     }
 
     /// What is shown now. Nothing of it is worth waiting for long: what a page that was just `opened` has told is enough.
-    async fn look(&mut self, opened: bool) -> Option<proto::browser::Page> {
+    async fn look(&mut self, opened: bool) -> Option<proto::browser::PageInfo> {
         let page = {
             let state = self.state.borrow();
             let tab = state.shown().filter(|_| !state.gone)?;
@@ -246,17 +249,17 @@ impl Driver {
             let known = state.tabs.get_mut(&page.tab)?;
             known.title.clone_from(&title);
             let tabs = state.tabs.len() as u32;
-            Some(proto::browser::Page { url, title, tab: page.tab, tabs })
+            Some(proto::browser::PageInfo { url, title, tab: page.tab, tabs })
         })
     }
 }
 
-fn is_gesture(ask: &Browse) -> bool {
-    matches!(ask, Browse::Click { .. } | Browse::Press { .. } | Browse::Type { .. })
+fn is_gesture(ask: &BrowserAction) -> bool {
+    matches!(ask, BrowserAction::Click { .. } | BrowserAction::Press { .. } | BrowserAction::Type { .. })
 }
 
 /// The first words; the browser's version.
-async fn greet(cdp: &Cdp, state: &Shared, downloads: &str) -> Result<String, cdp::Error> {
+async fn greet(cdp: &Cdp, state: &SharedState, downloads: &str) -> Result<String, cdp::CdpError> {
     #[derive(Deserialize)]
     struct Version {
         product: String,
@@ -273,14 +276,14 @@ async fn greet(cdp: &Cdp, state: &Shared, downloads: &str) -> Result<String, cdp
     Ok(version.read::<Version>().await?.product)
 }
 
-async fn listen(cdp: Cdp, state: Shared, from: tokio::net::unix::pipe::Receiver) {
+async fn listen(cdp: Cdp, state: SharedState, from: tokio::net::unix::pipe::Receiver) {
     cdp.pump(from, |event| state.change(|known| events::take(known, &cdp, &event))).await;
     state.change(|state| state.gone = true);
 }
 
 /// Until the process of the tab's page, or of one that is shown instead by now, or the whole browser, is no more.
-async fn lost(state: &Shared, tab: u32) -> BrowseError {
-    let lost = |state: &State| {
+async fn lost(state: &SharedState, tab: u32) -> BrowseError {
+    let lost = |state: &BrowserState| {
         let crashed = |tab: &u32| state.tabs.get(tab).is_some_and(|tab| tab.crashed);
         if state.gone {
             Some(failure(BrowseFailure::NoBrowser, "the browser ended"))
@@ -294,7 +297,7 @@ async fn lost(state: &Shared, tab: u32) -> BrowseError {
 }
 
 /// A while after the tab is no more: what is under way then may still come to an end by itself.
-async fn closed(state: &Shared, tab: u32) {
+async fn closed(state: &SharedState, tab: u32) {
     state.wait(|state| (!state.tabs.contains_key(&tab)).then_some(())).await;
     tokio::time::sleep(END).await;
 }

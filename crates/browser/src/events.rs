@@ -2,13 +2,15 @@
 //!
 //! An answer must never wait for a request of ours: a click that opens a dialog is not over before the dialog is.
 
-use proto::browser::Happened;
+use proto::browser::PageEvent;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cdp::{Cdp, Event};
 use crate::snapshot::{SCRIPT, WORLD};
-use crate::state::{FrameState, MAX_TABS, MAX_URL, Request, Session, Stage, State, World, shorten};
+use crate::state::{
+    BrowserState, CdpSession, FrameState, IsolatedWorld, MAX_TABS, MAX_URL, NetworkRequest, Stage, shorten,
+};
 
 /// Of a dialog's text.
 const MAX_DIALOG: usize = 500;
@@ -186,7 +188,7 @@ struct Download {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Told {
+struct BindingCalled {
     name: String,
     payload: String,
     execution_context_id: u64,
@@ -236,7 +238,7 @@ impl Exception {
 }
 
 /// Takes note of an event.
-pub fn take(state: &mut State, cdp: &Cdp, event: &Event<'_>) {
+pub fn take(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) {
     let taken = match event.session {
         None => of_browser(state, cdp, event),
         Some(session) => of_page(state, cdp, session, event),
@@ -245,7 +247,7 @@ pub fn take(state: &mut State, cdp: &Cdp, event: &Event<'_>) {
     let _ = taken;
 }
 
-fn of_browser(state: &mut State, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
+fn of_browser(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
     match event.method {
         "Target.attachedToTarget" => page_came(state, cdp, event.params()?),
         "Target.targetInfoChanged" => {
@@ -287,7 +289,7 @@ fn of_browser(state: &mut State, cdp: &Cdp, event: &Event<'_>) -> Option<()> {
     Some(())
 }
 
-fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
+fn page_came(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
     let Attached { session_id, target_info: target } = attached;
     if state.tabs.len() >= MAX_TABS + usize::from(state.creating) {
         // As long as it waits for us, so does the page that opened it.
@@ -309,7 +311,7 @@ fn page_came(state: &mut State, cdp: &Cdp, attached: Attached) {
 }
 
 /// Each window costs the browser milliseconds in which the page that opens it does nothing else, not even end: its process has to.
-fn end_storm(state: &mut State, cdp: &Cdp, opener: Option<&str>) {
+fn end_storm(state: &mut BrowserState, cdp: &Cdp, opener: Option<&str>) {
     state.note("a page that opened too many others was ended");
     if let Some(tab) = state.tabs.values().find(|tab| Some(&*tab.target) == opener && !tab.crashed) {
         cdp.tell(Some(&tab.session), "Page.crash", json!({}));
@@ -339,7 +341,7 @@ fn set_up(cdp: &Cdp, session: &str) {
     cdp.tell(session, "Runtime.runIfWaitingForDebugger", json!({}));
 }
 
-fn of_page(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+fn of_page(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     let (area, _) = event.method.split_once('.')?;
     match area {
         "Page" => of_frames(state, cdp, session, event),
@@ -351,7 +353,7 @@ fn of_page(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Op
     }
 }
 
-fn crashed(state: &mut State, cdp: &Cdp, session: &str) -> Option<()> {
+fn crashed(state: &mut BrowserState, cdp: &Cdp, session: &str) -> Option<()> {
     let shown = state.shown;
     let number = state.sessions.get(session)?.tab;
     let tab = state.tabs.get_mut(&number)?;
@@ -368,18 +370,18 @@ fn crashed(state: &mut State, cdp: &Cdp, session: &str) -> Option<()> {
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": &*tab.target }));
     }
     let url = tab.url.clone();
-    state.happened(Happened::Crashed { url });
+    state.happened(PageEvent::Crashed { url });
     Some(())
 }
 
-fn of_frames(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+fn of_frames(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     let born = state.tick();
     match event.method {
         "Page.javascriptDialogOpening" => {
             let Dialog { r#type: kind, message } = event.params()?;
             let accept = matches!(kind.as_str(), "beforeunload" | "alert");
             cdp.tell(Some(session), "Page.handleJavaScriptDialog", json!({ "accept": accept }));
-            state.happened(Happened::Dialog { kind, message: shorten(&message, MAX_DIALOG) });
+            state.happened(PageEvent::Dialog { kind, message: shorten(&message, MAX_DIALOG) });
             return Some(());
         }
         "Page.fileChooserOpened" => {
@@ -444,7 +446,7 @@ fn of_frames(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> 
     Some(())
 }
 
-fn navigated(tab: &mut crate::state::Tab, session: &std::rc::Rc<str>, frame: &NavigatedFrame, born: u64) {
+fn navigated(tab: &mut crate::state::TabState, session: &std::rc::Rc<str>, frame: &NavigatedFrame, born: u64) {
     tab.remove_frames_in(&frame.id);
     tab.add_frame(&frame.id, frame.parent_id.as_deref(), session, born);
     if tab.is_root(&frame.id) {
@@ -459,7 +461,7 @@ fn navigated(tab: &mut crate::state::Tab, session: &std::rc::Rc<str>, frame: &Na
     }
 }
 
-fn of_worlds(state: &mut State, session: &str, event: &Event<'_>) -> Option<()> {
+fn of_worlds(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Option<()> {
     let (session, _) = state.sessions.get_key_value(session)?;
     let session = session.clone();
     let tab = state.tab_of(&session)?;
@@ -469,7 +471,7 @@ fn of_worlds(state: &mut State, session: &str, event: &Event<'_>) -> Option<()> 
             let ContextCreated { context } = event.params()?;
             if context.name == WORLD {
                 let frame = tab.frames.get_mut(&*context.aux_data?.frame_id?)?;
-                frame.world = Some(World { context: context.id, unique: context.unique_id });
+                frame.world = Some(IsolatedWorld { context: context.id, unique: context.unique_id });
                 frame.session = session;
             }
         }
@@ -483,7 +485,7 @@ fn of_worlds(state: &mut State, session: &str, event: &Event<'_>) -> Option<()> 
             tab.frames.values_mut().filter(in_session).for_each(|frame| frame.world = None);
         }
         "Runtime.bindingCalled" => {
-            let Told { name, payload, execution_context_id } = event.params()?;
+            let BindingCalled { name, payload, execution_context_id } = event.params()?;
             let root = tab.frames.get(&tab.target)?;
             let ours = root.world.as_ref().is_some_and(|world| world.context == execution_context_id);
             if name == TELL_TITLE && ours && tab.session == session {
@@ -516,7 +518,7 @@ impl Argument {
     }
 }
 
-fn of_network(state: &mut State, session: &str, event: &Event<'_>) -> Option<()> {
+fn of_network(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Option<()> {
     let born = state.tick();
     let tab = state.tab_of(session)?;
     match event.method {
@@ -524,7 +526,7 @@ fn of_network(state: &mut State, session: &str, event: &Event<'_>) -> Option<()>
             let WillBeSent { request_id, request, r#type: kind } = event.params()?;
             let lasting = matches!(kind.as_str(), "EventSource" | "WebSocket" | "Ping" | "Media" | "Prefetch");
             let line = format!("{} {}", request.method, shorten(&request.url, 300));
-            tab.add_request(request_id, Request { born, line, lasting, status: None });
+            tab.add_request(request_id, NetworkRequest { born, line, lasting, status: None });
         }
         "Network.responseReceived" => {
             let Received { request_id, loader_id, response } = event.params()?;
@@ -546,7 +548,7 @@ fn of_network(state: &mut State, session: &str, event: &Event<'_>) -> Option<()>
 }
 
 /// Frames in sessions of their own.
-fn of_targets(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
+fn of_targets(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     match event.method {
         "Target.attachedToTarget" => {
             let Attached { session_id, target_info } = event.params()?;
@@ -556,7 +558,7 @@ fn of_targets(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) ->
             let tab = state.sessions.get(session)?.tab;
             let target: std::rc::Rc<str> = target_info.target_id.into();
             let own: std::rc::Rc<str> = session_id.into();
-            state.sessions.insert(own.clone(), Session { tab, target: target.clone() });
+            state.sessions.insert(own.clone(), CdpSession { tab, target: target.clone() });
             let frame = state.tabs.get_mut(&tab)?.frames.get_mut(&target);
             if let Some(frame) = frame {
                 frame.session = own.clone();
@@ -566,7 +568,7 @@ fn of_targets(state: &mut State, cdp: &Cdp, session: &str, event: &Event<'_>) ->
         }
         "Target.detachedFromTarget" => {
             let Detached { session_id } = event.params()?;
-            let Session { tab, target } = state.sessions.remove(&*session_id)?;
+            let CdpSession { tab, target } = state.sessions.remove(&*session_id)?;
             let tab = state.tabs.get_mut(&tab)?;
             if tab.frames.get(&target).is_some_and(|frame| *frame.session == *session_id && frame.parent.is_some()) {
                 tab.remove_frames_in(&target);

@@ -9,39 +9,39 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::cdp::{self, Cdp};
-use crate::snapshot::{CallError, Frame, Tab};
-use crate::state::{self, Shared};
+use crate::snapshot::{CallError, Frame, TabAccess};
+use crate::state::{self, SharedState};
 
 /// A tab's page. Cheap to clone; the tab may be gone.
 #[derive(Clone)]
 pub struct Page {
     pub cdp: Cdp,
-    pub state: Shared,
+    pub state: SharedState,
     /// The tab's number.
     pub tab: u32,
     /// Of the root frame.
     pub session: Rc<str>,
 }
 
-impl Tab for Page {
+impl TabAccess for Page {
     fn frames(&self) -> Vec<Frame> {
         self.state.borrow().frames(self.tab)
     }
 
     async fn call(&self, session: &str, method: &str, params: Value) -> Result<Value, CallError> {
         self.cdp.call(Some(session), method, params).await.map_err(|error| match error {
-            cdp::Error::Refused(message) => CallError::Refused(message),
+            cdp::CdpError::Refused(message) => CallError::Refused(message),
             error => CallError::Failed(error.into()),
         })
     }
 }
 
-impl From<cdp::Error> for BrowseError {
-    fn from(error: cdp::Error) -> Self {
+impl From<cdp::CdpError> for BrowseError {
+    fn from(error: cdp::CdpError) -> Self {
         let why = match error {
-            cdp::Error::Gone | cdp::Error::TimedOut | cdp::Error::Unreadable(_) => BrowseFailure::NoBrowser,
-            cdp::Error::TooLarge => BrowseFailure::Invalid,
-            cdp::Error::Refused(_) => BrowseFailure::NotReady,
+            cdp::CdpError::Gone | cdp::CdpError::TimedOut | cdp::CdpError::Unreadable(_) => BrowseFailure::NoBrowser,
+            cdp::CdpError::TooLarge => BrowseFailure::Invalid,
+            cdp::CdpError::Refused(_) => BrowseFailure::NotReady,
         };
         Self { why, message: error.to_string() }
     }
@@ -53,12 +53,12 @@ pub fn failure(why: BrowseFailure, message: impl Into<String>) -> BrowseError {
 
 impl Page {
     /// A call to the page's own session.
-    pub async fn ask<T: DeserializeOwned>(&self, method: &str, params: Value) -> Result<T, cdp::Error> {
+    pub async fn ask<T: DeserializeOwned>(&self, method: &str, params: Value) -> Result<T, cdp::CdpError> {
         self.cdp.call(Some(&self.session), method, params).await
     }
 
     /// A look at the tab, while it is there.
-    pub fn look<T>(&self, look: impl FnOnce(&state::Tab) -> T) -> Option<T> {
+    pub fn look<T>(&self, look: impl FnOnce(&state::TabState) -> T) -> Option<T> {
         self.state.borrow().tabs.get(&self.tab).map(look)
     }
 

@@ -3,14 +3,14 @@
 use std::io;
 use std::time::Duration;
 
-use proto::browser::{Browsed, FromDriver, ToDriver};
-use proto::{BrowseError, BrowseFailure, BrowseResult, Decoder, Frame, Kind};
+use proto::browser::{BrowserReply, FromDriver, ToDriver};
+use proto::{BrowseError, BrowseFailure, BrowseResult, Decoder, Frame, FrameKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
-use crate::driver::{Driver, Request};
+use crate::driver::{Driver, DriverRequest};
 
 pub async fn converse(guest: UnixStream) -> io::Result<()> {
     let (read, mut write) = guest.into_split();
@@ -34,7 +34,7 @@ pub async fn converse(guest: UnixStream) -> io::Result<()> {
         match next {
             Some((call, ToDriver::Browse { ask, after_ms, uploads })) => {
                 let after = Duration::from_millis(after_ms);
-                let request = Request { ask: &ask, after, uploads: uploads.as_deref() };
+                let request = DriverRequest { ask: &ask, after, uploads: uploads.as_deref() };
                 let Some(browsed) = answer(&mut driver, &mut frames, call, request).await? else { return Ok(()) };
                 say_browsed(&mut write, call, browsed).await?;
             }
@@ -51,8 +51,8 @@ async fn answer(
     driver: &mut Driver,
     frames: &mut Frames,
     call: u64,
-    request: Request<'_>,
-) -> io::Result<Option<Browsed>> {
+    request: DriverRequest<'_>,
+) -> io::Result<Option<BrowserReply>> {
     let cancel = Notify::new();
     let mut answering = std::pin::pin!(driver.answer(request, cancel.notified()));
     loop {
@@ -79,7 +79,7 @@ async fn say(write: &mut OwnedWriteHalf, call: u64, message: &FromDriver) -> io:
 }
 
 /// What is too large for one message is an answer without its result.
-async fn say_browsed(write: &mut OwnedWriteHalf, call: u64, mut browsed: Browsed) -> io::Result<()> {
+async fn say_browsed(write: &mut OwnedWriteHalf, call: u64, mut browsed: BrowserReply) -> io::Result<()> {
     if size_of(&browsed.result) > proto::MAX_MESSAGE / 4 * 3 {
         let message = "the answer is too large".into();
         browsed.result = Err(BrowseError { why: BrowseFailure::Invalid, message });
@@ -114,7 +114,7 @@ impl Frames {
 }
 
 fn read(frame: &Frame) -> io::Result<(u64, ToDriver)> {
-    if frame.kind != Kind::Message {
+    if frame.kind != FrameKind::Message {
         return Err(wrong("a frame that is no message"));
     }
     Ok((frame.call, frame.message().map_err(io::Error::other)?))

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::page::Page;
-use crate::state::{Stage, State};
+use crate::state::{BrowserState, Stage};
 
 /// A page that is replaced is waited for this long after an action.
 pub const REPLACED: Duration = Duration::from_secs(5);
@@ -39,10 +39,10 @@ pub async fn after(page: &Page, moment: u64) {
     for _ in 0..2 {
         let (busy, asking) = (page.look(|tab| tab.busy), page.look(|tab| tab.is_asking_since(moment)));
         if busy == Some(true) {
-            let idle = |state: &State| state.tabs.get(&page.tab).is_none_or(|tab| !tab.busy).then_some(());
+            let idle = |state: &BrowserState| state.tabs.get(&page.tab).is_none_or(|tab| !tab.busy).then_some(());
             let _ = timeout(REPLACED, page.state.wait(idle)).await;
         } else if asking == Some(true) || page.state.borrow().downloads.is_running_since(moment) {
-            let quiet = |state: &State| {
+            let quiet = |state: &BrowserState| {
                 let tab = state.tabs.get(&page.tab)?;
                 (tab.busy || !tab.is_asking_since(moment) && !state.downloads.is_running_since(moment)).then_some(())
             };
@@ -62,9 +62,9 @@ pub fn is_changed(page: &Page, moment: u64) -> bool {
 
 /// Waits for a download that is about to begin, and for its end.
 pub async fn download(page: &Page, moment: u64) {
-    let begun = |state: &State| state.downloads.begun_since(moment).then_some(());
+    let begun = |state: &BrowserState| state.downloads.begun_since(moment).then_some(());
     if timeout(BEGINNING, page.state.wait(begun)).await.is_ok() {
-        let ended = |state: &State| (!state.downloads.is_running_since(moment)).then_some(());
+        let ended = |state: &BrowserState| (!state.downloads.is_running_since(moment)).then_some(());
         let _ = timeout(ASKING, page.state.wait(ended)).await;
     }
 }
@@ -72,7 +72,7 @@ pub async fn download(page: &Page, moment: u64) {
 /// Waits for the document of this loader, or one that took its place; whether all of it is there.
 pub async fn loaded(page: &Page, loader: &str) -> bool {
     let reached = |stage: Stage| {
-        move |state: &State| {
+        move |state: &BrowserState| {
             let tab = state.tabs.get(&page.tab)?;
             let replaced = !tab.busy && tab.replaced.iter().any(|one| one == loader);
             (tab.stage >= stage && (tab.loader == loader || replaced)).then_some(())

@@ -45,7 +45,7 @@ pub struct Frame {
 
 /// What is needed of a tab. Frames that have no world yet are left out.
 #[allow(async_fn_in_trait, reason = "the driver has one thread")]
-pub trait Tab {
+pub trait TabAccess {
     /// The main frame first, parents before their children.
     fn frames(&self) -> Vec<Frame>;
 
@@ -111,7 +111,7 @@ pub struct Reader {
     taken: VecDeque<changes::Taken>,
     count: u64,
     /// Where snapshots stopped, by the word that goes on there.
-    stopped: VecDeque<(String, read::Stopped)>,
+    stopped: VecDeque<(String, read::CutSnapshot)>,
 }
 
 /// A frame that does something else has so long to answer: by itself it takes milliseconds.
@@ -131,7 +131,7 @@ impl Default for Reader {
 
 impl Reader {
     /// The element of a `ref_N`, or the one that a selector matches: in the main frame, or else in the first frame that has any.
-    pub async fn find(&mut self, tab: &impl Tab, at: &str) -> Result<Element, BrowseError> {
+    pub async fn find(&mut self, tab: &impl TabAccess, at: &str) -> Result<Element, BrowseError> {
         let frames = tab.frames();
         if let Some(number) = at.strip_prefix("ref_") {
             let Ok(number) = number.parse() else {
@@ -160,7 +160,7 @@ impl Reader {
     /// Waits until the element is ready for what is needed, at most so long, and scrolls it into view.
     pub async fn ready(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         element: &Element,
         need: Need,
         wait: Duration,
@@ -176,7 +176,8 @@ impl Reader {
         while let Some(outer) = parent(&frames, &inner) {
             let owner = self.owner(tab, &inner, &outer).await.map_err(|failure| failure.of(&at))?;
             let args = json!([owner, point.x, point.y, need.word()]);
-            let through: Through = self.ask(tab, &outer, "through", args).await.map_err(|failure| failure.of(&at))?;
+            let through: FrameOffset =
+                self.ask(tab, &outer, "through", args).await.map_err(|failure| failure.of(&at))?;
             (point.x, point.y) = (through.x, through.y);
             inner = outer;
         }
@@ -184,10 +185,10 @@ impl Reader {
     }
 
     /// After a click on an element that was ready for one: whether it was still there. If not, nothing else was clicked.
-    pub async fn hit(&mut self, tab: &impl Tab, element: &Element) -> Result<(), BrowseError> {
+    pub async fn hit(&mut self, tab: &impl TabAccess, element: &Element) -> Result<(), BrowseError> {
         match self.ask::<Value>(tab, &element.frame, "hit", json!([])).await {
             // The page went elsewhere.
-            Ok(_) | Err(Failure::Gone) => Ok(()),
+            Ok(_) | Err(WorldError::Gone) => Ok(()),
             Err(failure) => Err(failure.of(&format!("ref_{}", element.number))),
         }
     }
@@ -195,7 +196,7 @@ impl Reader {
     /// Calls a function of ours, `(element, ...args) => …`, in the element's world; what it comes to, by value. Promises are awaited.
     pub async fn apply<T: DeserializeOwned>(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         element: &Element,
         function: &str,
         args: &[Value],
@@ -207,7 +208,7 @@ impl Reader {
     }
 
     /// The element as a remote object, for commands that want one (`DOM.setFileInputFiles`, `Page.captureScreenshot`'s box).
-    pub async fn object(&mut self, tab: &impl Tab, element: &Element) -> Result<String, BrowseError> {
+    pub async fn object(&mut self, tab: &impl TabAccess, element: &Element) -> Result<String, BrowseError> {
         let at = format!("ref_{}", element.number);
         let expression = format!("sandpool.node({})", element.number);
         let params = json!({
@@ -219,7 +220,7 @@ impl Reader {
     }
 
     /// Whether a text can be seen on the page now, in any of its frames.
-    pub async fn has_text(&mut self, tab: &impl Tab, text: &str) -> Result<bool, BrowseError> {
+    pub async fn has_text(&mut self, tab: &impl TabAccess, text: &str) -> Result<bool, BrowseError> {
         for frame in tab.frames() {
             match self.ask_frame(tab, &frame, "has", json!([text])).await {
                 Ok(Some(true)) => return Ok(true),
@@ -236,7 +237,7 @@ impl Reader {
     }
 
     /// The number of the element that a frame is in, in the world of the frame around it.
-    async fn owner(&mut self, tab: &impl Tab, inner: &Frame, outer: &Frame) -> Result<u64, Failure> {
+    async fn owner(&mut self, tab: &impl TabAccess, inner: &Frame, outer: &Frame) -> Result<u64, WorldError> {
         let params = json!({ "frameId": inner.id });
         let owner = called(tab.call(&outer.session, "DOM.getFrameOwner", params).await)?;
         let params = json!({ "backendNodeId": owner["backendNodeId"], "executionContextId": outer.context, "objectGroup": OBJECTS });
@@ -247,11 +248,11 @@ impl Reader {
     /// Asks about a node that is held by other means than its number.
     async fn ask_of<T: DeserializeOwned>(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         frame: &Frame,
         object: &Value,
         name: &str,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, WorldError> {
         let (first, last) = self.reserve(&frame.world);
         let params = json!({
             "objectId": object,
@@ -267,16 +268,16 @@ impl Reader {
     /// request has its time.
     async fn ask_frame<T: DeserializeOwned>(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         frame: &Frame,
         name: &str,
         args: Value,
-    ) -> Result<Option<T>, Failure> {
+    ) -> Result<Option<T>, WorldError> {
         let is_page = frame.parent.is_none();
         let patience = if is_page { Duration::MAX } else { FRAME_TIME };
         match tokio::time::timeout(patience, self.ask(tab, frame, name, args)).await {
             Ok(Ok(answer)) => Ok(Some(answer)),
-            Ok(Err(Failure::Gone)) if !is_page => Ok(None),
+            Ok(Err(WorldError::Gone)) if !is_page => Ok(None),
             Ok(Err(failure)) => Err(failure),
             Err(_) => Ok(None),
         }
@@ -284,22 +285,22 @@ impl Reader {
 
     async fn ask<T: DeserializeOwned>(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         frame: &Frame,
         name: &str,
         args: Value,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, WorldError> {
         self.run(tab, frame, "", name, args).await
     }
 
     async fn run<T: DeserializeOwned>(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         frame: &Frame,
         before: &str,
         name: &str,
         args: Value,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, WorldError> {
         let args: String = args.as_array().into_iter().flatten().map(|arg| format!(", {arg}")).collect();
         let (first, last) = self.reserve(&frame.world);
         let params = json!({
@@ -315,11 +316,11 @@ impl Reader {
     /// Writes down the numbers that a world has taken from `first` on, and takes the answer apart.
     fn taken<T: DeserializeOwned>(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         frame: &Frame,
         first: u64,
         answer: Result<Value, CallError>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, WorldError> {
         let answer = called(answer).inspect_err(|_| {
             if !tab.frames().iter().any(|one| one.world == frame.world) {
                 // It shows nothing any more, whatever it has taken.
@@ -328,7 +329,7 @@ impl Reader {
         })?;
         if let Some(thrown) = answer.get("exceptionDetails") {
             let text = thrown["exception"]["description"].as_str().or(thrown["text"].as_str()).unwrap_or("unknown");
-            return Err(Failure::Other(error(
+            return Err(WorldError::Other(error(
                 BrowseFailure::Threw,
                 text.lines().next().unwrap_or_default().to_owned(),
             )));
@@ -340,13 +341,13 @@ impl Reader {
         if let Some(why) = answer["why"].as_str() {
             let message = answer["message"].as_str().unwrap_or_default().to_owned();
             return Err(match why {
-                "stale" => Failure::Gone,
-                "invalid" => Failure::Invalid(message),
-                _ => Failure::NotReady(message),
+                "stale" => WorldError::Gone,
+                "invalid" => WorldError::Invalid(message),
+                _ => WorldError::NotReady(message),
             });
         }
         serde_json::from_value(answer["value"].clone()).map_err(|e| {
-            Failure::Other(error(BrowseFailure::NoBrowser, format!("the page's reader answered wrongly: {e}")))
+            WorldError::Other(error(BrowseFailure::NoBrowser, format!("the page's reader answered wrongly: {e}")))
         })
     }
 
@@ -386,20 +387,20 @@ struct Found {
 }
 
 #[derive(Deserialize)]
-struct Through {
+struct FrameOffset {
     x: f64,
     y: f64,
 }
 
 /// What a world answers when it does not do what it was asked.
-enum Failure {
+enum WorldError {
     Gone,
     Invalid(String),
     NotReady(String),
     Other(BrowseError),
 }
 
-impl Failure {
+impl WorldError {
     fn of(self, at: &str) -> BrowseError {
         match self {
             Self::Gone => gone(at),
@@ -411,10 +412,10 @@ impl Failure {
 }
 
 /// A world that is no more has no nodes.
-fn called(answer: Result<Value, CallError>) -> Result<Value, Failure> {
+fn called(answer: Result<Value, CallError>) -> Result<Value, WorldError> {
     answer.map_err(|failure| match failure {
-        CallError::Refused(_) => Failure::Gone,
-        CallError::Failed(error) => Failure::Other(error),
+        CallError::Refused(_) => WorldError::Gone,
+        CallError::Failed(error) => WorldError::Other(error),
     })
 }
 

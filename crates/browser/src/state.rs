@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
-use proto::browser::{Happened, MAX_HAPPENED};
+use proto::browser::{MAX_HAPPENED, PageEvent};
 use tokio::sync::Notify;
 
 use crate::downloads::Downloads;
@@ -23,17 +23,17 @@ const MAX_REQUESTS: usize = 2000;
 /// Documents that a page had before.
 const MAX_REPLACED: usize = 20;
 
-pub type Shared = Rc<Known>;
+pub type SharedState = Rc<StateCell>;
 
 /// The state and the news of it.
-pub struct Known {
-    state: RefCell<State>,
+pub struct StateCell {
+    state: RefCell<BrowserState>,
     changed: Notify,
 }
 
-impl Known {
-    pub fn new(downloads: Downloads) -> Shared {
-        let state = State {
+impl StateCell {
+    pub fn new(downloads: Downloads) -> SharedState {
+        let state = BrowserState {
             tabs: BTreeMap::new(),
             shown: 0,
             next_tab: 1,
@@ -49,18 +49,18 @@ impl Known {
         Rc::new(Self { state: RefCell::new(state), changed: Notify::new() })
     }
 
-    pub fn borrow(&self) -> std::cell::Ref<'_, State> {
+    pub fn borrow(&self) -> std::cell::Ref<'_, BrowserState> {
         self.state.borrow()
     }
 
-    pub fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub fn change<T>(&self, change: impl FnOnce(&mut BrowserState) -> T) -> T {
         let changed = change(&mut self.state.borrow_mut());
         self.changed.notify_waiters();
         changed
     }
 
     /// Until there is something to be found in the state.
-    pub async fn wait<T>(&self, mut find: impl FnMut(&State) -> Option<T>) -> T {
+    pub async fn wait<T>(&self, mut find: impl FnMut(&BrowserState) -> Option<T>) -> T {
         loop {
             // Before the look: what changes after it is not missed.
             let changed = self.changed.notified();
@@ -73,8 +73,8 @@ impl Known {
     }
 }
 
-pub struct State {
-    pub tabs: BTreeMap<u32, Tab>,
+pub struct BrowserState {
+    pub tabs: BTreeMap<u32, TabState>,
     /// The number of the tab that is shown; it may be gone.
     pub shown: u32,
     pub next_tab: u32,
@@ -82,8 +82,8 @@ pub struct State {
     pub creating: bool,
     /// Pages that were too many: they are told about once their address is known, or at the next answer.
     pub closing: Vec<String>,
-    pub sessions: HashMap<Rc<str>, Session>,
-    happened: Vec<Happened>,
+    pub sessions: HashMap<Rc<str>, CdpSession>,
+    happened: Vec<PageEvent>,
     left_out: u64,
     pub downloads: Downloads,
     /// The browser's process has closed its end.
@@ -93,12 +93,12 @@ pub struct State {
 }
 
 /// What a session of the browser belongs to.
-pub struct Session {
+pub struct CdpSession {
     pub tab: u32,
     pub target: Rc<str>,
 }
 
-pub struct Tab {
+pub struct TabState {
     pub target: Rc<str>,
     pub session: Rc<str>,
     pub url: String,
@@ -113,7 +113,7 @@ pub struct Tab {
     /// Those before it, newest last.
     pub replaced: VecDeque<String>,
     pub stage: Stage,
-    pub requests: HashMap<String, Request>,
+    pub requests: HashMap<String, NetworkRequest>,
     pub log: Log,
     /// The page's process is gone.
     pub crashed: bool,
@@ -138,19 +138,19 @@ pub enum Stage {
 pub struct FrameState {
     pub parent: Option<Rc<str>>,
     pub session: Rc<str>,
-    pub world: Option<World>,
+    pub world: Option<IsolatedWorld>,
     /// When it came.
     pub born: u64,
 }
 
 /// Our world in a frame.
 #[derive(Clone)]
-pub struct World {
+pub struct IsolatedWorld {
     pub context: u64,
     pub unique: String,
 }
 
-pub struct Request {
+pub struct NetworkRequest {
     pub born: u64,
     /// `GET https://…`
     pub line: String,
@@ -159,13 +159,13 @@ pub struct Request {
     pub status: Option<u16>,
 }
 
-impl State {
+impl BrowserState {
     pub fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    pub fn tab_of(&mut self, session: &str) -> Option<&mut Tab> {
+    pub fn tab_of(&mut self, session: &str) -> Option<&mut TabState> {
         let tab = self.sessions.get(session)?.tab;
         self.tabs.get_mut(&tab)
     }
@@ -182,8 +182,8 @@ impl State {
         let target: Rc<str> = target.into();
         let session: Rc<str> = session.into();
         let root = FrameState { parent: None, session: session.clone(), world: None, born: self.tick() };
-        self.sessions.insert(session.clone(), Session { tab: number, target: target.clone() });
-        let tab = Tab {
+        self.sessions.insert(session.clone(), CdpSession { tab: number, target: target.clone() });
+        let tab = TabState {
             frames: BTreeMap::from([(target.clone(), root)]),
             target,
             session,
@@ -213,9 +213,9 @@ impl State {
     }
 
     pub fn frames(&self, tab: u32) -> Vec<Frame> {
-        type Known<'a> = (&'a Rc<str>, &'a FrameState);
+        type KnownFrame<'a> = (&'a Rc<str>, &'a FrameState);
         let Some(tab) = self.tabs.get(&tab) else { return Vec::new() };
-        let mut children: HashMap<Option<&Rc<str>>, Vec<Known<'_>>> = HashMap::new();
+        let mut children: HashMap<Option<&Rc<str>>, Vec<KnownFrame<'_>>> = HashMap::new();
         for (id, frame) in &tab.frames {
             children.entry(frame.parent.as_ref()).or_default().push((id, frame));
         }
@@ -224,7 +224,7 @@ impl State {
         let mut found = Vec::new();
         let mut ahead = children.remove(&None).unwrap_or_default();
         while let Some((id, frame)) = ahead.pop() {
-            if let Some(World { context, unique }) = frame.world.clone() {
+            if let Some(IsolatedWorld { context, unique }) = frame.world.clone() {
                 let parent = frame.parent.as_deref().map(str::to_owned);
                 let (id, session) = (id.to_string(), frame.session.to_string());
                 found.push(Frame { id, parent, session, context, world: unique });
@@ -234,7 +234,7 @@ impl State {
         found
     }
 
-    pub fn happened(&mut self, what: Happened) {
+    pub fn happened(&mut self, what: PageEvent) {
         if self.happened.len() < MAX_HAPPENED - 1 {
             self.happened.push(what);
         } else {
@@ -243,27 +243,27 @@ impl State {
     }
 
     pub fn note(&mut self, text: impl Into<String>) {
-        let note = Happened::Note { text: text.into() };
+        let note = PageEvent::Note { text: text.into() };
         if !self.happened.contains(&note) {
             self.happened(note);
         }
     }
 
     /// What no answer has told yet.
-    pub fn take_happened(&mut self) -> Vec<Happened> {
-        let popups: Vec<Happened> = self
+    pub fn take_happened(&mut self) -> Vec<PageEvent> {
+        let popups: Vec<PageEvent> = self
             .tabs
             .iter_mut()
             .filter_map(|(number, tab)| std::mem::take(&mut tab.is_news).then_some((*number, tab)))
-            .map(|(number, tab)| Happened::Popup { tab: number, url: shorten(&tab.url, MAX_URL) })
+            .map(|(number, tab)| PageEvent::Popup { tab: number, url: shorten(&tab.url, MAX_URL) })
             .collect();
-        let closed: Vec<Happened> =
-            std::mem::take(&mut self.closing).into_iter().map(|url| Happened::PopupClosed { url }).collect();
+        let closed: Vec<PageEvent> =
+            std::mem::take(&mut self.closing).into_iter().map(|url| PageEvent::PopupClosed { url }).collect();
         popups.into_iter().chain(closed).for_each(|what| self.happened(what));
         let mut happened = std::mem::take(&mut self.happened);
         match std::mem::take(&mut self.left_out) {
             0 => {}
-            more => happened.push(Happened::Note { text: format!("and `{more}` more events of this kind") }),
+            more => happened.push(PageEvent::Note { text: format!("and `{more}` more events of this kind") }),
         }
         happened
     }
@@ -272,7 +272,7 @@ impl State {
 /// Of an address, whatever it is for.
 pub const MAX_URL: usize = 2000;
 
-impl Tab {
+impl TabState {
     pub fn add_frame(&mut self, id: &str, parent: Option<&str>, session: &Rc<str>, born: u64) {
         if let Some(frame) = self.frames.get_mut(id) {
             frame.parent = parent.map(Into::into);
@@ -313,7 +313,7 @@ impl Tab {
         self.frames.get(frame).is_some_and(|frame| frame.parent.is_none())
     }
 
-    pub fn add_request(&mut self, id: String, request: Request) {
+    pub fn add_request(&mut self, id: String, request: NetworkRequest) {
         if self.requests.len() < MAX_REQUESTS {
             self.requests.insert(id, request);
         }

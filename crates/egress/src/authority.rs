@@ -76,7 +76,7 @@ impl Authority {
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
-            .with_cert_resolver(Arc::new(Only { name: name.to_owned(), own: Arc::new(own) }));
+            .with_cert_resolver(Arc::new(SingleCertResolver { name: name.to_owned(), own: Arc::new(own) }));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -107,12 +107,12 @@ impl std::fmt::Debug for Authority {
 
 /// The certificate of the one host that was asked for, whatever else the client says.
 #[derive(Debug)]
-struct Only {
+struct SingleCertResolver {
     name: String,
     own: Arc<CertifiedKey>,
 }
 
-impl ResolvesServerCert for Only {
+impl ResolvesServerCert for SingleCertResolver {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let meant = hello.server_name().is_none_or(|name| name.eq_ignore_ascii_case(&self.name));
         meant.then(|| Arc::clone(&self.own))

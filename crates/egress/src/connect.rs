@@ -9,10 +9,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::denial::Denial;
-use crate::gate::{Connection, Crossing};
+use crate::gate::{Connection, ConnectionInfo};
 use crate::limits::{Flow, Metered};
-use crate::policy::Refusal;
-use crate::resolve::Lost;
+use crate::policy::DenyReason;
+use crate::resolve::ResolveError;
 use crate::target::Target;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub enum Stop {
     #[error("{}", .0.sentence)]
     Denied(Denial),
     #[error("{0}")]
-    Lost(#[from] Lost),
+    Lost(#[from] ResolveError),
     #[error("{0} could not be reached: {1}")]
     Unreachable(String, &'static str),
     #[error("{0} did not answer in time")]
@@ -40,8 +40,8 @@ impl Stop {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
-            Self::Lost(Lost::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
-            Self::Lost(Lost::TimedOut(_)) | Self::TimedOut(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Lost(ResolveError::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
+            Self::Lost(ResolveError::TimedOut(_)) | Self::TimedOut(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -49,13 +49,13 @@ impl Stop {
 }
 
 impl Connection {
-    pub fn deny(&self, what: &str, refusal: Refusal) -> Stop {
+    pub fn deny(&self, what: &str, refusal: DenyReason) -> Stop {
         Stop::Denied(self.state.deny(what, refusal))
     }
 
     /// Resolves, and judges what was found. `crossing` was judged already as far as it goes without an address. A name that has allowed
     /// and other addresses has the allowed ones only.
-    pub async fn find(&self, what: &str, crossing: &Crossing) -> Result<Vec<SocketAddr>, Stop> {
+    pub async fn find(&self, what: &str, crossing: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
         let Target { host, port } = &crossing.target;
         let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
         let (mut allowed, mut refused) = (Vec::new(), None);
@@ -79,7 +79,7 @@ impl Connection {
     pub async fn dial(
         &self,
         what: &str,
-        mut crossing: Crossing,
+        mut crossing: ConnectionInfo,
         addresses: &[SocketAddr],
     ) -> Result<(Flow<TcpStream>, SocketAddr), Stop> {
         let name = crossing.target.to_string();
@@ -98,7 +98,7 @@ impl Connection {
                 Err(_) => stop = Some(Stop::TimedOut(name.clone())),
             }
         }
-        Err(stop.unwrap_or(Stop::Lost(Lost::NotFound(name))))
+        Err(stop.unwrap_or(Stop::Lost(ResolveError::NotFound(name))))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::limits::Bucket;
-use crate::policy::Refusal;
+use crate::policy::DenyReason;
 
 /// Something that was not let out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,9 +18,9 @@ pub struct Denial {
 }
 
 impl Denial {
-    pub(crate) fn new(what: &str, refusal: Refusal) -> Self {
+    pub(crate) fn new(what: &str, refusal: DenyReason) -> Self {
         let what = plain(what, 160);
-        let Refusal { rule, remedy } = refusal;
+        let DenyReason { rule, remedy } = refusal;
         let sentence = format!("{what} was denied: {rule}. {remedy}.");
         Self { what, rule, sentence }
     }
@@ -47,10 +47,10 @@ const TOLD_AT_ONCE: f64 = 100.0;
 /// The last ones of a sandbox.
 pub struct Denials {
     sink: Sink,
-    kept: Mutex<Kept>,
+    kept: Mutex<RecentDenials>,
 }
 
-struct Kept {
+struct RecentDenials {
     last: VecDeque<Denial>,
     count: u64,
     told: Bucket,
@@ -59,7 +59,7 @@ struct Kept {
 impl Denials {
     pub fn new(sink: Sink) -> Self {
         let told = Bucket::new(TOLD_PER_SECOND, TOLD_AT_ONCE);
-        Self { sink, kept: Mutex::new(Kept { last: VecDeque::new(), count: 0, told }) }
+        Self { sink, kept: Mutex::new(RecentDenials { last: VecDeque::new(), count: 0, told }) }
     }
 
     pub fn add(&self, denial: &Denial) {
@@ -106,7 +106,7 @@ mod tests {
     fn denial(what: &str) -> Denial {
         Denial::new(
             what,
-            Refusal { rule: "policy \"t\" denies \"*\"".into(), remedy: "The operator can change it".into() },
+            DenyReason { rule: "policy \"t\" denies \"*\"".into(), remedy: "The operator can change it".into() },
         )
     }
 

@@ -37,7 +37,7 @@ pub enum Failed {
 
 /// What `resolv.conf` and `hosts` say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct ResolverConfig {
     pub servers: Vec<SocketAddr>,
     pub search: Vec<String>,
     pub ndots: usize,
@@ -47,7 +47,7 @@ pub struct Config {
     pub hosts: HashMap<String, Vec<IpAddr>>,
 }
 
-impl Config {
+impl ResolverConfig {
     /// What cannot be understood is left out. `own`: this machine's name.
     fn parse(resolv_conf: &str, hosts: &str, own: &str) -> Self {
         let mut config = Self {
@@ -218,7 +218,7 @@ fn found(answer: &Message, name: Name) -> Vec<IpAddr> {
 pub struct System {
     resolv_conf: PathBuf,
     hosts: PathBuf,
-    read: Mutex<Option<(Stamps, Arc<Config>)>>,
+    read: Mutex<Option<(Stamps, Arc<ResolverConfig>)>>,
 }
 
 /// Which files they were: device, inode, time and length of each.
@@ -232,7 +232,7 @@ impl Default for System {
 
 impl System {
     #[cfg(test)]
-    pub fn fixed(config: Config) -> Self {
+    pub fn fixed(config: ResolverConfig) -> Self {
         Self { read: Mutex::new(Some(([None; 2], Arc::new(config)))), ..Self::of(PathBuf::new(), PathBuf::new()) }
     }
 
@@ -240,7 +240,7 @@ impl System {
         Self { resolv_conf, hosts, read: Mutex::default() }
     }
 
-    pub fn config(&self) -> Arc<Config> {
+    pub fn config(&self) -> Arc<ResolverConfig> {
         let stamps = [&self.resolv_conf, &self.hosts].map(|path| {
             let found = fs::metadata(path).ok()?;
             Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec(), found.len()))
@@ -253,7 +253,7 @@ impl System {
         }
         let text = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
         let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let config = Arc::new(Config::parse(&text(&self.resolv_conf), &text(&self.hosts), &own));
+        let config = Arc::new(ResolverConfig::parse(&text(&self.resolv_conf), &text(&self.hosts), &own));
         *read = Some((stamps, Arc::clone(&config)));
         config
     }
@@ -265,7 +265,7 @@ pub mod tests {
 
     /// A name server on loopback. It says nothing to questions for names that begin with `slow`; others have the address 192.0.2.1,
     /// `long` by TCP alone, `alias` by another name, and `none` has none.
-    pub async fn server() -> Config {
+    pub async fn server() -> ResolverConfig {
         use hickory_proto::rr::rdata::{A, CNAME};
         use hickory_proto::rr::{RData, Record};
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -320,7 +320,7 @@ pub mod tests {
                 stream.write_all(&answer).await.unwrap();
             }
         });
-        Config { servers: vec![address], ..Config::parse("", "", "") }
+        ResolverConfig { servers: vec![address], ..ResolverConfig::parse("", "", "") }
     }
 
     #[tokio::test]
@@ -357,7 +357,7 @@ pub mod tests {
         let resolv_conf = "; comment\n# comment\nnameserver 10.0.0.1\nnameserver what\nnameserver fe80::1%1\ndomain a.test\n\
             search Corp.Test. b.test\nnameserver ::1\nnameserver 10.0.0.9\noptions ndots:2 timeout:3 attempts:0 rotate edns0\n";
         let hosts = "127.0.0.1 localhost\n::1 localhost # not this\n10.0.0.7\tWiki.Test wiki\nnonsense here\n";
-        let config = Config::parse(resolv_conf, hosts, "own.example");
+        let config = ResolverConfig::parse(resolv_conf, hosts, "own.example");
         let servers: Vec<String> = config.servers.iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["10.0.0.1:53", "[fe80::1%1]:53", "[::1]:53"]);
         assert_eq!(config.search, ["corp.test", "b.test"]);
@@ -367,7 +367,7 @@ pub mod tests {
         assert!(!config.hosts.contains_key("not") && !config.hosts.contains_key("here"));
         assert_eq!(config.names("a.b"), ["a.b.corp.test", "a.b.b.test", "a.b"]);
         assert_eq!(config.names("a.b.c"), ["a.b.c", "a.b.c.corp.test", "a.b.c.b.test"]);
-        let none = Config::parse("", "", "host.own.example");
+        let none = ResolverConfig::parse("", "", "host.own.example");
         assert_eq!((none.servers[0].to_string().as_str(), none.search[0].as_str()), ("127.0.0.1:53", "own.example"));
     }
 

@@ -11,43 +11,43 @@ use tokio_util::sync::CancellationToken;
 
 use crate::denial::{Denial, Denials, Sink};
 use crate::limits::{Meter, Metered};
-use crate::policy::{Judge, Policy, Refusal};
+use crate::policy::{CompiledPolicy, DenyReason, Policy};
 use crate::proxy;
 use crate::resolve::AT_ONCE_EACH;
-use crate::shared::Shared;
+use crate::shared::EgressShared;
 use crate::target::Target;
 
 /// The way out of one sandbox. Dropped, it is closed, with every connection through it.
 pub struct Gate {
     policy: Policy,
-    state: Arc<State>,
+    state: Arc<GateState>,
 }
 
 /// A narrower policy, as long as this is held.
 #[must_use]
 pub struct Narrowed {
-    state: Arc<State>,
+    state: Arc<GateState>,
     id: u64,
 }
 
 impl Gate {
     pub(crate) fn open(
-        shared: Arc<Shared>,
+        shared: Arc<EgressShared>,
         listener: TcpListener,
         tenant: &str,
         policy: Policy,
         sink: Sink,
     ) -> io::Result<Self> {
-        let judge = Judge::new(&policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let judge = CompiledPolicy::new(&policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let state = Arc::new(State {
+        let state = Arc::new(GateState {
             shared,
             tenant: tenant.to_owned(),
             meter: Meter::new(judge.limits()),
             denials: Denials::new(sink),
             lookups: Semaphore::new(AT_ONCE_EACH),
-            judges: Mutex::new(Judges { base: Arc::new(judge), narrower: Vec::new() }),
+            judges: Mutex::new(PolicyStack { base: Arc::new(judge), narrower: Vec::new() }),
             live: Mutex::default(),
             numbers: AtomicU64::new(0),
             closed: CancellationToken::new(),
@@ -60,7 +60,7 @@ impl Gate {
     /// allowed any more is cut. The limits remain those that the gate was opened with.
     pub fn narrow(&self, to: Option<Policy>) -> Narrowed {
         // What cannot be understood allows nothing.
-        let judge = to.map_or_else(Judge::off, |policy| Judge::new(&policy).unwrap_or_default());
+        let judge = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
         let id = self.state.number();
         self.state.judges().narrower.push((id, Arc::new(judge)));
         self.state.cut();
@@ -94,40 +94,40 @@ impl Drop for Narrowed {
     }
 }
 
-pub struct State {
-    pub shared: Arc<Shared>,
+pub struct GateState {
+    pub shared: Arc<EgressShared>,
     /// Whose the sandbox is.
     pub tenant: String,
     pub meter: Meter,
     pub lookups: Semaphore,
     denials: Denials,
-    judges: Mutex<Judges>,
-    live: Mutex<HashMap<u64, Arc<Passing>>>,
+    judges: Mutex<PolicyStack>,
+    live: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
     numbers: AtomicU64,
     closed: CancellationToken,
 }
 
 /// All have to allow a thing.
-struct Judges {
-    base: Arc<Judge>,
-    narrower: Vec<(u64, Arc<Judge>)>,
+struct PolicyStack {
+    base: Arc<CompiledPolicy>,
+    narrower: Vec<(u64, Arc<CompiledPolicy>)>,
 }
 
-impl State {
+impl GateState {
     fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn judges(&self) -> MutexGuard<'_, Judges> {
+    fn judges(&self) -> MutexGuard<'_, PolicyStack> {
         self.judges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn live(&self) -> MutexGuard<'_, HashMap<u64, Arc<Passing>>> {
+    fn live(&self) -> MutexGuard<'_, HashMap<u64, Arc<TrackedConnection>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// By the policy as it is at this moment.
-    pub fn judge(&self, by: impl Fn(&Judge) -> Result<(), Refusal>) -> Result<(), Refusal> {
+    pub fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
         let (base, narrower) = {
             let judges = self.judges();
             (Arc::clone(&judges.base), judges.narrower.clone())
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    pub fn deny(&self, what: &str, refusal: Refusal) -> Denial {
+    pub fn deny(&self, what: &str, refusal: DenyReason) -> Denial {
         let denial = Denial::new(what, refusal);
         tracing::debug!(sentence = denial.sentence, "denied");
         self.denials.add(&denial);
@@ -157,7 +157,7 @@ impl State {
     }
 }
 
-impl Metered for State {
+impl Metered for GateState {
     fn meter(&self) -> &Meter {
         &self.meter
     }
@@ -167,23 +167,23 @@ impl Metered for State {
         self.shared.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    fn overdrawn(&self, refusal: Refusal) {
+    fn overdrawn(&self, refusal: DenyReason) {
         self.deny("a connection", refusal);
     }
 }
 
 /// What goes through a connection, as far as it is known: judged again when the policy changes.
 #[derive(Debug, Clone)]
-pub struct Crossing {
+pub struct ConnectionInfo {
     pub target: Target,
-    pub inside: Inside,
+    pub inside: Visibility,
     pub address: Option<SocketAddr>,
     /// The name in a TLS greeting or a `Host` header, where the target is an address.
     pub name: Option<Target>,
 }
 
 #[derive(Debug, Clone)]
-pub enum Inside {
+pub enum Visibility {
     /// A tunnel whose requests are judged one by one.
     Requests,
     Method(hyper::Method),
@@ -191,48 +191,48 @@ pub enum Inside {
     Opaque,
 }
 
-impl Crossing {
-    pub fn new(target: Target, inside: Inside) -> Self {
+impl ConnectionInfo {
+    pub fn new(target: Target, inside: Visibility) -> Self {
         Self { target, inside, address: None, name: None }
     }
 
-    fn judged(&self, judge: &Judge) -> Result<(), Refusal> {
+    fn judged(&self, judge: &CompiledPolicy) -> Result<(), DenyReason> {
         judge.asked(&self.target)?;
         if let Some(name) = &self.name {
             judge.asked(name)?;
         }
         match &self.inside {
-            Inside::Requests => {}
-            Inside::Method(method) => judge.method(method.as_str())?,
-            Inside::Opaque => judge.opaque()?,
+            Visibility::Requests => {}
+            Visibility::Method(method) => judge.method(method.as_str())?,
+            Visibility::Opaque => judge.opaque()?,
         }
         self.address.map_or(Ok(()), |address| judge.connected(&self.target, address))
     }
 }
 
 /// What the gate knows of a connection.
-struct Passing {
-    crossing: Mutex<Option<Crossing>>,
+struct TrackedConnection {
+    crossing: Mutex<Option<ConnectionInfo>>,
     cut: CancellationToken,
 }
 
-impl Passing {
-    fn crossing(&self) -> Option<Crossing> {
+impl TrackedConnection {
+    fn crossing(&self) -> Option<ConnectionInfo> {
         self.crossing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 /// A connection of the sandbox's, with its places; gone when the last of what serves it is.
 pub struct Connection {
-    pub state: Arc<State>,
-    passing: Arc<Passing>,
+    pub state: Arc<GateState>,
+    passing: Arc<TrackedConnection>,
     id: u64,
     _places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
 
 impl Connection {
-    pub fn new(state: Arc<State>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
-        let passing = Arc::new(Passing { crossing: Mutex::default(), cut: state.closed.child_token() });
+    pub fn new(state: Arc<GateState>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
+        let passing = Arc::new(TrackedConnection { crossing: Mutex::default(), cut: state.closed.child_token() });
         let id = state.number();
         state.shared.connections.fetch_add(1, Ordering::Relaxed);
         state.live().insert(id, Arc::clone(&passing));
@@ -240,7 +240,7 @@ impl Connection {
     }
 
     /// Asks whether something may pass, and from now on it is judged again with each change of the policy.
-    pub fn cross(&self, crossing: Crossing) -> Result<(), Refusal> {
+    pub fn cross(&self, crossing: ConnectionInfo) -> Result<(), DenyReason> {
         self.state.meter.spent()?;
         // Noted before it is judged, so that a change in between finds it.
         *self.passing.crossing.lock().unwrap_or_else(PoisonError::into_inner) = Some(crossing.clone());

@@ -18,11 +18,11 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 
 use crate::connect::Stop;
 use crate::denial::plain;
-use crate::gate::{Connection, Crossing, Inside};
-use crate::policy::Refusal;
+use crate::gate::{Connection, ConnectionInfo, Visibility};
+use crate::policy::DenyReason;
 use crate::target::{Host, Target};
 use crate::tunnel;
-use crate::upstream::Kept;
+use crate::upstream::IdleUpstream;
 
 /// On an answer that the proxy gave instead of the host.
 pub const DENIED: &str = "x-sandpool-denied";
@@ -47,7 +47,7 @@ pub async fn serve<S>(connection: Arc<Connection>, stream: S, fixed: Option<Fixe
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let own = Arc::new((fixed, Kept::default()));
+    let own = Arc::new((fixed, IdleUpstream::default()));
     let service = service_fn(move |request| {
         let (connection, own) = (Arc::clone(&connection), Arc::clone(&own));
         async move { Ok::<_, Infallible>(reply(connection, request, own.0.as_ref(), &own.1).await) }
@@ -68,7 +68,7 @@ async fn reply(
     connection: Arc<Connection>,
     request: Request<Incoming>,
     fixed: Option<&Fixed>,
-    kept: &Kept,
+    kept: &IdleUpstream,
 ) -> Response<Body> {
     let state = Arc::clone(&connection.state);
     let reply = match fixed {
@@ -138,7 +138,7 @@ async fn forward(
     connection: &Arc<Connection>,
     mut request: Request<Incoming>,
     fixed: Option<&Fixed>,
-    kept: &Kept,
+    kept: &IdleUpstream,
 ) -> Reply {
     let (target, name) = whom(connection, &request, fixed)?;
     if !is_whole(request.headers()) {
@@ -148,8 +148,8 @@ async fn forward(
     let what = what(request.method(), request.uri().path(), scheme, &target);
     let host = host_value(scheme, name.as_ref().unwrap_or(&target))?;
     let upgrading = is_websocket(request.headers());
-    let inside = if upgrading { Inside::Opaque } else { Inside::Method(request.method().clone()) };
-    let crossing = Crossing { name, ..Crossing::new(target.clone(), inside) };
+    let inside = if upgrading { Visibility::Opaque } else { Visibility::Method(request.method().clone()) };
+    let crossing = ConnectionInfo { name, ..ConnectionInfo::new(target.clone(), inside) };
     connection.cross(crossing.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
     let downstream = upgrading.then(|| hyper::upgrade::on(&mut request));
     let mut request = rewrite(request, host, upgrading)?;
@@ -212,7 +212,7 @@ fn whom(
         Host::Name(_) => {
             let rule = format!("the request is for {}, the connection is for {}", asked.host, target.host);
             Err(connection
-                .deny(&format!("CONNECT {target}"), Refusal { rule, remedy: "Both have to be the same".into() }))
+                .deny(&format!("CONNECT {target}"), DenyReason { rule, remedy: "Both have to be the same".into() }))
         }
     }
 }

@@ -44,7 +44,7 @@ pub use secrets::{Secret, Value, is_host_name};
 /// What one server has of it: resolver, authority, secrets.
 #[derive(Debug, Clone)]
 pub struct Egress {
-    shared: Arc<shared::Shared>,
+    shared: Arc<shared::EgressShared>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -69,7 +69,7 @@ pub struct Traffic {
 
 /// What a sandbox with a way out has to have.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Furnishing {
+pub struct SandboxSetup {
     /// `HTTP_PROXY` and its kin, where the certificates are, the placeholders.
     pub env: BTreeMap<String, String>,
     /// Certificates: absolute path inside, content.
@@ -86,7 +86,7 @@ impl PartialEq for Egress {
 
 impl Egress {
     pub fn new(config: EgressConfig) -> io::Result<Self> {
-        Ok(Self { shared: Arc::new(shared::Shared::new(config)?) })
+        Ok(Self { shared: Arc::new(shared::EgressShared::new(config)?) })
     }
 
     /// Serves one sandbox of this tenant until the gate is dropped. `sink` hears of each denial.
@@ -95,7 +95,7 @@ impl Egress {
     }
 
     /// What a sandbox of this tenant has to have, with the placeholders of its own secrets and no others.
-    pub async fn furnishing(&self, tenant: &str) -> Arc<Furnishing> {
+    pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
         self.shared.furnishing(tenant).await
     }
 

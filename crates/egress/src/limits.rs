@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::policy::{Limit, Limits, Refusal};
+use crate::policy::{DenyReason, EgressLimits, Limit};
 
 /// Without a byte in either direction. Long enough for an answer that is thought about.
 const SILENCE: Duration = Duration::from_secs(600);
@@ -76,7 +76,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: EgressLimits) -> Self {
         let per_second = f64::from(limits.connections_per_second);
         let rate = limits.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate as f64, rate as f64)));
         Self {
@@ -106,7 +106,7 @@ impl Meter {
         one_of(&self.refusals).await;
     }
 
-    pub fn spent(&self) -> Result<(), Refusal> {
+    pub fn spent(&self) -> Result<(), DenyReason> {
         match &self.bytes {
             Some((limit, used)) if used.load(Ordering::Relaxed) >= limit.value => {
                 Err(limit.refusal(&format!("{} bytes over the life of a sandbox", limit.value), "max_mb"))
@@ -116,7 +116,7 @@ impl Meter {
     }
 
     /// The first time that there is nothing left.
-    fn first_spent(&self) -> Option<Refusal> {
+    fn first_spent(&self) -> Option<DenyReason> {
         let refusal = self.spent().err()?;
         (!self.told.swap(true, Ordering::Relaxed)).then_some(refusal)
     }
@@ -150,7 +150,7 @@ async fn one_of(bucket: &Mutex<Bucket>) {
 pub trait Metered: Send + Sync {
     fn meter(&self) -> &Meter;
     fn moved(&self, bytes: usize);
-    fn overdrawn(&self, refusal: Refusal);
+    fn overdrawn(&self, refusal: DenyReason);
 }
 
 /// A connection that is over when nothing moves for long, and that counts what moves if somebody wants to know.

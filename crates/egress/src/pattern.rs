@@ -12,12 +12,12 @@ const PACKAGES: &[&str] = &["pypi.org", "files.pythonhosted.org", "registry.npmj
 pub struct Pattern {
     /// As the operator wrote it.
     pub text: String,
-    who: Who,
+    who: HostPattern,
     port: Option<Port>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Who {
+enum HostPattern {
     /// `*`
     Everybody,
     /// `public`: every name, every public address.
@@ -41,23 +41,23 @@ impl Pattern {
         let wrong = |why: &str| format!("`{}` {why}", text.escape_debug());
         let (who, port) = split(text).ok_or_else(|| wrong("has a port that is none"))?;
         let who = match who {
-            "*" => Who::Everybody,
-            "public" => Who::Public,
-            "packages" => Who::Packages,
+            "*" => HostPattern::Everybody,
+            "public" => HostPattern::Public,
+            "packages" => HostPattern::Packages,
             _ if who.contains("://") => return Err(wrong("is a URL; give the name of the host alone")),
             _ => match who.strip_prefix("*.") {
                 Some(name) => match host(name).map_err(|why| wrong(&why))? {
-                    Host::Name(name) => Who::Under(name),
+                    Host::Name(name) => HostPattern::Under(name),
                     Host::Address(_) => {
                         return Err(wrong("has an address after `*.`; give a network, as in 10.0.0.0/8"));
                     }
                 },
-                None if who.contains('/') => {
-                    Who::Network(Network::parse(who).ok_or_else(|| wrong("is not a network, as 10.0.0.0/8 is one"))?)
-                }
+                None if who.contains('/') => HostPattern::Network(
+                    Network::parse(who).ok_or_else(|| wrong("is not a network, as 10.0.0.0/8 is one"))?,
+                ),
                 None => match host(who).map_err(|why| wrong(&why))? {
-                    Host::Name(name) => Who::Name(name),
-                    Host::Address(address) => Who::Network(Network::of(address)),
+                    Host::Name(name) => HostPattern::Name(name),
+                    Host::Address(address) => HostPattern::Network(Network::of(address)),
                 },
             },
         };
@@ -66,35 +66,36 @@ impl Pattern {
 
     /// Of addresses alone, or of everything.
     pub fn is_of_addresses(&self) -> bool {
-        matches!(self.who, Who::Network(_) | Who::Everybody)
+        matches!(self.who, HostPattern::Network(_) | HostPattern::Everybody)
     }
 
     pub fn means(&self, host: &Host) -> bool {
         match (&self.who, host) {
-            (Who::Everybody, _) => true,
-            (Who::Public, host) => host.special().is_none(),
-            (Who::Packages, Host::Name(name)) => PACKAGES.contains(&name.as_str()),
-            (Who::Name(own), Host::Name(name)) => own == name,
-            (Who::Under(parent), Host::Name(name)) => {
+            (HostPattern::Everybody, _) => true,
+            (HostPattern::Public, host) => host.special().is_none(),
+            (HostPattern::Packages, Host::Name(name)) => PACKAGES.contains(&name.as_str()),
+            (HostPattern::Name(own), Host::Name(name)) => own == name,
+            (HostPattern::Under(parent), Host::Name(name)) => {
                 name.strip_suffix(parent.as_str()).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
             }
             (_, Host::Address(address)) => self.covers(*address),
-            (Who::Network(_), Host::Name(_)) => false,
+            (HostPattern::Network(_), Host::Name(_)) => false,
         }
     }
 
     /// Whether it is a network with this address, or everybody.
     pub fn covers(&self, address: IpAddr) -> bool {
         match &self.who {
-            Who::Network(network) => network.contains(address),
-            Who::Everybody => true,
+            HostPattern::Network(network) => network.contains(address),
+            HostPattern::Everybody => true,
             _ => false,
         }
     }
 
     /// Whether it is this address and no other, or everybody.
     pub fn is_just(&self, address: IpAddr) -> bool {
-        matches!(&self.who, Who::Network(network) if *network == Network::of(address)) || self.who == Who::Everybody
+        matches!(&self.who, HostPattern::Network(network) if *network == Network::of(address))
+            || self.who == HostPattern::Everybody
     }
 
     /// `None`: it names no port.

@@ -110,7 +110,7 @@ impl Policy {
 
 /// Why something is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct DenyReason {
     /// `policy "corp" denies "*.evil.test"`
     pub rule: String,
     /// What the operator can do, a sentence without its full stop.
@@ -126,15 +126,15 @@ pub struct Limit<T> {
 
 impl<T> Limit<T> {
     /// More was wanted than `most`.
-    pub fn refusal(&self, most: &str, key: &str) -> Refusal {
+    pub fn refusal(&self, most: &str, key: &str) -> DenyReason {
         let table = Table { name: self.table.clone(), ..Table::default() };
-        Refusal { rule: format!("{} allows no more than {most}", table.title()), remedy: table.change(key) }
+        DenyReason { rule: format!("{} allows no more than {most}", table.title()), remedy: table.change(key) }
     }
 }
 
 /// The least of what the tables say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct EgressLimits {
     pub connections: Limit<u32>,
     pub connections_per_second: u32,
     pub bytes: Option<Limit<u64>>,
@@ -143,7 +143,7 @@ pub struct Limits {
 
 /// A policy, read.
 #[derive(Debug, Default)]
-pub struct Judge {
+pub struct CompiledPolicy {
     rules: Vec<Rules>,
     /// The call wants no network.
     off: bool,
@@ -183,7 +183,7 @@ impl Special {
 
 /// Who allowed the port.
 #[derive(PartialEq, Eq)]
-enum Opened {
+enum PortRule {
     ByAllow,
     /// By an entry of `private` with this port: the address has to be that one.
     ByPrivate,
@@ -230,7 +230,7 @@ impl Rules {
         if self.table.ports.is_empty() { USUAL_PORTS.contains(&port) } else { self.table.ports.contains(&port) }
     }
 
-    fn denied(&self, host: &Host, port: u16) -> Result<(), Refusal> {
+    fn denied(&self, host: &Host, port: u16) -> Result<(), DenyReason> {
         // Of an address in disguise the one inside counts as well.
         let inner = match host {
             Host::Address(address) => address::embedded(*address).map(|inner| Host::Address(inner.into())),
@@ -239,7 +239,7 @@ impl Rules {
         let means = |entry: &Pattern| entry.means(host) || inner.as_ref().is_some_and(|inner| entry.means(inner));
         match self.deny.iter().find(|entry| means(entry) && entry.has_port(port).unwrap_or(true)) {
             None => Ok(()),
-            Some(entry) => Err(Refusal {
+            Some(entry) => Err(DenyReason {
                 rule: format!("{} denies \"{}\"", self.table.title(), entry.text),
                 remedy: self.table.change("deny"),
             }),
@@ -247,16 +247,16 @@ impl Rules {
     }
 
     /// Whether the port is open for this host, and by whom.
-    fn opened(&self, host: &Host, port: u16) -> Result<Opened, Refusal> {
+    fn opened(&self, host: &Host, port: u16) -> Result<PortRule, DenyReason> {
         let mut named = false;
         for entry in self.allow.iter().filter(|entry| entry.means(host)) {
             named = true;
             if entry.has_port(port).unwrap_or_else(|| self.usual_port(port)) {
-                return Ok(Opened::ByAllow);
+                return Ok(PortRule::ByAllow);
             }
         }
         if named && self.private.iter().any(|entry| entry.has_port(port) == Some(true)) {
-            return Ok(Opened::ByPrivate);
+            return Ok(PortRule::ByPrivate);
         }
         let what = match (named, host) {
             (true, _) => format!("port {port}"),
@@ -264,13 +264,13 @@ impl Rules {
             (false, Host::Address(_)) => "this address".into(),
         };
         let entry = if self.usual_port(port) { host.to_string() } else { format!("{host}:{port}") };
-        Err(Refusal {
+        Err(DenyReason {
             rule: format!("{} does not allow {what}", self.table.title()),
             remedy: self.table.remedy("allow", &entry),
         })
     }
 
-    fn asked(&self, target: &Target) -> Result<(), Refusal> {
+    fn asked(&self, target: &Target) -> Result<(), DenyReason> {
         // Who asks for a private address is told that, whatever else the table lacks: it is the rule to know about.
         if let Host::Address(address) = target.host {
             self.reachable(&target.host, SocketAddr::new(address, target.port), Special::of(address))?;
@@ -279,23 +279,23 @@ impl Rules {
         self.opened(&target.host, target.port).map(|_| ())
     }
 
-    fn method(&self, method: &str) -> Result<(), Refusal> {
+    fn method(&self, method: &str) -> Result<(), DenyReason> {
         if self.table.methods.is_empty() || self.table.methods.iter().any(|own| own.eq_ignore_ascii_case(method)) {
             return Ok(());
         }
-        Err(Refusal {
+        Err(DenyReason {
             rule: format!("{} does not allow the method {method}", self.table.title()),
             remedy: self.table.remedy("methods", method),
         })
     }
 
-    fn opaque(&self) -> Result<(), Refusal> {
+    fn opaque(&self) -> Result<(), DenyReason> {
         if self.table.methods.is_empty() {
             return Ok(());
         }
         let mut rule = format!("{} allows only the methods {}", self.table.title(), self.table.methods.join(", "));
         let _ = write!(rule, ", and what is inside this connection cannot be seen");
-        Err(Refusal { rule, remedy: self.table.change("methods") })
+        Err(DenyReason { rule, remedy: self.table.change("methods") })
     }
 
     /// Whether `private` has it.
@@ -305,7 +305,7 @@ impl Rules {
     }
 
     /// `special`: why the address is not public, if it is not.
-    fn reachable(&self, host: &Host, address: SocketAddr, special: Option<Special>) -> Result<(), Refusal> {
+    fn reachable(&self, host: &Host, address: SocketAddr, special: Option<Special>) -> Result<(), DenyReason> {
         let (ip, port) = (address.ip(), address.port());
         // What a translator makes of it has to be allowed as well.
         let inner = address::embedded(ip).map(IpAddr::V4);
@@ -322,7 +322,7 @@ impl Rules {
                     ),
                     Host::Name(_) => (format!("{host} leads to {words}"), format!("<its address>:{}", address.port())),
                 };
-                Err(Refusal {
+                Err(DenyReason {
                     rule: format!("{rule}, which {} does not list", self.table.title()),
                     remedy: self.table.remedy("private", &value),
                 })
@@ -331,24 +331,24 @@ impl Rules {
         }
     }
 
-    fn connected(&self, target: &Target, address: SocketAddr, special: Option<Special>) -> Result<(), Refusal> {
+    fn connected(&self, target: &Target, address: SocketAddr, special: Option<Special>) -> Result<(), DenyReason> {
         self.reachable(&target.host, address, special)?;
         self.denied(&Host::Address(address.ip()), address.port())?;
-        if self.opened(&target.host, target.port)? == Opened::ByAllow {
+        if self.opened(&target.host, target.port)? == PortRule::ByAllow {
             return Ok(());
         }
         let by_private = |entry: &Pattern| entry.covers(address.ip()) && entry.has_port(address.port()) == Some(true);
         if self.private.iter().any(by_private) {
             return Ok(());
         }
-        Err(Refusal {
+        Err(DenyReason {
             rule: format!("{} does not allow port {}", self.table.title(), target.port),
             remedy: self.table.remedy("allow", &target.to_string()),
         })
     }
 }
 
-impl Judge {
+impl CompiledPolicy {
     pub fn new(policy: &Policy) -> Result<Self, String> {
         Ok(Self { rules: policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()?, off: false })
     }
@@ -358,13 +358,13 @@ impl Judge {
         Self { off: true, ..Self::default() }
     }
 
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> EgressLimits {
         let tables = || self.rules.iter().map(|rules| &rules.table);
         let first = tables().next().map(|table| table.name.clone()).unwrap_or_default();
         let connections = tables().filter_map(|t| Some(Limit { value: t.max_connections?, table: t.name.clone() }));
         let bytes = tables().filter_map(|t| Some(Limit { value: t.max_bytes?, table: t.name.clone() }));
         let usual = Limit { value: USUAL_CONNECTIONS, table: first };
-        Limits {
+        EgressLimits {
             connections: connections.min_by_key(|limit| limit.value).unwrap_or(usual),
             connections_per_second: tables()
                 .filter_map(|t| t.connections_per_second)
@@ -375,15 +375,15 @@ impl Judge {
         }
     }
 
-    fn every(&self, judge: impl Fn(&Rules) -> Result<(), Refusal>) -> Result<(), Refusal> {
+    fn every(&self, judge: impl Fn(&Rules) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
         if self.off {
-            return Err(Refusal {
+            return Err(DenyReason {
                 rule: "this call asked for no network".into(),
                 remedy: "The call can ask for one".into(),
             });
         }
         if self.rules.is_empty() {
-            return Err(Refusal {
+            return Err(DenyReason {
                 rule: "there is no policy that allows anything".into(),
                 remedy: "The operator can give this tool set a `network` in sandpool.toml".into(),
             });
@@ -392,21 +392,21 @@ impl Judge {
     }
 
     /// Whether one may ask for it, and for where it is.
-    pub fn asked(&self, target: &Target) -> Result<(), Refusal> {
+    pub fn asked(&self, target: &Target) -> Result<(), DenyReason> {
         self.every(|rules| rules.asked(target))
     }
 
-    pub fn method(&self, method: &str) -> Result<(), Refusal> {
+    pub fn method(&self, method: &str) -> Result<(), DenyReason> {
         self.every(|rules| rules.method(method))
     }
 
     /// Whether something may pass that cannot be looked into.
-    pub fn opaque(&self) -> Result<(), Refusal> {
+    pub fn opaque(&self) -> Result<(), DenyReason> {
         self.every(Rules::opaque)
     }
 
     /// Whether this is an address to connect to, for that target.
-    pub fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), Refusal> {
+    pub fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), DenyReason> {
         let special = Special::of_this_host(address.ip());
         self.every(|rules| rules.connected(target, address, special))
     }

@@ -20,8 +20,8 @@ fn connected(tables: &[&Table], target: &str, address: &str) -> Result<(), Strin
         .map_err(|refusal| format!("{}. {}", refusal.rule, refusal.remedy))
 }
 
-fn judge(tables: &[&Table]) -> Judge {
-    Judge::new(&Policy { tables: tables.iter().map(|table| Arc::new((*table).clone())).collect() }).unwrap()
+fn judge(tables: &[&Table]) -> CompiledPolicy {
+    CompiledPolicy::new(&Policy { tables: tables.iter().map(|table| Arc::new((*table).clone())).collect() }).unwrap()
 }
 
 #[test]

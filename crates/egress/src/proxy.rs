@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use crate::connect::Stop;
-use crate::gate::{Connection, State};
+use crate::gate::{Connection, GateState};
 use crate::limits::Flow;
 use crate::{http, socks};
 
@@ -20,7 +20,7 @@ const FIRST_BYTE: Duration = Duration::from_secs(60);
 
 /// One connection after the other is taken, and none before there is a place for the last: the rest waits in the sandbox's own kernel
 /// queue, which is bounded, and costs the server nothing.
-pub async fn accept(listener: TcpListener, state: Arc<State>) {
+pub async fn accept(listener: TcpListener, state: Arc<GateState>) {
     loop {
         state.meter.arrival().await;
         let stream = match listener.accept().await {
@@ -45,7 +45,7 @@ pub async fn accept(listener: TcpListener, state: Arc<State>) {
 }
 
 /// One of the sandbox's own, and one of all that the server has.
-async fn places(state: &State) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Stop> {
+async fn places(state: &GateState) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Stop> {
     let place = |places: &Arc<Semaphore>| timeout(PATIENCE, Arc::clone(places).acquire_owned());
     let Ok(Ok(own)) = place(&state.meter.places).await else {
         let limit = &state.meter.connections;

@@ -26,11 +26,11 @@ const MOST: usize = 16;
 pub struct Resolver {
     hosts: BTreeMap<Host, IpAddr>,
     system: System,
-    places: Places,
+    places: LookupPermits,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Lost {
+pub enum ResolveError {
     #[error("the name {0} was not found")]
     NotFound(String),
     #[error("nobody could say in time where {0} is")]
@@ -50,12 +50,12 @@ impl Resolver {
         Ok(Self {
             hosts: hosts.iter().map(read).collect::<Result<_, _>>()?,
             system: System::default(),
-            places: Places::new(at_once()),
+            places: LookupPermits::new(at_once()),
         })
     }
 
     /// `each` has [`AT_ONCE_EACH`] places, and belongs to a sandbox of this tenant.
-    pub async fn addresses(&self, host: &Host, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, Lost> {
+    pub async fn addresses(&self, host: &Host, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
         if let Some(address) = self.hosts.get(host) {
             return Ok(vec![*address]);
         }
@@ -63,17 +63,17 @@ impl Resolver {
             Host::Address(address) => Ok(vec![*address]),
             Host::Name(name) => {
                 let asking = timeout(PATIENCE, self.ask(name, tenant, each));
-                asking.await.unwrap_or_else(|_| Err(Lost::TimedOut(name.clone())))
+                asking.await.unwrap_or_else(|_| Err(ResolveError::TimedOut(name.clone())))
             }
         }
     }
 
-    async fn ask(&self, name: &str, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, Lost> {
-        let _own = each.acquire().await.map_err(|_| Lost::NotFound(name.to_owned()))?;
+    async fn ask(&self, name: &str, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
+        let _own = each.acquire().await.map_err(|_| ResolveError::NotFound(name.to_owned()))?;
         let _place = self.places.take(tenant).await;
         let found = self.system.config().addresses(name).await.map_err(|failed| match failed {
-            Failed::NoSuchName => Lost::NotFound(name.to_owned()),
-            Failed::NoAnswer => Lost::TimedOut(name.to_owned()),
+            Failed::NoSuchName => ResolveError::NotFound(name.to_owned()),
+            Failed::NoAnswer => ResolveError::TimedOut(name.to_owned()),
         })?;
         let mut addresses = Vec::new();
         for address in found {
@@ -95,7 +95,7 @@ fn at_once() -> usize {
 /// free ones never fall below what the last that took one holds, and tenants that ask for all they can get come to hold equal shares, one
 /// of which stays free for the next.
 #[derive(Debug)]
-struct Places {
+struct LookupPermits {
     all: usize,
     held: Mutex<HashMap<String, usize>>,
     changed: Notify,
@@ -104,12 +104,12 @@ struct Places {
 /// Given back when it is dropped, which the look-up may be at any time.
 #[must_use]
 #[derive(Debug)]
-struct Held<'a> {
-    places: &'a Places,
+struct LookupPermit<'a> {
+    places: &'a LookupPermits,
     tenant: &'a str,
 }
 
-impl Places {
+impl LookupPermits {
     fn new(all: usize) -> Self {
         Self { all, held: Mutex::default(), changed: Notify::new() }
     }
@@ -118,13 +118,13 @@ impl Places {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn take<'a>(&'a self, tenant: &'a str) -> Held<'a> {
+    async fn take<'a>(&'a self, tenant: &'a str) -> LookupPermit<'a> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             // Before it looks, so that nothing is missed in between.
             changed.as_mut().enable();
             if self.take_now(tenant) {
-                return Held { places: self, tenant };
+                return LookupPermit { places: self, tenant };
             }
             changed.await;
         }
@@ -142,7 +142,7 @@ impl Places {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LookupPermit<'_> {
     fn drop(&mut self) {
         let mut held = self.places.held();
         if let Some(own) = held.get_mut(self.tenant) {
@@ -179,12 +179,12 @@ mod tests {
     /// W24: tenants that ask for all they can get leave places to the next, and are made to share.
     #[test]
     fn w24_places_are_left_to_the_next_tenant_however_many_take_all_they_can() {
-        let places = Places::new(64);
+        let places = LookupPermits::new(64);
         let tenants: Vec<String> = (0..10).map(|number| format!("tenant-{number}")).collect();
         let mut held = Vec::new();
         for (tenant, share) in tenants.iter().zip([8, 8, 8, 8, 8, 8, 8, 4, 2, 1]) {
             while places.take_now(tenant) {
-                held.push(Held { places: &places, tenant });
+                held.push(LookupPermit { places: &places, tenant });
             }
             assert_eq!(places.held()[tenant], share, "{tenant}");
         }
@@ -193,7 +193,7 @@ mod tests {
             drop(held.remove(0));
             for tenant in &tenants {
                 if places.take_now(tenant) {
-                    held.push(Held { places: &places, tenant });
+                    held.push(LookupPermit { places: &places, tenant });
                     break;
                 }
             }
@@ -212,8 +212,8 @@ mod tests {
         let all = 64;
         let resolver = Resolver {
             hosts: BTreeMap::new(),
-            system: System::fixed(crate::dns::Config { patience: PATIENCE, ..config }),
-            places: Places::new(all),
+            system: System::fixed(crate::dns::ResolverConfig { patience: PATIENCE, ..config }),
+            places: LookupPermits::new(all),
         };
         let resolver = Arc::new(resolver);
         let mut flood = tokio::task::JoinSet::new();

@@ -11,17 +11,17 @@ use tokio::sync::{OnceCell, Semaphore};
 
 use crate::resolve::Resolver;
 use crate::tls::Interceptor;
-use crate::vault::Set;
-use crate::{EgressConfig, Furnishing, trust};
+use crate::vault::SecretSet;
+use crate::{EgressConfig, SandboxSetup, trust};
 
 /// A furnishing, once somebody has made it.
-type Made = Arc<OnceCell<Arc<Furnishing>>>;
+type SetupCell = Arc<OnceCell<Arc<SandboxSetup>>>;
 
 #[derive(Debug)]
-pub struct Shared {
+pub struct EgressShared {
     certutil: Option<PathBuf>,
     /// What sandboxes are given, by the secrets of their tenant; made when the first of them is.
-    furnishings: Mutex<HashMap<Option<Set>, Made>>,
+    furnishings: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
     pub resolver: Resolver,
     pub interceptor: Interceptor,
     /// One for each connection of any sandbox, so that they leave the server enough descriptors.
@@ -31,7 +31,7 @@ pub struct Shared {
     pub bytes: AtomicU64,
 }
 
-impl Shared {
+impl EgressShared {
     pub fn new(config: EgressConfig) -> io::Result<Self> {
         let interceptor = Interceptor::new(&config.secrets, &config.roots)?;
         if !interceptor.is_empty() && config.certutil.is_none() {
@@ -51,7 +51,7 @@ impl Shared {
     }
 
     /// What a sandbox of this tenant is given. Nothing in it is about the secrets of others.
-    pub async fn furnishing(&self, tenant: &str) -> Arc<Furnishing> {
+    pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
         let set = self.interceptor.set(tenant);
         let place = {
             let mut furnishings = self.furnishings.lock().unwrap_or_else(PoisonError::into_inner);

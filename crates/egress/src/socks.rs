@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::connect::Stop;
 use crate::gate::Connection;
 use crate::limits::Flow;
-use crate::resolve::Lost;
+use crate::resolve::ResolveError;
 use crate::target::{Host, Target};
 use crate::tunnel;
 
@@ -49,9 +49,9 @@ pub async fn serve(connection: Arc<Connection>, mut client: Flow<TcpStream>) -> 
 fn code(stop: &Stop) -> u8 {
     match stop {
         Stop::Denied(_) => NOT_ALLOWED,
-        Stop::Lost(Lost::NotFound(_)) => HOST_UNREACHABLE,
+        Stop::Lost(ResolveError::NotFound(_)) => HOST_UNREACHABLE,
         Stop::Unreachable(..) => REFUSED,
-        Stop::Lost(Lost::TimedOut(_)) | Stop::TimedOut(_) => EXPIRED,
+        Stop::Lost(ResolveError::TimedOut(_)) | Stop::TimedOut(_) => EXPIRED,
         Stop::Malformed(_) | Stop::Busy => FAILED,
     }
 }

@@ -3,7 +3,7 @@
 //! The way of such a request: CONNECT or SOCKS names the host, the policy allows it, [`Interceptor::takes`] says yes, and
 //! [`Interceptor::accept`] ends the client's TLS. Each request inside goes the same way as a plain one (policy, methods, address), then
 //! [`Interceptor::dress`] puts the secret in, [`Interceptor::connect`] begins TLS on the connection that was checked and opened,
-//! and [`Dressed::clean`] takes the secret out of an answer that repeats it.
+//! and [`InjectedSecrets::clean`] takes the secret out of an answer that repeats it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::authority::Authority;
 use crate::secrets::Secret;
-use crate::vault::{Dressed, Set, Vault};
+use crate::vault::{InjectedSecrets, SecretSet, Vault};
 use crate::wire::Wire;
 
 /// For a handshake.
@@ -27,13 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Nothing in it: no host has a secret.
 #[derive(Debug, Default)]
-pub struct Interceptor(Option<Own>);
+pub struct Interceptor(Option<Interception>);
 
 #[derive(Debug)]
-struct Own {
+struct Interception {
     vault: Vault,
     /// One for each set of secrets: in its name constraints are the hosts of that set, which are nobody else's business.
-    authorities: BTreeMap<Set, Authority>,
+    authorities: BTreeMap<SecretSet, Authority>,
     connector: Arc<ClientConfig>,
     /// Of this machine, for the bundle in sandboxes.
     roots: Vec<CertificateDer<'static>>,
@@ -47,7 +47,8 @@ impl Interceptor {
         }
         let provider = Arc::new(ring::default_provider());
         let vault = Vault::new(secrets, || random(provider.secure_random)).map_err(io::Error::other)?;
-        let authority = |set: Set| Authority::new(&vault.hosts(&set), Arc::clone(&provider)).map(|own| (set, own));
+        let authority =
+            |set: SecretSet| Authority::new(&vault.hosts(&set), Arc::clone(&provider)).map(|own| (set, own));
         let authorities =
             vault.sets().into_iter().map(authority).collect::<Result<_, _>>().map_err(io::Error::other)?;
         let found = rustls_native_certs::load_native_certs();
@@ -58,7 +59,7 @@ impl Interceptor {
         }
         let roots = [found.certs, roots.to_vec()].concat();
         let connector = Arc::new(connector(provider, &roots).map_err(io::Error::other)?);
-        Ok(Self(Some(Own { vault, authorities, connector, roots })))
+        Ok(Self(Some(Interception { vault, authorities, connector, roots })))
     }
 
     /// Whether TLS to this host ends here: this tenant has a secret for it. `name` is lower case, without a dot at its end.
@@ -82,17 +83,17 @@ impl Interceptor {
     }
 
     /// Puts the secrets of this host into the headers of a request to it.
-    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
+    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
         self.0.as_ref().map(|own| own.vault.dress(tenant, name, port, headers)).unwrap_or_default()
     }
 
     /// Which secrets this tenant has; none is none.
-    pub fn set(&self, tenant: &str) -> Option<Set> {
+    pub fn set(&self, tenant: &str) -> Option<SecretSet> {
         self.0.as_ref().map(|own| own.vault.set(tenant)).filter(|set| !set.is_empty())
     }
 
     /// What a sandbox needs to use these, if there are any.
-    pub fn trusted(&self, set: &Set) -> Option<Trusted> {
+    pub fn trusted(&self, set: &SecretSet) -> Option<Trusted> {
         let own = self.0.as_ref()?;
         let authority = own.authorities.get(set)?.pem();
         Some(Trusted { authority, roots: own.roots.clone(), placeholders: own.vault.placeholders(set) })
@@ -102,7 +103,7 @@ impl Interceptor {
         self.0.is_none()
     }
 
-    fn own(&self) -> io::Result<&Own> {
+    fn own(&self) -> io::Result<&Interception> {
         self.0.as_ref().ok_or_else(none)
     }
 }

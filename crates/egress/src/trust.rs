@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::Furnishing;
+use crate::SandboxSetup;
 use crate::tls::Trusted;
 
 /// Where the socket listens that is accepted on here; `sandbox::PROXY` makes it there.
@@ -38,8 +38,8 @@ const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
 const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// What a sandbox is given whose tenant has no secrets.
-pub fn plain() -> Furnishing {
-    let mut furnishing = Furnishing { env: proxy(), ..Furnishing::default() };
+pub fn plain() -> SandboxSetup {
+    let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     // These two bring a list of their own, in which an authority of the operator's is not.
     if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
         for variable in ["REQUESTS_CA_BUNDLE", "npm_config_cafile"] {
@@ -50,8 +50,8 @@ pub fn plain() -> Furnishing {
 }
 
 /// `certutil`: where the program is, if this machine has it.
-pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> Furnishing {
-    let mut furnishing = Furnishing { env: proxy(), ..Furnishing::default() };
+pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
+    let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     let Trusted { authority, roots, placeholders } = trusted;
     let bundle: String = roots.iter().map(|root| pem(root)).chain([authority.clone()]).collect();
     for variable in BUNDLE_VARIABLES {

@@ -16,10 +16,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::connect::Stop;
-use crate::gate::{Connection, Crossing, Inside};
+use crate::gate::{Connection, ConnectionInfo, Visibility};
 use crate::http;
 use crate::limits::Flow;
-use crate::policy::Refusal;
+use crate::policy::DenyReason;
 use crate::target::{Host, Target};
 use crate::wire::Wire;
 
@@ -44,7 +44,7 @@ pub enum Tunnel {
 
 pub struct Opaque {
     what: String,
-    crossing: Crossing,
+    crossing: ConnectionInfo,
     address: SocketAddr,
     upstream: Flow<TcpStream>,
 }
@@ -58,12 +58,12 @@ pub async fn open(connection: &Connection, what: &str, target: Target) -> Result
     if let Host::Name(name) = &target.host
         && connection.state.shared.interceptor.takes(&connection.state.tenant, name, target.port)
     {
-        let requests = Crossing::new(target.clone(), Inside::Requests);
+        let requests = ConnectionInfo::new(target.clone(), Visibility::Requests);
         connection.cross(requests).map_err(|refusal| connection.deny(what, refusal))?;
         let name = name.clone();
         return Ok(Tunnel::Intercepted(target, name));
     }
-    let crossing = Crossing::new(target, Inside::Opaque);
+    let crossing = ConnectionInfo::new(target, Visibility::Opaque);
     connection.cross(crossing.clone()).map_err(|refusal| connection.deny(what, refusal))?;
     let addresses = connection.find(what, &crossing).await?;
     let (upstream, address) = connection.dial(what, crossing.clone(), &addresses).await?;
@@ -131,7 +131,7 @@ impl Opaque {
         connection: &Connection,
         client: &mut Wire,
         mut read: Vec<u8>,
-    ) -> io::Result<Result<Vec<u8>, Refusal>> {
+    ) -> io::Result<Result<Vec<u8>, DenyReason>> {
         if read.first() != Some(&HANDSHAKE) {
             return Ok(if self.crossing.target.port == HTTPS && !read.is_empty() { Err(not_tls()) } else { Ok(read) });
         }
@@ -164,12 +164,12 @@ impl Opaque {
     }
 
     /// Whether the name in a TLS greeting is what was asked for.
-    fn judge_name(&mut self, connection: &Connection, name: Option<&str>) -> Result<(), Refusal> {
+    fn judge_name(&mut self, connection: &Connection, name: Option<&str>) -> Result<(), DenyReason> {
         let Target { host, port } = self.crossing.target.clone();
         let Some(name) = name else {
             // Without a name the server at that address decides who it is: the address has to be allowed itself.
             let bare = Target { host: Host::Address(self.address.ip()), port };
-            return connection.state.judge(|judge| judge.asked(&bare)).map_err(|refusal| Refusal {
+            return connection.state.judge(|judge| judge.asked(&bare)).map_err(|refusal| DenyReason {
                 rule: format!("the TLS greeting names nobody, and {}", refusal.rule),
                 ..refusal
             });
@@ -177,7 +177,7 @@ impl Opaque {
         let named = Host::parse(name).map_err(|_| not_tls())?;
         match &host {
             _ if named == host => Ok(()),
-            Host::Name(_) => Err(Refusal {
+            Host::Name(_) => Err(DenyReason {
                 rule: format!("the TLS greeting is for {named}, the connection is for {host}"),
                 remedy: "Both have to be the same".into(),
             }),
@@ -190,8 +190,8 @@ impl Opaque {
     }
 }
 
-fn not_tls() -> Refusal {
-    Refusal {
+fn not_tls() -> DenyReason {
+    DenyReason {
         rule: "what was sent is no TLS that can be read".into(),
         remedy: "On port 443, and where it looks like TLS, nothing else can pass".into(),
     }

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, timeout};
 
 use crate::connect::Stop;
-use crate::gate::{Connection, Crossing};
+use crate::gate::{Connection, ConnectionInfo};
 use crate::http::{LONGEST_HEAD, MOST_HEADERS};
 use crate::target::Target;
 use crate::wire::Wire;
@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// Of one client connection.
 #[derive(Default)]
-pub struct Kept(Mutex<Option<Upstream>>);
+pub struct IdleUpstream(Mutex<Option<Upstream>>);
 
 struct Upstream {
     target: Target,
@@ -33,20 +33,20 @@ struct Upstream {
     used: Instant,
 }
 
-impl Kept {
+impl IdleUpstream {
     /// `crossing` was judged already as far as it goes without an address. `tls`: as whom the host has to show itself.
     pub async fn send(
         &self,
         connection: &Connection,
         what: &str,
-        crossing: Crossing,
+        crossing: ConnectionInfo,
         tls: Option<&str>,
         mut request: Request<Incoming>,
     ) -> Result<Response<Incoming>, Stop> {
         let lost = || Stop::Unreachable(crossing.target.to_string(), "its answer is not HTTP, or was cut off");
         let addresses = connection.find(what, &crossing).await?;
         if let Some(mut upstream) = self.take(&crossing.target, &addresses).await {
-            let there = Crossing { address: Some(upstream.address), ..crossing.clone() };
+            let there = ConnectionInfo { address: Some(upstream.address), ..crossing.clone() };
             connection.cross(there).map_err(|refusal| connection.deny(what, refusal))?;
             match upstream.sender.try_send_request(request).await {
                 Ok(response) => return Ok(self.keep(upstream, response)),
@@ -75,7 +75,7 @@ impl Kept {
 async fn open(
     connection: &Connection,
     what: &str,
-    crossing: Crossing,
+    crossing: ConnectionInfo,
     addresses: &[SocketAddr],
     tls: Option<&str>,
 ) -> Result<Upstream, Stop> {

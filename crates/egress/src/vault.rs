@@ -18,20 +18,20 @@ use crate::secrets::{Pattern, Secret};
 
 /// The secrets of one server.
 #[derive(Debug)]
-pub struct Vault(Vec<Kept>);
+pub struct Vault(Vec<VaultEntry>);
 
 /// Some of the secrets of one server. Tenants that have the same ones are furnished alike.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Set(Vec<usize>);
+pub struct SecretSet(Vec<usize>);
 
-impl Set {
+impl SecretSet {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 #[derive(Debug)]
-struct Kept {
+struct VaultEntry {
     secret: Secret,
     hosts: Vec<Pattern>,
     header: HeaderName,
@@ -47,13 +47,18 @@ impl Vault {
             let header = secret.header.parse().map_err(|_| format!("`{}` is not a header", secret.header))?;
             let hosts = secret.hosts.iter().filter_map(|host| Pattern::parse(host)).collect();
             let number: String = random().iter().map(|byte| format!("{byte:02x}")).collect();
-            Ok(Kept { placeholder: format!("sandpool-placeholder-{number}"), secret: secret.clone(), hosts, header })
+            Ok(VaultEntry {
+                placeholder: format!("sandpool-placeholder-{number}"),
+                secret: secret.clone(),
+                hosts,
+                header,
+            })
         };
         secrets.iter().map(kept).collect::<Result<_, _>>().map(Self)
     }
 
     /// The sets of secrets that there are tenants for; those who have none are not among them.
-    pub fn sets(&self) -> BTreeSet<Set> {
+    pub fn sets(&self) -> BTreeSet<SecretSet> {
         let named = self.0.iter().flat_map(|kept| kept.secret.tenants.iter().map(String::as_str));
         // Nobody's name: what every tenant has.
         let sets = named.chain([""]).map(|tenant| self.set(tenant));
@@ -61,20 +66,20 @@ impl Vault {
     }
 
     /// What this tenant may use.
-    pub fn set(&self, tenant: &str) -> Set {
-        Set(self.0.iter().enumerate().filter(|(_, kept)| kept.is_for(tenant)).map(|(number, _)| number).collect())
+    pub fn set(&self, tenant: &str) -> SecretSet {
+        SecretSet(self.0.iter().enumerate().filter(|(_, kept)| kept.is_for(tenant)).map(|(number, _)| number).collect())
     }
 
-    pub fn hosts(&self, set: &Set) -> Vec<Pattern> {
+    pub fn hosts(&self, set: &SecretSet) -> Vec<Pattern> {
         self.in_set(set).flat_map(|kept| kept.hosts.clone()).collect()
     }
 
     /// What code finds under each secret's name.
-    pub fn placeholders(&self, set: &Set) -> BTreeMap<String, String> {
+    pub fn placeholders(&self, set: &SecretSet) -> BTreeMap<String, String> {
         self.in_set(set).map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
     }
 
-    fn in_set(&self, set: &Set) -> impl Iterator<Item = &Kept> {
+    fn in_set(&self, set: &SecretSet) -> impl Iterator<Item = &VaultEntry> {
         set.0.iter().map(|number| &self.0[*number])
     }
 
@@ -82,13 +87,13 @@ impl Vault {
         self.of(tenant, name, port).next().is_some()
     }
 
-    fn of(&self, tenant: &str, name: &str, port: u16) -> impl Iterator<Item = &Kept> {
+    fn of(&self, tenant: &str, name: &str, port: u16) -> impl Iterator<Item = &VaultEntry> {
         let own = self.0.iter().filter(move |kept| kept.is_for(tenant));
         own.filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
     }
 
     /// Puts the secrets of this host into the headers of a request to it, as far as this tenant may use them.
-    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> Dressed {
+    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
         let mut needles = Needles::default();
         for kept in self.of(tenant, name, port) {
             needles.add(kept.secret.value.expose().as_bytes());
@@ -101,11 +106,11 @@ impl Vault {
                 headers.remove(name);
             }
         }
-        Dressed { needles }
+        InjectedSecrets { needles }
     }
 }
 
-impl Kept {
+impl VaultEntry {
     fn is_for(&self, tenant: &str) -> bool {
         let tenants = &self.secret.tenants;
         tenants.is_empty() || tenants.iter().any(|own| own == tenant)
@@ -157,17 +162,17 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
 /// A request that has secrets in it, and what its answer must not have.
 #[must_use]
 #[derive(Default)]
-pub struct Dressed {
+pub struct InjectedSecrets {
     needles: Needles,
 }
 
-impl fmt::Debug for Dressed {
+impl fmt::Debug for InjectedSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Dressed")
     }
 }
 
-impl Dressed {
+impl InjectedSecrets {
     /// The answer without the secrets. An error is a sentence for whoever asked: the answer cannot be looked through.
     pub fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
         let (mut parts, body) = response.into_parts();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
-use egress::{Egress, EgressConfig, Furnishing, Gate, Policy, Secret, Table, Value};
+use egress::{Egress, EgressConfig, Gate, Policy, SandboxSetup, Secret, Table, Value};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -30,7 +30,7 @@ struct Place {
     heard: Heard,
     port: u16,
     denials: Arc<Mutex<Vec<String>>>,
-    furnishing: Furnishing,
+    furnishing: SandboxSetup,
 }
 
 impl Drop for Place {
@@ -76,7 +76,7 @@ impl Place {
         let gate = egress.open(listener, "blue", Policy::of(table), sink).unwrap();
 
         let dir = std::env::temp_dir().join(format!("sandpool-secrets-{label}-{}", std::process::id()));
-        let furnishing = Furnishing::clone(&*egress.furnishing("blue").await);
+        let furnishing = SandboxSetup::clone(&*egress.furnishing("blue").await);
         for (path, content) in &furnishing.files {
             let path = inside(&dir, path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -11,7 +11,7 @@ use proto::{FromGuest, ToGuest};
 
 use crate::config::{BrowserCommand, WORKSPACE};
 use crate::guest::lock;
-use crate::live::{Failure, Place, one_line};
+use crate::registry::{LiveSandbox, SandboxFailure, one_line};
 
 pub(crate) mod bounded;
 
@@ -22,7 +22,7 @@ const HOME: &str = "/browser";
 
 /// What a sandbox has of a browser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Browser {
+pub(crate) enum BrowserStatus {
     /// None was ever started.
     #[default]
     Absent,
@@ -68,13 +68,13 @@ impl BrowserCommand {
     }
 }
 
-impl Place {
+impl LiveSandbox {
     pub(crate) fn browser_runs(&self) -> bool {
-        matches!(*lock(self.browser()), Browser::Runs { .. }) && !self.guest.browser_has_exited()
+        matches!(*lock(self.browser()), BrowserStatus::Runs { .. }) && !self.guest.browser_has_exited()
     }
 
     /// Takes the place of one that is there. Who asks for it makes sure that nobody else does.
-    pub(crate) async fn start_browser(&self, spec: BrowserSpec) -> Result<(), Failure> {
+    pub(crate) async fn start_browser(&self, spec: BrowserSpec) -> Result<(), SandboxFailure> {
         self.browser_is_over();
         let starting = async {
             let (entered, kills) = tokio::join!(self.enter_browser(), self.browser_oom_kills());
@@ -89,33 +89,33 @@ impl Place {
         };
         let late = |_| Err(not_started(&format!("it was not there within {START:?}")));
         let oom_kills = tokio::time::timeout(START, starting).await.unwrap_or_else(late)?;
-        *lock(self.browser()) = Browser::Runs { oom_kills };
+        *lock(self.browser()) = BrowserStatus::Runs { oom_kills };
         self.browsers().started.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     /// Whether a process of it was killed for memory since the browser was started, or since that was asked last.
     pub(crate) async fn browser_outgrew(&self) -> bool {
-        let Browser::Runs { oom_kills: before } = *lock(self.browser()) else { return false };
+        let BrowserStatus::Runs { oom_kills: before } = *lock(self.browser()) else { return false };
         let Some(oom_kills) = self.browser_oom_kills().await else { return false };
-        *lock(self.browser()) = Browser::Runs { oom_kills };
+        *lock(self.browser()) = BrowserStatus::Runs { oom_kills };
         oom_kills > before
     }
 
     /// The next call starts another. Whether it ran until now.
     pub(crate) fn browser_is_over(&self) -> bool {
         let mut browser = lock(self.browser());
-        let ran = matches!(*browser, Browser::Runs { .. });
+        let ran = matches!(*browser, BrowserStatus::Runs { .. });
         if ran {
-            *browser = Browser::Over;
+            *browser = BrowserStatus::Over;
             self.browsers().died.fetch_add(1, Ordering::Relaxed);
         }
         ran
     }
 }
 
-fn not_started(why: &str) -> Failure {
-    Failure {
+fn not_started(why: &str) -> SandboxFailure {
+    SandboxFailure {
         public: "it did not start; the server's log says why".into(),
         log: format!("the browser did not start: {why}"),
         in_use: false,

@@ -6,15 +6,15 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Deadline, Failure, FromGuest, Kind, RunEnd, Stream, ToGuest};
+use proto::{Deadline, FrameKind, FromGuest, GuestFailure, RunEnd, Stream, ToGuest};
 use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::capture::{Rich, StreamCapture};
 use crate::engine::Inner;
-use crate::guest::{Answer, Lost, PendingCall};
-use crate::live::{Place, one_line};
+use crate::guest::{GuestLost, GuestReply, PendingCall};
 use crate::op::{Call, Captured, ContextInfo, Event, KeptOutput, Network, Ran, RunOutcome};
+use crate::registry::{LiveSandbox, one_line};
 
 /// What the host allows the guest beyond the deadline and its grace time.
 const BACKSTOP: Duration = Duration::from_secs(2);
@@ -24,10 +24,10 @@ const MIN_FORWARD: u64 = 256 << 10;
 const BACKGROUND_FORWARD: u64 = 64 << 20;
 const MAX_KEPT_NAME: usize = 128;
 
-pub(crate) struct Cell<'a> {
+pub(crate) struct CellRun<'a> {
     pub(crate) inner: &'a Inner,
     pub(crate) call: &'a Call,
-    pub(crate) place: Arc<Place>,
+    pub(crate) place: Arc<LiveSandbox>,
     pub(crate) timeout: Duration,
     pub(crate) network: Network,
     /// Characters of each stream.
@@ -37,20 +37,21 @@ pub(crate) struct Cell<'a> {
 }
 
 /// The guest did not start it.
-pub(crate) struct Refused {
-    pub(crate) failure: Failure,
+pub(crate) struct StartRefused {
+    pub(crate) failure: GuestFailure,
     pub(crate) why: String,
 }
 
-impl Refused {
+impl StartRefused {
     /// A command fails only before it starts.
     fn before_it_ran(&self, request: &ToGuest) -> bool {
-        matches!(request, ToGuest::Exec { .. }) || matches!(self.failure, Failure::Kernel | Failure::Environment)
+        matches!(request, ToGuest::Exec { .. })
+            || matches!(self.failure, GuestFailure::Kernel | GuestFailure::Environment)
     }
 }
 
 /// How it went, as far as the guest can tell.
-pub(crate) enum Ending {
+pub(crate) enum CellEnding {
     Reported(RunEnd),
     /// It never left.
     Unsendable(String),
@@ -59,12 +60,12 @@ pub(crate) enum Ending {
 }
 
 /// The end of the conversation, before it is known what the end means.
-enum Last {
-    End(Ending),
-    Failed(Refused),
+enum FinalFrame {
+    End(CellEnding),
+    Failed(StartRefused),
 }
 
-impl Cell<'_> {
+impl CellRun<'_> {
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline { after_ms: self.timeout.as_millis() as u64, grace_ms: self.inner.config.grace.as_millis() as u64 }
     }
@@ -75,28 +76,28 @@ impl Cell<'_> {
     }
 
     /// Exactly one end, however the guest behaves.
-    pub(crate) async fn run(&self, request: &ToGuest) -> Result<Heard<'_>, Refused> {
-        let mut fold = Fold::new(self.budget, self.call, self.record);
+    pub(crate) async fn run(&self, request: &ToGuest) -> Result<CellReport<'_>, StartRefused> {
+        let mut fold = OutputFold::new(self.budget, self.call, self.record);
         let (started, passage) = (Instant::now(), self.place.passage(self.network));
         let last = self.converse(request, &mut fold).await;
         let (mut duration, denied) = (started.elapsed(), passage.denied());
         let ending = match last {
-            Last::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
+            FinalFrame::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
             // It may or may not have run: what is in doubt is not used again.
-            Last::Failed(Refused { why, .. }) | Last::End(Ending::Lost(why)) => {
+            FinalFrame::Failed(StartRefused { why, .. }) | FinalFrame::End(CellEnding::Lost(why)) => {
                 let _ = self.place.destroy(&why).await;
-                Ending::Lost(why)
+                CellEnding::Lost(why)
             }
-            Last::End(ending) => ending,
+            FinalFrame::End(ending) => ending,
         };
-        if let Ending::Reported(end) = &ending {
+        if let CellEnding::Reported(end) = &ending {
             // The guest's own figure leaves the way here out, but is not believed beyond what passed.
             duration = duration.min(Duration::from_micros(end.micros));
         }
-        Ok(Heard { ending, duration, denied, fold })
+        Ok(CellReport { ending, duration, denied, fold })
     }
 
-    async fn converse(&self, request: &ToGuest, fold: &mut Fold<'_>) -> Last {
+    async fn converse(&self, request: &ToGuest, fold: &mut OutputFold<'_>) -> FinalFrame {
         let grace = self.inner.config.grace;
         let mut until = pin!(tokio::time::sleep(self.timeout + grace + BACKSTOP));
         let mut run: PendingCall = tokio::select! {
@@ -105,7 +106,7 @@ impl Cell<'_> {
                 Ok(run) => run,
                 Err(lost) if self.place.guest.is_lost() => return lost.into(),
                 // Characters that are written as six on the way.
-                Err(too_long) => return Last::End(Ending::Unsendable(too_long.0)),
+                Err(too_long) => return FinalFrame::End(CellEnding::Unsendable(too_long.0)),
             },
             () = &mut until => return self.silent(false),
         };
@@ -136,27 +137,27 @@ impl Cell<'_> {
     }
 
     /// The guest kept silent beyond all deadlines: with it go the files.
-    fn silent(&self, cancelled: bool) -> Last {
+    fn silent(&self, cancelled: bool) -> FinalFrame {
         let what = if cancelled { "was cancelled".into() } else { format!("timed out after {:?}", self.timeout) };
         self.place.guest.close(&format!("the code {what} and its guest did not end it")).into()
     }
 }
 
-impl From<Lost> for Last {
-    fn from(lost: Lost) -> Self {
-        Self::End(Ending::Lost(lost.0))
+impl From<GuestLost> for FinalFrame {
+    fn from(lost: GuestLost) -> Self {
+        Self::End(CellEnding::Lost(lost.0))
     }
 }
 
 /// What came of it: an end, and what was shown until then.
-pub(crate) struct Heard<'a> {
-    pub(crate) ending: Ending,
+pub(crate) struct CellReport<'a> {
+    pub(crate) ending: CellEnding,
     duration: Duration,
     denied: Vec<String>,
-    fold: Fold<'a>,
+    fold: OutputFold<'a>,
 }
 
-impl Heard<'_> {
+impl CellReport<'_> {
     /// Something to show beside the result that the code itself did not say.
     pub(crate) fn error(&mut self, name: &str, message: String) -> RunOutcome {
         let event = proto::KernelEvent::Error { name: name.into(), value: message.clone(), text: message };
@@ -169,7 +170,7 @@ impl Heard<'_> {
         self.fold.follow.flush();
         let shown = self.fold.rich.finish();
         let (mut stdout, mut stderr) = (self.fold.stdout.finish(), self.fold.stderr.finish());
-        if let (Ending::Reported(end), Some(key)) = (self.ending, outputs) {
+        if let (CellEnding::Reported(end), Some(key)) = (self.ending, outputs) {
             keep(&mut stdout, key, end.stdout_kept);
             keep(&mut stderr, key, end.stderr_kept);
         }
@@ -206,36 +207,36 @@ fn keep(captured: &mut Captured, key: &str, kept: Option<proto::KeptOutput>) {
 }
 
 /// Everything a run says, folded as it arrives.
-struct Fold<'a> {
+struct OutputFold<'a> {
     stdout: StreamCapture,
     stderr: StreamCapture,
     rich: Rich,
-    follow: Follow<'a>,
+    follow: OutputFollower<'a>,
     record: Option<&'a Background>,
 }
 
-impl<'a> Fold<'a> {
+impl<'a> OutputFold<'a> {
     fn new(budget: usize, call: &'a Call, record: Option<&'a Background>) -> Self {
         Self {
             stdout: StreamCapture::new(budget),
             stderr: StreamCapture::new(budget),
             rich: Rich::new(budget, call.memory.clone()),
-            follow: Follow::new(call),
+            follow: OutputFollower::new(call),
             record,
         }
     }
 
-    fn take(&mut self, answer: Answer) -> Result<Option<Last>, &'static str> {
+    fn take(&mut self, answer: GuestReply) -> Result<Option<FinalFrame>, &'static str> {
         match answer {
-            Answer::Data(Kind::Stdout, bytes) => self.output(Stream::Stdout, &bytes),
-            Answer::Data(Kind::Stderr, bytes) => self.output(Stream::Stderr, &bytes),
-            Answer::Data(..) => return Err("the guest sent a file instead of output"),
-            Answer::Message(message) => return self.message(message),
+            GuestReply::Data(FrameKind::Stdout, bytes) => self.output(Stream::Stdout, &bytes),
+            GuestReply::Data(FrameKind::Stderr, bytes) => self.output(Stream::Stderr, &bytes),
+            GuestReply::Data(..) => return Err("the guest sent a file instead of output"),
+            GuestReply::Message(message) => return self.message(message),
         }
         Ok(None)
     }
 
-    fn message(&mut self, message: FromGuest) -> Result<Option<Last>, &'static str> {
+    fn message(&mut self, message: FromGuest) -> Result<Option<FinalFrame>, &'static str> {
         match message {
             FromGuest::Event { event } => self.rich.event(event),
             FromGuest::Gap { stream, bytes } => {
@@ -249,9 +250,9 @@ impl<'a> Fold<'a> {
                 self.rich.late(&stdout);
                 self.rich.late(&stderr);
             }
-            FromGuest::RunEnd { end } => return Ok(Some(Last::End(Ending::Reported(end)))),
+            FromGuest::RunEnd { end } => return Ok(Some(FinalFrame::End(CellEnding::Reported(end)))),
             FromGuest::Failed { failure, message } => {
-                return Ok(Some(Last::Failed(Refused { failure, why: one_line(&message) })));
+                return Ok(Some(FinalFrame::Failed(StartRefused { failure, why: one_line(&message) })));
             }
             _ => return Err("the guest answered a run with something else"),
         }
@@ -275,7 +276,7 @@ impl<'a> Fold<'a> {
 }
 
 /// Passes output on while the cell runs: at most ten events a second, each of bounded size.
-struct Follow<'a> {
+struct OutputFollower<'a> {
     call: &'a Call,
     stdout: String,
     stderr: String,
@@ -283,7 +284,7 @@ struct Follow<'a> {
     due: Instant,
 }
 
-impl<'a> Follow<'a> {
+impl<'a> OutputFollower<'a> {
     /// Both streams may have one each time.
     const EVERY: Duration = Duration::from_millis(200);
     const MAX_TEXT: usize = 8 << 10;

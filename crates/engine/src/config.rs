@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::{KernelSpec, Language};
-use sandbox::{BrowserRoom, SharedVolume, WarmSpec};
+use sandbox::{BrowserRoom, SharedVolume, ZygoteSpec};
 
 use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
@@ -360,9 +360,9 @@ pub struct KernelCommand {
 
 impl Runtimes {
     /// The interpreter that kernels are forked from.
-    pub fn warm(&self) -> Option<WarmSpec> {
+    pub fn warm(&self) -> Option<ZygoteSpec> {
         let KernelCommand { warm, env, binds, .. } = &self.python;
-        (!warm.is_empty()).then(|| WarmSpec {
+        (!warm.is_empty()).then(|| ZygoteSpec {
             argv: warm.clone(),
             env: env.clone(),
             runtime: binds.clone(),

@@ -15,15 +15,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::guest::lock;
-use crate::holdings::Charge;
 use crate::links::Keys;
-use crate::live::Place;
 use crate::op::{ContextInfo, EngineError, Size};
+use crate::registry::LiveSandbox;
+use crate::tenancy::Charge;
 
 /// Where a context lives at the moment. Only who has the turn may change it.
 #[derive(Default)]
-pub(crate) struct Home {
-    pub(crate) place: Option<Arc<Place>>,
+pub(crate) struct ContextState {
+    pub(crate) place: Option<Arc<LiveSandbox>>,
     /// The running interpreters, one a language; none before the first run and after one died, until the next.
     pub(crate) kernels: BTreeMap<Language, KernelId>,
     pub(crate) last_kernel: KernelId,
@@ -37,12 +37,12 @@ pub(crate) struct Home {
     pub(crate) kernel_notices: BTreeMap<Language, String>,
 }
 
-impl Home {
-    pub(crate) fn at(place: Arc<Place>) -> Self {
+impl ContextState {
+    pub(crate) fn at(place: Arc<LiveSandbox>) -> Self {
         Self { place: Some(place), ..Self::default() }
     }
 
-    pub(crate) fn living_place(&self) -> Option<Arc<Place>> {
+    pub(crate) fn live_sandbox(&self) -> Option<Arc<LiveSandbox>> {
         self.place.clone().filter(|place| !place.guest.is_lost())
     }
 
@@ -53,7 +53,7 @@ impl Home {
 
     pub(crate) fn kernel_ended_between_runs(&mut self, language: Language, how: Ended) {
         self.kernels.remove(&language);
-        let how = crate::live::describe(how);
+        let how = crate::registry::describe(how);
         let notice = format!("[the interpreter ended between two calls ({how}): variables are lost, files are kept]");
         self.kernel_notices.insert(language, notice);
     }
@@ -68,9 +68,9 @@ impl Home {
 
 /// The browser of a context, as its calls know it. Only who has the turn in it may change that.
 #[derive(Default)]
-pub(crate) struct Browsing {
+pub(crate) struct BrowserUse {
     /// Where it was last.
-    pub(crate) place: Option<Arc<Place>>,
+    pub(crate) place: Option<Arc<LiveSandbox>>,
     /// A call was made in it, so that there is something to lose.
     pub(crate) used: bool,
     /// What the next call has to be told.
@@ -89,24 +89,24 @@ pub(crate) struct Context {
     /// The connection that made it.
     pub(crate) connection: Option<String>,
     pub(crate) created_at: u64,
-    /// Counts up within its holdings.
+    /// Counts up within its tenancy.
     pub(crate) number: u64,
     /// Fair: first come, first served.
-    pub(crate) turn: Arc<tokio::sync::Mutex<Home>>,
+    pub(crate) turn: Arc<tokio::sync::Mutex<ContextState>>,
     /// As fair. Whoever needs both turns takes this one first.
-    pub(crate) browsing: Arc<tokio::sync::Mutex<Browsing>>,
+    pub(crate) browsing: Arc<tokio::sync::Mutex<BrowserUse>>,
     /// Set once it is taken out; those who wait for a turn give up.
     pub(crate) gone: CancellationToken,
     /// What it takes of the limits, until it is taken out.
     pub(crate) charge: Mutex<Option<Charge>>,
     /// Made for a call that has not told its client so.
     untold: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<ContextActivity>,
 }
 
-struct State {
-    /// The same place as in `Home`, for file operations, which need no turn.
-    place: Option<Arc<Place>>,
+struct ContextActivity {
+    /// The same place as in `ContextState`, for file operations, which need no turn.
+    place: Option<Arc<LiveSandbox>>,
     isolation: Isolation,
     last_used: u64,
     last_active: Instant,
@@ -129,7 +129,7 @@ pub(crate) struct Plan {
 }
 
 impl Context {
-    pub(crate) fn new(plan: Plan, home: Home, isolation: Isolation) -> Self {
+    pub(crate) fn new(plan: Plan, home: ContextState, isolation: Isolation) -> Self {
         let now = unix_now();
         home.place.iter().for_each(|place| place.belongs_to(&plan.id));
         Self {
@@ -146,7 +146,7 @@ impl Context {
             gone: CancellationToken::new(),
             charge: Mutex::default(),
             untold: AtomicBool::new(false),
-            state: Mutex::new(State {
+            state: Mutex::new(ContextActivity {
                 place: home.place.clone(),
                 isolation,
                 last_used: now,
@@ -187,14 +187,14 @@ impl Context {
         state.last_active = Instant::now();
     }
 
-    pub(crate) fn moved(&self, place: &Arc<Place>) {
+    pub(crate) fn moved(&self, place: &Arc<LiveSandbox>) {
         place.belongs_to(&self.id);
         let mut state = lock(&self.state);
         state.isolation = place.isolation().clone();
         state.place = Some(place.clone());
     }
 
-    pub(crate) fn live_place(&self) -> Option<Arc<Place>> {
+    pub(crate) fn live_place(&self) -> Option<Arc<LiveSandbox>> {
         lock(&self.state).place.clone().filter(|place| !place.guest.is_lost())
     }
 
@@ -213,10 +213,10 @@ impl Context {
     }
 }
 
-/// Keeps a context from counting as idle. Taken under the lock of its holdings, so that it is not taken out in between.
-pub(crate) struct InUse(Arc<Context>);
+/// Keeps a context from counting as idle. Taken under the lock of its tenancy, so that it is not taken out in between.
+pub(crate) struct ContextLease(Arc<Context>);
 
-impl InUse {
+impl ContextLease {
     pub(crate) fn new(context: &Arc<Context>) -> Self {
         let mut state = lock(&context.state);
         state.uses += 1;
@@ -236,7 +236,7 @@ impl InUse {
     }
 }
 
-impl Deref for InUse {
+impl Deref for ContextLease {
     type Target = Context;
 
     fn deref(&self) -> &Context {
@@ -244,7 +244,7 @@ impl Deref for InUse {
     }
 }
 
-impl Drop for InUse {
+impl Drop for ContextLease {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.uses -= 1;
@@ -254,12 +254,12 @@ impl Drop for InUse {
 
 /// That a context is new, for one call to tell. A call that fails leaves it to the next: nobody takes an empty context for the
 /// one that was there before.
-pub(crate) struct News {
+pub(crate) struct NewContextNotice {
     context: Arc<Context>,
     is_new: bool,
 }
 
-impl News {
+impl NewContextNotice {
     pub(crate) fn made(context: &Arc<Context>) -> Self {
         Self { context: context.clone(), is_new: true }
     }
@@ -277,7 +277,7 @@ impl News {
     }
 }
 
-impl Drop for News {
+impl Drop for NewContextNotice {
     fn drop(&mut self) {
         if self.is_new {
             self.context.untold.store(true, Ordering::SeqCst);

@@ -16,11 +16,11 @@ use crate::config::{KeptConfig, RealmConfig};
 use crate::context::unix_now;
 use crate::engine::Inner;
 use crate::guest::lock;
-use crate::holdings::Holdings;
-use crate::keyed::{Keyed, Leaves, Turn};
-use crate::live::{Failure, Place};
-use crate::maker::{FIRST_KERNEL, Shape, rehearse};
-use crate::op::{EngineError, Happened, Tenant};
+use crate::keyed::{Keyed, KeyedState, Turn};
+use crate::op::{EngineError, NoticeKind, Tenant};
+use crate::provision::{FIRST_KERNEL, Shape, rehearse};
+use crate::registry::{LiveSandbox, SandboxFailure};
+use crate::tenancy::Tenancy;
 
 /// How long a sandbox without code stays after its last use.
 pub(crate) const PARKED: Duration = Duration::from_secs(10);
@@ -39,20 +39,20 @@ pub(crate) const KEPT_SWEEP: Duration = Duration::from_secs(60 * 60);
 
 pub(crate) struct Conversations {
     /// By key.
-    pub(crate) turns: Keyed<Slot>,
+    pub(crate) turns: Keyed<ParkingSlot>,
     parking: Arc<Semaphore>,
-    known: Mutex<Known>,
+    known: Mutex<ConversationIndex>,
 }
 
 #[derive(Default)]
-struct Known {
+struct ConversationIndex {
     /// Volumes that existed when the back end was last asked.
     kept: HashSet<String>,
     /// Who used which conversation since the engine began.
-    owners: HashMap<String, Owner>,
+    owners: HashMap<String, ConversationOwner>,
 }
 
-struct Owner {
+struct ConversationOwner {
     tenant: Tenant,
     conversation: String,
     last_used: Instant,
@@ -62,12 +62,12 @@ struct Owner {
 
 /// What is left between two turns.
 #[derive(Default)]
-pub(crate) struct Slot {
-    parked: Option<Parked>,
+pub(crate) struct ParkingSlot {
+    parked: Option<ParkedSandbox>,
 }
 
-struct Parked {
-    place: Arc<Place>,
+struct ParkedSandbox {
+    place: Arc<LiveSandbox>,
     shape: Shape,
     /// Of its interpreter, if it has one.
     language: Option<Language>,
@@ -75,7 +75,7 @@ struct Parked {
     _room: OwnedSemaphorePermit,
 }
 
-impl Leaves for Slot {
+impl KeyedState for ParkingSlot {
     fn is_nothing(&self) -> bool {
         self.parked.is_none()
     }
@@ -89,8 +89,8 @@ impl Default for Conversations {
 
 impl Conversations {
     /// Remembers whose it is. Refused when the tenant has too many.
-    pub(crate) fn note(&self, key: &str, holdings: &Holdings, conversation: &str) -> Result<(), EngineError> {
-        let (tenant, most) = (&holdings.tenant.tenant, holdings.config().max_contexts);
+    pub(crate) fn note(&self, key: &str, tenancy: &Tenancy, conversation: &str) -> Result<(), EngineError> {
+        let (tenant, most) = (&tenancy.tenant.tenant, tenancy.config().max_contexts);
         let (last_used, mut known) = (Instant::now(), lock(&self.known));
         if let Some(owner) = known.owners.get_mut(key) {
             owner.last_used = last_used;
@@ -99,7 +99,12 @@ impl Conversations {
         if known.owners.values().filter(|owner| owner.tenant == *tenant).count() >= most {
             return Err(EngineError::OverLimit { what: "max_contexts", limit: most.to_string() });
         }
-        let owner = Owner { tenant: tenant.clone(), conversation: conversation.to_owned(), last_used, last_call: None };
+        let owner = ConversationOwner {
+            tenant: tenant.clone(),
+            conversation: conversation.to_owned(),
+            last_used,
+            last_call: None,
+        };
         known.owners.insert(key.to_owned(), owner);
         Ok(())
     }
@@ -139,31 +144,36 @@ impl Conversations {
 
 impl Inner {
     /// A sandbox for a conversation's files, in which no code runs. Left there for the next.
-    pub(crate) async fn place_for_data(&self, turn: &mut Turn<Slot>, shape: &Shape) -> Result<Arc<Place>, Failure> {
+    pub(crate) async fn place_for_data(
+        &self,
+        turn: &mut Turn<ParkingSlot>,
+        shape: &Shape,
+    ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         if let Some(parked) = turn.parked.as_mut().filter(|parked| !parked.place.guest.is_lost()) {
             parked.since = Instant::now();
             return Ok(parked.place.clone());
         }
         turn.parked = None;
         let room = self.parking_room().await?;
-        let maker = self.maker().map_err(|error| Failure::new(error.to_string()))?;
-        let place = maker.sandbox(shape, None).await?;
+        let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
+        let place = provisioner.sandbox(shape, None).await?;
         let since = Instant::now();
-        turn.parked = Some(Parked { place: place.clone(), shape: shape.clone(), language: None, since, _room: room });
+        turn.parked =
+            Some(ParkedSandbox { place: place.clone(), shape: shape.clone(), language: None, since, _room: room });
         Ok(place)
     }
 
     /// A sandbox for code: one in which none has run yet, with an interpreter started as told. The caller destroys it.
     pub(crate) async fn place_for_code(
         &self,
-        turn: &mut Turn<Slot>,
+        turn: &mut Turn<ParkingSlot>,
         shape: &Shape,
         kernel: KernelSpec,
-    ) -> Result<(Arc<Place>, KernelId), Failure> {
-        let maker = self.maker().map_err(|error| Failure::new(error.to_string()))?;
-        let _hurry = maker.hurry();
+    ) -> Result<(Arc<LiveSandbox>, KernelId), SandboxFailure> {
+        let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
+        let _hurry = provisioner.hurry();
         let (place, number) = match turn.parked.take() {
-            Some(Parked { place, shape: of, language, .. }) if of == *shape && !place.guest.is_lost() => {
+            Some(ParkedSandbox { place, shape: of, language, .. }) if of == *shape && !place.guest.is_lost() => {
                 if language == Some(kernel.language) && !place.guest.has_exited(FIRST_KERNEL) {
                     return Ok((place, FIRST_KERNEL));
                 }
@@ -174,10 +184,10 @@ impl Inner {
                     // Only one sandbox at a time can have the files.
                     parked.place.destroy("its files are needed elsewhere").await?;
                 }
-                (maker.unhurried_sandbox(shape, Some(kernel.language)).await?, FIRST_KERNEL)
+                (provisioner.create_in_background(shape, Some(kernel.language)).await?, FIRST_KERNEL)
             }
         };
-        match maker.start_as_told(&place, number, kernel).await {
+        match provisioner.start_as_told(&place, number, kernel).await {
             Ok(()) => Ok((place, number)),
             Err(failure) => {
                 let _ = place.destroy("its interpreter did not start").await;
@@ -189,8 +199,8 @@ impl Inner {
     /// Makes the sandbox of the next call, behind everybody who waits. Nothing comes of it where there is no room, or the call is
     /// there already.
     pub(crate) async fn prepare(&self, key: &str, shape: Shape, kernel: KernelSpec) {
-        let Ok(maker) = self.maker() else { return };
-        maker.nobody_waits(BEHIND).await;
+        let Ok(provisioner) = self.provisioner() else { return };
+        provisioner.nobody_waits(BEHIND).await;
         let Ok(room) = self.conversations.parking.clone().try_acquire_owned() else { return };
         let Some(mut turn) = self.conversations.turns.try_turn(key) else { return };
         if turn.parked.is_some() {
@@ -198,9 +208,9 @@ impl Inner {
         }
         let language = kernel.language;
         let making = async {
-            let place = maker.unhurried_sandbox(&shape, Some(language)).await?;
-            let started = match maker.start_as_told(&place, FIRST_KERNEL, kernel).await {
-                Ok(()) => rehearse(&place, language).await.map_err(Failure::new),
+            let place = provisioner.create_in_background(&shape, Some(language)).await?;
+            let started = match provisioner.start_as_told(&place, FIRST_KERNEL, kernel).await {
+                Ok(()) => rehearse(&place, language).await.map_err(SandboxFailure::new),
                 Err(failure) => Err(failure),
             };
             match started {
@@ -214,27 +224,30 @@ impl Inner {
         match making.await {
             Ok(place) => {
                 let since = Instant::now();
-                turn.parked = Some(Parked { place, shape, language: Some(language), since, _room: room });
+                turn.parked = Some(ParkedSandbox { place, shape, language: Some(language), since, _room: room });
             }
-            Err(Failure { log, .. }) => tracing::debug!(why = log, "nothing could be made for the next call"),
+            Err(SandboxFailure { log, .. }) => tracing::debug!(why = log, "nothing could be made for the next call"),
         }
     }
 
-    async fn parking_room(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    async fn parking_room(&self) -> Result<OwnedSemaphorePermit, SandboxFailure> {
         let parking = &self.conversations.parking;
         if let Ok(room) = parking.clone().try_acquire_owned() {
             return Ok(room);
         }
         self.unpark(Duration::ZERO, 1).await;
         let waiting = tokio::time::timeout(PARKING_WAIT, parking.clone().acquire_owned()).await;
-        waiting.ok().and_then(Result::ok).ok_or_else(|| Failure::new("too many files are read at once; retry later"))
+        waiting
+            .ok()
+            .and_then(Result::ok)
+            .ok_or_else(|| SandboxFailure::new("too many files are read at once; retry later"))
     }
 
     /// Destroys sandboxes nobody has used for so long, at most as many, those unused for the longest time first.
     pub(crate) async fn unpark(&self, unused: Duration, most: usize) {
         let turns = &self.conversations.turns;
         let free = turns.names().into_iter().filter_map(|name| turns.try_turn(&name));
-        let mut old: Vec<(Instant, Turn<Slot>)> = free
+        let mut old: Vec<(Instant, Turn<ParkingSlot>)> = free
             .filter_map(|turn| turn.parked.as_ref().map(|parked| parked.since).map(|since| (since, turn)))
             .filter(|(since, _)| since.elapsed() >= unused)
             .collect();
@@ -275,22 +288,22 @@ impl Inner {
         let owner = known.owners.remove(key);
         drop(known);
         tracing::info!(key = &key[..key.len().min(8)], "the files of an old conversation are deleted");
-        if let Some(Owner { tenant, conversation, .. }) = owner {
-            self.notify_of(tenant, realm.realm, &conversation, Happened::Expired);
+        if let Some(ConversationOwner { tenant, conversation, .. }) = owner {
+            self.notify_of(tenant, realm.realm, &conversation, NoticeKind::Expired);
         }
     }
 }
 
 impl Shape {
-    pub(crate) fn with_data(holdings: &Holdings, key: &str, kept: KeptConfig) -> Self {
+    pub(crate) fn with_data(tenancy: &Tenancy, key: &str, kept: KeptConfig) -> Self {
         let KeptConfig { bytes, inodes, .. } = kept;
         let volume = KeptVolume { name: key.into(), bytes, inodes };
         Self {
             kept: Some(volume),
-            limits: holdings.config().limits,
+            limits: tenancy.config().limits,
             exit: None,
             browser: None,
-            ..Self::of(holdings, None)
+            ..Self::of(tenancy, None)
         }
     }
 

@@ -9,7 +9,7 @@ const HALF_LIFE: Duration = Duration::from_secs(120);
 /// What is left of a wish until it is none: the last sandbox of a kind stays for three half-lives.
 const NOTHING: f64 = 0.125;
 
-/// What was asked of one kind lately: the most that was ever taken ahead of the refills, and how long ago.
+/// What was asked of one kind window: the most that was ever taken ahead of the refills, and how long ago.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Demand {
     /// Taken and, at the pace of refills, not yet made again.
@@ -59,13 +59,13 @@ pub(crate) struct Wish {
 
 /// What all kinds may have together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct PoolBudget {
     pub(crate) count: usize,
     pub(crate) bytes: u64,
 }
 
 /// Who gets how many: what is ordered, then one each in turn until the wishes or the room are at their end. Earlier ones come first.
-pub(crate) fn allot(wishes: &[Wish], room: Room) -> Vec<usize> {
+pub(crate) fn allot(wishes: &[Wish], room: PoolBudget) -> Vec<usize> {
     let mut given: Vec<usize> = wishes.iter().map(|wish| wish.least).collect();
     let mut count: usize = given.iter().sum();
     let mut bytes: u64 = wishes.iter().map(|wish| (wish.least as u64).saturating_mul(wish.bytes)).sum();
@@ -121,11 +121,15 @@ mod tests {
     #[test]
     fn room_is_shared_one_by_one() {
         let wish = |least, wish| Wish { least, wish, bytes: 10 };
-        let plenty = Room { count: 100, bytes: 1 << 30 };
+        let plenty = PoolBudget { count: 100, bytes: 1 << 30 };
         assert_eq!(allot(&[wish(3, 1), wish(0, 5), wish(0, 0)], plenty), [3, 5, 0]);
-        assert_eq!(allot(&[wish(3, 1), wish(0, 50), wish(0, 4)], Room { count: 12, ..plenty }), [3, 5, 4]);
-        assert_eq!(allot(&[wish(0, 50), wish(0, 50)], Room { bytes: 55, ..plenty }), [3, 2]);
-        assert_eq!(allot(&[wish(3, 9), wish(0, 9)], Room { count: 0, ..plenty }), [3, 0], "what is ordered is made");
+        assert_eq!(allot(&[wish(3, 1), wish(0, 50), wish(0, 4)], PoolBudget { count: 12, ..plenty }), [3, 5, 4]);
+        assert_eq!(allot(&[wish(0, 50), wish(0, 50)], PoolBudget { bytes: 55, ..plenty }), [3, 2]);
+        assert_eq!(
+            allot(&[wish(3, 9), wish(0, 9)], PoolBudget { count: 0, ..plenty }),
+            [3, 0],
+            "what is ordered is made"
+        );
         assert_eq!(allot(&[], plenty), [0; 0]);
     }
 
@@ -146,7 +150,7 @@ mod tests {
             wishes in prop::collection::vec((0usize..5, 0usize..200, 0u64..100), 0..20), count in 0usize..100, bytes in 0u64..5000,
         ) {
             let wishes: Vec<Wish> = wishes.into_iter().map(|(least, wish, bytes)| Wish { least, wish, bytes }).collect();
-            let given = allot(&wishes, Room { count, bytes });
+            let given = allot(&wishes, PoolBudget { count, bytes });
             let ordered: usize = wishes.iter().map(|wish| wish.least).sum();
             let cost = |of: &dyn Fn(usize) -> usize| -> u64 { wishes.iter().enumerate().map(|(n, w)| of(n) as u64 * w.bytes).sum() };
             prop_assert!(given.iter().sum::<usize>() <= count.max(ordered));

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use egress::Traffic;
-use sandbox::{Backend, Warmth};
+use sandbox::{Backend, ZygoteStatus};
 use tokio::runtime::Handle;
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
@@ -22,14 +22,14 @@ use crate::browser::Browsers;
 use crate::capture::weight_of;
 use crate::config::{BrowserCommand, EngineConfig, KeptConfig, RealmConfig, Runtimes};
 use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
-use crate::holdings::{Holdings, Removed, Tenants};
 use crate::links::LinkedFile;
-use crate::live::{Failure, Live};
-use crate::maker::Maker;
-use crate::op::{Call, EngineError, Happened, Health, Notice, Op, Outcome, Realm, Tenant};
+use crate::op::{Call, EngineError, Health, Notice, NoticeKind, Op, Outcome, Realm, Tenant};
 use crate::ops;
+use crate::provision::Provisioner;
+use crate::registry::{Registry, SandboxFailure};
+use crate::sandbox_egress::DenialSinks;
 use crate::stock::{Ready, Stock};
-use crate::way_out::Told;
+use crate::tenancy::{Removed, Tenancies, Tenancy};
 
 /// Target of the lines that tell how the start goes, in the words and the order of the `agentrun` document.
 pub const STARTUP_LOG: &str = "sandpool::startup";
@@ -51,12 +51,12 @@ pub struct Engine {
 
 pub(crate) struct Inner {
     pub(crate) config: Arc<EngineConfig>,
-    pub(crate) tenants: Tenants,
+    pub(crate) tenants: Tenancies,
     pub(crate) conversations: Conversations,
-    pub(crate) live: Live,
+    pub(crate) live: Registry,
     /// Set when the engine becomes ready.
     started: OnceLock<Started>,
-    state: watch::Sender<State>,
+    state: watch::Sender<Readiness>,
     born: Instant,
     /// No new calls; those that wait give up.
     pub(crate) closing: CancellationToken,
@@ -97,13 +97,13 @@ pub struct Counts {
 }
 
 struct Started {
-    maker: Arc<Maker>,
+    provisioner: Arc<Provisioner>,
     stock: Stock,
     took: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
+enum Readiness {
     /// What is being prepared, and how far.
     Preparing(String),
     Ready,
@@ -114,15 +114,15 @@ impl Engine {
     /// An engine that is not ready: operations wait a while, then are told the status. [`Engine::start_pool`] makes it ready.
     pub fn new(config: EngineConfig, backend: Arc<dyn Backend>) -> Self {
         let (tasks, notices) = (TaskTracker::new(), broadcast::Sender::new(NOTICES));
-        let told = Told { notices: notices.clone(), denials: Arc::default() };
+        let told = DenialSinks { notices: notices.clone(), denials: Arc::default() };
         let inner = Inner {
             denials: told.denials.clone(),
-            live: Live::new(backend, tasks.clone(), &config, told),
-            tenants: Tenants::new(&config),
+            live: Registry::new(backend, tasks.clone(), &config, told),
+            tenants: Tenancies::new(&config),
             conversations: Conversations::default(),
             config: Arc::new(config),
             started: OnceLock::new(),
-            state: watch::Sender::new(State::Preparing("starting".into())),
+            state: watch::Sender::new(Readiness::Preparing("starting".into())),
             born: Instant::now(),
             closing: CancellationToken::new(),
             begun_closing: AtomicBool::new(false),
@@ -154,22 +154,22 @@ impl Engine {
     pub fn set_status(&self, status: impl Into<String>) {
         let status = status.into();
         self.inner.state.send_if_modified(|state| match state {
-            State::Preparing(old) => {
+            Readiness::Preparing(old) => {
                 *old = status;
                 true
             }
-            State::Ready | State::Failed(_) => false,
+            Readiness::Ready | Readiness::Failed(_) => false,
         });
     }
 
     /// The preparation failed for good: operations fail at once with this reason.
     pub fn set_failed(&self, why: impl Into<String>) {
-        self.inner.state.send_replace(State::Failed(why.into()));
+        self.inner.state.send_replace(Readiness::Failed(why.into()));
     }
 
     /// Calls are served at the moment.
     pub fn is_ready(&self) -> bool {
-        *self.inner.state.borrow() == State::Ready && self.is_up()
+        *self.inner.state.borrow() == Readiness::Ready && self.is_up()
     }
 
     /// The back end can make sandboxes at the moment.
@@ -209,9 +209,9 @@ impl Engine {
             browsers: self.inner.live.browsers(),
             ..Counts::default()
         };
-        for holdings in self.inner.tenants.all() {
-            let (contexts, busy) = holdings.count();
-            *counts.contexts.entry(holdings.config().realm).or_default() += contexts;
+        for tenancy in self.inner.tenants.all() {
+            let (contexts, busy) = tenancy.count();
+            *counts.contexts.entry(tenancy.config().realm).or_default() += contexts;
             counts.busy += busy;
         }
         counts.conversations = self.inner.conversations.count();
@@ -219,13 +219,13 @@ impl Engine {
     }
 
     /// The interpreter that kernels are forked from, if the back end has one and says so soon.
-    pub async fn warmth(&self) -> Option<Warmth> {
+    pub async fn warmth(&self) -> Option<ZygoteStatus> {
         tokio::time::timeout(WARMTH_WAIT, self.inner.live.backend().warmth()).await.ok().flatten()
     }
 
     /// Contexts of this tenant in this realm, and those of them in which something runs.
     pub fn counts_of(&self, tenant: &Tenant, realm: Realm) -> (usize, usize) {
-        self.inner.tenants.known(tenant, realm).map_or((0, 0), |holdings| holdings.count())
+        self.inner.tenants.known(tenant, realm).map_or((0, 0), |tenancy| tenancy.count())
     }
 
     /// Makes the sessions, checks them, and becomes ready. The error is for the operator and may name paths of the host.
@@ -255,8 +255,8 @@ impl Engine {
         let dropped = cancel.clone().drop_guard();
         let (memory, call) = (call.memory.clone(), Call { cancel, ..call.clone() });
         // Boxed before anything is put around it: what an operation needs is large, and is not moved once more.
-        let work: Work = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
-        let result = Working { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
+        let work: OpFuture = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
+        let result = DetachOnDrop { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
         dropped.disarm();
         let outcome = result?;
         match memory.add(weight(&outcome)) {
@@ -301,17 +301,17 @@ impl Engine {
     }
 }
 
-type Work = Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send>>;
+type OpFuture = Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send>>;
 
 /// A call that is worked on by whoever waits for it. Left alone before its end it goes on in a task of its own, so that whatever
 /// happens to the caller it is ended in an orderly way.
-struct Working {
-    work: Option<Work>,
+struct DetachOnDrop {
+    work: Option<OpFuture>,
     calls: TaskTracker,
     _counted: TaskTrackerToken,
 }
 
-impl Future for Working {
+impl Future for DetachOnDrop {
     type Output = Result<Outcome, EngineError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -322,7 +322,7 @@ impl Future for Working {
     }
 }
 
-impl Drop for Working {
+impl Drop for DetachOnDrop {
     fn drop(&mut self) {
         if let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) {
             self.calls.spawn_on(work, &runtime);
@@ -384,17 +384,17 @@ impl Inner {
         let interpreter = uuid::Uuid::new_v4().simple().to_string();
         tracing::info!(target: STARTUP_LOG, "创建 Code Interpreter: ci-{}", &interpreter[..12]);
         tracing::info!(target: STARTUP_LOG, "等待 Interpreter 就绪...");
-        let maker = Arc::new(Maker::new(self.live.clone(), self.config.clone(), runtimes));
-        let holdings = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
+        let provisioner = Arc::new(Provisioner::new(self.live.clone(), self.config.clone(), runtimes));
+        let tenancy = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
         let (tasks, closing) = (self.tasks.clone(), self.closing.clone());
-        let stock = Stock::new(maker.clone(), self.config.clone(), &holdings, tasks, closing);
+        let stock = Stock::new(provisioner.clone(), self.config.clone(), &tenancy, tasks, closing);
         // The warm interpreter imports for a while; the sandboxes are made meanwhile.
-        let ((), sandboxes) = tokio::join!(self.warm(&maker), stock.first_sandboxes());
+        let ((), sandboxes) = tokio::join!(self.warm(&provisioner), stock.first_sandboxes());
         tracing::info!(target: STARTUP_LOG, "Interpreter 状态: READY");
 
         let size = stock.size();
         tracing::info!(target: STARTUP_LOG, "初始化 Session 池 (大小: {size})...");
-        let failed = |failure: Failure| EngineError::Sandbox(failure.log);
+        let failed = |failure: SandboxFailure| EngineError::Sandbox(failure.log);
         let told = |number, id: &str| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}");
         stock.fill(sandboxes, told).await.map_err(failed)?;
 
@@ -406,8 +406,8 @@ impl Inner {
         let took = begun.elapsed();
         tracing::info!(target: STARTUP_LOG, "服务器启动完成，耗时: {:.1} 秒", took.as_secs_f64());
 
-        if let Some(browser) = &maker.runtimes.browser
-            && maker.browses(holdings.config())
+        if let Some(browser) = &provisioner.runtimes.browser
+            && provisioner.browses(tenancy.config())
         {
             let program = browser.program.clone();
             self.tasks.spawn_blocking(|| BrowserCommand::pre_read(program));
@@ -426,15 +426,15 @@ impl Inner {
                 self.tasks.spawn(sweep(self.clone(), realm.realm, idle, realm.sweep_interval));
             }
         }
-        if self.started.set(Started { maker, stock, took }).is_err() {
+        if self.started.set(Started { provisioner, stock, took }).is_err() {
             return Err(EngineError::Sandbox("the engine was started twice".into()));
         }
-        self.state.send_replace(State::Ready);
+        self.state.send_replace(Readiness::Ready);
         Ok(())
     }
 
-    async fn warm(&self, maker: &Maker) {
-        if let Some(warm) = maker.runtimes.warm()
+    async fn warm(&self, provisioner: &Provisioner) {
+        if let Some(warm) = provisioner.runtimes.warm()
             && let Err(error) = self.live.backend().warm(&warm).await
         {
             tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
@@ -442,11 +442,11 @@ impl Inner {
     }
 
     async fn wait_until_ready(&self, cancel: &CancellationToken) -> Result<(), EngineError> {
-        if *self.state.borrow() == State::Ready {
+        if *self.state.borrow() == Readiness::Ready {
             return Ok(());
         }
         let mut watching = self.state.subscribe();
-        let ready = watching.wait_for(|state| !matches!(state, State::Preparing(_)));
+        let ready = watching.wait_for(|state| !matches!(state, Readiness::Preparing(_)));
         let state = tokio::select! {
             biased;
             state = ready => state.map(|state| state.clone()).ok(),
@@ -455,13 +455,13 @@ impl Inner {
             () = tokio::time::sleep(self.config.ready_wait) => None,
         };
         match state.unwrap_or_else(|| self.state.borrow().clone()) {
-            State::Ready => Ok(()),
-            State::Preparing(why) | State::Failed(why) => Err(EngineError::NotReady(why)),
+            Readiness::Ready => Ok(()),
+            Readiness::Preparing(why) | Readiness::Failed(why) => Err(EngineError::NotReady(why)),
         }
     }
 
-    pub(crate) fn maker(&self) -> Result<&Arc<Maker>, EngineError> {
-        self.started.get().map(|s| &s.maker).ok_or_else(|| EngineError::NotReady("starting".into()))
+    pub(crate) fn provisioner(&self) -> Result<&Arc<Provisioner>, EngineError> {
+        self.started.get().map(|s| &s.provisioner).ok_or_else(|| EngineError::NotReady("starting".into()))
     }
 
     pub(crate) fn stock(&self) -> Result<&Stock, EngineError> {
@@ -476,30 +476,30 @@ impl Inner {
         }
     }
 
-    pub(crate) fn notify(&self, holdings: &Holdings, id: &str, what: Happened) {
-        self.notify_of(holdings.tenant.tenant.clone(), holdings.config().realm, id, what);
+    pub(crate) fn notify(&self, tenancy: &Tenancy, id: &str, what: NoticeKind) {
+        self.notify_of(tenancy.tenant.tenant.clone(), tenancy.config().realm, id, what);
     }
 
-    pub(crate) fn notify_of(&self, tenant: Tenant, realm: Realm, id: &str, what: Happened) {
+    pub(crate) fn notify_of(&self, tenant: Tenant, realm: Realm, id: &str, what: NoticeKind) {
         // Nobody has to listen.
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: None });
     }
 
     /// With what there is to say of it.
-    pub(crate) fn notify_with(&self, holdings: &Holdings, id: &str, what: Happened, detail: &str) {
-        let (tenant, realm) = (holdings.tenant.tenant.clone(), holdings.config().realm);
+    pub(crate) fn notify_with(&self, tenancy: &Tenancy, id: &str, what: NoticeKind, detail: &str) {
+        let (tenant, realm) = (tenancy.tenant.tenant.clone(), tenancy.config().realm);
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: Some(detail.into()) });
     }
 
     /// A context was taken out: nobody should have to wait for what runs in it unattended.
-    pub(crate) fn taken_out(&self, holdings: &Holdings, removed: &Removed, why: Happened) {
-        self.notify(holdings, &removed.context.id, why);
-        holdings.tenant.background.cancel_in(holdings.config().realm, &removed.context.id);
+    pub(crate) fn taken_out(&self, tenancy: &Tenancy, removed: &Removed, why: NoticeKind) {
+        self.notify(tenancy, &removed.context.id, why);
+        tenancy.tenant.background.cancel_in(tenancy.config().realm, &removed.context.id);
     }
 
     /// Destroys what was taken out, off the caller's path.
-    pub(crate) fn dismiss(&self, holdings: &Holdings, removed: Removed, why: Happened) {
-        self.taken_out(holdings, &removed, why);
+    pub(crate) fn dismiss(&self, tenancy: &Tenancy, removed: Removed, why: NoticeKind) {
+        self.taken_out(tenancy, &removed, why);
         self.tasks.spawn(async move {
             let _ = ops::stop_context::finish(removed).await;
         });
@@ -508,9 +508,9 @@ impl Inner {
     pub(crate) fn health(&self) -> Health {
         let interpreter_status = match &*self.state.borrow() {
             _ if self.closing.is_cancelled() => "STOPPING",
-            State::Preparing(_) => "CREATING",
-            State::Ready => "READY",
-            State::Failed(_) => "FAILED",
+            Readiness::Preparing(_) => "CREATING",
+            Readiness::Ready => "READY",
+            Readiness::Failed(_) => "FAILED",
         };
         let started = self.started.get();
         let sessions = started.map(|s| s.stock.sessions());
@@ -557,10 +557,10 @@ async fn sweep(inner: Arc<Inner>, realm: Realm, idle: Duration, every: Duration)
     // An idle time shorter than the interval is meant to be kept.
     let every = every.min(idle / 4).max(Duration::from_millis(100));
     while inner.pause(every).await {
-        for holdings in inner.tenants.in_realm(realm) {
-            for removed in holdings.remove_idle(idle) {
+        for tenancy in inner.tenants.in_realm(realm) {
+            for removed in tenancy.remove_idle(idle) {
                 tracing::info!(context = removed.context.id, "an idle context is stopped");
-                inner.dismiss(&holdings, removed, Happened::Expired);
+                inner.dismiss(&tenancy, removed, NoticeKind::Expired);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use proto::{Decoder, Frame, FrameError, FromGuest, Kind, ToGuest};
+use proto::{Decoder, Frame, FrameError, FrameKind, FromGuest, ToGuest};
 use sandbox::GuestStream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -33,12 +33,12 @@ const HELLO_WAIT: Duration = Duration::from_secs(10);
 /// Why a connection is over. Fit to be shown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Lost(pub(crate) String);
+pub(crate) struct GuestLost(pub(crate) String);
 
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum GuestReply {
     Message(FromGuest),
-    Data(Kind, Vec<u8>),
+    Data(FrameKind, Vec<u8>),
 }
 
 /// A frame on its way to its call, with the room it takes.
@@ -49,13 +49,13 @@ struct Routed {
 
 #[derive(Clone)]
 pub(crate) struct GuestClient {
-    shared: Arc<Shared>,
+    shared: Arc<GuestConnection>,
 }
 
-struct Shared {
+struct GuestConnection {
     outgoing: mpsc::Sender<Vec<u8>>,
     calls: Mutex<HashMap<u64, mpsc::Sender<Routed>>>,
-    lost: watch::Sender<Option<Lost>>,
+    lost: watch::Sender<Option<GuestLost>>,
     /// Ends the tasks of the connection, and closes the stream.
     closed: CancellationToken,
     /// The numbers of the latest [`PAST_CALLS`] calls, oldest first, and how many bytes may still come for each.
@@ -70,10 +70,10 @@ struct Shared {
 
 impl GuestClient {
     /// Greets the guest; both sides must speak the same version.
-    pub(crate) async fn open(stream: GuestStream) -> Result<Self, Lost> {
+    pub(crate) async fn open(stream: GuestStream) -> Result<Self, GuestLost> {
         let (reader, writer) = tokio::io::split(stream);
         let (outgoing, queue) = mpsc::channel(8);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(GuestConnection {
             outgoing,
             calls: Mutex::default(),
             lost: watch::Sender::new(None),
@@ -92,18 +92,18 @@ impl GuestClient {
         Ok(client)
     }
 
-    async fn greet(&self, hello: oneshot::Receiver<u32>) -> Result<(), Lost> {
+    async fn greet(&self, hello: oneshot::Receiver<u32>) -> Result<(), GuestLost> {
         self.send(0, &ToGuest::Hello { version: proto::VERSION }).await?;
         match tokio::time::timeout(HELLO_WAIT, hello).await {
             Ok(Ok(proto::VERSION)) => Ok(()),
-            Ok(Ok(other)) => Err(Lost(format!("the guest speaks version `{other}`, not `{}`", proto::VERSION))),
+            Ok(Ok(other)) => Err(GuestLost(format!("the guest speaks version `{other}`, not `{}`", proto::VERSION))),
             Ok(Err(_)) => Err(self.why_lost()),
-            Err(_) => Err(Lost("the guest did not answer the greeting".into())),
+            Err(_) => Err(GuestLost("the guest did not answer the greeting".into())),
         }
     }
 
     /// Sends a request and opens the way back for its answers.
-    pub(crate) async fn call(&self, request: &ToGuest) -> Result<PendingCall, Lost> {
+    pub(crate) async fn call(&self, request: &ToGuest) -> Result<PendingCall, GuestLost> {
         let (sender, answers) = mpsc::channel((ROOM / FRAME_COST) as usize);
         let id = {
             let mut calls = lock(&self.shared.calls);
@@ -121,23 +121,23 @@ impl GuestClient {
     }
 
     /// For requests whose whole answer is one message.
-    pub(crate) async fn ask(&self, request: &ToGuest, wait: Duration) -> Result<FromGuest, Lost> {
+    pub(crate) async fn ask(&self, request: &ToGuest, wait: Duration) -> Result<FromGuest, GuestLost> {
         let mut pending = self.call(request).await?;
         match tokio::time::timeout(wait, pending.next()).await {
-            Ok(Ok(Answer::Message(message))) => Ok(message),
-            Ok(Ok(Answer::Data(..))) => Err(self.close("the guest sent data where an answer was due")),
+            Ok(Ok(GuestReply::Message(message))) => Ok(message),
+            Ok(Ok(GuestReply::Data(..))) => Err(self.close("the guest sent data where an answer was due")),
             Ok(Err(lost)) => Err(lost),
-            Err(_) => Err(Lost(format!("the guest did not answer within {wait:?}"))),
+            Err(_) => Err(GuestLost(format!("the guest did not answer within {wait:?}"))),
         }
     }
 
-    async fn send(&self, call: u64, message: &ToGuest) -> Result<(), Lost> {
+    async fn send(&self, call: u64, message: &ToGuest) -> Result<(), GuestLost> {
         let mut bytes = Vec::new();
-        proto::encode_message(&mut bytes, call, message).map_err(|e| Lost(e.to_string()))?;
+        proto::encode_message(&mut bytes, call, message).map_err(|e| GuestLost(e.to_string()))?;
         self.send_bytes(bytes).await
     }
 
-    async fn send_bytes(&self, bytes: Vec<u8>) -> Result<(), Lost> {
+    async fn send_bytes(&self, bytes: Vec<u8>) -> Result<(), GuestLost> {
         tokio::select! {
             sent = self.shared.outgoing.send(bytes) => sent.map_err(|_| self.why_lost()),
             () = self.shared.closed.cancelled() => Err(self.why_lost()),
@@ -145,7 +145,7 @@ impl GuestClient {
     }
 
     /// Ends the connection for the first reason given, and returns the one that counts.
-    pub(crate) fn close(&self, why: &str) -> Lost {
+    pub(crate) fn close(&self, why: &str) -> GuestLost {
         self.shared.close(why);
         self.why_lost()
     }
@@ -154,12 +154,12 @@ impl GuestClient {
         self.shared.lost.borrow().is_some()
     }
 
-    pub(crate) fn why_lost(&self) -> Lost {
-        self.shared.lost.borrow().clone().unwrap_or_else(|| Lost("the guest closed the connection".into()))
+    pub(crate) fn why_lost(&self) -> GuestLost {
+        self.shared.lost.borrow().clone().unwrap_or_else(|| GuestLost("the guest closed the connection".into()))
     }
 
     /// Returns once the connection is over.
-    pub(crate) async fn lost(&self) -> Lost {
+    pub(crate) async fn lost(&self) -> GuestLost {
         let mut watching = self.shared.lost.subscribe();
         let _ = watching.wait_for(Option::is_some).await;
         self.why_lost()
@@ -211,27 +211,27 @@ pub(crate) struct PendingCall {
 
 impl PendingCall {
     /// The next answer. A message that cannot be read ends the connection.
-    pub(crate) async fn next(&mut self) -> Result<Answer, Lost> {
+    pub(crate) async fn next(&mut self) -> Result<GuestReply, GuestLost> {
         let routed = self.answers.recv().await;
         self.open(routed)
     }
 
     /// An answer that is already there.
-    pub(crate) fn try_next(&mut self) -> Option<Result<Answer, Lost>> {
+    pub(crate) fn try_next(&mut self) -> Option<Result<GuestReply, GuestLost>> {
         match self.answers.try_recv() {
             Err(mpsc::error::TryRecvError::Empty) => None,
             routed => Some(self.open(routed.ok())),
         }
     }
 
-    fn open(&self, routed: Option<Routed>) -> Result<Answer, Lost> {
+    fn open(&self, routed: Option<Routed>) -> Result<GuestReply, GuestLost> {
         let Some(Routed { frame, _room }) = routed else { return Err(self.client.why_lost()) };
         match frame.kind {
-            Kind::Message => match decode(&frame) {
-                Ok(message) => Ok(Answer::Message(message)),
+            FrameKind::Message => match decode(&frame) {
+                Ok(message) => Ok(GuestReply::Message(message)),
                 Err(error) => Err(self.client.close(&bad_frame(&error))),
             },
-            kind => Ok(Answer::Data(kind, frame.payload)),
+            kind => Ok(GuestReply::Data(kind, frame.payload)),
         }
     }
 
@@ -239,9 +239,9 @@ impl PendingCall {
         Interrupter { id: self.id, client: self.client.clone() }
     }
 
-    pub(crate) async fn send_file(&self, chunk: &[u8]) -> Result<(), Lost> {
+    pub(crate) async fn send_file(&self, chunk: &[u8]) -> Result<(), GuestLost> {
         let mut bytes = Vec::with_capacity(chunk.len() + proto::frame::HEADER);
-        proto::encode(&mut bytes, Kind::File, self.id, chunk);
+        proto::encode(&mut bytes, FrameKind::File, self.id, chunk);
         self.client.send_bytes(bytes).await
     }
 }
@@ -252,7 +252,7 @@ pub(crate) struct Interrupter {
 }
 
 impl Interrupter {
-    pub(crate) async fn interrupt(self) -> Result<(), Lost> {
+    pub(crate) async fn interrupt(self) -> Result<(), GuestLost> {
         self.client.send(self.id, &ToGuest::Interrupt).await
     }
 }
@@ -271,12 +271,12 @@ impl Drop for PendingCall {
     }
 }
 
-impl Shared {
+impl GuestConnection {
     fn close(&self, why: &str) {
         self.lost.send_if_modified(|lost| {
             let first = lost.is_none();
             if first {
-                *lost = Some(Lost(why.into()));
+                *lost = Some(GuestLost(why.into()));
             }
             first
         });
@@ -325,7 +325,7 @@ impl Shared {
 
     /// The guest speaking by itself: its greeting once, and kernels or a browser that ended between calls.
     fn unasked(&self, frame: &Frame, hello: &mut Option<oneshot::Sender<u32>>) -> Result<(), String> {
-        if frame.kind != Kind::Message {
+        if frame.kind != FrameKind::Message {
             return self.count_stale(frame);
         }
         match decode(frame).map_err(|e| bad_frame(&e))? {
@@ -353,7 +353,11 @@ impl Shared {
     }
 }
 
-async fn read(mut stream: tokio::io::ReadHalf<GuestStream>, shared: Arc<Shared>, said_hello: oneshot::Sender<u32>) {
+async fn read(
+    mut stream: tokio::io::ReadHalf<GuestStream>,
+    shared: Arc<GuestConnection>,
+    said_hello: oneshot::Sender<u32>,
+) {
     let mut hello = Some(said_hello);
     let room = Arc::new(Semaphore::new(ROOM as usize));
     let reading = read_frames(&mut stream, &shared, &room, &mut hello);
@@ -367,7 +371,7 @@ async fn read(mut stream: tokio::io::ReadHalf<GuestStream>, shared: Arc<Shared>,
 /// Reads until something is wrong, and says what.
 async fn read_frames(
     stream: &mut tokio::io::ReadHalf<GuestStream>,
-    shared: &Shared,
+    shared: &GuestConnection,
     room: &Arc<Semaphore>,
     hello: &mut Option<oneshot::Sender<u32>>,
 ) -> String {
@@ -399,7 +403,11 @@ async fn read_frames(
     }
 }
 
-async fn write(mut stream: tokio::io::WriteHalf<GuestStream>, mut queue: mpsc::Receiver<Vec<u8>>, shared: Arc<Shared>) {
+async fn write(
+    mut stream: tokio::io::WriteHalf<GuestStream>,
+    mut queue: mpsc::Receiver<Vec<u8>>,
+    shared: Arc<GuestConnection>,
+) {
     let writing = async {
         while let Some(bytes) = queue.recv().await {
             if stream.write_all(&bytes).await.is_err() || stream.flush().await.is_err() {
@@ -468,7 +476,7 @@ mod tests {
             theirs.write_all(&hello).await.unwrap();
             let client = GuestClient::open(Box::new(ours)).await.unwrap();
             client.close("the end");
-            assert_eq!(client.ask(&ToGuest::Ping, HELLO_WAIT).await, Err(Lost("the end".into())));
+            assert_eq!(client.ask(&ToGuest::Ping, HELLO_WAIT).await, Err(GuestLost("the end".into())));
         }
     }
 
@@ -480,7 +488,7 @@ mod tests {
         proto::encode_message(&mut hello, 0, &FromGuest::Hello { version: proto::VERSION }).unwrap();
         theirs.write_all(&hello).await.unwrap();
         let shared = GuestClient::open(Box::new(ours)).await.unwrap().shared;
-        let frame = |call| Frame { call, kind: Kind::Stdout, payload: vec![0; 1 << 20] };
+        let frame = |call| Frame { call, kind: FrameKind::Stdout, payload: vec![0; 1 << 20] };
         for call in 1..=8 {
             lock(&shared.past).push_back((call, PAST_CALL_BYTES));
             for _ in 0..PAST_CALL_BYTES >> 20 {

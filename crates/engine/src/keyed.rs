@@ -9,12 +9,12 @@ use tokio::sync::OwnedMutexGuard;
 use crate::guest::lock;
 
 /// What the holder of a turn finds and leaves.
-pub(crate) trait Leaves: Default {
+pub(crate) trait KeyedState: Default {
     /// Nothing: the name can be forgotten.
     fn is_nothing(&self) -> bool;
 }
 
-impl Leaves for () {
+impl KeyedState for () {
     fn is_nothing(&self) -> bool {
         true
     }
@@ -38,7 +38,7 @@ impl<T> Default for Keyed<T> {
     }
 }
 
-impl<T: Leaves> Keyed<T> {
+impl<T: KeyedState> Keyed<T> {
     /// In the order in which the futures are polled first.
     pub(crate) async fn turn(&self, name: &str) -> Turn<T> {
         let (entered, slot) = self.enter(name);
@@ -53,9 +53,9 @@ impl<T: Leaves> Keyed<T> {
         Some(Turn { held, _entered: entered })
     }
 
-    fn enter(&self, name: &str) -> (Entered<T>, Arc<tokio::sync::Mutex<T>>) {
+    fn enter(&self, name: &str) -> (KeyedEntry<T>, Arc<tokio::sync::Mutex<T>>) {
         let slot = lock(&self.all).entry(name.to_owned()).or_default().clone();
-        (Entered { all: self.all.clone(), name: name.to_owned() }, slot)
+        (KeyedEntry { all: self.all.clone(), name: name.to_owned() }, slot)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -69,12 +69,12 @@ impl<T: Leaves> Keyed<T> {
 }
 
 /// Dropped last, it forgets the name.
-struct Entered<T: Leaves> {
+struct KeyedEntry<T: KeyedState> {
     all: Arc<Mutex<Table<T>>>,
     name: String,
 }
 
-impl<T: Leaves> Drop for Entered<T> {
+impl<T: KeyedState> Drop for KeyedEntry<T> {
     fn drop(&mut self) {
         let mut all = lock(&self.all);
         // Only the table has it, and nobody can get it from there meanwhile.
@@ -87,13 +87,13 @@ impl<T: Leaves> Drop for Entered<T> {
     }
 }
 
-pub(crate) struct Turn<T: Leaves> {
+pub(crate) struct Turn<T: KeyedState> {
     held: OwnedMutexGuard<T>,
     // After `held`: fields are dropped in this order.
-    _entered: Entered<T>,
+    _entered: KeyedEntry<T>,
 }
 
-impl<T: Leaves> Deref for Turn<T> {
+impl<T: KeyedState> Deref for Turn<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -101,7 +101,7 @@ impl<T: Leaves> Deref for Turn<T> {
     }
 }
 
-impl<T: Leaves> DerefMut for Turn<T> {
+impl<T: KeyedState> DerefMut for Turn<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.held
     }
@@ -111,7 +111,7 @@ impl<T: Leaves> DerefMut for Turn<T> {
 mod tests {
     use super::*;
 
-    impl Leaves for u32 {
+    impl KeyedState for u32 {
         fn is_nothing(&self) -> bool {
             *self == 0
         }

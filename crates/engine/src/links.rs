@@ -5,13 +5,13 @@ use std::sync::Arc;
 use proto::Root;
 use ring::hmac;
 
-use crate::context::InUse;
+use crate::context::ContextLease;
 use crate::engine::Inner;
-use crate::live::Place;
-use crate::maker::Shape;
 use crate::memory::Hold;
 use crate::op::{EngineError, Realm, Tenant};
 use crate::ops::read_file::{Identity, Range, read};
+use crate::provision::Shape;
+use crate::registry::LiveSandbox;
 
 /// Of one read.
 const MAX_READ: u64 = 1 << 20;
@@ -55,18 +55,18 @@ pub struct LinkedFile {
     pub modified_ns: i64,
     pub inode: u64,
     path: String,
-    source: Source,
+    source: LinkTarget,
     inner: Arc<Inner>,
 }
 
-pub(crate) enum Source {
-    Context { context: InUse, root: Root },
+pub(crate) enum LinkTarget {
+    Context { context: ContextLease, root: Root },
     Conversation { key: String, shape: Box<Shape> },
 }
 
 impl LinkedFile {
     /// The file must be there, and no larger than links may serve.
-    pub(crate) async fn open(inner: Arc<Inner>, source: Source, path: &str) -> Result<Self, EngineError> {
+    pub(crate) async fn open(inner: Arc<Inner>, source: LinkTarget, path: &str) -> Result<Self, EngineError> {
         let Identity { size, modified_ns, inode } = source.read(&inner, path, 0, 0).await?.0;
         Ok(Self { size, modified_ns, inode, path: path.into(), source, inner })
     }
@@ -82,7 +82,7 @@ impl LinkedFile {
     }
 }
 
-impl Source {
+impl LinkTarget {
     /// A piece; whoever collects pieces counts them.
     async fn read(
         &self,
@@ -96,7 +96,7 @@ impl Source {
             Self::Context { context, root } => {
                 let missing = || EngineError::FileNotFound(path.into());
                 let living = context.live_place().filter(|_| !context.gone.is_cancelled());
-                let place: Arc<Place> = living.ok_or_else(missing)?;
+                let place: Arc<LiveSandbox> = living.ok_or_else(missing)?;
                 read(&place, *root, path, range, &Hold::default()).await
             }
             Self::Conversation { key, shape } => {
@@ -121,8 +121,8 @@ impl Source {
 impl Inner {
     /// Who has what a key leads to: for counting, so where nobody knows it is the key itself.
     pub(crate) fn owner_of(&self, key: &str) -> Option<String> {
-        if let Some(holdings) = self.tenants.all().iter().find(|holdings| holdings.by_key(key).is_some()) {
-            return Some(holdings.tenant.tenant.0.clone());
+        if let Some(tenancy) = self.tenants.all().iter().find(|tenancy| tenancy.by_key(key).is_some()) {
+            return Some(tenancy.tenant.tenant.0.clone());
         }
         match self.conversations.owner(key) {
             Some(owner) => Some(owner.0),
@@ -131,11 +131,11 @@ impl Inner {
     }
 
     /// What a key leads to; with a tenant, only if it is the tenant's own.
-    pub(crate) fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<Source> {
-        let mut holdings = self.tenants.all();
-        holdings.retain(|holdings| of.is_none_or(|tenant| holdings.tenant.tenant == *tenant));
-        if let Some((context, root)) = holdings.iter().find_map(|holdings| holdings.by_key(key)) {
-            return Some(Source::Context { context, root });
+    pub(crate) fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<LinkTarget> {
+        let mut tenancy = self.tenants.all();
+        tenancy.retain(|tenancy| of.is_none_or(|tenant| tenancy.tenant.tenant == *tenant));
+        if let Some((context, root)) = tenancy.iter().find_map(|tenancy| tenancy.by_key(key)) {
+            return Some(LinkTarget::Context { context, root });
         }
         let realm = self.tenants.realms().find(|realm| realm.kept.is_some())?;
         let (kept, owner) = (realm.kept?, self.conversations.owner(key));
@@ -147,7 +147,7 @@ impl Inner {
             (None, None) if self.conversations.exists(key) => Shape::for_link(realm, key, kept),
             _ => return None,
         };
-        Some(Source::Conversation { key: key.into(), shape: Box::new(shape) })
+        Some(LinkTarget::Conversation { key: key.into(), shape: Box::new(shape) })
     }
 }
 

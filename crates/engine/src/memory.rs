@@ -17,16 +17,16 @@ const FREE: usize = 64 << 10;
 
 /// The budgets of all tenants. Clones share them.
 #[derive(Clone)]
-pub struct Memory(Arc<Books>);
+pub struct Memory(Arc<Budgets>);
 
-struct Books {
+struct Budgets {
     per_tenant: usize,
     total: usize,
-    held: Mutex<Held>,
+    held: Mutex<HeldBytes>,
 }
 
 #[derive(Default)]
-struct Held {
+struct HeldBytes {
     all: usize,
     /// A tenant that holds nothing is not in it.
     tenants: HashMap<Tenant, usize>,
@@ -62,7 +62,7 @@ impl fmt::Debug for Memory {
 impl Memory {
     /// In bytes.
     pub fn new(per_tenant: usize, total: usize) -> Self {
-        Self(Arc::new(Books { per_tenant, total, held: Mutex::default() }))
+        Self(Arc::new(Budgets { per_tenant, total, held: Mutex::default() }))
     }
 
     /// For one call of this tenant.

@@ -81,7 +81,7 @@ pub enum Op {
     CreateContext(NewContext),
     ListContexts,
     StopContext {
-        which: Which,
+        which: ContextSelector,
     },
     RunCode(RunCode),
     RunCommand(RunCommand),
@@ -100,16 +100,16 @@ pub enum Op {
         run: String,
     },
     WriteFile {
-        place: Holder,
+        place: FileOwner,
         path: String,
         content: Vec<u8>,
     },
     ReadFile {
-        place: Holder,
+        place: FileOwner,
         path: String,
     },
     ListFiles {
-        place: Holder,
+        place: FileOwner,
         path: String,
     },
     /// The file behind a link, if it is the tenant's own; at most `max_bytes`.
@@ -129,7 +129,7 @@ pub enum Op {
 
 /// Which context.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
+pub enum ContextSelector {
     /// An id, or a name that only one context has; an id wins.
     Named(String),
     /// Exactly this id.
@@ -143,13 +143,13 @@ pub enum Which {
 /// A context, made when it is not there and `make` says how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    pub which: Which,
+    pub which: ContextSelector,
     pub make: Option<NewContext>,
 }
 
 impl Target {
     /// One that has to exist.
-    pub fn existing(which: Which) -> Self {
+    pub fn existing(which: ContextSelector) -> Self {
         Self { which, make: None }
     }
 }
@@ -292,7 +292,7 @@ pub struct RunCommand {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Browse {
     pub target: Target,
-    pub ask: browser::Browse,
+    pub ask: browser::BrowserAction,
     /// Files below `/workspace` for [`browser::Browse::Upload`].
     pub uploads: Vec<String>,
     /// Of the action itself.
@@ -318,7 +318,7 @@ pub struct RunOnce {
 
 /// What has files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
+pub enum FileOwner {
     /// `/workspace` of a context.
     Context(Target),
     /// `/data` of a conversation; made when it is not there.
@@ -361,7 +361,7 @@ pub enum Outcome {
         size: u64,
         key: String,
     },
-    Files(Files),
+    Files(FileListing),
     Recent(Vec<RecentFile>),
     Volumes(Vec<SharedVolume>),
     Runtimes(Vec<RuntimeInfo>),
@@ -370,7 +370,7 @@ pub enum Outcome {
 
 /// Entries of a listing. With a `key` and a path a link is made: `/files/<key>/<path>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct FileListing {
     pub entries: Vec<FileEntry>,
     pub total: u64,
     pub key: String,
@@ -444,7 +444,7 @@ pub struct Ran {
     /// The context was made for this run.
     pub created: bool,
     /// What is in the conversation's `/data` now, newest first.
-    pub files: Option<Files>,
+    pub files: Option<FileListing>,
     pub stdout: Captured,
     pub stderr: Captured,
     /// The last value.
@@ -472,8 +472,8 @@ pub struct Browsed {
     pub created: bool,
     /// What was lost since the last call.
     pub notice: Option<String>,
-    pub page: Option<browser::Page>,
-    pub happened: Vec<browser::Happened>,
+    pub page: Option<browser::PageInfo>,
+    pub happened: Vec<browser::PageEvent>,
     pub result: Result<browser::BrowseResult, browser::BrowseError>,
     /// What was not let out to the network meanwhile, a sentence each.
     pub denied: Vec<String>,
@@ -638,14 +638,14 @@ pub struct Notice {
     pub realm: Realm,
     /// Context, session or conversation.
     pub id: String,
-    pub what: Happened,
+    pub what: NoticeKind,
     /// What there is to say of it: of a denial the sentence.
     pub detail: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Happened {
+pub enum NoticeKind {
     Created,
     Stopped,
     /// Nobody used it for so long.

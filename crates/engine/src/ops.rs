@@ -3,20 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::context::{Context, Home, InUse, News};
+use crate::context::{Context, ContextLease, ContextState, NewContextNotice};
 use crate::engine::{Inner, given_up};
-use crate::holdings::Holdings;
 use crate::keyed::Turn;
-use crate::live::{Failure, Place};
-use crate::maker::{FIRST_KERNEL, Shape};
-use crate::op::{Call, EngineError, Environment, Happened, Network, Op, Outcome, Target, Which};
-use crate::stock::Kind;
+use crate::op::{Call, ContextSelector, EngineError, Environment, Network, NoticeKind, Op, Outcome, Target};
+use crate::provision::{FIRST_KERNEL, Shape};
+use crate::registry::{LiveSandbox, SandboxFailure};
+use crate::stock::SandboxKind;
+use crate::tenancy::Tenancy;
 use proto::{FromGuest, Language};
 
 mod admit;
 mod background;
 mod browse;
 mod create_context;
+mod file_access;
 mod list_contexts;
 mod list_files;
 pub(crate) mod read_file;
@@ -24,7 +25,6 @@ mod read_link;
 mod run_code;
 mod run_command;
 mod run_once;
-mod site;
 pub(crate) mod stop_context;
 mod write_file;
 
@@ -33,8 +33,8 @@ const FILE_WAIT: Duration = Duration::from_secs(30);
 const MAX_PATH: usize = 4096;
 
 pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome, EngineError> {
-    let holdings = inner.tenants.of(&call.tenant, call.realm, &inner.config)?;
-    let world = World { inner, holdings };
+    let tenancy = inner.tenants.of(&call.tenant, call.realm, &inner.config)?;
+    let world = OpContext { inner, tenancy };
     match op {
         Op::CreateContext(new) => world.create_context(&call, new).await,
         Op::ListContexts => Ok(world.list_contexts()),
@@ -50,69 +50,74 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
         Op::ListFiles { place, path } => world.list_files(&call, place, path).await,
         Op::ReadLink { key, path, max_bytes } => world.read_link(&call, &key, &path, max_bytes).await,
         Op::RecentFiles => Ok(world.recent_files().await),
-        Op::ListVolumes => Ok(Outcome::Volumes(world.holdings.config().volumes.clone())),
+        Op::ListVolumes => Ok(Outcome::Volumes(world.tenancy.config().volumes.clone())),
         Op::ListRuntimes => {
-            let maker = world.inner.maker()?;
-            Ok(Outcome::Runtimes(maker.runtimes.list(world.inner.live.backend().name())))
+            let provisioner = world.inner.provisioner()?;
+            Ok(Outcome::Runtimes(provisioner.runtimes.list(world.inner.live.backend().name())))
         }
         Op::Health => Ok(Outcome::Health(world.inner.health())),
     }
 }
 
-/// What an operation may touch: the engine, and of all holdings only those of the tenant that asks, in the realm it asks in.
+/// What an operation may touch: the engine, and of all tenancy only those of the tenant that asks, in the realm it asks in.
 #[derive(Clone)]
-struct World {
+struct OpContext {
     inner: Arc<Inner>,
-    holdings: Arc<Holdings>,
+    tenancy: Arc<Tenancy>,
 }
 
 /// A context that was found or made.
-struct Entered {
-    context: InUse,
-    news: News,
+struct ResolvedContext {
+    context: ContextLease,
+    news: NewContextNotice,
     /// Made for this call alone: without its answer nobody learns the id.
     nobodys: bool,
     /// Who makes the same context waits for this to be dropped.
     making: Option<Turn<()>>,
 }
 
-impl Entered {
+impl ResolvedContext {
     /// The context, if nobody else can come to it.
     fn nobodys(&self) -> Option<Arc<Context>> {
         self.nobodys.then(|| self.context.context().clone())
     }
 }
 
-impl World {
+impl OpContext {
     /// Whose call failed has no use for what was made for it.
     fn dismiss_if_nobodys(&self, nobodys: Option<Arc<Context>>, failed: bool) {
-        if let Some(removed) = nobodys.filter(|_| failed).and_then(|context| self.holdings.take_out(&context)) {
-            self.inner.dismiss(&self.holdings, removed, Happened::Stopped);
+        if let Some(removed) = nobodys.filter(|_| failed).and_then(|context| self.tenancy.take_out(&context)) {
+            self.inner.dismiss(&self.tenancy, removed, NoticeKind::Stopped);
         }
     }
 
     /// Finds the context, or makes it; exactly one, however many ask for it at once. `wanted` is what it is made for.
-    async fn enter(&self, call: &Call, target: Target, wanted: Option<Language>) -> Result<Entered, EngineError> {
+    async fn enter(
+        &self,
+        call: &Call,
+        target: Target,
+        wanted: Option<Language>,
+    ) -> Result<ResolvedContext, EngineError> {
         let Target { which, make } = target;
         let connection = call.connection.as_deref();
-        let find = || self.holdings.find(&which, connection);
-        let found = |context: InUse, making| {
-            Ok(Entered { news: News::left(context.context()), context, nobodys: false, making })
+        let find = || self.tenancy.find(&which, connection);
+        let found = |context: ContextLease, making| {
+            Ok(ResolvedContext { news: NewContextNotice::left(context.context()), context, nobodys: false, making })
         };
         let Some(mut make) = make else { return found(find()?, None) };
         let name = match &which {
-            Which::Id(id) => Some(format!("id {id}")),
-            Which::Named(name) => Some(format!("name {name}")),
-            Which::Current => Some(format!("current {}", connection.unwrap_or_default())),
-            Which::New => None,
+            ContextSelector::Id(id) => Some(format!("id {id}")),
+            ContextSelector::Named(name) => Some(format!("name {name}")),
+            ContextSelector::Current => Some(format!("current {}", connection.unwrap_or_default())),
+            ContextSelector::New => None,
         };
         let making = match name {
             None => None,
             // While one makes it the others queue up, so that they come in their order.
-            Some(name) => match (self.holdings.making.has(&name), find()) {
+            Some(name) => match (self.tenancy.making.has(&name), find()) {
                 (false, Ok(context)) => return found(context, None),
                 (false, Err(error)) if !may_make(&error) => return Err(error),
-                _ => Some(self.unless_over(call, self.holdings.making.turn(&name)).await?),
+                _ => Some(self.unless_over(call, self.tenancy.making.turn(&name)).await?),
             },
         };
         match find() {
@@ -120,15 +125,15 @@ impl World {
             Err(error) if !may_make(&error) => return Err(error),
             Err(_) => {}
         }
-        let nobodys = which == Which::New;
+        let nobodys = which == ContextSelector::New;
         match which {
-            Which::Id(id) => make.id = Some(id),
-            Which::Named(name) if make.name.is_empty() => make.name = name,
+            ContextSelector::Id(id) => make.id = Some(id),
+            ContextSelector::Named(name) if make.name.is_empty() => make.name = name,
             _ => {}
         }
         make.language = wanted.unwrap_or(make.language);
         let (context, _) = self.create(call, make, wanted).await?;
-        Ok(Entered { news: News::made(context.context()), context, nobodys, making })
+        Ok(ResolvedContext { news: NewContextNotice::made(context.context()), context, nobodys, making })
     }
 
     async fn unless_over<T>(&self, call: &Call, work: impl Future<Output = T>) -> Result<T, EngineError> {
@@ -141,37 +146,37 @@ impl World {
     }
 
     /// A sandbox for a context of this kind: one that waits ready, else a new one, with an interpreter if one is `wanted`.
-    async fn settle(&self, kind: Kind, wanted: Option<Language>) -> Result<Home, EngineError> {
-        let maker = self.inner.maker()?;
-        let failed = |failure: Failure| {
+    async fn settle(&self, kind: SandboxKind, wanted: Option<Language>) -> Result<ContextState, EngineError> {
+        let provisioner = self.inner.provisioner()?;
+        let failed = |failure: SandboxFailure| {
             tracing::error!(why = failure.log, "no sandbox for a context");
             EngineError::CreateFailed(failure.public)
         };
         let language = wanted.unwrap_or(kind.language);
-        let browser = kind.browser && maker.browses(self.holdings.config());
-        let ready = self.inner.stock()?.take(&self.holdings, Kind { language, browser, ..kind }).await;
+        let browser = kind.browser && provisioner.browses(self.tenancy.config());
+        let ready = self.inner.stock()?.take(&self.tenancy, SandboxKind { language, browser, ..kind }).await;
         if let Some((id, place)) = ready.and_then(|session| Some((session.id.clone(), session.leave()?))) {
             tracing::debug!(session = id, "a session becomes a context");
-            return Ok(Home::with(place, language, FIRST_KERNEL));
+            return Ok(ContextState::with(place, language, FIRST_KERNEL));
         }
-        let shape = Shape::of(&self.holdings, kind.size);
+        let shape = Shape::of(&self.tenancy, kind.size);
         Ok(match wanted {
             Some(language) => {
-                Home::with(maker.started(&shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
+                ContextState::with(provisioner.started(&shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
             }
-            None => Home::at(maker.sandbox(&shape, None).await.map_err(failed)?),
+            None => ContextState::at(provisioner.sandbox(&shape, None).await.map_err(failed)?),
         })
     }
 
     fn runs(&self, language: Language) -> Result<(), EngineError> {
-        if self.inner.maker()?.runtimes.runs(language) {
+        if self.inner.provisioner()?.runtimes.runs(language) {
             return Ok(());
         }
         Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()))
     }
 
     /// The sandbox of a context for a file operation, which needs no turn unless the sandbox has to be made anew.
-    async fn place_for_files(&self, context: &Context) -> Result<Arc<Place>, EngineError> {
+    async fn place_for_files(&self, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
         if let Some(place) = context.live_place() {
             return Ok(place);
         }
@@ -186,17 +191,17 @@ impl World {
     async fn move_in(
         &self,
         context: &Context,
-        home: &mut Home,
+        home: &mut ContextState,
         wanted: Option<Language>,
-    ) -> Result<Arc<Place>, EngineError> {
+    ) -> Result<Arc<LiveSandbox>, EngineError> {
         if context.gone.is_cancelled() {
             return Err(context.not_found());
         }
-        if let Some(place) = home.living_place() {
+        if let Some(place) = home.live_sandbox() {
             return Ok(place);
         }
         // A browser is started by who needs one.
-        let kind = Kind { size: context.size, language: context.language, browser: false };
+        let kind = SandboxKind { size: context.size, language: context.language, browser: false };
         let mut settled = self.settle(kind, wanted).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
@@ -204,7 +209,7 @@ impl World {
         // A sandbox that is lost since the last run takes the files along, whatever else there was to tell.
         let lost = home.place.as_ref().map(|place| place.guest.why_lost().0);
         if lost.is_some() {
-            self.inner.notify(&self.holdings, &context.id, Happened::Lost);
+            self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
         }
         settled.notice = lost
             .map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
@@ -225,8 +230,8 @@ fn may_make(missing: &EngineError) -> bool {
     }
 }
 
-impl Home {
-    fn with(place: Arc<Place>, language: Language, kernel: proto::KernelId) -> Self {
+impl ContextState {
+    fn with(place: Arc<LiveSandbox>, language: Language, kernel: proto::KernelId) -> Self {
         Self { kernels: [(language, kernel)].into(), last_kernel: kernel, ..Self::at(place) }
     }
 }
@@ -248,10 +253,10 @@ async fn unless_cancelled<T: Send + 'static>(
 const NETWORK_OFF: &str =
     "the operator gives sandboxes none; `network.default` in sandpool.toml or `--network-allow` changes that";
 
-impl World {
+impl OpContext {
     /// What a run may have for itself.
     fn check_wishes(&self, env: &Environment, network: Network) -> Result<(), EngineError> {
-        if network == Network::On && self.holdings.config().network.is_none() {
+        if network == Network::On && self.tenancy.config().network.is_none() {
             return Err(EngineError::NetworkOff(NETWORK_OFF.into()));
         }
         proto::check_environment(&env.0).map_err(|error| EngineError::InvalidEnvironment(error.to_string()))
@@ -271,20 +276,20 @@ pub(crate) fn check_path(path: &str) -> Result<(), EngineError> {
 }
 
 /// A refusal of the guest about a file, in the engine's words.
-fn file_error(path: &str, limit: u64, answer: FromGuest, place: &Place) -> EngineError {
+fn file_error(path: &str, limit: u64, answer: FromGuest, place: &LiveSandbox) -> EngineError {
     let FromGuest::Failed { failure, message } = answer else {
         return EngineError::Sandbox(place.guest.close("the guest answered something else").0);
     };
     let path = path.to_owned();
     match failure {
-        proto::Failure::InvalidPath => EngineError::InvalidPath { path, why: crate::live::one_line(&message) },
-        proto::Failure::NotFound => EngineError::FileNotFound(path),
-        proto::Failure::TooLarge => EngineError::FileTooLarge { path, limit },
-        proto::Failure::NoSpace => EngineError::NoSpace,
-        proto::Failure::Kernel
-        | proto::Failure::Busy
-        | proto::Failure::Browser
-        | proto::Failure::Environment
-        | proto::Failure::Io => EngineError::Sandbox(crate::live::one_line(&message)),
+        proto::GuestFailure::InvalidPath => EngineError::InvalidPath { path, why: crate::registry::one_line(&message) },
+        proto::GuestFailure::NotFound => EngineError::FileNotFound(path),
+        proto::GuestFailure::TooLarge => EngineError::FileTooLarge { path, limit },
+        proto::GuestFailure::NoSpace => EngineError::NoSpace,
+        proto::GuestFailure::Kernel
+        | proto::GuestFailure::Busy
+        | proto::GuestFailure::Browser
+        | proto::GuestFailure::Environment
+        | proto::GuestFailure::Io => EngineError::Sandbox(crate::registry::one_line(&message)),
     }
 }

@@ -17,16 +17,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::config::EngineConfig;
-use crate::demand::Room;
+use crate::demand::PoolBudget;
 use crate::guest::lock;
-use crate::holdings::Holdings;
-use crate::live::{Failure, Place};
-use crate::maker::{FIRST_KERNEL, Maker, Shape, rehearse};
+use crate::provision::{FIRST_KERNEL, Provisioner, Shape, rehearse};
+use crate::registry::{LiveSandbox, SandboxFailure};
+use crate::tenancy::Tenancy;
 
 mod shelf;
 
-pub(crate) use shelf::Kind;
-use shelf::{Key, Session, Shelf, Shelves};
+pub(crate) use shelf::SandboxKind;
+use shelf::{ReadySandbox, Shelf, ShelfKey, Shelves};
 
 const START_ATTEMPTS: u32 = 3;
 /// A refill waits no longer for a moment in which nobody waits.
@@ -36,32 +36,32 @@ const JAVASCRIPT: usize = 1;
 
 #[derive(Clone)]
 pub(crate) struct Stock {
-    shared: Arc<Shared>,
+    shared: Arc<StockInner>,
 }
 
-struct Shared {
-    maker: Arc<Maker>,
+struct StockInner {
+    provisioner: Arc<Provisioner>,
     config: Arc<EngineConfig>,
     /// The shelf of the sessions that the operator ordered.
-    ordered: Key,
+    ordered: ShelfKey,
     size: usize,
     shelves: Mutex<Shelves>,
     /// Something changed: a session was taken, made or lost.
     changed: Notify,
     tasks: TaskTracker,
     closing: CancellationToken,
-    taken: Taken,
+    taken: TakenCounters,
 }
 
 /// How new contexts came to their sandboxes, since the engine began.
 #[derive(Default)]
-struct Taken {
+struct TakenCounters {
     ready: AtomicU64,
     handed_over: AtomicU64,
     made: AtomicU64,
 }
 
-pub(crate) struct Sessions {
+pub(crate) struct PoolHealth {
     pub(crate) there: usize,
     pub(crate) available: usize,
     pub(crate) healthy: bool,
@@ -82,32 +82,32 @@ pub struct Ready {
 impl Stock {
     /// Empty; with a shelf for the sessions of the operator, and one beside it for JavaScript.
     pub(crate) fn new(
-        maker: Arc<Maker>,
+        provisioner: Arc<Provisioner>,
         config: Arc<EngineConfig>,
-        holdings: &Arc<Holdings>,
+        tenancy: &Arc<Tenancy>,
         tasks: TaskTracker,
         closing: CancellationToken,
     ) -> Self {
-        let realm = holdings.config();
+        let realm = tenancy.config();
         let size = realm.sessions();
-        let python = Kind { size: None, language: Language::Python, browser: false };
-        let ordered = Key::of(holdings, python);
+        let python = SandboxKind { size: None, language: Language::Python, browser: false };
+        let ordered = ShelfKey::of(tenancy, python);
         let mut shelves = Shelves::default();
         if size > 0 {
-            shelves.all.insert(ordered.clone(), Shelf { least: size, ..Shelf::new(holdings, python) });
-            let mut usual = |kind: Kind, usual: usize| {
-                let shelf = Shelf { usual, ..Shelf::new(holdings, kind) };
-                shelves.all.insert(Key::of(holdings, kind), shelf);
+            shelves.all.insert(ordered.clone(), Shelf { least: size, ..Shelf::new(tenancy, python) });
+            let mut usual = |kind: SandboxKind, usual: usize| {
+                let shelf = Shelf { usual, ..Shelf::new(tenancy, kind) };
+                shelves.all.insert(ShelfKey::of(tenancy, kind), shelf);
             };
-            if maker.runtimes.runs(Language::Javascript) {
-                usual(Kind { language: Language::Javascript, ..python }, JAVASCRIPT);
+            if provisioner.runtimes.runs(Language::Javascript) {
+                usual(SandboxKind { language: Language::Javascript, ..python }, JAVASCRIPT);
             }
-            if realm.browser_first && maker.browses(realm) {
-                usual(Kind { browser: true, ..python }, realm.browsers_ready);
+            if realm.browser_first && provisioner.browses(realm) {
+                usual(SandboxKind { browser: true, ..python }, realm.browsers_ready);
             }
         }
-        let shared = Shared {
-            maker,
+        let shared = StockInner {
+            provisioner,
             config,
             ordered,
             size,
@@ -115,7 +115,7 @@ impl Stock {
             changed: Notify::new(),
             tasks,
             closing,
-            taken: Taken::default(),
+            taken: TakenCounters::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -125,15 +125,15 @@ impl Stock {
     }
 
     /// A session for a context like this, at once or as soon as one is made that was begun before. None: the caller makes a sandbox.
-    pub(crate) async fn take(&self, holdings: &Arc<Holdings>, kind: Kind) -> Option<Session> {
+    pub(crate) async fn take(&self, tenancy: &Arc<Tenancy>, kind: SandboxKind) -> Option<ReadySandbox> {
         let shared = &self.shared;
         // A browser is not waited for here: in any other sandbox it is there no later.
         if kind.browser
-            && let Ok(session) = self.take_ready(holdings, kind, |_| ())
+            && let Ok(session) = self.take_ready(tenancy, kind, |_| ())
         {
             return Some(session);
         }
-        let coming = self.take_ready(holdings, Kind { browser: false, ..kind }, |shelf| {
+        let coming = self.take_ready(tenancy, SandboxKind { browser: false, ..kind }, |shelf| {
             shelf.waiting.retain(|waiting| !waiting.is_closed());
             (shelf.building > shelf.waiting.len()).then(|| {
                 let (sender, coming) = oneshot::channel();
@@ -145,7 +145,7 @@ impl Stock {
             Ok(session) => return Some(session),
             Err(coming) => coming,
         };
-        let _hurry = shared.maker.hurry();
+        let _hurry = shared.provisioner.hurry();
         let session = match coming {
             // The one that was begun earlier is there sooner, unless it fails.
             Some(coming) => coming.await.ok(),
@@ -159,14 +159,14 @@ impl Stock {
     /// One that lies there, or what is done where none does.
     fn take_ready<T>(
         &self,
-        holdings: &Arc<Holdings>,
-        kind: Kind,
+        tenancy: &Arc<Tenancy>,
+        kind: SandboxKind,
         otherwise: impl FnOnce(&mut Shelf) -> T,
-    ) -> Result<Session, T> {
+    ) -> Result<ReadySandbox, T> {
         let (shared, now) = (&self.shared, Instant::now());
         let at_once = self.at_once();
         let mut shelves = lock(&shared.shelves);
-        let shelf = shelves.all.entry(Key::of(holdings, kind)).or_insert_with(|| Shelf::new(holdings, kind));
+        let shelf = shelves.all.entry(ShelfKey::of(tenancy, kind)).or_insert_with(|| Shelf::new(tenancy, kind));
         shelf.demand.took(now, shelf.pace / at_once as u32);
         shelf.last_taken = now;
         shared.changed.notify_one();
@@ -183,22 +183,22 @@ impl Stock {
         self.shared.config.refills_at_once.max(1)
     }
 
-    fn room(&self) -> Room {
-        Room { count: self.shared.config.ready_max, bytes: self.shared.config.ready_memory_bytes }
+    fn room(&self) -> PoolBudget {
+        PoolBudget { count: self.shared.config.ready_max, bytes: self.shared.config.ready_memory_bytes }
     }
 
     /// Those that the operator ordered, in the words of the `agentrun` document: a pool of fixed size.
-    pub(crate) fn sessions(&self) -> Sessions {
+    pub(crate) fn sessions(&self) -> PoolHealth {
         let (shelves, size) = (lock(&self.shared.shelves), self.shared.size);
         let ready = shelves.all.get(&self.shared.ordered).map(|shelf| &shelf.ready);
         let there = ready.map_or(0, VecDeque::len).min(size);
         let available = ready.map_or(0, |ready| ready.iter().filter(|s| s.is_fit()).count()).min(size);
-        Sessions { there, available, healthy: available == there && (available > 0 || size == 0) }
+        PoolHealth { there, available, healthy: available == there && (available > 0 || size == 0) }
     }
 
     pub(crate) fn count(&self) -> Ready {
         let taken = |how: &AtomicU64| how.load(Ordering::Relaxed);
-        let Taken { ready, handed_over, made } = &self.shared.taken;
+        let TakenCounters { ready, handed_over, made } = &self.shared.taken;
         let shelves = lock(&self.shared.shelves);
         let all = || shelves.all.values().flat_map(|shelf| shelf.ready.iter().map(move |session| (shelf, session)));
         Ready {
@@ -215,12 +215,14 @@ impl Stock {
 /// The start: what the operator ordered is made at once, and checked, before anybody asks.
 impl Stock {
     /// Sandboxes for the sessions of the start. Interpreters come later.
-    pub(crate) async fn first_sandboxes(&self) -> Vec<Result<Arc<Place>, Failure>> {
+    pub(crate) async fn first_sandboxes(&self) -> Vec<Result<Arc<LiveSandbox>, SandboxFailure>> {
         let shape = lock(&self.shared.shelves).all.get(&self.shared.ordered).map(|shelf| shelf.shape.clone());
         let Some(shape) = shape else { return Vec::new() };
-        let make = |maker: Arc<Maker>, shape: Shape| async move { maker.unhurried_sandbox(&shape, None).await };
+        let make = |provisioner: Arc<Provisioner>, shape: Shape| async move {
+            provisioner.create_in_background(&shape, None).await
+        };
         let making: Vec<_> =
-            (0..self.shared.size).map(|_| tokio::spawn(make(self.shared.maker.clone(), shape.clone()))).collect();
+            (0..self.shared.size).map(|_| tokio::spawn(make(self.shared.provisioner.clone(), shape.clone()))).collect();
         let mut made = Vec::new();
         for sandbox in making {
             made.push(sandbox.await.unwrap_or_else(|_| Err(given_up())));
@@ -231,9 +233,9 @@ impl Stock {
     /// Makes sessions of them, all at once, each tried three times. `made` hears of each in order.
     pub(crate) async fn fill(
         &self,
-        sandboxes: Vec<Result<Arc<Place>, Failure>>,
+        sandboxes: Vec<Result<Arc<LiveSandbox>, SandboxFailure>>,
         mut made: impl FnMut(usize, &str),
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SandboxFailure> {
         let building: Vec<_> = sandboxes
             .into_iter()
             .map(|sandbox| {
@@ -254,17 +256,20 @@ impl Stock {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn build_stubbornly(&self, mut first: Option<Result<Arc<Place>, Failure>>) -> Result<Session, Failure> {
-        let mut last = Failure::new("not tried");
+    async fn build_stubbornly(
+        &self,
+        mut first: Option<Result<Arc<LiveSandbox>, SandboxFailure>>,
+    ) -> Result<ReadySandbox, SandboxFailure> {
+        let mut last = SandboxFailure::new("not tried");
         let shape = lock(&self.shared.shelves).all.get(&self.shared.ordered).map(|shelf| shelf.shape.clone());
         let Some(shape) = shape else { return Err(last) };
         for attempt in 1..=START_ATTEMPTS {
             let sandbox = match first.take() {
                 Some(sandbox) => sandbox,
-                None => self.shared.maker.unhurried_sandbox(&shape, Some(Language::Python)).await,
+                None => self.shared.provisioner.create_in_background(&shape, Some(Language::Python)).await,
             };
             let started = match sandbox {
-                Ok(place) => self.shared.maker.first_kernel(place, Language::Python).await,
+                Ok(place) => self.shared.provisioner.first_kernel(place, Language::Python).await,
                 Err(failure) => Err(failure),
             };
             match started {
@@ -278,14 +283,14 @@ impl Stock {
         Err(last)
     }
 
-    fn put_ordered(&self, session: Session) {
+    fn put_ordered(&self, session: ReadySandbox) {
         if let Some(shelf) = lock(&self.shared.shelves).all.get_mut(&self.shared.ordered) {
             shelf.put(session);
         }
     }
 
     /// What fails the check is made anew, up to three times.
-    pub(crate) async fn check_and_repair(&self) -> Result<(), Failure> {
+    pub(crate) async fn check_and_repair(&self) -> Result<(), SandboxFailure> {
         for _ in 0..START_ATTEMPTS {
             if self.check().await {
                 return Ok(());
@@ -293,7 +298,7 @@ impl Stock {
             let missing = {
                 let mut shelves = lock(&self.shared.shelves);
                 let Some(shelf) = shelves.all.get_mut(&self.shared.ordered) else { return Ok(()) };
-                shelf.ready.retain(Session::is_fit);
+                shelf.ready.retain(ReadySandbox::is_fit);
                 self.shared.size - shelf.ready.len().min(self.shared.size)
             };
             for _ in 0..missing {
@@ -301,7 +306,7 @@ impl Stock {
                 self.put_ordered(session);
             }
         }
-        if self.check().await { Ok(()) } else { Err(Failure::new("sessions keep failing their health check")) }
+        if self.check().await { Ok(()) } else { Err(SandboxFailure::new("sessions keep failing their health check")) }
     }
 }
 
@@ -330,7 +335,7 @@ impl Stock {
         }
     }
 
-    async fn refill(self, key: Key) {
+    async fn refill(self, key: ShelfKey) {
         let mut refill = Refill { stock: &self, key: &key, builds: false };
         refill.wait_for_a_moment().await;
         if self.shared.closing.is_cancelled() {
@@ -357,13 +362,13 @@ impl Stock {
     }
 
     /// A session that dies is noticed by the end of its connection, at once.
-    fn session(&self, place: Arc<Place>) -> Session {
+    fn session(&self, place: Arc<LiveSandbox>) -> ReadySandbox {
         let (shared, guest) = (self.shared.clone(), place.guest.clone());
         let watch = self.shared.tasks.spawn(async move {
             guest.lost_or_exited(FIRST_KERNEL).await;
             shared.changed.notify_one();
         });
-        Session {
+        ReadySandbox {
             id: format!("session-{}", uuid::Uuid::new_v4().simple()),
             place: Some(place),
             born: Instant::now(),
@@ -376,9 +381,10 @@ impl Stock {
 
     /// Runs a statement in each session, one after the other; the unfit are replaced by `keep`. Whether all are well.
     async fn check(&self) -> bool {
-        let sessions: Vec<(Key, String)> = {
+        let sessions: Vec<(ShelfKey, String)> = {
             let shelves = lock(&self.shared.shelves);
-            let of = |(key, shelf): (&Key, &Shelf)| shelf.ready.iter().map(|s| (key.clone(), s.id.clone())).collect();
+            let of =
+                |(key, shelf): (&ShelfKey, &Shelf)| shelf.ready.iter().map(|s| (key.clone(), s.id.clone())).collect();
             shelves.all.iter().flat_map::<Vec<_>, _>(of).collect()
         };
         let mut all = true;
@@ -404,7 +410,7 @@ impl Stock {
         all
     }
 
-    fn with<T>(&self, key: &Key, id: &str, act: impl FnOnce(&mut Session) -> T) -> Option<T> {
+    fn with<T>(&self, key: &ShelfKey, id: &str, act: impl FnOnce(&mut ReadySandbox) -> T) -> Option<T> {
         let mut shelves = lock(&self.shared.shelves);
         shelves.all.get_mut(key)?.ready.iter_mut().find(|session| session.id == id).map(act)
     }
@@ -413,7 +419,7 @@ impl Stock {
 /// One session on its way to a shelf. Dropped, it is counted no longer.
 struct Refill<'a> {
     stock: &'a Stock,
-    key: &'a Key,
+    key: &'a ShelfKey,
     builds: bool,
 }
 
@@ -422,16 +428,16 @@ impl Refill<'_> {
     async fn wait_for_a_moment(&self) {
         let shared = &self.stock.shared;
         let latest = Instant::now() + POSTPONED;
-        shared.maker.nobody_waits(POSTPONED).await;
+        shared.provisioner.nobody_waits(POSTPONED).await;
         let room = self.stock.room();
         let lull = || lock(&shared.shelves).lull(self.key, room).filter(|lull| *lull < latest);
         while let Some(lull) = lull() {
             tokio::time::sleep_until(lull).await;
-            shared.maker.nobody_waits(latest.saturating_duration_since(Instant::now())).await;
+            shared.provisioner.nobody_waits(latest.saturating_duration_since(Instant::now())).await;
         }
     }
 
-    fn begin(&mut self) -> Option<(Shape, Kind)> {
+    fn begin(&mut self) -> Option<(Shape, SandboxKind)> {
         let mut shelves = lock(&self.stock.shared.shelves);
         let shelf = shelves.all.get_mut(self.key)?;
         shelf.building += 1;
@@ -439,13 +445,13 @@ impl Refill<'_> {
         Some((shelf.shape.clone(), shelf.kind))
     }
 
-    async fn build(&self, shape: &Shape, kind: Kind) -> Result<Session, String> {
-        let (maker, language) = (&self.stock.shared.maker, kind.language);
-        let place = maker.unhurried_sandbox(shape, Some(language)).await.map_err(|failure| failure.log)?;
-        let place = maker.first_kernel(place, language).await.map_err(|failure| failure.log)?;
+    async fn build(&self, shape: &Shape, kind: SandboxKind) -> Result<ReadySandbox, String> {
+        let (provisioner, language) = (&self.stock.shared.provisioner, kind.language);
+        let place = provisioner.create_in_background(shape, Some(language)).await.map_err(|failure| failure.log)?;
+        let place = provisioner.first_kernel(place, language).await.map_err(|failure| failure.log)?;
         let mut session = self.stock.session(place.clone());
         if kind.browser {
-            maker.unhurried_browser(&place).await.map_err(|failure| failure.log)?;
+            provisioner.unhurried_browser(&place).await.map_err(|failure| failure.log)?;
         }
         // Who waits for it warms it with its own first cell.
         if !self.is_waited_for() {
@@ -485,6 +491,6 @@ impl Drop for Refill<'_> {
     }
 }
 
-fn given_up() -> Failure {
-    Failure::new("making a session was given up")
+fn given_up() -> SandboxFailure {
+    SandboxFailure::new("making a session was given up")
 }

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use engine::op::{Files, NewContext, RunOutcome};
+use engine::op::{FileListing, NewContext, RunOutcome};
 use engine::{EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use support::*;
@@ -240,7 +240,9 @@ async fn files_go_in_and_out_while_a_cell_runs() {
     let read = Op::ReadFile { place: holder(&id), path: "d/f".into() };
     assert_eq!(engine.execute(&call(), read).await, Ok(Outcome::File { path: "d/f".into(), content, size, key }));
     let list = Op::ListFiles { place: holder(&id), path: ".".into() };
-    let Ok(Outcome::Files(Files { entries, total: 1, .. })) = engine.execute(&call(), list).await else { panic!() };
+    let Ok(Outcome::Files(FileListing { entries, total: 1, .. })) = engine.execute(&call(), list).await else {
+        panic!()
+    };
     assert_eq!((entries[0].path.as_str(), entries[0].size), ("d/f", size));
     assert!(!running.is_finished());
     let missing = Op::ReadFile { place: holder(&id), path: "no".into() };

@@ -246,7 +246,7 @@ async fn an_interpreter_that_does_not_start_is_not_named_to_the_caller() {
         (spec.language == proto::Language::Javascript).then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
             Box::pin(async move {
                 let message = "cannot start `/srv/runtimes/node`: not there".into();
-                wire.send(call, &proto::FromGuest::Failed { failure: proto::Failure::Kernel, message }).await;
+                wire.send(call, &proto::FromGuest::Failed { failure: proto::GuestFailure::Kernel, message }).await;
             })
         })
     });

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use engine::Op;
 use engine::op::RunOutcome;
-use proto::{FromGuest, Kind, RunStatus, ToGuest};
+use proto::{FrameKind, FromGuest, RunStatus, ToGuest};
 use support::*;
 use testkit::fake::{FakeBackend, Wire};
 
@@ -46,7 +46,7 @@ async fn garbage_costs_the_sandbox_only() {
 async fn a_frame_longer_than_allowed_is_refused_by_its_header() {
     let backend = attacked_by(|call, wire| async move {
         let mut header = (64u32 << 20).to_le_bytes().to_vec();
-        header.extend([Kind::Stdout as u8, 0, 0, 0]);
+        header.extend([FrameKind::Stdout as u8, 0, 0, 0]);
         header.extend(call.to_le_bytes());
         wire.raw(&header).await;
     });
@@ -56,7 +56,7 @@ async fn a_frame_longer_than_allowed_is_refused_by_its_header() {
 #[tokio::test(start_paused = true)]
 async fn a_message_that_cannot_be_read_costs_the_sandbox() {
     let backend = attacked_by(|call, wire| async move {
-        wire.data(Kind::Message, call, br#"{"t":"obey","command":"rm"}"#).await;
+        wire.data(FrameKind::Message, call, br#"{"t":"obey","command":"rm"}"#).await;
     });
     costs_only_its_sandbox(&backend, "message cannot be read").await;
 }
@@ -66,14 +66,14 @@ async fn a_message_that_cannot_be_read_costs_the_sandbox() {
 async fn deep_or_wide_messages_cost_the_sandbox() {
     let deep = attacked_by(|call, wire| async move {
         let nested = format!("{{\"t\":\"event\",\"event\":{}", "[".repeat(100_000));
-        wire.data(Kind::Message, call, nested.as_bytes()).await;
+        wire.data(FrameKind::Message, call, nested.as_bytes()).await;
     });
     costs_only_its_sandbox(&deep, "message cannot be read").await;
     let wide = attacked_by(|call, wire| async move {
         let members = "0,".repeat(120_000);
         let value = format!(r#"{{"t":"event","event":{{"t":"result","data":{{"a":[{members}0]}}}}}}"#);
         let mut bytes = Vec::new();
-        proto::encode(&mut bytes, Kind::Message, call, value.as_bytes());
+        proto::encode(&mut bytes, FrameKind::Message, call, value.as_bytes());
         wire.raw(&bytes).await;
         wire.end(call, RunStatus::Ok).await;
     });
@@ -90,7 +90,7 @@ async fn the_largest_object_a_guest_passes_on_is_read() {
         let object = format!("{{{}}}", members.join(","));
         let event = format!(r#"{{"t":"event","event":{{"t":"result","data":{{"application/json":{object}}}}}}}"#);
         let mut bytes = Vec::new();
-        proto::encode(&mut bytes, Kind::Message, call, event.as_bytes());
+        proto::encode(&mut bytes, FrameKind::Message, call, event.as_bytes());
         wire.raw(&bytes).await;
         wire.end(call, RunStatus::Ok).await;
     });
@@ -103,7 +103,7 @@ async fn the_largest_object_a_guest_passes_on_is_read() {
 async fn an_answer_of_the_wrong_kind_costs_the_sandbox() {
     let backend = attacked_by(|call, wire| async move { wire.send(call, &FromGuest::Written { size: 1 }).await });
     costs_only_its_sandbox(&backend, "something else").await;
-    let backend = attacked_by(|call, wire| async move { wire.data(Kind::File, call, b"x").await });
+    let backend = attacked_by(|call, wire| async move { wire.data(FrameKind::File, call, b"x").await });
     costs_only_its_sandbox(&backend, "a file instead of output").await;
 }
 
@@ -111,7 +111,7 @@ async fn an_answer_of_the_wrong_kind_costs_the_sandbox() {
 async fn half_a_frame_and_the_end_is_a_lost_sandbox() {
     let backend = attacked_by(|call, wire| async move {
         let mut bytes = Vec::new();
-        proto::encode(&mut bytes, Kind::Stdout, call, b"never finished");
+        proto::encode(&mut bytes, FrameKind::Stdout, call, b"never finished");
         wire.raw(&bytes[..20]).await;
         wire.hang_up().await;
     });
@@ -128,10 +128,10 @@ async fn frames_for_other_calls_are_ignored() {
         (code == "attack").then(|| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
             Box::pin(async move {
                 for forged in [stale, call.wrapping_add(1), call.wrapping_sub(1), 7] {
-                    wire.data(Kind::Stdout, forged, b"forged").await;
+                    wire.data(FrameKind::Stdout, forged, b"forged").await;
                     wire.end(forged, RunStatus::Exit { code: 99 }).await;
                 }
-                wire.data(Kind::Stdout, call, b"true").await;
+                wire.data(FrameKind::Stdout, call, b"true").await;
                 wire.end(call, RunStatus::Ok).await;
                 wire.end(call, RunStatus::Error).await;
             })
@@ -149,7 +149,7 @@ async fn frames_for_other_calls_are_ignored() {
 async fn a_guest_that_keeps_sending_for_nobody_is_lost() {
     let backend = attacked_by(|call, wire| async move {
         for _ in 0..10_001 {
-            wire.data(Kind::Stdout, call ^ 1, b"x").await;
+            wire.data(FrameKind::Stdout, call ^ 1, b"x").await;
         }
     });
     costs_only_its_sandbox(&backend, "what nobody asked for").await;
@@ -160,7 +160,7 @@ async fn a_guest_that_keeps_sending_for_nobody_is_lost() {
 async fn a_hundred_thousand_tiny_frames_are_all_counted() {
     let backend = attacked_by(|call, wire| async move {
         let mut bytes = Vec::new();
-        (0..1000).for_each(|_| proto::encode(&mut bytes, Kind::Stdout, call, b"x"));
+        (0..1000).for_each(|_| proto::encode(&mut bytes, FrameKind::Stdout, call, b"x"));
         for _ in 0..100 {
             wire.raw(&bytes).await;
         }
@@ -206,7 +206,7 @@ async fn printed_frames_are_plain_output() {
             stderr_kept: None,
         };
         proto::encode_message(&mut fake, call, &FromGuest::RunEnd { end }).unwrap();
-        wire.data(Kind::Stdout, call, &fake).await;
+        wire.data(FrameKind::Stdout, call, &fake).await;
         wire.end(call, RunStatus::Ok).await;
     });
     let engine = engine(&backend).await;
@@ -224,7 +224,7 @@ async fn a_file_larger_than_announced_or_allowed_is_not_collected() {
             Box::pin(async move {
                 wire.send(call, &FromGuest::FileStart { size: 1, modified_ns: 0, inode: 1 }).await;
                 loop {
-                    wire.data(Kind::File, call, &vec![0; 256 << 10]).await;
+                    wire.data(FrameKind::File, call, &vec![0; 256 << 10]).await;
                     tokio::task::yield_now().await;
                 }
             })
@@ -294,8 +294,8 @@ impl Random {
         let call = [call, call, call, 0, self.next()][self.next() as usize % 5];
         let mut bytes = Vec::new();
         match self.next() % 10 {
-            0 => proto::encode(&mut bytes, Kind::Stderr, call, &self.next().to_le_bytes()),
-            1 => proto::encode(&mut bytes, Kind::Stdout, call, b"\xf0\x9f"),
+            0 => proto::encode(&mut bytes, FrameKind::Stderr, call, &self.next().to_le_bytes()),
+            1 => proto::encode(&mut bytes, FrameKind::Stdout, call, b"\xf0\x9f"),
             _ => proto::encode_message(&mut bytes, call, &messages[self.next() as usize % messages.len()]).unwrap(),
         }
         if self.next().is_multiple_of(8) {

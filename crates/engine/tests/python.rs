@@ -104,7 +104,9 @@ async fn a_crash_costs_variables_and_keeps_files() {
     let Ok(Outcome::File { content, .. }) = engine.execute(&call(), read).await else { panic!() };
     assert_eq!(content, b"from python");
     let list = Op::ListFiles { place: holder(&id), path: String::new() };
-    let Ok(Outcome::Files(engine::op::Files { entries, .. })) = engine.execute(&call(), list).await else { panic!() };
+    let Ok(Outcome::Files(engine::op::FileListing { entries, .. })) = engine.execute(&call(), list).await else {
+        panic!()
+    };
     let paths: Vec<&str> = entries.iter().map(|entry| entry.path.as_str()).collect();
     assert_eq!(paths, ["d", "d/in.txt", "out.txt"]);
     let outside = Op::ReadFile { place: holder(&id), path: "../../../etc/passwd".into() };

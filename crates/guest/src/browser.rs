@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use jail::beneath::{NewFile, Root};
 use proto::browser::{FromDriver, MAX_HAPPENED, ToDriver};
 use proto::{
-    Browse, BrowseError, BrowseFailure, Browsed, BrowserSpec, Decoder, Ended, Failure, Frame, FromGuest, Kind,
+    BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec, Decoder, Ended, Frame, FrameKind, FromGuest,
+    GuestFailure,
 };
 
-use crate::files::Refused;
+use crate::arrivals::Driver;
+use crate::files::FileFailure;
 use crate::host::{Host, NOBODY};
 use crate::process::Process;
-use crate::warm::Driver;
 
 /// From the start of the browser to its blank page; the driver itself gives up before.
 const START: Duration = Duration::from_secs(35);
@@ -31,7 +32,7 @@ const READ: usize = 64 << 10;
 /// Per turn of the loop.
 const READS: usize = 16;
 
-pub struct Browser {
+pub struct BrowserDriver {
     /// Until it is killed: the process has another uid, and heeds no signal of ours. Dropped first, since the next waits for its end.
     leash: Option<OwnedFd>,
     process: Process,
@@ -42,7 +43,7 @@ pub struct Browser {
     sent: usize,
     /// Requests of the driver are numbered by us: calls of two hosts may have the same number.
     number: u64,
-    open: Option<Open>,
+    open: Option<OpenAction>,
     /// When the driver is killed.
     until: Option<Instant>,
     /// Whether the host knows of its end.
@@ -50,7 +51,7 @@ pub struct Browser {
 }
 
 /// A call that is not answered yet.
-struct Open {
+struct OpenAction {
     call: u64,
     stage: Stage,
 }
@@ -60,13 +61,13 @@ enum Stage {
     /// Files are still being copied for it.
     Copying {
         copy: Box<Copy>,
-        ask: Browse,
+        ask: BrowserAction,
         after: Duration,
     },
     Browsing,
 }
 
-impl Browser {
+impl BrowserDriver {
     pub fn start(driver: Driver, call: u64, spec: BrowserSpec, now: Instant) -> io::Result<Self> {
         let Driver { pid, process, channel, leash } = driver;
         channel.set_nonblocking(true)?;
@@ -78,7 +79,7 @@ impl Browser {
             out: Vec::new(),
             sent: 0,
             number: 0,
-            open: Some(Open { call, stage: Stage::Starting }),
+            open: Some(OpenAction { call, stage: Stage::Starting }),
             until: Some(now + START),
             told: false,
         };
@@ -104,7 +105,7 @@ impl Browser {
 
     /// Whether there is a file to be copied on.
     pub fn is_busy(&self) -> bool {
-        matches!(&self.open, Some(Open { stage: Stage::Copying { .. }, .. }))
+        matches!(&self.open, Some(OpenAction { stage: Stage::Copying { .. }, .. }))
     }
 
     pub fn wake_at(&self) -> Option<Instant> {
@@ -115,7 +116,7 @@ impl Browser {
     pub fn browse(
         &mut self,
         call: u64,
-        ask: Browse,
+        ask: BrowserAction,
         copy: Option<Copy>,
         after: Duration,
         now: Instant,
@@ -127,26 +128,28 @@ impl Browser {
             return Some("the browser is ending");
         }
         match copy {
-            Some(copy) => self.open = Some(Open { call, stage: Stage::Copying { copy: Box::new(copy), ask, after } }),
+            Some(copy) => {
+                self.open = Some(OpenAction { call, stage: Stage::Copying { copy: Box::new(copy), ask, after } })
+            }
             None => self.submit(call, ask, after, None, now),
         }
         None
     }
 
-    fn submit(&mut self, call: u64, ask: Browse, after: Duration, uploads: Option<String>, now: Instant) {
-        self.open = Some(Open { call, stage: Stage::Browsing });
+    fn submit(&mut self, call: u64, ask: BrowserAction, after: Duration, uploads: Option<String>, now: Instant) {
+        self.open = Some(OpenAction { call, stage: Stage::Browsing });
         self.until = Some(now + after + LATE);
         self.say(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads });
     }
 
     /// Copies on, for a call that needs files.
     pub fn advance(&mut self, uploads: &mut Uploads, now: Instant, host: &mut Host) {
-        let Some(Open { call, stage: Stage::Copying { copy, .. } }) = &mut self.open else { return };
+        let Some(OpenAction { call, stage: Stage::Copying { copy, .. } }) = &mut self.open else { return };
         let (call, copied) = (*call, copy.advance());
         match copied {
             Ok(false) => {}
             Ok(true) => {
-                if let Some(Open { stage: Stage::Copying { copy, ask, after }, .. }) = self.open.take() {
+                if let Some(OpenAction { stage: Stage::Copying { copy, ask, after }, .. }) = self.open.take() {
                     let directory = uploads.keep(copy.directory);
                     self.submit(call, named(ask, &copy.names), after, Some(directory), now);
                 }
@@ -162,10 +165,10 @@ impl Browser {
     pub fn interrupt(&mut self, call: u64, now: Instant, host: &mut Host) {
         match &self.open {
             Some(open) if open.call != call => {}
-            Some(Open { stage: Stage::Copying { .. }, .. }) => {
+            Some(OpenAction { stage: Stage::Copying { .. }, .. }) => {
                 self.open = None;
                 let error = BrowseError { why: BrowseFailure::Cancelled, message: "the request was cancelled".into() };
-                let browsed = Browsed { page: None, happened: Vec::new(), result: Err(error) };
+                let browsed = BrowserReply { page: None, happened: Vec::new(), result: Err(error) };
                 host.send(call, &FromGuest::Browsed { browsed: Box::new(browsed) });
             }
             _ => self.cancel(now),
@@ -175,7 +178,7 @@ impl Browser {
     /// Its host is gone.
     pub fn abandon(&mut self, now: Instant) {
         match &mut self.open {
-            Some(Open { stage: Stage::Copying { .. }, .. }) => self.open = None,
+            Some(OpenAction { stage: Stage::Copying { .. }, .. }) => self.open = None,
             Some(open) => {
                 open.call = NOBODY;
                 self.cancel(now);
@@ -243,7 +246,7 @@ impl Browser {
 
     /// Whether it was an answer to what is open.
     fn pass_on(&mut self, frame: &Frame, host: &mut Host) -> bool {
-        if frame.kind != Kind::Message || frame.call != self.number {
+        if frame.kind != FrameKind::Message || frame.call != self.number {
             return false;
         }
         let (Ok(message), Some(open)) = (frame.message::<FromDriver>(), self.open.take()) else { return false };
@@ -286,7 +289,7 @@ impl Browser {
         self.leash = None;
         self.process.kill();
         match self.open.take() {
-            Some(Open { call, .. }) => host.send(call, &failed(why.into())),
+            Some(OpenAction { call, .. }) => host.send(call, &failed(why.into())),
             None if !self.told => host.send(0, &FromGuest::BrowserExited),
             None => {}
         }
@@ -314,13 +317,13 @@ impl Browser {
 }
 
 fn failed(message: String) -> FromGuest {
-    FromGuest::Failed { failure: Failure::Browser, message }
+    FromGuest::Failed { failure: GuestFailure::Browser, message }
 }
 
 /// The request with the names that its files have now.
-fn named(ask: Browse, names: &[String]) -> Browse {
+fn named(ask: BrowserAction, names: &[String]) -> BrowserAction {
     match ask {
-        Browse::Upload { at, .. } => Browse::Upload { at, files: names.to_vec() },
+        BrowserAction::Upload { at, .. } => BrowserAction::Upload { at, files: names.to_vec() },
         other => other,
     }
 }
@@ -366,7 +369,7 @@ impl Uploads {
     }
 
     /// Opens all there is to copy; nothing where there is nothing.
-    pub fn begin(&mut self, files: &[String]) -> Result<Option<Copy>, Refused> {
+    pub fn begin(&mut self, files: &[String]) -> Result<Option<Copy>, FileFailure> {
         if files.is_empty() {
             return Ok(None);
         }
@@ -385,9 +388,9 @@ impl Uploads {
             let path = Path::new(file);
             let below = path.strip_prefix(&self.from).unwrap_or(path);
             let name = below.file_name().and_then(|name| name.to_str());
-            let name = name.ok_or_else(|| Refused::path(format!("`{file}` is not a file's path")))?;
+            let name = name.ok_or_else(|| FileFailure::path(format!("`{file}` is not a file's path")))?;
             if copy.names.iter().any(|one| one == name) {
-                return Err(Refused::path(format!("two of the files are named `{name}`")));
+                return Err(FileFailure::path(format!("two of the files are named `{name}`")));
             }
             copy.names.push(name.to_owned());
             copy.ahead.push_back((from.read_file(below)?, directory.join(name)));
@@ -424,7 +427,7 @@ impl Drop for Directory {
 
 impl Copy {
     /// Whether all is there.
-    fn advance(&mut self) -> Result<bool, Refused> {
+    fn advance(&mut self) -> Result<bool, FileFailure> {
         let mut chunk = vec![0; CHUNK];
         for _ in 0..CHUNKS_PER_TURN {
             if self.current.is_none() {
@@ -432,9 +435,10 @@ impl Copy {
                 self.current = Some((from, self.root.create_file(to)?));
             }
             let Some((from, to)) = &mut self.current else { return Ok(true) };
-            let read = from.read(&mut chunk).map_err(|error| Refused::io(format!("cannot read a file: {error}")))?;
-            self.left = self.left.checked_sub(read as u64).ok_or_else(|| Refused {
-                failure: Failure::TooLarge,
+            let read =
+                from.read(&mut chunk).map_err(|error| FileFailure::io(format!("cannot read a file: {error}")))?;
+            self.left = self.left.checked_sub(read as u64).ok_or_else(|| FileFailure {
+                failure: GuestFailure::TooLarge,
                 message: format!("more than {MAX_BYTES} bytes cannot be uploaded at once"),
             })?;
             to.write_all(&chunk[..read]).map_err(|error| to.explain(&error))?;

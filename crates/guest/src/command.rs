@@ -10,18 +10,18 @@ use crate::host::{Host, NOBODY};
 use crate::output::{Output, Share, run_end};
 use crate::outputs::Outputs;
 use crate::process::{Launch, Process};
-use crate::term::{Step, Term};
+use crate::term::{CallDeadline, Step};
 
 pub struct Job {
     call: u64,
     process: Process,
     pub stdout: Output,
     pub stderr: Output,
-    term: Term,
+    term: CallDeadline,
 }
 
 /// What a command needs to start.
-pub struct Order<'a> {
+pub struct CommandSpec<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
     pub cwd: &'a str,
@@ -31,13 +31,13 @@ pub struct Order<'a> {
 }
 
 impl Job {
-    pub fn start(call: u64, order: &Order<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+    pub fn start(call: u64, order: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
         let (mut stdout, mut stderr, fds) = Output::both(order.merge_output, outputs)?;
         let process = Process::start(Launch { argv: order.argv, env: order.env, cwd: Some(order.cwd), fds })?;
         process.offer_to_oom_killer();
         stdout.begin(call, order.share, now);
         stderr.begin(call, order.share, now);
-        Ok(Self { call, process, stdout, stderr, term: Term::new(now, order.deadline) })
+        Ok(Self { call, process, stdout, stderr, term: CallDeadline::new(now, order.deadline) })
     }
 
     pub fn call(&self) -> u64 {

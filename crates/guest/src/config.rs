@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct GuestConfig {
     /// Where the file operations happen; nothing outside of these two is reached.
     pub workspace: PathBuf,
     pub data: PathBuf,
@@ -18,7 +18,7 @@ pub struct Config {
     pub adoption_grace: Duration,
 }
 
-impl Default for Config {
+impl Default for GuestConfig {
     fn default() -> Self {
         Self {
             workspace: "/workspace".into(),

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 /// A line of a driver.
 #[derive(Debug, PartialEq)]
-pub enum Line {
+pub enum DriverLine {
     Ready {
         version: String,
     },
@@ -27,12 +27,12 @@ pub enum Line {
     },
     Done {
         n: u64,
-        done: Done,
+        done: CellEnd,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Done {
+pub enum CellEnd {
     Ok,
     Error,
     Interrupted,
@@ -42,7 +42,7 @@ pub enum Done {
 /// One struct for all kinds: a tagged enum would be buffered twice by serde.
 #[derive(Deserialize)]
 struct Raw {
-    t: Kind,
+    t: EventKind,
     #[serde(default)]
     n: u64,
     #[serde(default)]
@@ -71,7 +71,7 @@ struct Raw {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum EventKind {
     Ready,
     Result,
     Display,
@@ -91,27 +91,27 @@ enum Status {
 }
 
 /// The line, or nothing if it is not one a driver writes.
-pub fn parse(line: &[u8]) -> Option<Line> {
+pub fn parse(line: &[u8]) -> Option<DriverLine> {
     let Raw { t, n, version, data, id, update, wait, name, value, text, status, code, run } =
         serde_json::from_slice(line).ok()?;
     let event = match t {
-        Kind::Ready => return Some(Line::Ready { version }),
-        Kind::Late => return Some(Line::Late { text, run }),
-        Kind::Done => return Some(Line::Done { n, done: done(status?, code) }),
-        Kind::Result => KernelEvent::Result { data },
-        Kind::Display => KernelEvent::Display { data, id, update: update.unwrap_or(false) },
-        Kind::Clear => KernelEvent::Clear { wait },
-        Kind::Error => KernelEvent::Error { name, value, text },
+        EventKind::Ready => return Some(DriverLine::Ready { version }),
+        EventKind::Late => return Some(DriverLine::Late { text, run }),
+        EventKind::Done => return Some(DriverLine::Done { n, done: done(status?, code) }),
+        EventKind::Result => KernelEvent::Result { data },
+        EventKind::Display => KernelEvent::Display { data, id, update: update.unwrap_or(false) },
+        EventKind::Clear => KernelEvent::Clear { wait },
+        EventKind::Error => KernelEvent::Error { name, value, text },
     };
-    Some(Line::Event { n, event })
+    Some(DriverLine::Event { n, event })
 }
 
-fn done(status: Status, code: Option<i64>) -> Done {
+fn done(status: Status, code: Option<i64>) -> CellEnd {
     match status {
-        Status::Ok => Done::Ok,
-        Status::Error => Done::Error,
-        Status::Interrupted => Done::Interrupted,
-        Status::Exit => Done::Exit { code: code.and_then(|c| i32::try_from(c).ok()).unwrap_or(0) },
+        Status::Ok => CellEnd::Ok,
+        Status::Error => CellEnd::Error,
+        Status::Interrupted => CellEnd::Interrupted,
+        Status::Exit => CellEnd::Exit { code: code.and_then(|c| i32::try_from(c).ok()).unwrap_or(0) },
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn lines_of_the_protocol_are_understood() {
-        let event = |event| Some(Line::Event { n: 3, event });
+        let event = |event| Some(DriverLine::Event { n: 3, event });
         let data: MimeBundle = [("text/plain".to_owned(), Value::from("2"))].into();
         assert_eq!(
             parse(br#"{"t":"result","n":3,"data":{"text/plain":"2"}}"#),
@@ -211,10 +211,13 @@ mod tests {
             event(KernelEvent::Display { data, id: None, update: false })
         );
         assert_eq!(parse(br#"{"t":"clear","n":3,"wait":true}"#), event(KernelEvent::Clear { wait: true }));
-        assert_eq!(parse(br#"{"t":"ready","n":0,"version":"3.11"}"#), Some(Line::Ready { version: "3.11".into() }));
+        assert_eq!(
+            parse(br#"{"t":"ready","n":0,"version":"3.11"}"#),
+            Some(DriverLine::Ready { version: "3.11".into() })
+        );
         assert_eq!(
             parse(br#"{"t":"done","n":3,"status":"exit","ms":1.5,"code":7}"#),
-            Some(Line::Done { n: 3, done: Done::Exit { code: 7 } })
+            Some(DriverLine::Done { n: 3, done: CellEnd::Exit { code: 7 } })
         );
     }
 

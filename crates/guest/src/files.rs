@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use jail::beneath::{self, NewFile};
-use proto::{Failure, FileEntry, FileKind, FromGuest, Kind, Order, Root};
+use proto::{FileEntry, FileKind, FrameKind, FromGuest, GuestFailure, ListOrder, Root};
 
 use crate::host::{Broken, Host};
 use crate::outputs::Outputs;
@@ -20,7 +20,7 @@ const CHUNKS_PER_TURN: usize = 4;
 /// A listing must fit into one message, each character escaped.
 const MAX_LISTING: usize = 15 << 20;
 
-pub struct Files {
+pub struct FileOperations {
     workspace: PathBuf,
     data: PathBuf,
     outputs: Outputs,
@@ -43,7 +43,7 @@ pub struct List {
     pub root: Root,
     pub path: String,
     pub max_entries: u32,
-    pub order: Order,
+    pub order: ListOrder,
 }
 
 struct Reading {
@@ -59,14 +59,14 @@ struct Writing {
 }
 
 /// An operation that cannot be done, as the host is told.
-pub struct Refused {
-    pub failure: Failure,
+pub struct FileFailure {
+    pub failure: GuestFailure,
     pub message: String,
 }
 
-type Result<T> = std::result::Result<T, Refused>;
+type Result<T> = std::result::Result<T, FileFailure>;
 
-impl Files {
+impl FileOperations {
     pub fn new(workspace: PathBuf, data: PathBuf, outputs: Outputs) -> Self {
         let (reading, writing) = (BTreeMap::new(), BTreeMap::new());
         Self { workspace, data, outputs, reading, writing, listing: VecDeque::new() }
@@ -88,8 +88,10 @@ impl Files {
 
     pub fn write(&mut self, call: u64, root: Root, path: &str, size: u64, host: &mut Host) {
         let begun = self.resolve(root, path).and_then(|place| match place {
-            Place::Beneath(root, path) => Ok(root.create_file(path)?),
-            Place::Outputs => Err(Refused::path(format!("`{path}` is kept output, which cannot be written"))),
+            ResolvedPath::Beneath(root, path) => Ok(root.create_file(path)?),
+            ResolvedPath::Outputs => {
+                Err(FileFailure::path(format!("`{path}` is kept output, which cannot be written")))
+            }
         });
         match begun {
             Ok(file) => {
@@ -105,7 +107,7 @@ impl Files {
         let Some(writing) = self.writing.get_mut(&call) else { return Ok(()) };
         writing.left = writing.left.checked_sub(bytes.len() as u64).ok_or(Broken)?;
         if let Err(error) = writing.file.write_all(bytes) {
-            let refused = Refused::from(writing.file.explain(&error));
+            let refused = FileFailure::from(writing.file.explain(&error));
             self.writing.remove(&call);
             refused.tell(call, host);
             return Ok(());
@@ -121,7 +123,7 @@ impl Files {
         let Some(writing) = self.writing.remove(&call) else { return };
         match writing.file.commit() {
             Ok(()) => host.send(call, &FromGuest::Written { size: writing.size }),
-            Err(error) => Refused::from(error).tell(call, host),
+            Err(error) => FileFailure::from(error).tell(call, host),
         }
     }
 
@@ -138,16 +140,18 @@ impl Files {
     }
 
     fn begin_read(&self, root: Root, path: &str, part: Part) -> Result<(FromGuest, Reading)> {
-        let cannot = |error: std::io::Error| Refused::io(format!("cannot read `{path}`: {error}"));
+        let cannot = |error: std::io::Error| FileFailure::io(format!("cannot read `{path}`: {error}"));
         let file = match self.resolve(root, path)? {
-            Place::Beneath(root, path) => root.read_file(path)?,
-            Place::Outputs => self.outputs.open(path).ok_or_else(|| Refused::not_found(path))?.map_err(cannot)?,
+            ResolvedPath::Beneath(root, path) => root.read_file(path)?,
+            ResolvedPath::Outputs => {
+                self.outputs.open(path).ok_or_else(|| FileFailure::not_found(path))?.map_err(cannot)?
+            }
         };
         let metadata = file.metadata().map_err(cannot)?;
         let size = metadata.len();
         if let Some(limit) = part.max_size.filter(|limit| size > *limit) {
             let message = format!("`{path}` has {size} bytes, the limit is {limit}");
-            return Err(Refused { failure: Failure::TooLarge, message });
+            return Err(FileFailure { failure: GuestFailure::TooLarge, message });
         }
         let modified_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
         let start = FromGuest::FileStart { size, modified_ns, inode: metadata.ino() };
@@ -190,9 +194,9 @@ impl Files {
     fn list_now(&self, list: &List, host: &mut Host) {
         let most = list.max_entries as usize;
         let listed = self.resolve(list.root, &list.path).and_then(|place| match (place, list.order) {
-            (Place::Beneath(root, path), Order::Path) => Ok(root.list(path, most)?),
-            (Place::Beneath(root, path), Order::Newest) => Ok(root.list_newest(path, most)?),
-            (Place::Outputs, order) => self.list_outputs(&list.path, most, order),
+            (ResolvedPath::Beneath(root, path), ListOrder::Path) => Ok(root.list(path, most)?),
+            (ResolvedPath::Beneath(root, path), ListOrder::Newest) => Ok(root.list_newest(path, most)?),
+            (ResolvedPath::Outputs, order) => self.list_outputs(&list.path, most, order),
         });
         match listed {
             Ok(listing) => {
@@ -209,18 +213,18 @@ impl Files {
         }
     }
 
-    fn list_outputs(&self, path: &str, most: usize, order: Order) -> Result<beneath::Listing> {
+    fn list_outputs(&self, path: &str, most: usize, order: ListOrder) -> Result<beneath::Listing> {
         if !matches!(path, "" | ".") {
-            return Err(Refused::not_found(path));
+            return Err(FileFailure::not_found(path));
         }
         let mut entries = Vec::new();
         self.outputs.each(|name, file| {
             let (size, modified) = file.metadata().map_or((0, 0), |metadata| (metadata.len(), metadata.mtime()));
-            entries.push(beneath::Entry { path: name.into(), kind: beneath::Kind::File, size, modified });
+            entries.push(beneath::DirEntry { path: name.into(), kind: beneath::EntryKind::File, size, modified });
         });
         match order {
-            Order::Path => entries.sort_by(|a, b| a.path.cmp(&b.path)),
-            Order::Newest => entries.reverse(),
+            ListOrder::Path => entries.sort_by(|a, b| a.path.cmp(&b.path)),
+            ListOrder::Newest => entries.reverse(),
         }
         let total = entries.len() as u64;
         entries.truncate(most);
@@ -228,24 +232,26 @@ impl Files {
     }
 
     /// The path below its root: given so, or absolute with the root before it.
-    fn resolve<'p>(&self, root: Root, path: &'p str) -> Result<Place<'p>> {
+    fn resolve<'p>(&self, root: Root, path: &'p str) -> Result<ResolvedPath<'p>> {
         let dir = match root {
             Root::Workspace => &self.workspace,
             Root::Data => &self.data,
-            Root::Outputs => return Ok(Place::Outputs),
+            Root::Outputs => return Ok(ResolvedPath::Outputs),
         };
         let given = Path::new(path);
         let below = if given.is_absolute() {
-            given.strip_prefix(dir).map_err(|_| Refused::path(format!("`{path}` is not below `{}`", dir.display())))?
+            given
+                .strip_prefix(dir)
+                .map_err(|_| FileFailure::path(format!("`{path}` is not below `{}`", dir.display())))?
         } else {
             given
         };
-        Ok(Place::Beneath(beneath::Root::open(dir)?, below))
+        Ok(ResolvedPath::Beneath(beneath::Root::open(dir)?, below))
     }
 }
 
 /// Where a path leads.
-enum Place<'p> {
+enum ResolvedPath<'p> {
     Beneath(beneath::Root, &'p Path),
     /// By names that are no paths: there is no directory.
     Outputs,
@@ -257,12 +263,14 @@ impl Reading {
         let wanted = self.left.min(CHUNK as u64);
         let mut chunk = vec![0; wanted as usize];
         self.file.read_exact_at(&mut chunk, self.offset).map_err(|error| match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => Refused::io("the file became shorter while it was read".to_owned()),
-            _ => Refused::io(format!("cannot read on: {error}")),
+            std::io::ErrorKind::UnexpectedEof => {
+                FileFailure::io("the file became shorter while it was read".to_owned())
+            }
+            _ => FileFailure::io(format!("cannot read on: {error}")),
         })?;
         self.offset += wanted;
         self.left -= wanted;
-        host.send_data(Kind::File, call, &chunk);
+        host.send_data(FrameKind::File, call, &chunk);
         if self.left == 0 {
             host.send(call, &FromGuest::Done);
         }
@@ -270,17 +278,17 @@ impl Reading {
     }
 }
 
-impl Refused {
+impl FileFailure {
     pub fn io(message: String) -> Self {
-        Self { failure: Failure::Io, message }
+        Self { failure: GuestFailure::Io, message }
     }
 
     pub fn path(message: String) -> Self {
-        Self { failure: Failure::InvalidPath, message }
+        Self { failure: GuestFailure::InvalidPath, message }
     }
 
     fn not_found(path: &str) -> Self {
-        Self { failure: Failure::NotFound, message: format!("`{path}` does not exist") }
+        Self { failure: GuestFailure::NotFound, message: format!("`{path}` does not exist") }
     }
 
     pub fn tell(self, call: u64, host: &mut Host) {
@@ -288,25 +296,25 @@ impl Refused {
     }
 }
 
-impl From<beneath::Error> for Refused {
-    fn from(error: beneath::Error) -> Self {
+impl From<beneath::BeneathError> for FileFailure {
+    fn from(error: beneath::BeneathError) -> Self {
         let failure = match &error {
-            beneath::Error::NotFound { .. } => Failure::NotFound,
-            beneath::Error::InvalidPath { .. } => Failure::InvalidPath,
-            beneath::Error::NoSpace { .. } => Failure::NoSpace,
-            beneath::Error::DiskFull { .. } | beneath::Error::Damaged { .. } => Failure::Io,
-            beneath::Error::Io { source, .. } => return Self::io(format!("{error}: {source}")),
+            beneath::BeneathError::NotFound { .. } => GuestFailure::NotFound,
+            beneath::BeneathError::InvalidPath { .. } => GuestFailure::InvalidPath,
+            beneath::BeneathError::NoSpace { .. } => GuestFailure::NoSpace,
+            beneath::BeneathError::DiskFull { .. } | beneath::BeneathError::Damaged { .. } => GuestFailure::Io,
+            beneath::BeneathError::Io { source, .. } => return Self::io(format!("{error}: {source}")),
         };
         Self { failure, message: error.to_string() }
     }
 }
 
-fn entry(entry: beneath::Entry) -> FileEntry {
+fn entry(entry: beneath::DirEntry) -> FileEntry {
     let kind = match entry.kind {
-        beneath::Kind::File => FileKind::File,
-        beneath::Kind::Directory => FileKind::Directory,
-        beneath::Kind::Symlink => FileKind::Symlink,
-        beneath::Kind::Other => FileKind::Other,
+        beneath::EntryKind::File => FileKind::File,
+        beneath::EntryKind::Directory => FileKind::Directory,
+        beneath::EntryKind::Symlink => FileKind::Symlink,
+        beneath::EntryKind::Other => FileKind::Other,
     };
     FileEntry { path: entry.path.to_string_lossy().into_owned(), size: entry.size, kind, modified: entry.modified }
 }
@@ -325,9 +333,14 @@ mod tests {
         let mut host = Host::default();
         host.connect(ours).unwrap();
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        let mut files = Files::new(root.clone(), root.clone(), Outputs::new(root));
-        let list =
-            |call| List { call, root: Root::Workspace, path: "kernels".into(), max_entries: 10, order: Order::Path };
+        let mut files = FileOperations::new(root.clone(), root.clone(), Outputs::new(root));
+        let list = |call| List {
+            call,
+            root: Root::Workspace,
+            path: "kernels".into(),
+            max_entries: 10,
+            order: ListOrder::Path,
+        };
         (1..=3).for_each(|call| files.list(list(call)));
         for call in 1..=3 {
             assert!(files.is_busy());

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use proto::{Decoder, Frame, FromGuest, Kind, MAX_CHUNK};
+use proto::{Decoder, Frame, FrameKind, FromGuest, MAX_CHUNK};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 
@@ -90,7 +90,7 @@ impl Host {
         debug_assert!(sent.is_ok());
     }
 
-    pub fn send_data(&mut self, kind: Kind, call: u64, bytes: &[u8]) {
+    pub fn send_data(&mut self, kind: FrameKind, call: u64, bytes: &[u8]) {
         if self.link.is_none() || call == NOBODY {
             return;
         }
@@ -145,7 +145,7 @@ mod tests {
         let (mut chunk, mut most) = (vec![0; 64 << 10], 0);
         for _ in 0..2000 {
             while !host.is_full() {
-                host.send_data(Kind::Stdout, 1, &[b'x'; 32 << 10]);
+                host.send_data(FrameKind::Stdout, 1, &[b'x'; 32 << 10]);
             }
             host.flush().unwrap();
             theirs.read_exact(&mut chunk).unwrap();

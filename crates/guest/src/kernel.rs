@@ -7,18 +7,18 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use proto::{Deadline, Ended, Failure, FromGuest, KernelEvent, KernelId, KernelSpec, Language, RunStatus};
+use proto::{Deadline, Ended, FromGuest, GuestFailure, KernelEvent, KernelId, KernelSpec, Language, RunStatus};
 use rustix::process::Signal;
 use serde::Serialize;
 
-use crate::event::{self, Done, Line};
+use crate::arrivals::{self, Fork};
+use crate::event::{self, CellEnd, DriverLine};
 use crate::host::{Host, NOBODY};
-use crate::lines::{Lines, Read, Writer};
+use crate::lines::{LineReader, Read, Writer};
 use crate::output::{Output, Share, pipe_from_child, pipe_to_child, run_end};
 use crate::outputs::Outputs;
 use crate::process::{ChildFds, Launch, Process};
-use crate::term::{Step, Term};
-use crate::warm::{self, Fork};
+use crate::term::{CallDeadline, Step};
 
 const REQUESTS: i32 = 3;
 const EVENTS: i32 = 4;
@@ -48,12 +48,12 @@ pub struct Kernel {
     process: Process,
     pub stdout: Output,
     pub stderr: Output,
-    events: Lines,
+    events: LineReader,
     requests: Writer,
     interrupts: Option<Writer>,
     /// Where a forked kernel says why it could not become one.
     channel: Option<OwnedFd>,
-    state: State,
+    state: KernelState,
     /// The number of the last cell; in each event, so that a late answer is not taken for the next cell's.
     n: u64,
     late: Vec<String>,
@@ -72,7 +72,7 @@ pub struct Kernel {
     pub ignored: u64,
 }
 
-enum State {
+enum KernelState {
     Starting { call: u64, until: Instant },
     Idle,
     Running(Run),
@@ -80,7 +80,7 @@ enum State {
 
 struct Run {
     call: u64,
-    term: Term,
+    term: CallDeadline,
     /// The cell is still with the transpiler.
     preparing: bool,
     env: BTreeMap<String, String>,
@@ -94,7 +94,7 @@ pub struct Terms {
 }
 
 #[derive(Serialize)]
-struct Request<'a> {
+struct CellRequest<'a> {
     t: &'static str,
     n: u64,
     code: &'a str,
@@ -108,7 +108,7 @@ struct Request<'a> {
 struct Ends {
     stdout: Output,
     stderr: Output,
-    events: Lines,
+    events: LineReader,
     requests: Writer,
 }
 
@@ -119,7 +119,7 @@ impl Ends {
         let (events, events_fd) = pipe_from_child()?;
         let (requests_fd, requests) = pipe_to_child()?;
         fds.extend([(REQUESTS, requests_fd), (EVENTS, events_fd)]);
-        Ok((Self { stdout, stderr, events: Lines::new(events), requests: Writer::new(requests) }, fds))
+        Ok((Self { stdout, stderr, events: LineReader::new(events), requests: Writer::new(requests) }, fds))
     }
 }
 
@@ -155,7 +155,7 @@ impl Kernel {
         let Fork { pid, process, channel } = fork;
         let process = Process::adopt(pid, process)?;
         let (ends, fds) = Ends::new(spec, outputs)?;
-        warm::equip(&channel, &spec.env, &spec.cwd, &fds)?;
+        arrivals::equip(&channel, &spec.env, &spec.cwd, &fds)?;
         let kernel = Self::starting(id, call, spec, process, ends, now, None);
         Ok(Self { channel: Some(channel), ..kernel })
     }
@@ -180,7 +180,7 @@ impl Kernel {
             requests,
             interrupts,
             channel: None,
-            state: State::Starting { call, until: now + START_LIMIT },
+            state: KernelState::Starting { call, until: now + START_LIMIT },
             n: 0,
             late: Vec::new(),
             lost: None,
@@ -201,7 +201,7 @@ impl Kernel {
         &mut self.process
     }
 
-    pub fn events(&self) -> &Lines {
+    pub fn events(&self) -> &LineReader {
         &self.events
     }
 
@@ -216,8 +216,8 @@ impl Kernel {
     /// The call of the cell that runs.
     pub fn running(&self) -> Option<u64> {
         match &self.state {
-            State::Running(run) => Some(run.call),
-            State::Starting { .. } | State::Idle => None,
+            KernelState::Running(run) => Some(run.call),
+            KernelState::Starting { .. } | KernelState::Idle => None,
         }
     }
 
@@ -228,25 +228,29 @@ impl Kernel {
     /// The number of a cell that is still with the transpiler.
     pub fn preparing(&self) -> Option<u64> {
         match &self.state {
-            State::Running(run) if run.preparing => Some(self.n),
-            State::Starting { .. } | State::Idle | State::Running(_) => None,
+            KernelState::Running(run) if run.preparing => Some(self.n),
+            KernelState::Starting { .. } | KernelState::Idle | KernelState::Running(_) => None,
         }
     }
 
     /// Begins a run: from here on it has a clock and gets the output. The code follows in `submit` or `refuse`.
     pub fn begin(&mut self, call: u64, terms: Terms, now: Instant, host: &mut Host) -> Result<(), &'static str> {
         match self.state {
-            State::Starting { .. } => return Err("the kernel is still starting"),
-            State::Running(_) => return Err("the kernel is busy with another cell"),
-            State::Idle => {}
+            KernelState::Starting { .. } => return Err("the kernel is still starting"),
+            KernelState::Running(_) => return Err("the kernel is busy with another cell"),
+            KernelState::Idle => {}
         }
         self.send_late(call, host);
         self.stdout.begin(call, terms.share, now);
         self.stderr.begin(call, terms.share, now);
         self.n += 1;
         self.stopped_check = now + STOPPED_CHECK;
-        self.state =
-            State::Running(Run { call, term: Term::new(now, terms.deadline), preparing: true, env: terms.env });
+        self.state = KernelState::Running(Run {
+            call,
+            term: CallDeadline::new(now, terms.deadline),
+            preparing: true,
+            env: terms.env,
+        });
         Ok(())
     }
 
@@ -256,10 +260,10 @@ impl Kernel {
     }
 
     pub fn submit(&mut self, code: &str, map: Option<&str>) {
-        let State::Running(run) = &mut self.state else { return };
+        let KernelState::Running(run) = &mut self.state else { return };
         run.preparing = false;
         let env = std::mem::take(&mut run.env);
-        let request = Request { t: "run", n: self.n, code, map, env: &env };
+        let request = CellRequest { t: "run", n: self.n, code, map, env: &env };
         // A string in a struct always serialises.
         let Ok(mut line) = serde_json::to_vec(&request) else { return };
         line.push(b'\n');
@@ -275,7 +279,7 @@ impl Kernel {
     }
 
     pub fn cancel(&mut self, now: Instant) {
-        if let State::Running(run) = &mut self.state {
+        if let KernelState::Running(run) = &mut self.state {
             run.term.cancel(now);
         }
     }
@@ -284,9 +288,9 @@ impl Kernel {
     pub fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         match &mut self.state {
-            State::Starting { call, .. } => *call = NOBODY,
-            State::Running(run) => run.call = NOBODY,
-            State::Idle => {}
+            KernelState::Starting { call, .. } => *call = NOBODY,
+            KernelState::Running(run) => run.call = NOBODY,
+            KernelState::Idle => {}
         }
         self.stops.fill(NOBODY);
         self.stdout.abandon();
@@ -301,9 +305,9 @@ impl Kernel {
 
     pub fn wake_at(&self) -> Option<Instant> {
         let own = match &self.state {
-            State::Starting { until, .. } => Some(*until),
-            State::Idle => None,
-            State::Running(run) => [run.term.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
+            KernelState::Starting { until, .. } => Some(*until),
+            KernelState::Idle => None,
+            KernelState::Running(run) => [run.term.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
         };
         let lost = self.lost.map(|at| at + LOST_GRACE);
         [own, lost, self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
@@ -316,14 +320,14 @@ impl Kernel {
             self.lost = None;
             self.process.kill();
         }
-        if matches!(&self.state, State::Starting { until, .. } if now >= *until) {
+        if matches!(&self.state, KernelState::Starting { until, .. } if now >= *until) {
             self.process.kill();
         }
         self.keep_time(now, host);
     }
 
     fn keep_time(&mut self, now: Instant, host: &mut Host) {
-        let State::Running(run) = &mut self.state else { return };
+        let KernelState::Running(run) = &mut self.state else { return };
         if now >= self.stopped_check {
             self.stopped_check = now + STOPPED_CHECK;
             self.process.continue_if_stopped();
@@ -332,7 +336,7 @@ impl Kernel {
             // The answer may lie in the pipe already; then the cell was in time, and an interrupt would meet the next.
             self.read_events(host);
         }
-        let State::Running(run) = &mut self.state else { return };
+        let KernelState::Running(run) = &mut self.state else { return };
         let Some(step) = run.term.due(now) else { return };
         match step {
             Step::Interrupt if run.preparing => self.end_stopped(true, host),
@@ -368,21 +372,21 @@ impl Kernel {
         read
     }
 
-    fn handle(&mut self, line: Line, host: &mut Host) {
+    fn handle(&mut self, line: DriverLine, host: &mut Host) {
         match line {
-            Line::Ready { version } => self.ready(version, host),
-            Line::Late { text, run } => self.late(text, run, host),
-            Line::Event { n, event } => self.event(n, event, host),
-            Line::Done { n, done } => self.done(n, done, host),
+            DriverLine::Ready { version } => self.ready(version, host),
+            DriverLine::Late { text, run } => self.late(text, run, host),
+            DriverLine::Event { n, event } => self.event(n, event, host),
+            DriverLine::Done { n, done } => self.done(n, done, host),
         }
     }
 
     fn ready(&mut self, version: String, host: &mut Host) {
-        let State::Starting { call, .. } = self.state else {
+        let KernelState::Starting { call, .. } = self.state else {
             self.ignored += 1;
             return;
         };
-        self.state = State::Idle;
+        self.state = KernelState::Idle;
         self.channel = None;
         // What an interpreter says while it starts is no cell's output.
         self.stdout.drain(host);
@@ -420,8 +424,8 @@ impl Kernel {
         }
     }
 
-    fn done(&mut self, n: u64, done: Done, host: &mut Host) {
-        let State::Running(run) = &self.state else {
+    fn done(&mut self, n: u64, done: CellEnd, host: &mut Host) {
+        let KernelState::Running(run) = &self.state else {
             self.ignored += 1;
             return;
         };
@@ -430,16 +434,16 @@ impl Kernel {
             return;
         }
         let status = run.term.status(true).unwrap_or(match done {
-            Done::Ok => RunStatus::Ok,
-            Done::Error => RunStatus::Error,
-            Done::Interrupted => RunStatus::Interrupted,
-            Done::Exit { code } => RunStatus::Exit { code },
+            CellEnd::Ok => RunStatus::Ok,
+            CellEnd::Error => RunStatus::Error,
+            CellEnd::Interrupted => RunStatus::Interrupted,
+            CellEnd::Exit { code } => RunStatus::Exit { code },
         });
         self.end_run(status, host);
     }
 
     fn end_stopped(&mut self, state_kept: bool, host: &mut Host) {
-        let State::Running(run) = &self.state else { return };
+        let KernelState::Running(run) = &self.state else { return };
         if let Some(status) = run.term.status(state_kept) {
             self.end_run(status, host);
         }
@@ -447,7 +451,7 @@ impl Kernel {
 
     fn end_run(&mut self, status: RunStatus, host: &mut Host) {
         self.drain(host);
-        let State::Running(run) = std::mem::replace(&mut self.state, State::Idle) else { return };
+        let KernelState::Running(run) = std::mem::replace(&mut self.state, KernelState::Idle) else { return };
         let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));
         let end = run_end(status, run.term.started, stdout, stderr);
         host.send(run.call, &FromGuest::RunEnd { end });
@@ -462,17 +466,17 @@ impl Kernel {
             }
         }
         match &self.state {
-            State::Starting { call, .. } => {
+            KernelState::Starting { call, .. } => {
                 let call = *call;
                 self.drain(host);
                 let message = format!("the kernel {} before it was ready{}", told(how), self.stderr_shown());
-                host.send(call, &FromGuest::Failed { failure: Failure::Kernel, message });
+                host.send(call, &FromGuest::Failed { failure: GuestFailure::Kernel, message });
             }
-            State::Idle if self.stops.is_empty() => {
+            KernelState::Idle if self.stops.is_empty() => {
                 host.send(0, &FromGuest::KernelExited { kernel: self.id, how });
             }
-            State::Idle => {}
-            State::Running(run) => {
+            KernelState::Idle => {}
+            KernelState::Running(run) => {
                 let status = run.term.status(false).unwrap_or(RunStatus::Ended { how });
                 self.end_run(status, host);
             }
@@ -518,7 +522,7 @@ impl Kernel {
     }
 
     fn stderr_shown(&mut self) -> String {
-        if let Some(words) = self.channel.take().and_then(|channel| warm::last_words(&channel)) {
+        if let Some(words) = self.channel.take().and_then(|channel| arrivals::last_words(&channel)) {
             return format!(": {words}");
         }
         let errors = if self.merged { &mut self.stdout } else { &mut self.stderr };

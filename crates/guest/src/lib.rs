@@ -3,6 +3,7 @@
 //! Holds no secret and trusts nothing that runs beside it. One thread, no runtime: it is copied into every sandbox, so what it
 //! keeps in memory is paid for as often as there are sandboxes.
 
+mod arrivals;
 mod browser;
 mod command;
 mod config;
@@ -19,16 +20,15 @@ mod server;
 mod term;
 pub mod transpile;
 mod transpiler;
-mod warm;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-pub use config::Config;
+pub use config::GuestConfig;
 
 /// Serves one connection in the calling thread, until it closes. Kernels and commands end with it.
-pub fn serve(stream: UnixStream, config: Config) -> io::Result<()> {
+pub fn serve(stream: UnixStream, config: GuestConfig) -> io::Result<()> {
     server::Server::on_stream(stream, config)?.run()
 }
 
@@ -38,7 +38,7 @@ pub fn serve_listener(
     listener: UnixListener,
     signals: OwnedFd,
     forks: Option<OwnedFd>,
-    config: Config,
+    config: GuestConfig,
 ) -> io::Result<()> {
     server::Server::on_listener(listener, signals, forks, config)?.run()
 }

@@ -12,7 +12,7 @@ pub const MAX_LINE: usize = 12 << 20;
 const READ: usize = 64 << 10;
 
 #[derive(Debug)]
-pub struct Lines {
+pub struct LineReader {
     fd: Option<OwnedFd>,
     buffer: Vec<u8>,
     /// Up to here there is no line end.
@@ -31,7 +31,7 @@ pub enum Read {
     End,
 }
 
-impl Lines {
+impl LineReader {
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd: Some(fd), buffer: Vec::new(), searched: 0, start: 0, skipping: false, skipped: 0 }
     }
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn lines_come_back_however_they_were_written() {
         let (reader, writer) = pipe_from_child().unwrap();
-        let mut lines = Lines::new(reader);
+        let mut lines = LineReader::new(reader);
         let mut got = Vec::new();
         for part in ["one\ntw", "o\n", "\nthr", "ee", "\n"] {
             rustix::io::write(&writer, part.as_bytes()).unwrap();
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_line_without_end_is_skipped_and_takes_no_memory() {
         let (reader, writer) = pipe_from_child().unwrap();
-        let mut lines = Lines::new(reader);
+        let mut lines = LineReader::new(reader);
         let mut most = 0;
         for _ in 0..(3 * MAX_LINE / READ) {
             rustix::io::write(&writer, &[b'x'; 60_000]).unwrap();

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest::Config;
+use guest::GuestConfig;
 use rustix::process::{DumpableBehavior, Signal};
 
 const LISTENER: i32 = 3;
@@ -33,10 +33,10 @@ fn run() -> Result<(), String> {
     let config = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["transpile"] => return transpile(),
         ["browser"] => return browse(),
-        [] => Config::default(),
+        [] => GuestConfig::default(),
         ["--grace", seconds] => {
             let seconds = seconds.parse().map_err(|_| format!("`{seconds}` is not a number of seconds"))?;
-            Config { adoption_grace: Duration::from_secs(seconds), ..Config::default() }
+            GuestConfig { adoption_grace: Duration::from_secs(seconds), ..GuestConfig::default() }
         }
         _ => return Err("usage: sandpool-guest [--grace SECONDS]".into()),
     };

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use proto::{FromGuest, KeptOutput, Kind, RunEnd, RunStatus, Stream};
+use proto::{FrameKind, FromGuest, KeptOutput, RunEnd, RunStatus, Stream};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
@@ -254,10 +254,10 @@ impl Output {
         }
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> FrameKind {
         match self.stream {
-            Stream::Stdout => Kind::Stdout,
-            Stream::Stderr => Kind::Stderr,
+            Stream::Stdout => FrameKind::Stdout,
+            Stream::Stderr => FrameKind::Stderr,
         }
     }
 }

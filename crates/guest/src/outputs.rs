@@ -33,14 +33,14 @@ struct Shelf {
     dir: PathBuf,
     most_bytes: u64,
     /// The oldest first.
-    kept: VecDeque<Kept>,
+    kept: VecDeque<KeptFile>,
     /// Of what is kept and of what is being written.
     bytes: u64,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptFile {
     name: String,
     file: File,
     bytes: u64,
@@ -53,7 +53,7 @@ impl Outputs {
     }
 
     pub fn draft(&self, over: u64) -> Draft {
-        Draft { outputs: self.clone(), over, state: State::Held(Vec::new()), bytes: 0 }
+        Draft { outputs: self.clone(), over, state: DraftState::Held(Vec::new()), bytes: 0 }
     }
 
     pub fn open(&self, name: &str) -> Option<std::io::Result<File>> {
@@ -115,13 +115,13 @@ impl Shelf {
 pub struct Draft {
     outputs: Outputs,
     over: u64,
-    state: State,
+    state: DraftState,
     /// In the file.
     bytes: u64,
 }
 
 #[derive(Debug)]
-enum State {
+enum DraftState {
     Held(Vec<u8>),
     Writing(File),
     /// As much is in the file as may be.
@@ -133,14 +133,14 @@ enum State {
 impl Draft {
     pub fn push(&mut self, bytes: &[u8]) {
         match &mut self.state {
-            State::Held(held) => {
+            DraftState::Held(held) => {
                 held.extend_from_slice(bytes);
                 if held.len() > HELD {
                     self.begin_file();
                 }
             }
-            State::Writing(_) => self.write(bytes),
-            State::Full(_) | State::GivenUp => {}
+            DraftState::Writing(_) => self.write(bytes),
+            DraftState::Full(_) | DraftState::GivenUp => {}
         }
     }
 
@@ -149,10 +149,12 @@ impl Draft {
         if total <= self.over {
             return None;
         }
-        if matches!(self.state, State::Held(_)) {
+        if matches!(self.state, DraftState::Held(_)) {
             self.begin_file();
         }
-        let (State::Writing(file) | State::Full(file)) = std::mem::replace(&mut self.state, State::GivenUp) else {
+        let (DraftState::Writing(file) | DraftState::Full(file)) =
+            std::mem::replace(&mut self.state, DraftState::GivenUp)
+        else {
             return None;
         };
         // From here on the bytes are the shelf's.
@@ -166,20 +168,20 @@ impl Draft {
         if shelf.kept.len() >= MOST_FILES {
             shelf.drop_oldest();
         }
-        shelf.kept.push_back(Kept { name: name.clone(), file, bytes, until: Instant::now() + LIFE });
+        shelf.kept.push_back(KeptFile { name: name.clone(), file, bytes, until: Instant::now() + LIFE });
         Some(KeptOutput { name, bytes })
     }
 
     fn begin_file(&mut self) {
         let created = self.outputs.0.borrow().create();
-        let next = created.map_or(State::GivenUp, State::Writing);
-        if let State::Held(held) = std::mem::replace(&mut self.state, next) {
+        let next = created.map_or(DraftState::GivenUp, DraftState::Writing);
+        if let DraftState::Held(held) = std::mem::replace(&mut self.state, next) {
             self.write(&held);
         }
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        let State::Writing(file) = &mut self.state else { return };
+        let DraftState::Writing(file) = &mut self.state else { return };
         let room = usize::try_from(MAX_KEPT - self.bytes).unwrap_or(usize::MAX);
         let fitting = &bytes[..room.min(bytes.len())];
         let claimed = self.outputs.0.borrow_mut().claim(fitting.len() as u64);
@@ -190,13 +192,13 @@ impl Draft {
             }
         }
         if !claimed || fitting.len() < bytes.len() {
-            let State::Writing(file) = std::mem::replace(&mut self.state, State::GivenUp) else { return };
-            self.state = State::Full(file);
+            let DraftState::Writing(file) = std::mem::replace(&mut self.state, DraftState::GivenUp) else { return };
+            self.state = DraftState::Full(file);
         }
     }
 
     fn give_up(&mut self) {
-        self.state = State::GivenUp;
+        self.state = DraftState::GivenUp;
         self.outputs.0.borrow_mut().bytes -= std::mem::take(&mut self.bytes);
     }
 }
@@ -267,9 +269,9 @@ mod tests {
         for _ in 0..HELD {
             draft.push(b"x");
         }
-        assert!(matches!(&draft.state, State::Held(held) if held.capacity() <= HELD));
+        assert!(matches!(&draft.state, DraftState::Held(held) if held.capacity() <= HELD));
         draft.push(b"x");
-        assert!(matches!(draft.state, State::Writing(_)));
+        assert!(matches!(draft.state, DraftState::Writing(_)));
         assert_eq!(draft.bytes, HELD as u64 + 1);
     }
 

@@ -10,30 +10,31 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use proto::{
-    Browse, BrowserSpec, Failure, Frame, FromGuest, KernelId, KernelSpec, Kind, Language, MAX_COMMANDS, Stream, ToGuest,
+    BrowserAction, BrowserSpec, Frame, FrameKind, FromGuest, GuestFailure, KernelId, KernelSpec, Language,
+    MAX_COMMANDS, Stream, ToGuest,
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, WaitStatus};
 
-use crate::browser::{Browser, Uploads};
-use crate::command::{Job, Order};
-use crate::config::Config;
-use crate::files::{Files, List, Part};
+use crate::arrivals::Arrivals;
+use crate::browser::{BrowserDriver, Uploads};
+use crate::command::{CommandSpec, Job};
+use crate::config::GuestConfig;
+use crate::files::{FileOperations, List, Part};
 use crate::host::{Broken, Host, NOBODY};
 use crate::kernel::{Kernel, Terms};
 use crate::output::Share;
 use crate::outputs::Outputs;
 use crate::process::{Process, reap_any};
-use crate::transpile::{Answer, Cell};
+use crate::transpile::{SourceCell, TranspileReply};
 use crate::transpiler::{Client, Transpiler};
-use crate::warm::Arrivals;
 
 /// A command, whichever host's: call numbers are each host's own.
 type JobId = u64;
 
 /// What a descriptor in the poll belongs to.
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum PollSource {
     Listener,
     Signals,
     Host,
@@ -57,7 +58,7 @@ enum Flow {
 }
 
 pub struct Server {
-    config: Config,
+    config: GuestConfig,
     host: Host,
     listener: Option<UnixListener>,
     signals: Option<OwnedFd>,
@@ -65,10 +66,10 @@ pub struct Server {
     kernels: BTreeMap<KernelId, Kernel>,
     jobs: BTreeMap<JobId, Job>,
     next_job: JobId,
-    browser: Option<Browser>,
+    browser: Option<BrowserDriver>,
     uploads: Uploads,
     outputs: Outputs,
-    files: Files,
+    files: FileOperations,
     transpiler: Transpiler,
     alone_since: Option<Instant>,
     /// PID 1 inherits orphans and reaps them.
@@ -77,7 +78,7 @@ pub struct Server {
 
 impl Server {
     /// Serves one connection and ends with it.
-    pub fn on_stream(stream: UnixStream, config: Config) -> io::Result<Self> {
+    pub fn on_stream(stream: UnixStream, config: GuestConfig) -> io::Result<Self> {
         let mut server = Self::new(config);
         server.host.connect(stream)?;
         Ok(server)
@@ -88,7 +89,7 @@ impl Server {
         listener: UnixListener,
         signals: OwnedFd,
         forks: Option<OwnedFd>,
-        config: Config,
+        config: GuestConfig,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let mut server = Self::new(config);
@@ -100,10 +101,10 @@ impl Server {
         Ok(server)
     }
 
-    fn new(config: Config) -> Self {
+    fn new(config: GuestConfig) -> Self {
         let outputs = Outputs::new(config.outputs.clone());
         Self {
-            files: Files::new(config.workspace.clone(), config.data.clone(), outputs.clone()),
+            files: FileOperations::new(config.workspace.clone(), config.data.clone(), outputs.clone()),
             uploads: Uploads::new(config.workspace.clone(), config.uploads.clone()),
             browser: None,
             outputs,
@@ -133,7 +134,7 @@ impl Server {
         }
     }
 
-    fn wait(&self) -> io::Result<Vec<Source>> {
+    fn wait(&self) -> io::Result<Vec<PollSource>> {
         let now = Instant::now();
         let mut sources = Vec::new();
         let mut fds = Vec::new();
@@ -142,54 +143,54 @@ impl Server {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         };
         if let Some(listener) = &self.listener {
-            watch(Source::Listener, listener.as_fd(), PollFlags::IN);
+            watch(PollSource::Listener, listener.as_fd(), PollFlags::IN);
         }
         if let Some(signals) = &self.signals {
-            watch(Source::Signals, signals.as_fd(), PollFlags::IN);
+            watch(PollSource::Signals, signals.as_fd(), PollFlags::IN);
         }
         if let Some(link) = self.host.fd() {
             let write = if self.host.wants_to_write() { PollFlags::OUT } else { PollFlags::empty() };
-            watch(Source::Host, link, PollFlags::IN | write);
+            watch(PollSource::Host, link, PollFlags::IN | write);
         }
         let read = !self.host.is_full();
         for (&id, kernel) in &self.kernels {
-            watch(Source::Child, kernel.process().fd(), PollFlags::IN);
+            watch(PollSource::Child, kernel.process().fd(), PollFlags::IN);
             if let Some(fd) = kernel.requests().fd() {
-                watch(Source::KernelRequests(id), fd, PollFlags::OUT);
+                watch(PollSource::KernelRequests(id), fd, PollFlags::OUT);
             }
             let outputs = [(Stream::Stdout, &kernel.stdout), (Stream::Stderr, &kernel.stderr)];
             for (stream, output) in outputs.into_iter().filter(|_| read) {
                 if let Some(fd) = output.fd(now) {
-                    watch(Source::KernelOutput(id, stream), fd, PollFlags::IN);
+                    watch(PollSource::KernelOutput(id, stream), fd, PollFlags::IN);
                 }
             }
             if let Some(fd) = kernel.events().fd().filter(|_| read) {
-                watch(Source::KernelEvents(id), fd, PollFlags::IN);
+                watch(PollSource::KernelEvents(id), fd, PollFlags::IN);
             }
         }
         for (&id, job) in &self.jobs {
-            watch(Source::Child, job.process().fd(), PollFlags::IN);
+            watch(PollSource::Child, job.process().fd(), PollFlags::IN);
             let outputs = [(Stream::Stdout, &job.stdout), (Stream::Stderr, &job.stderr)];
             for (stream, output) in outputs.into_iter().filter(|_| read) {
                 if let Some(fd) = output.fd(now) {
-                    watch(Source::JobOutput(id, stream), fd, PollFlags::IN);
+                    watch(PollSource::JobOutput(id, stream), fd, PollFlags::IN);
                 }
             }
         }
         if let Some(browser) = &self.browser {
-            watch(Source::Child, browser.process().fd(), PollFlags::IN);
+            watch(PollSource::Child, browser.process().fd(), PollFlags::IN);
             if let Some(fd) = browser.fd() {
                 let write = if browser.wants_to_write() { PollFlags::OUT } else { PollFlags::empty() };
-                watch(Source::Browser, fd, if read { PollFlags::IN | write } else { write });
+                watch(PollSource::Browser, fd, if read { PollFlags::IN | write } else { write });
             }
         }
         if let Some(fd) = self.transpiler.answers_fd() {
-            watch(Source::TranspilerAnswers, fd, PollFlags::IN);
+            watch(PollSource::TranspilerAnswers, fd, PollFlags::IN);
         }
         if let Some(fd) = self.transpiler.requests_fd() {
-            watch(Source::TranspilerRequests, fd, PollFlags::OUT);
+            watch(PollSource::TranspilerRequests, fd, PollFlags::OUT);
         }
-        let copying = self.browser.as_ref().is_some_and(Browser::is_busy);
+        let copying = self.browser.as_ref().is_some_and(BrowserDriver::is_busy);
         let at_once = (read && self.files.is_busy() || copying).then_some(now);
         let timeout = self.wake_at().into_iter().chain(at_once).min().map(|at| timespec_until(now, at));
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
@@ -205,41 +206,41 @@ impl Server {
         let kernels = self.kernels.values().filter_map(Kernel::wake_at);
         let jobs = self.jobs.values().filter_map(Job::wake_at);
         let alone = self.alone_since.map(|since| since + self.config.adoption_grace);
-        let browser = self.browser.as_ref().and_then(Browser::wake_at);
+        let browser = self.browser.as_ref().and_then(BrowserDriver::wake_at);
         let others = [alone, browser, self.transpiler.wake_at(), self.outputs.wake_at()];
         kernels.chain(jobs).chain(others.into_iter().flatten()).min()
     }
 
-    fn serve(&mut self, ready: &[Source]) -> Flow {
+    fn serve(&mut self, ready: &[PollSource]) -> Flow {
         let mut children = false;
         for &source in ready {
             match source {
-                Source::Listener => self.accept(),
-                Source::Signals => {
+                PollSource::Listener => self.accept(),
+                PollSource::Signals => {
                     if self.read_signals() == Flow::End {
                         return Flow::End;
                     }
                     children = true;
                 }
-                Source::Host => {
+                PollSource::Host => {
                     if self.read_host().is_err() && self.lose_host() == Flow::End {
                         return Flow::End;
                     }
                 }
-                Source::Child => children = true,
-                Source::KernelOutput(id, stream) => self.read_kernel_output(id, stream),
-                Source::KernelEvents(id) => {
+                PollSource::Child => children = true,
+                PollSource::KernelOutput(id, stream) => self.read_kernel_output(id, stream),
+                PollSource::KernelEvents(id) => {
                     if let Some(kernel) = self.kernels.get_mut(&id) {
                         kernel.read_events(&mut self.host);
                     }
                 }
-                Source::KernelRequests(id) => {
+                PollSource::KernelRequests(id) => {
                     if let Some(kernel) = self.kernels.get_mut(&id) {
                         kernel.write_requests();
                     }
                 }
-                Source::JobOutput(id, stream) => self.read_job_output(id, stream),
-                Source::Browser => {
+                PollSource::JobOutput(id, stream) => self.read_job_output(id, stream),
+                PollSource::Browser => {
                     if let Some(browser) = &mut self.browser {
                         browser.write();
                         if !self.host.is_full() {
@@ -247,8 +248,8 @@ impl Server {
                         }
                     }
                 }
-                Source::TranspilerAnswers => self.transpiler.note_answer(),
-                Source::TranspilerRequests => self.transpiler.write_requests(),
+                PollSource::TranspilerAnswers => self.transpiler.note_answer(),
+                PollSource::TranspilerRequests => self.transpiler.write_requests(),
             }
         }
         self.transpile();
@@ -318,7 +319,7 @@ impl Server {
     fn note_reaped(&mut self, pid: Pid, status: WaitStatus) -> bool {
         let kernels = self.kernels.values_mut().map(Kernel::process_mut);
         let jobs = self.jobs.values_mut().map(Job::process_mut);
-        let browser = self.browser.as_mut().map(Browser::process_mut);
+        let browser = self.browser.as_mut().map(BrowserDriver::process_mut);
         match kernels
             .chain(jobs)
             .chain(browser)
@@ -428,9 +429,9 @@ impl Server {
             return Err(Broken);
         }
         match frame.kind {
-            Kind::Message => {}
-            Kind::File if self.host.greeted => return self.files.receive(call, &frame.payload, &mut self.host),
-            Kind::File | Kind::Stdout | Kind::Stderr => return Err(Broken),
+            FrameKind::Message => {}
+            FrameKind::File if self.host.greeted => return self.files.receive(call, &frame.payload, &mut self.host),
+            FrameKind::File | FrameKind::Stdout | FrameKind::Stderr => return Err(Broken),
         }
         let message = frame.message::<ToGuest>().map_err(|_| Broken)?;
         if !self.host.greeted {
@@ -449,7 +450,7 @@ impl Server {
             }
             ToGuest::Exec { argv, env, cwd, merge_output, deadline, forward_bytes, keep_over } => {
                 let share = Share { forward_bytes, keep_over };
-                let order = Order { argv: &argv, env: &env, cwd: &cwd, merge_output, deadline, share };
+                let order = CommandSpec { argv: &argv, env: &env, cwd: &cwd, merge_output, deadline, share };
                 self.start_job(call, &order)?;
             }
             ToGuest::Interrupt => self.interrupt(call),
@@ -479,7 +480,7 @@ impl Server {
             }
             ToGuest::Hello { version } => {
                 let message = format!("the guest speaks version `{}`, not `{version}`", proto::VERSION);
-                self.fail(call, Failure::Io, message);
+                self.fail(call, GuestFailure::Io, message);
                 let _ = self.host.flush();
                 Err(Broken)
             }
@@ -487,7 +488,7 @@ impl Server {
         }
     }
 
-    fn fail(&mut self, call: u64, failure: Failure, message: String) {
+    fn fail(&mut self, call: u64, failure: GuestFailure, message: String) {
         self.host.send(call, &FromGuest::Failed { failure, message });
     }
 
@@ -495,7 +496,7 @@ impl Server {
 
     fn start_kernel(&mut self, call: u64, id: KernelId, spec: &KernelSpec, warm: bool) {
         if self.kernels.contains_key(&id) {
-            return self.fail(call, Failure::Kernel, format!("kernel `{id}` exists already"));
+            return self.fail(call, GuestFailure::Kernel, format!("kernel `{id}` exists already"));
         }
         let started = if warm {
             self.arrivals
@@ -513,26 +514,26 @@ impl Server {
             }
             Err(error) => {
                 let program = spec.argv.first().map_or("", String::as_str);
-                self.fail(call, Failure::Kernel, format!("cannot start `{program}`: {error}"));
+                self.fail(call, GuestFailure::Kernel, format!("cannot start `{program}`: {error}"));
             }
         }
     }
 
     fn run_cell(&mut self, call: u64, id: KernelId, code: &str, terms: Terms) {
         if let Err(error) = proto::check_environment(&terms.env) {
-            return self.fail(call, Failure::Environment, error.to_string());
+            return self.fail(call, GuestFailure::Environment, error.to_string());
         }
         let Some(kernel) = self.kernels.get_mut(&id) else {
-            return self.fail(call, Failure::Kernel, format!("there is no kernel `{id}`"));
+            return self.fail(call, GuestFailure::Kernel, format!("there is no kernel `{id}`"));
         };
         if let Err(why) = kernel.begin(call, terms, Instant::now(), &mut self.host) {
-            return self.fail(call, Failure::Kernel, why.into());
+            return self.fail(call, GuestFailure::Kernel, why.into());
         }
         match kernel.language {
             Language::Python => kernel.submit(code, None),
             language @ (Language::Javascript | Language::Typescript) => {
                 let number = kernel.number();
-                self.transpiler.submit(Client { kernel: id, number }, Cell { language, number, code });
+                self.transpiler.submit(Client { kernel: id, number }, SourceCell { language, number, code });
             }
         }
     }
@@ -542,9 +543,11 @@ impl Server {
             let waits = |kernel: &&mut Kernel| kernel.preparing() == Some(client.number);
             let Some(kernel) = self.kernels.get_mut(&client.kernel).filter(waits) else { continue };
             match answer {
-                Answer::Done(output) => kernel.submit(&output.code, output.map.as_deref()),
-                Answer::Refused(refusal) => kernel.refuse("SyntaxError", refusal.value, refusal.text, &mut self.host),
-                Answer::Broken(why) => {
+                TranspileReply::Done(output) => kernel.submit(&output.code, output.map.as_deref()),
+                TranspileReply::Refused(refusal) => {
+                    kernel.refuse("SyntaxError", refusal.value, refusal.text, &mut self.host)
+                }
+                TranspileReply::Broken(why) => {
                     let text = format!("TranspilerError: {why}\n");
                     kernel.refuse("TranspilerError", why, text, &mut self.host);
                 }
@@ -552,12 +555,12 @@ impl Server {
         }
     }
 
-    fn start_job(&mut self, call: u64, order: &Order<'_>) -> Result<(), Broken> {
+    fn start_job(&mut self, call: u64, order: &CommandSpec<'_>) -> Result<(), Broken> {
         if self.jobs.values().any(|job| job.call() == call) {
             return Err(Broken);
         }
         if self.jobs.len() >= MAX_COMMANDS {
-            self.fail(call, Failure::Busy, format!("`{MAX_COMMANDS}` commands run already"));
+            self.fail(call, GuestFailure::Busy, format!("`{MAX_COMMANDS}` commands run already"));
             return Ok(());
         }
         match Job::start(call, order, &self.outputs, Instant::now()) {
@@ -567,8 +570,8 @@ impl Server {
             }
             Err(error) => {
                 let failure = match error.kind() {
-                    io::ErrorKind::NotFound => Failure::NotFound,
-                    _ => Failure::Io,
+                    io::ErrorKind::NotFound => GuestFailure::NotFound,
+                    _ => GuestFailure::Io,
                 };
                 let program = order.argv.first().map_or("", String::as_str);
                 self.fail(call, failure, format!("cannot start `{program}`: {error}"));
@@ -581,22 +584,23 @@ impl Server {
     fn start_browser(&mut self, call: u64, spec: BrowserSpec) {
         self.browser = None;
         self.uploads.forget();
-        let started = self.arrivals.take_driver().and_then(|driver| Browser::start(driver, call, spec, Instant::now()));
+        let started =
+            self.arrivals.take_driver().and_then(|driver| BrowserDriver::start(driver, call, spec, Instant::now()));
         match started {
             Ok(browser) => self.browser = Some(browser),
-            Err(error) => self.fail(call, Failure::Browser, format!("cannot start the browser: {error}")),
+            Err(error) => self.fail(call, GuestFailure::Browser, format!("cannot start the browser: {error}")),
         }
     }
 
-    fn browse(&mut self, call: u64, ask: Browse, uploads: &[String], after: Duration) {
+    fn browse(&mut self, call: u64, ask: BrowserAction, uploads: &[String], after: Duration) {
         let Some(browser) = &mut self.browser else {
-            return self.fail(call, Failure::Browser, "there is no browser".into());
+            return self.fail(call, GuestFailure::Browser, "there is no browser".into());
         };
         match self.uploads.begin(uploads) {
             Ok(copy) => {
                 let refused = browser.browse(call, ask, copy, after, Instant::now()).map(str::to_owned);
                 if let Some(why) = refused {
-                    self.fail(call, Failure::Browser, why);
+                    self.fail(call, GuestFailure::Browser, why);
                 }
             }
             Err(refused) => refused.tell(call, &mut self.host),
@@ -621,7 +625,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // All at once, then the drops below wait for each.
         let kernels = self.kernels.values().map(Kernel::process);
-        let browser = self.browser.as_ref().map(Browser::process);
+        let browser = self.browser.as_ref().map(BrowserDriver::process);
         kernels.chain(self.jobs.values().map(Job::process)).chain(browser).for_each(Process::kill);
     }
 }

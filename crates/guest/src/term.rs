@@ -32,7 +32,7 @@ pub enum Step {
 }
 
 #[derive(Debug)]
-pub struct Term {
+pub struct CallDeadline {
     pub started: Instant,
     ends: Instant,
     grace: Duration,
@@ -48,7 +48,7 @@ struct Stop {
     again: u32,
 }
 
-impl Term {
+impl CallDeadline {
     pub fn new(started: Instant, deadline: Deadline) -> Self {
         let bounded = |ms| Duration::from_millis(ms).min(LONGEST);
         Self { started, ends: started + bounded(deadline.after_ms), grace: bounded(deadline.grace_ms), stop: None }
@@ -129,7 +129,7 @@ impl Stop {
 mod tests {
     use super::*;
 
-    fn steps(term: &mut Term, start: Instant) -> Vec<(u128, Step)> {
+    fn steps(term: &mut CallDeadline, start: Instant) -> Vec<(u128, Step)> {
         let mut seen = Vec::new();
         while let Some(at) = term.wake_at() {
             seen.extend(term.due(at).map(|step| ((at - start).as_millis(), step)));
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_deadline_goes_down_the_ladder_once() {
         let start = Instant::now();
-        let mut term = Term::new(start, Deadline { after_ms: 1000, grace_ms: 800 });
+        let mut term = CallDeadline::new(start, Deadline { after_ms: 1000, grace_ms: 800 });
         assert_eq!(term.due(start), None);
         let again = [1400, 1500, 1600, 1700].map(|at| (at, Step::Again));
         let expected = [&[(1000, Step::Interrupt), (1100, Step::Nudge)], &again[..], &[(1800, Step::Kill)]].concat();
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_cancel_before_the_deadline_stays_a_cancel() {
         let start = Instant::now();
-        let mut term = Term::new(start, Deadline { after_ms: 10, grace_ms: 50 });
+        let mut term = CallDeadline::new(start, Deadline { after_ms: 10, grace_ms: 50 });
         term.cancel(start);
         let steps = steps(&mut term, start);
         assert_eq!((steps.first(), steps.last()), (Some(&(0, Step::Interrupt)), Some(&(50, Step::Kill))));
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn an_absurd_deadline_does_not_overflow() {
-        let mut term = Term::new(Instant::now(), Deadline { after_ms: u64::MAX, grace_ms: u64::MAX });
+        let mut term = CallDeadline::new(Instant::now(), Deadline { after_ms: u64::MAX, grace_ms: u64::MAX });
         term.cancel(Instant::now());
         assert!(term.wake_at().is_some());
     }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::lines::Writer;
 use crate::output::{pipe_from_child, pipe_to_child};
 use crate::process::{Launch, Process};
-use crate::transpile::{self, Answer, Cell};
+use crate::transpile::{self, SourceCell, TranspileReply};
 
 /// A cell takes a millisecond; even a megabyte of code takes less than this.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub struct Client {
     pub number: u64,
 }
 
-struct Work {
+struct TranspileJob {
     client: Client,
     request: Vec<u8>,
 }
@@ -42,7 +42,7 @@ struct Child {
 pub struct Transpiler {
     command: Vec<String>,
     child: Option<Child>,
-    waiting: VecDeque<Work>,
+    waiting: VecDeque<TranspileJob>,
     current: Option<(Client, Instant)>,
     /// The child has said something, or ended.
     answered: bool,
@@ -87,14 +87,14 @@ impl Transpiler {
         self.current.map(|(_, until)| until)
     }
 
-    pub fn submit(&mut self, client: Client, cell: Cell<'_>) {
+    pub fn submit(&mut self, client: Client, cell: SourceCell<'_>) {
         let probes = self.probes.entry(client.kernel).or_default();
         if client.number == 1 {
             *probes = 0;
         }
         *probes += u64::from(cell.code == transpile::PROBE);
         let number = cell.number.saturating_sub(*probes);
-        self.waiting.push_back(Work { client, request: transpile::request(Cell { number, ..cell }) });
+        self.waiting.push_back(TranspileJob { client, request: transpile::request(SourceCell { number, ..cell }) });
     }
 
     /// Nobody waits for this cell any more.
@@ -107,7 +107,7 @@ impl Transpiler {
     }
 
     /// Reads what there is, once, and begins what can be begun. Gives the cells that are finished, one way or another.
-    pub fn advance(&mut self, now: Instant) -> Vec<(Client, Answer)> {
+    pub fn advance(&mut self, now: Instant) -> Vec<(Client, TranspileReply)> {
         let mut finished = Vec::new();
         if std::mem::take(&mut self.answered)
             && let Some(answer) = self.read()
@@ -119,7 +119,7 @@ impl Transpiler {
         {
             self.drop_child();
             self.current = None;
-            finished.push((client, Answer::Broken("the transpiler took too long over this code".to_owned())));
+            finished.push((client, TranspileReply::Broken("the transpiler took too long over this code".to_owned())));
         }
         while self.current.is_none() {
             let Some(work) = self.waiting.pop_front() else { break };
@@ -129,7 +129,8 @@ impl Transpiler {
                     self.current = Some((work.client, now + LIMIT));
                 }
                 Err(error) => {
-                    finished.push((work.client, Answer::Broken(format!("the transpiler does not start: {error}"))));
+                    finished
+                        .push((work.client, TranspileReply::Broken(format!("the transpiler does not start: {error}"))));
                 }
             }
         }
@@ -137,7 +138,7 @@ impl Transpiler {
     }
 
     /// The answer to the current cell, once it is whole or can no longer come.
-    fn read(&mut self) -> Option<Answer> {
+    fn read(&mut self) -> Option<TranspileReply> {
         let child = self.child.as_mut()?;
         child.received.reserve(READ);
         let gone = match rustix::io::read(&child.answers, spare_capacity(&mut child.received)) {
@@ -153,10 +154,10 @@ impl Transpiler {
                 child.received = Vec::new();
                 return Some(answer);
             }
-            Ok(None) => {
-                Some(Answer::Broken("the transpiler ended over this code (is it nested very deeply?)".to_owned()))
-            }
-            Err(why) => Some(Answer::Broken(format!("the transpiler cannot be understood: {why}"))),
+            Ok(None) => Some(TranspileReply::Broken(
+                "the transpiler ended over this code (is it nested very deeply?)".to_owned(),
+            )),
+            Err(why) => Some(TranspileReply::Broken(format!("the transpiler cannot be understood: {why}"))),
         };
         self.drop_child();
         answer

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 
 use harness::*;
 use proto::{
-    Deadline, Ended, Failure, FileKind, FromGuest, KernelSpec, Language, Order, Root, RunStatus, Stream, ToGuest,
+    Deadline, Ended, FileKind, FromGuest, GuestFailure, KernelSpec, Language, ListOrder, Root, RunStatus, Stream,
+    ToGuest,
 };
 
 const SHORT: Deadline = Deadline { after_ms: 300, grace_ms: 300 };
@@ -97,7 +98,7 @@ fn a_command_that_is_not_there_is_a_failure_with_a_name() {
         forward_bytes: 0,
         keep_over: None,
     });
-    let FromGuest::Failed { failure: Failure::NotFound, message } = answer else { panic!("{answer:?}") };
+    let FromGuest::Failed { failure: GuestFailure::NotFound, message } = answer else { panic!("{answer:?}") };
     assert!(message.starts_with("cannot start `/no/such`: "), "{message}");
     client.nothing_left();
 }
@@ -124,7 +125,7 @@ fn a_kernel_that_cannot_start_says_why() {
             merge_output,
         };
         let mut told = |argv: &[&str]| match client.start(1, &spec(argv)) {
-            FromGuest::Failed { failure: Failure::Kernel, message } => message,
+            FromGuest::Failed { failure: GuestFailure::Kernel, message } => message,
             other => panic!("{other:?}"),
         };
         assert!(told(&["/no/such"]).starts_with("cannot start `/no/such`: No such file"));
@@ -156,7 +157,7 @@ fn a_flood_is_cut_counted_and_its_tail_kept() {
 #[test]
 fn files_are_written_read_and_listed_beneath_the_root() {
     let root = Scratch::new();
-    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    let mut client = Client::raw(guest::GuestConfig { workspace: root.path().to_owned(), ..config() });
     client.hello();
     let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i * 7) as u8).collect();
     let call =
@@ -171,16 +172,16 @@ fn files_are_written_read_and_listed_beneath_the_root() {
 
     assert_eq!(client.read_file("a/b/c.bin", u64::MAX), Ok(bytes));
     assert_eq!(client.read_file("empty", 0), Ok(Vec::new()));
-    assert_eq!(client.read_file("a/b/c.bin", 10).unwrap_err().0, Failure::TooLarge);
-    assert_eq!(client.read_file("none", 10).unwrap_err().0, Failure::NotFound);
-    assert_eq!(client.read_file("a", 10).unwrap_err().0, Failure::InvalidPath);
-    assert_eq!(client.read_file("/etc/passwd", 10).unwrap_err().0, Failure::InvalidPath);
-    assert_eq!(client.read_file("a/../../x", 10).unwrap_err().0, Failure::InvalidPath);
+    assert_eq!(client.read_file("a/b/c.bin", 10).unwrap_err().0, GuestFailure::TooLarge);
+    assert_eq!(client.read_file("none", 10).unwrap_err().0, GuestFailure::NotFound);
+    assert_eq!(client.read_file("a", 10).unwrap_err().0, GuestFailure::InvalidPath);
+    assert_eq!(client.read_file("/etc/passwd", 10).unwrap_err().0, GuestFailure::InvalidPath);
+    assert_eq!(client.read_file("a/../../x", 10).unwrap_err().0, GuestFailure::InvalidPath);
     std::os::unix::fs::symlink("/etc/passwd", root.path().join("out")).unwrap();
-    assert_eq!(client.read_file("out", 10_000).unwrap_err().0, Failure::InvalidPath);
+    assert_eq!(client.read_file("out", 10_000).unwrap_err().0, GuestFailure::InvalidPath);
 
     let listed = |client: &mut Client, path: &str, max_entries| {
-        let (entries, total) = client.list(Root::Workspace, path, max_entries, Order::Path);
+        let (entries, total) = client.list(Root::Workspace, path, max_entries, ListOrder::Path);
         (entries.into_iter().map(|e| (e.path, e.kind)).collect::<Vec<_>>(), total)
     };
     let all = [
@@ -201,11 +202,11 @@ fn files_are_written_read_and_listed_beneath_the_root() {
 #[test]
 fn bytes_for_a_refused_file_come_to_nothing() {
     let root = Scratch::new();
-    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    let mut client = Client::raw(guest::GuestConfig { workspace: root.path().to_owned(), ..config() });
     client.hello();
     let call = client.send(&ToGuest::WriteFile { root: Root::Workspace, path: "../x".into(), size: 300_000 });
     client.send_file(call, &[0; 300_000]);
-    assert!(matches!(client.answer(call), FromGuest::Failed { failure: Failure::InvalidPath, .. }));
+    assert!(matches!(client.answer(call), FromGuest::Failed { failure: GuestFailure::InvalidPath, .. }));
     client.nothing_left();
     // A host that goes away in the middle leaves nothing.
     let call = client.send(&ToGuest::WriteFile { root: Root::Workspace, path: "half".into(), size: 300_000 });
@@ -219,7 +220,8 @@ fn bytes_for_a_refused_file_come_to_nothing() {
 fn each_root_is_its_own() {
     let (root, data) = (Scratch::new(), Scratch::new());
     let (workspace, data_dir) = (root.path().to_owned(), data.path().to_owned());
-    let mut client = Client::raw(guest::Config { workspace: workspace.clone(), data: data_dir.clone(), ..config() });
+    let mut client =
+        Client::raw(guest::GuestConfig { workspace: workspace.clone(), data: data_dir.clone(), ..config() });
     client.hello();
     let write = |client: &mut Client, root, path: &str| {
         let call = client.send(&ToGuest::WriteFile { root, path: path.into(), size: 3 });
@@ -235,19 +237,19 @@ fn each_root_is_its_own() {
     std::fs::write(workspace.join("secret"), "s").unwrap();
     for path in ["out/secret", "../x", "d/../../x", "\0", &inside(&workspace, "secret"), "/etc/passwd"] {
         let read = client.read_part(Root::Data, path, 0, 9, None);
-        assert_eq!(read.unwrap_err().0, Failure::InvalidPath, "{path}");
+        assert_eq!(read.unwrap_err().0, GuestFailure::InvalidPath, "{path}");
         let written = write(&mut client, Root::Data, path);
-        assert!(matches!(written, FromGuest::Failed { failure: Failure::InvalidPath, .. }), "{path}: {written:?}");
+        assert!(matches!(written, FromGuest::Failed { failure: GuestFailure::InvalidPath, .. }), "{path}: {written:?}");
     }
-    assert_eq!(client.read_part(Root::Workspace, "d/x", 0, 9, None).unwrap_err().0, Failure::NotFound);
-    assert_eq!(client.list(Root::Data, "", 9, Order::Newest).1, 2);
+    assert_eq!(client.read_part(Root::Workspace, "d/x", 0, 9, None).unwrap_err().0, GuestFailure::NotFound);
+    assert_eq!(client.list(Root::Data, "", 9, ListOrder::Newest).1, 2);
     client.nothing_left();
 }
 
 #[test]
 fn a_file_is_read_in_ranges_and_known_again() {
     let root = Scratch::new();
-    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    let mut client = Client::raw(guest::GuestConfig { workspace: root.path().to_owned(), ..config() });
     client.hello();
     let bytes: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
     std::fs::write(root.path().join("f"), &bytes).unwrap();
@@ -268,14 +270,14 @@ fn a_file_is_read_in_ranges_and_known_again() {
     let file = std::fs::OpenOptions::new().write(true).open(root.path().join("f")).unwrap();
     file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::new(1, 5)).unwrap();
     assert_eq!(read(0, 1).0, (200_000, 1_000_000_005, replaced.2));
-    assert_eq!(client.read_part(Root::Workspace, "f", 0, 1, Some(199_999)).unwrap_err().0, Failure::TooLarge);
+    assert_eq!(client.read_part(Root::Workspace, "f", 0, 1, Some(199_999)).unwrap_err().0, GuestFailure::TooLarge);
     client.nothing_left();
 }
 
 #[test]
 fn a_large_file_costs_no_memory() {
     let root = Scratch::new();
-    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    let mut client = Client::raw(guest::GuestConfig { workspace: root.path().to_owned(), ..config() });
     client.hello();
     std::fs::File::create(root.path().join("f")).unwrap().set_len(2 << 30).unwrap();
     let resident_kb = || {
@@ -295,7 +297,7 @@ fn a_large_file_costs_no_memory() {
 #[test]
 fn the_newest_files_come_first() {
     let root = Scratch::new();
-    let mut client = Client::raw(guest::Config { workspace: root.path().to_owned(), ..config() });
+    let mut client = Client::raw(guest::GuestConfig { workspace: root.path().to_owned(), ..config() });
     client.hello();
     std::fs::create_dir_all(root.path().join("d/e")).unwrap();
     for (path, nanos) in [("old", 1), ("d/e/new", 9), ("d/mid", 5), ("twin", 5), ("z", 2)] {
@@ -304,7 +306,7 @@ fn the_newest_files_come_first() {
     }
     std::os::unix::fs::symlink("old", root.path().join("link")).unwrap();
     let mut newest = |path, most| {
-        let (entries, total) = client.list(Root::Workspace, path, most, Order::Newest);
+        let (entries, total) = client.list(Root::Workspace, path, most, ListOrder::Newest);
         (entries.into_iter().map(|e| e.path).collect::<Vec<_>>(), total)
     };
     assert_eq!(newest("", 100), (["d/e/new", "d/mid", "twin", "z", "old"].map(String::from).to_vec(), 5));
@@ -338,7 +340,7 @@ fn commands_run_beside_a_cell_and_each_other_but_not_without_end() {
     let cell = client.begin("time.sleep(30)", Deadline { after_ms: 30_000, grace_ms: 50 }, 0);
     let sleeping: Vec<u64> = (0..proto::MAX_COMMANDS).map(|_| client.exec("echo on; sleep 30", LONG, 9)).collect();
     let refused = client.exec("echo no", LONG, 9);
-    let FromGuest::Failed { failure: Failure::Busy, message } = client.answer(refused) else { panic!() };
+    let FromGuest::Failed { failure: GuestFailure::Busy, message } = client.answer(refused) else { panic!() };
     assert_eq!(message, "`16` commands run already");
     client.interrupt(sleeping[3]);
     let ran = client.finish(sleeping[3]);
@@ -550,7 +552,7 @@ fn a_transpiler_that_hangs_or_lies_costs_one_cell() {
     ];
     for (script, why) in scripts {
         let transpiler = ["/bin/sh", "-c", &format!("head -c 13 >/dev/null; {script}")].map(String::from).to_vec();
-        let mut client = Client::raw(guest::Config { transpiler, ..config() });
+        let mut client = Client::raw(guest::GuestConfig { transpiler, ..config() });
         client.hello();
         client.started(1, &fake_in(Language::Javascript, "ev(t='done',n=n,status='ok')"));
         let ran = client.run("1");

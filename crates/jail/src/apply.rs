@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{self, Remap};
 use crate::plan::{Op, Plan};
-use crate::spec::{Shared, Volume};
+use crate::spec::{SharedVolumeSpec, Volume};
 use crate::sys::{self, Cloned};
 use crate::{volume, wire};
 
@@ -32,7 +32,7 @@ mod layers;
 
 /// The system calls of a plan, one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
+pub enum Syscall {
     Bind,
     Chdir,
     Clone,
@@ -75,22 +75,22 @@ pub enum Call {
     Write,
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for Syscall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", format!("{self:?}").to_lowercase())
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ApplyError {
     #[error("{call} `{}`: {errno}", at.display())]
-    Call { call: Call, at: PathBuf, errno: Errno },
+    Call { call: Syscall, at: PathBuf, errno: Errno },
     #[error("`{}` is not what it has to be: {why}", at.display())]
     Wrong { at: PathBuf, why: &'static str },
     #[error("`{}` belongs to root or to root's group; give it to others, or share it read-only", at.display())]
     RootsDirectory { at: PathBuf },
     #[error(transparent)]
-    Volume(#[from] volume::Error),
+    Volume(#[from] volume::VolumeError),
     #[error("{0}")]
     Rlimits(String),
     #[error("capabilities: {0}")]
@@ -106,17 +106,17 @@ pub enum Error {
 }
 
 pub(crate) trait At<T> {
-    fn at(self, call: Call, path: &Path) -> Result<T, Error>;
+    fn at(self, call: Syscall, path: &Path) -> Result<T, ApplyError>;
 }
 
 impl<T> At<T> for Result<T, Errno> {
-    fn at(self, call: Call, path: &Path) -> Result<T, Error> {
-        self.map_err(|errno| Error::Call { call, at: path.to_owned(), errno })
+    fn at(self, call: Syscall, path: &Path) -> Result<T, ApplyError> {
+        self.map_err(|errno| ApplyError::Call { call, at: path.to_owned(), errno })
     }
 }
 
 impl<T> At<T> for io::Result<T> {
-    fn at(self, call: Call, path: &Path) -> Result<T, Error> {
+    fn at(self, call: Syscall, path: &Path) -> Result<T, ApplyError> {
         self.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)).at(call, path)
     }
 }
@@ -124,7 +124,7 @@ impl<T> At<T> for io::Result<T> {
 /// What the new process tells the launcher on the way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Report {
+pub enum SetupEvent {
     Loop {
         device: volume::Device,
     },
@@ -162,14 +162,14 @@ pub struct Handles {
     /// Where the guest is told of kernels that were forked into its sandbox.
     pub forks: OwnedFd,
     /// The plan's base, done by another process.
-    pub prepared: Option<Prepared>,
+    pub prepared: Option<PreparedBase>,
     /// A kept volume that is still mounted, attached nowhere.
     pub kept: Option<OwnedFd>,
 }
 
 /// What the base of a plan makes: a tree of mounts that is attached nowhere, and a network namespace.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedBase {
     pub root: OwnedFd,
     pub network: OwnedFd,
 }
@@ -181,7 +181,7 @@ struct Program {
     forks: OwnedFd,
 }
 
-struct Context {
+struct ApplyState {
     control: OwnedFd,
     program: Option<Program>,
     kept: Option<OwnedFd>,
@@ -204,7 +204,7 @@ pub const SOCKET: &str = "guest.sock";
 /// Runs the plan; returns only when a step failed, after having told the launcher.
 pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     let Handles { control, guest, log, forks, prepared, kept } = handles;
-    let mut context = Context { kept, ..Context::new(control, Some(Program { guest, log, forks })) };
+    let mut context = ApplyState { kept, ..ApplyState::new(control, Some(Program { guest, log, forks })) };
     let (before, after) = (0..plan.base.start, plan.base.end..plan.ops.len());
     match prepared {
         None => context.steps(plan, 0..plan.ops.len(), fail_at),
@@ -217,7 +217,7 @@ pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
 
 /// Runs the base of a plan, in a process with mount and network namespaces of its own, and hands over what it made.
 pub fn prepare(plan: &Plan, control: OwnedFd) {
-    let mut context = Context::new(control, None);
+    let mut context = ApplyState::new(control, None);
     if let Err(error) = private_mounts() {
         return context.failed(0, Op::PrivateMounts, error);
     }
@@ -230,10 +230,10 @@ pub fn prepare(plan: &Plan, control: OwnedFd) {
 
 /// Runs a plan after which the process goes on. False when a step failed, which the launcher then knows.
 pub fn finish(plan: &Plan, control: OwnedFd) -> bool {
-    Context::new(control, None).steps(plan, 0..plan.ops.len(), None)
+    ApplyState::new(control, None).steps(plan, 0..plan.ops.len(), None)
 }
 
-impl Context {
+impl ApplyState {
     fn new(control: OwnedFd, program: Option<Program>) -> Self {
         Self {
             control,
@@ -252,7 +252,7 @@ impl Context {
     fn steps(&mut self, plan: &Plan, steps: Range<usize>, fail_at: Option<usize>) -> bool {
         for step in steps {
             let op = &plan.ops[step];
-            let done = if fail_at == Some(step) { Err(Error::Asked) } else { self.apply(op) };
+            let done = if fail_at == Some(step) { Err(ApplyError::Asked) } else { self.apply(op) };
             if let Err(error) = done {
                 self.failed(step, op, error);
                 return false;
@@ -261,55 +261,55 @@ impl Context {
         true
     }
 
-    fn failed(&self, step: usize, what: impl fmt::Display, error: Error) {
+    fn failed(&self, step: usize, what: impl fmt::Display, error: ApplyError) {
         let report = match error {
-            Error::Volume(volume::Error::InUse) => Report::InUse,
-            error => Report::Failed { step, message: format!("`{what}`: {error}") },
+            ApplyError::Volume(volume::VolumeError::InUse) => SetupEvent::InUse,
+            error => SetupEvent::Failed { step, message: format!("`{what}`: {error}") },
         };
         let _ = self.report(&report, &[]);
     }
 
-    fn take(&mut self, plan: &Plan, prepared: Prepared) -> bool {
+    fn take(&mut self, plan: &Plan, prepared: PreparedBase) -> bool {
         let step = plan.base.start;
         let taken = match &plan.ops[step] {
             Op::NewRoot { at, .. } => self.take_at(at, prepared),
-            _ => Err(Error::Wrong { at: "/".into(), why: "a plan's base begins with its root" }),
+            _ => Err(ApplyError::Wrong { at: "/".into(), why: "a plan's base begins with its root" }),
         };
         taken.map_err(|error| self.failed(step, "take a spare", error)).is_ok()
     }
 
     /// A detached tree may be attached in any mount namespace of the same user namespace.
-    fn take_at(&mut self, at: &Path, prepared: Prepared) -> Result<(), Error> {
+    fn take_at(&mut self, at: &Path, prepared: PreparedBase) -> Result<(), ApplyError> {
         use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
         move_into_link_name_space(prepared.network.as_fd(), Some(LinkNameSpaceType::Network))
-            .at(Call::Setns, Path::new("net"))?;
+            .at(Syscall::Setns, Path::new("net"))?;
         attach(&prepared.root, &open_dir(at)?, at)?;
         self.root = Some(prepared.root);
         Ok(())
     }
 
-    fn hand_over(&self) -> Result<(), Error> {
+    fn hand_over(&self) -> Result<(), ApplyError> {
         let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
         let root = copy_of(self.root()?, Path::new(""), Path::new("/"), flags)?;
         let at = Path::new("/proc/self/ns/net");
-        let network = rustix::fs::open(at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, at)?;
-        self.report(&Report::Prepared, &[root.as_fd(), network.as_fd()])
+        let network = rustix::fs::open(at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, at)?;
+        self.report(&SetupEvent::Prepared, &[root.as_fd(), network.as_fd()])
     }
 
-    fn apply(&mut self, op: &Op) -> Result<(), Error> {
+    fn apply(&mut self, op: &Op) -> Result<(), ApplyError> {
         match op {
             Op::JoinCgroup { tasks } => write_existing(tasks, b"0"),
             Op::Own(own) => own.apply(),
             Op::OrdinaryPriority => ordinary_priority(),
-            Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Call::Unshare, Path::new("cgroup")),
+            Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Syscall::Unshare, Path::new("cgroup")),
             Op::Listen { dir } => self.listen(dir),
-            Op::Egress { address } => self.report(&Report::Egress, &[listen_on(*address)?.as_fd()]),
+            Op::Egress { address } => self.report(&SetupEvent::Egress, &[listen_on(*address)?.as_fd()]),
             Op::PrivateMounts => private_mounts(),
             Op::NewRoot { at, bytes, inodes } => self.new_root(at, *bytes, *inodes),
             Op::Dir { path, mode } => self.mkdir(path, *mode),
             Op::Symlink { path, target } => {
                 let (parent, name) = self.parent(path)?;
-                rustix::fs::symlinkat(target, parent, name).at(Call::Symlink, path)
+                rustix::fs::symlinkat(target, parent, name).at(Syscall::Symlink, path)
             }
             Op::File { path, content } => self.file(path, content.as_bytes()),
             Op::Layer { path } => self.layer(path),
@@ -329,7 +329,7 @@ impl Context {
             Op::BootId { path } => {
                 // The kernel makes a new one of the same form for whoever reads this.
                 let source = Path::new("/proc/sys/kernel/random/uuid");
-                self.proc_file(path, &fs::read(source).at(Call::Open, source)?)
+                self.proc_file(path, &fs::read(source).at(Syscall::Open, source)?)
             }
             Op::ReadOnly { path } => self.read_only(path),
             Op::Volume { volume } => self.volume(volume),
@@ -348,7 +348,7 @@ impl Context {
             Op::KeptMounted { path } => self.kept_mounted(path),
             Op::HoldKept { path } => {
                 let hold = copy_of(self.target(path)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-                self.report(&Report::KeptHeld, &[hold.as_fd()])
+                self.report(&SetupEvent::KeptHeld, &[hold.as_fd()])
             }
             Op::KeptBind { at, path, owner } => self.kept_bind(at, path, *owner),
             Op::Share { shared, owner } => self.share(shared, *owner),
@@ -356,15 +356,15 @@ impl Context {
             Op::SealRoot => {
                 let root = open_dir(Path::new("/"))?;
                 sys::mount_setattr(root.as_fd(), sys::RDONLY | sys::NOSUID | sys::NODEV, false)
-                    .at(Call::MountSetattr, Path::new("/"))
+                    .at(Syscall::MountSetattr, Path::new("/"))
             }
             Op::Hostname { name } => {
-                rustix::system::sethostname(name.as_bytes()).at(Call::Sethostname, Path::new(name.as_str()))
+                rustix::system::sethostname(name.as_bytes()).at(Syscall::Sethostname, Path::new(name.as_str()))
             }
             Op::LoopbackUp => {
                 // As far as it goes; `doctor` says what does not.
                 let _ = sys::limit_network();
-                sys::loopback_up().at(Call::Ioctl, Path::new("lo"))
+                sys::loopback_up().at(Syscall::Ioctl, Path::new("lo"))
             }
             Op::UserNamespace { map } => self.user_namespace(map.outer()),
             Op::UserLimits => self.user_limits(),
@@ -374,57 +374,57 @@ impl Context {
         }
     }
 
-    fn report(&self, report: &Report, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        wire::send(&self.control, report, fds).at(Call::Send, Path::new("launcher"))
+    fn report(&self, report: &SetupEvent, fds: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
+        wire::send(&self.control, report, fds).at(Syscall::Send, Path::new("launcher"))
     }
 
-    fn root(&self) -> Result<BorrowedFd<'_>, Error> {
-        self.root.as_ref().map(AsFd::as_fd).ok_or(Error::Wrong { at: "/".into(), why: "there is no new root yet" })
+    fn root(&self) -> Result<BorrowedFd<'_>, ApplyError> {
+        self.root.as_ref().map(AsFd::as_fd).ok_or(ApplyError::Wrong { at: "/".into(), why: "there is no new root yet" })
     }
 
     /// Opens what is at `path` in the new root; no symlink on the way or at its end.
-    fn target(&self, path: &Path) -> Result<OwnedFd, Error> {
+    fn target(&self, path: &Path) -> Result<OwnedFd, ApplyError> {
         let below = path.strip_prefix("/").unwrap_or(path);
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
         let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::openat2(self.root()?, below, flags, Mode::empty(), how).at(Call::Open, path)
+        rustix::fs::openat2(self.root()?, below, flags, Mode::empty(), how).at(Syscall::Open, path)
     }
 
-    fn parent<'p>(&self, path: &'p Path) -> Result<(OwnedFd, &'p std::ffi::OsStr), Error> {
-        let wrong = || Error::Wrong { at: path.to_owned(), why: "it has no parent" };
+    fn parent<'p>(&self, path: &'p Path) -> Result<(OwnedFd, &'p std::ffi::OsStr), ApplyError> {
+        let wrong = || ApplyError::Wrong { at: path.to_owned(), why: "it has no parent" };
         Ok((self.target(path.parent().ok_or_else(wrong)?)?, path.file_name().ok_or_else(wrong)?))
     }
 
-    fn mkdir(&self, path: &Path, mode: u32) -> Result<(), Error> {
+    fn mkdir(&self, path: &Path, mode: u32) -> Result<(), ApplyError> {
         let (parent, name) = self.parent(path)?;
-        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)).at(Call::Mkdir, path)
+        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)).at(Syscall::Mkdir, path)
     }
 
-    fn file(&self, path: &Path, content: &[u8]) -> Result<(), Error> {
+    fn file(&self, path: &Path, content: &[u8]) -> Result<(), ApplyError> {
         let (parent, name) = self.parent(path)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o444)).at(Call::Open, path)?;
-        io::Write::write_all(&mut fs::File::from(fd), content).at(Call::Write, path)
+        let fd = rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o444)).at(Syscall::Open, path)?;
+        io::Write::write_all(&mut fs::File::from(fd), content).at(Syscall::Write, path)
     }
 
-    fn listen(&mut self, dir: &Path) -> Result<(), Error> {
+    fn listen(&mut self, dir: &Path) -> Result<(), ApplyError> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
         let at = dir.join(SOCKET);
         // By a name relative to the directory: the whole path may be longer than a socket address.
-        rustix::process::chdir(dir).at(Call::Chdir, dir)?;
-        let socket =
-            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).at(Call::Socket, &at)?;
-        let address = SocketAddrUnix::new(SOCKET).at(Call::Bind, &at)?;
-        bind(&socket, &address).at(Call::Bind, &at)?;
-        rustix::fs::chmod(SOCKET, Mode::from_raw_mode(0o600)).at(Call::Chmod, &at)?;
-        listen(&socket, 16).at(Call::Listen, &at)?;
-        rustix::process::chdir("/").at(Call::Chdir, Path::new("/"))?;
+        rustix::process::chdir(dir).at(Syscall::Chdir, dir)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .at(Syscall::Socket, &at)?;
+        let address = SocketAddrUnix::new(SOCKET).at(Syscall::Bind, &at)?;
+        bind(&socket, &address).at(Syscall::Bind, &at)?;
+        rustix::fs::chmod(SOCKET, Mode::from_raw_mode(0o600)).at(Syscall::Chmod, &at)?;
+        listen(&socket, 16).at(Syscall::Listen, &at)?;
+        rustix::process::chdir("/").at(Syscall::Chdir, Path::new("/"))?;
         self.listener = Some(socket);
         Ok(())
     }
 
-    fn new_root(&mut self, at: &Path, bytes: u64, inodes: u64) -> Result<(), Error> {
+    fn new_root(&mut self, at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
         let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
         let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
         let root = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
@@ -433,27 +433,33 @@ impl Context {
         Ok(())
     }
 
-    fn new_mount(&self, kind: &str, path: &Path, options: &[(&str, Option<&str>)], extra: u64) -> Result<(), Error> {
+    fn new_mount(
+        &self,
+        kind: &str,
+        path: &Path,
+        options: &[(&str, Option<&str>)],
+        extra: u64,
+    ) -> Result<(), ApplyError> {
         let mount = detached(kind, options, sys::NOSUID | extra)?;
         attach(&mount, &self.target(path)?, path)
     }
 
-    fn tmpfs(&self, path: &Path, bytes: u64, inodes: u64, mode: &str) -> Result<(), Error> {
+    fn tmpfs(&self, path: &Path, bytes: u64, inodes: u64, mode: &str) -> Result<(), ApplyError> {
         let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
         let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some(mode))];
         self.new_mount("tmpfs", path, &options, sys::NODEV)
     }
 
-    fn bind_read_only(&self, path: &Path) -> Result<(), Error> {
+    fn bind_read_only(&self, path: &Path) -> Result<(), ApplyError> {
         let flags = OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(CWD, path, path, flags)?;
         self.show(&tree, path)
     }
 
     /// A tree of mounts at a path where nothing is yet.
-    fn show(&self, tree: &OwnedFd, path: &Path) -> Result<(), Error> {
-        sys::mount_setattr(tree.as_fd(), SEALED, true).at(Call::MountSetattr, path)?;
-        let found = rustix::fs::fstat(tree).at(Call::Stat, path)?;
+    fn show(&self, tree: &OwnedFd, path: &Path) -> Result<(), ApplyError> {
+        sys::mount_setattr(tree.as_fd(), SEALED, true).at(Syscall::MountSetattr, path)?;
+        let found = rustix::fs::fstat(tree).at(Syscall::Stat, path)?;
         if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
             self.mkdir(path, 0o755)?;
         } else {
@@ -463,24 +469,24 @@ impl Context {
     }
 
     /// A node of our own or else the host's, checked to be the device it is called.
-    fn device(&mut self, path: &Path, number: (u32, u32)) -> Result<(), Error> {
+    fn device(&mut self, path: &Path, number: (u32, u32)) -> Result<(), ApplyError> {
         let tree = match self.own_node(path, number)? {
             Some(tree) => tree,
             None => copy_of(CWD, path, path, OpenTreeFlags::empty())?,
         };
         check_device(&tree, number, path)?;
         sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOSUID | sys::NOEXEC, false)
-            .at(Call::MountSetattr, path)?;
+            .at(Syscall::MountSetattr, path)?;
         self.file(path, b"")?;
         attach(&tree, &self.target(path)?, path)
     }
 
-    fn proc(&mut self, path: &Path) -> Result<(), Error> {
+    fn proc(&mut self, path: &Path) -> Result<(), ApplyError> {
         self.new_mount("proc", path, &[], sys::NODEV | sys::NOEXEC)?;
         let target = self.target(path)?;
-        let found = rustix::fs::fstatfs(&target).at(Call::Fstatfs, path)?;
+        let found = rustix::fs::fstatfs(&target).at(Syscall::Fstatfs, path)?;
         if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
-            return Err(Error::Wrong { at: path.to_owned(), why: "no proc file system" });
+            return Err(ApplyError::Wrong { at: path.to_owned(), why: "no proc file system" });
         }
         // Before anything is put over it: what is opened through this one can be written later.
         self.user_limits = Some(self.target(&path.join("sys/user"))?);
@@ -488,7 +494,7 @@ impl Context {
     }
 
     /// Our `/dev/null` over the file; checked again from above, after mounting.
-    fn mask_file(&mut self, path: &Path) -> Result<(), Error> {
+    fn mask_file(&mut self, path: &Path) -> Result<(), ApplyError> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
         let null = match self.null.take() {
             Some(null) => null,
@@ -505,7 +511,7 @@ impl Context {
     }
 
     /// An empty read-only directory over the one there.
-    fn mask_dir(&mut self, path: &Path) -> Result<(), Error> {
+    fn mask_dir(&mut self, path: &Path) -> Result<(), ApplyError> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
         let empty = match self.empty.take() {
             Some(empty) => empty,
@@ -517,45 +523,45 @@ impl Context {
         };
         let tree = copy_of(empty.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         self.empty = Some(empty);
-        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOEXEC, false).at(Call::MountSetattr, path)?;
+        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOEXEC, false).at(Syscall::MountSetattr, path)?;
         attach(&tree, &target, path)
     }
 
     /// A file of our own over the one there. It has no other name.
-    fn proc_file(&self, path: &Path, content: &[u8]) -> Result<(), Error> {
+    fn proc_file(&self, path: &Path, content: &[u8]) -> Result<(), ApplyError> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
         let at = Path::new("/.proc-file");
         self.file(at, content)?;
         let tree = copy_of(self.target(at)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-        sys::mount_setattr(tree.as_fd(), SEALED | sys::NOEXEC, false).at(Call::MountSetattr, path)?;
+        sys::mount_setattr(tree.as_fd(), SEALED | sys::NOEXEC, false).at(Syscall::MountSetattr, path)?;
         attach(&tree, &target, path)?;
         // Not before: what has no name cannot be attached.
         let (root, name) = self.parent(at)?;
-        rustix::fs::unlinkat(root, name, AtFlags::empty()).at(Call::Unlink, path)
+        rustix::fs::unlinkat(root, name, AtFlags::empty()).at(Syscall::Unlink, path)
     }
 
-    fn read_only(&self, path: &Path) -> Result<(), Error> {
+    fn read_only(&self, path: &Path) -> Result<(), ApplyError> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
         let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(target.as_fd(), Path::new(""), path, flags)?;
-        sys::mount_setattr(tree.as_fd(), sys::RDONLY, true).at(Call::MountSetattr, path)?;
+        sys::mount_setattr(tree.as_fd(), sys::RDONLY, true).at(Syscall::MountSetattr, path)?;
         attach(&tree, &target, path)
     }
 
     /// Something in the sandbox's own `/proc`; `None` when this kernel, or this namespace, does not have it.
-    fn proc_target(&self, path: &Path) -> Result<Option<OwnedFd>, Error> {
+    fn proc_target(&self, path: &Path) -> Result<Option<OwnedFd>, ApplyError> {
         let target = match self.target(path) {
-            Err(Error::Call { errno: Errno::NOENT, .. }) => return Ok(None),
+            Err(ApplyError::Call { errno: Errno::NOENT, .. }) => return Ok(None),
             other => other?,
         };
-        let found = rustix::fs::fstatfs(&target).at(Call::Fstatfs, path)?;
+        let found = rustix::fs::fstatfs(&target).at(Syscall::Fstatfs, path)?;
         if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
-            return Err(Error::Wrong { at: path.to_owned(), why: "it does not lie in a proc file system" });
+            return Err(ApplyError::Wrong { at: path.to_owned(), why: "it does not lie in a proc file system" });
         }
         Ok(Some(target))
     }
 
-    fn volume(&self, volume: &Volume) -> Result<(), Error> {
+    fn volume(&self, volume: &Volume) -> Result<(), ApplyError> {
         let at = Path::new(VOLUME);
         self.mkdir(at, 0o700)?;
         match volume {
@@ -563,10 +569,10 @@ impl Context {
             Volume::Ext4 { template, image } => {
                 volume::copy_sparse(template, image)?;
                 let device = volume::attach_loop(&volume::open_image(image)?)?;
-                self.report(&Report::Loop { device: volume::Device::of(device.number) }, &[])?;
+                self.report(&SetupEvent::Loop { device: volume::Device::of(device.number) }, &[])?;
                 // The device keeps the file. Without a name it goes with the sandbox, whoever dies first, and freeing its blocks
                 // is the kernel's work and not the launcher's.
-                fs::remove_file(image).at(Call::Unlink, image)?;
+                fs::remove_file(image).at(Syscall::Unlink, image)?;
                 // Nothing here outlives the sandbox, so nothing has to be safe from a power failure.
                 let options = [
                     ("source", Some(device.path.as_str())),
@@ -579,8 +585,8 @@ impl Context {
         }
     }
 
-    fn volume_dir(&self, path: &Path, mode: u32) -> Result<(), Error> {
-        let name = path.file_name().ok_or(Error::Wrong { at: path.to_owned(), why: "it has no name" })?;
+    fn volume_dir(&self, path: &Path, mode: u32) -> Result<(), ApplyError> {
+        let name = path.file_name().ok_or(ApplyError::Wrong { at: path.to_owned(), why: "it has no name" })?;
         let made = Path::new(VOLUME).join(name);
         self.mkdir(&made, mode)?;
         let fd = self.target(&made)?;
@@ -589,12 +595,12 @@ impl Context {
         attach(&tree, &self.target(path)?, path)
     }
 
-    fn kept_image(&self, template: Option<&Path>, image: &Path) -> Result<(), Error> {
+    fn kept_image(&self, template: Option<&Path>, image: &Path) -> Result<(), ApplyError> {
         if let Some(template) = template {
             volume::copy_sparse(template, image)?;
         }
         let device = volume::attach_loop(&volume::lock_image(image)?)?;
-        self.report(&Report::KeptLoop { device: volume::Device::of(device.number) }, &[])?;
+        self.report(&SetupEvent::KeptLoop { device: volume::Device::of(device.number) }, &[])?;
         let at = Path::new(KEPT);
         self.mkdir(at, 0o700)?;
         // With barriers, unlike the sandbox's own. The inode tables are holes, and may stay so.
@@ -603,45 +609,45 @@ impl Context {
     }
 
     /// Below the file system's root, which has a `lost+found` and stays root's.
-    fn kept_dir(&self, path: &Path, owner: u32) -> Result<(), Error> {
+    fn kept_dir(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
         let made = Path::new(KEPT).join("data");
         match self.mkdir(&made, 0o755) {
-            Err(Error::Call { errno: Errno::EXIST, .. }) => {}
+            Err(ApplyError::Call { errno: Errno::EXIST, .. }) => {}
             other => other?,
         }
         let fd = self.target(&made)?;
         // A crash may have come between the two, the last time.
-        if rustix::fs::fstat(&fd).at(Call::Stat, path)?.st_uid != ids::KEPT {
+        if rustix::fs::fstat(&fd).at(Syscall::Stat, path)?.st_uid != ids::KEPT {
             chown(&fd, (ids::KEPT, ids::KEPT), path)?;
         }
         let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
-            .map_err(|_| Error::Wrong { at: path.to_owned(), why: "its files are root's" })?;
-        sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()).at(Call::MountSetattr, path)?;
+            .map_err(|_| ApplyError::Wrong { at: path.to_owned(), why: "its files are root's" })?;
+        sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()).at(Syscall::MountSetattr, path)?;
         attach(&tree, &self.target(path)?, path)
     }
 
     /// For the same owner as at its last use: what it shows is mapped already.
-    fn kept_mounted(&mut self, path: &Path) -> Result<(), Error> {
-        let missing = || Error::Wrong { at: path.to_owned(), why: "there is no mount to take" };
+    fn kept_mounted(&mut self, path: &Path) -> Result<(), ApplyError> {
+        let missing = || ApplyError::Wrong { at: path.to_owned(), why: "there is no mount to take" };
         attach(&self.kept.take().ok_or_else(missing)?, &self.target(path)?, path)
     }
 
     /// Always for the same owner, so that nothing has to be mapped.
-    fn kept_bind(&self, at: &Path, path: &Path, owner: u32) -> Result<(), Error> {
+    fn kept_bind(&self, at: &Path, path: &Path, owner: u32) -> Result<(), ApplyError> {
         let tree = copy_of(CWD, at, at, OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
         chown(&tree, (owner, owner), path)?;
         attach(&tree, &self.target(path)?, path)
     }
 
-    fn share(&self, shared: &Shared, owner: Option<u32>) -> Result<(), Error> {
-        let Shared { host, inside, read_only } = shared;
+    fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
+        let SharedVolumeSpec { host, inside, read_only } = shared;
         // Opened once: what is looked at is what is shown, whoever renames it meanwhile.
         let dir = open_dir(host)?;
         let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
         let access = if *read_only { sys::RDONLY } else { 0 };
-        sys::mount_setattr(tree.as_fd(), sys::NOSUID | sys::NODEV | access, true).at(Call::MountSetattr, host)?;
+        sys::mount_setattr(tree.as_fd(), sys::NOSUID | sys::NODEV | access, true).at(Syscall::MountSetattr, host)?;
         if let Some(owner) = owner {
             self.show_as(&tree, shared, owner)?;
         }
@@ -649,13 +655,13 @@ impl Context {
     }
 
     /// What the directory's owner has is the sandbox's inside, and what the sandbox makes is that owner's on the host.
-    fn show_as(&self, tree: &OwnedFd, shared: &Shared, owner: u32) -> Result<(), Error> {
-        let found = rustix::fs::fstat(tree).at(Call::Stat, &shared.host)?;
+    fn show_as(&self, tree: &OwnedFd, shared: &SharedVolumeSpec, owner: u32) -> Result<(), ApplyError> {
+        let found = rustix::fs::fstat(tree).at(Syscall::Stat, &shared.host)?;
         let remap = match Remap::new(found.st_uid, found.st_gid, owner) {
             Ok(remap) => remap,
             // What everybody may read can be read without.
             Err(_) if shared.read_only => return Ok(()),
-            Err(_) => return Err(Error::RootsDirectory { at: shared.host.clone() }),
+            Err(_) => return Err(ApplyError::RootsDirectory { at: shared.host.clone() }),
         };
         match sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()) {
             Err(Errno::INVAL | Errno::PERM | Errno::OPNOTSUPP) => {
@@ -664,90 +670,91 @@ impl Context {
                     "shared volume `{inside}`: its file system, or one mounted in it, cannot show files with other owners, so that \
                      a sandbox has there what everybody has (use ext4, xfs or btrfs)"
                 );
-                self.report(&Report::Note { message }, &[])
+                self.report(&SetupEvent::Note { message }, &[])
             }
-            other => other.at(Call::MountSetattr, &shared.host),
+            other => other.at(Syscall::MountSetattr, &shared.host),
         }
     }
 
     /// The copies of its directories keep a volume alive.
-    fn hide(&self, volume: &str) -> Result<(), Error> {
+    fn hide(&self, volume: &str) -> Result<(), ApplyError> {
         let at = Path::new(volume);
-        rustix::process::fchdir(self.root()?).at(Call::Chdir, at)?;
-        rustix::mount::unmount(&volume[1..], UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).at(Call::Umount, at)?;
-        rustix::fs::unlinkat(self.root()?, &volume[1..], AtFlags::REMOVEDIR).at(Call::Umount, at)?;
-        rustix::process::chdir("/").at(Call::Chdir, Path::new("/"))
+        rustix::process::fchdir(self.root()?).at(Syscall::Chdir, at)?;
+        rustix::mount::unmount(&volume[1..], UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).at(Syscall::Umount, at)?;
+        rustix::fs::unlinkat(self.root()?, &volume[1..], AtFlags::REMOVEDIR).at(Syscall::Umount, at)?;
+        rustix::process::chdir("/").at(Syscall::Chdir, Path::new("/"))
     }
 
-    fn pivot_root(&mut self) -> Result<(), Error> {
-        let root = self.root.take().ok_or(Error::Wrong { at: "/".into(), why: "there is no new root yet" })?;
+    fn pivot_root(&mut self) -> Result<(), ApplyError> {
+        let root = self.root.take().ok_or(ApplyError::Wrong { at: "/".into(), why: "there is no new root yet" })?;
         (self.null, self.empty) = (None, None);
         let here = Path::new("/");
-        rustix::process::fchdir(&root).at(Call::Chdir, here)?;
+        rustix::process::fchdir(&root).at(Syscall::Chdir, here)?;
         // Old and new root on one place: the old one is on top, and goes.
-        rustix::process::pivot_root(".", ".").at(Call::PivotRoot, here)?;
-        rustix::mount::unmount(".", UnmountFlags::DETACH).at(Call::Umount, here)?;
-        rustix::process::chdir("/").at(Call::Chdir, here)
+        rustix::process::pivot_root(".", ".").at(Syscall::PivotRoot, here)?;
+        rustix::mount::unmount(".", UnmountFlags::DETACH).at(Syscall::Umount, here)?;
+        rustix::process::chdir("/").at(Syscall::Chdir, here)
     }
 
-    fn user_namespace(&self, owner: u32) -> Result<(), Error> {
+    fn user_namespace(&self, owner: u32) -> Result<(), ApplyError> {
         become_owner(owner)?;
-        sys::unshare(libc::CLONE_NEWUSER).at(Call::Unshare, Path::new("user"))?;
-        self.report(&Report::WantsMaps, &[])?;
+        sys::unshare(libc::CLONE_NEWUSER).at(Syscall::Unshare, Path::new("user"))?;
+        self.report(&SetupEvent::WantsMaps, &[])?;
         let mut go = [0u8; 8];
         let (got, _) =
-            rustix::net::recv(&self.control, &mut go, RecvFlags::empty()).at(Call::Recv, Path::new("launcher"))?;
-        if got == 0 { Err(Error::LauncherGone) } else { Ok(()) }
+            rustix::net::recv(&self.control, &mut go, RecvFlags::empty()).at(Syscall::Recv, Path::new("launcher"))?;
+        if got == 0 { Err(ApplyError::LauncherGone) } else { Ok(()) }
     }
 
     /// Through the `/proc` that is not read-only; the files are those of the user namespace the caller is in.
-    fn user_limits(&mut self) -> Result<(), Error> {
-        let unmounted = || Error::Wrong { at: "/proc".into(), why: "it is not mounted yet" };
+    fn user_limits(&mut self) -> Result<(), ApplyError> {
+        let unmounted = || ApplyError::Wrong { at: "/proc".into(), why: "it is not mounted yet" };
         let dir = self.user_limits.take().ok_or_else(unmounted)?;
         for (name, limit) in USER_LIMITS {
             let path = Path::new(name);
             match rustix::fs::openat(&dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
                 // A kernel that does not know the kind has none of it to limit.
                 Err(Errno::NOENT) => {}
-                fd => drop(rustix::io::write(fd.at(Call::Open, path)?, limit.as_bytes()).at(Call::Write, path)?),
+                fd => drop(rustix::io::write(fd.at(Syscall::Open, path)?, limit.as_bytes()).at(Syscall::Write, path)?),
             }
         }
         Ok(())
     }
 
-    fn die_with_launcher(&self) -> Result<(), Error> {
+    fn die_with_launcher(&self) -> Result<(), ApplyError> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let at = Path::new("parent death signal");
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).at(Call::Prctl, at)?;
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).at(Syscall::Prctl, at)?;
         // It may have died just before; then there is no signal, but its end of the connection is closed.
         let mut fds = [PollFd::new(&self.control, PollFlags::empty())];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Call::Recv, Path::new("launcher"))?;
-        if fds[0].revents().contains(PollFlags::HUP) { Err(Error::LauncherGone) } else { Ok(()) }
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Syscall::Recv, Path::new("launcher"))?;
+        if fds[0].revents().contains(PollFlags::HUP) { Err(ApplyError::LauncherGone) } else { Ok(()) }
     }
 
-    fn descriptors(&mut self) -> Result<(), Error> {
+    fn descriptors(&mut self) -> Result<(), ApplyError> {
         let at = Path::new("/dev/null");
         // Out of the way of the numbers that are given away below; the low ones are closed before those are filled.
-        let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).at(Call::Dup, Path::new("64"));
-        let nothing = || Error::Wrong { at: "3".into(), why: "there is no program to run" };
+        let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).at(Syscall::Dup, Path::new("64"));
+        let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
         let Program { guest, log, forks } = self.program.take().ok_or_else(nothing)?;
         let (control, guest, log, forks) = (high(&self.control)?, high(&guest)?, high(&log)?, high(&forks)?);
-        let listener = high(&self.listener.take().ok_or(Error::Wrong { at: "3".into(), why: "there is no socket" })?)?;
-        let null = high(&rustix::fs::open(at, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, at)?)?;
+        let listener =
+            high(&self.listener.take().ok_or(ApplyError::Wrong { at: "3".into(), why: "there is no socket" })?)?;
+        let null = high(&rustix::fs::open(at, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, at)?)?;
         for (number, fd) in [&null, &null, &log, &listener, &forks].into_iter().enumerate() {
-            sys::place(fd.as_fd(), number as i32).at(Call::Dup, at)?;
+            sys::place(fd.as_fd(), number as i32).at(Syscall::Dup, at)?;
         }
         self.control = control;
         self.program = Some(Program { guest, log, forks });
-        sys::close_on_exec_from(5).at(Call::Dup, at)
+        sys::close_on_exec_from(5).at(Syscall::Dup, at)
     }
 
-    fn exec(&self) -> Result<(), Error> {
-        self.report(&Report::Exec, &[])?;
-        let nothing = || Error::Wrong { at: "3".into(), why: "there is no program to run" };
+    fn exec(&self) -> Result<(), ApplyError> {
+        self.report(&SetupEvent::Exec, &[])?;
+        let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
         let guest = &self.program.as_ref().ok_or_else(nothing)?.guest;
         let name = CString::from(c"sandpool-guest");
-        Err(sys::execveat(guest.as_fd(), &[name])).at(Call::Execveat, Path::new("guest"))
+        Err(sys::execveat(guest.as_fd(), &[name])).at(Syscall::Execveat, Path::new("guest"))
     }
 }
 
@@ -776,59 +783,60 @@ const USER_LIMITS: &[(&str, &str)] = &[
 /// Connections that wait to be accepted; more are told to come again.
 const EGRESS_BACKLOG: i32 = 128;
 
-fn listen_on(address: SocketAddrV4) -> Result<OwnedFd, Error> {
+fn listen_on(address: SocketAddrV4) -> Result<OwnedFd, ApplyError> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
     let at = PathBuf::from(address.to_string());
     let socket =
-        socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).at(Call::Socket, &at)?;
-    bind(&socket, &address).at(Call::Bind, &at)?;
-    listen(&socket, EGRESS_BACKLOG).at(Call::Listen, &at)?;
+        socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).at(Syscall::Socket, &at)?;
+    bind(&socket, &address).at(Syscall::Bind, &at)?;
+    listen(&socket, EGRESS_BACKLOG).at(Syscall::Listen, &at)?;
     Ok(socket)
 }
 
-fn private_mounts() -> Result<(), Error> {
+fn private_mounts() -> Result<(), ApplyError> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", private).at(Call::MountPrivate, Path::new("/"))
+    rustix::mount::mount_change("/", private).at(Syscall::MountPrivate, Path::new("/"))
 }
 
 /// `mkdir` obeys the umask and knows no sticky bit.
-fn set_mode(fd: &OwnedFd, mode: u32, shown: &Path) -> Result<(), Error> {
+fn set_mode(fd: &OwnedFd, mode: u32, shown: &Path) -> Result<(), ApplyError> {
     let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
-    rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Call::Chmod, shown)
+    rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Syscall::Chmod, shown)
 }
 
-fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> Result<(), Error> {
+fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> Result<(), ApplyError> {
     let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(group));
-    rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Call::Chown, shown)
+    rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Syscall::Chown, shown)
 }
 
 /// A user namespace with these maps, for a mount; a process has to be in it while they are written.
-fn namespace_of(remap: Remap) -> Result<OwnedFd, Error> {
-    let pidfd = match sys::clone3(libc::CLONE_NEWUSER, None).at(Call::Clone, Path::new("user"))? {
+fn namespace_of(remap: Remap) -> Result<OwnedFd, ApplyError> {
+    let pidfd = match sys::clone3(libc::CLONE_NEWUSER, None).at(Syscall::Clone, Path::new("user"))? {
         Cloned::Child => sys::wait_for_the_end(),
         Cloned::Parent { pidfd, .. } => pidfd,
     };
     let made = write_remap(&pidfd, remap);
-    rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).at(Call::Clone, Path::new("user"))?;
-    rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED).at(Call::Clone, Path::new("user"))?;
+    rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).at(Syscall::Clone, Path::new("user"))?;
+    rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)
+        .at(Syscall::Clone, Path::new("user"))?;
     made
 }
 
-fn write_remap(pidfd: &OwnedFd, remap: Remap) -> Result<OwnedFd, Error> {
+fn write_remap(pidfd: &OwnedFd, remap: Remap) -> Result<OwnedFd, ApplyError> {
     // The number by which the host's `/proc` knows it; here it has another.
     let info = PathBuf::from(format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(pidfd)));
-    let text = fs::read_to_string(&info).at(Call::Open, &info)?;
+    let text = fs::read_to_string(&info).at(Syscall::Open, &info)?;
     let number = text.lines().find_map(|l| l.strip_prefix("Pid:")).map(str::trim);
-    let number = number.ok_or(Error::Wrong { at: info, why: "there is no number in it" })?;
+    let number = number.ok_or(ApplyError::Wrong { at: info, why: "there is no number in it" })?;
     let proc = Path::new("/proc").join(number);
     write_existing(&proc.join("uid_map"), remap.uid_line().as_bytes())?;
     write_existing(&proc.join("gid_map"), remap.gid_line().as_bytes())?;
     let at = proc.join("ns/user");
-    rustix::fs::open(&at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, &at)
+    rustix::fs::open(&at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, &at)
 }
 
 /// A file system in memory on a directory, for the launcher itself.
-pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), Error> {
+pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
     let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
     let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
     let mount = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
@@ -836,75 +844,75 @@ pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), Error> {
 }
 
 /// The least an operator can mean for foreign code, whatever the server was given; a nice above 0 is kept.
-pub(crate) fn ordinary_priority() -> Result<(), Error> {
+pub(crate) fn ordinary_priority() -> Result<(), ApplyError> {
     let at = Path::new(NOWHERE);
-    sys::ordinary_scheduling().at(Call::Setpriority, at)?;
-    if rustix::process::getpriority_process(None).at(Call::Setpriority, at)? < 0 {
-        rustix::process::setpriority_process(None, 0).at(Call::Setpriority, at)?;
+    sys::ordinary_scheduling().at(Syscall::Setpriority, at)?;
+    if rustix::process::getpriority_process(None).at(Syscall::Setpriority, at)? < 0 {
+        rustix::process::setpriority_process(None, 0).at(Syscall::Setpriority, at)?;
     }
     // While this still has the launcher's rights: with them the lowest value that is allowed later is set too.
     let oom = Path::new("/proc/self/oom_score_adj");
-    if fs::read_to_string(oom).at(Call::Open, oom)?.starts_with('-') { write_existing(oom, b"0") } else { Ok(()) }
+    if fs::read_to_string(oom).at(Syscall::Open, oom)?.starts_with('-') { write_existing(oom, b"0") } else { Ok(()) }
 }
 
 /// Takes the uid without giving up what root may do, which the next steps need. In single mode the two are the same.
-fn become_owner(owner: u32) -> Result<(), Error> {
+fn become_owner(owner: u32) -> Result<(), ApplyError> {
     let at = Path::new(NOWHERE);
     if owner == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
     let uid = Uid::from_raw(owner);
-    rustix::thread::set_keep_capabilities(true).at(Call::Prctl, at)?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, at)?;
-    let mut sets = rustix::thread::capabilities(None).at(Call::Prctl, at)?;
+    rustix::thread::set_keep_capabilities(true).at(Syscall::Prctl, at)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Syscall::Setresuid, at)?;
+    let mut sets = rustix::thread::capabilities(None).at(Syscall::Prctl, at)?;
     sets.effective = sets.permitted;
-    rustix::thread::set_capabilities(None, sets).at(Call::Prctl, at)
+    rustix::thread::set_capabilities(None, sets).at(Syscall::Prctl, at)
 }
 
-fn write_existing(path: &Path, text: &[u8]) -> Result<(), Error> {
+fn write_existing(path: &Path, text: &[u8]) -> Result<(), ApplyError> {
     let fd = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
-        .at(Call::Open, path)?;
-    rustix::io::write(fd, text).at(Call::Write, path)?;
+        .at(Syscall::Open, path)?;
+    rustix::io::write(fd, text).at(Syscall::Write, path)?;
     Ok(())
 }
 
-fn open_dir(path: &Path) -> Result<OwnedFd, Error> {
+fn open_dir(path: &Path) -> Result<OwnedFd, ApplyError> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::open(path, flags, Mode::empty()).at(Call::Open, path)
+    rustix::fs::open(path, flags, Mode::empty()).at(Syscall::Open, path)
 }
 
 /// A new file system of this kind, attached nowhere.
-fn detached(kind: &str, options: &[(&str, Option<&str>)], attributes: u64) -> Result<OwnedFd, Error> {
+fn detached(kind: &str, options: &[(&str, Option<&str>)], attributes: u64) -> Result<OwnedFd, ApplyError> {
     let at = Path::new(kind);
-    let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).at(Call::Fsopen, at)?;
+    let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).at(Syscall::Fsopen, at)?;
     for (key, value) in options {
         let set = match value {
             Some(value) => rustix::mount::fsconfig_set_string(&fs, *key, *value),
             None => rustix::mount::fsconfig_set_flag(&fs, *key),
         };
-        set.at(Call::Fsconfig, Path::new(key))?;
+        set.at(Syscall::Fsconfig, Path::new(key))?;
     }
-    rustix::mount::fsconfig_create(&fs).at(Call::Fsconfig, at)?;
+    rustix::mount::fsconfig_create(&fs).at(Syscall::Fsconfig, at)?;
     let attributes = MountAttrFlags::from_bits_retain(attributes as u32);
-    rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).at(Call::Fsmount, at)
+    rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).at(Syscall::Fsmount, at)
 }
 
 /// A detached copy of the mount at `path`.
-fn copy_of(dir: BorrowedFd<'_>, path: &Path, shown: &Path, flags: OpenTreeFlags) -> Result<OwnedFd, Error> {
+fn copy_of(dir: BorrowedFd<'_>, path: &Path, shown: &Path, flags: OpenTreeFlags) -> Result<OwnedFd, ApplyError> {
     let flags = flags | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    rustix::mount::open_tree(dir, path, flags).at(Call::OpenTree, shown)
+    rustix::mount::open_tree(dir, path, flags).at(Syscall::OpenTree, shown)
 }
 
-fn attach(mount: &OwnedFd, target: &OwnedFd, shown: &Path) -> Result<(), Error> {
+fn attach(mount: &OwnedFd, target: &OwnedFd, shown: &Path) -> Result<(), ApplyError> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    rustix::mount::move_mount(mount, "", target, "", flags).at(Call::MoveMount, shown)
+    rustix::mount::move_mount(mount, "", target, "", flags).at(Syscall::MoveMount, shown)
 }
 
-fn check_device(fd: &OwnedFd, number: (u32, u32), at: &Path) -> Result<(), Error> {
-    let found = rustix::fs::fstat(fd).at(Call::Stat, at)?;
+fn check_device(fd: &OwnedFd, number: (u32, u32), at: &Path) -> Result<(), ApplyError> {
+    let found = rustix::fs::fstat(fd).at(Syscall::Stat, at)?;
     let is_char = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
     if !is_char || (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev)) != number {
-        return Err(Error::Wrong { at: at.to_owned(), why: "another device than its name says" });
+        return Err(ApplyError::Wrong { at: at.to_owned(), why: "another device than its name says" });
     }
     Ok(())
 }

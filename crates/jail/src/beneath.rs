@@ -18,7 +18,7 @@ use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat}
 use rustix::io::Errno;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum BeneathError {
     #[error("`{path}` does not exist", path = path.display())]
     NotFound { path: PathBuf },
     #[error("`{path}` {why}", path = path.display())]
@@ -33,24 +33,24 @@ pub enum Error {
     Io { path: PathBuf, source: io::Error },
 }
 
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, BeneathError>;
 
 /// A directory, and the right to everything beneath it.
 #[derive(Debug)]
 pub struct Root(OwnedFd);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct DirEntry {
     /// Relative to the directory that was listed.
     pub path: PathBuf,
-    pub kind: Kind,
+    pub kind: EntryKind,
     pub size: u64,
     /// Seconds since 1970.
     pub modified: i64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     File,
     Directory,
     Symlink,
@@ -60,13 +60,13 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     /// The first ones in the order asked for, at most as many as were asked for.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<DirEntry>,
     /// How many there are, as far as was counted: the walk ends after [`MAX_VISITED`].
     pub total: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
+enum SortOrder {
     Path,
     Newest,
 }
@@ -115,15 +115,15 @@ impl Root {
 
     /// Everything below a directory, by path; links are listed, not followed.
     pub fn list(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
-        self.walk(path.as_ref(), max, Order::Path)
+        self.walk(path.as_ref(), max, SortOrder::Path)
     }
 
     /// The regular files below a directory, the most recently modified first.
     pub fn list_newest(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
-        self.walk(path.as_ref(), max, Order::Newest)
+        self.walk(path.as_ref(), max, SortOrder::Newest)
     }
 
-    fn walk(&self, path: &Path, max: usize, order: Order) -> Result<Listing> {
+    fn walk(&self, path: &Path, max: usize, order: SortOrder) -> Result<Listing> {
         let start = if path.as_os_str().is_empty() { Path::new(".") } else { checked(path)? };
         let top = self.resolve(start, DIRECTORY, RESOLVE).map_err(|e| error(path, e))?;
         let walk = Walk { top: Root(top), max, order, visited: 0, total: 0, entries: BTreeMap::new() };
@@ -209,20 +209,20 @@ impl NewFile {
     }
 
     /// Says in this module's words why a write failed.
-    pub fn explain(&self, failed: &io::Error) -> Error {
+    pub fn explain(&self, failed: &io::Error) -> BeneathError {
         self.refusal(Errno::from_io_error(failed).unwrap_or(Errno::IO))
     }
 
-    fn refusal(&self, errno: Errno) -> Error {
+    fn refusal(&self, errno: Errno) -> BeneathError {
         let path = || self.path.clone();
         match errno {
             // A volume with room that it may not use: the disk below it has none.
             Errno::NOSPC
                 if fs::fstatvfs(&self.parent).is_ok_and(|v| v.f_bavail == 0 && v.f_bfree > v.f_blocks / 16) =>
             {
-                Error::DiskFull { path: path() }
+                BeneathError::DiskFull { path: path() }
             }
-            Errno::IO => Error::Damaged { path: path() },
+            Errno::IO => BeneathError::Damaged { path: path() },
             other => error(&self.path, other),
         }
     }
@@ -251,11 +251,11 @@ impl Drop for NewFile {
 struct Walk {
     top: Root,
     max: usize,
-    order: Order,
+    order: SortOrder,
     visited: u64,
     total: u64,
     /// By what comes first: the time for [`Order::Newest`], then the path.
-    entries: BTreeMap<(Reverse<(i64, i64)>, PathBuf), Entry>,
+    entries: BTreeMap<(Reverse<(i64, i64)>, PathBuf), DirEntry>,
 }
 
 impl Walk {
@@ -298,19 +298,19 @@ impl Walk {
 
     fn take_down(&mut self, path: PathBuf, stat: &Stat) {
         let kind = match kind(stat) {
-            FileType::RegularFile => Kind::File,
-            FileType::Directory => Kind::Directory,
-            FileType::Symlink => Kind::Symlink,
-            _ => Kind::Other,
+            FileType::RegularFile => EntryKind::File,
+            FileType::Directory => EntryKind::Directory,
+            FileType::Symlink => EntryKind::Symlink,
+            _ => EntryKind::Other,
         };
         let time = match self.order {
-            Order::Path => (0, 0),
-            Order::Newest if kind == Kind::File => (stat.st_mtime, stat.st_mtime_nsec as i64),
-            Order::Newest => return,
+            SortOrder::Path => (0, 0),
+            SortOrder::Newest if kind == EntryKind::File => (stat.st_mtime, stat.st_mtime_nsec as i64),
+            SortOrder::Newest => return,
         };
         self.total += 1;
-        let size = if kind == Kind::File { stat.st_size as u64 } else { 0 };
-        self.entries.insert((Reverse(time), path.clone()), Entry { path, kind, size, modified: stat.st_mtime });
+        let size = if kind == EntryKind::File { stat.st_size as u64 } else { 0 };
+        self.entries.insert((Reverse(time), path.clone()), DirEntry { path, kind, size, modified: stat.st_mtime });
         if self.entries.len() > self.max {
             self.entries.pop_last();
         }
@@ -340,13 +340,13 @@ fn checked(path: &Path) -> Result<&Path> {
     Ok(path)
 }
 
-fn invalid(path: &Path, why: &'static str) -> Error {
-    Error::InvalidPath { path: path.to_owned(), why }
+fn invalid(path: &Path, why: &'static str) -> BeneathError {
+    BeneathError::InvalidPath { path: path.to_owned(), why }
 }
 
-fn error(path: &Path, errno: Errno) -> Error {
+fn error(path: &Path, errno: Errno) -> BeneathError {
     match errno {
-        Errno::NOENT => Error::NotFound { path: path.to_owned() },
+        Errno::NOENT => BeneathError::NotFound { path: path.to_owned() },
         Errno::XDEV => invalid(path, "leads out"),
         Errno::LOOP => invalid(path, "is a link that cannot be followed"),
         Errno::NOTDIR => invalid(path, "goes through something that is not a directory"),
@@ -355,9 +355,9 @@ fn error(path: &Path, errno: Errno) -> Error {
         Errno::NXIO | Errno::NODEV => invalid(path, "is not a regular file"),
         Errno::INVAL | Errno::ILSEQ => invalid(path, "is not a name this file system can hold"),
         // What is read-only here was not made so by us.
-        Errno::ROFS => Error::Damaged { path: path.to_owned() },
-        Errno::NOSPC | Errno::DQUOT => Error::NoSpace { path: path.to_owned() },
-        other => Error::Io { path: path.to_owned(), source: other.into() },
+        Errno::ROFS => BeneathError::Damaged { path: path.to_owned() },
+        Errno::NOSPC | Errno::DQUOT => BeneathError::NoSpace { path: path.to_owned() },
+        other => BeneathError::Io { path: path.to_owned(), source: other.into() },
     }
 }
 

@@ -6,7 +6,7 @@ use rustix::thread::{self, CapabilitiesSecureBits, CapabilitySet, CapabilitySets
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}")]
-pub struct Error {
+pub struct CapsError {
     pub step: &'static str,
     #[source]
     pub source: io::Error,
@@ -14,8 +14,8 @@ pub struct Error {
 
 /// Empties the ambient, bounding, inheritable, permitted and effective sets and locks the rules by which root or a file could
 /// fill them again. Needs CAP_SETPCAP, unless it was all done before: then it does nothing.
-pub fn drop_all() -> Result<(), Error> {
-    let at = |step| move |e: rustix::io::Errno| Error { step, source: e.into() };
+pub fn drop_all() -> Result<(), CapsError> {
+    let at = |step| move |e: rustix::io::Errno| CapsError { step, source: e.into() };
     thread::clear_ambient_capability_set().map_err(at("clear the ambient set"))?;
     for number in 0..u64::BITS {
         // By number: a newer kernel has capabilities that no header of today names. An error says that they end here.

@@ -60,7 +60,7 @@ pub struct Hierarchy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     pub name: String,
-    pub limits: Limits,
+    pub limits: CgroupLimits,
 }
 
 /// Why a controller cannot be used, and what would help.
@@ -97,7 +97,7 @@ pub struct Claimed {
 
 /// Limits of one cgroup; `None` leaves the kernel's default, no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Limits {
+pub struct CgroupLimits {
     pub memory_bytes: Option<u64>,
     pub cpu_millis: Option<u32>,
     pub pids: Option<u32>,
@@ -134,7 +134,7 @@ pub struct Unified {
 
 /// Where on v2 a tree can hang.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct AttachPoint {
     base: PathBuf,
     controllers: Vec<Controller>,
 }
@@ -142,7 +142,7 @@ struct Place {
 /// Where limits may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum CgroupSource {
     /// What the server was given, else a scope that systemd is asked for.
     #[default]
     Systemd,
@@ -154,7 +154,7 @@ pub enum Source {
 
 /// Whose processes may be moved, and which unit is known to be delegated.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Ours<'a> {
+pub struct OwnTree<'a> {
     /// The server and its launcher; what they have started counts with them.
     pub pids: &'a [Pid],
     /// The name of a scope that systemd gave us.
@@ -163,13 +163,13 @@ pub struct Ours<'a> {
 
 impl Layout {
     /// What this machine has for the server. `claim` makes it ready for use; otherwise nothing changes.
-    pub fn obtain(source: Source, pids: &[Pid], claim: bool) -> Self {
+    pub fn obtain(source: CgroupSource, pids: &[Pid], claim: bool) -> Self {
         let root = Path::new("/");
-        if source == Source::Nothing {
+        if source == CgroupSource::Nothing {
             let why = Absence::new("this server is to have no cgroup", "");
             return Self { absent: Controller::ALL.map(|c| (c, why.clone())).into(), ..Self::default() };
         }
-        let found = Self::find(root, Ours { pids, scope: None }, claim);
+        let found = Self::find(root, OwnTree { pids, scope: None }, claim);
         let unified = Unified::find(root).filter(|unified| {
             unified.unit().is_some() && lists(&unified.top, "cgroup.controllers", Controller::Memory)
         });
@@ -180,12 +180,12 @@ impl Layout {
     }
 
     /// This layout with what a scope of systemd's would add, or why there is none.
-    fn or_scope(self, unified: &Unified, source: Source, pids: &[Pid], claim: bool) -> Self {
+    fn or_scope(self, unified: &Unified, source: CgroupSource, pids: &[Pid], claim: bool) -> Self {
         let root = Path::new("/");
         let manager = Manager::find(root, unified, rustix::process::getuid().as_raw());
         let manager = match manager {
             Err(Absence { why, what_to_do }) => return self.without_scope(&why, &what_to_do),
-            Ok(_) if source == Source::Given => {
+            Ok(_) if source == CgroupSource::Given => {
                 return self.without_scope("systemd is not to be asked for a scope", "set `systemd_scope = true`");
             }
             Ok(manager) => manager,
@@ -201,7 +201,7 @@ impl Layout {
             manager.start_scope(&name).map(|()| name)
         });
         match asked {
-            Ok(name) => Self::claim(root, Ours { pids, scope: Some(&name) }),
+            Ok(name) => Self::claim(root, OwnTree { pids, scope: Some(&name) }),
             Err(no) => self.without_scope(&no, scope::REACH),
         }
     }
@@ -227,16 +227,16 @@ impl Layout {
     }
 
     /// Reads where a tree could hang, and changes nothing.
-    pub fn look(root: &Path, ours: Ours<'_>) -> Self {
+    pub fn look(root: &Path, ours: OwnTree<'_>) -> Self {
         Self::find(root, ours, false)
     }
 
     /// Makes the cgroups ready in which a tree is to hang; what cannot be had is absent, and everything is as it was.
-    pub fn claim(root: &Path, ours: Ours<'_>) -> Self {
+    pub fn claim(root: &Path, ours: OwnTree<'_>) -> Self {
         Self::find(root, ours, true)
     }
 
-    fn find(root: &Path, ours: Ours<'_>, claim: bool) -> Self {
+    fn find(root: &Path, ours: OwnTree<'_>, claim: bool) -> Self {
         let read = |p: &str| fs::read_to_string(root.join(p)).unwrap_or_default();
         let memberships = memberships(&read("proc/self/cgroup"));
         let mounts = mounts(&read("proc/self/mountinfo"));
@@ -342,7 +342,7 @@ impl Unified {
     /// The nearest cgroup that a tree may hang in: one without others' processes, in the own unit if that is delegated. A unit that is
     /// not belongs to systemd, which ends a service when a process in it, however deep, is killed for memory. Without a unit (a
     /// container, another init) it is the own cgroup or none: the one above may have fewer limits.
-    fn place(&self, root: &Path, wanted: &[Controller], ours: Ours<'_>) -> Result<Place, Absence> {
+    fn place(&self, root: &Path, wanted: &[Controller], ours: OwnTree<'_>) -> Result<AttachPoint, Absence> {
         let unit = self.unit();
         let last = match unit {
             None => &self.own,
@@ -355,7 +355,7 @@ impl Unified {
         let mut first = None;
         for dir in self.ancestors().take_while(|dir| dir.starts_with(last)) {
             match self.usable(root, dir, wanted, ours.pids) {
-                Ok(controllers) => return Ok(Place { base: dir.to_owned(), controllers }),
+                Ok(controllers) => return Ok(AttachPoint { base: dir.to_owned(), controllers }),
                 Err(why) => drop(first.get_or_insert(why)),
             }
         }
@@ -479,8 +479,8 @@ const LEAF: &str = "sandpool-server";
 
 /// Enables the controllers for children of the base, all in one write, after moving our own processes out of the way. When that fails
 /// everything is as before.
-fn take(root: &Path, place: &Place, ours: Ours<'_>) -> Result<Option<Claimed>, Absence> {
-    let Place { base, controllers } = place;
+fn take(root: &Path, place: &AttachPoint, ours: OwnTree<'_>) -> Result<Option<Claimed>, Absence> {
+    let AttachPoint { base, controllers } = place;
     let lacking = || controllers.iter().copied().filter(|c| !lists(base, "cgroup.subtree_control", *c));
     let claimed = Claimed { base: base.clone(), enabled: lacking().collect(), beside: children(base) };
     let fail = |e: io::Error| {
@@ -656,19 +656,24 @@ impl Tree {
 
     /// Makes the tops, which stay as long as the server.
     pub fn open(&self) -> io::Result<()> {
-        self.hierarchies.iter().try_for_each(|h| make(h, &h.base, Limits::default(), Kind::Group))
+        self.hierarchies.iter().try_for_each(|h| make(h, &h.base, CgroupLimits::default(), CgroupKind::Group))
     }
 
     /// Makes the sandbox's cgroup with its limits, and those of its groups that do not exist yet.
-    pub fn create(&self, groups: &[Group], sandbox: (&str, Limits), browser: Option<Limits>) -> io::Result<Cgroup> {
+    pub fn create(
+        &self,
+        groups: &[Group],
+        sandbox: (&str, CgroupLimits),
+        browser: Option<CgroupLimits>,
+    ) -> io::Result<Cgroup> {
         let cgroup = self.sandbox(groups, sandbox.0, browser.is_some());
-        let kind = if browser.is_some() { Kind::Split } else { Kind::Leaf };
+        let kind = if browser.is_some() { CgroupKind::Split } else { CgroupKind::Leaf };
         for (hierarchy, dir) in &cgroup.dirs {
             // The groups are mostly there, and every look at them costs as much as making one.
             match make(hierarchy, dir, sandbox.1, kind) {
                 Err(e) if e.kind() == ErrorKind::NotFound && !dir.exists() => {
                     for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
-                        make(hierarchy, parent, group.limits, Kind::Group)?;
+                        make(hierarchy, parent, group.limits, CgroupKind::Group)?;
                     }
                     make(hierarchy, dir, sandbox.1, kind)?;
                 }
@@ -677,8 +682,8 @@ impl Tree {
             if let Some(limits) = browser {
                 // Memory is lent to whoever needs it; processes that the other part may need are not.
                 let pids = sandbox.1.pids.zip(limits.pids).map(|(all, browsers)| all.saturating_sub(browsers));
-                make(hierarchy, &dir.join(CODE), Limits { pids, ..Limits::default() }, Kind::Leaf)?;
-                make(hierarchy, &dir.join(BROWSER), limits, Kind::Leaf)?;
+                make(hierarchy, &dir.join(CODE), CgroupLimits { pids, ..CgroupLimits::default() }, CgroupKind::Leaf)?;
+                make(hierarchy, &dir.join(BROWSER), limits, CgroupKind::Leaf)?;
             }
         }
         Ok(cgroup)
@@ -706,7 +711,7 @@ fn named(dir: &Path) -> impl FnOnce(io::Error) -> io::Error + '_ {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CgroupKind {
     /// Around sandboxes.
     Group,
     /// A sandbox's own, in two parts.
@@ -715,13 +720,13 @@ enum Kind {
     Leaf,
 }
 
-fn make(hierarchy: &Hierarchy, dir: &Path, limits: Limits, kind: Kind) -> io::Result<()> {
+fn make(hierarchy: &Hierarchy, dir: &Path, limits: CgroupLimits, kind: CgroupKind) -> io::Result<()> {
     match fs::create_dir(dir) {
         // A group is shared. A sandbox's own is new, or somebody else decides what is in it and under which limits.
-        Err(e) if kind == Kind::Group && e.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        Err(e) if kind == CgroupKind::Group && e.kind() == ErrorKind::AlreadyExists => return Ok(()),
         other => other.map_err(named(dir))?,
     }
-    if hierarchy.version == Version::V2 && kind != Kind::Leaf {
+    if hierarchy.version == Version::V2 && kind != CgroupKind::Leaf {
         let enable: Vec<String> = hierarchy.controllers.iter().map(|c| format!("+{}", c.name())).collect();
         write(dir, "cgroup.subtree_control", &enable.join(" "))?;
     }
@@ -749,7 +754,7 @@ fn socket_buffers(dir: &Path, memory: Option<u64>) -> io::Result<()> {
 const SOCKET_SHARE: u64 = 4;
 pub const SOCKET_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
 
-fn set(version: Version, controller: Controller, dir: &Path, limits: Limits) -> io::Result<()> {
+fn set(version: Version, controller: Controller, dir: &Path, limits: CgroupLimits) -> io::Result<()> {
     const PERIOD: u64 = 100_000;
     match (version, controller) {
         (Version::V1, Controller::Memory) => {
@@ -804,24 +809,24 @@ pub struct Cgroup {
 
 /// The directories in which processes of one kind live, one per hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Part {
+pub struct CgroupPart {
     dirs: Vec<(Version, PathBuf)>,
 }
 
 impl Cgroup {
     /// Where the guest and what it starts live.
-    pub fn code(&self) -> Part {
+    pub fn code(&self) -> CgroupPart {
         if self.split { self.part(CODE) } else { self.part("") }
     }
 
     /// Where the browser lives, if there is room for one.
-    pub fn browser(&self) -> Option<Part> {
+    pub fn browser(&self) -> Option<CgroupPart> {
         self.split.then(|| self.part(BROWSER))
     }
 
-    fn part(&self, name: &str) -> Part {
+    fn part(&self, name: &str) -> CgroupPart {
         let below = |dir: &Path| if name.is_empty() { dir.to_owned() } else { dir.join(name) };
-        Part { dirs: self.dirs.iter().map(|(h, dir)| (h.version, below(dir))).collect() }
+        CgroupPart { dirs: self.dirs.iter().map(|(h, dir)| (h.version, below(dir))).collect() }
     }
 
     fn dir(&self, controller: Controller) -> Option<(Version, &Path)> {
@@ -879,7 +884,7 @@ impl Cgroup {
     }
 }
 
-impl Part {
+impl CgroupPart {
     /// Whether there is no cgroup at all.
     pub fn is_empty(&self) -> bool {
         self.dirs.is_empty()
@@ -969,7 +974,7 @@ fn kill_member(dir: &Path, pid: Pid) {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { memory_bytes: Some(64 << 20), cpu_millis: Some(1500), pids: Some(32) };
+    const LIMITS: CgroupLimits = CgroupLimits { memory_bytes: Some(64 << 20), cpu_millis: Some(1500), pids: Some(32) };
 
     fn put(root: &Path, path: &str, text: &str) {
         let path = root.join(path);
@@ -992,16 +997,16 @@ mod tests {
     }
 
     fn groups() -> Vec<Group> {
-        let memory = |memory| Limits { memory_bytes: Some(memory), ..Limits::default() };
+        let memory = |memory| CgroupLimits { memory_bytes: Some(memory), ..CgroupLimits::default() };
         let group = |name: &str, limits| Group { name: name.into(), limits };
-        vec![group("g", memory(1 << 30)), group("h", Limits { cpu_millis: Some(500), ..memory(1 << 29) })]
+        vec![group("g", memory(1 << 30)), group("h", CgroupLimits { cpu_millis: Some(500), ..memory(1 << 29) })]
     }
 
     fn create_in(root: &Path) -> (Layout, Vec<String>) {
-        let layout = Layout::claim(root, Ours { pids: &[], scope: Some("server.scope") });
+        let layout = Layout::claim(root, OwnTree { pids: &[], scope: Some("server.scope") });
         layout.tree("t").open().unwrap();
         layout.tree("t").create(&groups(), ("s", LIMITS), None).unwrap();
-        let browser = Limits { memory_bytes: Some(48 << 20), cpu_millis: None, pids: Some(24) };
+        let browser = CgroupLimits { memory_bytes: Some(48 << 20), cpu_millis: None, pids: Some(24) };
         layout.tree("t").create(&groups(), ("b", LIMITS), Some(browser)).unwrap();
         let mut out = Vec::new();
         written(&root.join("sys"), root, &mut out);
@@ -1123,7 +1128,7 @@ mod tests {
         put(&root, "proc/self/cgroup", "0::/\n");
         put(&root, "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         put(&root, "sys/fs/cgroup/cgroup.controllers", "\n");
-        let layout = Layout::look(&root, Ours::default());
+        let layout = Layout::look(&root, OwnTree::default());
         assert!(layout.hierarchies.is_empty());
         assert_eq!(layout.absent[&Controller::Memory].why, "cgroup v2 has no controller `memory` here");
         fs::remove_dir_all(root).unwrap();
@@ -1194,7 +1199,7 @@ mod tests {
             put(&root, "proc/7/stat", "7 (pip) S 4 7 7 0\n");
             let before = everything(&root);
             for find in [Layout::look, Layout::claim] {
-                let found = why(&find(&root, Ours { pids: &[FOUR], scope: None }));
+                let found = why(&find(&root, OwnTree { pids: &[FOUR], scope: None }));
                 let dir = root.join("sys/fs/cgroup").join(&cgroup[1..]);
                 let dir = dir.display().to_string();
                 let dir = dir.trim_end_matches('/');
@@ -1214,11 +1219,11 @@ mod tests {
         let mountinfo = "30 23 0:26 /../../.. /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
         put(&root, "proc/self/mountinfo", mountinfo);
         let before = everything(&root);
-        let found = why(&Layout::claim(&root, Ours { pids: &[FOUR], scope: None }));
+        let found = why(&Layout::claim(&root, OwnTree { pids: &[FOUR], scope: None }));
         assert!(found.contains("does not show the server's own cgroup"), "{found}");
         let own_mount = "31 30 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         put(&root, "proc/self/mountinfo", &[mountinfo, own_mount].concat());
-        assert!(Layout::look(&root, Ours::default()).has(Controller::Memory));
+        assert!(Layout::look(&root, OwnTree::default()).has(Controller::Memory));
         put(&root, "proc/self/mountinfo", mountinfo);
         assert_eq!(everything(&root), before);
         fs::remove_dir_all(root).unwrap();
@@ -1228,10 +1233,10 @@ mod tests {
     fn w38_a_threaded_cgroup_and_one_without_memory_are_no_base() {
         let root = unified("w38t", "/a", &[("", ""), ("/a", "")]);
         put(&root, "sys/fs/cgroup/a/cgroup.type", "domain threaded\n");
-        assert!(why(&Layout::claim(&root, Ours::default())).contains("is `domain threaded`"));
+        assert!(why(&Layout::claim(&root, OwnTree::default())).contains("is `domain threaded`"));
         put(&root, "sys/fs/cgroup/a/cgroup.type", "domain\n");
         put(&root, "sys/fs/cgroup/a/cgroup.controllers", "cpu pids\n");
-        assert!(why(&Layout::claim(&root, Ours::default())).contains("`memory` is not delegated to"));
+        assert!(why(&Layout::claim(&root, OwnTree::default())).contains("`memory` is not delegated to"));
         fs::remove_dir_all(root).unwrap();
     }
 
@@ -1239,14 +1244,14 @@ mod tests {
     fn w38_looking_changes_nothing_and_a_claim_that_fails_is_taken_back() {
         let root = unified("w38l", "/a", &[("", ""), ("/a", "")]);
         let before = everything(&root);
-        assert!(Layout::look(&root, Ours::default()).has(Controller::Memory));
+        assert!(Layout::look(&root, OwnTree::default()).has(Controller::Memory));
         assert_eq!(everything(&root), before);
         // A write to it fails as one to a cgroup does that somebody has just entered.
         let control = root.join("sys/fs/cgroup/a/cgroup.subtree_control");
         fs::remove_file(&control).unwrap();
         fs::create_dir(&control).unwrap();
         let before = everything(&root);
-        assert!(why(&Layout::claim(&root, Ours::default())).contains("cannot be used"));
+        assert!(why(&Layout::claim(&root, OwnTree::default())).contains("cannot be used"));
         assert_eq!(everything(&root), before);
         fs::remove_dir_all(root).unwrap();
     }
@@ -1259,7 +1264,7 @@ mod tests {
         let control = base.join("cgroup.subtree_control");
         let claim = || {
             fs::write(&control, "").unwrap();
-            let layout = Layout::claim(&root, Ours::default());
+            let layout = Layout::claim(&root, OwnTree::default());
             assert_eq!(fs::read_to_string(&control).unwrap(), "+memory +cpu +pids");
             // What the kernel would have made of it.
             fs::write(&control, "memory cpu pids\n").unwrap();
@@ -1283,7 +1288,7 @@ mod tests {
     fn w39_a_unit_that_is_not_delegated_is_not_used() {
         let own = "/system.slice/a.service";
         let root = unified("w39", own, &[("", ""), ("/system.slice", ""), (own, "4\n")]);
-        let ours = Ours { pids: &[FOUR], scope: None };
+        let ours = OwnTree { pids: &[FOUR], scope: None };
         let before = everything(&root);
         assert_eq!(
             why(&Layout::claim(&root, ours)),
@@ -1308,12 +1313,12 @@ mod tests {
         let root = unified("w40", "/system.slice/a.service/own", &cgroups);
         delegate(&root, "system.slice/a.service");
         let unit = root.join("sys/fs/cgroup/system.slice/a.service");
-        let found = Layout::claim(&root, Ours { pids: &[FOUR], scope: None });
+        let found = Layout::claim(&root, OwnTree { pids: &[FOUR], scope: None });
         assert_eq!(found.hierarchies.iter().map(|h| &h.base).collect::<Vec<_>>(), [&unit]);
         put(&unit, "cgroup.procs", "9\n");
         put(&unit, "cgroup.subtree_control", "");
         let before = everything(&root);
-        assert!(why(&Layout::claim(&root, Ours { pids: &[FOUR], scope: None })).contains("process 9"));
+        assert!(why(&Layout::claim(&root, OwnTree { pids: &[FOUR], scope: None })).contains("process 9"));
         assert_eq!(everything(&root), before);
         fs::remove_dir_all(root).unwrap();
     }

@@ -31,13 +31,13 @@ impl KeepFree {
 
 /// The file system of the images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct DiskRoom {
     pub free: u64,
     /// The floor: what stays free.
     pub keep: u64,
 }
 
-impl Room {
+impl DiskRoom {
     /// `dir` need not exist yet: what does exist above it counts.
     pub fn of(dir: &Path, keep: KeepFree) -> io::Result<Self> {
         let there = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
@@ -119,7 +119,7 @@ impl Budget {
 
     pub fn admits(&self) -> Result<(), String> {
         // A file system that cannot be asked says so to whoever writes to it.
-        Room::of(&self.dir, self.keep).map_or(Ok(()), Room::admits)
+        DiskRoom::of(&self.dir, self.keep).map_or(Ok(()), DiskRoom::admits)
     }
 
     /// A volume that code is about to get. Refused when it could take more than there is.
@@ -186,7 +186,7 @@ impl Budget {
 
     /// When to look again; `None` when it could not be done now.
     fn share_out(&mut self) -> Option<Duration> {
-        let room = Room::of(&self.dir, self.keep).ok()?;
+        let room = DiskRoom::of(&self.dir, self.keep).ok()?;
         let _turn = self.ledger.turn()?;
         let others = self.ledger.others();
         let above = room.above_floor().saturating_sub(others.bytes);
@@ -196,7 +196,7 @@ impl Budget {
         if self.ample {
             self.volumes.iter_mut().for_each(|(device, volume)| volume.release(*device));
             self.pool = (above - sizes) / 2;
-            self.ledger.tell(Entry { bytes: sizes + self.pool, volumes: count });
+            self.ledger.tell(LedgerEntry { bytes: sizes + self.pool, volumes: count });
             return Some(CALM);
         }
         let seen: BTreeMap<Device, u64> =
@@ -216,7 +216,7 @@ impl Budget {
         let tables: u64 = self.volumes.iter_mut().map(|(device, volume)| volume.unused_tables(*device)).sum();
         let under_way = unwritten + tables.min(room.above_floor() / 4);
         // Looked at afterwards: what gets written meanwhile counts twice, and not never.
-        let room = Room::of(&self.dir, self.keep).ok()?;
+        let room = DiskRoom::of(&self.dir, self.keep).ok()?;
         let rest = room.above_floor().saturating_sub(others.bytes).saturating_sub(under_way);
         // An eighth stays for newcomers, and another server's volumes are worth as much as ours.
         let fair = room.above_floor() / (others.volumes + count).max(1) * count;
@@ -229,7 +229,7 @@ impl Budget {
         }
         self.pool = rest / 8;
         let bytes = under_way + shares.iter().sum::<u64>() + self.pool;
-        self.ledger.tell(Entry { bytes, volumes: count });
+        self.ledger.tell(LedgerEntry { bytes, volumes: count });
         Some(if shares.iter().any(|share| *share < PLENTY) { TIGHT } else { BUSY })
     }
 
@@ -328,7 +328,7 @@ fn shares(room: u64, free: &[u64]) -> Vec<u64> {
 
 /// What a server has promised to its volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Entry {
+struct LedgerEntry {
     bytes: u64,
     volumes: u64,
 }
@@ -356,8 +356,8 @@ impl Ledger {
     }
 
     /// What the others have promised. Those of the dead are removed.
-    fn others(&self) -> Entry {
-        let mut sum = Entry::default();
+    fn others(&self) -> LedgerEntry {
+        let mut sum = LedgerEntry::default();
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             if file.file_name() == "turn" || file.file_name() == self.name.as_str() {
                 continue;
@@ -366,13 +366,13 @@ impl Ledger {
             if flock(&other, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 let _ = fs::remove_file(file.path());
             } else if let Some(entry) = read_entry(&other) {
-                sum = Entry { bytes: sum.bytes + entry.bytes, volumes: sum.volumes + entry.volumes };
+                sum = LedgerEntry { bytes: sum.bytes + entry.bytes, volumes: sum.volumes + entry.volumes };
             }
         }
         sum
     }
 
-    fn tell(&mut self, entry: Entry) {
+    fn tell(&mut self, entry: LedgerEntry) {
         if self.own.is_none() {
             let own = open(&self.dir.join(&self.name)).ok();
             self.own = own.filter(|own| flock(own, FlockOperation::NonBlockingLockExclusive).is_ok());
@@ -395,11 +395,11 @@ fn open(path: &Path) -> io::Result<File> {
     options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(path)
 }
 
-fn read_entry(file: &File) -> Option<Entry> {
+fn read_entry(file: &File) -> Option<LedgerEntry> {
     let mut text = [0; 42];
     file.read_exact_at(&mut text, 0).ok()?;
     let mut words = std::str::from_utf8(&text).ok()?.split_whitespace().map(str::parse);
-    Some(Entry { bytes: words.next()?.ok()?, volumes: words.next()?.ok()? })
+    Some(LedgerEntry { bytes: words.next()?.ok()?, volumes: words.next()?.ok()? })
 }
 
 #[cfg(test)]
@@ -432,9 +432,9 @@ mod tests {
             "a large disk that is nearly full still has room for sandboxes"
         );
         assert_eq!(KeepFree(Some(7)).of(100 << 30), 7);
-        let room = Room { free: 120 << 20, keep: 100 << 20 };
+        let room = DiskRoom { free: 120 << 20, keep: 100 << 20 };
         assert_eq!((room.above_floor(), room.admits()), (20 << 20, Ok(())));
-        let full = Room { free: 90 << 20, keep: 100 << 20 };
+        let full = DiskRoom { free: 90 << 20, keep: 100 << 20 };
         assert_eq!(full.above_floor(), 0);
         assert_eq!(full.admits().unwrap_err(), "the server's disk is full: 90 MB are free, 100 MB have to stay free");
     }
@@ -447,17 +447,17 @@ mod tests {
         let turn = one.turn().unwrap();
         assert!(two.turn().is_none(), "one at a time");
         drop(turn);
-        one.tell(Entry { bytes: 1000, volumes: 2 });
-        one.tell(Entry { bytes: 10, volumes: 1 });
-        two.tell(Entry { bytes: 5, volumes: 1 });
-        assert_eq!(three.others(), Entry { bytes: 15, volumes: 2 });
-        assert_eq!(two.others(), Entry { bytes: 10, volumes: 1 });
+        one.tell(LedgerEntry { bytes: 1000, volumes: 2 });
+        one.tell(LedgerEntry { bytes: 10, volumes: 1 });
+        two.tell(LedgerEntry { bytes: 5, volumes: 1 });
+        assert_eq!(three.others(), LedgerEntry { bytes: 15, volumes: 2 });
+        assert_eq!(two.others(), LedgerEntry { bytes: 10, volumes: 1 });
         one.close();
         // A server that was killed lets go of its lock and leaves its file.
         two.own = None;
-        three.tell(Entry { bytes: 1, volumes: 1 });
-        assert_eq!(three.others(), Entry::default());
-        assert_eq!(ledger("four").others(), Entry { bytes: 1, volumes: 1 });
+        three.tell(LedgerEntry { bytes: 1, volumes: 1 });
+        assert_eq!(three.others(), LedgerEntry::default());
+        assert_eq!(ledger("four").others(), LedgerEntry { bytes: 1, volumes: 1 });
         fs::remove_dir_all(dir).unwrap();
     }
 }

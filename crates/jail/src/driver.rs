@@ -1,7 +1,7 @@
 //! Puts the driver of a browser into a running sandbox: the guest's own program, as another user, in a part of its own.
 //!
 //! Four processes, of which one stays. The helper is the launcher's child and never in the sandbox; it ends what is left of an earlier
-//! browser. Its child is born in the browser's cgroup, joins the namespaces and gives up everything ([`crate::own`]), still outside of
+//! browser. Its child is born in the browser's cgroup, joins the namespaces and gives up everything ([`crate::confine`]), still outside of
 //! the sandbox's pid namespace, where nobody sees it. Its own child is born inside, makes the driver and ends, so that the driver is the
 //! guest's. The driver becomes the program. The launcher only watches: it is told of the driver when there is one, and knows that it
 //! runs when the connection closes.
@@ -17,11 +17,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::Part;
+use crate::cgroup::CgroupPart;
+use crate::confine::{self, ConfineStep, SandboxEntry};
 use crate::ids::BROWSER;
-use crate::own::{self, Door, Own};
 use crate::sys::{self, Cloned};
-use crate::warm::Fork;
+use crate::zygote::Fork;
 use crate::{apply, process, wire};
 
 /// From the order to the running program, on a machine that is busy.
@@ -31,7 +31,7 @@ const AT_ONCE: usize = 64;
 
 /// What a driver is made of.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct DriverSpec {
     pub request: u64,
     /// The sandbox's number.
     pub cell: u64,
@@ -39,17 +39,17 @@ pub struct Wanted {
     pub guest: OwnedFd,
     pub program: OwnedFd,
     /// Where it lives; whoever is there is ended first, and so is this one.
-    pub part: Part,
+    pub part: CgroupPart,
     pub former: Option<OwnedFd>,
     /// The v2 cgroup that it is born into, and those of v1 that it goes to by itself.
     pub v2: Option<OwnedFd>,
     pub tasks: Vec<OwnedFd>,
-    pub steps: Vec<Own>,
+    pub steps: Vec<ConfineStep>,
 }
 
 /// What came of it.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct DriverOutcome {
     pub request: u64,
     pub cell: u64,
     /// To be handed to the guest, with its leash; or why there is none.
@@ -59,7 +59,7 @@ pub struct Outcome {
 /// What the launcher is told.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Said {
+enum DriverReport {
     /// The driver's number in the sandbox; a descriptor of the process comes with it.
     Made {
         pid: u32,
@@ -70,7 +70,7 @@ enum Said {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PendingDriver {
     request: u64,
     cell: u64,
     helper: Option<OwnedFd>,
@@ -86,13 +86,13 @@ struct Entry {
 
 /// The drivers that are on their way.
 #[derive(Debug, Default)]
-pub struct Entries {
-    entries: Vec<Entry>,
+pub struct PendingDrivers {
+    entries: Vec<PendingDriver>,
 }
 
-impl Entries {
+impl PendingDrivers {
     /// Begins to make one; what is heard of it comes with `data`. Answers the process that helps, which is to be reaped.
-    pub fn begin(&mut self, epoll: &OwnedFd, data: u64, wanted: Wanted) -> io::Result<(Pid, OwnedFd)> {
+    pub fn begin(&mut self, epoll: &OwnedFd, data: u64, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
         if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.cell == wanted.cell) {
             return Err(io::Error::other("a browser is being started already"));
         }
@@ -113,7 +113,7 @@ impl Entries {
             Cloned::Parent { pid, pidfd } => {
                 // Nothing may fail from here on: whoever was made has to be known.
                 let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
-                self.entries.push(Entry {
+                self.entries.push(PendingDriver {
                     request,
                     cell,
                     helper,
@@ -134,17 +134,19 @@ impl Entries {
     }
 
     /// What has come of those that are there, or whose time is over.
-    pub fn outcomes(&mut self) -> Vec<Outcome> {
-        self.entries.extract_if(.., Entry::is_over).map(Entry::outcome).collect()
+    pub fn outcomes(&mut self) -> Vec<DriverOutcome> {
+        self.entries.extract_if(.., PendingDriver::is_over).map(PendingDriver::outcome).collect()
     }
 }
 
-impl Entry {
+impl PendingDriver {
     fn is_over(&mut self) -> bool {
         loop {
-            match wire::receive::<Said>(&self.control) {
-                Ok(Some((Said::Made { pid }, fds))) => self.made = fds.into_iter().next().map(|process| (pid, process)),
-                Ok(Some((Said::Failed { message }, _))) => self.failed = Some(message),
+            match wire::receive::<DriverReport>(&self.control) {
+                Ok(Some((DriverReport::Made { pid }, fds))) => {
+                    self.made = fds.into_iter().next().map(|process| (pid, process))
+                }
+                Ok(Some((DriverReport::Failed { message }, _))) => self.failed = Some(message),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Ok(None) | Err(_) => return true,
             }
@@ -156,7 +158,7 @@ impl Entry {
         late
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> DriverOutcome {
         let Self { request, cell, helper, channel, leash, made, failed, .. } = self;
         let made = match (made, failed) {
             (Some((pid, process)), None) => Ok((Fork { pid, process, channel }, leash)),
@@ -168,19 +170,19 @@ impl Entry {
                 Err(failed.unwrap_or_else(|| "the sandbox is ending".into()))
             }
         };
-        Outcome { request, cell, made }
+        DriverOutcome { request, cell, made }
     }
 }
 
 /// In the helper, and at its end in the driver. Returns when it failed, after having told the launcher.
-fn help(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) {
+fn help(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) {
     if let Err(message) = make(wanted, control, channel, leash) {
-        let _ = wire::send(control, &Said::Failed { message }, &[]);
+        let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
     }
 }
 
-fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) -> Result<(), String> {
-    let Wanted { guest, program, part, former, v2, tasks, steps, .. } = wanted;
+fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) -> Result<(), String> {
+    let DriverSpec { guest, program, part, former, v2, tasks, steps, .. } = wanted;
     let failed = |what: &'static str| move |e: rustix::io::Errno| format!("{what}: {e}");
     let keep: Vec<_> = [&guest, &program, control, &channel, leash]
         .into_iter()
@@ -205,10 +207,10 @@ fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) ->
     match sys::clone3(0, v2.as_ref().map(AsFd::as_fd)).map_err(failed("fork"))? {
         Cloned::Parent { pid, .. } => drop(waitpid(Some(pid), WaitOptions::empty())),
         Cloned::Child => {
-            let door = Door { guest, tasks, channel };
-            let entered = own::enter(door, &steps, &[&program, control, leash].map(AsFd::as_fd));
+            let door = SandboxEntry { guest, tasks, channel };
+            let entered = confine::enter(door, &steps, &[&program, control, leash].map(AsFd::as_fd));
             let Err(message) = entered.and_then(|channel| bring_in(&channel, [&program, control, leash]));
-            let _ = wire::send(control, &Said::Failed { message }, &[]);
+            let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
             sys::leave(FAILED)
         }
     }
@@ -216,8 +218,8 @@ fn make(wanted: Wanted, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) ->
 }
 
 /// Where no cgroup tells who belongs to the browser before this one, its uid does, unless it is the code's.
-fn end_by_uid(guest: &OwnedFd, steps: &[Own]) -> Result<(), String> {
-    let own = Own::SetIds { id: BROWSER };
+fn end_by_uid(guest: &OwnedFd, steps: &[ConfineStep]) -> Result<(), String> {
+    let own = ConfineStep::SetIds { id: BROWSER };
     if !steps.contains(&own) {
         return Ok(());
     }
@@ -227,8 +229,8 @@ fn end_by_uid(guest: &OwnedFd, steps: &[Own]) -> Result<(), String> {
         Some(pid) => wait(pid).map_err(failed),
         None => {
             // Nobody else's processes: with capabilities in the sandbox those of the code would be reached too.
-            let held = [own, Own::DropCapabilities];
-            let entered = own::join(guest).is_ok() && held.iter().all(|step| step.apply().is_ok());
+            let held = [own, ConfineStep::DropCapabilities];
+            let entered = confine::join(guest).is_ok() && held.iter().all(|step| step.apply().is_ok());
             if entered && process::set_not_dumpable().is_ok() {
                 // Whoever is to be ended is seen from inside alone.
                 match sys::fork() {
@@ -269,7 +271,7 @@ fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
         let _ = kill_process(pid, Signal::KILL);
         format!("the driver: {e}")
     })?;
-    let told = wire::send(control, &Said::Made { pid: pid.as_raw_nonzero().get() as u32 }, &[driver.as_fd()]);
+    let told = wire::send(control, &DriverReport::Made { pid: pid.as_raw_nonzero().get() as u32 }, &[driver.as_fd()]);
     if told.is_err() {
         let _ = pidfd_send_signal(&driver, Signal::KILL);
     }
@@ -279,7 +281,7 @@ fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
 /// 0 to 2 on `/dev/null`, 3 to the guest, 4 the leash, nothing else. Returns when it failed.
 fn become_driver(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String> {
     let [program, control, leash] = keep;
-    own::arrive(&[channel, program, control, leash].map(AsFd::as_fd)).map_err(|e| e.to_string())?;
+    confine::arrive(&[channel, program, control, leash].map(AsFd::as_fd)).map_err(|e| e.to_string())?;
     let failed = |e: rustix::io::Errno| format!("`sandpool-guest`: {e}");
     // Their numbers may be those that are given away.
     let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).map_err(failed);
@@ -290,6 +292,6 @@ fn become_driver(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, S
     sys::close_on_exec_from(5).map_err(failed)?;
     let error = sys::execveat(program.as_fd(), &[CString::from(c"sandpool-guest"), CString::from(c"browser")]);
     let message = failed(error);
-    let _ = wire::send(&control, &Said::Failed { message }, &[]);
+    let _ = wire::send(&control, &DriverReport::Failed { message }, &[]);
     sys::leave(FAILED)
 }

@@ -16,16 +16,16 @@ use rustix::fs::{Mode as FileMode, OFlags};
 use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
-use crate::apply::{self, Prepared, Report};
+use crate::apply::{self, PreparedBase, SetupEvent};
 use crate::cgroup::{Cgroup, Group, Tree};
+use crate::confine::ConfineStep;
 use crate::disk::Budget;
-use crate::driver::Entries;
+use crate::driver::PendingDrivers;
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::inherited;
 use crate::instance::{self, Instance};
-use crate::kept::{Lent, Parked, Store};
+use crate::kept_volumes::{ParkedVolume, VolumeLease, VolumeStore};
 use crate::launcher::{answer, answer_with, failed, log, relay};
-use crate::own::Own;
 use crate::seccomp;
 use crate::sockets;
 use crate::spare::{Backing, Spares};
@@ -33,8 +33,8 @@ use crate::spec::{self, Host};
 use crate::survey::Survey;
 use crate::sys::{self, Cloned};
 use crate::volume;
-use crate::warm::Warmth;
-use crate::wire::{self, Call, Reply, Request, Start};
+use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, Start};
+use crate::zygote::ZygoteSupervisor;
 
 mod build;
 mod enter;
@@ -58,7 +58,7 @@ pub(crate) const LOG_BYTES: usize = 64 << 10;
 pub const LAUNCHER_STEPS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum BuildStep {
     Directory,
     Kept,
     Slot,
@@ -70,7 +70,7 @@ enum Step {
 }
 
 /// What a sandbox does not have to make: its base, and its kept volume's mount.
-type Brought = (Option<Prepared>, Option<OwnedFd>);
+type ReusedParts = (Option<PreparedBase>, Option<OwnedFd>);
 
 /// The directory of the instance on which roots are mounted.
 const ROOT: &str = "root";
@@ -86,7 +86,7 @@ enum Phase {
     Running,
     /// Who waits for the end; when it is to be told that the end does not come.
     Ending {
-        requests: Vec<(u64, Reply)>,
+        requests: Vec<(u64, LauncherReply)>,
         until: Instant,
     },
 }
@@ -100,7 +100,7 @@ impl Phase {
     }
 }
 
-struct Cell {
+struct SandboxRecord {
     id: String,
     groups: Vec<Group>,
     dir: PathBuf,
@@ -113,15 +113,15 @@ struct Cell {
     control: Option<OwnedFd>,
     /// To the guest, for kernels that are forked into the sandbox, and what such a kernel has to give up.
     forks: Option<OwnedFd>,
-    entry: Vec<Own>,
+    entry: Vec<ConfineStep>,
     /// The same of what drives a browser, if there is room for one.
-    browser_entry: Option<Vec<Own>>,
+    browser_entry: Option<Vec<ConfineStep>>,
     /// The driver that was put into it last.
     driver: Option<OwnedFd>,
     log: Option<OwnedFd>,
     logged: usize,
     volume: Option<Backing>,
-    kept: Option<Lent>,
+    kept: Option<VolumeLease>,
     kept_loop: Option<volume::Device>,
     /// The launcher's own mount of the kept volume, by which it stays mounted after the sandbox.
     kept_held: Option<OwnedFd>,
@@ -134,12 +134,12 @@ struct Cell {
     phase: Phase,
 }
 
-impl Cell {
+impl SandboxRecord {
     fn image(&self) -> PathBuf {
         self.dir.join("volume.img")
     }
 
-    fn fails(&self, step: Step) -> io::Result<()> {
+    fn fails(&self, step: BuildStep) -> io::Result<()> {
         if cfg!(debug_assertions) && self.fail_at == Some(step as usize) {
             return Err(io::Error::other(format!("{step:?}: a failure was asked for")));
         }
@@ -166,7 +166,7 @@ pub struct Keeper {
     instance: Instance,
     tree: Tree,
     slots: Option<Slots>,
-    store: Store,
+    store: VolumeStore,
     /// Where volumes are on disk.
     disk: Option<Budget>,
     sockets: sockets::Watch,
@@ -176,10 +176,10 @@ pub struct Keeper {
     /// On which every root is mounted while it is made, each in a mount namespace of its own.
     mount_point: PathBuf,
     spares: Spares,
-    warmth: Warmth,
+    warmth: ZygoteSupervisor,
     /// Drivers of browsers on their way into sandboxes.
-    drivers: Entries,
-    cells: BTreeMap<u64, Cell>,
+    drivers: PendingDrivers,
+    cells: BTreeMap<u64, SandboxRecord>,
     /// The cells by what else they are known by.
     ids: HashMap<String, u64>,
     pids: HashMap<Pid, u64>,
@@ -213,7 +213,7 @@ fn tells_of_an_end(data: u64) -> bool {
     match data {
         SERVER | WATCH | DRIVER => false,
         SPARE | CHORE | CHILD => true,
-        _ => data % KINDS == PIDFD || Warmth::is_ours(data / KINDS),
+        _ => data % KINDS == PIDFD || ZygoteSupervisor::is_ours(data / KINDS),
     }
 }
 
@@ -233,8 +233,8 @@ impl Keeper {
                 children,
                 mount_point: instance.dir.join(ROOT),
                 spares: Spares::new(&instance.dir, start.spares),
-                warmth: Warmth::default(),
-                drivers: Entries::default(),
+                warmth: ZygoteSupervisor::default(),
+                drivers: PendingDrivers::default(),
                 sockets: sockets::Watch::default(),
                 ids: HashMap::new(),
                 pids: HashMap::new(),
@@ -247,7 +247,7 @@ impl Keeper {
                     let name = instance.dir.file_name().unwrap_or_default().to_string_lossy();
                     Budget::new(&instance.dir, &start.runtime_dir, start.keep_free, &name)
                 }),
-                store: Store::new(survey.ext4, survey.mode, &instance.state_dir, &instance.dir),
+                store: VolumeStore::new(survey.ext4, survey.mode, &instance.state_dir, &instance.dir),
                 private: [start.state_dir.clone(), start.runtime_dir.clone()],
                 survey,
                 instance,
@@ -298,7 +298,7 @@ impl Keeper {
     /// Serves until the server is gone or says so; answers request `id` first.
     pub fn run(mut self, id: u64) -> io::Result<()> {
         let instance = self.instance.dir.clone();
-        self.answer(id, Reply::Started { instance, survey: Box::new(self.survey.clone()) });
+        self.answer(id, LauncherReply::Started { instance, survey: Box::new(self.survey.clone()) });
         let mut events = Vec::with_capacity(EVENTS);
         while self.ending.is_none() || !self.cells.is_empty() || !self.warmth.is_gone() {
             events.clear();
@@ -333,7 +333,7 @@ impl Keeper {
         self.instance.remove();
         self.survey.cgroup.release();
         if let Some((Some(id), _)) = self.ending {
-            self.answer(id, Reply::Done);
+            self.answer(id, LauncherReply::Done);
         }
         Ok(())
     }
@@ -344,8 +344,8 @@ impl Keeper {
         let now = Instant::now();
         // What is in the way for long (somebody on the host holds it) is not asked for a thousand times a second.
         let again = |key: &u64| match self.cells.get(key)? {
-            Cell { busy: None, .. } => Some(Duration::ZERO),
-            Cell { phase: Phase::Ending { until, .. }, .. } => {
+            SandboxRecord { busy: None, .. } => Some(Duration::ZERO),
+            SandboxRecord { phase: Phase::Ending { until, .. }, .. } => {
                 let waited = END_TIME.saturating_sub(until.saturating_duration_since(now));
                 Some((waited / 8).max(Duration::from_micros(500)))
             }
@@ -423,7 +423,7 @@ impl Keeper {
         self.chores.insert(pid, pidfd);
     }
 
-    fn answer(&self, id: u64, reply: Reply) {
+    fn answer(&self, id: u64, reply: LauncherReply) {
         // Without a server there is nobody to tell; the loop will see the end of the connection.
         let _ = answer(&self.socket, id, reply);
     }
@@ -451,7 +451,7 @@ impl Keeper {
         }
         let (key, kind) = (data / KINDS, data % KINDS);
         match kind {
-            _ if Warmth::is_ours(key) => self.warmth.event(key, kind),
+            _ if ZygoteSupervisor::is_ours(key) => self.warmth.event(key, kind),
             CONTROL => self.control(key),
             LOG => self.guest_log(key),
             // The process is reaped below, with all others.
@@ -460,57 +460,63 @@ impl Keeper {
     }
 
     fn request(&mut self) {
-        let (request, fds) = match wire::receive::<Request>(&self.socket) {
+        let (request, fds) = match wire::receive::<LauncherRequest>(&self.socket) {
             Ok(Some(request)) => request,
             Ok(None) | Err(_) => return self.end_all(None),
         };
         let id = request.id;
         match request.call {
-            Call::Create(create) => {
+            LauncherCall::Create(create) => {
                 if let Err(e) = self.create(id, *create) {
                     self.answer(id, failed(e.to_string()));
                 }
             }
-            Call::Destroy { sandbox } => match self.find(&sandbox) {
-                Some(key) => self.end(key, Some((id, Reply::Done))),
-                None => self.answer(id, Reply::Done),
+            LauncherCall::Destroy { sandbox } => match self.find(&sandbox) {
+                Some(key) => self.end(key, Some((id, LauncherReply::Done))),
+                None => self.answer(id, LauncherReply::Done),
             },
-            Call::Stats { sandbox } => {
-                let reply =
-                    self.find(&sandbox).map_or(Reply::Gone, |key| Reply::Stats(self.cells[&key].cgroup.usage()));
+            LauncherCall::Stats { sandbox } => {
+                let reply = self
+                    .find(&sandbox)
+                    .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.cells[&key].cgroup.usage()));
                 self.answer(id, reply);
             }
-            Call::Kept => {
-                let reply = self.store.list().map_or_else(|e| failed(e.to_string()), Reply::Kept);
+            LauncherCall::Kept => {
+                let reply = self.store.list().map_or_else(|e| failed(e.to_string()), LauncherReply::Kept);
                 self.answer(id, reply);
             }
-            Call::Discard { name } => {
+            LauncherCall::Discard { name } => {
                 let reply = self.discard(&name);
                 self.answer(id, reply);
             }
-            Call::SweepOthers => {
-                let reply = self.instance.sweep_others().map_or_else(|e| failed(e.to_string()), |()| Reply::Done);
+            LauncherCall::SweepOthers => {
+                let reply =
+                    self.instance.sweep_others().map_or_else(|e| failed(e.to_string()), |()| LauncherReply::Done);
                 self.answer(id, reply);
             }
-            Call::List => self.answer(id, Reply::List(self.cells.values().map(|c| c.id.clone()).collect())),
-            Call::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
+            LauncherCall::List => {
+                self.answer(id, LauncherReply::List(self.cells.values().map(|c| c.id.clone()).collect()))
+            }
+            LauncherCall::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
                 Ok(recipe) => self.warmth.warm(&self.epoll, id, recipe),
                 Err(e) => self.answer(id, failed(format!("the warm interpreter: {e}"))),
             },
-            Call::Fork { sandbox } => match self.find(&sandbox).map(|key| self.fork(id, key)) {
+            LauncherCall::Fork { sandbox } => match self.find(&sandbox).map(|key| self.fork(id, key)) {
                 Some(Ok(())) => {}
                 Some(Err(e)) => self.answer(id, failed(e.to_string())),
-                None => self.answer(id, Reply::Gone),
+                None => self.answer(id, LauncherReply::Gone),
             },
-            Call::EnterBrowser { sandbox } => match self.find(&sandbox).map(|key| self.enter_browser(id, key)) {
-                Some(Ok(())) => {}
-                Some(Err(e)) => self.answer(id, failed(e.to_string())),
-                None => self.answer(id, Reply::Gone),
-            },
-            Call::Warmth => self.answer(id, self.warmth.figures()),
-            Call::Survey { .. } => self.answer(id, Reply::Survey(Box::new(self.survey.clone()))),
-            Call::Start(_) => self.answer(id, failed("already started")),
-            Call::Shutdown => self.end_all(Some(id)),
+            LauncherCall::EnterBrowser { sandbox } => {
+                match self.find(&sandbox).map(|key| self.enter_browser(id, key)) {
+                    Some(Ok(())) => {}
+                    Some(Err(e)) => self.answer(id, failed(e.to_string())),
+                    None => self.answer(id, LauncherReply::Gone),
+                }
+            }
+            LauncherCall::Warmth => self.answer(id, self.warmth.figures()),
+            LauncherCall::Survey { .. } => self.answer(id, LauncherReply::Survey(Box::new(self.survey.clone()))),
+            LauncherCall::Start(_) => self.answer(id, failed("already started")),
+            LauncherCall::Shutdown => self.end_all(Some(id)),
         }
     }
 
@@ -522,25 +528,25 @@ impl Keeper {
     fn control(&mut self, key: u64) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         let Some(control) = &cell.control else { return };
-        let (report, fds) = wire::receive::<Report>(control).ok().flatten().unzip();
+        let (report, fds) = wire::receive::<SetupEvent>(control).ok().flatten().unzip();
         let fds = fds.unwrap_or_default();
         match (report, &mut cell.phase) {
-            (Some(Report::Loop { device }), _) => cell.volume = Some(Backing { device, image: cell.image() }),
-            (Some(Report::KeptLoop { device }), _) => cell.kept_loop = Some(device),
-            (Some(Report::KeptHeld), _) => cell.kept_held = fds.into_iter().next(),
-            (Some(Report::Egress), _) => cell.egress = fds.into_iter().next(),
-            (Some(Report::Note { message }), _) => cell.notes.push(message),
-            (Some(Report::InUse), _) => self.fail_with(key, Reply::InUse),
-            (Some(Report::WantsMaps), _) => {
+            (Some(SetupEvent::Loop { device }), _) => cell.volume = Some(Backing { device, image: cell.image() }),
+            (Some(SetupEvent::KeptLoop { device }), _) => cell.kept_loop = Some(device),
+            (Some(SetupEvent::KeptHeld), _) => cell.kept_held = fds.into_iter().next(),
+            (Some(SetupEvent::Egress), _) => cell.egress = fds.into_iter().next(),
+            (Some(SetupEvent::Note { message }), _) => cell.notes.push(message),
+            (Some(SetupEvent::InUse), _) => self.fail_with(key, LauncherReply::InUse),
+            (Some(SetupEvent::WantsMaps), _) => {
                 if let Some(message) = self.disk.as_mut().and_then(|disk| enter_books(disk, cell).err()) {
-                    return self.fail_with(key, Reply::NoSpace { message });
+                    return self.fail_with(key, LauncherReply::NoSpace { message });
                 }
-                if let Err(e) = cell.fails(Step::Maps).and_then(|()| write_maps(cell)) {
+                if let Err(e) = cell.fails(BuildStep::Maps).and_then(|()| write_maps(cell)) {
                     self.fail(key, &format!("id maps: {e}"));
                 }
             }
-            (Some(Report::Exec), Phase::Building { exec, .. }) => *exec = true,
-            (Some(Report::Failed { message, .. }), _) => self.fail(key, &message),
+            (Some(SetupEvent::Exec), Phase::Building { exec, .. }) => *exec = true,
+            (Some(SetupEvent::Failed { message, .. }), _) => self.fail(key, &message),
             (None, Phase::Building { exec: true, .. }) => self.runs(key),
             (None, Phase::Building { .. }) => self.fail(key, "the process ended while it was being set up"),
             (_, _) => cell.control = None,
@@ -552,7 +558,7 @@ impl Keeper {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         match cell.kept.as_mut().map_or(Ok(true), |lent| self.store.settle(lent)) {
             Ok(true) => {}
-            Ok(false) => return self.fail_with(key, Reply::InUse),
+            Ok(false) => return self.fail_with(key, LauncherReply::InUse),
             Err(e) => return self.fail(key, &format!("the kept volume: {e}")),
         }
         cell.control = None;
@@ -561,7 +567,7 @@ impl Keeper {
         if let Phase::Building { request, until, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
             self.deadlines.remove(&(until, key));
             let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
-            let _ = answer_with(&self.socket, request, Reply::Created { notes }, &fds);
+            let _ = answer_with(&self.socket, request, LauncherReply::Created { notes }, &fds);
         }
     }
 
@@ -570,7 +576,7 @@ impl Keeper {
     }
 
     /// A creation that did not work: taken down, then answered.
-    fn fail_with(&mut self, key: u64, reply: Reply) {
+    fn fail_with(&mut self, key: u64, reply: LauncherReply) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.control = None;
         if let Phase::Building { request, .. } = cell.phase {
@@ -578,23 +584,23 @@ impl Keeper {
         }
     }
 
-    fn discard(&mut self, name: &str) -> Reply {
+    fn discard(&mut self, name: &str) -> LauncherReply {
         if self.lends(name) {
-            return Reply::InUse;
+            return LauncherReply::InUse;
         }
         if let Some(parked) = self.store.discard_parked(name) {
             self.let_go(vec![parked.mount]);
-            return Reply::Done;
+            return LauncherReply::Done;
         }
         match self.store.discard(name) {
-            Ok(true) => Reply::Done,
-            Ok(false) => Reply::InUse,
+            Ok(true) => LauncherReply::Done,
+            Ok(false) => LauncherReply::InUse,
             Err(e) => failed(e.to_string()),
         }
     }
 
     /// What was written is on the disk before anybody would miss it, whether or not there is a next sandbox.
-    fn park(&mut self, name: String, parked: Parked) {
+    fn park(&mut self, name: String, parked: ParkedVolume) {
         let mount = parked.mount.as_fd();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if let Ok(dir) = rustix::fs::openat(mount, ".", flags, FileMode::empty()) {
@@ -627,11 +633,11 @@ impl Keeper {
     }
 
     /// Kills the sandbox; the answer follows when nothing of it is left.
-    fn end(&mut self, key: u64, answer: Option<(u64, Reply)>) {
+    fn end(&mut self, key: u64, answer: Option<(u64, LauncherReply)>) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.kill();
         self.warmth.leave(key);
-        let mut waiting: Vec<(u64, Reply)> = answer.into_iter().collect();
+        let mut waiting: Vec<(u64, LauncherReply)> = answer.into_iter().collect();
         match &mut cell.phase {
             Phase::Ending { requests, .. } => return requests.append(&mut waiting),
             // Destroyed before it was ready: its creator is told.
@@ -752,7 +758,8 @@ impl Keeper {
 
     /// When the time is over: whoever waits is told, and it is tried again.
     fn late(&mut self, key: u64) {
-        let Some(Cell { phase: Phase::Ending { requests, until }, busy, pid, .. }) = self.cells.get_mut(&key) else {
+        let Some(SandboxRecord { phase: Phase::Ending { requests, until }, busy, pid, .. }) = self.cells.get_mut(&key)
+        else {
             return;
         };
         *until = Instant::now() + END_TIME;
@@ -779,7 +786,7 @@ impl Keeper {
         if let Some(lent) = cell.kept.take() {
             self.store.take_back(&lent);
             if let (Some(mount), Some(slot), Some(device)) = (cell.kept_held.take(), cell.slot.take(), cell.kept_loop) {
-                self.park(lent.name, Parked { mount, slot, device });
+                self.park(lent.name, ParkedVolume { mount, slot, device });
             }
         }
         // Its uid and descriptors are free before anybody is told that nothing is left.
@@ -793,13 +800,13 @@ impl Keeper {
 }
 
 /// The volumes on disk of a sandbox, and where they are inside.
-fn volumes(cell: &Cell) -> impl Iterator<Item = (volume::Device, &'static str)> {
+fn volumes(cell: &SandboxRecord) -> impl Iterator<Item = (volume::Device, &'static str)> {
     let own = cell.volume.as_ref().map(|backing| (backing.device, "workspace"));
     own.into_iter().chain(cell.kept_loop.map(|device| (device, "data")))
 }
 
 /// Before any code runs: the process waits for its id maps, in its own root.
-fn enter_books(disk: &mut Budget, cell: &Cell) -> Result<(), String> {
+fn enter_books(disk: &mut Budget, cell: &SandboxRecord) -> Result<(), String> {
     let Some(pid) = cell.pid else { return Ok(()) };
     let root = PathBuf::from(format!("/proc/{}/root", pid.as_raw_nonzero()));
     let stat = cell.cgroup.memory_stat();
@@ -807,7 +814,7 @@ fn enter_books(disk: &mut Budget, cell: &Cell) -> Result<(), String> {
 }
 
 /// Cgroups, loop device, files; says what is still in the way.
-fn clear(cell: &Cell) -> Option<String> {
+fn clear(cell: &SandboxRecord) -> Option<String> {
     if let Err((path, e)) = cell.cgroup.remove() {
         return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
     }
@@ -819,7 +826,7 @@ fn clear(cell: &Cell) -> Option<String> {
     if let Some(device) = cell.kept_loop
         && cell.kept_held.is_none()
         && device == volume::Device::of(device.number)
-        && let Some(spec::Kept::Ext4 { image, .. } | spec::Kept::Mounted { image }) =
+        && let Some(spec::KeptVolumeSpec::Ext4 { image, .. } | spec::KeptVolumeSpec::Mounted { image }) =
             cell.kept.as_ref().map(|lent| &lent.source)
         && volume::loop_backing(device.number).is_some_and(|backing| backing == *image)
     {
@@ -839,7 +846,7 @@ fn remove(dir: &Path) -> io::Result<()> {
     fs::remove_dir(dir).or_else(|_| fs::remove_dir_all(dir))
 }
 
-fn write_maps(cell: &Cell) -> io::Result<()> {
+fn write_maps(cell: &SandboxRecord) -> io::Result<()> {
     let (Some(pid), Some(control)) = (cell.pid, &cell.control) else {
         return Err(io::Error::other("the process is gone"));
     };

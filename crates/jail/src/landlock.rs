@@ -34,7 +34,7 @@ impl fmt::Display for Level {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum LandlockError {
     #[error("cannot open `{}` for a landlock rule", path.display())]
     Path { path: PathBuf, source: PathFdError },
     #[error("landlock refused the rules")]
@@ -43,7 +43,7 @@ pub enum Error {
 
 /// Paths inside the sandbox, and what may be done below them. A path that is not there needs no rule and is passed over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct LandlockRules {
     /// Listed, but nothing below it is readable by that alone: `/`.
     pub list: Vec<PathBuf>,
     /// Read and executed: the runtimes, `/etc`.
@@ -62,7 +62,7 @@ pub struct Rules {
     pub adjust: Vec<PathBuf>,
 }
 
-impl Rules {
+impl LandlockRules {
     /// The rules of a sandbox whose read-only parts are `run`, and which may write `shared` besides its own.
     pub fn sandbox(run: &[PathBuf], shared: &[PathBuf]) -> Self {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
@@ -129,7 +129,7 @@ impl Rules {
     ///
     /// Signals are left to the pid namespace: a kernel that was forked into the sandbox is beside its guest and not below it, and the
     /// guest could not even kill it.
-    pub fn restrict(&self) -> Result<Level, Error> {
+    pub fn restrict(&self) -> Result<Level, LandlockError> {
         let mut ruleset =
             Ruleset::default().handle_access(AccessFs::from_all(TRIED))?.scope(Scope::AbstractUnixSocket)?.create()?;
         for (path, access) in self.table() {
@@ -142,11 +142,11 @@ impl Rules {
     }
 }
 
-fn add(ruleset: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Result<RulesetCreated, Error> {
+fn add(ruleset: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Result<RulesetCreated, LandlockError> {
     let fd = match PathFd::new(path) {
         Ok(fd) => fd,
         Err(_) if !path.exists() => return Ok(ruleset),
-        Err(source) => return Err(Error::Path { path: path.to_owned(), source }),
+        Err(source) => return Err(LandlockError::Path { path: path.to_owned(), source }),
     };
     // A plain file takes only the rights that mean something for files.
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(TRIED) };
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     /// Restrictions belong to a thread: one of its own keeps the other tests free.
-    fn restricted(rules: Rules, attempt: impl FnOnce() + Send + 'static) {
+    fn restricted(rules: LandlockRules, attempt: impl FnOnce() + Send + 'static) {
         if available() == Level::Absent {
             eprintln!("SKIP: no landlock in this kernel");
             return;
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn only_what_a_rule_names_can_be_touched() {
         let dir = scratch("rules");
-        let rules = Rules {
+        let rules = LandlockRules {
             list: vec!["/".into()],
             run: vec![dir.join("run")],
             write: vec![dir.join("write"), dir.join("not there")],
@@ -243,10 +243,10 @@ mod tests {
     fn seventeen_layers_of_a_users_own_loosen_nothing() {
         // K61: the kernel stops at sixteen; each layer only takes away.
         let dir = scratch("layers");
-        let rules = Rules { write: vec![dir.join("write")], ..Rules::default() };
+        let rules = LandlockRules { write: vec![dir.join("write")], ..LandlockRules::default() };
         let inside = dir.clone();
         restricted(rules, move || {
-            let everything = Rules { write: vec!["/".into()], ..Rules::default() };
+            let everything = LandlockRules { write: vec!["/".into()], ..LandlockRules::default() };
             let layers = (0..17).take_while(|_| everything.restrict().is_ok()).count();
             assert_eq!(layers, 15);
             assert_eq!(fs::read(inside.join("other/file")).unwrap_err().kind(), PermissionDenied);
@@ -266,7 +266,7 @@ mod tests {
         let address = SocketAddr::from_abstract_name(format!("landlock-{}", std::process::id())).unwrap();
         let _listener = UnixListener::bind_addr(&address).unwrap();
         UnixStream::connect_addr(&address).unwrap();
-        restricted(Rules::default(), move || {
+        restricted(LandlockRules::default(), move || {
             assert_eq!(UnixStream::connect_addr(&address).unwrap_err().kind(), PermissionDenied);
         });
     }

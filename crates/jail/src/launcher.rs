@@ -23,7 +23,7 @@ use crate::inherited;
 use crate::keeper::Keeper;
 use crate::survey::{Purpose, Survey, find_program, map_self};
 use crate::sys;
-use crate::wire::{self, Call, Reply, Request, Response, Start};
+use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, LauncherResponse, Start};
 
 /// `argv[0]` of the launcher.
 const NAME: &str = "sandpool-launcher";
@@ -116,18 +116,18 @@ fn begin() -> io::Result<()> {
         sys::ignore(signal);
     }
     loop {
-        let Some((request, fds)) = wire::receive::<Request>(&socket)? else { return Ok(()) };
+        let Some((request, fds)) = wire::receive::<LauncherRequest>(&socket)? else { return Ok(()) };
         match request.call {
-            Call::Survey { mode, cgroups } => {
+            LauncherCall::Survey { mode, cgroups } => {
                 let taken = Survey::take(mode, cgroups, &ours(), Purpose::Look);
-                answer(&socket, request.id, Reply::Survey(Box::new(taken)))?;
+                answer(&socket, request.id, LauncherReply::Survey(Box::new(taken)))?;
             }
-            Call::Start(start) => {
+            LauncherCall::Start(start) => {
                 let survey = Survey::take(start.mode, start.cgroups, &ours(), Purpose::Start);
                 return match (&survey.refusal, fds.into_iter().next()) {
                     (Some(no), _) => {
                         let (why, hint) = (no.why.clone(), no.hint.clone());
-                        answer(&socket, request.id, Reply::Unavailable { why, hint })
+                        answer(&socket, request.id, LauncherReply::Unavailable { why, hint })
                     }
                     (None, None) => {
                         survey.cgroup.release();
@@ -136,7 +136,7 @@ fn begin() -> io::Result<()> {
                     (None, Some(guest)) => start_with(Resume { id: request.id, start, survey }, socket, guest),
                 };
             }
-            Call::Shutdown => return answer(&socket, request.id, Reply::Done),
+            LauncherCall::Shutdown => return answer(&socket, request.id, LauncherReply::Done),
             _ => answer(&socket, request.id, failed("not started"))?,
         }
     }
@@ -147,16 +147,16 @@ fn ours() -> Vec<Pid> {
     [Some(rustix::process::getpid()), rustix::process::getppid()].into_iter().flatten().collect()
 }
 
-pub(crate) fn failed(message: impl Into<String>) -> Reply {
-    Reply::Failed { message: message.into() }
+pub(crate) fn failed(message: impl Into<String>) -> LauncherReply {
+    LauncherReply::Failed { message: message.into() }
 }
 
-pub(crate) fn answer(socket: &OwnedFd, id: u64, reply: Reply) -> io::Result<()> {
+pub(crate) fn answer(socket: &OwnedFd, id: u64, reply: LauncherReply) -> io::Result<()> {
     answer_with(socket, id, reply, &[])
 }
 
-pub(crate) fn answer_with(socket: &OwnedFd, id: u64, reply: Reply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    wire::send(socket, &Response { id, reply }, fds)
+pub(crate) fn answer_with(socket: &OwnedFd, id: u64, reply: LauncherReply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    wire::send(socket, &LauncherResponse { id, reply }, fds)
 }
 
 /// What the launcher has to remember when it executes itself again.
@@ -180,7 +180,11 @@ fn start_with(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()>
             let hint = "`sandpool doctor` says what this user lacks; `newuidmap` and `newgidmap` need its ranges in /etc/subuid \
                         and /etc/subgid"
                 .to_owned();
-            answer(&socket, id, Reply::Unavailable { why: format!("no user namespace for the launcher: {e}"), hint })
+            answer(
+                &socket,
+                id,
+                LauncherReply::Unavailable { why: format!("no user namespace for the launcher: {e}"), hint },
+            )
         }
     }
 }
@@ -271,7 +275,7 @@ fn serve(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()> {
         Ok(keeper) => keeper.run(id),
         Err((socket, e)) => {
             cgroup.release();
-            answer(&socket, id, Reply::Failed { message: e.to_string() })
+            answer(&socket, id, LauncherReply::Failed { message: e.to_string() })
         }
     }
 }

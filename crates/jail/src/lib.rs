@@ -9,6 +9,7 @@ pub mod apply;
 pub mod beneath;
 pub mod caps;
 pub mod cgroup;
+pub mod confine;
 pub mod disk;
 pub mod driver;
 pub mod heap;
@@ -18,10 +19,9 @@ pub mod inherited;
 pub mod instance;
 pub mod interfaces;
 pub mod keeper;
-pub mod kept;
+pub mod kept_volumes;
 pub mod landlock;
 pub mod launcher;
-pub mod own;
 pub mod plan;
 pub mod process;
 pub mod rlimits;
@@ -33,8 +33,8 @@ pub mod spec;
 pub mod survey;
 pub mod sys;
 pub mod volume;
-pub mod warm;
 pub mod wire;
+pub mod zygote;
 
 /// A directory for one test.
 #[cfg(test)]

@@ -10,11 +10,11 @@ use std::net::SocketAddrV4;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::confine::ConfineStep;
 use crate::ids::{BROWSER, INSIDE, IdMap};
 use crate::interfaces;
-use crate::own::Own;
 use crate::seccomp::Profile;
-use crate::spec::{Content, FileSpec, JailSpec, Kept, Shared, Volume};
+use crate::spec::{Content, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, Volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
@@ -23,7 +23,7 @@ pub enum Op {
         tasks: PathBuf,
     },
     /// What the process does to itself alone.
-    Own(Own),
+    Own(ConfineStep),
     /// Nothing of what an operator may have given the server: no negative nice, no real time, no shelter from the memory killer.
     OrdinaryPriority,
     /// After joining: its root is then the sandbox's own cgroup, and no name of ours shows inside.
@@ -147,7 +147,7 @@ pub enum Op {
     },
     /// A directory of the host. With an `owner`, what the directory's owner has in it is shown as that one's.
     Share {
-        shared: Shared,
+        shared: SharedVolumeSpec,
         owner: Option<u32>,
     },
     PivotRoot,
@@ -223,7 +223,7 @@ impl fmt::Display for Op {
             Self::KeptBind { at, path, owner } => {
                 write!(f, "kept {} on {} owner {owner}", at.display(), path.display())
             }
-            Self::Share { shared: Shared { host, inside, read_only }, owner } => {
+            Self::Share { shared: SharedVolumeSpec { host, inside, read_only }, owner } => {
                 let access = if *read_only { "ro" } else { "rw" };
                 write!(f, "share {} on {} {access},nosuid,nodev", host.display(), inside.display())?;
                 owner.iter().try_for_each(|owner| write!(f, " shown as {owner}"))
@@ -295,7 +295,7 @@ fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
 pub fn plan(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
-    steps.ops.extend([Op::Own(Own::Session), Op::OrdinaryPriority, Op::CgroupNamespace, Op::PrivateMounts]);
+    steps.ops.extend([Op::Own(ConfineStep::Session), Op::OrdinaryPriority, Op::CgroupNamespace, Op::PrivateMounts]);
     let base = steps.ops.len();
     let (bytes, inodes) = root_size(spec);
     steps.ops.push(Op::NewRoot { at: spec.mount_point.clone(), bytes, inodes });
@@ -322,7 +322,7 @@ pub fn plan(spec: &JailSpec) -> Plan {
 pub fn warm(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     let (bytes, inodes) = root_size(spec);
-    steps.ops.extend([Op::Own(Own::Session), Op::OrdinaryPriority, Op::PrivateMounts]);
+    steps.ops.extend([Op::Own(ConfineStep::Session), Op::OrdinaryPriority, Op::PrivateMounts]);
     steps.ops.push(Op::NewRoot { at: spec.mount_point.clone(), bytes, inodes });
     system(spec, &mut steps);
     steps.dir(Path::new("/tmp"));
@@ -332,7 +332,7 @@ pub fn warm(spec: &JailSpec) -> Plan {
     steps.ops.push(Op::HideLayers);
     // Its own numbers are the launcher's, so this is the one it has to see.
     steps.ops.push(Op::BindReadOnly { path: "/proc".into() });
-    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Own(Own::SessionKeyring), Op::DieWithLauncher]);
+    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Own(ConfineStep::SessionKeyring), Op::DieWithLauncher]);
     Plan { ops: steps.ops, base: 0..0 }
 }
 
@@ -393,17 +393,17 @@ fn system(spec: &JailSpec, steps: &mut Steps) {
 struct VolumeDir {
     path: &'static str,
     mode: u32,
-    whose: [Whose; 2],
+    whose: [VolumeUser; 2],
 }
 
 #[derive(Clone, Copy)]
-enum Whose {
+enum VolumeUser {
     Code,
     Browser,
 }
 
 const fn own(path: &'static str, mode: u32) -> VolumeDir {
-    VolumeDir { path, mode, whose: [Whose::Code; 2] }
+    VolumeDir { path, mode, whose: [VolumeUser::Code; 2] }
 }
 
 const VOLUME_DIRS: &[VolumeDir] = &[own("/workspace", 0o755), own(DATA, 0o755), own("/tmp", 0o1777)];
@@ -414,8 +414,8 @@ const VOLUME_DIRS_WITH_BROWSER: &[VolumeDir] = &[
     own("/workspace", 0o711),
     own(DATA, 0o700),
     own("/tmp", 0o1777),
-    VolumeDir { path: "/browser", mode: 0o700, whose: [Whose::Browser; 2] },
-    VolumeDir { path: "/uploads", mode: 0o750, whose: [Whose::Code, Whose::Browser] },
+    VolumeDir { path: "/browser", mode: 0o700, whose: [VolumeUser::Browser; 2] },
+    VolumeDir { path: "/uploads", mode: 0o750, whose: [VolumeUser::Code, VolumeUser::Browser] },
 ];
 
 /// The directory is the code's, so that it can delete what the browser left there.
@@ -441,8 +441,8 @@ fn volume(spec: &JailSpec, steps: &mut Steps) {
 fn owned(spec: &JailSpec, steps: &mut Steps) {
     let owner = spec.map.outer();
     let outer = |whose| match whose {
-        Whose::Code => owner,
-        Whose::Browser => spec.map.outer_browser(),
+        VolumeUser::Code => owner,
+        VolumeUser::Browser => spec.map.outer_browser(),
     };
     for VolumeDir { path, whose, .. } in on_volume(spec) {
         let [owner, group] = whose.map(outer);
@@ -453,18 +453,18 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
         steps.ops.push(Op::SharedDir { path: path.into(), mode, owner, group: spec.map.outer_browser() });
     }
     match spec.kept.clone() {
-        Some(Kept::Ext4 { template, image }) => {
+        Some(KeptVolumeSpec::Ext4 { template, image }) => {
             let dir = Op::KeptDir { path: DATA.into(), owner };
             let hold = Op::HoldKept { path: DATA.into() };
             steps.ops.extend([Op::KeptImage { template, image }, dir, Op::HideKept, hold]);
         }
-        Some(Kept::Mounted { .. }) => {
+        Some(KeptVolumeSpec::Mounted { .. }) => {
             steps.ops.extend([Op::KeptMounted { path: DATA.into() }, Op::HoldKept { path: DATA.into() }]);
         }
-        Some(Kept::Held { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
+        Some(KeptVolumeSpec::Held { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
         None => {}
     }
-    let share = |shared: &Shared| Op::Share { shared: shared.clone(), owner: spec.map.remapped() };
+    let share = |shared: &SharedVolumeSpec| Op::Share { shared: shared.clone(), owner: spec.map.remapped() };
     steps.ops.extend(spec.shared.iter().map(share));
 }
 
@@ -532,49 +532,50 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
     if spec.die_with_launcher {
         steps.ops.push(Op::DieWithLauncher);
     }
-    let limits = Own::Rlimits { processes: spec.processes };
-    steps.ops.extend([Op::Own(limits), Op::Descriptors, Op::Own(Own::NotDumpable)]);
+    let limits = ConfineStep::Rlimits { processes: spec.processes };
+    steps.ops.extend([Op::Own(limits), Op::Descriptors, Op::Own(ConfineStep::NotDumpable)]);
     steps.ops.extend(confinement(spec).map(Op::Own));
     steps.ops.push(Op::Exec);
 }
 
 /// What is given up before a kernel is forked into the finished sandbox: what its guest gave up, in the same order. Not dumpable is
 /// said after the change of ids, which on a host with `fs.suid_dumpable = 1` undoes it.
-pub fn entry(spec: &JailSpec) -> Vec<Own> {
-    let own = [Own::Rlimits { processes: spec.processes }, Own::NotDumpable];
+pub fn entry(spec: &JailSpec) -> Vec<ConfineStep> {
+    let own = [ConfineStep::Rlimits { processes: spec.processes }, ConfineStep::NotDumpable];
     identity(spec, INSIDE).chain(own).chain(confinement(spec)).collect()
 }
 
 /// What a kernel does when it is inside and held. Unlike the guest it may be looked at by code in the sandbox, which is going to run
 /// in it.
-pub const ARRIVAL: [Own; 2] = [Own::Dumpable, Own::OfferToOomKiller];
+pub const ARRIVAL: [ConfineStep; 2] = [ConfineStep::Dumpable, ConfineStep::OfferToOomKiller];
 
 /// The same before the process that drives the browser is made: as another user, with less.
-pub fn browser_entry(spec: &JailSpec) -> Option<Vec<Own>> {
+pub fn browser_entry(spec: &JailSpec) -> Option<Vec<ConfineStep>> {
     // What has the code's uid is counted with the code.
     let processes = if spec.map.browser() == BROWSER { spec.browser?.processes } else { spec.processes };
-    let own = [Own::Rlimits { processes }, Own::NotDumpable];
+    let own = [ConfineStep::Rlimits { processes }, ConfineStep::NotDumpable];
     spec.browser?;
-    let landlock = Own::BrowserLandlock { run: readable(spec) };
+    let landlock = ConfineStep::BrowserLandlock { run: readable(spec) };
     Some(identity(spec, spec.map.browser()).chain(own).chain(confined(landlock, Profile::Browser)).collect())
 }
 
-fn identity(spec: &JailSpec, id: u32) -> impl Iterator<Item = Own> {
-    let groups = spec.map.may_set_groups().then_some(Own::DropGroups);
-    groups.into_iter().chain([Own::SetIds { id }, Own::SessionKeyring])
+fn identity(spec: &JailSpec, id: u32) -> impl Iterator<Item = ConfineStep> {
+    let groups = spec.map.may_set_groups().then_some(ConfineStep::DropGroups);
+    groups.into_iter().chain([ConfineStep::SetIds { id }, ConfineStep::SessionKeyring])
 }
 
-fn confinement(spec: &JailSpec) -> impl Iterator<Item = Own> {
+fn confinement(spec: &JailSpec) -> impl Iterator<Item = ConfineStep> {
     let shared = |read_only| spec.shared.iter().filter(move |s| s.read_only == read_only).map(|s| s.inside.clone());
     let run = readable(spec).into_iter().chain(shared(true)).collect();
     // The guest writes there.
     let uploads = spec.browser.map(|_| PathBuf::from("/uploads"));
     let write = shared(false).chain(uploads).collect();
-    confined(Own::Landlock { run, write }, Profile::Code)
+    confined(ConfineStep::Landlock { run, write }, Profile::Code)
 }
 
-fn confined(landlock: Own, profile: Profile) -> impl Iterator<Item = Own> {
-    [Own::DropCapabilities, Own::NoNewPrivileges, landlock, Own::Seccomp { profile }].into_iter()
+fn confined(landlock: ConfineStep, profile: Profile) -> impl Iterator<Item = ConfineStep> {
+    [ConfineStep::DropCapabilities, ConfineStep::NoNewPrivileges, landlock, ConfineStep::Seccomp { profile }]
+        .into_iter()
 }
 
 /// What may be read and run: system, runtimes, the files we wrote.
@@ -590,7 +591,7 @@ fn readable(spec: &JailSpec) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::ids::Mode;
-    use crate::spec::{Browser, Host};
+    use crate::spec::{BrowserJail, Host};
 
     fn spec(mode: Mode) -> JailSpec {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect();
@@ -643,14 +644,17 @@ mod tests {
     /// With everything that may be there besides.
     fn with_volumes(mode: Mode) -> JailSpec {
         let spec = spec(mode);
-        let share =
-            |host: &str, inside: &str, read_only| Shared { host: host.into(), inside: inside.into(), read_only };
+        let share = |host: &str, inside: &str, read_only| SharedVolumeSpec {
+            host: host.into(),
+            inside: inside.into(),
+            read_only,
+        };
         let kept = match mode {
-            Mode::Root => Kept::Ext4 {
+            Mode::Root => KeptVolumeSpec::Ext4 {
                 template: Some("/state/templates/ext4-kept-1.img".into()),
                 image: spec.dir.join("kept.img"),
             },
-            Mode::Sub | Mode::Single => Kept::Held { at: "/state/instances/i/kept/0af9".into() },
+            Mode::Sub | Mode::Single => KeptVolumeSpec::Held { at: "/state/instances/i/kept/0af9".into() },
         };
         let shared = vec![share("/srv/in", "/shared/in", true), share("/srv/out", "/shared/out", false)];
         JailSpec { kept: Some(kept), shared, egress: Some("127.0.0.1:3128".parse().unwrap()), ..spec }
@@ -710,7 +714,7 @@ mod tests {
     fn with_browser(mode: Mode) -> JailSpec {
         let spec = spec(mode);
         let map = if mode == Mode::Single { spec.map } else { spec.map.with_browser(8, 100).unwrap() };
-        JailSpec { map, browser: Some(Browser { processes: spec.processes.map(|_| 32) }), ..spec }
+        JailSpec { map, browser: Some(BrowserJail { processes: spec.processes.map(|_| 32) }), ..spec }
     }
 
     #[test]
@@ -752,7 +756,7 @@ mod tests {
         + landlock /etc /home/u/rt/node /opt/sandpool/driver.py /tmp/rt /usr write /uploads
         ");
         let reserved = |inside: &str| {
-            let shared = vec![Shared { host: "/srv".into(), inside: inside.into(), read_only: true }];
+            let shared = vec![SharedVolumeSpec { host: "/srv".into(), inside: inside.into(), read_only: true }];
             JailSpec { shared, ..with_browser(Mode::Root) }.check().is_err()
         };
         assert!(reserved("/browser") && reserved("/uploads/x") && !reserved("/browsers"));
@@ -811,7 +815,7 @@ mod tests {
             "/.volume",
             "/.kept",
         ] {
-            let shared = vec![Shared { host: "/srv".into(), inside: inside.into(), read_only: false }];
+            let shared = vec![SharedVolumeSpec { host: "/srv".into(), inside: inside.into(), read_only: false }];
             let spec = JailSpec { shared, ..spec(Mode::Root) };
             assert!(spec.check().is_err(), "{inside}");
         }
@@ -833,16 +837,21 @@ mod tests {
     #[test]
     fn a_forked_kernel_gives_up_what_the_guest_gave_up_in_the_same_order() {
         // Of its own: a session from the start, and who may look at it.
-        let differs =
-            |own: &Own| matches!(own, Own::Session | Own::NotDumpable | Own::Dumpable | Own::OfferToOomKiller);
+        let differs = |own: &ConfineStep| {
+            matches!(
+                own,
+                ConfineStep::Session | ConfineStep::NotDumpable | ConfineStep::Dumpable | ConfineStep::OfferToOomKiller
+            )
+        };
         for mode in [Mode::Root, Mode::Sub, Mode::Single] {
             let spec = with_volumes(mode);
             let own = |op| if let Op::Own(own) = op { Some(own) } else { None };
-            let guest: Vec<Own> = plan(&spec).ops.into_iter().filter_map(own).filter(|own| !differs(own)).collect();
-            let kernel: Vec<Own> = entry(&spec).into_iter().filter(|own| !differs(own)).collect();
+            let guest: Vec<ConfineStep> =
+                plan(&spec).ops.into_iter().filter_map(own).filter(|own| !differs(own)).collect();
+            let kernel: Vec<ConfineStep> = entry(&spec).into_iter().filter(|own| !differs(own)).collect();
             assert_eq!(kernel, guest, "{mode}");
             // All of it before the kernel is born inside; there it only becomes what code may look at.
-            assert_eq!(entry(&spec).last(), Some(&Own::Seccomp { profile: Profile::Code }));
+            assert_eq!(entry(&spec).last(), Some(&ConfineStep::Seccomp { profile: Profile::Code }));
             assert!(ARRIVAL.iter().all(differs));
         }
     }
@@ -855,7 +864,7 @@ mod tests {
             let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
             assert!(seal < user);
             assert_eq!(ops.last(), Some(&Op::Exec));
-            assert_eq!(ops[ops.len() - 2], Op::Own(Own::Seccomp { profile: Profile::Code }));
+            assert_eq!(ops[ops.len() - 2], Op::Own(ConfineStep::Seccomp { profile: Profile::Code }));
         }
     }
 }

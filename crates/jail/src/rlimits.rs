@@ -4,9 +4,9 @@ use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What an operator may choose. Everything else is fixed in [`Limits::apply`].
+/// What an operator may choose. Everything else is fixed in [`Rlimits::apply`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct Rlimits {
     pub open_files: u64,
     /// `None` where a cgroup counts processes. The kernel counts these per uid, and a uid shared with the host's own processes
     /// would make the limit hit the wrong ones.
@@ -15,7 +15,7 @@ pub struct Limits {
     pub file_size: Option<u64>,
 }
 
-impl Default for Limits {
+impl Default for Rlimits {
     fn default() -> Self {
         Self { open_files: 4096, processes: None, file_size: None }
     }
@@ -23,18 +23,18 @@ impl Default for Limits {
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot limit `{resource:?}` to `{limit}`")]
-pub struct Error {
+pub struct RlimitError {
     pub resource: Resource,
     pub limit: u64,
     #[source]
     pub source: io::Error,
 }
 
-impl Limits {
+impl Rlimits {
     /// Sets soft and hard limits of the calling process; they cannot be raised again.
-    pub fn apply(&self) -> Result<(), Error> {
+    pub fn apply(&self) -> Result<(), RlimitError> {
         for (resource, limit) in self.table() {
-            lower(resource, limit).map_err(|source| Error { resource, limit, source })?;
+            lower(resource, limit).map_err(|source| RlimitError { resource, limit, source })?;
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_table() {
-        let limits = Limits { open_files: 256, processes: Some(64), file_size: None };
+        let limits = Rlimits { open_files: 256, processes: Some(64), file_size: None };
         let lines: Vec<String> = limits.table().map(|(r, l)| format!("{r:?} {l}")).collect();
         insta::assert_snapshot!(lines.join("\n"), @"
         Core 1

@@ -278,7 +278,7 @@ impl Bus {
         }
     }
 
-    fn receive(&mut self) -> io::Result<Message> {
+    fn receive(&mut self) -> io::Result<BusMessage> {
         const LONGEST: usize = 1 << 20;
         let fixed = self.read(16)?;
         let number = |at: usize| {
@@ -291,7 +291,7 @@ impl Bus {
         }
         let header = self.read(fields.next_multiple_of(8))?;
         let body = self.read(body)?;
-        Message::read(fixed[1], &header[..fields], &body)
+        BusMessage::read(fixed[1], &header[..fields], &body)
             .ok_or_else(|| io::Error::other("a message that cannot be read"))
     }
 }
@@ -323,13 +323,13 @@ fn message(serial: u32, method: &Method<'_>) -> Vec<u8> {
 
 /// What matters of one that came.
 #[derive(Debug, PartialEq, Eq)]
-struct Message {
+struct BusMessage {
     kind: u8,
     reply_to: Option<u32>,
     error: String,
 }
 
-impl Message {
+impl BusMessage {
     fn read(kind: u8, header: &[u8], body: &[u8]) -> Option<Self> {
         let mut fields = Decoder { bytes: header, at: 0 };
         let (mut reply_to, mut name, mut has_text) = (None, String::new(), false);

@@ -95,7 +95,7 @@ enum Treatment {
 
 impl Profile {
     /// The rule of a call, or the answer where this profile has another.
-    fn treatment(self, call: policy::Call, rule: &'static Rule) -> Treatment {
+    fn treatment(self, call: policy::SyscallEntry, rule: &'static Rule) -> Treatment {
         let named = || policy::BROWSER.iter().chain(policy::BROWSER_OLD).any(|own| own.number == call.number);
         match self {
             Self::Browser if rule.allows() && !named() => Treatment::Plain(Action::Eperm),
@@ -106,7 +106,7 @@ impl Profile {
 }
 
 fn ranges(profile: Profile) -> Vec<Range> {
-    let treated = |rule: &'static Rule, call: policy::Call| (call.number as u32, profile.treatment(call, rule));
+    let treated = |rule: &'static Rule, call: policy::SyscallEntry| (call.number as u32, profile.treatment(call, rule));
     let by_number: BTreeMap<u32, Treatment> =
         RULES.iter().flat_map(|rule| rule.calls.iter().map(move |call| treated(rule, *call))).collect();
     let mut ranges: Vec<Range> = Vec::new();

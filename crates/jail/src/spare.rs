@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
-use crate::apply::{self, Prepared, Report};
+use crate::apply::{self, PreparedBase, SetupEvent};
 use crate::plan::plan;
-use crate::spec::{Browser, JailSpec, Volume};
+use crate::spec::{BrowserJail, JailSpec, Volume};
 use crate::sys::{self, Cloned};
 use crate::volume::Device;
 use crate::wire;
@@ -52,14 +52,14 @@ impl Backing {
 /// Ready to become a sandbox; at most once.
 #[derive(Debug)]
 pub struct Spare {
-    pub prepared: Prepared,
+    pub prepared: PreparedBase,
     pub volume: Option<Backing>,
     /// What is weaker about it.
     pub notes: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Kind {
+struct SpareShelf {
     spec: JailSpec,
     /// The oldest first.
     ready: VecDeque<Spare>,
@@ -69,7 +69,7 @@ struct Kind {
     since: Instant,
 }
 
-impl Kind {
+impl SpareShelf {
     /// When there are to be fewer, if nobody asks.
     fn lull(&self) -> Instant {
         self.asked.max(self.since) + if self.wanted > 1 { LULL } else { FORGET }
@@ -95,7 +95,7 @@ pub struct Spares {
     dir: PathBuf,
     /// The most that wait for one kind.
     most: usize,
-    kinds: Vec<Kind>,
+    kinds: Vec<SpareShelf>,
     making: Option<Making>,
     made: u64,
     not_before: Option<Instant>,
@@ -122,7 +122,13 @@ impl Spares {
             }
             None => {
                 let wanted = FEWEST.min(self.most);
-                self.kinds.push(Kind { spec: general(spec), ready: VecDeque::new(), wanted, asked: now, since: now });
+                self.kinds.push(SpareShelf {
+                    spec: general(spec),
+                    ready: VecDeque::new(),
+                    wanted,
+                    asked: now,
+                    since: now,
+                });
                 None
             }
         }
@@ -137,7 +143,7 @@ impl Spares {
 
     /// When [`Spares::tick`] is to be called at the latest.
     pub fn deadline(&self) -> Option<Instant> {
-        let lulls = self.kinds.iter().map(Kind::lull);
+        let lulls = self.kinds.iter().map(SpareShelf::lull);
         let retry = self.not_before.filter(|_| self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted));
         lulls.chain(self.making.iter().map(|making| making.until)).chain(retry).min()
     }
@@ -189,23 +195,23 @@ impl Spares {
     pub fn heard(&mut self) -> bool {
         let Some(making) = &mut self.making else { return false };
         let Some(control) = &making.control else { return false };
-        match wire::receive::<Report>(control) {
-            Ok(Some((Report::Loop { device }, _))) => {
+        match wire::receive::<SetupEvent>(control) {
+            Ok(Some((SetupEvent::Loop { device }, _))) => {
                 making.volume = Some(Backing { device, image: image(&self.dir, self.made) });
             }
-            Ok(Some((Report::Note { message }, _))) => making.notes.push(message),
-            Ok(Some((Report::Prepared, fds))) => {
+            Ok(Some((SetupEvent::Note { message }, _))) => making.notes.push(message),
+            Ok(Some((SetupEvent::Prepared, fds))) => {
                 making.told = true;
                 let mut fds = fds.into_iter();
                 if let (Some(root), Some(network)) = (fds.next(), fds.next())
                     && let Some(kind) = self.kinds.iter_mut().find(|kind| alike(&kind.spec, &making.kind))
                 {
-                    let (prepared, notes) = (Prepared { root, network }, std::mem::take(&mut making.notes));
+                    let (prepared, notes) = (PreparedBase { root, network }, std::mem::take(&mut making.notes));
                     kind.ready.push_back(Spare { prepared, volume: making.volume.take(), notes });
                     (self.not_before, self.pause) = (None, PAUSE);
                 }
             }
-            Ok(Some((Report::Failed { message, .. }, _))) => {
+            Ok(Some((SetupEvent::Failed { message, .. }, _))) => {
                 making.told = true;
                 self.failed(&message);
             }
@@ -275,7 +281,7 @@ fn image(dir: &Path, number: u64) -> PathBuf {
 
 /// The same but for what is a sandbox's own.
 fn general(spec: &JailSpec) -> JailSpec {
-    let browser = spec.browser.map(|_| Browser { processes: None });
+    let browser = spec.browser.map(|_| BrowserJail { processes: None });
     JailSpec { cgroup_tasks: vec![], processes: None, browser, ..spec.clone() }
 }
 

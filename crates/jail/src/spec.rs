@@ -21,10 +21,10 @@ pub struct JailSpec {
     pub files: Vec<FileSpec>,
     pub volume: Volume,
     /// Where `/data` lies instead of on the volume.
-    pub kept: Option<Kept>,
-    pub shared: Vec<Shared>,
+    pub kept: Option<KeptVolumeSpec>,
+    pub shared: Vec<SharedVolumeSpec>,
     /// Room for a browser beside the code.
-    pub browser: Option<Browser>,
+    pub browser: Option<BrowserJail>,
     /// Where the way out listens, in the sandbox's own network; it is handed to the launcher.
     pub egress: Option<SocketAddrV4>,
     pub shm_bytes: u64,
@@ -42,7 +42,7 @@ pub struct JailSpec {
 
 /// A browser's part of the sandbox. Who it is says the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Browser {
+pub struct BrowserJail {
     /// As [`JailSpec::processes`], for the browser alone.
     pub processes: Option<u64>,
 }
@@ -95,7 +95,7 @@ pub enum Volume {
 /// A `/data` that outlives the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Kept {
+pub enum KeptVolumeSpec {
     /// A file system with a journal in a sparse file; with a template it is to be made first. Needs root.
     Ext4 { template: Option<PathBuf>, image: PathBuf },
     /// The same, still mounted since its last use: its directory comes as a descriptor.
@@ -106,7 +106,7 @@ pub enum Kept {
 
 /// A directory of the host that the operator shares with sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shared {
+pub struct SharedVolumeSpec {
     pub host: PathBuf,
     pub inside: PathBuf,
     pub read_only: bool,

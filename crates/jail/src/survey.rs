@@ -13,13 +13,13 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{self, Controller, Layout, Source, Version};
+use crate::cgroup::{self, CgroupSource, Controller, Layout, Version};
 use crate::ids::{self, Mode, SubRange};
 use crate::{sys, volume};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum FactState {
     On,
     /// There, but not usable for us or switched off.
     Off,
@@ -31,7 +31,7 @@ pub enum State {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
     pub layer: String,
-    pub state: State,
+    pub state: FactState,
     pub why: String,
     /// Empty when there is nothing to do.
     pub what_to_do: String,
@@ -39,7 +39,7 @@ pub struct Fact {
 
 /// What has to be there; without it nothing starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct MissingRequirement {
     pub why: String,
     pub hint: String,
 }
@@ -47,7 +47,7 @@ pub struct Refusal {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survey {
     pub mode: Mode,
-    pub refusal: Option<Refusal>,
+    pub refusal: Option<MissingRequirement>,
     pub facts: Vec<Fact>,
     pub cgroup: Layout,
     pub landlock: Option<u32>,
@@ -85,7 +85,7 @@ pub enum ProcessBound {
 
 impl Survey {
     /// `ours`: the server's processes. `wanted` overrides the mode, downwards only: nobody becomes root by asking.
-    pub fn take(wanted: Option<Mode>, source: Source, ours: &[Pid], purpose: Purpose) -> Self {
+    pub fn take(wanted: Option<Mode>, source: CgroupSource, ours: &[Pid], purpose: Purpose) -> Self {
         let mut facts = Vec::new();
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         facts.push(kernel(&release));
@@ -110,7 +110,7 @@ impl Survey {
         facts.push(fact("seccomp", seccomp, "system-call filter", "a kernel with CONFIG_SECCOMP_FILTER is needed"));
         let landlock = sys::landlock_abi();
         facts.push(landlock_fact(landlock));
-        let no_seccomp = || Refusal {
+        let no_seccomp = || MissingRequirement {
             why: "the kernel has no system-call filter (seccomp)".into(),
             hint: "use a kernel with CONFIG_SECCOMP_FILTER, or another back end".into(),
         };
@@ -156,7 +156,7 @@ fn processes(bound: ProcessBound) -> Fact {
 
 fn fact(layer: &str, on: bool, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
     let what_to_do = if on { String::new() } else { what_to_do.into() };
-    Fact { layer: layer.into(), state: if on { State::On } else { State::Off }, why: why.into(), what_to_do }
+    Fact { layer: layer.into(), state: if on { FactState::On } else { FactState::Off }, why: why.into(), what_to_do }
 }
 
 /// Holes through which a sandbox that shares the kernel was left: series, first good release, name. Series below the first
@@ -196,8 +196,8 @@ fn kernel(release: &str) -> Fact {
 }
 
 /// Without these calls every creation would fail halfway, with an error that says little.
-fn too_old(release: &str, missing: &[&str]) -> Option<Refusal> {
-    (!missing.is_empty()).then(|| Refusal {
+fn too_old(release: &str, missing: &[&str]) -> Option<MissingRequirement> {
+    (!missing.is_empty()).then(|| MissingRequirement {
         why: format!(
             "the kernel `{release}` does not have, or a filter around this process hides: {}",
             missing.join(", ")
@@ -223,9 +223,9 @@ fn identity(mode: Mode) -> Fact {
 }
 
 /// Root of a user namespace that maps few ids (a rootless container) has none to give to sandboxes.
-fn unmapped_root() -> Option<Refusal> {
+fn unmapped_root() -> Option<MissingRequirement> {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    (!maps(&map, ids::ROOT_BASE)).then(|| Refusal {
+    (!maps(&map, ids::ROOT_BASE)).then(|| MissingRequirement {
         why: format!("root here cannot use the uids from {} on, which sandboxes are given", ids::ROOT_BASE),
         hint: "start the server as an ordinary user, or outside of the user namespace".into(),
     })
@@ -287,7 +287,7 @@ fn subordinate(uid: u32) -> (Option<Subordinate>, Fact) {
 }
 
 fn absent(layer: &str, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
-    Fact { layer: layer.into(), state: State::Absent, why: why.into(), what_to_do: what_to_do.into() }
+    Fact { layer: layer.into(), state: FactState::Absent, why: why.into(), what_to_do: what_to_do.into() }
 }
 
 fn landlock_fact(abi: Option<u32>) -> Fact {
@@ -396,7 +396,7 @@ fn disk(mode: Mode) -> (bool, Fact) {
     let layer = "disk quota";
     let in_memory = |why: &str, hint: &str| {
         let why = format!("in memory, {why}; a volume is at most half of the sandbox's memory");
-        (false, Fact { layer: layer.into(), state: State::On, why, what_to_do: hint.into() })
+        (false, Fact { layer: layer.into(), state: FactState::On, why, what_to_do: hint.into() })
     };
     if mode != Mode::Root {
         return in_memory("an ordinary user cannot mount a disk", "");
@@ -434,7 +434,7 @@ fn inodes(mode: Mode) -> Fact {
         return fact(layer, true, "nothing that sandboxes see of the host can be watched or locked for others", "");
     }
     let why = "an ordinary user cannot make device nodes: sandboxes can see when others open `/dev/null`, and lock it";
-    Fact { layer: layer.into(), state: State::On, why: why.into(), what_to_do: "start the server as root".into() }
+    Fact { layer: layer.into(), state: FactState::On, why: why.into(), what_to_do: "start the server as root".into() }
 }
 
 fn memfd() -> Fact {
@@ -467,7 +467,7 @@ const TRIAL: &[&str] = &[
     "a fresh /proc",
 ];
 
-fn namespaces(mode: Mode) -> (Option<Refusal>, Fact) {
+fn namespaces(mode: Mode) -> (Option<MissingRequirement>, Fact) {
     let layer = "namespaces";
     let Err((step, errno)) = trial(mode) else {
         return (None, fact(layer, true, "user, mount, pid, net, ipc, uts, cgroup", ""));
@@ -475,7 +475,7 @@ fn namespaces(mode: Mode) -> (Option<Refusal>, Fact) {
     let what = TRIAL.get(step).copied().unwrap_or("the trial");
     let why = format!("cannot make {what}: {errno}");
     let hint = hint_for(mode, step);
-    (Some(Refusal { why: why.clone(), hint: hint.clone() }), fact(layer, false, why, hint))
+    (Some(MissingRequirement { why: why.clone(), hint: hint.clone() }), fact(layer, false, why, hint))
 }
 
 fn hint_for(mode: Mode, step: usize) -> String {
@@ -614,7 +614,7 @@ mod tests {
         let fact = cgroup_fact(&layout, Controller::Memory);
         assert_eq!(
             (fact.state, &*fact.why, &*fact.what_to_do),
-            (State::Off, "others are in it", "start the server alone")
+            (FactState::Off, "others are in it", "start the server alone")
         );
     }
 
@@ -626,9 +626,12 @@ mod tests {
             let fact = processes(process_bound(&none, counts, mode));
             (fact.state, fact.why)
         };
-        assert_eq!(told(true, Mode::Single), (State::On, "an rlimit, which counts in each sandbox for itself".into()));
-        assert_eq!(told(false, Mode::Sub).0, State::On);
-        assert_eq!(told(false, Mode::Root).0, State::Off);
+        assert_eq!(
+            told(true, Mode::Single),
+            (FactState::On, "an rlimit, which counts in each sandbox for itself".into())
+        );
+        assert_eq!(told(false, Mode::Sub).0, FactState::On);
+        assert_eq!(told(false, Mode::Root).0, FactState::Off);
     }
 
     #[test]
@@ -657,11 +660,11 @@ mod tests {
             let layout = Layout { hierarchies: vec![hierarchy], ..Layout::default() };
             socket_buffers(&layout, boot).unwrap().state
         };
-        assert_eq!(state(Version::V2, "quiet"), State::On);
-        assert_eq!(state(Version::V2, "quiet cgroup.memory=nokmem,nosocket"), State::Off);
-        assert_eq!(state(Version::V1, ""), State::Off);
+        assert_eq!(state(Version::V2, "quiet"), FactState::On);
+        assert_eq!(state(Version::V2, "quiet cgroup.memory=nokmem,nosocket"), FactState::Off);
+        assert_eq!(state(Version::V1, ""), FactState::Off);
         fs::write(base.join(cgroup::SOCKET_LIMIT), "-1").unwrap();
-        assert_eq!(state(Version::V1, ""), State::On);
+        assert_eq!(state(Version::V1, ""), FactState::On);
         assert_eq!(socket_buffers(&Layout::default(), ""), None);
         fs::remove_dir_all(base).unwrap();
     }

@@ -405,7 +405,7 @@ pub mod loop_device {
     }
 
     #[repr(C)]
-    struct Config {
+    struct LoopConfig {
         fd: u32,
         block_size: u32,
         info: Info,
@@ -421,10 +421,10 @@ pub mod loop_device {
     /// Ties `file` to the device, which lets go of it by itself when nobody has the device open or mounted any more.
     pub fn configure(device: &OwnedFd, file: RawFd) -> Result<()> {
         // SAFETY: all-zero is a valid value for these plain structs.
-        let mut config: Config = unsafe { std::mem::zeroed() };
+        let mut config: LoopConfig = unsafe { std::mem::zeroed() };
         config.fd = u32::try_from(file).map_err(|_| Errno::BADF)?;
         config.info.flags = AUTOCLEAR;
-        // SAFETY: LOOP_CONFIGURE reads one `loop_config`, whose layout `Config` has.
+        // SAFETY: LOOP_CONFIGURE reads one `loop_config`, whose layout `LoopConfig` has.
         check(unsafe { libc::ioctl(device.as_raw_fd(), CONFIGURE, ptr::from_ref(&config)) }.into()).map(drop)
     }
 }

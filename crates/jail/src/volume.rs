@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::sys::loop_device;
 
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum VolumeError {
     #[error("template `{}`: {source}", path.display())]
     Template { path: PathBuf, source: io::Error },
     #[error("mkfs.ext4: {0}")]
@@ -90,13 +90,13 @@ pub fn mkfs() -> Option<PathBuf> {
 }
 
 /// The template for this size, made if it is not there. Complete or absent: it appears by a rename.
-pub fn template(dir: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<PathBuf, Error> {
+pub fn template(dir: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<PathBuf, VolumeError> {
     let name = format!("{}-{bytes}-{inodes}", purpose.name());
     let path = dir.join(format!("{name}.img"));
     if path.exists() {
         return Ok(path);
     }
-    let failed = |source| Error::Template { path: path.clone(), source };
+    let failed = |source| VolumeError::Template { path: path.clone(), source };
     fs::create_dir_all(dir).map_err(failed)?;
     let half = dir.join(format!(".{name}-{}", std::process::id()));
     let made = make(&half, purpose, bytes, inodes).and_then(|()| fs::rename(&half, &path).map_err(failed));
@@ -110,11 +110,11 @@ pub fn template(dir: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result
     clippy::disallowed_methods,
     reason = "the one helper program of a sandbox's creation, with a fixed path and no input"
 )]
-fn make(path: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<(), Error> {
-    let failed = |source| Error::Template { path: path.to_owned(), source };
+fn make(path: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<(), VolumeError> {
+    let failed = |source| VolumeError::Template { path: path.to_owned(), source };
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path).map_err(failed)?;
     file.set_len(bytes).map_err(failed)?;
-    let mkfs = mkfs().ok_or_else(|| Error::Mkfs("not installed".into()))?;
+    let mkfs = mkfs().ok_or_else(|| VolumeError::Mkfs("not installed".into()))?;
     let output = Command::new(mkfs)
         // No table reserved for growth: it never grows.
         .args(["-q", "-F", "-m", "0", "-b", "4096", "-N", &inodes.to_string()])
@@ -123,16 +123,16 @@ fn make(path: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<(), Er
         .env_clear()
         .stdin(Stdio::null())
         .output()
-        .map_err(|e| Error::Mkfs(e.to_string()))?;
+        .map_err(|e| VolumeError::Mkfs(e.to_string()))?;
     if !output.status.success() {
-        return Err(Error::Mkfs(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        return Err(VolumeError::Mkfs(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
     Ok(())
 }
 
 /// Copies a sparse file without its holes; shares the blocks where the file system can.
-pub fn copy_sparse(from: &Path, to: &Path) -> Result<(), Error> {
-    copy(from, to).map_err(|source| Error::Copy { path: to.to_owned(), source })
+pub fn copy_sparse(from: &Path, to: &Path) -> Result<(), VolumeError> {
+    copy(from, to).map_err(|source| VolumeError::Copy { path: to.to_owned(), source })
 }
 
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
@@ -180,12 +180,12 @@ pub struct Attached {
 }
 
 /// Opens an image that nobody else may have at the same time; waits a little for whoever has it and is about to end.
-pub fn lock_image(image: &Path) -> Result<OwnedFd, Error> {
-    let at = |errno| Error::Image { path: image.to_owned(), errno };
+pub fn lock_image(image: &Path) -> Result<OwnedFd, VolumeError> {
+    let at = |errno| VolumeError::Image { path: image.to_owned(), errno };
     let file = open_image(image)?;
     lock_within(&file, image, PATIENCE)?;
     if rustix::fs::fstat(&file).map_err(at)?.st_nlink == 0 {
-        return Err(Error::Discarded);
+        return Err(VolumeError::Discarded);
     }
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     rustix::fs::futimens(&file, &Timestamps { last_access: now, last_modification: now }).map_err(at)?;
@@ -193,10 +193,10 @@ pub fn lock_image(image: &Path) -> Result<OwnedFd, Error> {
 }
 
 /// Removes an image that nobody has, if it is there. Under its lock, so that nobody can take it meanwhile.
-pub fn remove_image(image: &Path) -> Result<(), Error> {
-    let at = |errno| Error::Image { path: image.to_owned(), errno };
+pub fn remove_image(image: &Path) -> Result<(), VolumeError> {
+    let at = |errno| VolumeError::Image { path: image.to_owned(), errno };
     let file = match open_image(image) {
-        Err(Error::Image { errno: Errno::NOENT, .. }) => return Ok(()),
+        Err(VolumeError::Image { errno: Errno::NOENT, .. }) => return Ok(()),
         other => other?,
     };
     lock_within(&file, image, MOMENT)?;
@@ -206,7 +206,7 @@ pub fn remove_image(image: &Path) -> Result<(), Error> {
     }
 }
 
-fn lock_within(file: &OwnedFd, image: &Path, patience: Duration) -> Result<(), Error> {
+fn lock_within(file: &OwnedFd, image: &Path, patience: Duration) -> Result<(), VolumeError> {
     let until = Instant::now() + patience;
     let mut knock = Instant::now() + KNOCK;
     loop {
@@ -218,23 +218,23 @@ fn lock_within(file: &OwnedFd, image: &Path, patience: Duration) -> Result<(), E
                 }
                 std::thread::sleep(Duration::from_millis(2));
             }
-            Err(Errno::WOULDBLOCK) => return Err(Error::InUse),
-            other => return other.map_err(|errno| Error::Image { path: image.to_owned(), errno }),
+            Err(Errno::WOULDBLOCK) => return Err(VolumeError::InUse),
+            other => return other.map_err(|errno| VolumeError::Image { path: image.to_owned(), errno }),
         }
     }
 }
 
-pub fn open_image(image: &Path) -> Result<OwnedFd, Error> {
+pub fn open_image(image: &Path) -> Result<OwnedFd, VolumeError> {
     rustix::fs::open(image, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
-        .map_err(|errno| Error::Image { path: image.to_owned(), errno })
+        .map_err(|errno| VolumeError::Image { path: image.to_owned(), errno })
 }
 
 /// The device holds the description behind `image`, and with it a lock on that.
-pub fn attach_loop(image: &OwnedFd) -> Result<Attached, Error> {
+pub fn attach_loop(image: &OwnedFd) -> Result<Attached, VolumeError> {
     const TRIES: usize = 64;
     let at = |path: &str| {
         let path = path.to_owned();
-        move |errno| Error::Loop { path, errno }
+        move |errno| VolumeError::Loop { path, errno }
     };
     let open = |path: &str| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(at(path));
     let control = open("/dev/loop-control")?;

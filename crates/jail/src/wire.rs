@@ -17,27 +17,27 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{Group, Limits as CgroupLimits, Source, Usage};
+use crate::cgroup::{CgroupLimits, CgroupSource, Group, Usage};
 use crate::disk::KeepFree;
 use crate::ids::Mode;
-use crate::kept::{Kept, Wanted};
-use crate::spec::{FileSpec, Shared};
+use crate::kept_volumes::{KeptVolumeRecord, KeptVolumeRequest};
+use crate::spec::{FileSpec, SharedVolumeSpec};
 use crate::survey::Survey;
-use crate::warm::Rotation;
+use crate::zygote::Rotation;
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Request {
+pub struct LauncherRequest {
     pub id: u64,
-    pub call: Call,
+    pub call: LauncherCall,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Call {
+pub enum LauncherCall {
     /// What this host offers; may come before `Start`, and when `Start` would fail.
     Survey {
         mode: Option<Mode>,
-        cgroups: Source,
+        cgroups: CgroupSource,
     },
     /// First of all; the guest's program comes as a descriptor.
     Start(Start),
@@ -57,7 +57,7 @@ pub enum Call {
         name: String,
     },
     /// Starts the warm interpreter, which loads the library that comes as a descriptor; answered when it can be forked.
-    Warm(Box<Warm>),
+    Warm(Box<StartZygote>),
     /// Puts a fork of the warm interpreter into a sandbox; answered when its guest can take it.
     Fork {
         sandbox: String,
@@ -81,7 +81,7 @@ pub struct Start {
     /// One server a state directory; without it every server gets its own instance below.
     pub exclusive: bool,
     pub mode: Option<Mode>,
-    pub cgroups: Source,
+    pub cgroups: CgroupSource,
     /// The most sandboxes of a kind whose root, volume and network are made before they are asked for.
     pub spares: usize,
     /// What volumes on disk leave free of their file system.
@@ -98,8 +98,8 @@ pub struct Create {
     pub disk_inodes: u64,
     pub runtime: Vec<PathBuf>,
     pub files: Vec<FileSpec>,
-    pub shared: Vec<Shared>,
-    pub kept: Option<Wanted>,
+    pub shared: Vec<SharedVolumeSpec>,
+    pub kept: Option<KeptVolumeRequest>,
     /// What of it a browser may have.
     pub browser: Option<CgroupLimits>,
     /// Where a socket listens inside, which comes with the answer.
@@ -109,7 +109,7 @@ pub struct Create {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Warm {
+pub struct StartZygote {
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
     pub runtime: Vec<PathBuf>,
@@ -118,14 +118,14 @@ pub struct Warm {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Response {
+pub struct LauncherResponse {
     pub id: u64,
-    pub reply: Reply,
+    pub reply: LauncherReply,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
+pub enum LauncherReply {
     Survey(Box<Survey>),
     Started {
         instance: PathBuf,
@@ -136,7 +136,7 @@ pub enum Reply {
     Created {
         notes: Vec<String>,
     },
-    Kept(Vec<Kept>),
+    Kept(Vec<KeptVolumeRecord>),
     /// A sandbox has the kept volume.
     InUse,
     /// The disk is full; in words for callers.

@@ -5,7 +5,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use jail::apply::{Handles, Report, run};
+use jail::apply::{Handles, SetupEvent, run};
 use jail::plan::{Op, Plan};
 use jail::spec::Content;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -39,7 +39,7 @@ fn null() -> OwnedFd {
 }
 
 /// Applies the steps in a mount namespace of this thread's own. `None` where the machine does not let us.
-fn apply(name: &str, steps: &[Op]) -> Option<Report> {
+fn apply(name: &str, steps: &[Op]) -> Option<SetupEvent> {
     let at = std::env::temp_dir().join(format!("hostile-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&at).unwrap();
     let mut ops = vec![Op::PrivateMounts, Op::NewRoot { at: at.clone(), bytes: 1 << 20, inodes: 100 }];
@@ -59,13 +59,13 @@ fn apply(name: &str, steps: &[Op]) -> Option<Report> {
         return None;
     }
     // Nothing said: every step went through.
-    Some(jail::wire::receive::<Report>(&ours).unwrap().map_or(Report::Exec, |(report, _)| report))
+    Some(jail::wire::receive::<SetupEvent>(&ours).unwrap().map_or(SetupEvent::Exec, |(report, _)| report))
 }
 
 #[track_caller]
 fn assert_fails_at_the_last(name: &str, steps: &[Op], because: &str) {
     let Some(report) = apply(name, steps) else { return };
-    let Report::Failed { step, message } = report else { panic!("set-up went through: {report:?}") };
+    let SetupEvent::Failed { step, message } = report else { panic!("set-up went through: {report:?}") };
     assert_eq!(step, steps.len() + 1, "{message}");
     assert!(message.contains(because), "{message}");
 }
@@ -73,7 +73,7 @@ fn assert_fails_at_the_last(name: &str, steps: &[Op], because: &str) {
 #[test]
 fn an_honest_root_is_built() {
     let steps = [dir("/dev"), device("/dev/null"), dir("/proc"), proc(), mask("/proc/keys")];
-    assert!(matches!(apply("honest", &steps), None | Some(Report::Exec)));
+    assert!(matches!(apply("honest", &steps), None | Some(SetupEvent::Exec)));
 }
 
 #[test]
@@ -118,6 +118,6 @@ fn a_proc_that_is_a_link_or_no_proc_is_refused() {
 fn a_runtime_path_cannot_be_laid_over_a_link() {
     let steps = [symlink("/opt", "/usr"), Op::BindReadOnly { path: Path::new("/opt/../usr").into() }];
     if let Some(report) = apply("bind", &steps) {
-        assert!(matches!(report, Report::Failed { .. }), "{report:?}");
+        assert!(matches!(report, SetupEvent::Failed { .. }), "{report:?}");
     }
 }

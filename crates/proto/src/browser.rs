@@ -28,8 +28,8 @@ pub struct BrowserSpec {
 pub enum ToDriver {
     /// First. Answer: `Ready` or `Failed`.
     Start { spec: BrowserSpec },
-    /// Answer: `Browsed`. `uploads` is the directory with the files of an upload.
-    Browse { ask: Browse, after_ms: u64, uploads: Option<String> },
+    /// Answer: `BrowserReply`. `uploads` is the directory with the files of an upload.
+    Browse { ask: BrowserAction, after_ms: u64, uploads: Option<String> },
     /// Ends the request of this number, which is then answered as `Cancelled`.
     Cancel,
 }
@@ -38,7 +38,7 @@ pub enum ToDriver {
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum FromDriver {
     Ready { version: String },
-    Browsed { browsed: Box<Browsed> },
+    Browsed { browsed: Box<BrowserReply> },
     Failed { message: String },
 }
 
@@ -47,7 +47,7 @@ pub type Locator = String;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
-pub enum Browse {
+pub enum BrowserAction {
     /// In the current tab.
     Open {
         url: String,
@@ -151,18 +151,18 @@ pub struct SnapshotAsk {
 
 /// The answer to one request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Browsed {
+pub struct BrowserReply {
     /// The page that is shown now; none when there is no browser any more.
-    pub page: Option<Page>,
+    pub page: Option<PageInfo>,
     /// What happened since the last answer without being asked for, oldest first; at most [`MAX_HAPPENED`].
-    pub happened: Vec<Happened>,
+    pub happened: Vec<PageEvent>,
     pub result: Result<BrowseResult, BrowseError>,
 }
 
 pub const MAX_HAPPENED: usize = 50;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Page {
+pub struct PageInfo {
     pub url: String,
     pub title: String,
     /// The number of the tab that is shown, and how many there are.
@@ -172,7 +172,7 @@ pub struct Page {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
-pub enum Happened {
+pub enum PageEvent {
     /// Answered by itself: dismissed; a `beforeunload` accepted.
     Dialog { kind: String, message: String },
     /// A page opened another one; it is a tab now.
@@ -205,7 +205,7 @@ pub enum BrowseResult {
         truncated: bool,
     },
     Tabs {
-        tabs: Vec<Tab>,
+        tabs: Vec<TabInfo>,
     },
     Log {
         lines: Vec<String>,
@@ -214,7 +214,7 @@ pub enum BrowseResult {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tab {
+pub struct TabInfo {
     pub tab: u32,
     pub url: String,
     pub title: String,

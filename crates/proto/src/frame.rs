@@ -20,14 +20,14 @@ const KEPT: usize = 64 << 10;
 /// What a payload is. Data frames are raw bytes: output and files are never JSON-escaped on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     Message = 1,
     Stdout = 2,
     Stderr = 3,
     File = 4,
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         [Self::Message, Self::Stdout, Self::Stderr, Self::File].into_iter().find(|k| *k as u8 == byte)
     }
@@ -42,7 +42,7 @@ impl Kind {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub call: u64,
     pub payload: Vec<u8>,
 }
@@ -61,7 +61,7 @@ pub enum FrameError {
 }
 
 /// Appends one frame. The caller keeps payloads within `kind.max_payload()`.
-pub fn encode(out: &mut Vec<u8>, kind: Kind, call: u64, payload: &[u8]) {
+pub fn encode(out: &mut Vec<u8>, kind: FrameKind, call: u64, payload: &[u8]) {
     debug_assert!(payload.len() <= kind.max_payload());
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
     out.extend_from_slice(&[kind as u8, 0, 0, 0]);
@@ -75,7 +75,7 @@ pub fn encode_message<M: Serialize>(out: &mut Vec<u8>, call: u64, message: &M) -
     if payload.len() > MAX_MESSAGE {
         return Err(FrameError::TooLong { length: payload.len(), limit: MAX_MESSAGE });
     }
-    encode(out, Kind::Message, call, &payload);
+    encode(out, FrameKind::Message, call, &payload);
     Ok(())
 }
 
@@ -108,7 +108,7 @@ impl Decoder {
         let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };
         let [l0, l1, l2, l3, kind, r0, r1, r2, call @ ..] = *header;
         let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
-        let kind = Kind::from_byte(kind).ok_or(FrameError::Kind(kind))?;
+        let kind = FrameKind::from_byte(kind).ok_or(FrameError::Kind(kind))?;
         if [r0, r1, r2] != [0; 3] {
             return Err(FrameError::Reserved);
         }
@@ -152,7 +152,7 @@ mod tests {
         ) {
             let mut bytes = Vec::new();
             let sent: Vec<Frame> = parts.into_iter()
-                .map(|(kind, call, payload)| Frame { kind: Kind::from_byte(kind).unwrap(), call, payload })
+                .map(|(kind, call, payload)| Frame { kind: FrameKind::from_byte(kind).unwrap(), call, payload })
                 .collect();
             for f in &sent { encode(&mut bytes, f.kind, f.call, &f.payload); }
             prop_assert_eq!(frames_of(&bytes, cut).unwrap(), sent);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_large_message_leaves_nothing_behind() {
         let mut bytes = Vec::new();
-        encode(&mut bytes, Kind::Message, 1, &vec![b' '; MAX_MESSAGE]);
+        encode(&mut bytes, FrameKind::Message, 1, &vec![b' '; MAX_MESSAGE]);
         let mut decoder = Decoder::default();
         bytes.chunks(64 << 10).for_each(|chunk| decoder.push(chunk));
         assert_eq!(decoder.next_frame().unwrap().unwrap().payload.len(), MAX_MESSAGE);

@@ -8,9 +8,9 @@ mod environment;
 pub mod frame;
 pub mod message;
 
-pub use browser::{Browse, BrowseError, BrowseFailure, BrowseResult, Browsed, BrowserSpec};
+pub use browser::{BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, BrowserSpec};
 pub use environment::{EnvironmentError, MAX_ENVIRONMENT, MAX_VARIABLES, check_environment};
-pub use frame::{Decoder, Frame, FrameError, Kind, encode, encode_message};
+pub use frame::{Decoder, Frame, FrameError, FrameKind, encode, encode_message};
 pub use message::*;
 
 /// Raised when a message changes its meaning. Both sides say theirs in `Hello`; they must be equal.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::browser::{Browse, Browsed, BrowserSpec};
+use crate::browser::{BrowserAction, BrowserReply, BrowserSpec};
 
 /// A kernel inside one sandbox; chosen by the host.
 pub type KernelId = u32;
@@ -57,7 +57,7 @@ pub enum Root {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Order {
+pub enum ListOrder {
     /// Everything, directories included, by path.
     Path,
     /// Regular files only, the most recently modified first.
@@ -118,13 +118,13 @@ pub enum ToGuest {
     /// A file larger than `max_size` is `TooLarge`.
     ReadFile { root: Root, path: String, offset: u64, length: u64, max_size: Option<u64> },
     /// Answer: `Files`, or `Failed`. Entries below `path`, the first `max_entries` in this order.
-    ListFiles { root: Root, path: String, max_entries: u32, order: Order },
+    ListFiles { root: Root, path: String, max_entries: u32, order: ListOrder },
     /// Takes the browser's driver that was put into the sandbox, and lets it start the browser with a blank page. Answer:
     /// `BrowserReady`, or `Failed`. One that is there already ends.
     StartBrowser { spec: BrowserSpec },
-    /// Answer: `Browsed`, or `Failed` where there is no browser. One after the other. `uploads` are files below `/workspace` that the
+    /// Answer: `BrowserReply`, or `Failed` where there is no browser. One after the other. `uploads` are files below `/workspace` that the
     /// browser may read for this call, by the names in `Browse::Upload`. `after_ms` ends it in the driver.
-    Browse { ask: Browse, uploads: Vec<String>, after_ms: u64 },
+    Browse { ask: BrowserAction, uploads: Vec<String>, after_ms: u64 },
     /// Answer: `Done`.
     Ping,
 }
@@ -180,13 +180,13 @@ pub enum FromGuest {
         version: String,
     },
     Browsed {
-        browsed: Box<Browsed>,
+        browsed: Box<BrowserReply>,
     },
     /// The browser ended by itself (call 0).
     BrowserExited,
     Done,
     Failed {
-        failure: Failure,
+        failure: GuestFailure,
         message: String,
     },
 }
@@ -303,7 +303,7 @@ pub enum FileKind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Failure {
+pub enum GuestFailure {
     /// The path leads out, is not valid, or is not the kind of thing asked for.
     InvalidPath,
     NotFound,

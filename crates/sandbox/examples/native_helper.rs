@@ -10,12 +10,13 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use jail::warm::{Arrival, Fork};
+use jail::zygote::{Arrival, Fork};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sandbox::native::{Cgroups, GuestBinary, Mode, Native, NativeConfig};
 use sandbox::{
-    Backend, BackendError, BrowserRoom, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume, WarmSpec,
+    Backend, BackendError, BrowserRoom, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume,
+    ZygoteSpec,
 };
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 
@@ -244,9 +245,9 @@ fn warm(mode: &str, state_dir: &str, lines: &[&str]) {
     });
 }
 
-fn interpreter() -> WarmSpec {
+fn interpreter() -> ZygoteSpec {
     let script = PathBuf::from("/opt/sandpool/warm.py");
-    WarmSpec {
+    ZygoteSpec {
         argv: ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()].map(str::to_owned).to_vec(),
         env: BTreeMap::new(),
         runtime: vec![],
@@ -287,7 +288,7 @@ fn watch(mode: &str, state_dir: &str) {
         let coming = async {
             wait_inside(&*sandbox, "/workspace/begun").await;
             for _ in 0..30 {
-                sandbox.fork_warm().await.unwrap();
+                sandbox.fork_zygote().await.unwrap();
             }
             for _ in 0..10 {
                 sandbox.enter_browser().await.unwrap();
@@ -316,7 +317,7 @@ fn disturb(mode: &str, state_dir: &str, signal: &str) {
         let attacked = async {
             loop {
                 // Whether it gets a kernel is the attacker's own business.
-                let _ = attacker.fork_warm().await;
+                let _ = attacker.fork_zygote().await;
             }
         };
         let served = async {
@@ -392,7 +393,7 @@ fn browse(mode: &str, state_dir: &str, lines: &[&str]) {
 
 /// Forks a kernel, equips it and waits for its first line.
 async fn kernel(sandbox: &dyn Sandbox) -> (String, tokio::io::BufReader<sandbox::GuestStream>) {
-    sandbox.fork_warm().await.unwrap();
+    sandbox.fork_zygote().await.unwrap();
     let mut stream = sandbox.connect().await.unwrap();
     stream.write_all(b"@take\n").await.unwrap();
     let mut pid = String::new();
@@ -416,7 +417,7 @@ fn forks(state_dir: &str, count: usize, driver: &str, argv: &[&str]) {
     let spec = SandboxSpec { runtime: runtime.clone(), files: files.clone(), ..spec() };
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
-        native.warm(&WarmSpec { argv, env, runtime, files }).await.unwrap();
+        native.warm(&ZygoteSpec { argv, env, runtime, files }).await.unwrap();
         let mut rows: [Vec<f64>; 3] = Default::default();
         let ms = |since: std::time::Instant| since.elapsed().as_secs_f64() * 1e3;
         for _ in 0..count {
@@ -425,7 +426,7 @@ fn forks(state_dir: &str, count: usize, driver: &str, argv: &[&str]) {
             rows[0].push(ms(at));
             let sandbox = native.create(&spec).await.unwrap();
             let at = std::time::Instant::now();
-            sandbox.fork_warm().await.unwrap();
+            sandbox.fork_zygote().await.unwrap();
             rows[1].push(ms(at));
             sandbox.destroy().await.unwrap();
             let sandbox = native.create(&spec).await.unwrap();
@@ -434,7 +435,7 @@ fn forks(state_dir: &str, count: usize, driver: &str, argv: &[&str]) {
             rows[2].push(ms(at));
             sandbox.destroy().await.unwrap();
         }
-        for (name, row) in ["fork+exec true", "fork_warm", "fork_warm to ready"].iter().zip(&mut rows) {
+        for (name, row) in ["fork+exec true", "fork_zygote", "fork_zygote to ready"].iter().zip(&mut rows) {
             row.sort_by(f64::total_cmp);
             eprintln!("{name}: min {:.2} median {:.2} p90 {:.2} ms", row[0], row[count / 2], row[count * 9 / 10]);
         }

@@ -31,7 +31,7 @@ pub struct SandboxSpec {
     pub volumes: Vec<SharedVolume>,
     /// `/data` lies on a volume of its own that outlives the sandbox; only one sandbox at a time may have it.
     pub kept: Option<KeptVolume>,
-    /// A socket listens inside on [`PROXY`], which is handed out once: [`Sandbox::take_egress`]. Without it there is nothing but loopback.
+    /// A socket listens inside on [`PROXY`], which is handed out once: [`Sandbox::take_egress_listener`]. Without it there is nothing but loopback.
     pub egress: bool,
     /// Room for a browser beside the code: a uid, a home and a share of memory and processors of its own.
     pub browser: Option<BrowserRoom>,
@@ -49,7 +49,7 @@ pub struct BrowserRoom {
 
 /// An interpreter that is started once, with everything imported and no code of anybody's run, and then forked into sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WarmSpec {
+pub struct ZygoteSpec {
     /// Interpreter, its flags, the driver, and what the driver needs to know. Paths are those inside a sandbox.
     pub argv: Vec<String>,
     /// The whole environment: that of the kernels.
@@ -78,7 +78,7 @@ pub struct KeptVolume {
 
 /// A kept volume that exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptVolumeInfo {
     pub name: String,
     /// Seconds since 1970.
     pub last_used: u64,
@@ -136,7 +136,7 @@ pub struct Stats {
 
 /// The warm interpreter, since the back end was started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Warmth {
+pub struct ZygoteStatus {
     /// It can be forked now.
     pub ready: bool,
     pub forks: u64,
@@ -173,15 +173,15 @@ pub trait Backend: Send + Sync {
     async fn preflight(&self) -> Result<Isolation, BackendError>;
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError>;
     /// Starts the warm interpreter, in place of an earlier one, and returns when it can be forked. One that dies is started again.
-    async fn warm(&self, _spec: &WarmSpec) -> Result<(), BackendError> {
+    async fn warm(&self, _spec: &ZygoteSpec) -> Result<(), BackendError> {
         Err(no_warmth())
     }
     /// How the warm interpreter is; `None` where the back end has none.
-    async fn warmth(&self) -> Option<Warmth> {
+    async fn warmth(&self) -> Option<ZygoteStatus> {
         None
     }
     /// The kept volumes, with when each was last used.
-    async fn kept(&self) -> Result<Vec<Kept>, BackendError>;
+    async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError>;
     /// Deletes a kept volume. Idempotent; refused with [`BackendError::InUse`] while a sandbox has it.
     async fn discard(&self, name: &str) -> Result<(), BackendError>;
     /// Destroys what dead servers left behind; ownership is a label, so what lives is never touched.
@@ -208,12 +208,12 @@ pub trait Sandbox: Send + Sync {
     async fn connect(&self) -> Result<GuestStream, BackendError>;
     /// Puts a fork of the warm interpreter into the sandbox, as a child of its guest and held like everything else in it. The guest
     /// takes it with the next kernel that is started as `warm`.
-    async fn fork_warm(&self) -> Result<(), BackendError> {
+    async fn fork_zygote(&self) -> Result<(), BackendError> {
         Err(no_warmth())
     }
     /// The socket that listens on [`PROXY`] inside; the first to ask gets it. To be closed when the sandbox ends: it keeps the
     /// sandbox's network alive.
-    fn take_egress(&self) -> Option<std::net::TcpListener> {
+    fn take_egress_listener(&self) -> Option<std::net::TcpListener> {
         None
     }
     /// Puts the driver of a browser into the sandbox, held as [`SandboxSpec::browser`] says. The guest takes it with

@@ -23,28 +23,28 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use jail::cgroup::{self, Controller};
-use jail::kept::Wanted;
+use jail::kept_volumes::KeptVolumeRequest;
 use jail::launcher::{Process, Spawned};
 use jail::spec::{self, FileSpec};
 use jail::survey::Survey;
-use jail::wire::{self, Call, Create, Reply, Request, Response, Start, Warm};
+use jail::wire::{self, Create, LauncherCall, LauncherReply, LauncherRequest, LauncherResponse, Start, StartZygote};
 use rustix::fs::{Mode as FileMode, OFlags};
 use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
-pub use jail::cgroup::Source as Cgroups;
-pub use jail::disk::{KeepFree, Room};
+pub use jail::cgroup::CgroupSource as Cgroups;
+pub use jail::disk::{DiskRoom, KeepFree};
 pub use jail::heap::{return_free_pages, return_large_blocks};
 pub use jail::ids::Mode;
-pub use jail::survey::{Fact, State};
-pub use jail::warm::Rotation;
+pub use jail::survey::{Fact, FactState};
+pub use jail::zygote::Rotation;
 
 use crate::stream::Stream;
 use crate::{
-    Backend, BackendError, BrowserRoom, Group, GuestStream, Isolation, Kept, KeptVolume, Level, PROXY, Sandbox,
-    SandboxSpec, SharedVolume, Stats, WarmSpec, Warmth,
+    Backend, BackendError, BrowserRoom, Group, GuestStream, Isolation, KeptVolume, KeptVolumeInfo, Level, PROXY,
+    Sandbox, SandboxSpec, SharedVolume, Stats, ZygoteSpec, ZygoteStatus,
 };
 
 /// First thing in `main`: returns at once, except in the launcher, where it never does.
@@ -87,10 +87,10 @@ impl Launcher {
     /// Looks at the host without starting anything. Waits for the answer.
     pub fn survey(&self, mode: Option<Mode>, cgroups: Cgroups) -> Result<Examination, BackendError> {
         let socket = &self.spawned.socket;
-        let request = Request { id: 0, call: Call::Survey { mode, cgroups } };
+        let request = LauncherRequest { id: 0, call: LauncherCall::Survey { mode, cgroups } };
         wire::send(socket, &request, &[]).map_err(lost)?;
-        match wire::receive::<Response>(socket).map_err(lost)? {
-            Some((Response { reply: Reply::Survey(survey), .. }, _)) => Ok(examination(*survey)),
+        match wire::receive::<LauncherResponse>(socket).map_err(lost)? {
+            Some((LauncherResponse { reply: LauncherReply::Survey(survey), .. }, _)) => Ok(examination(*survey)),
             _ => Err(BackendError::Launcher("it did not answer".into())),
         }
     }
@@ -108,7 +108,7 @@ fn examination(survey: Survey) -> Examination {
 fn isolation_of(survey: &Survey) -> Isolation {
     let has = |c| survey.cgroup.has(c);
     let lowers = |f: &&Fact| {
-        f.state != State::On
+        f.state != FactState::On
             && (f.layer.starts_with("cgroup ")
                 || ["landlock", "host uid per sandbox", "own inodes", "socket buffers", "network limits"]
                     .contains(&&*f.layer))
@@ -211,26 +211,26 @@ fn runtime_dir_of(uid: u32, sessions: &Path, passwd: &str, state_dir: &Path) -> 
 
 /// The connection to a launcher; when the last owner is gone it closes, and the launcher destroys what it made.
 #[derive(Debug)]
-struct Link {
-    shared: Arc<Shared>,
+struct LauncherConnection {
+    shared: Arc<LauncherChannel>,
     reader: AbortHandle,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LauncherChannel {
     /// A packet socket: only its readiness is tokio's, what is read and written is `wire`'s.
     socket: UnixDatagram,
     next: AtomicU64,
     /// Who waits for which answer; `None` once the launcher is gone.
-    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
+    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<LauncherAnswer>>>>,
     /// True once it is gone.
     ended: watch::Sender<bool>,
 }
 
 /// With the descriptors that came with it.
-type Answer = (Reply, Vec<OwnedFd>);
+type LauncherAnswer = (LauncherReply, Vec<OwnedFd>);
 
-impl Drop for Link {
+impl Drop for LauncherConnection {
     fn drop(&mut self) {
         self.reader.abort();
     }
@@ -240,20 +240,20 @@ fn lost(e: impl std::fmt::Display) -> BackendError {
     BackendError::Launcher(e.to_string())
 }
 
-fn unexpected(reply: Reply) -> BackendError {
+fn unexpected(reply: LauncherReply) -> BackendError {
     match reply {
-        Reply::Failed { message } => BackendError::Launcher(message),
+        LauncherReply::Failed { message } => BackendError::Launcher(message),
         other => BackendError::Launcher(format!("unexpected answer `{other:?}`")),
     }
 }
 
-impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<Answer>>>> {
+impl LauncherChannel {
+    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<LauncherAnswer>>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn read(&self) {
-        let receive = || wire::receive::<Response>(&self.socket);
+        let receive = || wire::receive::<LauncherResponse>(&self.socket);
         while let Ok(Some((response, fds))) = self.socket.async_io(Interest::READABLE, receive).await {
             let waiter = self.waiting().as_mut().and_then(|w| w.remove(&response.id));
             if let Some(waiter) = waiter {
@@ -266,11 +266,11 @@ impl Shared {
     }
 }
 
-impl Link {
+impl LauncherConnection {
     fn open(socket: OwnedFd) -> io::Result<Self> {
         let socket = std::os::unix::net::UnixDatagram::from(socket);
         socket.set_nonblocking(true)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LauncherChannel {
             socket: UnixDatagram::from_std(socket)?,
             next: AtomicU64::new(1),
             waiting: Mutex::new(Some(HashMap::new())),
@@ -287,16 +287,16 @@ impl Link {
         *self.shared.ended.borrow()
     }
 
-    async fn call(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Reply, BackendError> {
+    async fn call(&self, call: LauncherCall, fds: &[BorrowedFd<'_>]) -> Result<LauncherReply, BackendError> {
         self.exchange(call, fds).await.map(|(reply, _)| reply)
     }
 
-    async fn exchange(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, BackendError> {
+    async fn exchange(&self, call: LauncherCall, fds: &[BorrowedFd<'_>]) -> Result<LauncherAnswer, BackendError> {
         let gone = || BackendError::Launcher("it has ended".into());
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let (tell, told) = oneshot::channel();
         self.shared.waiting().as_mut().ok_or_else(gone)?.insert(id, tell);
-        let request = Request { id, call };
+        let request = LauncherRequest { id, call };
         let socket = &self.shared.socket;
         let sent = socket.async_io(Interest::WRITABLE, || wire::send(socket, &request, fds)).await;
         if let Err(e) = sent {
@@ -307,9 +307,9 @@ impl Link {
     }
 
     /// Says it without waiting for the answer: for those who are being dropped. Waits for room elsewhere, if there is none.
-    fn post(self: &Arc<Self>, call: Call) {
+    fn post(self: &Arc<Self>, call: LauncherCall) {
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        let request = Request { id, call };
+        let request = LauncherRequest { id, call };
         let full = wire::send(&self.shared.socket, &request, &[]).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
         if full && let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let link = Arc::clone(self);
@@ -333,22 +333,22 @@ struct Running {
     config: NativeConfig,
     runtime_dir: PathBuf,
     isolation: Isolation,
-    at: Mutex<At>,
+    at: Mutex<CurrentLauncher>,
     /// What is to be warm, under the next launcher too.
-    warm: Mutex<Option<(WarmSpec, Rotation)>>,
-    state: watch::Sender<Up>,
+    warm: Mutex<Option<(ZygoteSpec, Rotation)>>,
+    state: watch::Sender<LauncherStatus>,
 }
 
 /// The launcher of the moment.
 #[derive(Debug)]
-struct At {
-    link: Arc<Link>,
+struct CurrentLauncher {
+    link: Arc<LauncherConnection>,
     instance: Arc<OwnedFd>,
     process: Option<Process>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Up {
+enum LauncherStatus {
     Yes,
     /// It has ended, and another is being started.
     Restarting,
@@ -383,7 +383,7 @@ impl Native {
             isolation: isolation.clone(),
             at: Mutex::new(at),
             warm: Mutex::default(),
-            state: watch::Sender::new(Up::Yes),
+            state: watch::Sender::new(LauncherStatus::Yes),
         });
         if running.config.restarts {
             tokio::spawn(supervise(Arc::downgrade(&running), ended));
@@ -391,7 +391,7 @@ impl Native {
         Ok((Self { running, survey }, isolation))
     }
 
-    fn link(&self) -> Arc<Link> {
+    fn link(&self) -> Arc<LauncherConnection> {
         self.running.link()
     }
 
@@ -406,8 +406,8 @@ impl Native {
 
     /// The ids of the sandboxes that exist, also those on their way in or out.
     pub async fn list(&self) -> Result<Vec<String>, BackendError> {
-        match self.link().call(Call::List, &[]).await? {
-            Reply::List(ids) => Ok(ids),
+        match self.link().call(LauncherCall::List, &[]).await? {
+            LauncherReply::List(ids) => Ok(ids),
             other => Err(unexpected(other)),
         }
     }
@@ -432,23 +432,23 @@ impl Native {
             egress: Mutex::default(),
             destroyed: AtomicBool::new(false),
         };
-        let (reply, fds) = link.exchange(Call::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
+        let (reply, fds) = link.exchange(LauncherCall::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
         match reply {
-            Reply::Created { notes } => {
+            LauncherReply::Created { notes } => {
                 *sandbox.egress() = fds.into_iter().next().map(TcpListener::from);
                 notes.iter().for_each(|note| tracing::warn!("{note}"));
                 sandbox.isolation.missing.extend(notes);
                 Ok(Box::new(sandbox))
             }
-            Reply::InUse => {
+            LauncherReply::InUse => {
                 sandbox.destroyed.store(true, Ordering::Relaxed);
                 Err(BackendError::InUse)
             }
-            Reply::NoSpace { message } => {
+            LauncherReply::NoSpace { message } => {
                 sandbox.destroyed.store(true, Ordering::Relaxed);
                 Err(BackendError::NoSpace(message))
             }
-            Reply::Failed { message } => {
+            LauncherReply::Failed { message } => {
                 sandbox.destroyed.store(true, Ordering::Relaxed);
                 Err(BackendError::Create(message))
             }
@@ -459,17 +459,21 @@ impl Native {
 
 impl Native {
     /// As [`Backend::warm`], with a say in when the interpreter is replaced by a new one: tests of that.
-    pub async fn warm_rotating(&self, spec: &WarmSpec, rotation: Rotation) -> Result<(), BackendError> {
+    pub async fn warm_rotating(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
         *lock(&self.running.warm) = Some((spec.clone(), rotation));
         self.running.warm(spec, rotation).await
     }
 }
 
 /// Tells a launcher what for, and refuses a host that is too weak.
-async fn begin(spawned: Spawned, config: &NativeConfig, runtime_dir: &Path) -> Result<(At, Survey), BackendError> {
+async fn begin(
+    spawned: Spawned,
+    config: &NativeConfig,
+    runtime_dir: &Path,
+) -> Result<(CurrentLauncher, Survey), BackendError> {
     let Spawned { socket, process } = spawned;
     let guest = config.guest.load(runtime_dir, jail::image::guest, "sandpool-guest")?;
-    let link = Link::open(socket).map_err(lost)?;
+    let link = LauncherConnection::open(socket).map_err(lost)?;
     let start = Start {
         state_dir: config.state_dir.clone(),
         runtime_dir: runtime_dir.to_owned(),
@@ -480,9 +484,9 @@ async fn begin(spawned: Spawned, config: &NativeConfig, runtime_dir: &Path) -> R
         spares: config.spares,
         keep_free: config.keep_free,
     };
-    let (instance, survey) = match link.call(Call::Start(start), &[guest.as_fd()]).await? {
-        Reply::Started { instance, survey } => (instance, *survey),
-        Reply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
+    let (instance, survey) = match link.call(LauncherCall::Start(start), &[guest.as_fd()]).await? {
+        LauncherReply::Started { instance, survey } => (instance, *survey),
+        LauncherReply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
         other => return Err(unexpected(other)),
     };
     let isolation = isolation_of(&survey);
@@ -492,7 +496,7 @@ async fn begin(spawned: Spawned, config: &NativeConfig, runtime_dir: &Path) -> R
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let instance = rustix::fs::open(&instance, flags, FileMode::empty()).map_err(lost)?;
-    Ok((At { link: Arc::new(link), instance: Arc::new(instance), process: Some(process) }, survey))
+    Ok((CurrentLauncher { link: Arc::new(link), instance: Arc::new(instance), process: Some(process) }, survey))
 }
 
 /// Starts another launcher when one ends that was not told to. Its sandboxes are gone, as are its mounts; what it left of cgroups and
@@ -518,13 +522,13 @@ async fn supervise(running: Weak<Running>, mut ended: watch::Receiver<bool>) {
 }
 
 impl Running {
-    fn link(&self) -> Arc<Link> {
+    fn link(&self) -> Arc<LauncherConnection> {
         Arc::clone(&lock(&self.at).link)
     }
 
-    fn becomes(&self, next: Up) -> bool {
+    fn becomes(&self, next: LauncherStatus) -> bool {
         self.state.send_if_modified(|state| {
-            let open = *state != Up::Closing;
+            let open = *state != LauncherStatus::Closing;
             if open {
                 *state = next;
             }
@@ -533,7 +537,7 @@ impl Running {
     }
 
     async fn restart(&self, ends: &mut u32) -> Option<watch::Receiver<bool>> {
-        if !self.becomes(Up::Restarting) {
+        if !self.becomes(LauncherStatus::Restarting) {
             return None;
         }
         tracing::error!("the launcher has ended, and every sandbox with it; another launcher is started");
@@ -541,7 +545,7 @@ impl Running {
             *ends += 1;
             if *ends >= MOST_ENDS {
                 tracing::error!("the launcher has ended {MOST_ENDS} times in a row; it is not started again");
-                self.becomes(Up::Ended);
+                self.becomes(LauncherStatus::Ended);
                 return None;
             }
             if *ends > 1 {
@@ -556,7 +560,7 @@ impl Running {
                     let ended = at.link.shared.ended.subscribe();
                     let mut place = lock(&self.at);
                     // Else the new one ends with its connection.
-                    return self.becomes(Up::Yes).then(|| {
+                    return self.becomes(LauncherStatus::Yes).then(|| {
                         *place = at;
                         ended
                     });
@@ -566,13 +570,13 @@ impl Running {
         }
     }
 
-    async fn warm(&self, spec: &WarmSpec, rotation: Rotation) -> Result<(), BackendError> {
+    async fn warm(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
         let library = self.config.zygote.load(&self.runtime_dir, jail::image::library, "sandpool-zygote")?;
-        let WarmSpec { argv, env, runtime, files } = spec.clone();
-        let warm = Warm { argv, env, runtime, files: order_files(files), rotation };
-        match self.link().call(Call::Warm(Box::new(warm)), &[library.as_fd()]).await? {
-            Reply::Done => Ok(()),
-            Reply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
+        let ZygoteSpec { argv, env, runtime, files } = spec.clone();
+        let warm = StartZygote { argv, env, runtime, files: order_files(files), rotation };
+        match self.link().call(LauncherCall::Warm(Box::new(warm)), &[library.as_fd()]).await? {
+            LauncherReply::Done => Ok(()),
+            LauncherReply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
             other => Err(unexpected(other)),
         }
     }
@@ -596,7 +600,7 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create 
     Create {
         sandbox,
         groups: groups.iter().map(order_group).collect(),
-        limits: cgroup::Limits {
+        limits: cgroup::CgroupLimits {
             memory_bytes: Some(limits.memory_bytes),
             cpu_millis: Some(limits.cpu_millis),
             pids: Some(limits.pids),
@@ -607,7 +611,7 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create 
         files: order_files(files.clone()),
         shared: volumes.iter().map(order_volume).collect(),
         kept: kept.as_ref().map(order_kept),
-        browser: browser.map(|BrowserRoom { memory_bytes, pids }| cgroup::Limits {
+        browser: browser.map(|BrowserRoom { memory_bytes, pids }| cgroup::CgroupLimits {
             memory_bytes: Some(memory_bytes),
             cpu_millis: None,
             pids: Some(pids),
@@ -617,19 +621,19 @@ fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>) -> Create 
     }
 }
 
-fn order_volume(volume: &SharedVolume) -> spec::Shared {
+fn order_volume(volume: &SharedVolume) -> spec::SharedVolumeSpec {
     let SharedVolume { host, inside, read_only } = volume.clone();
-    spec::Shared { host, inside, read_only }
+    spec::SharedVolumeSpec { host, inside, read_only }
 }
 
-fn order_kept(kept: &KeptVolume) -> Wanted {
+fn order_kept(kept: &KeptVolume) -> KeptVolumeRequest {
     let KeptVolume { name, bytes, inodes } = kept.clone();
-    Wanted { name, bytes, inodes }
+    KeptVolumeRequest { name, bytes, inodes }
 }
 
 fn order_group(group: &Group) -> cgroup::Group {
     let Group { name, memory_bytes, cpu_millis } = group;
-    let limits = cgroup::Limits { memory_bytes: *memory_bytes, cpu_millis: *cpu_millis, pids: None };
+    let limits = cgroup::CgroupLimits { memory_bytes: *memory_bytes, cpu_millis: *cpu_millis, pids: None };
     cgroup::Group { name: name.clone(), limits }
 }
 
@@ -644,12 +648,12 @@ impl Backend for Native {
     }
 
     fn is_up(&self) -> bool {
-        *self.running.state.borrow() == Up::Yes
+        *self.running.state.borrow() == LauncherStatus::Yes
     }
 
     async fn given_up(&self) -> String {
         let mut state = self.running.state.subscribe();
-        let given_up = state.wait_for(|state| *state == Up::Ended).await.is_ok();
+        let given_up = state.wait_for(|state| *state == LauncherStatus::Ended).await.is_ok();
         if !given_up {
             std::future::pending::<()>().await;
         }
@@ -660,48 +664,50 @@ impl Backend for Native {
         self.create_failing(spec, None).await
     }
 
-    async fn warm(&self, spec: &WarmSpec) -> Result<(), BackendError> {
+    async fn warm(&self, spec: &ZygoteSpec) -> Result<(), BackendError> {
         self.warm_rotating(spec, Rotation::default()).await
     }
 
-    async fn warmth(&self) -> Option<Warmth> {
-        match self.link().call(Call::Warmth, &[]).await {
-            Ok(Reply::Warmth { ready, forks, restarts, not_imported }) => {
-                Some(Warmth { ready, forks, restarts, not_imported })
+    async fn warmth(&self) -> Option<ZygoteStatus> {
+        match self.link().call(LauncherCall::Warmth, &[]).await {
+            Ok(LauncherReply::Warmth { ready, forks, restarts, not_imported }) => {
+                Some(ZygoteStatus { ready, forks, restarts, not_imported })
             }
             _ => None,
         }
     }
 
-    async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
-        match self.link().call(Call::Kept, &[]).await? {
-            Reply::Kept(kept) => Ok(kept.into_iter().map(|k| Kept { name: k.name, last_used: k.last_used }).collect()),
+    async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError> {
+        match self.link().call(LauncherCall::Kept, &[]).await? {
+            LauncherReply::Kept(kept) => {
+                Ok(kept.into_iter().map(|k| KeptVolumeInfo { name: k.name, last_used: k.last_used }).collect())
+            }
             other => Err(unexpected(other)),
         }
     }
 
     async fn discard(&self, name: &str) -> Result<(), BackendError> {
-        match self.link().call(Call::Discard { name: name.to_owned() }, &[]).await? {
-            Reply::Done => Ok(()),
-            Reply::InUse => Err(BackendError::InUse),
+        match self.link().call(LauncherCall::Discard { name: name.to_owned() }, &[]).await? {
+            LauncherReply::Done => Ok(()),
+            LauncherReply::InUse => Err(BackendError::InUse),
             other => Err(unexpected(other)),
         }
     }
 
     async fn reap_orphans(&self) -> Result<(), BackendError> {
-        match self.link().call(Call::SweepOthers, &[]).await? {
-            Reply::Done => Ok(()),
+        match self.link().call(LauncherCall::SweepOthers, &[]).await? {
+            LauncherReply::Done => Ok(()),
             other => Err(unexpected(other)),
         }
     }
 
     async fn shutdown(&self) {
-        self.running.state.send_replace(Up::Closing);
+        self.running.state.send_replace(LauncherStatus::Closing);
         let (link, process) = {
             let mut at = lock(&self.running.at);
             (Arc::clone(&at.link), at.process.take())
         };
-        let _ = link.call(Call::Shutdown, &[]).await;
+        let _ = link.call(LauncherCall::Shutdown, &[]).await;
         if let Some(process) = process {
             // It ends right after its answer.
             let _ = tokio::task::spawn_blocking(move || process.wait()).await;
@@ -713,7 +719,7 @@ impl Backend for Native {
 struct NativeSandbox {
     id: String,
     isolation: Isolation,
-    link: Arc<Link>,
+    link: Arc<LauncherConnection>,
     instance: Arc<OwnedFd>,
     /// Until somebody takes it.
     egress: Mutex<Option<TcpListener>>,
@@ -729,7 +735,7 @@ impl NativeSandbox {
 impl Drop for NativeSandbox {
     fn drop(&mut self) {
         if !*self.destroyed.get_mut() {
-            self.link.post(Call::Destroy { sandbox: std::mem::take(&mut self.id) });
+            self.link.post(LauncherCall::Destroy { sandbox: std::mem::take(&mut self.id) });
         }
     }
 }
@@ -751,30 +757,30 @@ impl Sandbox for NativeSandbox {
         Ok(Box::new(stream.map_err(|_| BackendError::Gone(self.id.clone()))?))
     }
 
-    async fn fork_warm(&self) -> Result<(), BackendError> {
-        match self.link.call(Call::Fork { sandbox: self.id.clone() }, &[]).await? {
-            Reply::Done => Ok(()),
-            Reply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
-            Reply::Gone => Err(BackendError::Gone(self.id.clone())),
+    async fn fork_zygote(&self) -> Result<(), BackendError> {
+        match self.link.call(LauncherCall::Fork { sandbox: self.id.clone() }, &[]).await? {
+            LauncherReply::Done => Ok(()),
+            LauncherReply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
+            LauncherReply::Gone => Err(BackendError::Gone(self.id.clone())),
             other => Err(unexpected(other)),
         }
     }
 
     async fn enter_browser(&self) -> Result<(), BackendError> {
-        match self.link.call(Call::EnterBrowser { sandbox: self.id.clone() }, &[]).await? {
-            Reply::Done => Ok(()),
-            Reply::Gone => Err(BackendError::Gone(self.id.clone())),
+        match self.link.call(LauncherCall::EnterBrowser { sandbox: self.id.clone() }, &[]).await? {
+            LauncherReply::Done => Ok(()),
+            LauncherReply::Gone => Err(BackendError::Gone(self.id.clone())),
             other => Err(unexpected(other)),
         }
     }
 
-    fn take_egress(&self) -> Option<TcpListener> {
+    fn take_egress_listener(&self) -> Option<TcpListener> {
         self.egress().take()
     }
 
     async fn stats(&self) -> Result<Stats, BackendError> {
-        match self.link.call(Call::Stats { sandbox: self.id.clone() }, &[]).await? {
-            Reply::Stats(usage) => {
+        match self.link.call(LauncherCall::Stats { sandbox: self.id.clone() }, &[]).await? {
+            LauncherReply::Stats(usage) => {
                 let cgroup::Usage { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes } = usage;
                 Ok(Stats { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes })
             }
@@ -786,9 +792,9 @@ impl Sandbox for NativeSandbox {
         if self.destroyed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        drop(self.take_egress());
-        match self.link.call(Call::Destroy { sandbox: self.id.clone() }, &[]).await {
-            Ok(Reply::Done) => {}
+        drop(self.take_egress_listener());
+        match self.link.call(LauncherCall::Destroy { sandbox: self.id.clone() }, &[]).await {
+            Ok(LauncherReply::Done) => {}
             Ok(other) => return Err(unexpected(other)),
             // It ended with its launcher.
             Err(_) if self.link.is_gone() => {}
@@ -809,13 +815,13 @@ mod tests {
     async fn a_thousand_dropped_sandboxes_are_all_taken_back_by_a_launcher_that_is_busy() {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let link = Arc::new(Link::open(ours).unwrap());
+        let link = Arc::new(LauncherConnection::open(ours).unwrap());
         for number in 0..1000 {
-            link.post(Call::Destroy { sandbox: number.to_string() });
+            link.post(LauncherCall::Destroy { sandbox: number.to_string() });
         }
         let read = move || {
-            let request = |_| wire::receive::<Request>(&theirs).unwrap().unwrap().0.call;
-            (0..1000).map(request).filter(|call| matches!(call, Call::Destroy { .. })).count()
+            let request = |_| wire::receive::<LauncherRequest>(&theirs).unwrap().unwrap().0.call;
+            (0..1000).map(request).filter(|call| matches!(call, LauncherCall::Destroy { .. })).count()
         };
         assert_eq!(tokio::task::spawn_blocking(read).await.unwrap(), 1000);
     }
@@ -858,7 +864,7 @@ mod tests {
             "cgroup pids",
             "open files",
         ];
-        let state = |layer| if off.contains(layer) { State::Off } else { State::On };
+        let state = |layer| if off.contains(layer) { FactState::Off } else { FactState::On };
         let hierarchy = Hierarchy { version: Version::V2, controllers: controllers.to_vec(), base: "/sys".into() };
         Survey {
             mode: Mode::Root,

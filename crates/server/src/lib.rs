@@ -9,11 +9,11 @@ pub mod dialect;
 pub mod files;
 pub mod http;
 pub mod journal;
-mod kept_secret;
 pub mod logging;
 pub mod mcp;
 pub mod metrics;
 pub mod observe;
+mod persistent_secret;
 pub mod runtimes;
 #[cfg(test)]
 mod scratch;

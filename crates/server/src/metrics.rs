@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine::op::{Happened, Notice};
-use engine::{Browsers, Ready, Traffic, Warmth};
+use engine::op::{Notice, NoticeKind};
+use engine::{Browsers, Ready, Traffic, ZygoteStatus};
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -29,13 +29,13 @@ pub enum CallEnd {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Denial {
+pub enum DenialReason {
     Auth,
     Rate,
     Quota,
 }
 
-impl Denial {
+impl DenialReason {
     pub fn name(self) -> &'static str {
         DENIALS[self as usize]
     }
@@ -50,14 +50,14 @@ pub struct Gauges {
     pub ending: usize,
     pub runs: usize,
     pub journal_lost: u64,
-    pub warm: Warmth,
+    pub warm: ZygoteStatus,
     pub browsers: Browsers,
     pub network_denials: u64,
     pub traffic: Traffic,
 }
 
 impl Gauges {
-    fn write_pool(&self, page: &mut Page) {
+    fn write_pool(&self, page: &mut Exposition) {
         let Ready { wanted, available, memory_bytes, taken, handed_over, made } = self.ready;
         page.gauge("sandpool_pool_size", "Sandboxes to be kept ready.", wanted);
         page.gauge("sandpool_pool_available", "Sandboxes that are ready.", available);
@@ -70,8 +70,8 @@ impl Gauges {
         }
     }
 
-    fn write_warmth(&self, page: &mut Page) {
-        let Warmth { ready, forks, restarts, .. } = self.warm;
+    fn write_warmth(&self, page: &mut Exposition) {
+        let ZygoteStatus { ready, forks, restarts, .. } = self.warm;
         page.gauge(
             "sandpool_warm_ready",
             "Whether Python kernels are forked from a warm interpreter.",
@@ -81,7 +81,7 @@ impl Gauges {
         page.counter("sandpool_warm_restarts_total", "Times it died and was started again.", restarts);
     }
 
-    fn write_network(&self, page: &mut Page) {
+    fn write_network(&self, page: &mut Exposition) {
         let Traffic { connections, bytes } = self.traffic;
         page.counter("sandpool_network_connections_total", "Connections of sandboxes to their ways out.", connections);
         page.counter("sandpool_network_bytes_total", "Bytes to and from what is outside.", bytes);
@@ -89,7 +89,7 @@ impl Gauges {
         page.counter("sandpool_network_denials_total", help, self.network_denials);
     }
 
-    fn write_browsers(&self, page: &mut Page) {
+    fn write_browsers(&self, page: &mut Exposition) {
         let Browsers { running, started, died } = self.browsers;
         page.gauge("sandpool_browsers", "Browsers that run, in contexts and ready.", running);
         page.counter("sandpool_browsers_started_total", "Browsers that were started.", started);
@@ -131,22 +131,22 @@ impl Metrics {
         InProgress { metrics: self.clone(), labels: (dialect, tool), began: Instant::now(), end: CallEnd::Cancelled }
     }
 
-    pub fn denied(&self, why: Denial) {
+    pub fn denied(&self, why: DenialReason) {
         add(&self.0.denials[why as usize], 1);
     }
 
     /// Counts what the engine tells of by itself.
     pub fn notice(&self, notice: &Notice) {
         let kill = match notice.what {
-            Happened::TimedOut => 0,
-            Happened::OutOfMemory => 1,
-            Happened::Crashed | Happened::Lost => 2,
-            Happened::Created
-            | Happened::Stopped
-            | Happened::Expired
-            | Happened::Evicted
-            | Happened::Denied
-            | Happened::BrowserDied => return,
+            NoticeKind::TimedOut => 0,
+            NoticeKind::OutOfMemory => 1,
+            NoticeKind::Crashed | NoticeKind::Lost => 2,
+            NoticeKind::Created
+            | NoticeKind::Stopped
+            | NoticeKind::Expired
+            | NoticeKind::Evicted
+            | NoticeKind::Denied
+            | NoticeKind::BrowserDied => return,
         };
         add(&self.0.kills[kill], 1);
     }
@@ -176,7 +176,7 @@ impl Metrics {
     pub fn text(&self, gauges: &Gauges) -> String {
         let inner = &*self.0;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mut page = Page::default();
+        let mut page = Exposition::default();
         page.kind("sandpool_build_info", "gauge", "The version that runs.");
         page.sample("sandpool_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
         inner.write_calls(&mut page);
@@ -205,7 +205,7 @@ fn add(counter: &AtomicU64, amount: u64) {
 }
 
 impl Inner {
-    fn write_calls(&self, page: &mut Page) {
+    fn write_calls(&self, page: &mut Exposition) {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         page.kind("sandpool_calls_total", "counter", "Tool calls by how they ended.");
         for ((dialect, tool), calls) in &*calls {
@@ -276,9 +276,9 @@ impl Drop for Open {
 
 /// Writes the format. No name and no label has a character in it that would have to be escaped: all are ours.
 #[derive(Default)]
-struct Page(String);
+struct Exposition(String);
 
-impl Page {
+impl Exposition {
     fn kind(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
@@ -320,8 +320,8 @@ mod tests {
         metrics.begin("agentrun", "run_code").end(CallEnd::Ok);
         metrics.begin("agentrun", "run_code").end(CallEnd::Failed);
         drop(metrics.begin("agentrun", "list_contexts"));
-        metrics.denied(Denial::Rate);
-        for what in [Happened::TimedOut, Happened::OutOfMemory, Happened::Lost, Happened::Created] {
+        metrics.denied(DenialReason::Rate);
+        for what in [NoticeKind::TimedOut, NoticeKind::OutOfMemory, NoticeKind::Lost, NoticeKind::Created] {
             metrics.notice(&Notice {
                 tenant: Tenant::local(),
                 realm: Realm::AGENTRUN,
@@ -334,7 +334,7 @@ mod tests {
         let _open = (metrics.connection(), metrics.session(), metrics.session());
         metrics.served(4096);
         let ready = Ready { wanted: 3, available: 1, memory_bytes: 6_000_000, taken: 7, handed_over: 8, made: 9 };
-        let warm = Warmth { ready: true, forks: 10, restarts: 1, ..Warmth::default() };
+        let warm = ZygoteStatus { ready: true, forks: 10, restarts: 1, ..ZygoteStatus::default() };
         let browsers = Browsers { running: 2, started: 12, died: 3 };
         let gauges = Gauges {
             contexts: 4,

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
 use serde_json::{Value, json};
 
-use crate::dialect::{Args, Block, Reply, Scene};
-use crate::files::Given;
-use crate::journal::{Entry, Journal, sizes};
+use crate::dialect::{Args, Block, RenderInput, Reply};
+use crate::files::ServedFile;
+use crate::journal::{Journal, JournalEntry, sizes};
 use crate::logging::lines::{self, HttpLine, McpLine, RunCode, ToolLine};
-use crate::metrics::{CallEnd, Denial, InProgress, Metrics};
+use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
 
 /// Where a request came from; put into its extensions by the transport.
 #[derive(Debug, Clone, Default)]
@@ -38,7 +38,7 @@ pub struct Observer {
     runtimes: OnceLock<Vec<RuntimeInfo>>,
     /// How the key of a conversation is found, for the log.
     conversation_key: Option<Box<KeyOf>>,
-    denials: Mutex<Denials>,
+    denials: Mutex<DenialLog>,
 }
 
 impl Observer {
@@ -101,34 +101,39 @@ impl Observer {
 
     pub fn failed(&self, error: &EngineError) {
         if matches!(error, EngineError::OverLimit { .. } | EngineError::ContextLimit(_)) {
-            self.metrics.denied(Denial::Quota);
+            self.metrics.denied(DenialReason::Quota);
         }
     }
 
     /// Somebody fetches a file by its link.
-    pub fn file_given(&self, given: &Given<'_>) {
+    pub fn file_given(&self, given: &ServedFile<'_>) {
         let Some(journal) = &self.journal else { return };
         let context = Some(head(given.key));
-        journal.record(Entry { context, peer: given.peer, bytes_out: Some(given.bytes), ..Entry::event("file_read") });
+        journal.record(JournalEntry {
+            context,
+            peer: given.peer,
+            bytes_out: Some(given.bytes),
+            ..JournalEntry::event("file_read")
+        });
     }
 
     /// A tenant reads a file as a resource.
     pub fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
         let Some(journal) = &self.journal else { return };
-        journal.record(Entry {
+        journal.record(JournalEntry {
             tenant: Some(tenant.to_owned()),
             dialect: Some(dialect),
             context: Some(head(key)),
             outcome: Some(if ok { "ok" } else { "error" }.into()),
             request_id: origin.request_id.clone(),
             peer: origin.peer,
-            ..Entry::event("resource_read")
+            ..JournalEntry::event("resource_read")
         });
     }
 
     /// A request was not let in. Each is counted, and one a second written down with how many there were: strangers must not
     /// be able to fill the disk.
-    pub fn denied(&self, why: Denial, message: &str, peer: SocketAddr) {
+    pub fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
         self.metrics.denied(why);
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
         denials.unwritten += 1;
@@ -136,12 +141,12 @@ impl Observer {
             return;
         }
         let count = denials.unwritten;
-        *denials = Denials { unwritten: 0, written: Some(Instant::now()) };
+        *denials = DenialLog { unwritten: 0, written: Some(Instant::now()) };
         drop(denials);
         HttpLine::Refused { peer, message, count }.log();
         if let Some(journal) = &self.journal {
             let (count, outcome) = (Some(count), Some(why.name().into()));
-            journal.record(Entry { count, outcome, peer: Some(peer), ..Entry::event("denied") });
+            journal.record(JournalEntry { count, outcome, peer: Some(peer), ..JournalEntry::event("denied") });
         }
     }
 }
@@ -154,7 +159,7 @@ fn head(key: &str) -> String {
 const DENIALS_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-struct Denials {
+struct DenialLog {
     unwritten: u64,
     written: Option<Instant>,
 }
@@ -230,7 +235,7 @@ impl Facts {
 /// What is known when a call has its answer.
 pub struct Ended<'a> {
     pub tenant: &'a str,
-    pub scene: &'a Scene<'a>,
+    pub scene: &'a RenderInput<'a>,
     pub origin: &'a Origin,
     pub facts: Facts,
     /// None for a call that became a task.
@@ -252,7 +257,7 @@ impl Watching {
         self::log(self.dialect, took, &ended, code.as_deref());
         let Some(journal) = &observer.journal else { return };
         let outcome = if ended.cancelled { "cancelled".into() } else { code.unwrap_or_else(|| "ok".into()) };
-        journal.record(Entry {
+        journal.record(JournalEntry {
             tenant: Some(ended.tenant.to_owned()),
             dialect: Some(self.dialect),
             tool: Some(ended.scene.tool.to_owned()),
@@ -266,13 +271,13 @@ impl Watching {
             request_id: ended.origin.request_id.clone(),
             peer: ended.origin.peer,
             contents: journal.wants_contents().then(|| contents(ended.scene.args, ended.reply)),
-            ..Entry::event("call")
+            ..JournalEntry::event("call")
         });
     }
 }
 
 fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
-    let Scene { tool, args, links, .. } = ended.scene;
+    let RenderInput { tool, args, links, .. } = ended.scene;
     if dialect != CONVERSATION {
         let sandbox = ended.facts.context.as_deref();
         return ToolLine { tool, took, args, error: code, sandbox }.log();
@@ -292,7 +297,7 @@ fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
 }
 
 /// Of the browser's tools: the action, and where an address leads. Never what was typed, nor anything of a page.
-fn did(scene: &Scene<'_>) -> Option<String> {
+fn did(scene: &RenderInput<'_>) -> Option<String> {
     if !scene.tool.starts_with("browser_") {
         return None;
     }
@@ -359,7 +364,7 @@ mod tests {
             let args = args.as_object().unwrap();
             let (options, links) = (Default::default(), Default::default());
             let fence = crate::dialect::Fence::new("0".into());
-            did(&Scene { tool, args, options: &options, links: &links, fence: &fence })
+            did(&RenderInput { tool, args, options: &options, links: &links, fence: &fence })
         };
         let login = json!({ "url": "https://u:hunter2@shop.test/a?token=hunter2" });
         assert_eq!(did("browser_open", login.clone()).as_deref(), Some("https://shop.test"));
@@ -374,7 +379,8 @@ mod tests {
     fn a_flood_of_strangers_is_one_line() {
         let observer = Observer::default();
         let peer = "192.0.2.7:4242".parse().unwrap();
-        let log = logged(LogFormat::Human, || (0..100).for_each(|_| observer.denied(Denial::Auth, "who is it?", peer)));
+        let log =
+            logged(LogFormat::Human, || (0..100).for_each(|_| observer.denied(DenialReason::Auth, "who is it?", peer)));
         assert_eq!(log, "[HTTP] Refused 192.0.2.7:4242: who is it?\n");
         let later = lines::HttpLine::Refused { peer, message: "who is it?", count: 99 };
         assert_eq!(later.to_string(), "[HTTP] Refused 99 requests, the last of 192.0.2.7:4242: who is it?");

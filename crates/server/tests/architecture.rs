@@ -91,11 +91,104 @@ fn unsafe_code_is_in_jail_and_zygote_and_nowhere_else() {
 fn the_environment_is_read_in_one_file() {
     let home = |path: &Path| {
         path == Path::new("crates/server/src/config/environment.rs")
+            // The benchmark is a program of its own.
+            || path == Path::new("crates/bench/src/subject.rs")
             || path.ends_with("build.rs")
             // Tests are told where the prepared runtimes are.
             || path.components().any(|part| part.as_os_str() == "tests")
     };
     assert_eq!(files_with(&["env::var(", "env::var_os(", "env::vars"], home), Vec::<PathBuf>::new());
+}
+
+/// A name that is searched for leads to few places.
+#[test]
+fn no_type_name_is_defined_in_more_than_three_places() {
+    // Each tool and each command has arguments and an output.
+    const EVERYWHERE: [&str; 2] = ["Args", "Output"];
+    let mut places: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for (path, line) in production() {
+        if let Some(name) = defined(&line) {
+            places.entry(name).or_default().push(path);
+        }
+    }
+    places.retain(|name, at| at.len() > 3 && !EVERYWHERE.contains(&name.as_str()));
+    assert_eq!(places, BTreeMap::new(), "rename some of them; docs/glossary.md has the words");
+}
+
+/// `docs/walk.md` names functions as `crate::module::Type::function`.
+#[test]
+fn what_the_walk_names_exists() {
+    let page = std::fs::read_to_string(workspace().join("docs/walk.md")).unwrap();
+    let crates = ["server", "engine", "proto", "guest", "jail", "sandbox", "egress"];
+    let (mut named, lines) = (0, production());
+    for name in page.split('`').skip(1).step_by(2).filter(|name| !name.contains([' ', '{', '/'])) {
+        let parts: Vec<&str> = name.split("::").collect();
+        if parts.len() < 2 || !crates.contains(&parts[0]) {
+            continue;
+        }
+        let modules: Vec<&str> = parts[1..].iter().copied().take_while(|part| is_module(part, &parts)).collect();
+        let below = PathBuf::from("crates").join(parts[0]).join("src").join(modules.join("/"));
+        let in_module = |path: &Path| {
+            path.starts_with(&below)
+                || path.with_extension("") == below
+                || (modules.is_empty() && path.starts_with(&below))
+        };
+        for part in &parts[1 + modules.len()..] {
+            let forms = [
+                format!("fn {part}("),
+                format!("fn {part}<"),
+                format!("struct {part}"),
+                format!("enum {part}"),
+                format!("trait {part}"),
+            ];
+            let exists =
+                lines.iter().any(|(path, line)| in_module(path) && forms.iter().any(|form| line.contains(form)));
+            assert!(exists, "docs/walk.md: there is no `{part}` of `{name}` in {}", below.display());
+            named += 1;
+        }
+    }
+    assert!(named > 100, "{named}");
+}
+
+/// A part of a path is a module if a file or a directory of this name is there.
+fn is_module(part: &str, parts: &[&str]) -> bool {
+    let Some(at) = parts.iter().position(|other| other == &part) else { return false };
+    let path = workspace().join("crates").join(parts[0]).join("src").join(parts[1..=at].join("/"));
+    path.is_dir() || path.with_extension("rs").is_file()
+}
+
+/// The name of the type that this line defines, if it does. Types of traits' implementations are indented.
+fn defined(line: &str) -> Option<String> {
+    let mut words = line.trim_start().split([' ', '<', '(', ';', '{', ':', '=']).filter(|word| !word.is_empty());
+    let mut word = words.next()?;
+    if word == "pub" {
+        word = words.find(|word| !word.ends_with(')') && !["crate", "super", "in"].contains(word))?;
+    }
+    let is_indented = line.starts_with(' ');
+    let defines = ["struct", "enum", "trait"].contains(&word) || (word == "type" && !is_indented);
+    let name = words.next().filter(|_| defines)?;
+    name.starts_with(char::is_uppercase).then(|| name.to_owned())
+}
+
+/// The lines of code that are shipped: without tests, and without what is for development.
+fn production() -> Vec<(PathBuf, String)> {
+    let mut tested: BTreeSet<PathBuf> = BTreeSet::new();
+    let is_shipped = |path: &Path| {
+        path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
+            && !path.starts_with("crates/testkit")
+            && !path.ends_with("tests.rs")
+    };
+    let mut lines = Vec::new();
+    for (path, line) in code().into_iter().filter(|(path, _)| is_shipped(path)) {
+        // Tests stand at the end of a file.
+        if line.starts_with("mod tests {") {
+            tested.insert(path.clone());
+        }
+        if !tested.contains(&path) {
+            lines.push((path, line));
+        }
+    }
+    lines
 }
 
 /// W18: what a message tells the operator to set can be set.
@@ -141,7 +234,7 @@ fn code() -> Vec<(PathBuf, String)> {
                 todo.push(path);
             } else if path.extension().is_some_and(|ext| ext == "rs") && !name.ends_with("tests/architecture.rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
-                let code = text.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));
+                let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
                 found.extend(code.map(|line| (name.clone(), line.to_owned())));
             }
         }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use proto::ToGuest;
-use sandbox::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
+use sandbox::{Backend, BackendError, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats};
 use tokio::sync::Notify;
 
 mod browser;
@@ -50,7 +50,7 @@ struct Shared {
     /// No socket comes out of sandboxes that should have one.
     no_egress: AtomicBool,
     /// What was asked of browsers, in the order in which it began, and how they were started.
-    browsed: Mutex<Vec<proto::browser::Browse>>,
+    browsed: Mutex<Vec<proto::browser::BrowserAction>>,
     browsers: Mutex<Vec<proto::browser::BrowserSpec>>,
     fail_browsers: AtomicU32,
     /// How long it takes to start a browser.
@@ -136,7 +136,7 @@ impl FakeBackend {
         *lock(&self.shared.slow_browsers) = start;
     }
 
-    pub fn browsed(&self) -> Vec<proto::browser::Browse> {
+    pub fn browsed(&self) -> Vec<proto::browser::BrowserAction> {
         lock(&self.shared.browsed).clone()
     }
 
@@ -256,8 +256,8 @@ impl Backend for FakeBackend {
         Ok(Box::new(Handle(sandbox)))
     }
 
-    async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
-        let kept = |(name, last_used): (&String, &u64)| Kept { name: name.clone(), last_used: *last_used };
+    async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError> {
+        let kept = |(name, last_used): (&String, &u64)| KeptVolumeInfo { name: name.clone(), last_used: *last_used };
         Ok(lock(&self.shared.kept).iter().map(kept).collect())
     }
 
@@ -347,7 +347,7 @@ impl Sandbox for Handle {
         Ok(Box::new(theirs))
     }
 
-    fn take_egress(&self) -> Option<TcpListener> {
+    fn take_egress_listener(&self) -> Option<TcpListener> {
         lock(&self.0.egress).take()
     }
 

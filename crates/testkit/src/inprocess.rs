@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use proto::{Decoder, Frame, Kind, ToGuest};
-use sandbox::{Backend, BackendError, GuestStream, Isolation, Kept, Level, Sandbox, SandboxSpec, Stats};
+use proto::{Decoder, Frame, FrameKind, ToGuest};
+use sandbox::{Backend, BackendError, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const WORKSPACE: &str = "/workspace";
@@ -56,7 +56,7 @@ impl Backend for InProcess {
         }))
     }
 
-    async fn kept(&self) -> Result<Vec<Kept>, BackendError> {
+    async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError> {
         Ok(vec![])
     }
 
@@ -109,12 +109,12 @@ impl Sandbox for Place {
         let io = |e: std::io::Error| BackendError::Launcher(e.to_string());
         let (host, guest) = UnixStream::pair().map_err(io)?;
         *self.closing.lock().unwrap_or_else(PoisonError::into_inner) = Some(host.try_clone().map_err(io)?);
-        let config = guest::Config {
+        let config = guest::GuestConfig {
             workspace: inside(&self.root, WORKSPACE),
             data: inside(&self.root, DATA),
             outputs: self.root.clone(),
             transpiler: self.transpiler.clone(),
-            ..guest::Config::default()
+            ..guest::GuestConfig::default()
         };
         std::thread::spawn(move || guest::serve(guest, config));
         host.set_nonblocking(true).map_err(io)?;
@@ -173,7 +173,7 @@ async fn carry(engine_side: tokio::io::DuplexStream, guest_side: tokio::net::Uni
 }
 
 fn translate(out: &mut Vec<u8>, frame: Frame, root: &Path) {
-    let message = if frame.kind == Kind::Message { frame.message::<ToGuest>().ok() } else { None };
+    let message = if frame.kind == FrameKind::Message { frame.message::<ToGuest>().ok() } else { None };
     let Some(mut message) = message else {
         return proto::encode(out, frame.kind, frame.call, &frame.payload);
     };

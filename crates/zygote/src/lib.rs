@@ -1,7 +1,7 @@
 //! What the warm interpreter loads to be forked into sandboxes, and the one function it calls.
 //!
 //! The interpreter (Z) stays outside and waits for nobody; a kernel (Y) is a copy of it inside. Between them are two that end at once.
-//! W is a copy of Z, made for one kernel. It joins the sandbox's cgroups and namespaces and gives up everything ([`jail::own`]), all
+//! W is a copy of Z, made for one kernel. It joins the sandbox's cgroups and namespaces and gives up everything ([`jail::confine`]), all
 //! that outside of the sandbox's pid namespace, where no code can see it. X shares W's memory and is born inside: it forks Y and ends,
 //! so that Y's parent becomes the sandbox's PID 1, which gets its exit status and can be killed without waiting for anybody here.
 //!
@@ -17,10 +17,10 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
-use jail::own::{self, Door, Own};
+use jail::confine::{self, ConfineStep, SandboxEntry};
 use jail::plan::ARRIVAL;
 use jail::sys::Cloned;
-use jail::warm::{Order, Said};
+use jail::zygote::{ForkOrder, ZygoteMessage};
 use jail::{process, seccomp, sys, wire};
 use rustix::net::SendFlags;
 use rustix::process::{Signal, pidfd_send_signal};
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn sandpool_zygote_serve(
         Err(e) => {
             let message = format!("the warm interpreter cannot be forked: {e}");
             eprintln!("{message}");
-            let _ = wire::send(launcher, &Said::Failed { step: 0, message }, &[]);
+            let _ = wire::send(launcher, &ZygoteMessage::Failed { step: 0, message }, &[]);
             -1
         }
     }
@@ -78,9 +78,9 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
     sys::ignore(libc::SIGCHLD);
     // One buffer for good: what is written between two forks is no longer shared with the kernels.
     let mut buffer = vec![0; wire::BUFFER];
-    wire::send(launcher, &Said::Ready, &[])?;
+    wire::send(launcher, &ZygoteMessage::Ready, &[])?;
     loop {
-        let Some((order, fds)) = wire::receive_into::<Order>(&mut buffer, launcher)? else { return Ok(None) };
+        let Some((order, fds)) = wire::receive_into::<ForkOrder>(&mut buffer, launcher)? else { return Ok(None) };
         if let Some(channel) = fork(launcher, order, fds, hooks)? {
             return Ok(Some(channel));
         }
@@ -94,15 +94,16 @@ fn shared_memory(maps: &str) -> Option<&str> {
 }
 
 /// Makes W, and returns a channel in the kernel that comes of it.
-fn fork(launcher: BorrowedFd<'_>, order: Order, fds: Vec<OwnedFd>, hooks: Hooks) -> io::Result<Option<OwnedFd>> {
-    let Order { number, v2, steps } = order;
-    let refused = |message: String| wire::send(launcher, &Said::Refused { number, message }, &[]).map(|()| None);
+fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Hooks) -> io::Result<Option<OwnedFd>> {
+    let ForkOrder { number, v2, steps } = order;
+    let refused =
+        |message: String| wire::send(launcher, &ZygoteMessage::Refused { number, message }, &[]).map(|()| None);
     let mut fds = fds.into_iter();
     let (Some(channel), Some(guest)) = (fds.next(), fds.next()) else {
         return refused("a descriptor is missing".into());
     };
     let cgroup = if v2 { fds.next() } else { None };
-    let door = Door { guest, tasks: fds.collect(), channel };
+    let door = SandboxEntry { guest, tasks: fds.collect(), channel };
     (hooks.before)();
     let signals = Signals::block();
     let cloned = sys::clone3(0, cgroup.as_ref().map(AsFd::as_fd));
@@ -119,7 +120,7 @@ fn fork(launcher: BorrowedFd<'_>, order: Order, fds: Vec<OwnedFd>, hooks: Hooks)
     (hooks.after_parent)();
     match cloned {
         Ok(Cloned::Parent { pidfd, .. }) => {
-            wire::send(launcher, &Said::Begun { number }, &[pidfd.as_fd()]).map(|()| None)
+            wire::send(launcher, &ZygoteMessage::Begun { number }, &[pidfd.as_fd()]).map(|()| None)
         }
         Ok(Cloned::Child) => sys::leave(FAILED),
         Err(error) => refused(format!("cannot fork: {error}")),
@@ -130,17 +131,17 @@ fn fork(launcher: BorrowedFd<'_>, order: Order, fds: Vec<OwnedFd>, hooks: Hooks)
 const FAILED: c_int = 70;
 
 /// In W, which ends here, and at the end in Y, where it returns.
-fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: Door, steps: &[Own]) -> OwnedFd {
+fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: SandboxEntry, steps: &[ConfineStep]) -> OwnedFd {
     let refused = |message| -> ! {
-        let _ = wire::send(launcher, &Said::Refused { number, message }, &[]);
+        let _ = wire::send(launcher, &ZygoteMessage::Refused { number, message }, &[]);
         sys::leave(FAILED)
     };
-    let channel = own::enter(door, steps, &[launcher]).unwrap_or_else(|message| refused(message));
+    let channel = confine::enter(door, steps, &[launcher]).unwrap_or_else(|message| refused(message));
     match spawn::spawn() {
         Ok(Spawned::Kernel) => {
             spawn::restore_rseq();
-            let arrived = own::arrive(&[channel.as_fd()]);
-            if let Err(error) = arrived.and_then(|()| ARRIVAL.iter().try_for_each(Own::apply)) {
+            let arrived = confine::arrive(&[channel.as_fd()]);
+            if let Err(error) = arrived.and_then(|()| ARRIVAL.iter().try_for_each(ConfineStep::apply)) {
                 let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
                 let _ = rustix::net::send(&channel, error.to_string().as_bytes(), flags);
                 sys::leave(FAILED)
@@ -148,7 +149,7 @@ fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: Door, steps: &[Own]) ->
             channel
         }
         Ok(Spawned::Made { pid, process }) => {
-            let told = wire::send(launcher, &Said::Forked { number, pid }, &[process.as_fd()]);
+            let told = wire::send(launcher, &ZygoteMessage::Forked { number, pid }, &[process.as_fd()]);
             if let Err(error) = told {
                 let _ = pidfd_send_signal(&process, Signal::KILL);
                 // Too many descriptors may be under way for its user; a refusal has none, and nobody waits for a kernel in vain.

@@ -20,7 +20,11 @@ unsafe extern "C" {
     /// clone(`flags`) of a child that shares memory and stack with us: calls `body(arg)` in it, which must not return there.
     /// Returns what the kernel returned (an error as a negative number), and, in a process that `body` has forked and that returned
     /// from it, what `body` returned.
-    fn sandpool_vspawn(flags: c_ulong, body: extern "C" fn(*mut Message) -> c_long, arg: *mut Message) -> c_long;
+    fn sandpool_vspawn(
+        flags: c_ulong,
+        body: extern "C" fn(*mut SpawnReport) -> c_long,
+        arg: *mut SpawnReport,
+    ) -> c_long;
 }
 
 // In assembly, because the child goes on with our stack while our own frame has to stay as it is: nothing at or above the stack
@@ -87,14 +91,14 @@ compile_error!("the warm interpreter is forked by code that this architecture do
 /// What X leaves in the memory that it shares with us.
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Message {
+struct SpawnReport {
     pid: c_int,
     process: c_int,
     error: c_int,
 }
 
 /// In X, and at its end in Y.
-extern "C" fn fork_and_end(message: *mut Message) -> c_long {
+extern "C" fn fork_and_end(message: *mut SpawnReport) -> c_long {
     // SAFETY: points into the frame of `spawn`, which stands still until X ends. X has one thread and no handler can run in it, all
     // signals being blocked; the C library's fork takes care of its own state in Y.
     unsafe {
@@ -128,7 +132,7 @@ extern "C" fn fork_and_end(message: *mut Message) -> c_long {
 pub fn spawn() -> io::Result<Spawned> {
     // By clone, whose flags the sandbox's filter can read. X's descriptors are ours: what it opens for us outlives it.
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
-    let mut message = Message::default();
+    let mut message = SpawnReport::default();
     // SAFETY: `fork_and_end` keeps the contract of the function, and `message` outlives X.
     let result = unsafe { sandpool_vspawn(flags as c_ulong, fork_and_end, &raw mut message) };
     match result {
@@ -138,8 +142,8 @@ pub fn spawn() -> io::Result<Spawned> {
         1.. => unsafe { libc::waitpid(result as c_int, ptr::null_mut(), libc::__WALL) },
     };
     match message {
-        Message { error, .. } if error != 0 => Err(io::Error::from_raw_os_error(error)),
-        Message { pid: pid @ 1.., process, .. } => {
+        SpawnReport { error, .. } if error != 0 => Err(io::Error::from_raw_os_error(error)),
+        SpawnReport { pid: pid @ 1.., process, .. } => {
             // SAFETY: X has opened it in our table, and nobody else knows it.
             let process = unsafe { OwnedFd::from_raw_fd(process) };
             Ok(Spawned::Made { pid: pid as u32, process })

@@ -5,7 +5,7 @@ use proto::{BrowseError, BrowseFailure};
 use serde_json::{Value, json};
 
 use super::keys::Chord;
-use super::{Act, Done};
+use super::{Act, ActResult};
 use crate::cdp;
 use crate::page::failure;
 use crate::settle;
@@ -25,7 +25,7 @@ pub struct Typing<'a> {
 }
 
 impl Act<'_> {
-    pub async fn type_text(&mut self, at: &str, typing: Typing<'_>) -> Done {
+    pub async fn type_text(&mut self, at: &str, typing: Typing<'_>) -> ActResult {
         let Typing { text, append, submit, keys } = typing;
         if keys && text.chars().nth(MAX_KEYS).is_some() {
             let message = format!("more than `{MAX_KEYS}` characters are not typed key by key");
@@ -51,7 +51,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    pub async fn press(&mut self, key: &str, at: Option<&str>) -> Done {
+    pub async fn press(&mut self, key: &str, at: Option<&str>) -> ActResult {
         let Some(chord) = Chord::parse(key) else {
             let message = format!("`{}` is not a key; keys are such as `Enter`, `a` and `Control+A`", shorten(key, 50));
             return Err(failure(BrowseFailure::Invalid, message));
@@ -80,14 +80,14 @@ impl Act<'_> {
         for one in sent {
             // A key may have closed the page.
             match one.read::<Value>().await {
-                Ok(_) | Err(cdp::Error::Refused(_)) => {}
+                Ok(_) | Err(cdp::CdpError::Refused(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         Ok(())
     }
 
-    pub async fn select(&mut self, at: &str, options: &[String]) -> Done {
+    pub async fn select(&mut self, at: &str, options: &[String]) -> ActResult {
         let (element, _) = self.ready(at, Need::Seen).await?;
         let moment = settle::moment(&self.page);
         let _: Value = self.reader.apply(&self.page, &element, SELECT, &[json!(options)]).await?;
@@ -95,7 +95,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    pub async fn upload(&mut self, at: &str, files: &[String]) -> Done {
+    pub async fn upload(&mut self, at: &str, files: &[String]) -> ActResult {
         let Some(directory) = self.uploads else {
             return Err(failure(BrowseFailure::Invalid, "there are no files to upload"));
         };

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Act, Done};
+use super::{Act, ActResult};
 use crate::cdp;
 use crate::events::Exception;
 use crate::page::failure;
@@ -77,7 +77,7 @@ struct Remote {
 }
 
 impl Act<'_> {
-    pub async fn screenshot(&mut self, at: Option<&str>, full_page: bool) -> Done {
+    pub async fn screenshot(&mut self, at: Option<&str>, full_page: bool) -> ActResult {
         let place = match at {
             Some(at) => Some(self.place_of(at).await?),
             None => None,
@@ -101,14 +101,14 @@ impl Act<'_> {
                     let (width, height) = size_of(&png).unwrap_or_default();
                     return Ok(BrowseResult::Screenshot { png, width, height, clipped: clipped || scale < 1.0 });
                 }
-                Ok(_) | Err(cdp::Error::TooLarge) => scale *= SMALLER,
+                Ok(_) | Err(cdp::CdpError::TooLarge) => scale *= SMALLER,
                 Err(error) => return Err(error.into()),
             }
         }
         Err(failure(BrowseFailure::Invalid, "the picture is too large, however small it is made"))
     }
 
-    async fn capture(&self, clip: Value, beyond: bool) -> Result<String, cdp::Error> {
+    async fn capture(&self, clip: Value, beyond: bool) -> Result<String, cdp::CdpError> {
         #[derive(Deserialize)]
         struct Captured {
             data: String,
@@ -130,7 +130,7 @@ impl Act<'_> {
         self.reader.apply(&self.page, &element, place, &[]).await
     }
 
-    pub async fn evaluate(&mut self, expression: &str) -> Done {
+    pub async fn evaluate(&mut self, expression: &str) -> ActResult {
         let mut evaluated = self.evaluate_in_page(expression).await?;
         if evaluated.result.r#type == "function" {
             // Who gives a function wants to know what it does.
@@ -164,8 +164,8 @@ impl Act<'_> {
             "replMode": await_at_top,
         });
         match self.page.ask("Runtime.evaluate", params).await {
-            Err(cdp::Error::Refused(text)) => Err(failure(BrowseFailure::Threw, text)),
-            Err(cdp::Error::TooLarge) => Err(failure(BrowseFailure::Threw, "the value is too large to be shown")),
+            Err(cdp::CdpError::Refused(text)) => Err(failure(BrowseFailure::Threw, text)),
+            Err(cdp::CdpError::TooLarge) => Err(failure(BrowseFailure::Threw, "the value is too large to be shown")),
             evaluated => Ok(evaluated?),
         }
     }
@@ -177,7 +177,7 @@ impl Act<'_> {
         BrowseResult::Log { lines, dropped }
     }
 
-    pub async fn wait_for(&mut self, text: &str, gone: bool) -> Done {
+    pub async fn wait_for(&mut self, text: &str, gone: bool) -> ActResult {
         let end = Instant::now() + self.left();
         loop {
             let begun = Instant::now();

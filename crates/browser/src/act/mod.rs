@@ -10,7 +10,7 @@ mod tabs;
 use std::time::Duration;
 
 use proto::browser::{BrowseResult, MouseButton};
-use proto::{Browse, BrowseError, BrowseFailure};
+use proto::{BrowseError, BrowseFailure, BrowserAction};
 use tokio::time::Instant;
 
 use crate::page::Page;
@@ -34,30 +34,30 @@ pub struct Act<'a> {
     pub uploads: Option<&'a str>,
 }
 
-type Done = Result<BrowseResult, BrowseError>;
+type ActResult = Result<BrowseResult, BrowseError>;
 
 impl Act<'_> {
-    pub async fn run(&mut self, ask: &Browse) -> Done {
+    pub async fn run(&mut self, ask: &BrowserAction) -> ActResult {
         match ask {
-            Browse::Open { url } => self.open(url).await,
-            Browse::Back => self.travel(-1).await,
-            Browse::Forward => self.travel(1).await,
-            Browse::Reload => self.reload().await,
-            Browse::Click { at, button, double } => self.click(at, *button, *double).await,
-            Browse::Hover { at } => self.hover(at).await,
-            Browse::Scroll { at, right, down } => self.scroll(at.as_deref(), *right, *down).await,
-            Browse::Type { at, text, append, submit, keys } => {
+            BrowserAction::Open { url } => self.open(url).await,
+            BrowserAction::Back => self.travel(-1).await,
+            BrowserAction::Forward => self.travel(1).await,
+            BrowserAction::Reload => self.reload().await,
+            BrowserAction::Click { at, button, double } => self.click(at, *button, *double).await,
+            BrowserAction::Hover { at } => self.hover(at).await,
+            BrowserAction::Scroll { at, right, down } => self.scroll(at.as_deref(), *right, *down).await,
+            BrowserAction::Type { at, text, append, submit, keys } => {
                 self.type_text(at, keyboard::Typing { text, append: *append, submit: *submit, keys: *keys }).await
             }
-            Browse::Press { key, at } => self.press(key, at.as_deref()).await,
-            Browse::Select { at, options } => self.select(at, options).await,
-            Browse::Upload { at, files } => self.upload(at, files).await,
-            Browse::Wait { text, gone } => self.wait_for(text, *gone).await,
-            Browse::Tab { tab } => self.tab(tab).await,
-            Browse::Evaluate { expression } => self.evaluate(expression).await,
-            Browse::Snapshot(ask) => self.reader.snapshot(&self.page, ask).await.map(BrowseResult::Snapshot),
-            Browse::Screenshot { at, full_page } => self.screenshot(at.as_deref(), *full_page).await,
-            Browse::Log { max_lines } => Ok(self.log(*max_lines).await),
+            BrowserAction::Press { key, at } => self.press(key, at.as_deref()).await,
+            BrowserAction::Select { at, options } => self.select(at, options).await,
+            BrowserAction::Upload { at, files } => self.upload(at, files).await,
+            BrowserAction::Wait { text, gone } => self.wait_for(text, *gone).await,
+            BrowserAction::Tab { tab } => self.tab(tab).await,
+            BrowserAction::Evaluate { expression } => self.evaluate(expression).await,
+            BrowserAction::Snapshot(ask) => self.reader.snapshot(&self.page, ask).await.map(BrowseResult::Snapshot),
+            BrowserAction::Screenshot { at, full_page } => self.screenshot(at.as_deref(), *full_page).await,
+            BrowserAction::Log { max_lines } => Ok(self.log(*max_lines).await),
         }
     }
 

@@ -7,7 +7,7 @@ use proto::{BrowseError, BrowseFailure};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Act, Done};
+use super::{Act, ActResult};
 use crate::events::is_allowed;
 use crate::page::failure;
 use crate::settle;
@@ -29,16 +29,16 @@ struct Navigated {
 #[serde(rename_all = "camelCase")]
 struct History {
     current_index: i64,
-    entries: Vec<Entry>,
+    entries: Vec<HistoryEntry>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct HistoryEntry {
     id: i64,
 }
 
 impl Act<'_> {
-    pub async fn open(&mut self, url: &str) -> Done {
+    pub async fn open(&mut self, url: &str) -> ActResult {
         let url = &cleaned(url);
         check(url)?;
         let moment = settle::moment(&self.page);
@@ -68,14 +68,14 @@ impl Act<'_> {
             if !whole {
                 state.note("parts of the page are still loading");
             }
-            let status = state.tabs.get(&self.page.tab).and_then(crate::state::Tab::status);
+            let status = state.tabs.get(&self.page.tab).and_then(crate::state::TabState::status);
             if let Some(status) = status.filter(|status| *status >= 400) {
                 state.note(format!("the server answered with status `{status}`"));
             }
         });
     }
 
-    pub async fn travel(&mut self, by: i64) -> Done {
+    pub async fn travel(&mut self, by: i64) -> ActResult {
         let history: History = self.page.ask("Page.getNavigationHistory", json!({})).await?;
         let index = history.current_index.checked_add(by).and_then(|index| usize::try_from(index).ok());
         let Some(entry) = index.and_then(|index| history.entries.get(index)) else {
@@ -87,14 +87,14 @@ impl Act<'_> {
         self.moved(moment).await
     }
 
-    pub async fn reload(&mut self) -> Done {
+    pub async fn reload(&mut self) -> ActResult {
         let moment = settle::moment(&self.page);
         let _: serde_json::Value = self.page.ask("Page.reload", json!({})).await?;
         self.moved(moment).await
     }
 
     /// Waits until the tab has gone somewhere since that moment.
-    async fn moved(&mut self, moment: u64) -> Done {
+    async fn moved(&mut self, moment: u64) -> ActResult {
         let tab = self.page.tab;
         let moved = self
             .page

@@ -3,13 +3,13 @@
 use proto::browser::{BrowseResult, MouseButton};
 use serde_json::{Value, json};
 
-use super::{Act, Done, button_name};
+use super::{Act, ActResult, button_name};
 use crate::cdp;
 use crate::settle;
 use crate::snapshot::{Need, Point};
 
 impl Act<'_> {
-    pub async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> Done {
+    pub async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> ActResult {
         let (element, point) = self.ready(at, Need::Click).await?;
         let moment = settle::moment(&self.page);
         let mut events = vec![mouse("mouseMoved", point, "none", 0)];
@@ -29,7 +29,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    pub async fn hover(&mut self, at: &str) -> Done {
+    pub async fn hover(&mut self, at: &str) -> ActResult {
         let (_, point) = self.ready(at, Need::Click).await?;
         let moment = settle::moment(&self.page);
         self.dispatch(vec![mouse("mouseMoved", point, "none", 0)]).await?;
@@ -38,21 +38,21 @@ impl Act<'_> {
     }
 
     /// All at once: the browser keeps their order. In the first session, whichever frame is below the point.
-    async fn dispatch(&self, events: Vec<Value>) -> Result<(), cdp::Error> {
+    async fn dispatch(&self, events: Vec<Value>) -> Result<(), cdp::CdpError> {
         let session = Some(&*self.page.session);
         let sent: Vec<_> =
             events.into_iter().map(|event| self.page.cdp.send(session, "Input.dispatchMouseEvent", event)).collect();
         for one in sent {
             // The page may be gone by the second of two clicks.
             match one.read::<Value>().await {
-                Ok(_) | Err(cdp::Error::Refused(_)) => {}
+                Ok(_) | Err(cdp::CdpError::Refused(_)) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    pub async fn scroll(&mut self, at: Option<&str>, right: i32, down: i32) -> Done {
+    pub async fn scroll(&mut self, at: Option<&str>, right: i32, down: i32) -> ActResult {
         let moment = settle::moment(&self.page);
         match at {
             Some(at) => {

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use proto::BrowseFailure;
-use proto::browser::{BrowseResult, Tab, TabAsk};
+use proto::browser::{BrowseResult, TabAsk, TabInfo};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Act, Done, navigate};
+use super::{Act, ActResult, navigate};
 use crate::cdp::{self, Cdp};
 use crate::page::{Page, failure};
-use crate::state::{MAX_TABS, Shared, State};
+use crate::state::{BrowserState, MAX_TABS, SharedState};
 
 /// To make a tab, or to close one.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -22,17 +22,17 @@ struct Created {
 }
 
 /// A new tab with a blank page, which is shown from now on.
-pub async fn create(cdp: &Cdp, state: &Shared) -> Result<Page, cdp::Error> {
+pub async fn create(cdp: &Cdp, state: &SharedState) -> Result<Page, cdp::CdpError> {
     state.change(|state| state.creating = true);
     let made = cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Created>(PATIENCE).await;
     let came = match made {
         Ok(Created { target_id }) => {
-            let ready = |state: &State| {
+            let ready = |state: &BrowserState| {
                 let (&number, tab) = state.tabs.iter().find(|(_, tab)| *tab.target == *target_id)?;
                 let has_world = tab.frames.values().any(|frame| frame.world.is_some());
                 has_world.then(|| (number, tab.session.clone()))
             };
-            tokio::time::timeout(PATIENCE, state.wait(ready)).await.map_err(|_| cdp::Error::TimedOut)
+            tokio::time::timeout(PATIENCE, state.wait(ready)).await.map_err(|_| cdp::CdpError::TimedOut)
         }
         Err(error) => Err(error),
     };
@@ -47,7 +47,7 @@ pub async fn create(cdp: &Cdp, state: &Shared) -> Result<Page, cdp::Error> {
 }
 
 impl Act<'_> {
-    pub async fn tab(&mut self, ask: &TabAsk) -> Done {
+    pub async fn tab(&mut self, ask: &TabAsk) -> ActResult {
         match ask {
             TabAsk::List => {}
             TabAsk::New { url } => {
@@ -93,9 +93,9 @@ impl Act<'_> {
     }
 }
 
-fn list(state: &State) -> Vec<Tab> {
+fn list(state: &BrowserState) -> Vec<TabInfo> {
     let shown = state.shown();
-    let tab = |(&tab, known): (&u32, &crate::state::Tab)| Tab {
+    let tab = |(&tab, known): (&u32, &crate::state::TabState)| TabInfo {
         tab,
         url: known.url.clone(),
         title: known.title.clone(),

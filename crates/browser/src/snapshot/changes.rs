@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use proto::browser::Snapshot;
 
-use super::read::Line;
+use super::read::OutlineLine;
 
 /// How many snapshots are remembered, and how long the largest may be.
 const MAX_TAKEN: usize = 8;
@@ -18,7 +18,7 @@ pub struct Taken {
     pub number: u64,
     /// Of the main frame: another one is another page.
     pub world: String,
-    pub lines: Vec<Line>,
+    pub lines: Vec<OutlineLine>,
     /// It has the page's end.
     pub whole: bool,
 }
@@ -72,7 +72,7 @@ pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot
         if still.contains(&line.number) || (line.number == 0 && !line.text.contains('"')) {
             continue;
         }
-        let line = Line { depth: 0, ..line.clone() }.shown();
+        let line = OutlineLine { depth: 0, ..line.clone() }.shown();
         if line.len() > left {
             is_all = false;
             break;
@@ -88,8 +88,8 @@ pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot
 }
 
 /// The new lines, each below the lines it is in, as long as they fit.
-fn marked(lines: &[Line], is_new: &[bool], max_chars: usize) -> (Vec<String>, bool) {
-    let mut around: Vec<(&Line, bool)> = Vec::new();
+fn marked(lines: &[OutlineLine], is_new: &[bool], max_chars: usize) -> (Vec<String>, bool) {
+    let mut around: Vec<(&OutlineLine, bool)> = Vec::new();
     let (mut out, mut used) = (Vec::new(), 0);
     for (line, &new) in lines.iter().zip(is_new) {
         while around.last().is_some_and(|(outer, _)| outer.depth >= line.depth) {

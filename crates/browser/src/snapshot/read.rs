@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::changes::{self, Taken};
-use super::{Failure, Frame, OBJECTS, Reader, Tab, called, error};
+use super::{Frame, OBJECTS, Reader, TabAccess, WorldError, called, error};
 
 /// For all the walks of a snapshot.
 const TIME: Duration = Duration::from_secs(3);
@@ -21,14 +21,14 @@ const MAX_BUDGET: u32 = 1_000_000;
 
 /// A line of the outline, without its ref.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
-pub struct Line {
+pub struct OutlineLine {
     pub depth: usize,
     /// 0 for what cannot be acted on.
     pub number: u64,
     pub text: String,
 }
 
-impl Line {
+impl OutlineLine {
     pub fn shown(&self) -> String {
         let indent = " ".repeat(self.depth.min(MAX_DEPTH));
         match self.number {
@@ -40,8 +40,8 @@ impl Line {
 
 /// What a walk in one world came to.
 #[derive(Deserialize)]
-struct Part {
-    lines: Vec<Line>,
+struct WorldPart {
+    lines: Vec<OutlineLine>,
     texts: Vec<String>,
     used: u32,
     canvases: u32,
@@ -59,7 +59,7 @@ struct Stop {
     #[serde(default)]
     depth: usize,
     #[serde(default)]
-    context: Vec<Line>,
+    context: Vec<OutlineLine>,
     /// How many of the lines around this place are.
     #[serde(default)]
     printed: u32,
@@ -71,7 +71,7 @@ struct Stop {
 
 /// Where to go on in one world.
 #[derive(Debug, Clone)]
-struct Place {
+struct ReadCursor {
     world: String,
     within: Option<u64>,
     cursor: Option<u64>,
@@ -79,10 +79,10 @@ struct Place {
     after: bool,
     printed: u32,
     depth: usize,
-    context: Vec<Line>,
+    context: Vec<OutlineLine>,
 }
 
-impl Place {
+impl ReadCursor {
     fn top(frame: &Frame, depth: usize) -> Self {
         let world = frame.world.clone();
         Self { world, within: None, cursor: None, after: false, printed: 0, depth, context: Vec::new() }
@@ -91,8 +91,8 @@ impl Place {
 
 /// A snapshot that was cut: the frames it was in, the innermost last, and which one it was.
 #[derive(Debug, Clone)]
-pub struct Stopped {
-    places: Vec<Place>,
+pub struct CutSnapshot {
+    places: Vec<ReadCursor>,
     number: u64,
 }
 
@@ -101,7 +101,7 @@ struct Reading<'a> {
     ask: &'a SnapshotAsk,
     budget: u32,
     used: u32,
-    lines: Vec<Line>,
+    lines: Vec<OutlineLine>,
     texts: Vec<String>,
     canvases: u32,
     opened: u32,
@@ -111,7 +111,7 @@ struct Reading<'a> {
 
 impl Reader {
     /// What is on the page.
-    pub async fn snapshot(&mut self, tab: &impl Tab, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
+    pub async fn snapshot(&mut self, tab: &impl TabAccess, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
         let frames = tab.frames();
         let main = frames.first().ok_or_else(replaced)?.clone();
         if ask.since.is_some() && (ask.from.is_some() || ask.find.is_some() || ask.within.is_some() || ask.apart) {
@@ -135,7 +135,7 @@ impl Reader {
 
         self.count += 1;
         let number = self.count;
-        let next = (!places.is_empty()).then(|| self.stop_at(Stopped { places, number }));
+        let next = (!places.is_empty()).then(|| self.stop_at(CutSnapshot { places, number }));
         let mut lines = earlier;
         lines.extend(reading.lines.iter().cloned());
         let taken = Taken { number, world: main.world, lines, whole: next.is_none() };
@@ -157,10 +157,10 @@ impl Reader {
     /// Where to begin, and the lines that came before.
     async fn start(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         ask: &SnapshotAsk,
         main: &Frame,
-    ) -> Result<(Vec<Place>, Vec<Line>), BrowseError> {
+    ) -> Result<(Vec<ReadCursor>, Vec<OutlineLine>), BrowseError> {
         if let Some(from) = &ask.from {
             let Some((_, stopped)) = self.stopped.iter().find(|(word, _)| word == from) else {
                 let message = "this `next` is not known (any more); take a new snapshot";
@@ -171,18 +171,18 @@ impl Reader {
         }
         if let Some(within) = &ask.within {
             let element = self.find(tab, within).await?;
-            let place = Place { within: Some(element.number), ..Place::top(&element.frame, 0) };
+            let place = ReadCursor { within: Some(element.number), ..ReadCursor::top(&element.frame, 0) };
             return Ok((vec![place], Vec::new()));
         }
-        Ok((vec![Place::top(main, 0)], Vec::new()))
+        Ok((vec![ReadCursor::top(main, 0)], Vec::new()))
     }
 
     /// Walks until all is read or the budget is used up; what is left of the places is where to go on.
     async fn read(
         &mut self,
-        tab: &impl Tab,
+        tab: &impl TabAccess,
         reading: &mut Reading<'_>,
-        places: &mut Vec<Place>,
+        places: &mut Vec<ReadCursor>,
     ) -> Result<(), BrowseError> {
         while let Some(place) = places.pop() {
             let frames = tab.frames();
@@ -192,19 +192,19 @@ impl Reader {
                 }
                 continue;
             };
-            let part = match self.ask_frame::<Part>(tab, frame, "walk", reading.walk(&place, places)).await {
+            let part = match self.ask_frame::<WorldPart>(tab, frame, "walk", reading.walk(&place, places)).await {
                 Ok(Some(part)) => part,
                 Ok(None) if tab.frames().contains(frame) => {
                     reading.note("a frame does not answer: what is in it is not shown");
                     continue;
                 }
                 Ok(None) => continue,
-                Err(Failure::Gone) => return Err(replaced()),
+                Err(WorldError::Gone) => return Err(replaced()),
                 Err(failure) => return Err(failure.of("the page")),
             };
             let mut place = place;
             let Some(stop) = reading.take(part, &mut place, places) else { continue };
-            places.push(Place {
+            places.push(ReadCursor {
                 cursor: Some(stop.cursor),
                 after: stop.frame.is_some(),
                 printed: stop.printed,
@@ -212,7 +212,9 @@ impl Reader {
             });
             if let Some(number) = stop.frame {
                 match self.inside(tab, frame, number).await {
-                    Some(inner) => places.push(Place { context: stop.context, ..Place::top(&inner, stop.depth) }),
+                    Some(inner) => {
+                        places.push(ReadCursor { context: stop.context, ..ReadCursor::top(&inner, stop.depth) })
+                    }
                     None => reading.note(&format!("the frame `ref_{number}` cannot be read")),
                 }
             } else if let Some(number) = stop.host {
@@ -228,14 +230,14 @@ impl Reader {
     }
 
     /// The frame that an element shows.
-    async fn inside(&mut self, tab: &impl Tab, outer: &Frame, number: u64) -> Option<Frame> {
+    async fn inside(&mut self, tab: &impl TabAccess, outer: &Frame, number: u64) -> Option<Frame> {
         let described = self.describe(tab, outer, number).await.ok()?;
         let id = described["node"]["frameId"].as_str()?;
         tab.frames().into_iter().find(|frame| frame.id == id)
     }
 
     /// Shows a closed shadow root to the world; all is well if there is none.
-    async fn open(&mut self, tab: &impl Tab, frame: &Frame, number: u64) -> Result<(), Failure> {
+    async fn open(&mut self, tab: &impl TabAccess, frame: &Frame, number: u64) -> Result<(), WorldError> {
         let described = self.describe(tab, frame, number).await?;
         let root = &described["node"]["shadowRoots"][0]["backendNodeId"];
         if root.is_null() {
@@ -246,13 +248,13 @@ impl Reader {
         self.ask_of::<Value>(tab, frame, &object["object"]["objectId"], "show").await.map(drop)
     }
 
-    async fn describe(&mut self, tab: &impl Tab, frame: &Frame, number: u64) -> Result<Value, Failure> {
+    async fn describe(&mut self, tab: &impl TabAccess, frame: &Frame, number: u64) -> Result<Value, WorldError> {
         let element = super::Element { frame: frame.clone(), number };
-        let object = self.object(tab, &element).await.map_err(Failure::Other)?;
+        let object = self.object(tab, &element).await.map_err(WorldError::Other)?;
         called(tab.call(&frame.session, "DOM.describeNode", json!({ "objectId": object, "depth": 0 })).await)
     }
 
-    fn stop_at(&mut self, stopped: Stopped) -> String {
+    fn stop_at(&mut self, stopped: CutSnapshot) -> String {
         let word = format!("after_{}", stopped.number);
         if self.stopped.len() == MAX_STOPPED {
             self.stopped.pop_front();
@@ -286,7 +288,7 @@ impl<'a> Reading<'a> {
     }
 
     /// What a world is asked.
-    fn walk(&self, place: &Place, around: &[Place]) -> Value {
+    fn walk(&self, place: &ReadCursor, around: &[ReadCursor]) -> Value {
         let context = around.iter().chain([place]).flat_map(|place| &place.context).map(cost).sum();
         json!([{
             "budget": (self.budget - self.used).saturating_sub(context),
@@ -303,7 +305,7 @@ impl<'a> Reading<'a> {
     }
 
     /// Adds what was read; with it, the lines around it that waited for something to be found.
-    fn take(&mut self, part: Part, place: &mut Place, around: &mut [Place]) -> Option<Stop> {
+    fn take(&mut self, part: WorldPart, place: &mut ReadCursor, around: &mut [ReadCursor]) -> Option<Stop> {
         if !part.lines.is_empty() {
             for outer in 0..around.len() {
                 let inner = around.get_mut(outer + 1).unwrap_or(place);
@@ -350,10 +352,10 @@ fn replaced() -> BrowseError {
     error(BrowseFailure::Stale, "the page has changed meanwhile; take a new snapshot".into())
 }
 
-pub fn shown(lines: &[Line]) -> String {
-    lines.iter().map(Line::shown).collect::<Vec<_>>().join("\n")
+pub fn shown(lines: &[OutlineLine]) -> String {
+    lines.iter().map(OutlineLine::shown).collect::<Vec<_>>().join("\n")
 }
 
-fn cost(line: &Line) -> u32 {
+fn cost(line: &OutlineLine) -> u32 {
     line.shown().chars().count() as u32 + 1
 }

@@ -10,7 +10,7 @@ use proto::browser::SnapshotAsk;
 use serde_json::{Value, json};
 use testkit::pages::Pages;
 
-use super::{CallError, Frame, Reader, SCRIPT, Tab, WORLD};
+use super::{CallError, Frame, Reader, SCRIPT, TabAccess, WORLD};
 use crate::cdp::{self, Cdp};
 use crate::launch;
 
@@ -23,7 +23,7 @@ struct Bare {
     world: Rc<RefCell<Option<Frame>>>,
 }
 
-impl Tab for Bare {
+impl TabAccess for Bare {
     fn frames(&self) -> Vec<Frame> {
         self.world.borrow().iter().cloned().collect()
     }

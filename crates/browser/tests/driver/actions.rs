@@ -1,7 +1,7 @@
 //! What an agent does with pages.
 
-use proto::browser::{BrowseResult, Happened, TabAsk};
-use proto::{Browse, BrowseFailure};
+use proto::browser::{BrowseResult, PageEvent, TabAsk};
+use proto::{BrowseFailure, BrowserAction};
 
 use crate::harness::{Browser, Pages, click, failed};
 
@@ -14,26 +14,26 @@ fn a_page_is_opened_and_another_one_is_gone_back_from() {
     let title = page.title;
     assert!(!title.is_empty());
     browser.open(&pages.url("/tables"));
-    let back = browser.browse(Browse::Back);
+    let back = browser.browse(BrowserAction::Back);
     assert_eq!((back.result, back.page.unwrap().title), (Ok(BrowseResult::Done), title));
-    browser.ok(Browse::Forward);
-    assert_eq!(browser.browse(Browse::Reload).page.unwrap().url, pages.url("/tables"));
-    let nowhere = browser.error(Browse::Forward);
+    browser.ok(BrowserAction::Forward);
+    assert_eq!(browser.browse(BrowserAction::Reload).page.unwrap().url, pages.url("/tables"));
+    let nowhere = browser.error(BrowserAction::Forward);
     assert_eq!((nowhere.why, &*nowhere.message), (BrowseFailure::Navigation, "there is no page after this one"));
 }
 
 #[test]
 fn a_page_that_cannot_be_opened_is_told_in_the_browsers_words() {
     let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
-    let mut message = |path: &str| browser.error(Browse::Open { url: pages.url(path) }).message;
+    let mut message = |path: &str| browser.error(BrowserAction::Open { url: pages.url(path) }).message;
     assert!(message("/broken/close").ends_with("net::ERR_EMPTY_RESPONSE"));
     assert!(message("/broken/garbage").contains("net::ERR_"));
     assert!(message("/redirect/loop").ends_with("net::ERR_TOO_MANY_REDIRECTS"));
     assert!(message("/favicon.ico").ends_with("shows no page: net::ERR_ABORTED"));
     let opened = browser.open(&pages.url("/broken/500"));
-    assert_eq!(opened.happened, [Happened::Note { text: "the server answered with status `500`".into() }]);
+    assert_eq!(opened.happened, [PageEvent::Note { text: "the server answered with status `500`".into() }]);
     browser.open(&pages.url("/redirect"));
-    assert_eq!(browser.browse(Browse::Log { max_lines: 0 }).page.unwrap().url, pages.url("/forms"));
+    assert_eq!(browser.browse(BrowserAction::Log { max_lines: 0 }).page.unwrap().url, pages.url("/forms"));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn text_goes_into_every_kind_of_field() {
     assert_eq!(value(&mut browser, "named"), "\"Ada\"");
     browser.type_text("#text", "");
     assert_eq!(value(&mut browser, "text"), "\"\"");
-    let append = |at: &str, text: &str, keys| Browse::Type {
+    let append = |at: &str, text: &str, keys| BrowserAction::Type {
         at: at.into(),
         text: text.into(),
         append: true,
@@ -130,11 +130,11 @@ fn text_goes_into_every_kind_of_field() {
     assert_eq!(value(&mut browser, "number"), "\"427\"");
     browser.value("log.textContent = ''");
     browser.ok(append("#text", "aB", true));
-    browser.ok(Browse::Press { key: "Control+A".into(), at: None });
-    browser.ok(Browse::Press { key: "Backspace".into(), at: None });
+    browser.ok(BrowserAction::Press { key: "Control+A".into(), at: None });
+    browser.ok(BrowserAction::Press { key: "Backspace".into(), at: None });
     assert_eq!(browser.text("#log"), "a text B text a Backspace text ");
     assert_eq!(value(&mut browser, "text"), "\"\"");
-    let wrong = browser.error(Browse::Type {
+    let wrong = browser.error(BrowserAction::Type {
         at: "#check".into(),
         text: "x".into(),
         append: false,
@@ -142,7 +142,7 @@ fn text_goes_into_every_kind_of_field() {
         keys: false,
     });
     assert_eq!(wrong.why, BrowseFailure::NotReady);
-    assert_eq!(browser.error(Browse::Press { key: "Hyper".into(), at: None }).why, BrowseFailure::Invalid);
+    assert_eq!(browser.error(BrowserAction::Press { key: "Hyper".into(), at: None }).why, BrowseFailure::Invalid);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_form_is_filled_and_sent() {
     let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
     browser.open(&pages.url("/login"));
     browser.type_text("[name=user]", "ada");
-    let submit = Browse::Type {
+    let submit = BrowserAction::Type {
         at: "[name=password]".into(),
         text: "lovelace".into(),
         append: false,
@@ -168,7 +168,7 @@ fn options_are_selected_by_value_or_by_what_they_show() {
         "data:text/html,<select id=one onchange='log.textContent += value'><option value=a>First<option value=b>Second</select>
          <select id=many multiple><option>x<option>y<option>z</select><p id=log>",
     );
-    let select = |at: &str, options: &[&str]| Browse::Select {
+    let select = |at: &str, options: &[&str]| BrowserAction::Select {
         at: at.into(),
         options: options.iter().map(|&o| o.into()).collect(),
     };
@@ -188,7 +188,7 @@ fn files_are_uploaded_from_their_directory_alone() {
     std::fs::create_dir(&uploads).unwrap();
     std::fs::write(uploads.join("a.txt"), "hello").unwrap();
     browser.open(&pages.url("/files"));
-    let upload = |name: &str| Browse::Upload { at: "#one".into(), files: vec![name.into()] };
+    let upload = |name: &str| BrowserAction::Upload { at: "#one".into(), files: vec![name.into()] };
     let done = browser.browse_with(upload("a.txt"), 5.0, Some(&uploads));
     assert_eq!(done.result, Ok(BrowseResult::Done));
     assert!(browser.text("#chosen").ends_with("a.txt5hello"));
@@ -197,13 +197,13 @@ fn files_are_uploaded_from_their_directory_alone() {
     }
     failed(browser.browse(upload("a.txt")), BrowseFailure::Invalid);
     let asked = browser.click("button");
-    assert!(matches!(&asked.happened[..], [Happened::Note { text }] if text.contains("upload")), "{asked:?}");
+    assert!(matches!(&asked.happened[..], [PageEvent::Note { text }] if text.contains("upload")), "{asked:?}");
 }
 
 #[test]
 fn tabs_are_made_shown_and_closed() {
     let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
-    let tab = |tab: TabAsk| Browse::Tab { tab };
+    let tab = |tab: TabAsk| BrowserAction::Tab { tab };
     let shown = |result: BrowseResult| match result {
         BrowseResult::Tabs { tabs } => tabs.iter().map(|t| (t.tab, t.shown)).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
@@ -226,7 +226,7 @@ fn what_was_clicked_to_be_seen_is_shown() {
     let popped = browser.click("a[target]");
     let page = popped.page.unwrap();
     assert_eq!((page.url, page.tab, page.tabs), (pages.url("/tables"), 2, 2));
-    assert_eq!(popped.happened, [Happened::Popup { tab: 2, url: pages.url("/tables") }]);
+    assert_eq!(popped.happened, [PageEvent::Popup { tab: 2, url: pages.url("/tables") }]);
 }
 
 #[test]
@@ -240,13 +240,13 @@ fn expressions_are_evaluated_in_the_page() {
     assert_eq!(browser.value("() => mine.a.length"), "2");
     assert_eq!(browser.value("undefined"), "null");
     assert_eq!(browser.value("NaN"), "\"NaN\"");
-    let thrown = browser.error(Browse::Evaluate { expression: "throw new TypeError('no')".into() });
+    let thrown = browser.error(BrowserAction::Evaluate { expression: "throw new TypeError('no')".into() });
     assert_eq!(thrown.why, BrowseFailure::Threw);
     assert!(thrown.message.starts_with("TypeError: no"), "{thrown:?}");
     // HOSTILE B13: a value that is far too large.
-    let long = browser.ok(Browse::Evaluate { expression: "'x'.repeat(1e6)".into() });
+    let long = browser.ok(BrowserAction::Evaluate { expression: "'x'.repeat(1e6)".into() });
     assert!(matches!(long, BrowseResult::Value { json, truncated: true } if json.len() == 200_000));
-    let longer = browser.error(Browse::Evaluate { expression: "'x'.repeat(68e6)".into() });
+    let longer = browser.error(BrowserAction::Evaluate { expression: "'x'.repeat(68e6)".into() });
     assert_eq!(longer.message, "the value is too large to be shown");
 }
 
@@ -254,21 +254,22 @@ fn expressions_are_evaluated_in_the_page() {
 fn pictures_are_of_the_window_an_element_or_the_whole_page() {
     let mut browser = Browser::start();
     browser.open("data:text/html,<body style='margin:0;height:3000px'><div style='margin:100px;width:50px;height:40px;background:red'>");
-    let mut size =
-        |at: Option<&str>, full_page| match browser.ok(Browse::Screenshot { at: at.map(Into::into), full_page }) {
-            BrowseResult::Screenshot { width, height, clipped, png } => {
-                assert!(png.starts_with("iVBOR"));
-                (width, height, clipped)
-            }
-            other => panic!("{other:?}"),
-        };
+    let mut size = |at: Option<&str>, full_page| match browser
+        .ok(BrowserAction::Screenshot { at: at.map(Into::into), full_page })
+    {
+        BrowseResult::Screenshot { width, height, clipped, png } => {
+            assert!(png.starts_with("iVBOR"));
+            (width, height, clipped)
+        }
+        other => panic!("{other:?}"),
+    };
     let window = size(None, false);
     assert_eq!((window.0, window.2), (1280, false));
     assert_eq!(size(Some("div"), false), (50, 40, false));
     assert_eq!(size(None, true), (1280, 3100, false));
     // HOSTILE B21: a page of 100,000 pixels.
     browser.value("document.body.style.height = '100000px'");
-    let whole = browser.ok(Browse::Screenshot { at: None, full_page: true });
+    let whole = browser.ok(BrowserAction::Screenshot { at: None, full_page: true });
     assert!(matches!(whole, BrowseResult::Screenshot { height: 16_384, clipped: true, .. }));
 }
 
@@ -278,11 +279,11 @@ fn the_log_has_what_the_page_wrote_and_asked_for() {
     browser.open(&pages.url("/list50"));
     browser
         .value("console.log('one', 2, {a: 3}); console.error('two'); setTimeout(() => nothing()); fetch('/missing')");
-    browser.ok(Browse::Wait { text: "Buy 1".into(), gone: false });
+    browser.ok(BrowserAction::Wait { text: "Buy 1".into(), gone: false });
     let missing = format!("[network] GET {} → 404", pages.url("/missing"));
     let begun = std::time::Instant::now();
     let lines = loop {
-        let BrowseResult::Log { lines, .. } = browser.ok(Browse::Log { max_lines: 10 }) else { panic!() };
+        let BrowseResult::Log { lines, .. } = browser.ok(BrowserAction::Log { max_lines: 10 }) else { panic!() };
         // The network is told of from another process than the page.
         if lines.contains(&missing) || begun.elapsed() > std::time::Duration::from_secs(10) {
             break lines;
@@ -298,9 +299,9 @@ fn the_log_has_what_the_page_wrote_and_asked_for() {
 fn a_text_is_waited_for() {
     let mut browser = Browser::start();
     browser.open("data:text/html,<p id=p>Loading<script>setTimeout(() => p.textContent = 'Here', 300)</script>");
-    browser.ok(Browse::Wait { text: "Here".into(), gone: false });
-    browser.ok(Browse::Wait { text: "Loading".into(), gone: true });
-    let never = browser.browse_within(Browse::Wait { text: "Never".into(), gone: false }, 0.5);
+    browser.ok(BrowserAction::Wait { text: "Here".into(), gone: false });
+    browser.ok(BrowserAction::Wait { text: "Loading".into(), gone: true });
+    let never = browser.browse_within(BrowserAction::Wait { text: "Never".into(), gone: false }, 0.5);
     assert_eq!(failed(never, BrowseFailure::TimedOut), "`Never` is not on the page");
 }
 
@@ -311,12 +312,12 @@ fn scrolling_moves_what_is_to_be_moved() {
         "data:text/html,<body style='margin:0'><div id=box style='height:100vh;overflow:auto'><div style='height:5000px'>
          <p style='padding-top:4000px' id=deep>Deep</p></div></div>",
     );
-    browser.ok(Browse::Scroll { at: None, right: 0, down: 300 });
+    browser.ok(BrowserAction::Scroll { at: None, right: 0, down: 300 });
     assert_eq!(browser.value("box.scrollTop"), "300");
-    browser.ok(Browse::Scroll { at: Some("#deep".into()), right: 0, down: 0 });
+    browser.ok(BrowserAction::Scroll { at: Some("#deep".into()), right: 0, down: 0 });
     assert_ne!(browser.value("box.scrollTop"), "300");
     browser.value("box.onmouseover = () => document.title = 'over'");
-    assert_eq!(browser.browse(Browse::Hover { at: "#deep".into() }).page.unwrap().title, "over");
+    assert_eq!(browser.browse(BrowserAction::Hover { at: "#deep".into() }).page.unwrap().title, "over");
 }
 
 #[test]
@@ -330,13 +331,14 @@ fn text_goes_into_frames_whichever_process_they_are_in() {
             browser.type_text(at, "before");
             browser.type_text(at, text);
             browser.click(button);
-            browser.ok(Browse::Wait { text: said.into(), gone: false });
+            browser.ok(BrowserAction::Wait { text: said.into(), gone: false });
         }
-        let keys = Browse::Type { at: "#card".into(), text: "7".into(), append: true, submit: false, keys: true };
+        let keys =
+            BrowserAction::Type { at: "#card".into(), text: "7".into(), append: true, submit: false, keys: true };
         browser.ok(keys);
         browser.click("#pay");
-        browser.ok(Browse::Wait { text: "Paid with 427".into(), gone: false });
-        let picture = browser.ok(Browse::Screenshot { at: Some("#pay".into()), full_page: false });
+        browser.ok(BrowserAction::Wait { text: "Paid with 427".into(), gone: false });
+        let picture = browser.ok(BrowserAction::Screenshot { at: Some("#pay".into()), full_page: false });
         assert!(
             matches!(picture, BrowseResult::Screenshot { width, height, .. } if width < 200 && height < 100),
             "{picture:?}"

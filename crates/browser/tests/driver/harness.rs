@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use proto::browser::{BrowseResult, Browsed, FromDriver, Happened, MouseButton, ToDriver};
-use proto::{Browse, BrowseError, BrowseFailure, BrowserSpec, Decoder};
+use proto::browser::{BrowseResult, BrowserReply, FromDriver, MouseButton, PageEvent, ToDriver};
+use proto::{BrowseError, BrowseFailure, BrowserAction, BrowserSpec, Decoder};
 pub use testkit::pages::Pages;
 
 /// Where Debian has it.
@@ -95,58 +95,58 @@ impl Browser {
         }
     }
 
-    pub fn browse_within(&mut self, ask: Browse, seconds: f32) -> Browsed {
+    pub fn browse_within(&mut self, ask: BrowserAction, seconds: f32) -> BrowserReply {
         self.browse_with(ask, seconds, None)
     }
 
-    pub fn browse_with(&mut self, ask: Browse, seconds: f32, uploads: Option<&Path>) -> Browsed {
+    pub fn browse_with(&mut self, ask: BrowserAction, seconds: f32, uploads: Option<&Path>) -> BrowserReply {
         let uploads = uploads.map(|path| path.display().to_string());
         let call = self.send(&ToDriver::Browse { ask, after_ms: (seconds * 1000.0) as u64, uploads });
         self.browsed(call)
     }
 
-    pub fn browsed(&mut self, call: u64) -> Browsed {
+    pub fn browsed(&mut self, call: u64) -> BrowserReply {
         match self.receive(call) {
             FromDriver::Browsed { browsed } => *browsed,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn browse(&mut self, ask: Browse) -> Browsed {
+    pub fn browse(&mut self, ask: BrowserAction) -> BrowserReply {
         self.browse_within(ask, PLENTY)
     }
 
     /// One that must go well.
-    pub fn ok(&mut self, ask: Browse) -> BrowseResult {
+    pub fn ok(&mut self, ask: BrowserAction) -> BrowseResult {
         let browsed = self.browse(ask.clone());
         browsed.result.unwrap_or_else(|error| panic!("{ask:?}: {error:?}"))
     }
 
     /// One that must not.
-    pub fn error(&mut self, ask: Browse) -> BrowseError {
+    pub fn error(&mut self, ask: BrowserAction) -> BrowseError {
         let browsed = self.browse(ask.clone());
         browsed.result.map(|result| panic!("{ask:?}: {result:?}")).unwrap_err()
     }
 
-    pub fn open(&mut self, url: &str) -> Browsed {
-        let browsed = self.browse(Browse::Open { url: url.into() });
+    pub fn open(&mut self, url: &str) -> BrowserReply {
+        let browsed = self.browse(BrowserAction::Open { url: url.into() });
         assert!(browsed.result.is_ok(), "{browsed:?}");
         browsed
     }
 
-    pub fn click(&mut self, at: &str) -> Browsed {
+    pub fn click(&mut self, at: &str) -> BrowserReply {
         let browsed = self.browse(click(at));
         assert!(browsed.result.is_ok(), "{at}: {browsed:?}");
         browsed
     }
 
     pub fn type_text(&mut self, at: &str, text: &str) {
-        self.ok(Browse::Type { at: at.into(), text: text.into(), append: false, submit: false, keys: false });
+        self.ok(BrowserAction::Type { at: at.into(), text: text.into(), append: false, submit: false, keys: false });
     }
 
     /// What an expression comes to, as JSON.
     pub fn value(&mut self, expression: &str) -> String {
-        match self.ok(Browse::Evaluate { expression: expression.into() }) {
+        match self.ok(BrowserAction::Evaluate { expression: expression.into() }) {
             BrowseResult::Value { json, .. } => json,
             other => panic!("{other:?}"),
         }
@@ -181,19 +181,19 @@ impl Drop for Browser {
     }
 }
 
-pub fn click(at: &str) -> Browse {
-    Browse::Click { at: at.into(), button: MouseButton::Left, double: false }
+pub fn click(at: &str) -> BrowserAction {
+    BrowserAction::Click { at: at.into(), button: MouseButton::Left, double: false }
 }
 
-pub fn dialogs(happened: &[Happened]) -> Vec<String> {
-    let dialog = |what: &Happened| match what {
-        Happened::Dialog { kind, message } => Some(format!("{kind}: {message}")),
+pub fn dialogs(happened: &[PageEvent]) -> Vec<String> {
+    let dialog = |what: &PageEvent| match what {
+        PageEvent::Dialog { kind, message } => Some(format!("{kind}: {message}")),
         _ => None,
     };
     happened.iter().filter_map(dialog).collect()
 }
 
-pub fn failed(browsed: Browsed, why: BrowseFailure) -> String {
+pub fn failed(browsed: BrowserReply, why: BrowseFailure) -> String {
     match browsed.result {
         Err(error) if error.why == why => error.message,
         other => panic!("{other:?}"),

@@ -3,8 +3,8 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use proto::browser::{BrowseResult, Happened, TabAsk, ToDriver};
-use proto::{Browse, BrowseFailure};
+use proto::browser::{BrowseResult, PageEvent, TabAsk, ToDriver};
+use proto::{BrowseFailure, BrowserAction};
 use rustix::process::Signal;
 
 use crate::harness::{Browser, Pages, click, dialogs, failed};
@@ -19,9 +19,9 @@ fn no_page_gets_at_files_or_the_browsers_own_pages() {
         "devtools://devtools/bundled/inspector.html",
         "view-source:http://127.0.0.1/",
     ] {
-        let error = browser.error(Browse::Open { url: url.into() });
+        let error = browser.error(BrowserAction::Open { url: url.into() });
         assert_eq!(error.why, BrowseFailure::Navigation, "{error:?}");
-        let tried = browser.browse(Browse::Open { url: pages.url(&format!("/redirect/to?url={url}")) });
+        let tried = browser.browse(BrowserAction::Open { url: pages.url(&format!("/redirect/to?url={url}")) });
         assert!(tried.result.is_err(), "{url}: {tried:?}");
         browser.open(&pages.url("/forms"));
         for script in [
@@ -31,26 +31,26 @@ fn no_page_gets_at_files_or_the_browsers_own_pages() {
             format!("document.body.innerHTML = '<iframe src=\"{url}\"></iframe>'"),
             format!("document.body.innerHTML = '<meta http-equiv=refresh content=\"0;url={url}\">'"),
         ] {
-            browser.browse(Browse::Evaluate { expression: format!("{script}; 0") });
+            browser.browse(BrowserAction::Evaluate { expression: format!("{script}; 0") });
             // The browser refuses some of these at its own time.
-            browser.browse(Browse::Wait { text: "root:".into(), gone: true });
-            let BrowseResult::Tabs { tabs } = browser.ok(Browse::Tab { tab: TabAsk::List }) else { panic!() };
+            browser.browse(BrowserAction::Wait { text: "root:".into(), gone: true });
+            let BrowseResult::Tabs { tabs } = browser.ok(BrowserAction::Tab { tab: TabAsk::List }) else { panic!() };
             for tab in tabs {
                 let scheme = tab.url.split(':').next().unwrap().to_owned();
                 assert!(["http", "about", "chrome-error"].contains(&&*scheme), "{script}: {tab:?}");
                 if tab.tab > 1 {
-                    browser.browse(Browse::Tab { tab: TabAsk::Close { tab: tab.tab } });
+                    browser.browse(BrowserAction::Tab { tab: TabAsk::Close { tab: tab.tab } });
                 }
             }
-            browser.browse(Browse::Open { url: pages.url("/forms") });
+            browser.browse(BrowserAction::Open { url: pages.url("/forms") });
         }
     }
     // A blank page is nobody's, and no more trusted.
     browser.open("about:blank");
     for url in ["file:///etc/passwd", "chrome://version"] {
-        browser.browse(Browse::Evaluate { expression: format!("location = '{url}'; 0") });
-        browser.browse(Browse::Wait { text: "root:".into(), gone: true });
-        let BrowseResult::Tabs { tabs } = browser.ok(Browse::Tab { tab: TabAsk::List }) else { panic!() };
+        browser.browse(BrowserAction::Evaluate { expression: format!("location = '{url}'; 0") });
+        browser.browse(BrowserAction::Wait { text: "root:".into(), gone: true });
+        let BrowseResult::Tabs { tabs } = browser.ok(BrowserAction::Tab { tab: TabAsk::List }) else { panic!() };
         assert!(tabs.iter().all(|tab| !tab.url.starts_with("file") && !tab.url.starts_with("chrome:")), "{tabs:?}");
     }
 }
@@ -62,7 +62,7 @@ fn dialogs_are_answered_and_told() {
     browser.open(&pages.url("/dialogs"));
     let mut press = |name: &str| {
         let done = browser.browse_within(
-            Browse::Evaluate {
+            BrowserAction::Evaluate {
                 expression: format!(
                     "[...document.querySelectorAll('button')].find(b => b.textContent === '{name}').click()"
                 ),
@@ -115,7 +115,7 @@ fn dialogs_of_frames_are_answered_too() {
     browser.open(&pages.url("/frames"));
     browser.value("setInterval(() => document.querySelectorAll('iframe').forEach(f => { const c = f.cloneNode(); f.replaceWith(c) }), 5)");
     for _ in 0..8 {
-        let read = browser.browse_within(Browse::Snapshot(Default::default()), 5.0);
+        let read = browser.browse_within(BrowserAction::Snapshot(Default::default()), 5.0);
         assert!(read.result.is_ok() || read.result.is_err_and(|error| error.why == BrowseFailure::Stale));
         let clicked = browser.browse_within(click("#pay"), 0.5);
         assert!(clicked.page.is_some(), "{clicked:?}");
@@ -132,9 +132,13 @@ fn a_storm_of_windows_ends_at_the_limit() {
     let page = stormed.page.unwrap();
     assert!(page.tabs <= 16, "{page:?}");
     assert!(stormed.happened.len() <= 50);
-    assert!(stormed.happened.iter().any(|what| matches!(what, Happened::PopupClosed { .. })), "{:?}", stormed.happened);
+    assert!(
+        stormed.happened.iter().any(|what| matches!(what, PageEvent::PopupClosed { .. })),
+        "{:?}",
+        stormed.happened
+    );
     browser.open(&pages.url("/forms"));
-    let BrowseResult::Tabs { tabs } = browser.ok(Browse::Tab { tab: TabAsk::List }) else { panic!() };
+    let BrowseResult::Tabs { tabs } = browser.ok(BrowserAction::Tab { tab: TabAsk::List }) else { panic!() };
     assert!(tabs.len() <= 16);
 }
 
@@ -147,14 +151,14 @@ fn a_page_that_never_comes_to_rest_is_not_waited_for() {
     browser.click("#press");
     assert_eq!(browser.text("#said"), "Pressed");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
-    let refreshed = browser.browse_within(Browse::Open { url: pages.url("/refresh") }, 3.0);
+    let refreshed = browser.browse_within(BrowserAction::Open { url: pages.url("/refresh") }, 3.0);
     assert!(refreshed.page.is_some());
     browser.open(
         "data:text/html,<script>setInterval(() => history.pushState(0, '', '%23' + Math.random()), 1)</script>Hi",
     );
-    let stuck = browser.browse_within(Browse::Open { url: pages.url("/broken/stuck") }, 1.0);
+    let stuck = browser.browse_within(BrowserAction::Open { url: pages.url("/broken/stuck") }, 1.0);
     failed(stuck, BrowseFailure::TimedOut);
-    let slow = browser.browse_within(Browse::Open { url: pages.url("/slow?ms=20000") }, 1.0);
+    let slow = browser.browse_within(BrowserAction::Open { url: pages.url("/slow?ms=20000") }, 1.0);
     failed(slow, BrowseFailure::TimedOut);
     browser.open(&pages.url("/forms"));
 }
@@ -166,21 +170,21 @@ fn after_a_crash_the_next_call_has_a_page() {
     browser.open(&pages.url("/forms"));
     let pid = renderer(&browser);
     let call = browser.send(&ToDriver::Browse {
-        ask: Browse::Evaluate { expression: "new Promise(() => 0)".into() },
+        ask: BrowserAction::Evaluate { expression: "new Promise(() => 0)".into() },
         after_ms: 20_000,
         uploads: None,
     });
     kill(pid);
     let crashed = browser.browsed(call);
-    assert!(crashed.happened.contains(&Happened::Crashed { url: pages.url("/forms") }), "{crashed:?}");
+    assert!(crashed.happened.contains(&PageEvent::Crashed { url: pages.url("/forms") }), "{crashed:?}");
     failed(crashed, BrowseFailure::Crashed);
     browser.open(&pages.url("/tables"));
     // And one that crashes while nobody looks.
     kill(renderer(&browser));
-    let next = browser.browse(Browse::Wait { text: "x".into(), gone: true });
+    let next = browser.browse(BrowserAction::Wait { text: "x".into(), gone: true });
     // Whether it was seen before the call or in it.
     assert!(next.result.is_ok() || next.result.is_err_and(|error| error.why == BrowseFailure::Crashed));
-    assert!(next.happened.contains(&Happened::Crashed { url: pages.url("/tables") }), "{:?}", next.happened);
+    assert!(next.happened.contains(&PageEvent::Crashed { url: pages.url("/tables") }), "{:?}", next.happened);
     // Opening an address works at once, however late the word of the death comes.
     for path in ["/forms", "/tables", "/forms", "/tables"] {
         browser.open(&pages.url(path));
@@ -195,7 +199,7 @@ fn w36_a_browser_that_hangs_costs_one_call() {
     let mut browser = Browser::start();
     let process = main_process(&browser);
     signal(process, Signal::STOP);
-    let hung = browser.browse_within(Browse::Evaluate { expression: "1".into() }, 1.0);
+    let hung = browser.browse_within(BrowserAction::Evaluate { expression: "1".into() }, 1.0);
     assert_eq!(hung.page, None);
     assert_eq!(failed(hung, BrowseFailure::NoBrowser), "it did not answer any more, and was ended");
     // One that has ended and is not yet waited for has no command line any more.
@@ -211,7 +215,7 @@ fn w36_a_browser_that_hangs_costs_one_call() {
 fn a_browser_that_is_killed_is_told_and_ends_the_driver() {
     let mut browser = Browser::start();
     let call = browser.send(&ToDriver::Browse {
-        ask: Browse::Evaluate { expression: "new Promise(() => 0)".into() },
+        ask: BrowserAction::Evaluate { expression: "new Promise(() => 0)".into() },
         after_ms: 20_000,
         uploads: None,
     });
@@ -227,7 +231,7 @@ fn an_endless_loop_ends_with_the_time_and_the_page_lives_on() {
     let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
     browser.open(&pages.url("/forms"));
     browser.value("window.kept = 1");
-    let looped = browser.browse_within(Browse::Evaluate { expression: "for (;;);".into() }, 1.0);
+    let looped = browser.browse_within(BrowserAction::Evaluate { expression: "for (;;);".into() }, 1.0);
     failed(looped, BrowseFailure::TimedOut);
     assert_eq!(browser.value("kept"), "1");
     browser.value("document.body.innerHTML = '<button onclick=\"for (;;);\">Loop</button>'");
@@ -238,7 +242,7 @@ fn an_endless_loop_ends_with_the_time_and_the_page_lives_on() {
 #[test]
 fn a_request_is_cancelled() {
     let mut browser = Browser::start();
-    let ask = Browse::Evaluate { expression: "new Promise(() => 0)".into() };
+    let ask = BrowserAction::Evaluate { expression: "new Promise(() => 0)".into() };
     let call = browser.send(&ToDriver::Browse { ask, after_ms: 60_000, uploads: None });
     browser.send_as(call, &ToDriver::Cancel);
     failed(browser.browsed(call), BrowseFailure::Cancelled);
@@ -248,21 +252,21 @@ fn a_request_is_cancelled() {
 #[test]
 fn downloads_get_safe_names_and_are_told() {
     let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
-    let path = |happened: &[Happened]| match happened {
-        [Happened::Download { path: Some(path), error: None, size, .. }] => (path.clone(), *size),
+    let path = |happened: &[PageEvent]| match happened {
+        [PageEvent::Download { path: Some(path), error: None, size, .. }] => (path.clone(), *size),
         other => panic!("{other:?}"),
     };
     browser.open(&pages.url("/downloads"));
     let report = browser.click("a[href$='report.csv']");
     assert_eq!(path(&report.happened), ("downloads/report.csv".into(), 27));
-    let again = browser.browse(Browse::Open { url: pages.url("/download/report.csv") });
+    let again = browser.browse(BrowserAction::Open { url: pages.url("/download/report.csv") });
     assert_eq!((again.result, path(&again.happened).0), (Ok(BrowseResult::Done), "downloads/report (1).csv".into()));
     let elsewhere = browser.click("a[href$='traversal']");
     let (name, _) = path(&elsewhere.happened);
     assert!(name.starts_with("downloads/") && !name.contains("../"), "{name}");
     assert_eq!(path(&browser.click("#blob").happened).0, "downloads/notes.txt");
     let broken = browser.click("a[href$='broken.bin']");
-    assert!(matches!(&broken.happened[..], [Happened::Download { path: None, error: Some(_), .. }]), "{broken:?}");
+    assert!(matches!(&broken.happened[..], [PageEvent::Download { path: None, error: Some(_), .. }]), "{broken:?}");
     assert_eq!(browser.downloads().len(), 4, "{:?}", browser.downloads());
     let mode = std::fs::metadata(browser.home.join("downloads/report.csv")).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o644);
@@ -272,17 +276,17 @@ fn downloads_get_safe_names_and_are_told() {
 #[test]
 fn w35_a_download_without_end_is_broken_off_and_leaves_nothing() {
     let (pages, mut browser) = (Pages::start().unwrap(), Browser::start());
-    let mut happened = browser.browse(Browse::Open { url: pages.url("/download/endless.bin") }).happened;
+    let mut happened = browser.browse(BrowserAction::Open { url: pages.url("/download/endless.bin") }).happened;
     let until = Instant::now() + Duration::from_secs(60);
     while happened.is_empty() && Instant::now() < until {
-        happened = browser.browse(Browse::Log { max_lines: 1 }).happened;
+        happened = browser.browse(BrowserAction::Log { max_lines: 1 }).happened;
     }
-    let [Happened::Download { path: None, error: Some(error), .. }] = &happened[..] else { panic!("{happened:?}") };
+    let [PageEvent::Download { path: None, error: Some(error), .. }] = &happened[..] else { panic!("{happened:?}") };
     assert!(error.starts_with("downloads may take half of the disk that is free"), "{error}");
     assert_eq!(browser.downloads(), Vec::<String>::new());
     // Another one is not the worse for it.
-    let next = browser.browse(Browse::Open { url: pages.url("/download/report.csv") });
-    assert!(matches!(&next.happened[..], [Happened::Download { path: Some(_), .. }]), "{next:?}");
+    let next = browser.browse(BrowserAction::Open { url: pages.url("/download/report.csv") });
+    assert!(matches!(&next.happened[..], [PageEvent::Download { path: Some(_), .. }]), "{next:?}");
 }
 
 /// B08.
@@ -300,7 +304,7 @@ fn nothing_that_a_page_asks_for_is_granted_or_waited_for() {
         "Notification.requestPermission().then(p => p === 'granted' ? 'yes' : 'no')",
         "navigator.mediaDevices.getUserMedia({video: true}).then(() => 'yes', () => 'no')",
     ] {
-        let asked = browser.browse_within(Browse::Evaluate { expression: ask.into() }, 5.0);
+        let asked = browser.browse_within(BrowserAction::Evaluate { expression: ask.into() }, 5.0);
         assert!(
             !matches!(&asked.result, Ok(BrowseResult::Value { json, .. }) if json.contains("yes")),
             "{ask}: {asked:?}"
@@ -324,8 +328,8 @@ fn a_page_behind_a_password_is_an_answer() {
         }
     });
     let mut browser = Browser::start();
-    let opened = browser.browse_within(Browse::Open { url }, 10.0);
-    let told = Happened::Note { text: "the server answered with status `401`".into() };
+    let opened = browser.browse_within(BrowserAction::Open { url }, 10.0);
+    let told = PageEvent::Note { text: "the server answered with status `401`".into() };
     assert_eq!((opened.result, opened.happened), (Ok(BrowseResult::Done), vec![told]));
 }
 
@@ -352,7 +356,7 @@ fn a_flood_of_messages_is_bounded() {
     let mut browser = Browser::start();
     browser.open("data:text/html,x");
     browser.value("for (let i = 0; i < 2000; i++) console.log('line ' + i, 'x'.repeat(1000)); 0");
-    let BrowseResult::Log { lines, dropped } = browser.ok(Browse::Log { max_lines: 5000 }) else { panic!() };
+    let BrowseResult::Log { lines, dropped } = browser.ok(BrowserAction::Log { max_lines: 5000 }) else { panic!() };
     assert!(lines.len() <= 1000 && dropped >= 1000, "{} {dropped}", lines.len());
     assert!(lines.iter().all(|line| line.len() < 5000));
 }

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use proto::browser::{Browse, BrowseFailure, BrowseResult, Snapshot, SnapshotAsk};
+use proto::browser::{BrowseFailure, BrowseResult, BrowserAction, Snapshot, SnapshotAsk};
 
 use crate::harness::{Browser, Pages};
 
 const ALL: u32 = 20_000;
 
 fn read(browser: &mut Browser, ask: SnapshotAsk) -> Snapshot {
-    match browser.ok(Browse::Snapshot(ask)) {
+    match browser.ok(BrowserAction::Snapshot(ask)) {
         BrowseResult::Snapshot(snapshot) => snapshot,
         other => panic!("{other:?}"),
     }
@@ -75,7 +75,7 @@ fn every_page_has_its_outline() {
             .into_iter()
             .find_map(|(page, text)| (page == name).then_some(text))
         {
-            browser.ok(Browse::Wait { text: text.into(), gone: false });
+            browser.ok(BrowserAction::Wait { text: text.into(), gone: false });
         }
         let snapshot = read(&mut browser, whole());
         assert_eq!(snapshot.next, None);
@@ -145,11 +145,11 @@ fn reading_goes_on_although_the_page_has_changed() {
     assert!(buttons[0].contains(&format!("\"Buy {}\"", number + 3)), "{last}, then {}", buttons[0]);
     assert!(!second.elements.contains("New at the top"));
 
-    let unknown = Browse::Snapshot(SnapshotAsk { from: Some("after_999".into()), ..whole() });
+    let unknown = BrowserAction::Snapshot(SnapshotAsk { from: Some("after_999".into()), ..whole() });
     assert_eq!(browser.error(unknown).why, BrowseFailure::Invalid);
     let cut = read(&mut browser, SnapshotAsk { max_chars: 300, ..SnapshotAsk::default() });
     browser.open(&pages.url("/forms"));
-    let old = Browse::Snapshot(SnapshotAsk { from: cut.next, ..whole() });
+    let old = BrowserAction::Snapshot(SnapshotAsk { from: cut.next, ..whole() });
     assert_eq!(browser.error(old).why, BrowseFailure::Stale);
 }
 
@@ -195,7 +195,7 @@ fn a_part_of_a_page_is_read_alone() {
       [ref_1] link "Göteborg" -> /tables?to=goteborg
      cell "1"
     "#);
-    let several = Browse::Snapshot(SnapshotAsk { within: Some("td".into()), ..whole() });
+    let several = BrowserAction::Snapshot(SnapshotAsk { within: Some("td".into()), ..whole() });
     let error = browser.error(several);
     assert_eq!(
         (error.why, error.message.as_str()),
@@ -245,7 +245,7 @@ fn only_what_changed_is_shown() {
     "#);
     assert_eq!(after.removed, Vec::<String>::new());
 
-    let both = Browse::Snapshot(SnapshotAsk { since: Some(part.number), find: Some("Buy".into()), ..whole() });
+    let both = BrowserAction::Snapshot(SnapshotAsk { since: Some(part.number), find: Some("Buy".into()), ..whole() });
     assert_eq!(browser.error(both).why, BrowseFailure::Invalid);
     let unknown = read(&mut browser, SnapshotAsk { since: Some(999), ..whole() });
     assert_eq!(unknown.notes, ["snapshot 999 is not known any more: this is the whole page"]);
@@ -335,14 +335,14 @@ fn a_page_without_measure_is_read_up_to_the_budget() {
     for (name, text) in
         [("/big?n=20000", "Entry 1"), ("/text?n=4", "more characters"), ("/deep?n=1000", "At the bottom")]
     {
-        let opened = browser.browse_within(Browse::Open { url: pages.url(name) }, 60.0);
+        let opened = browser.browse_within(BrowserAction::Open { url: pages.url(name) }, 60.0);
         assert!(opened.result.is_ok(), "{name}: {opened:?}");
         let snapshot = read(&mut browser, whole());
         assert!(snapshot.elements.chars().count() <= ALL as usize);
         assert!(snapshot.elements.contains(text), "{name}: {:.300}", snapshot.elements);
     }
     // So deep that Chromium's own layout runs out of its stack: that costs the page, and is said.
-    let deeper = browser.browse_within(Browse::Open { url: pages.url("/deep?n=20000") }, 60.0);
+    let deeper = browser.browse_within(BrowserAction::Open { url: pages.url("/deep?n=20000") }, 60.0);
     assert_eq!(deeper.result.unwrap_err().why, BrowseFailure::Crashed);
     browser.open(&pages.url("/login"));
     assert!(read(&mut browser, whole()).elements.contains("Sign in"));
@@ -364,7 +364,7 @@ fn frames_in_other_processes_are_read_and_clicked_as_well() {
         .collect();
     for (pay, said) in pays.iter().zip(["Paid with ", "Nested: Paid with "]) {
         browser.click(pay);
-        browser.ok(Browse::Wait { text: said.into(), gone: false });
+        browser.ok(BrowserAction::Wait { text: said.into(), gone: false });
         assert_eq!(browser.text("#said"), said);
     }
 }

@@ -1,7 +1,7 @@
 //! Things as real pages make them, which no plain form has.
 
 use proto::browser::{BrowseResult, SnapshotAsk};
-use proto::{Browse, BrowseFailure};
+use proto::{BrowseFailure, BrowserAction};
 
 use crate::harness::{Browser, click, failed};
 
@@ -12,7 +12,7 @@ fn page(browser: &mut Browser, html: &str) {
 }
 
 fn outline(browser: &mut Browser) -> String {
-    match browser.ok(Browse::Snapshot(SnapshotAsk { max_chars: 10_000, ..SnapshotAsk::default() })) {
+    match browser.ok(BrowserAction::Snapshot(SnapshotAsk { max_chars: 10_000, ..SnapshotAsk::default() })) {
         BrowseResult::Snapshot(snapshot) => snapshot.elements,
         other => panic!("{other:?}"),
     }
@@ -159,7 +159,7 @@ fn fields_that_do_something_with_what_is_typed_get_it() {
         assert_eq!(browser.value(&format!("{id}.value ?? {id}.innerText")), holds, "{id}");
     }
     assert_eq!(browser.value("state"), "\"Ada\"");
-    let type_in = |at: &str, text: &str| Browse::Type {
+    let type_in = |at: &str, text: &str| BrowserAction::Type {
         at: at.into(),
         text: text.into(),
         append: false,
@@ -175,7 +175,7 @@ fn fields_that_do_something_with_what_is_typed_get_it() {
     }
     assert_eq!(browser.value("kept.value + fixed.value + shy.value"), "\"keptx\"");
     browser.type_text("#secret", "hunter2");
-    let told = format!("{:?} {}", browser.browse(Browse::Log { max_lines: 100 }), outline(&mut browser));
+    let told = format!("{:?} {}", browser.browse(BrowserAction::Log { max_lines: 100 }), outline(&mut browser));
     assert!(!told.contains("hunter2"), "{told}");
 }
 
@@ -193,7 +193,7 @@ fn a_page_that_closes_itself_is_told() {
         ),
     );
     let begun = std::time::Instant::now();
-    let opens = Browse::Wait { text: "Opens".into(), gone: false };
+    let opens = BrowserAction::Wait { text: "Opens".into(), gone: false };
     assert_eq!(browser.click("#opens").page.unwrap().tabs, 2);
     browser.click("#now");
     browser.ok(opens.clone());
@@ -202,7 +202,7 @@ fn a_page_that_closes_itself_is_told() {
     failed(browser.browse(opens.clone()), BrowseFailure::Stale);
     browser.ok(opens);
     browser.click("#opens");
-    let closed = browser.browse(Browse::Evaluate { expression: "window.close(); new Promise(() => 0)".into() });
+    let closed = browser.browse(BrowserAction::Evaluate { expression: "window.close(); new Promise(() => 0)".into() });
     failed(closed, BrowseFailure::Stale);
     browser.click("#shuts");
     let apart = browser.click("#apart").page.unwrap();
@@ -216,7 +216,7 @@ fn refs_of_an_abandoned_reading_are_nobody_elses() {
     let mut browser = Browser::start();
     page(&mut browser, &format!("<button id=a {COUNT}>A</button>"));
     browser.value("setTimeout(() => { const end = Date.now() + 3000; while (Date.now() < end); }); 0");
-    let late = Browse::Snapshot(SnapshotAsk { max_chars: 10_000, ..SnapshotAsk::default() });
+    let late = BrowserAction::Snapshot(SnapshotAsk { max_chars: 10_000, ..SnapshotAsk::default() });
     failed(browser.browse_within(late, 1.0), BrowseFailure::TimedOut);
     browser.value(&format!("document.body.insertAdjacentHTML('afterbegin', `<button id=b {COUNT}>B</button>`)"));
     let seen = outline(&mut browser);

@@ -1,8 +1,8 @@
 //! What a browser answered, as far as it may be passed on. A page that has taken the browser over can say anything.
 
 use proto::browser::{
-    Browse, BrowseError, BrowseFailure, BrowseResult, Browsed, Happened, MAX_HAPPENED, Page, Snapshot, SnapshotAsk,
-    Tab, TabAsk,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo, Snapshot,
+    SnapshotAsk, TabAsk, TabInfo,
 };
 
 /// Characters.
@@ -26,32 +26,36 @@ const REMOVED: usize = 500;
 const NOTES: usize = 50;
 
 /// The same answer, bounded; an error if it is none to what was asked.
-pub(crate) fn bounded(ask: &Browse, browsed: Browsed) -> Browsed {
+pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserReply {
     let result = match browsed.result {
         Ok(result) => checked(ask, result),
         Err(BrowseError { why, message }) => Err(BrowseError { why, message: line(&message, LINE) }),
     };
-    Browsed {
-        page: browsed.page.map(|page| Page { url: line(&page.url, URL), title: line(&page.title, TITLE), ..page }),
+    BrowserReply {
+        page: browsed.page.map(|page| PageInfo { url: line(&page.url, URL), title: line(&page.title, TITLE), ..page }),
         happened: browsed.happened.into_iter().take(MAX_HAPPENED).map(happened).collect(),
         result,
     }
 }
 
-fn checked(ask: &Browse, result: BrowseResult) -> Result<BrowseResult, BrowseError> {
+fn checked(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseError> {
     match (ask, result) {
-        (Browse::Snapshot(ask), BrowseResult::Snapshot(shown)) => Ok(BrowseResult::Snapshot(snapshot(ask, shown))),
-        (Browse::Screenshot { .. }, BrowseResult::Screenshot { png, width, height, clipped }) if is_png(&png) => {
+        (BrowserAction::Snapshot(ask), BrowseResult::Snapshot(shown)) => {
+            Ok(BrowseResult::Snapshot(snapshot(ask, shown)))
+        }
+        (BrowserAction::Screenshot { .. }, BrowseResult::Screenshot { png, width, height, clipped })
+            if is_png(&png) =>
+        {
             Ok(BrowseResult::Screenshot { png, width, height, clipped })
         }
-        (Browse::Evaluate { .. }, BrowseResult::Value { json, truncated }) => {
+        (BrowserAction::Evaluate { .. }, BrowseResult::Value { json, truncated }) => {
             let is_longer = json.chars().nth(VALUE).is_some();
             Ok(BrowseResult::Value { json: text(&json, VALUE), truncated: truncated || is_longer })
         }
-        (Browse::Tab { .. }, BrowseResult::Tabs { tabs }) => {
+        (BrowserAction::Tab { .. }, BrowseResult::Tabs { tabs }) => {
             Ok(BrowseResult::Tabs { tabs: tabs.into_iter().take(TABS).map(tab).collect() })
         }
-        (Browse::Log { max_lines }, BrowseResult::Log { lines, dropped }) => {
+        (BrowserAction::Log { max_lines }, BrowseResult::Log { lines, dropped }) => {
             let most = LOG.min(*max_lines as usize);
             let dropped = dropped.saturating_add(lines.len().saturating_sub(most) as u64);
             // The newest are the last.
@@ -66,22 +70,25 @@ fn checked(ask: &Browse, result: BrowseResult) -> Result<BrowseResult, BrowseErr
     }
 }
 
-fn is_done_without_result(ask: &Browse) -> bool {
+fn is_done_without_result(ask: &BrowserAction) -> bool {
     match ask {
-        Browse::Snapshot(_) | Browse::Screenshot { .. } | Browse::Evaluate { .. } | Browse::Log { .. } => false,
-        Browse::Tab { tab } => *tab != TabAsk::List,
-        Browse::Open { .. }
-        | Browse::Click { .. }
-        | Browse::Type { .. }
-        | Browse::Press { .. }
-        | Browse::Select { .. }
-        | Browse::Hover { .. }
-        | Browse::Scroll { .. }
-        | Browse::Back
-        | Browse::Forward
-        | Browse::Reload
-        | Browse::Wait { .. }
-        | Browse::Upload { .. } => true,
+        BrowserAction::Snapshot(_)
+        | BrowserAction::Screenshot { .. }
+        | BrowserAction::Evaluate { .. }
+        | BrowserAction::Log { .. } => false,
+        BrowserAction::Tab { tab } => *tab != TabAsk::List,
+        BrowserAction::Open { .. }
+        | BrowserAction::Click { .. }
+        | BrowserAction::Type { .. }
+        | BrowserAction::Press { .. }
+        | BrowserAction::Select { .. }
+        | BrowserAction::Hover { .. }
+        | BrowserAction::Scroll { .. }
+        | BrowserAction::Back
+        | BrowserAction::Forward
+        | BrowserAction::Reload
+        | BrowserAction::Wait { .. }
+        | BrowserAction::Upload { .. } => true,
     }
 }
 
@@ -97,25 +104,25 @@ fn snapshot(ask: &SnapshotAsk, shown: Snapshot) -> Snapshot {
     }
 }
 
-fn tab(tab: Tab) -> Tab {
-    Tab { url: line(&tab.url, URL), title: line(&tab.title, TITLE), ..tab }
+fn tab(tab: TabInfo) -> TabInfo {
+    TabInfo { url: line(&tab.url, URL), title: line(&tab.title, TITLE), ..tab }
 }
 
-fn happened(what: Happened) -> Happened {
+fn happened(what: PageEvent) -> PageEvent {
     match what {
-        Happened::Dialog { kind, message } => {
-            Happened::Dialog { kind: line(&kind, NAME), message: line(&message, LINE) }
+        PageEvent::Dialog { kind, message } => {
+            PageEvent::Dialog { kind: line(&kind, NAME), message: line(&message, LINE) }
         }
-        Happened::Popup { tab, url } => Happened::Popup { tab, url: line(&url, URL) },
-        Happened::PopupClosed { url } => Happened::PopupClosed { url: line(&url, URL) },
-        Happened::Download { url, path, size, error } => Happened::Download {
+        PageEvent::Popup { tab, url } => PageEvent::Popup { tab, url: line(&url, URL) },
+        PageEvent::PopupClosed { url } => PageEvent::PopupClosed { url: line(&url, URL) },
+        PageEvent::Download { url, path, size, error } => PageEvent::Download {
             url: line(&url, URL),
             path: path.map(|path| line(&path, URL)),
             size,
             error: error.map(|error| line(&error, LINE)),
         },
-        Happened::Crashed { url } => Happened::Crashed { url: line(&url, URL) },
-        Happened::Note { text } => Happened::Note { text: line(&text, LINE) },
+        PageEvent::Crashed { url } => PageEvent::Crashed { url: line(&url, URL) },
+        PageEvent::Note { text } => PageEvent::Note { text: line(&text, LINE) },
     }
 }
 
@@ -137,15 +144,15 @@ fn text(text: &str, most: usize) -> String {
 mod tests {
     use super::*;
 
-    fn answer(ask: &Browse, result: BrowseResult) -> Result<BrowseResult, BrowseFailure> {
-        let browsed = Browsed { page: None, happened: Vec::new(), result: Ok(result) };
+    fn answer(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, BrowseFailure> {
+        let browsed = BrowserReply { page: None, happened: Vec::new(), result: Ok(result) };
         bounded(ask, browsed).result.map_err(|error| error.why)
     }
 
     #[test]
     fn an_answer_to_something_else_is_none() {
         let picture = |png: &str| BrowseResult::Screenshot { png: png.into(), width: 1, height: 1, clipped: false };
-        let shot = Browse::Screenshot { at: None, full_page: false };
+        let shot = BrowserAction::Screenshot { at: None, full_page: false };
         assert!(answer(&shot, picture("iVBORw0KGgoA")).is_ok());
         for lie in
             ["", "iVBORw0KGgo", "iVBORw0K<script>", "PHN2Zz48L3N2Zz4=", &format!("{PNG}A{}", "A".repeat(PICTURE))]
@@ -153,16 +160,16 @@ mod tests {
             assert_eq!(answer(&shot, picture(lie)), Err(BrowseFailure::Crashed), "{:.20}", lie);
         }
         assert_eq!(answer(&shot, BrowseResult::Done), Err(BrowseFailure::Crashed));
-        assert_eq!(answer(&Browse::Back, BrowseResult::Tabs { tabs: Vec::new() }), Err(BrowseFailure::Crashed));
-        assert_eq!(answer(&Browse::Back, BrowseResult::Done), Ok(BrowseResult::Done));
+        assert_eq!(answer(&BrowserAction::Back, BrowseResult::Tabs { tabs: Vec::new() }), Err(BrowseFailure::Crashed));
+        assert_eq!(answer(&BrowserAction::Back, BrowseResult::Done), Ok(BrowseResult::Done));
     }
 
     #[test]
     fn nothing_is_longer_than_it_may_be_and_nothing_steers_a_terminal() {
         let long = "\u{1b}[2Jé\r\n".repeat(200_000);
-        let page = Page { url: long.clone(), title: long.clone(), tab: 1, tabs: 1 };
+        let page = PageInfo { url: long.clone(), title: long.clone(), tab: 1, tabs: 1 };
         let download =
-            Happened::Download { url: long.clone(), path: Some(long.clone()), size: 1, error: Some(long.clone()) };
+            PageEvent::Download { url: long.clone(), path: Some(long.clone()), size: 1, error: Some(long.clone()) };
         let shown = Snapshot {
             number: 1,
             text: long.clone(),
@@ -171,9 +178,9 @@ mod tests {
             removed: vec![long.clone(); 10],
             notes: vec![long.clone(); 10],
         };
-        let ask = Browse::Snapshot(SnapshotAsk { max_chars: 100, ..SnapshotAsk::default() });
+        let ask = BrowserAction::Snapshot(SnapshotAsk { max_chars: 100, ..SnapshotAsk::default() });
         let browsed =
-            Browsed { page: Some(page), happened: vec![download; 60], result: Ok(BrowseResult::Snapshot(shown)) };
+            BrowserReply { page: Some(page), happened: vec![download; 60], result: Ok(BrowseResult::Snapshot(shown)) };
         let bounded = bounded(&ask, browsed);
         assert_eq!(bounded.happened.len(), MAX_HAPPENED);
         let whole = serde_json::to_string(&bounded).unwrap();

@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-use super::{Entered, World};
-use crate::context::Home;
+use super::{OpContext, ResolvedContext};
+use crate::context::ContextState;
 use crate::keyed::Turn;
 use crate::op::{Call, EngineError, Event};
 
@@ -31,12 +31,12 @@ impl Drop for Permits {
     }
 }
 
-impl World {
+impl OpContext {
     pub(super) async fn admit(
         &self,
         call: &Call,
-        entered: &mut Entered,
-    ) -> Result<(OwnedMutexGuard<Home>, Permits), EngineError> {
+        entered: &mut ResolvedContext,
+    ) -> Result<(OwnedMutexGuard<ContextState>, Permits), EngineError> {
         let turn = entered.context.turn.clone();
         self.admit_to(call, entered, turn, "an earlier run in this context is not finished").await
     }
@@ -45,7 +45,7 @@ impl World {
     pub(super) async fn admit_to<T>(
         &self,
         call: &Call,
-        entered: &mut Entered,
+        entered: &mut ResolvedContext,
         turn: Arc<tokio::sync::Mutex<T>>,
         why: &str,
     ) -> Result<(OwnedMutexGuard<T>, Permits), EngineError> {
@@ -73,14 +73,14 @@ impl World {
         Ok((home, self.permits(call, &over).await?))
     }
 
-    pub(super) fn enqueue(&self) -> Result<crate::holdings::Queued, EngineError> {
+    pub(super) fn enqueue(&self) -> Result<crate::tenancy::Queued, EngineError> {
         let length = self.inner.config.queue_length;
-        self.holdings.enqueue(length).ok_or(EngineError::QueueFull(length))
+        self.tenancy.enqueue(length).ok_or(EngineError::QueueFull(length))
     }
 
     pub(super) fn try_permits(&self) -> Option<Permits> {
-        let realm = self.holdings.permits.clone().try_acquire_owned().ok()?;
-        let tenant = match &self.holdings.tenant.runs {
+        let realm = self.tenancy.permits.clone().try_acquire_owned().ok()?;
+        let tenant = match &self.tenancy.tenant.runs {
             Some(runs) => Some(runs.clone().try_acquire_owned().ok()?),
             None => None,
         };
@@ -101,14 +101,14 @@ impl World {
     ) -> Result<Permits, EngineError> {
         let queue_wait = self.inner.config.queue_wait;
         let acquiring = async {
-            let realm = self.holdings.permits.clone().acquire_owned().await;
-            let tenant = match &self.holdings.tenant.runs {
+            let realm = self.tenancy.permits.clone().acquire_owned().await;
+            let tenant = match &self.tenancy.tenant.runs {
                 Some(runs) => Some(runs.clone().acquire_owned().await),
                 None => None,
             };
             Ok(self.had(realm?, tenant.transpose()?))
         };
-        let why = format!("all {} sessions are busy", self.holdings.config().runs_at_once);
+        let why = format!("all {} sessions are busy", self.tenancy.config().runs_at_once);
         match self.wait(call, over, &why, tokio::time::timeout(queue_wait, acquiring)).await? {
             Ok(Ok(permits)) => Ok(permits),
             Ok(Err::<_, tokio::sync::AcquireError>(_)) => Err(EngineError::ShuttingDown),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::run_code::{Run, Work};
-use super::{Entered, World};
+use super::run_code::{Run, RunInput};
+use super::{OpContext, ResolvedContext};
 use crate::background::Background;
 use crate::engine::caught;
 use crate::op::{Call, EngineError, EventSink, Outcome, RunInfo};
@@ -14,27 +14,27 @@ use crate::op::{Call, EngineError, EventSink, Outcome, RunInfo};
 /// Clients give up on a call after a minute.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
-impl World {
+impl OpContext {
     pub(super) async fn start_background(
         &self,
         call: &Call,
-        entered: Entered,
+        entered: ResolvedContext,
         run: Run,
     ) -> Result<Outcome, EngineError> {
         let cancel = self.inner.closing.child_token();
-        let (context_id, is_command) = (entered.context.id.clone(), matches!(run.work, Work::Command(_)));
+        let (context_id, is_command) = (entered.context.id.clone(), matches!(run.work, RunInput::Command(_)));
         // The call that begins it is over long before it is. Before the run is entered, where nothing would take a refused one out.
         let memory = call.memory.beside();
         memory.add(run.work.length())?;
         let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
-        self.holdings.tenant.background.add(background.clone())?;
+        self.tenancy.tenant.background.add(background.clone())?;
         let call = Call { cancel, events: EventSink::default(), memory, ..call.clone() };
         let (world, context, created) = (self.clone(), entered.context.context().clone(), entered.news.is_new());
         let record = background.clone();
         let mut work = Box::pin(async move {
             let result = caught(world.run_here(&call, entered, run, Some(&record))).await;
             record.finish(result, call.memory);
-            world.holdings.tenant.background.trim();
+            world.tenancy.tenant.background.trim();
         });
         // Begun here and now, so that it takes its turn before what is asked for next.
         if poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await.is_pending() {
@@ -51,11 +51,11 @@ impl World {
         cursor: Option<u64>,
         wait: Duration,
     ) -> Result<Outcome, EngineError> {
-        let run = self.holdings.tenant.background.find(call.realm, run)?;
+        let run = self.tenancy.tenant.background.find(call.realm, run)?;
         let cursor = cursor.unwrap_or(0);
         let end = tokio::time::timeout(wait.min(LONGEST_WAIT), run.ended());
         let _ = self.unless_over(call, end).await?;
-        let progress = run.progress(cursor, self.holdings.config().text_budget);
+        let progress = run.progress(cursor, self.tenancy.config().text_budget);
         if progress.end.is_some() {
             run.told();
         }
@@ -63,7 +63,7 @@ impl World {
     }
 
     pub(super) fn cancel_run(&self, run: &str) -> Result<Outcome, EngineError> {
-        let run = self.holdings.tenant.background.find(self.holdings.config().realm, run)?;
+        let run = self.tenancy.tenant.background.find(self.tenancy.config().realm, run)?;
         let was_running = !run.has_ended();
         run.cancel.cancel();
         run.told();

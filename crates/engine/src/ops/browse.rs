@@ -8,18 +8,18 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::browser::{Browse as Ask, BrowseError, BrowseFailure, Browsed as Answered, Page};
-use proto::{Failure, FromGuest, ToGuest};
+use proto::browser::{BrowseError, BrowseFailure, BrowserAction as Ask, BrowserReply as Answered, PageInfo};
+use proto::{FromGuest, GuestFailure, ToGuest};
 use tokio::time::Instant;
 
-use super::{Entered, NETWORK_OFF, World, check_path, file_error};
+use super::{NETWORK_OFF, OpContext, ResolvedContext, check_path, file_error};
 use crate::browser::bounded::bounded;
 use crate::config::BrowserCommand;
-use crate::context::{Browsing, Context, InUse};
-use crate::guest::Answer;
-use crate::live::{Place, one_line};
-use crate::op::{Browse, Browsed, Call, EngineError, Happened, Network, Outcome};
-use crate::way_out::sentences;
+use crate::context::{BrowserUse, Context, ContextLease};
+use crate::guest::GuestReply;
+use crate::op::{Browse, Browsed, Call, EngineError, Network, NoticeKind, Outcome};
+use crate::registry::{LiveSandbox, one_line};
+use crate::sandbox_egress::sentences;
 
 /// What the host allows beyond the time of the action; the guest allows less, so that it can say what became of it.
 const BACKSTOP: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ const MAX_UPLOADS: usize = 100;
 const FOR_MEMORY: &str = " (a process of the sandbox was killed for memory meanwhile)";
 const RESTARTED: &str = "[the browser was restarted: pages and logins are gone]";
 
-impl World {
+impl OpContext {
     pub(super) async fn browse(&self, call: &Call, browse: Browse) -> Result<Outcome, EngineError> {
         self.browser_command()?;
         let Browse { mut target, ask, uploads, timeout } = browse;
@@ -38,37 +38,38 @@ impl World {
         target.make.iter_mut().for_each(|make| make.browser = true);
         let entered = self.enter(call, target, None).await?;
         let nobodys = entered.nobodys();
-        let result = self.browse_in(call, entered, Asked { ask, uploads, timeout: self.time_to_browse(timeout) }).await;
+        let result =
+            self.browse_in(call, entered, BrowseRequest { ask, uploads, timeout: self.time_to_browse(timeout) }).await;
         self.dismiss_if_nobodys(nobodys, result.is_err());
         result.map(|browsed| Outcome::Browsed(Box::new(browsed)))
     }
 
     fn time_to_browse(&self, wanted: Duration) -> Duration {
-        let config = self.holdings.config();
+        let config = self.tenancy.config();
         wanted.clamp(Duration::from_millis(1), config.max_timeout.max(config.timeout))
     }
 
     /// Where there is one for this tool set.
     pub(super) fn browser_command(&self) -> Result<&BrowserCommand, EngineError> {
-        let config = self.holdings.config();
+        let config = self.tenancy.config();
         if config.browser.is_none() {
             let why = format!("sandboxes of `{}` have none", config.realm.0);
             return Err(EngineError::NoBrowser(why));
         }
         let missing =
             "no Chromium on the server's machine; `apt install chromium-headless-shell` there, then restart it";
-        self.inner.maker()?.runtimes.browser.as_ref().ok_or_else(|| EngineError::NoBrowser(missing.into()))
+        self.inner.provisioner()?.runtimes.browser.as_ref().ok_or_else(|| EngineError::NoBrowser(missing.into()))
     }
 
     /// Starts the browser of a context that is going to need it; nobody waits for that but who uses it.
-    pub(super) fn expect_browsing(&self, context: &InUse) {
+    pub(super) fn expect_browsing(&self, context: &ContextLease) {
         let (world, context) = (self.clone(), context.context().clone());
         self.inner.tasks.spawn(async move {
             let _turn = context.browsing.lock().await;
             let Some(place) = context.live_place().filter(|place| !place.browser_runs()) else { return };
-            let Ok(maker) = world.inner.maker() else { return };
+            let Ok(provisioner) = world.inner.provisioner() else { return };
             let started = tokio::select! {
-                started = maker.start_browser(&place) => started,
+                started = provisioner.start_browser(&place) => started,
                 () = context.gone.cancelled() => return,
             };
             if let Err(failure) = started {
@@ -77,13 +78,18 @@ impl World {
         });
     }
 
-    async fn browse_in(&self, call: &Call, mut entered: Entered, asked: Asked) -> Result<Browsed, EngineError> {
+    async fn browse_in(
+        &self,
+        call: &Call,
+        mut entered: ResolvedContext,
+        asked: BrowseRequest,
+    ) -> Result<Browsed, EngineError> {
         let running = entered.context.run();
         let turn = entered.context.browsing.clone();
         let why = "an earlier call in this browser is not finished";
         let (mut browsing, permits) = self.admit_to(call, &mut entered, turn, why).await?;
         let context = entered.context.context().clone();
-        let visit = Visit { world: self, call, context: &context, asked: &asked };
+        let visit = BrowseAttempt { world: self, call, context: &context, asked: &asked };
         let result = visit.make(&mut browsing).await;
         context.used();
         drop((permits, running));
@@ -95,24 +101,24 @@ impl World {
     }
 }
 
-struct Asked {
+struct BrowseRequest {
     ask: Ask,
     uploads: Vec<String>,
     timeout: Duration,
 }
 
 /// One call that has its turn.
-struct Visit<'a> {
-    world: &'a World,
+struct BrowseAttempt<'a> {
+    world: &'a OpContext,
     call: &'a Call,
     context: &'a Context,
-    asked: &'a Asked,
+    asked: &'a BrowseRequest,
 }
 
 /// How the guest ended it.
-enum Ending {
+enum BrowseEnding {
     Answered(Box<Answered>),
-    Failed(Failure, String),
+    Failed(GuestFailure, String),
     /// The request is too long for the wire.
     Unsendable(String),
     /// It kept silent beyond all deadlines.
@@ -123,8 +129,8 @@ enum Ending {
     Lost(String),
 }
 
-impl Visit<'_> {
-    async fn make(&self, browsing: &mut Browsing) -> Result<Browsed, EngineError> {
+impl BrowseAttempt<'_> {
+    async fn make(&self, browsing: &mut BrowserUse) -> Result<Browsed, EngineError> {
         let place = self.ready_browser(browsing).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
@@ -151,7 +157,7 @@ impl Visit<'_> {
     }
 
     /// The context's sandbox, with a browser in it.
-    async fn ready_browser(&self, browsing: &mut Browsing) -> Result<Arc<Place>, EngineError> {
+    async fn ready_browser(&self, browsing: &mut BrowserUse) -> Result<Arc<LiveSandbox>, EngineError> {
         let place = self.world.place_for_files(self.context).await?;
         if let Some(old) = browsing.place.replace(place.clone())
             && !Arc::ptr_eq(&old, &place)
@@ -171,7 +177,7 @@ impl Visit<'_> {
             browsing.notice.get_or_insert_with(|| RESTARTED.into());
         }
         // One that nobody waited for is replaced by the next.
-        let starting = self.world.inner.maker()?.start_browser(&place);
+        let starting = self.world.inner.provisioner()?.start_browser(&place);
         self.world.unless_over(self.call, starting).await?.map_err(|failure| {
             tracing::warn!(context = self.context.id, why = failure.log, "no browser");
             EngineError::NoBrowser(failure.public)
@@ -179,8 +185,8 @@ impl Visit<'_> {
         Ok(place)
     }
 
-    async fn converse(&self, place: &Place) -> Ending {
-        let Asked { ask, uploads, timeout } = self.asked;
+    async fn converse(&self, place: &LiveSandbox) -> BrowseEnding {
+        let BrowseRequest { ask, uploads, timeout } = self.asked;
         let request =
             ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms: timeout.as_millis() as u64 };
         let mut until = pin!(tokio::time::sleep(*timeout + BACKSTOP));
@@ -188,16 +194,16 @@ impl Visit<'_> {
             biased;
             sent = place.guest.call(&request) => match sent {
                 Ok(pending) => pending,
-                Err(lost) if place.guest.is_lost() => return Ending::Lost(lost.0),
-                Err(too_long) => return Ending::Unsendable(too_long.0),
+                Err(lost) if place.guest.is_lost() => return BrowseEnding::Lost(lost.0),
+                Err(too_long) => return BrowseEnding::Unsendable(too_long.0),
             },
-            () = &mut until => return Ending::Silent { cancelled: false },
+            () = &mut until => return BrowseEnding::Silent { cancelled: false },
         };
         let mut cancelled = false;
         loop {
             tokio::select! {
                 biased;
-                () = &mut until => return Ending::Silent { cancelled },
+                () = &mut until => return BrowseEnding::Silent { cancelled },
                 () = self.call.cancel.cancelled(), if !cancelled => {
                     cancelled = true;
                     let sooner = until.deadline().min(Instant::now() + BACKSTOP);
@@ -206,22 +212,22 @@ impl Visit<'_> {
                     self.world.inner.tasks.spawn(async move { let _ = interrupter.interrupt().await; });
                 }
                 answer = pending.next() => return match answer {
-                    Err(lost) => Ending::Lost(lost.0),
-                    Ok(Answer::Message(FromGuest::Browsed { browsed })) => Ending::Answered(browsed),
-                    Ok(Answer::Message(FromGuest::Failed { failure, message })) => Ending::Failed(failure, one_line(&message)),
-                    Ok(_) => Ending::Lost(place.guest.close("the guest answered a browser's call with something else").0),
+                    Err(lost) => BrowseEnding::Lost(lost.0),
+                    Ok(GuestReply::Message(FromGuest::Browsed { browsed })) => BrowseEnding::Answered(browsed),
+                    Ok(GuestReply::Message(FromGuest::Failed { failure, message })) => BrowseEnding::Failed(failure, one_line(&message)),
+                    Ok(_) => BrowseEnding::Lost(place.guest.close("the guest answered a browser's call with something else").0),
                 },
             }
         }
     }
 
     /// What it means for the browser.
-    async fn conclude(&self, ending: Ending, place: &Place) -> Result<Answered, EngineError> {
+    async fn conclude(&self, ending: BrowseEnding, place: &LiveSandbox) -> Result<Answered, EngineError> {
         let failed = |why, message: String| {
             Ok(Answered { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
         };
         match ending {
-            Ending::Answered(answered) => {
+            BrowseEnding::Answered(answered) => {
                 let mut answered = bounded(&self.asked.ask, *answered);
                 match &mut answered.result {
                     Err(BrowseError { why: BrowseFailure::NoBrowser, message }) => {
@@ -235,24 +241,24 @@ impl Visit<'_> {
                 }
                 Ok(answered)
             }
-            Ending::Failed(Failure::Browser, why) => {
+            BrowseEnding::Failed(GuestFailure::Browser, why) => {
                 let message = self.gone(place, &why).await;
                 failed(BrowseFailure::NoBrowser, message)
             }
-            Ending::Failed(failure, message) => {
+            BrowseEnding::Failed(failure, message) => {
                 let limit = self.world.inner.config.max_file_bytes;
                 let paths = self.asked.uploads.join(", ");
                 Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, place))
             }
-            Ending::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),
-            Ending::Silent { cancelled } => {
+            BrowseEnding::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),
+            BrowseEnding::Silent { cancelled } => {
                 let timeout = self.asked.timeout;
                 let why = if cancelled { "was cancelled" } else { "took too long" };
                 let message =
                     self.gone(place, &format!("the call {why} and it did not answer within {timeout:?}")).await;
                 failed(if cancelled { BrowseFailure::Cancelled } else { BrowseFailure::TimedOut }, message)
             }
-            Ending::Lost(why) => {
+            BrowseEnding::Lost(why) => {
                 let message = format!("the sandbox was lost ({why}): variables, files and pages are gone");
                 failed(BrowseFailure::NoBrowser, message)
             }
@@ -260,7 +266,7 @@ impl Visit<'_> {
     }
 
     /// It is given up; why, as far as it is known.
-    async fn gone(&self, place: &Place, why: &str) -> String {
+    async fn gone(&self, place: &LiveSandbox, why: &str) -> String {
         let outgrew = place.browser_outgrew().await;
         let why = format!("{why}{}", if outgrew { FOR_MEMORY } else { "" });
         place.browser_is_over();
@@ -269,8 +275,8 @@ impl Visit<'_> {
     }
 
     fn died(&self, why: &str) {
-        let World { inner, holdings } = self.world;
-        inner.notify_with(holdings, &self.context.id, Happened::BrowserDied, why);
+        let OpContext { inner, tenancy } = self.world;
+        inner.notify_with(tenancy, &self.context.id, NoticeKind::BrowserDied, why);
     }
 }
 
@@ -288,7 +294,7 @@ const NO_NETWORK: [&str; 6] = [
 ];
 
 /// Over plain HTTP the browser takes a denial for the page's own answer. It is not the page that was asked for.
-fn refused<'a>(ask: &Ask, shown: Option<&Page>, denials: &'a [egress::Denial]) -> Option<&'a egress::Denial> {
+fn refused<'a>(ask: &Ask, shown: Option<&PageInfo>, denials: &'a [egress::Denial]) -> Option<&'a egress::Denial> {
     let opens = matches!(ask, Ask::Open { .. } | Ask::Back | Ask::Forward | Ask::Reload);
     let url = &shown.filter(|_| opens)?.url;
     let asked = format!("GET {}", url.split(['?', '#']).next().unwrap_or(url));
@@ -340,7 +346,7 @@ mod tests {
         let denial = |what: &str| egress::Denial { what: what.into(), rule: String::new(), sentence: String::new() };
         let denials = [denial("GET http://evil.test/a"), denial("GET http://evil.test/long...")];
         let is_refused = |ask: &Ask, url: &str| {
-            let page = Page { url: url.into(), title: String::new(), tab: 1, tabs: 1 };
+            let page = PageInfo { url: url.into(), title: String::new(), tab: 1, tabs: 1 };
             refused(ask, Some(&page), &denials).is_some()
         };
         let open = Ask::Open { url: String::new() };

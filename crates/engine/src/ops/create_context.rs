@@ -4,29 +4,29 @@ use std::sync::Arc;
 
 use proto::Language;
 
-use super::World;
-use crate::context::{Context, InUse, Plan};
-use crate::holdings::{Full, Reservation};
+use super::OpContext;
+use crate::context::{Context, ContextLease, Plan};
 use crate::links::Keys;
-use crate::op::{Call, EngineError, Happened, NewContext, Outcome};
+use crate::op::{Call, EngineError, NewContext, NoticeKind, Outcome};
 use crate::ops::stop_context;
-use crate::stock::Kind;
+use crate::stock::SandboxKind;
+use crate::tenancy::{Full, Reservation};
 
 /// Dialects have stricter rules; this only keeps nonsense out of the tables.
 const MAX_NAME: usize = 1024;
 const MAX_DESCRIPTION: usize = 64 << 10;
 
-impl World {
+impl OpContext {
     pub(super) async fn create_context(&self, call: &Call, new: NewContext) -> Result<Outcome, EngineError> {
         // Where a context may run any language, the first run says which interpreter is needed.
-        let wanted = Some(new.language).filter(|_| self.holdings.config().one_language);
+        let wanted = Some(new.language).filter(|_| self.tenancy.config().one_language);
         // One at a time: of two that replace the same one, the second replaces the first.
         let name = match (&call.connection, &new.id) {
             (Some(connection), _) if new.replace => Some(format!("current {connection}")),
             (_, id) => id.as_ref().map(|id| format!("id {id}")),
         };
         let making = match name {
-            Some(name) => Some(self.unless_over(call, self.holdings.making.turn(&name)).await?),
+            Some(name) => Some(self.unless_over(call, self.tenancy.making.turn(&name)).await?),
             None => None,
         };
         let browser = new.browser && self.browser_command().is_ok();
@@ -48,13 +48,13 @@ impl World {
         call: &Call,
         new: NewContext,
         wanted: Option<Language>,
-    ) -> Result<(InUse, Option<String>), EngineError> {
+    ) -> Result<(ContextLease, Option<String>), EngineError> {
         self.runs(new.language)?;
-        let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.holdings.made_by(c));
+        let old = call.connection.as_deref().filter(|_| new.replace).and_then(|c| self.tenancy.made_by(c));
         let browser = new.browser;
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
-        let home = self.settle(Kind { size: plan.size, language: plan.language, browser }, wanted).await?;
+        let home = self.settle(SandboxKind { size: plan.size, language: plan.language, browser }, wanted).await?;
         let Some(place) = home.place.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // Nobody would learn its id.
@@ -67,16 +67,16 @@ impl World {
             let _ = place.destroy("its id is taken").await;
             return Err(taken);
         };
-        self.inner.notify(&self.holdings, &context.id, Happened::Created);
+        self.inner.notify(&self.tenancy, &context.id, NoticeKind::Created);
         if let Some(removed) = removed {
-            self.inner.dismiss(&self.holdings, removed, Happened::Stopped);
+            self.inner.dismiss(&self.tenancy, removed, NoticeKind::Stopped);
         }
         Ok((context, old.map(|old| old.id.clone())))
     }
 
     fn plan(&self, call: &Call, new: NewContext) -> Result<Plan, EngineError> {
         let NewContext { id, name, description, language, size, replace: _, browser: _ } = new;
-        let config = self.holdings.config();
+        let config = self.tenancy.config();
         let id = id.unwrap_or_else(|| format!("{}{}", config.id_prefix, uuid::Uuid::new_v4()));
         let name = if name.is_empty() { id.clone() } else { name };
         let unfit = |text: &str| text.is_empty() || text.len() > MAX_NAME || text.chars().any(char::is_control);
@@ -96,17 +96,17 @@ impl World {
     /// A place among the limits. Where idle contexts make room, the one not used for the longest time goes first.
     async fn reserve(&self, memory: u64, old: Option<&Arc<Context>>) -> Result<Reservation, EngineError> {
         loop {
-            let removed = match self.holdings.reserve(memory) {
+            let removed = match self.tenancy.reserve(memory) {
                 Ok(reservation) => return Ok(reservation),
                 Err(Full::Evict(removed)) => {
                     tracing::info!(context = removed.context.id, "an idle context makes room for another");
-                    self.inner.taken_out(&self.holdings, &removed, Happened::Evicted);
+                    self.inner.taken_out(&self.tenancy, &removed, NoticeKind::Evicted);
                     removed
                 }
                 Err(Full::For(error)) => {
                     // Rather the old one before its successor is there than none at all.
-                    let removed = old.and_then(|old| self.holdings.take_out(old)).ok_or(error)?;
-                    self.inner.taken_out(&self.holdings, &removed, Happened::Stopped);
+                    let removed = old.and_then(|old| self.tenancy.take_out(old)).ok_or(error)?;
+                    self.inner.taken_out(&self.tenancy, &removed, NoticeKind::Stopped);
                     removed
                 }
             };

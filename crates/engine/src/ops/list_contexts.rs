@@ -1,10 +1,10 @@
 //! The contexts of the tenant, newest first. Waits for nothing.
 
-use super::World;
+use super::OpContext;
 use crate::op::Outcome;
 
-impl World {
+impl OpContext {
     pub(super) fn list_contexts(&self) -> Outcome {
-        Outcome::Contexts(self.holdings.list())
+        Outcome::Contexts(self.tenancy.list())
     }
 }

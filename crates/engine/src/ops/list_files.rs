@@ -1,10 +1,10 @@
 //! What is in a directory of the sandbox, and what is new in those of a tenant.
 
-use proto::{FileEntry, FileKind, FromGuest, Order, Root, ToGuest};
+use proto::{FileEntry, FileKind, FromGuest, ListOrder, Root, ToGuest};
 
-use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
-use crate::live::Place;
-use crate::op::{Call, EngineError, Files, Holder, Outcome, RecentFile};
+use super::{FILE_WAIT, OpContext, check_path, file_error, unless_cancelled};
+use crate::op::{Call, EngineError, FileListing, FileOwner, Outcome, RecentFile};
+use crate::registry::LiveSandbox;
 
 /// Of all paths of one listing together.
 const MAX_PATHS: usize = 4 << 20;
@@ -13,15 +13,20 @@ pub(super) const NEWEST: u32 = 100;
 /// How many contexts are asked what is new.
 const CONTEXTS: usize = 20;
 
-impl World {
-    pub(super) async fn list_files(&self, call: &Call, holder: Holder, path: String) -> Result<Outcome, EngineError> {
+impl OpContext {
+    pub(super) async fn list_files(
+        &self,
+        call: &Call,
+        holder: FileOwner,
+        path: String,
+    ) -> Result<Outcome, EngineError> {
         let (limit, max_entries) = (self.inner.config.max_file_bytes, self.inner.config.max_files_listed);
         check_path(&path)?;
         let site = self.site(call, holder).await?;
         let listing = async move {
-            let wanted = Wanted { root: site.root, path: &path, max_entries, order: Order::Path };
+            let wanted = ListRequest { root: site.root, path: &path, max_entries, order: ListOrder::Path };
             let (entries, total) = list(&site.place, wanted, limit).await?;
-            Ok(Outcome::Files(Files { entries, total, key: site.key.clone() }))
+            Ok(Outcome::Files(FileListing { entries, total, key: site.key.clone() }))
         };
         unless_cancelled(call, listing, &self.inner).await
     }
@@ -30,10 +35,11 @@ impl World {
     pub(super) async fn recent_files(&self) -> Outcome {
         let limit = self.inner.config.max_file_bytes;
         let mut asking = tokio::task::JoinSet::new();
-        for context in self.holdings.recently_used(CONTEXTS) {
+        for context in self.tenancy.recently_used(CONTEXTS) {
             let Some(place) = context.live_place() else { continue };
             asking.spawn(async move {
-                let wanted = Wanted { root: Root::Workspace, path: "", max_entries: NEWEST, order: Order::Newest };
+                let wanted =
+                    ListRequest { root: Root::Workspace, path: "", max_entries: NEWEST, order: ListOrder::Newest };
                 let (entries, _) = list(&place, wanted, limit).await.unwrap_or_default();
                 let recent = |entry: FileEntry| RecentFile {
                     key: context.keys.files.clone(),
@@ -53,15 +59,19 @@ impl World {
     }
 }
 
-pub(super) struct Wanted<'a> {
+pub(super) struct ListRequest<'a> {
     pub(super) root: Root,
     pub(super) path: &'a str,
     pub(super) max_entries: u32,
-    pub(super) order: Order,
+    pub(super) order: ListOrder,
 }
 
-pub(super) async fn list(place: &Place, wanted: Wanted<'_>, limit: u64) -> Result<(Vec<FileEntry>, u64), EngineError> {
-    let Wanted { root, path, max_entries, order } = wanted;
+pub(super) async fn list(
+    place: &LiveSandbox,
+    wanted: ListRequest<'_>,
+    limit: u64,
+) -> Result<(Vec<FileEntry>, u64), EngineError> {
+    let ListRequest { root, path, max_entries, order } = wanted;
     let request = ToGuest::ListFiles { root, path: path.into(), max_entries, order };
     match place.guest.ask(&request, FILE_WAIT).await.map_err(|lost| EngineError::Sandbox(lost.0))? {
         FromGuest::Files { entries, total } => {

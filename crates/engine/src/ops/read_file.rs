@@ -1,15 +1,15 @@
 //! A file out of the sandbox, at most as large as allowed, whatever the guest announces.
 
-use proto::{FromGuest, Kind, Root, ToGuest};
+use proto::{FrameKind, FromGuest, Root, ToGuest};
 
-use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
-use crate::guest::Answer;
-use crate::live::Place;
+use super::{FILE_WAIT, OpContext, check_path, file_error, unless_cancelled};
+use crate::guest::GuestReply;
 use crate::memory::Hold;
-use crate::op::{Call, EngineError, Holder, Outcome};
+use crate::op::{Call, EngineError, FileOwner, Outcome};
+use crate::registry::LiveSandbox;
 
-impl World {
-    pub(super) async fn read_file(&self, call: &Call, holder: Holder, path: String) -> Result<Outcome, EngineError> {
+impl OpContext {
+    pub(super) async fn read_file(&self, call: &Call, holder: FileOwner, path: String) -> Result<Outcome, EngineError> {
         let (limit, max_link) = (self.inner.config.max_file_bytes, self.inner.config.max_link_bytes);
         check_path(&path)?;
         let site = self.site(call, holder).await?;
@@ -49,7 +49,7 @@ pub(crate) struct Identity {
 
 /// A part of a file; collected only as far as it was asked for, and added to `memory`.
 pub(crate) async fn read(
-    place: &Place,
+    place: &LiveSandbox,
     root: Root,
     path: &str,
     range: Range,
@@ -60,40 +60,42 @@ pub(crate) async fn read(
 }
 
 async fn read_all(
-    place: &Place,
+    place: &LiveSandbox,
     root: Root,
     path: &str,
     range: Range,
     memory: &Hold,
 ) -> Result<(Identity, Vec<u8>), EngineError> {
-    let lost = |lost: crate::guest::Lost| EngineError::Sandbox(lost.0);
+    let lost = |lost: crate::guest::GuestLost| EngineError::Sandbox(lost.0);
     let nonsense = || EngineError::Sandbox(place.guest.close("the guest sent a file that is not what it announced").0);
     let Range { offset, length, max_size: limit } = range;
     let request = ToGuest::ReadFile { root, path: path.into(), offset, length, max_size: Some(limit) };
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
     let identity = match pending.next().await.map_err(lost)? {
-        Answer::Message(FromGuest::FileStart { size, modified_ns, inode }) if size <= limit => {
+        GuestReply::Message(FromGuest::FileStart { size, modified_ns, inode }) if size <= limit => {
             Identity { size, modified_ns, inode }
         }
-        Answer::Message(FromGuest::FileStart { .. }) => {
+        GuestReply::Message(FromGuest::FileStart { .. }) => {
             return Err(EngineError::FileTooLarge { path: path.into(), limit });
         }
-        Answer::Message(other) => return Err(file_error(path, limit, other, place)),
-        Answer::Data(..) => return Err(nonsense()),
+        GuestReply::Message(other) => return Err(file_error(path, limit, other, place)),
+        GuestReply::Data(..) => return Err(nonsense()),
     };
     let mut content = Vec::new();
     loop {
         match pending.next().await.map_err(lost)? {
-            Answer::Data(Kind::File, bytes) if (content.len() + bytes.len()) as u64 <= length => {
+            GuestReply::Data(FrameKind::File, bytes) if (content.len() + bytes.len()) as u64 <= length => {
                 memory.add(bytes.len())?;
                 content.extend(bytes);
             }
             // A file that shrank or grew meanwhile is given as it was read.
-            Answer::Message(FromGuest::Done) => {
+            GuestReply::Message(FromGuest::Done) => {
                 tracing::trace!(announced = identity.size, read = content.len(), "file read");
                 return Ok((identity, content));
             }
-            Answer::Message(failed @ FromGuest::Failed { .. }) => return Err(file_error(path, limit, failed, place)),
+            GuestReply::Message(failed @ FromGuest::Failed { .. }) => {
+                return Err(file_error(path, limit, failed, place));
+            }
             _ => return Err(nonsense()),
         }
     }

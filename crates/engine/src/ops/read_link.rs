@@ -1,10 +1,10 @@
 //! The file behind a link, for the tenant whose it is.
 
-use super::{World, check_path, unless_cancelled};
+use super::{OpContext, check_path, unless_cancelled};
 use crate::links::LinkedFile;
 use crate::op::{Call, EngineError, Outcome};
 
-impl World {
+impl OpContext {
     pub(super) async fn read_link(
         &self,
         call: &Call,

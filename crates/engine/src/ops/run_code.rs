@@ -10,14 +10,14 @@ use proto::{Ended, KernelId, Language, RunStatus, ToGuest};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
-use super::{Entered, World};
+use super::{OpContext, ResolvedContext};
 use crate::background::Background;
-use crate::cell::{Cell, Ending, Heard, Refused};
-use crate::context::{Context, Home};
-use crate::live::Place;
+use crate::cell::{CellEnding, CellReport, CellRun, StartRefused};
+use crate::context::{Context, ContextState};
 use crate::op::{
     Call, CellError, Command, ContextInfo, EngineError, Environment, Network, Outcome, Ran, RunCode, RunOutcome,
 };
+use crate::registry::LiveSandbox;
 
 pub(super) const SIGKILL: i32 = 9;
 
@@ -28,19 +28,19 @@ const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
 /// What is run in a context, and under which conditions.
 pub(super) struct Run {
-    pub(super) work: Work,
+    pub(super) work: RunInput,
     pub(super) env: Environment,
     pub(super) timeout: Option<Duration>,
     pub(super) network: Network,
     pub(super) background: bool,
 }
 
-pub(super) enum Work {
+pub(super) enum RunInput {
     Code { code: String, language: Option<Language> },
     Command(Command),
 }
 
-impl World {
+impl OpContext {
     pub(super) async fn run_code(&self, call: &Call, run: RunCode) -> Result<Outcome, EngineError> {
         let RunCode { target, language, code, timeout, env, network, background } = run;
         self.check_wishes(&env, network)?;
@@ -48,14 +48,14 @@ impl World {
         let wanted = language.or_else(|| target.make.as_ref().map(|make| make.language));
         let entered = self.enter(call, target, wanted).await?;
         self.same_language(&entered, language)?;
-        let run = Run { work: Work::Code { code, language }, env, timeout, network, background };
+        let run = Run { work: RunInput::Code { code, language }, env, timeout, network, background };
         self.start(call, entered, run).await
     }
 
-    pub(super) fn same_language(&self, entered: &Entered, asked: Option<Language>) -> Result<(), EngineError> {
+    pub(super) fn same_language(&self, entered: &ResolvedContext, asked: Option<Language>) -> Result<(), EngineError> {
         let context = &entered.context;
         match asked {
-            Some(asked) if asked != context.language && self.holdings.config().one_language => {
+            Some(asked) if asked != context.language && self.tenancy.config().one_language => {
                 Err(EngineError::OtherLanguage { context: context.id.clone(), is: context.language, asked })
             }
             _ => Ok(()),
@@ -63,7 +63,7 @@ impl World {
     }
 
     /// Here and now, or in the background.
-    pub(super) async fn start(&self, call: &Call, entered: Entered, run: Run) -> Result<Outcome, EngineError> {
+    pub(super) async fn start(&self, call: &Call, entered: ResolvedContext, run: Run) -> Result<Outcome, EngineError> {
         let nobodys = entered.nobodys();
         let result = match run.background {
             true => self.start_background(call, entered, run).await,
@@ -76,14 +76,14 @@ impl World {
     pub(super) async fn run_here(
         &self,
         call: &Call,
-        mut entered: Entered,
+        mut entered: ResolvedContext,
         run: Run,
         record: Option<&Background>,
     ) -> Result<Box<Ran>, EngineError> {
         if let Some(refused) = self.too_long(run.work.length(), entered.context.info()) {
             return Ok(Box::new(Ran { created: entered.news.tell(), ..refused }));
         }
-        if let Work::Code { language, .. } = &run.work {
+        if let RunInput::Code { language, .. } = &run.work {
             self.runs(language.unwrap_or(entered.context.language))?;
         }
         let timeout = self.time_for(&run);
@@ -91,12 +91,12 @@ impl World {
         let (mut home, permits) = self.admit(call, &mut entered).await?;
         let context = entered.context.context().clone();
         let begun = Instant::now();
-        let attempt = Attempt { world: self, call, context: &context, timeout, network: run.network, record };
+        let attempt = RunAttempt { world: self, call, context: &context, timeout, network: run.network, record };
         let result = match run.work {
-            Work::Code { code, language } => {
+            RunInput::Code { code, language } => {
                 attempt.code(&mut home, language.unwrap_or(context.language), &code, &run.env).await
             }
-            Work::Command(command) => attempt.command(&mut home, &command, &run.env).await,
+            RunInput::Command(command) => attempt.command(&mut home, &command, &run.env).await,
         };
         context.used();
         drop((permits, running));
@@ -113,9 +113,9 @@ impl World {
     }
 
     fn time_for(&self, run: &Run) -> Duration {
-        let config = self.holdings.config();
+        let config = self.tenancy.config();
         let most = match run.work {
-            Work::Code { .. } if !run.background => config.max_timeout,
+            RunInput::Code { .. } if !run.background => config.max_timeout,
             _ => config.max_command_timeout,
         };
         let usual = if run.background { most } else { config.timeout };
@@ -124,8 +124,8 @@ impl World {
 
     /// Memory kills so far, so that the next are told from these. Off the caller's path; the turn is held meanwhile. What was over
     /// at once hardly filled any memory: of many such runs one asks for all.
-    fn settle_account(&self, context: &Arc<Context>, mut home: OwnedMutexGuard<Home>, took: Duration) {
-        let Some(place) = home.living_place() else { return };
+    fn settle_account(&self, context: &Arc<Context>, mut home: OwnedMutexGuard<ContextState>, took: Duration) {
+        let Some(place) = home.live_sandbox() else { return };
         if took >= BRIEF {
             self.inner.tasks.spawn(async move { home.settle(&place).await });
         } else if !std::mem::replace(&mut home.settling, true) {
@@ -138,7 +138,7 @@ impl World {
                 }
                 let mut home = context.turn.lock().await;
                 home.settling = false;
-                if let Some(place) = home.living_place() {
+                if let Some(place) = home.live_sandbox() {
                     home.settle(&place).await;
                 }
             });
@@ -151,7 +151,7 @@ impl World {
     }
 }
 
-impl Work {
+impl RunInput {
     pub(super) fn length(&self) -> usize {
         match self {
             Self::Code { code, .. } => code.len(),
@@ -162,8 +162,8 @@ impl Work {
 }
 
 /// One run that has its turn.
-pub(super) struct Attempt<'a> {
-    pub(super) world: &'a World,
+pub(super) struct RunAttempt<'a> {
+    pub(super) world: &'a OpContext,
     pub(super) call: &'a Call,
     pub(super) context: &'a Context,
     pub(super) timeout: Duration,
@@ -171,22 +171,22 @@ pub(super) struct Attempt<'a> {
     pub(super) record: Option<&'a Background>,
 }
 
-impl Attempt<'_> {
-    pub(super) fn cell(&self, place: Arc<Place>) -> Cell<'_> {
-        Cell {
+impl RunAttempt<'_> {
+    pub(super) fn cell(&self, place: Arc<LiveSandbox>) -> CellRun<'_> {
+        CellRun {
             inner: &self.world.inner,
             call: self.call,
             place,
             timeout: self.timeout,
             network: self.network,
-            budget: self.world.holdings.config().text_budget,
+            budget: self.world.tenancy.config().text_budget,
             record: self.record,
         }
     }
 
     async fn code(
         &self,
-        home: &mut Home,
+        home: &mut ContextState,
         language: Language,
         code: &str,
         env: &Environment,
@@ -197,7 +197,7 @@ impl Attempt<'_> {
         }
         match self.cell_in(&place, kernel, home, language, code, env).await {
             Ok(ran) => return Ok(ran),
-            Err(Refused { failure: proto::Failure::Environment, why }) => {
+            Err(StartRefused { failure: proto::GuestFailure::Environment, why }) => {
                 return Err(EngineError::InvalidEnvironment(why));
             }
             Err(refused) => {
@@ -216,13 +216,13 @@ impl Attempt<'_> {
 
     async fn cell_in(
         &self,
-        place: &Arc<Place>,
+        place: &Arc<LiveSandbox>,
         kernel: KernelId,
-        home: &mut Home,
+        home: &mut ContextState,
         language: Language,
         code: &str,
         env: &Environment,
-    ) -> Result<Ran, Refused> {
+    ) -> Result<Ran, StartRefused> {
         let cell = self.cell(place.clone());
         let request = ToGuest::Run {
             kernel,
@@ -244,7 +244,11 @@ impl Attempt<'_> {
     }
 
     /// A sandbox with a living interpreter. If it cannot be started in a sandbox that has no other, the context moves to a new one.
-    async fn ready_kernel(&self, home: &mut Home, language: Language) -> Result<(Arc<Place>, KernelId), EngineError> {
+    async fn ready_kernel(
+        &self,
+        home: &mut ContextState,
+        language: Language,
+    ) -> Result<(Arc<LiveSandbox>, KernelId), EngineError> {
         let (world, context) = (self.world, self.context);
         let place = world.move_in(context, home, Some(language)).await?;
         if let Some(&kernel) = home.kernels.get(&language) {
@@ -255,8 +259,8 @@ impl Attempt<'_> {
         }
         let kernel = home.last_kernel + 1;
         home.last_kernel = kernel;
-        let maker = world.inner.maker()?;
-        let Err(failure) = maker.start_kernel(&place, kernel, language).await else {
+        let provisioner = world.inner.provisioner()?;
+        let Err(failure) = provisioner.start_kernel(&place, kernel, language).await else {
             home.kernels.insert(language, kernel);
             return Ok((place, kernel));
         };
@@ -272,7 +276,7 @@ impl Attempt<'_> {
             None => {
                 let kernel = home.last_kernel + 1;
                 home.last_kernel = kernel;
-                let started = maker.start_kernel(&place, kernel, language).await;
+                let started = provisioner.start_kernel(&place, kernel, language).await;
                 started.map_err(|failure| EngineError::Sandbox(failure.public))?;
                 home.kernels.insert(language, kernel);
                 Ok((place, kernel))
@@ -281,7 +285,13 @@ impl Attempt<'_> {
     }
 
     /// What a reported end means for the context.
-    async fn conclude(&self, status: RunStatus, place: &Place, home: &mut Home, language: Language) -> RunOutcome {
+    async fn conclude(
+        &self,
+        status: RunStatus,
+        place: &LiveSandbox,
+        home: &mut ContextState,
+        language: Language,
+    ) -> RunOutcome {
         match status {
             RunStatus::Ok => RunOutcome::Ok,
             RunStatus::Error => RunOutcome::Error,
@@ -303,7 +313,7 @@ impl Attempt<'_> {
     }
 
     /// A kill for memory is told from others by the sandbox's own count.
-    pub(super) async fn killed(&self, how: Ended, place: &Place, home: &mut Home) -> Option<RunOutcome> {
+    pub(super) async fn killed(&self, how: Ended, place: &LiveSandbox, home: &mut ContextState) -> Option<RunOutcome> {
         if how != (Ended::Signaled { signal: SIGKILL }) {
             return None;
         }
@@ -312,38 +322,38 @@ impl Attempt<'_> {
     }
 }
 
-pub(super) fn reported(heard: &Heard<'_>) -> Option<RunStatus> {
+pub(super) fn reported(heard: &CellReport<'_>) -> Option<RunStatus> {
     match &heard.ending {
-        Ending::Reported(end) => Some(end.status.clone()),
-        Ending::Unsendable(_) | Ending::Lost(_) => None,
+        CellEnding::Reported(end) => Some(end.status.clone()),
+        CellEnding::Unsendable(_) | CellEnding::Lost(_) => None,
     }
 }
 
-impl Home {
+impl ContextState {
     /// Takes note of the memory kills up to now, and answers the figures if there are new ones.
-    async fn settle(&mut self, place: &Place) -> Option<sandbox::Stats> {
+    async fn settle(&mut self, place: &LiveSandbox) -> Option<sandbox::Stats> {
         let stats = place.stats().await?;
         let before = std::mem::replace(&mut self.oom_kills, stats.oom_kills);
         (stats.oom_kills > before).then_some(stats)
     }
 
     /// What an end that the guest did not report means.
-    pub(super) fn not_reported(&mut self, heard: &mut Heard<'_>) -> RunOutcome {
+    pub(super) fn not_reported(&mut self, heard: &mut CellReport<'_>) -> RunOutcome {
         match &heard.ending {
-            Ending::Lost(why) => {
+            CellEnding::Lost(why) => {
                 self.place = None;
                 RunOutcome::SandboxLost { why: why.clone() }
             }
-            Ending::Unsendable(why) => {
+            CellEnding::Unsendable(why) => {
                 let why = format!("the code cannot be run in one call: {why}");
                 heard.error("CodeTooLong", why)
             }
-            Ending::Reported(_) => RunOutcome::Ok,
+            CellEnding::Reported(_) => RunOutcome::Ok,
         }
     }
 }
 
-fn forget_kernel_unless(state_kept: bool, home: &mut Home, language: Language) {
+fn forget_kernel_unless(state_kept: bool, home: &mut ContextState, language: Language) {
     if !state_kept {
         home.kernel_ended(language);
     }

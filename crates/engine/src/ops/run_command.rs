@@ -1,11 +1,11 @@
 //! One command in the sandbox of a context. It takes its turn among the runs there, and sees their files.
 
-use proto::{Ended, Failure, RunStatus, ToGuest};
+use proto::{Ended, GuestFailure, RunStatus, ToGuest};
 
-use super::World;
-use super::run_code::{Attempt, Run, Work, reported};
-use crate::cell::Refused;
-use crate::context::Home;
+use super::OpContext;
+use super::run_code::{Run, RunAttempt, RunInput, reported};
+use crate::cell::StartRefused;
+use crate::context::ContextState;
 use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
 
 const SHELL: &str = "/bin/sh";
@@ -13,7 +13,7 @@ const SHELL: &str = "/bin/sh";
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 
-impl World {
+impl OpContext {
     pub(super) async fn run_command(&self, call: &Call, run: RunCommand) -> Result<Outcome, EngineError> {
         let RunCommand { target, language, command, timeout, env, network, background } = run;
         self.check_wishes(&env, network)?;
@@ -23,28 +23,28 @@ impl World {
         }
         let entered = self.enter(call, target, None).await?;
         self.same_language(&entered, language)?;
-        let run = Run { work: Work::Command(command), env, timeout, network, background };
+        let run = Run { work: RunInput::Command(command), env, timeout, network, background };
         self.start(call, entered, run).await
     }
 }
 
 /// What no system starts; refused here, because it cannot be said on the wire.
-fn unfit(command: &Command) -> Option<Refused> {
+fn unfit(command: &Command) -> Option<StartRefused> {
     let parts = match command {
         Command::Shell(line) => std::slice::from_ref(line),
         Command::Argv(argv) => argv,
     };
     if parts.first().is_none_or(String::is_empty) && matches!(command, Command::Argv(_)) {
-        return Some(Refused { failure: Failure::NotFound, why: String::new() });
+        return Some(StartRefused { failure: GuestFailure::NotFound, why: String::new() });
     }
     let zero = parts.iter().any(|part| part.contains('\0'));
-    zero.then(|| Refused { failure: Failure::Io, why: "the command has a zero byte".into() })
+    zero.then(|| StartRefused { failure: GuestFailure::Io, why: "the command has a zero byte".into() })
 }
 
-impl Attempt<'_> {
+impl RunAttempt<'_> {
     pub(super) async fn command(
         &self,
-        home: &mut Home,
+        home: &mut ContextState,
         command: &Command,
         env: &Environment,
     ) -> Result<Ran, EngineError> {
@@ -56,8 +56,8 @@ impl Attempt<'_> {
         if let Some(refused) = unfit(command) {
             return self.not_started(refused, command, home);
         }
-        let mut whole = world.inner.maker()?.runtimes.command_env();
-        whole.extend(world.inner.maker()?.env_of(&place).await);
+        let mut whole = world.inner.provisioner()?.runtimes.command_env();
+        whole.extend(world.inner.provisioner()?.env_of(&place).await);
         whole.extend(env.0.clone());
         let cell = self.cell(place.clone());
         let request = ToGuest::Exec {
@@ -95,15 +95,20 @@ impl Attempt<'_> {
     }
 
     /// A program that cannot be started is a result, as it is in a shell.
-    fn not_started(&self, refused: Refused, command: &Command, home: &mut Home) -> Result<Ran, EngineError> {
+    fn not_started(
+        &self,
+        refused: StartRefused,
+        command: &Command,
+        home: &mut ContextState,
+    ) -> Result<Ran, EngineError> {
         let program = match command {
             Command::Shell(_) => SHELL,
             Command::Argv(argv) => argv.first().map_or("", String::as_str),
         };
         let (code, text) = match refused.failure {
-            Failure::NotFound => (NOT_FOUND, format!("{program}: command not found\n")),
-            Failure::Io => (NOT_EXECUTABLE, format!("{}\n", refused.why)),
-            Failure::Environment => return Err(EngineError::InvalidEnvironment(refused.why)),
+            GuestFailure::NotFound => (NOT_FOUND, format!("{program}: command not found\n")),
+            GuestFailure::Io => (NOT_EXECUTABLE, format!("{}\n", refused.why)),
+            GuestFailure::Environment => return Err(EngineError::InvalidEnvironment(refused.why)),
             _ => return Err(EngineError::Sandbox(refused.why)),
         };
         let stderr = Captured { total_bytes: text.len() as u64, text, ..Captured::default() };

@@ -3,24 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Ended, KernelId, KernelSpec, Language, Order, Root, RunStatus, ToGuest};
+use proto::{Ended, KernelId, KernelSpec, Language, ListOrder, Root, RunStatus, ToGuest};
 use tokio_util::sync::CancellationToken;
 
-use super::World;
-use super::list_files::{NEWEST, Wanted, list};
+use super::OpContext;
+use super::list_files::{ListRequest, NEWEST, list};
 use super::run_code::{SIGKILL, reported};
-use crate::cell::{Cell, Ending};
+use crate::cell::{CellEnding, CellRun};
 use crate::config::{DATA, KeptConfig};
 use crate::context::unix_now;
-use crate::conversation::Slot;
+use crate::conversation::ParkingSlot;
 use crate::keyed::Turn;
 use crate::links::conversation_key;
-use crate::live::{Failure, Place};
-use crate::maker::Shape;
 use crate::op::{
-    Call, ContextInfo, EngineError, Environment, Files, Happened, Network, Outcome, Ran, RunOnce, RunOutcome,
+    Call, ContextInfo, EngineError, Environment, FileListing, Network, NoticeKind, Outcome, Ran, RunOnce, RunOutcome,
 };
-use crate::way_out::Exit;
+use crate::provision::Shape;
+use crate::registry::{LiveSandbox, SandboxFailure};
+use crate::sandbox_egress::EgressSpec;
 
 /// Dialects count characters, which may have four bytes.
 const MAX_CONVERSATION: usize = 1024;
@@ -29,10 +29,10 @@ const MAX_CONVERSATION: usize = 1024;
 pub(super) struct Conversation {
     pub(super) key: String,
     pub(super) shape: Shape,
-    pub(super) turn: Turn<Slot>,
+    pub(super) turn: Turn<ParkingSlot>,
 }
 
-impl World {
+impl OpContext {
     pub(super) async fn run_once(&self, call: &Call, once: RunOnce) -> Result<Outcome, EngineError> {
         let RunOnce { conversation, language, code, env, network } = once;
         self.check_wishes(&env, network)?;
@@ -55,11 +55,11 @@ impl World {
         let spec = self.kernel_of(&entered.key, language)?;
         let making = self.inner.place_for_code(&mut entered.turn, &entered.shape, spec.clone());
         let (place, kernel) = making.await.map_err(no_place)?;
-        let fresh = Fresh { world: self, call, place: &place, kernel, info };
+        let fresh = OneShotRun { world: self, call, place: &place, kernel, info };
         let result = fresh.run(code, env).await;
         drop(permits);
         // Off the caller's path, but before the next call of this conversation, which waits for the turn.
-        let room = self.holdings.tenant.ending();
+        let room = self.tenancy.tenant.ending();
         let is_bounded = room.is_some();
         room.into_iter().for_each(|room| place.ends_in(room));
         let (inner, (tell, told)) = (self.inner.clone(), tokio::sync::oneshot::channel());
@@ -80,13 +80,13 @@ impl World {
     }
 
     /// A sandbox for one call has a way out if this call is to have one.
-    fn exit_for(&self, network: Network) -> Option<Exit> {
+    fn exit_for(&self, network: Network) -> Option<EgressSpec> {
         let given = match network {
             Network::On => true,
-            Network::Usual => !self.holdings.config().network_on_call,
+            Network::Usual => !self.tenancy.config().network_on_call,
             Network::Off => false,
         };
-        self.holdings.exit(None).filter(|_| given)
+        self.tenancy.exit(None).filter(|_| given)
     }
 
     /// Waits for the conversation's turn.
@@ -98,8 +98,8 @@ impl World {
         }
         let key = conversation_key(&self.inner.config.file_secret, &call.tenant, conversation);
         let conversations = &self.inner.conversations;
-        conversations.note(&key, &self.holdings, conversation)?;
-        let shape = Shape::with_data(&self.holdings, &key, kept);
+        conversations.note(&key, &self.tenancy, conversation)?;
+        let shape = Shape::with_data(&self.tenancy, &key, kept);
         let turn = match conversations.turns.try_turn(&key) {
             Some(turn) => turn,
             None => {
@@ -113,18 +113,18 @@ impl World {
     }
 
     fn kept(&self) -> Result<KeptConfig, EngineError> {
-        let config = self.holdings.config();
+        let config = self.tenancy.config();
         let none = || EngineError::CreateFailed(format!("`{}` has no conversations", config.realm.0));
         config.kept.ok_or_else(none)
     }
 
     /// How the interpreter of a conversation's call is started.
     fn kernel_of(&self, key: &str, language: Language) -> Result<KernelSpec, EngineError> {
-        let Some(mut spec) = self.inner.maker()?.runtimes.kernel(language, DATA) else {
+        let Some(mut spec) = self.inner.provisioner()?.runtimes.kernel(language, DATA) else {
             return Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()));
         };
         spec.merge_output = true;
-        let of_realm = &self.holdings.config().env;
+        let of_realm = &self.tenancy.config().env;
         spec.env.extend(of_realm.iter().map(|(name, value)| (name.clone(), value.replace("{key}", key))));
         Ok(spec)
     }
@@ -147,29 +147,29 @@ impl World {
     }
 }
 
-pub(super) fn no_place(failure: Failure) -> EngineError {
+pub(super) fn no_place(failure: SandboxFailure) -> EngineError {
     tracing::error!(why = failure.log, "no sandbox for a conversation");
     if failure.in_use { EngineError::InUse(failure.public) } else { EngineError::CreateFailed(failure.public) }
 }
 
 /// One run in a sandbox of its own.
-struct Fresh<'a> {
-    world: &'a World,
+struct OneShotRun<'a> {
+    world: &'a OpContext,
     call: &'a Call,
-    place: &'a Arc<Place>,
+    place: &'a Arc<LiveSandbox>,
     kernel: KernelId,
     info: ContextInfo,
 }
 
-impl Fresh<'_> {
+impl OneShotRun<'_> {
     async fn run(mut self, code: String, env: Environment) -> Result<Ran, EngineError> {
-        let (config, inner) = (self.world.holdings.config(), &self.world.inner);
+        let (config, inner) = (self.world.tenancy.config(), &self.world.inner);
         self.info.isolation = self.place.isolation().clone();
         self.place.belongs_to(&self.info.id);
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        let cell = Cell {
+        let cell = CellRun {
             inner,
             call: self.call,
             place: self.place.clone(),
@@ -190,7 +190,7 @@ impl Fresh<'_> {
         };
         let mut heard = match cell.run(&request).await {
             Ok(heard) => heard,
-            Err(refused) if refused.failure == proto::Failure::Environment => {
+            Err(refused) if refused.failure == proto::GuestFailure::Environment => {
                 return Err(EngineError::InvalidEnvironment(refused.why));
             }
             Err(refused) => return Err(EngineError::Sandbox(refused.why)),
@@ -198,12 +198,12 @@ impl Fresh<'_> {
         let end = match reported(&heard) {
             Some(status) => self.meaning(status, cell.timeout).await,
             None => match &heard.ending {
-                Ending::Lost(why) => RunOutcome::SandboxLost { why: why.clone() },
-                Ending::Unsendable(why) => {
+                CellEnding::Lost(why) => RunOutcome::SandboxLost { why: why.clone() },
+                CellEnding::Unsendable(why) => {
                     let why = format!("the code cannot be run in one call: {why}");
                     heard.error("CodeTooLong", why)
                 }
-                Ending::Reported(_) => RunOutcome::Ok,
+                CellEnding::Reported(_) => RunOutcome::Ok,
             },
         };
         let files = self.files().await;
@@ -231,24 +231,24 @@ impl Fresh<'_> {
         }
     }
 
-    async fn files(&self) -> Option<Files> {
-        let wanted = Wanted { root: Root::Data, path: "", max_entries: NEWEST, order: Order::Newest };
+    async fn files(&self) -> Option<FileListing> {
+        let wanted = ListRequest { root: Root::Data, path: "", max_entries: NEWEST, order: ListOrder::Newest };
         let listed = list(self.place, wanted, self.world.inner.config.max_file_bytes).await;
         let (entries, total) = listed.inspect_err(|error| tracing::debug!(%error, "no list of files")).ok()?;
-        Some(Files { entries, total, key: self.info.key.clone() })
+        Some(FileListing { entries, total, key: self.info.key.clone() })
     }
 }
 
-impl World {
+impl OpContext {
     /// What went wrong, for whoever listens.
     pub(super) fn tell(&self, id: &str, end: &RunOutcome) {
         let what = match end {
-            RunOutcome::TimedOut { .. } => Happened::TimedOut,
-            RunOutcome::OutOfMemory { .. } => Happened::OutOfMemory,
-            RunOutcome::Ended { .. } => Happened::Crashed,
-            RunOutcome::SandboxLost { .. } => Happened::Lost,
+            RunOutcome::TimedOut { .. } => NoticeKind::TimedOut,
+            RunOutcome::OutOfMemory { .. } => NoticeKind::OutOfMemory,
+            RunOutcome::Ended { .. } => NoticeKind::Crashed,
+            RunOutcome::SandboxLost { .. } => NoticeKind::Lost,
             _ => return,
         };
-        self.inner.notify(&self.holdings, id, what);
+        self.inner.notify(&self.tenancy, id, what);
     }
 }

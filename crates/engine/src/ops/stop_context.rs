@@ -1,14 +1,14 @@
 //! The end of a context: it vanishes at once, its running code ends by itself, then its sandbox goes, behind the answer.
 
-use super::{World, unless_cancelled};
-use crate::holdings::Removed;
-use crate::op::{Call, EngineError, Happened, Outcome, Which};
+use super::{OpContext, unless_cancelled};
+use crate::op::{Call, ContextSelector, EngineError, NoticeKind, Outcome};
+use crate::tenancy::Removed;
 
-impl World {
-    pub(super) async fn stop_context(&self, call: &Call, which: &Which) -> Result<Outcome, EngineError> {
-        let removed = self.holdings.remove(which, call.connection.as_deref())?;
+impl OpContext {
+    pub(super) async fn stop_context(&self, call: &Call, which: &ContextSelector) -> Result<Outcome, EngineError> {
+        let removed = self.tenancy.remove(which, call.connection.as_deref())?;
         let context_id = removed.context.id.clone();
-        self.inner.taken_out(&self.holdings, &removed, Happened::Stopped);
+        self.inner.taken_out(&self.tenancy, &removed, NoticeKind::Stopped);
         unless_cancelled(call, finish(removed), &self.inner).await?;
         Ok(Outcome::Stopped { context_id })
     }

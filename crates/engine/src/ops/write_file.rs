@@ -2,17 +2,17 @@
 
 use proto::{FromGuest, MAX_CHUNK, ToGuest};
 
-use super::site::Site;
-use super::{FILE_WAIT, World, check_path, file_error, unless_cancelled};
-use crate::guest::Answer;
-use crate::holdings::UPLOADS;
-use crate::op::{Call, EngineError, Holder, Outcome};
+use super::file_access::FileAccess;
+use super::{FILE_WAIT, OpContext, check_path, file_error, unless_cancelled};
+use crate::guest::GuestReply;
+use crate::op::{Call, EngineError, FileOwner, Outcome};
+use crate::tenancy::UPLOADS;
 
-impl World {
+impl OpContext {
     pub(super) async fn write_file(
         &self,
         call: &Call,
-        holder: Holder,
+        holder: FileOwner,
         path: String,
         content: Vec<u8>,
     ) -> Result<Outcome, EngineError> {
@@ -24,7 +24,7 @@ impl World {
         }
         // Cancelled or not, the content stays in memory until the guest has it.
         let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
-        let uploads = self.holdings.tenant.uploads.clone();
+        let uploads = self.tenancy.tenant.uploads.clone();
         let full = |_| EngineError::OverLimit { what: "bytes_uploaded_at_once", limit: UPLOADS.to_string() };
         let room = uploads.try_acquire_many_owned(size).map_err(full)?;
         let site = self.site(call, holder).await?;
@@ -38,8 +38,8 @@ impl World {
     }
 }
 
-async fn write(site: &Site, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
-    let lost = |lost: crate::guest::Lost| EngineError::Sandbox(lost.0);
+async fn write(site: &FileAccess, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
+    let lost = |lost: crate::guest::GuestLost| EngineError::Sandbox(lost.0);
     let place = &site.place;
     let request = ToGuest::WriteFile { root: site.root, path: path.into(), size: content.len() as u64 };
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
@@ -53,9 +53,9 @@ async fn write(site: &Site, path: &str, content: &[u8], limit: u64) -> Result<()
         pending.send_file(chunk).await.map_err(lost)?;
     };
     match answer.map_err(lost)? {
-        Answer::Message(FromGuest::Written { size }) if size == content.len() as u64 => Ok(()),
-        Answer::Message(other) => Err(file_error(path, limit, other, place)),
-        Answer::Data(..) => {
+        GuestReply::Message(FromGuest::Written { size }) if size == content.len() as u64 => Ok(()),
+        GuestReply::Message(other) => Err(file_error(path, limit, other, place)),
+        GuestReply::Data(..) => {
             Err(EngineError::Sandbox(place.guest.close("the guest sent data where an answer was due").0))
         }
     }

@@ -9,11 +9,11 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::demand::{Demand, Room, Wish, allot};
-use crate::holdings::Holdings;
-use crate::live::Place;
-use crate::maker::{FIRST_KERNEL, Shape};
+use crate::demand::{Demand, PoolBudget, Wish, allot};
 use crate::op::{Realm, Size, Tenant};
+use crate::provision::{FIRST_KERNEL, Shape};
+use crate::registry::LiveSandbox;
+use crate::tenancy::Tenancy;
 
 /// What was just taken is used at once: a refill leaves it the processor for so long, where enough are left.
 const LULL: Duration = Duration::from_millis(10);
@@ -21,7 +21,7 @@ const LULL: Duration = Duration::from_millis(10);
 const TICK: Duration = Duration::from_secs(5);
 
 /// Memory of a ready sandbox and the time to make one, until they are measured.
-fn guess(kind: Kind) -> (u64, Duration) {
+fn guess(kind: SandboxKind) -> (u64, Duration) {
     let (bytes, pace) = match kind.language {
         Language::Python => (16 << 20, Duration::from_millis(20)),
         Language::Javascript | Language::Typescript => (48 << 20, Duration::from_millis(150)),
@@ -30,9 +30,9 @@ fn guess(kind: Kind) -> (u64, Duration) {
 }
 
 /// A sandbox nobody has used. Dropped, it is destroyed.
-pub(crate) struct Session {
+pub(crate) struct ReadySandbox {
     pub(crate) id: String,
-    pub(super) place: Option<Arc<Place>>,
+    pub(super) place: Option<Arc<LiveSandbox>>,
     pub(super) born: Instant,
     /// Its interpreter runs the statement of the health check.
     pub(super) checking: bool,
@@ -42,9 +42,9 @@ pub(crate) struct Session {
     pub(super) _watch: AbortOnDropHandle<()>,
 }
 
-impl Session {
+impl ReadySandbox {
     pub(super) fn is_fit(&self) -> bool {
-        let lives = |place: &Arc<Place>| {
+        let lives = |place: &Arc<LiveSandbox>| {
             let guest = &place.guest;
             !guest.is_lost() && !guest.has_exited(FIRST_KERNEL) && !guest.browser_has_exited()
         };
@@ -52,12 +52,12 @@ impl Session {
     }
 
     /// From here on it is a context's, and its end too.
-    pub(crate) fn leave(mut self) -> Option<Arc<Place>> {
+    pub(crate) fn leave(mut self) -> Option<Arc<LiveSandbox>> {
         self.place.take()
     }
 }
 
-impl Drop for Session {
+impl Drop for ReadySandbox {
     fn drop(&mut self) {
         if let Some(place) = self.place.take() {
             place.dismiss("its session is over");
@@ -67,15 +67,15 @@ impl Drop for Session {
 
 /// What tells shelves apart. All else of a sandbox's shape follows from tenant and realm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct ShelfKey {
     pub(super) tenant: Tenant,
     pub(super) realm: Realm,
-    pub(super) kind: Kind,
+    pub(super) kind: SandboxKind,
 }
 
 /// What of a sandbox a context may choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Kind {
+pub(crate) struct SandboxKind {
     pub(crate) size: Option<Size>,
     /// Of its interpreter.
     pub(crate) language: Language,
@@ -83,18 +83,18 @@ pub(crate) struct Kind {
     pub(crate) browser: bool,
 }
 
-impl Key {
-    pub(super) fn of(holdings: &Holdings, kind: Kind) -> Self {
-        let (tenant, config) = (holdings.tenant.tenant.clone(), holdings.config());
-        Self { tenant, realm: config.realm, kind: Kind { size: kind.size.or(config.default_size), ..kind } }
+impl ShelfKey {
+    pub(super) fn of(tenancy: &Tenancy, kind: SandboxKind) -> Self {
+        let (tenant, config) = (tenancy.tenant.tenant.clone(), tenancy.config());
+        Self { tenant, realm: config.realm, kind: SandboxKind { size: kind.size.or(config.default_size), ..kind } }
     }
 }
 
 pub(super) struct Shelf {
     /// Also keeps the tenant, whose groups these sandboxes are in, from being forgotten.
-    pub(super) holdings: Arc<Holdings>,
+    pub(super) tenancy: Arc<Tenancy>,
     pub(super) shape: Shape,
-    pub(super) kind: Kind,
+    pub(super) kind: SandboxKind,
     /// Ordered by the operator.
     pub(super) least: usize,
     /// Wished for without demand.
@@ -102,13 +102,13 @@ pub(super) struct Shelf {
     /// However great the demand.
     pub(super) most: usize,
     /// The oldest first.
-    pub(super) ready: VecDeque<Session>,
+    pub(super) ready: VecDeque<ReadySandbox>,
     /// Refills that were begun, also those that still wait for their moment.
     pub(super) refills: usize,
     /// Of these, sandboxes being made.
     pub(super) building: usize,
     /// Who takes what is being made; never more than that.
-    pub(super) waiting: VecDeque<oneshot::Sender<Session>>,
+    pub(super) waiting: VecDeque<oneshot::Sender<ReadySandbox>>,
     pub(super) demand: Demand,
     pub(super) last_taken: Instant,
     /// Of one refill.
@@ -120,15 +120,15 @@ pub(super) struct Shelf {
 }
 
 impl Shelf {
-    pub(super) fn new(holdings: &Arc<Holdings>, kind: Kind) -> Self {
+    pub(super) fn new(tenancy: &Arc<Tenancy>, kind: SandboxKind) -> Self {
         let (now, (bytes, pace)) = (Instant::now(), guess(kind));
         Self {
-            shape: Shape::of(holdings, kind.size),
-            holdings: holdings.clone(),
+            shape: Shape::of(tenancy, kind.size),
+            tenancy: tenancy.clone(),
             kind,
             least: 0,
             usual: 0,
-            most: if kind.browser { holdings.config().browsers_ready } else { usize::MAX },
+            most: if kind.browser { tenancy.config().browsers_ready } else { usize::MAX },
             ready: VecDeque::new(),
             refills: 0,
             building: 0,
@@ -144,7 +144,7 @@ impl Shelf {
 
     /// How long a session is used: it is replaced a little before its time is over.
     fn lifetime(&self) -> Duration {
-        let ttl = self.holdings.config().session_ttl;
+        let ttl = self.tenancy.config().session_ttl;
         ttl - (ttl / 10).min(Duration::from_secs(60))
     }
 
@@ -162,18 +162,18 @@ impl Shelf {
         self.ready.iter().filter(|session| now.duration_since(session.born) < lifetime).count()
     }
 
-    pub(super) fn take_ready(&mut self) -> Option<Session> {
+    pub(super) fn take_ready(&mut self) -> Option<ReadySandbox> {
         let at = self.ready.iter().position(|session| !session.checking && session.is_fit())?;
         self.ready.remove(at)
     }
 
-    fn take_where(&mut self, unwanted: impl Fn(&Session) -> bool) -> Option<Session> {
+    fn take_where(&mut self, unwanted: impl Fn(&ReadySandbox) -> bool) -> Option<ReadySandbox> {
         let at = self.ready.iter().position(|session| !session.checking && unwanted(session))?;
         self.ready.remove(at)
     }
 
     /// To who waits for it, else to the others.
-    pub(super) fn put(&mut self, mut session: Session) {
+    pub(super) fn put(&mut self, mut session: ReadySandbox) {
         while let Some(waiting) = self.waiting.pop_front() {
             match waiting.send(session) {
                 Ok(()) => return,
@@ -199,21 +199,21 @@ impl Shelf {
 
 #[derive(Default)]
 pub(super) struct Shelves {
-    pub(super) all: HashMap<Key, Shelf>,
+    pub(super) all: HashMap<ShelfKey, Shelf>,
     pub(super) refills: usize,
 }
 
 /// What is to be done now, and when to look again.
 #[derive(Default)]
-pub(super) struct Orders {
-    pub(super) unwanted: Vec<Session>,
-    pub(super) refills: Vec<Key>,
+pub(super) struct StockPlan {
+    pub(super) unwanted: Vec<ReadySandbox>,
+    pub(super) refills: Vec<ShelfKey>,
     pub(super) wake: Option<Instant>,
 }
 
 impl Shelves {
-    pub(super) fn plan(&mut self, now: Instant, room: Room, at_once: usize) -> Orders {
-        let mut orders = Orders::default();
+    pub(super) fn plan(&mut self, now: Instant, room: PoolBudget, at_once: usize) -> StockPlan {
+        let mut orders = StockPlan::default();
         for shelf in self.all.values_mut() {
             while let Some(unfit) = shelf.take_where(|session| !session.is_fit()) {
                 tracing::info!(session = unfit.id, "a session is gone");
@@ -244,8 +244,8 @@ impl Shelves {
     }
 
     /// How many each shelf should have; the most recently used first.
-    pub(super) fn targets(&self, now: Instant, room: Room) -> Vec<(Key, usize)> {
-        let mut shelves: Vec<(&Key, &Shelf)> = self.all.iter().collect();
+    pub(super) fn targets(&self, now: Instant, room: PoolBudget) -> Vec<(ShelfKey, usize)> {
+        let mut shelves: Vec<(&ShelfKey, &Shelf)> = self.all.iter().collect();
         shelves.sort_by_key(|(_, shelf)| (shelf.least == 0, std::cmp::Reverse(shelf.last_taken)));
         let wishes: Vec<Wish> = shelves.iter().map(|(_, shelf)| shelf.wish(now)).collect();
         let given = allot(&wishes, room);
@@ -253,8 +253,8 @@ impl Shelves {
     }
 
     /// The shelf that has the least of what it should have.
-    fn neediest(&self, targets: &[(Key, usize)], now: Instant) -> Option<Key> {
-        let needs = |(key, target): &(Key, usize)| {
+    fn neediest(&self, targets: &[(ShelfKey, usize)], now: Instant) -> Option<ShelfKey> {
+        let needs = |(key, target): &(ShelfKey, usize)| {
             let shelf = self.all.get(key)?;
             let has = shelf.young(now) + shelf.refills;
             (has < *target && shelf.retry <= now).then(|| (has * 1000 / target, key.clone()))
@@ -263,7 +263,7 @@ impl Shelves {
     }
 
     /// When a moment has passed since the last was taken; none if too few are left to wait for that.
-    pub(super) fn lull(&self, key: &Key, room: Room) -> Option<Instant> {
+    pub(super) fn lull(&self, key: &ShelfKey, room: PoolBudget) -> Option<Instant> {
         let (shelf, now) = (self.all.get(key)?, Instant::now());
         let target = self.targets(now, room).into_iter().find(|(of, _)| of == key)?.1;
         let lull = shelf.last_taken + LULL;
@@ -271,7 +271,7 @@ impl Shelves {
     }
 }
 
-impl Orders {
+impl StockPlan {
     fn look_again(&mut self, shelf: &Shelf, now: Instant) {
         let lifetime = shelf.lifetime();
         let expiries = shelf.ready.iter().map(|session| session.born + lifetime);

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::op::browser::{Browse as Ask, BrowseFailure, BrowseResult, SnapshotAsk};
-use engine::op::{Browse, Browsed, Happened, Network, NewContext, Realm, RunCode, RunOutcome, Target, Which};
+use engine::op::browser::{BrowseFailure, BrowseResult, BrowserAction as Ask, SnapshotAsk};
+use engine::op::{
+    Browse, Browsed, ContextSelector, Network, NewContext, NoticeKind, Realm, RunCode, RunOutcome, Target,
+};
 use engine::{BrowserCommand, Browsers, Call, Engine, EngineConfig, EngineError, Op, Outcome, Runtimes};
 use proto::{FromGuest, Language, ToGuest};
 use testkit::fake::FakeBackend;
@@ -40,7 +42,7 @@ fn caller() -> Call {
 
 fn make(name: &str) -> Target {
     let make = Some(NewContext::named(name, Language::Python));
-    Target { which: Which::Named(name.into()), make }
+    Target { which: ContextSelector::Named(name.into()), make }
 }
 
 fn ask(context: &str, ask: Ask) -> Op {
@@ -145,7 +147,7 @@ async fn a_browser_that_dies_is_told_and_started_again() {
     assert!(!failure(&crashed).1.contains(message), "those were the one before and the code: {crashed:?}");
     let told: Vec<_> = std::iter::from_fn(|| notices.try_recv().ok()).map(|n| (n.what, n.detail.unwrap())).collect();
     assert_eq!(told.len(), 4, "{told:?}");
-    assert!(told.iter().all(|(what, _)| *what == Happened::BrowserDied), "{told:?}");
+    assert!(told.iter().all(|(what, _)| *what == NoticeKind::BrowserDied), "{told:?}");
     assert_eq!(engine.counts().browsers, Browsers { running: 0, started: 4, died: 4 });
     assert_eq!(backend.living(), 3, "the sandbox stayed");
 }
@@ -268,7 +270,7 @@ async fn where_there_is_no_browser_what_to_do_is_said() {
     let next = go(&engine, "c", "http://page/").await;
     assert_eq!((next.result.is_ok(), next.created, next.notice), (true, true, None), "nothing was lost");
     backend.fail_next_browsers(1);
-    let target = Target { which: Which::New, ..make("") };
+    let target = Target { which: ContextSelector::New, ..make("") };
     let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), timeout: Duration::from_secs(1) };
     engine.execute(&caller(), Op::Browse(op)).await.unwrap_err();
     assert_eq!(engine.counts().contexts[&Realm::SANDPOOL], 1, "what was made for it alone is gone");
@@ -301,7 +303,7 @@ async fn a_stop_waits_for_the_browser_and_those_behind_give_up() {
     go(&engine, "c", "http://page/").await;
     let first = spawn_op(&engine, &caller(), open("c", "fake:sleep 3000"));
     opened(&backend, "fake:sleep 3000").await;
-    let target = Target::existing(Which::Named("c".into()));
+    let target = Target::existing(ContextSelector::Named("c".into()));
     let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), timeout: Duration::from_secs(1) };
     let second = spawn_op(&engine, &caller(), Op::Browse(op));
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -351,7 +353,7 @@ async fn a_page_that_is_not_let_out_says_so_also_while_a_run_has_closed_the_way(
     running.cancel.cancel();
     ran(run.await.unwrap());
     assert!(go(&engine, "c", &page).await.result.is_ok());
-    let told = std::iter::from_fn(|| notices.try_recv().ok()).filter(|notice| notice.what == Happened::Denied);
+    let told = std::iter::from_fn(|| notices.try_recv().ok()).filter(|notice| notice.what == NoticeKind::Denied);
     assert_eq!(told.map(|notice| notice.id).collect::<Vec<_>>(), vec![denied.context.id; 2]);
 }
 
@@ -379,7 +381,7 @@ async fn where_contexts_are_made_for_their_browser_one_waits_from_the_start() {
     backend.fail_next_browsers(1000);
     let new = NewContext { browser: true, ..NewContext::named("", Language::Python) };
     let id = created(engine.execute(&caller, Op::CreateContext(new.clone())).await).id;
-    let target = Target::existing(Which::Id(id.clone()));
+    let target = Target::existing(ContextSelector::Id(id.clone()));
     let op = |target| Browse {
         target,
         ask: Ask::Open { url: "http://page/".into() },

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Command, NewContext, Realm, RunCommand, RunOutcome, Target, Which};
+use engine::op::{Command, ContextSelector, NewContext, Realm, RunCommand, RunOutcome, Target};
 use engine::{EngineError, Op};
 use proto::{Ended, Language};
 use testkit::fake::FakeBackend;
@@ -82,7 +82,7 @@ async fn a_context_made_for_a_command_starts_no_interpreter_until_code_comes() {
     let caller = call_in(Realm::MICROSANDBOX);
     let before = backend.kernels().len();
     let make = Some(NewContext::named("", Language::Javascript));
-    let target = Target { which: Which::Id("s".into()), make };
+    let target = Target { which: ContextSelector::Id("s".into()), make };
     let made = ran(engine.execute(&caller, Op::RunCommand(shell(target.clone(), "print 1"))).await);
     assert_eq!((made.created, made.context.language, backend.kernels().len()), (true, Language::Javascript, before));
     let other = RunCommand { language: Some(Language::Python), ..shell(target.clone(), "print 1") };
@@ -99,7 +99,7 @@ async fn a_command_may_take_longer_than_a_cell() {
     let engine = engine(&backend).await;
     let caller = call_in(Realm::MICROSANDBOX);
     let make = Some(NewContext::named("", Language::Python));
-    let target = Target { which: Which::Id("s".into()), make };
+    let target = Target { which: ContextSelector::Id("s".into()), make };
     let op = RunCommand { timeout: Some(Duration::from_secs(1000)), ..shell(target.clone(), "sleep 900000") };
     assert_eq!(ran(engine.execute(&caller, Op::RunCommand(op)).await).end, RunOutcome::Ok);
     let cell = engine::op::RunCode {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Environment, Files, Holder, Ran, Realm, RunOnce, RunOutcome};
+use engine::op::{Environment, FileListing, FileOwner, Ran, Realm, RunOnce, RunOutcome};
 use engine::{Call, Engine, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -27,7 +27,7 @@ async fn run_once(engine: &Engine, conversation: &str, code: &str) -> Ran {
     ran(engine.execute(&caller(), once(conversation, code)).await)
 }
 
-fn paths(files: &Option<Files>) -> Vec<&str> {
+fn paths(files: &Option<FileListing>) -> Vec<&str> {
     files.as_ref().unwrap().entries.iter().map(|entry| entry.path.as_str()).collect()
 }
 
@@ -107,7 +107,7 @@ async fn ends_are_honest_and_the_next_call_works() {
 async fn a_burst_of_file_operations_uses_one_sandbox_which_then_serves_code_or_goes() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let place = Holder::Conversation("c".into());
+    let place = FileOwner::Conversation("c".into());
     for n in 0..5 {
         let write = Op::WriteFile { place: place.clone(), path: format!("f{n}"), content: vec![n] };
         assert!(matches!(engine.execute(&caller(), write).await, Ok(Outcome::Written { size: 1, .. })));
@@ -190,7 +190,7 @@ async fn files_nobody_used_for_long_are_deleted_at_the_start_and_later() {
     assert_eq!(left.len(), 1);
     assert!(!left.contains(&key));
     let told: Vec<_> = std::iter::from_fn(|| notices.try_recv().ok()).map(|n| (n.id, n.what)).collect();
-    assert_eq!(told, [("c".to_owned(), engine::op::Happened::Expired)]);
+    assert_eq!(told, [("c".to_owned(), engine::op::NoticeKind::Expired)]);
     assert_eq!(paths(&run_once(&engine, "c", "print").await.files), Vec::<&str>::new());
 }
 

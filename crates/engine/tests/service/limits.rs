@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Happened, NewContext, Notice, Quota, Realm, RunCode, RunOutcome, Size, Target, Which};
+use engine::op::{ContextSelector, NewContext, Notice, NoticeKind, Quota, Realm, RunCode, RunOutcome, Size, Target};
 use engine::{Call, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -11,7 +11,7 @@ use crate::support::*;
 
 fn session(id: &str, code: &str) -> Op {
     let make = Some(NewContext::named("", Language::Python));
-    Op::RunCode(RunCode::new(Target { which: Which::Id(id.into()), make }, code))
+    Op::RunCode(RunCode::new(Target { which: ContextSelector::Id(id.into()), make }, code))
 }
 
 async fn ids(engine: &engine::Engine, call: &Call) -> Vec<String> {
@@ -37,9 +37,9 @@ async fn at_the_limit_the_idle_one_not_used_for_the_longest_time_makes_room() {
     let fourth = ran(engine.execute(&caller, session("d", "print 1")).await);
     assert!(fourth.created);
     assert_eq!(ids(&engine, &caller).await, ["d", "b", "a"], "`b` is busy, `a` was used after `c`");
-    let told: Vec<(String, Happened)> =
+    let told: Vec<(String, NoticeKind)> =
         std::iter::from_fn(|| notices.try_recv().ok()).map(|n| (n.id, n.what)).collect();
-    assert!(told.contains(&("c".into(), Happened::Evicted)), "{told:?}");
+    assert!(told.contains(&("c".into(), NoticeKind::Evicted)), "{told:?}");
     assert_eq!(ran(busy.await.unwrap()).end, RunOutcome::Ok);
     assert!(!ran(engine.execute(&caller, session("b", "get x")).await).created);
     assert!(ran(engine.execute(&caller, session("c", "print 1")).await).created, "its state is gone, and it says so");
@@ -99,7 +99,7 @@ async fn the_memory_of_all_sessions_together_is_limited() {
     ran(engine.execute(&stranger, session("b", "print")).await);
     let over = engine.execute(&stranger, session("c", "print")).await;
     assert_eq!(over, Err(EngineError::OverLimit { what: "max_total_memory_mb", limit: "2048".into() }));
-    engine.execute(&stranger, Op::StopContext { which: Which::Id("b".into()) }).await.unwrap();
+    engine.execute(&stranger, Op::StopContext { which: ContextSelector::Id("b".into()) }).await.unwrap();
     ran(engine.execute(&stranger, session("c", "print")).await);
 }
 
@@ -186,10 +186,11 @@ async fn what_happens_to_contexts_is_told() {
     let told: Vec<Notice> = std::iter::from_fn(|| notices.try_recv().ok()).collect();
     assert!(told.iter().all(|notice| notice.realm == Realm::AGENTRUN && notice.tenant == Tenant::local()));
     let of = |wanted: &str| told.iter().filter(|n| n.id == wanted).map(|n| n.what).collect::<Vec<_>>();
-    let expected = [Happened::Created, Happened::TimedOut, Happened::Crashed, Happened::Lost, Happened::Expired];
+    let expected =
+        [NoticeKind::Created, NoticeKind::TimedOut, NoticeKind::Crashed, NoticeKind::Lost, NoticeKind::Expired];
     assert_eq!(
         (of(&id).as_slice(), of(&second).as_slice()),
-        (&expected[..], &[Happened::Created, Happened::Stopped][..])
+        (&expected[..], &[NoticeKind::Created, NoticeKind::Stopped][..])
     );
 }
 

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use engine::op::{Captured, Environment, Holder, Realm, RunOnce};
+use engine::op::{Captured, Environment, FileOwner, Realm, RunOnce};
 use engine::{Engine, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
 
 use crate::support::*;
 
-async fn put(engine: &Engine, place: Holder, realm: Realm, path: &str, content: &[u8]) -> String {
+async fn put(engine: &Engine, place: FileOwner, realm: Realm, path: &str, content: &[u8]) -> String {
     let op = Op::WriteFile { place, path: path.into(), content: content.to_vec() };
     match engine.execute(&call_in(realm), op).await {
         Ok(Outcome::Written { key, .. }) => key,
@@ -120,7 +120,7 @@ async fn links_of_conversations_work_without_a_sandbox_and_after_a_restart() {
     let read = Op::ReadLink { key: key.clone(), path: "f".into(), max_bytes: 100 };
     let unknown = second.execute(&call_in(Realm::CONVERSATION), read.clone()).await;
     assert_eq!(unknown, missing("f"), "whose it is shows when it is used again");
-    let list = Op::ListFiles { place: Holder::Conversation("c".into()), path: String::new() };
+    let list = Op::ListFiles { place: FileOwner::Conversation("c".into()), path: String::new() };
     second.execute(&call_in(Realm::CONVERSATION), list).await.unwrap();
     assert!(second.execute(&call_in(Realm::CONVERSATION), read).await.is_ok());
 }
@@ -131,7 +131,7 @@ async fn links_into_many_conversations_at_once_make_a_bounded_number_of_sandboxe
     let engine = engine(&backend).await;
     let mut keys = Vec::new();
     for n in 0..40 {
-        let place = Holder::Conversation(format!("c{n}"));
+        let place = FileOwner::Conversation(format!("c{n}"));
         keys.push(put(&engine, place, Realm::CONVERSATION, "f", b"x").await);
     }
     assert!(backend.living() <= 3 + 16, "{}", backend.living());

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use egress::{Egress, EgressConfig, Policy, Secret, Table, Value};
 use engine::op::{
-    Environment, Happened, Network, NewContext, Notice, Quota, Ran, Realm, RunCode, RunOnce, Size, Target, Which,
+    ContextSelector, Environment, Network, NewContext, Notice, NoticeKind, Quota, Ran, Realm, RunCode, RunOnce, Size,
+    Target,
 };
 use engine::{Call, Engine, EngineConfig, EngineError, Op, Outcome, Tenant};
 use proto::Language;
@@ -61,7 +62,7 @@ fn fetch(name: &str, at: SocketAddr) -> String {
 
 fn denials(notices: &mut tokio::sync::broadcast::Receiver<Notice>) -> Vec<Notice> {
     let all = std::iter::from_fn(|| notices.try_recv().ok());
-    all.filter(|notice| notice.what == Happened::Denied).collect()
+    all.filter(|notice| notice.what == NoticeKind::Denied).collect()
 }
 
 async fn run_with(engine: &Engine, context: &str, code: &str, network: Network) -> Ran {
@@ -242,7 +243,7 @@ async fn a_tenant_and_a_size_can_only_narrow_what_the_tool_set_gives() {
     let reached = async |tenant: &Tenant, realm: Realm, size: Option<Size>| {
         let caller = Call { realm, ..call_of(tenant) };
         let new = NewContext { size, ..NewContext::named("", Language::Python) };
-        let target = Target { which: Which::New, make: Some(new) };
+        let target = Target { which: ContextSelector::New, make: Some(new) };
         let code: Vec<String> = ["pages.test", "other.test", "evil.test"].iter().map(|name| fetch(name, at)).collect();
         let ran = ran(engine.execute(&caller, Op::RunCode(RunCode::new(target, code.join("\n")))).await);
         ran.stdout.text.split_whitespace().map(|status| status == "200").collect::<Vec<bool>>()
@@ -274,7 +275,7 @@ async fn w28_a_sandbox_has_nothing_of_another_tenants_secrets() {
     for tenant in &tenants {
         let caller = Call { realm: Realm::SANDPOOL, ..call_of(tenant) };
         let other = if tenant.0 == "blue" { "RED_KEY" } else { "BLUE_KEY" };
-        let target = Target { which: Which::New, make: Some(NewContext::named("", Language::Python)) };
+        let target = Target { which: ContextSelector::New, make: Some(NewContext::named("", Language::Python)) };
         let own = format!("{}_KEY", tenant.0.to_uppercase());
         let context = ran(engine.execute(&caller, Op::RunCode(RunCode::new(target, "print"))).await).context;
         let kernel = backend.kernels().into_iter().rfind(|kernel| kernel.env.contains_key(&own));

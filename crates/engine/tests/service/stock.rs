@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{NewContext, Realm, RunCode, RunOutcome, Size, Target, Which};
+use engine::op::{ContextSelector, NewContext, Realm, RunCode, RunOutcome, Size, Target};
 use engine::{Call, Engine, EngineConfig, EngineError, Op, Outcome, Ready, Tenant};
 use proptest::prelude::*;
 use proto::Language::{self, Javascript, Python, Typescript};
@@ -49,7 +49,7 @@ async fn burst(engine: &Engine, caller: &Call, language: Language, count: usize)
 
 async fn stop(engine: &Engine, caller: &Call, ids: Vec<String>) {
     for id in ids {
-        engine.execute(caller, Op::StopContext { which: Which::Id(id) }).await.unwrap();
+        engine.execute(caller, Op::StopContext { which: ContextSelector::Id(id) }).await.unwrap();
     }
 }
 
@@ -260,7 +260,7 @@ async fn nothing_that_was_used_is_used_again() {
         let caller = of(["blue", "green"][n % 2], Realm::SANDPOOL);
         let language = [Python, Javascript, Typescript][n % 3];
         let id = created(engine.execute(&caller, new(language)).await).id;
-        let look = |code: &str| Op::RunCode(RunCode::new(Target::existing(Which::Id(id.clone())), code));
+        let look = |code: &str| Op::RunCode(RunCode::new(Target::existing(ContextSelector::Id(id.clone())), code));
         for absent in ["get mark", "read mark"] {
             assert_eq!(ran(engine.execute(&caller, look(absent)).await).end, RunOutcome::Error, "{n}: {absent}");
         }

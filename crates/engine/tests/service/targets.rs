@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use engine::op::{NewContext, Ran, Realm, RunCode, RunOutcome, Size, Target, Which};
+use engine::op::{ContextSelector, NewContext, Ran, Realm, RunCode, RunOutcome, Size, Target};
 use engine::{Call, Engine, EngineError, Op, Outcome};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -14,15 +14,15 @@ fn session() -> Call {
     call_in(Realm::MICROSANDBOX)
 }
 
-fn on_demand(which: Which) -> Target {
+fn on_demand(which: ContextSelector) -> Target {
     Target { which, make: Some(NewContext::named("", Language::Python)) }
 }
 
-fn run_in(which: Which, code: &str) -> Op {
+fn run_in(which: ContextSelector, code: &str) -> Op {
     Op::RunCode(RunCode::new(on_demand(which), code))
 }
 
-async fn run_session(engine: &Engine, which: Which, code: &str) -> Ran {
+async fn run_session(engine: &Engine, which: ContextSelector, code: &str) -> Ran {
     ran(engine.execute(&session(), run_in(which, code)).await)
 }
 
@@ -30,14 +30,17 @@ async fn run_session(engine: &Engine, which: Which, code: &str) -> Ran {
 async fn a_context_made_on_demand_has_the_chosen_id_and_says_that_it_is_new() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let first = run_session(&engine, Which::Id("mine".into()), "set x 1").await;
+    let first = run_session(&engine, ContextSelector::Id("mine".into()), "set x 1").await;
     assert_eq!((first.context.id.as_str(), first.created, first.context.busy), ("mine", true, false));
-    let second = run_session(&engine, Which::Id("mine".into()), "get x").await;
+    let second = run_session(&engine, ContextSelector::Id("mine".into()), "get x").await;
     assert_eq!((text(&second.stdout), second.created), ("1\n", false));
-    let (a, b) = (run_session(&engine, Which::New, "print").await, run_session(&engine, Which::New, "print").await);
+    let (a, b) = (
+        run_session(&engine, ContextSelector::New, "print").await,
+        run_session(&engine, ContextSelector::New, "print").await,
+    );
     assert!(a.created && b.created && a.context.id != b.context.id);
     assert!(a.context.id.starts_with("session-"), "{}", a.context.id);
-    let missing = Op::RunCode(RunCode::new(Target::existing(Which::Id("other".into())), "print"));
+    let missing = Op::RunCode(RunCode::new(Target::existing(ContextSelector::Id("other".into())), "print"));
     assert_eq!(engine.execute(&session(), missing).await, Err(EngineError::ContextNotFound("other".into())));
 }
 
@@ -48,8 +51,10 @@ async fn however_many_ask_for_it_at_once_it_is_made_once_and_they_run_in_their_o
         let engine = engine(&backend).await;
         let caller = session();
         let codes: Vec<String> = (0..20).map(|n| format!("print {n}")).collect();
-        let mut running: Vec<_> =
-            codes.iter().map(|code| Box::pin(engine.execute(&caller, run_in(Which::Id("one".into()), code)))).collect();
+        let mut running: Vec<_> = codes
+            .iter()
+            .map(|code| Box::pin(engine.execute(&caller, run_in(ContextSelector::Id("one".into()), code))))
+            .collect();
         let mut created = 0;
         std::future::poll_fn(|cx| {
             running.retain_mut(|run| match run.as_mut().poll(cx) {
@@ -76,8 +81,8 @@ async fn when_it_cannot_be_made_the_next_who_waits_tries_again() {
     backend.fail_next_creates(1);
     let caller = session();
     let (first, second) = tokio::join!(
-        engine.execute(&caller, run_in(Which::Id("one".into()), "print 1")),
-        engine.execute(&caller, run_in(Which::Id("one".into()), "print 2")),
+        engine.execute(&caller, run_in(ContextSelector::Id("one".into()), "print 1")),
+        engine.execute(&caller, run_in(ContextSelector::Id("one".into()), "print 2")),
     );
     assert!(matches!(first, Err(EngineError::CreateFailed(_))), "{first:?}");
     assert_eq!(text(&ran(second).stdout), "2\n");
@@ -89,11 +94,14 @@ async fn what_a_failed_call_made_is_told_as_new_by_the_next_and_only_once() {
     let backend = FakeBackend::new();
     let config = with_realm(Realm::MICROSANDBOX, |realm| realm.runs_at_once = 1);
     let engine = engine_with(&backend, config).await;
-    let mine = |code: &str| run_in(Which::Id("mine".into()), code);
-    let busy = spawn_op(&engine, &session(), run_in(Which::Id("other".into()), "sleep 90000"));
+    let mine = |code: &str| run_in(ContextSelector::Id("mine".into()), code);
+    let busy = spawn_op(&engine, &session(), run_in(ContextSelector::Id("other".into()), "sleep 90000"));
     begun(&backend, "sleep 90000").await;
     assert!(matches!(engine.execute(&session(), mine("print 1")).await, Err(EngineError::Busy(_))));
-    assert!(matches!(engine.execute(&session(), run_in(Which::New, "print")).await, Err(EngineError::Busy(_))));
+    assert!(matches!(
+        engine.execute(&session(), run_in(ContextSelector::New, "print")).await,
+        Err(EngineError::Busy(_))
+    ));
     let Ok(Outcome::Contexts(all)) = engine.execute(&session(), Op::ListContexts).await else { panic!() };
     let ids: Vec<&str> = all.iter().map(|context| context.id.as_str()).collect();
     assert_eq!(ids, ["mine", "other"], "one whose id nobody learned is not left");
@@ -116,7 +124,7 @@ async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
     let engine = engine(&backend).await;
     let of = |connection: &str| Call { connection: Some(connection.into()), ..call_in(Realm::WORKBENCH) };
     let nobody = call_in(Realm::WORKBENCH);
-    let current = |code: &str| Op::RunCode(RunCode::new(Target::existing(Which::Current), code));
+    let current = |code: &str| Op::RunCode(RunCode::new(Target::existing(ContextSelector::Current), code));
     let make = Op::CreateContext(NewContext::named("", Language::Python));
     assert_eq!(engine.execute(&of("a"), current("print")).await, Err(EngineError::NoCurrent { ids: vec![] }));
     let a = created(engine.execute(&of("a"), make.clone()).await).id;
@@ -127,11 +135,11 @@ async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
     assert_eq!(ran(engine.execute(&of("b"), current("print")).await).context.id, b);
     let several = engine.execute(&nobody, current("print")).await;
     assert_eq!(several, Err(EngineError::NoCurrent { ids: vec![b.clone(), a.clone()] }));
-    let stopped = engine.execute(&of("b"), Op::StopContext { which: Which::Current }).await;
+    let stopped = engine.execute(&of("b"), Op::StopContext { which: ContextSelector::Current }).await;
     assert_eq!(stopped, Ok(Outcome::Stopped { context_id: b }));
     let none = engine.execute(&of("b"), current("print")).await;
     assert_eq!(none, Err(EngineError::NoCurrent { ids: vec![] }), "another connection's is not touched");
-    let none = engine.execute(&of("b"), Op::StopContext { which: Which::Current }).await;
+    let none = engine.execute(&of("b"), Op::StopContext { which: ContextSelector::Current }).await;
     assert_eq!(none, Err(EngineError::NoCurrent { ids: vec![] }));
 }
 
@@ -161,7 +169,7 @@ async fn one_with_the_same_id_replaces_it_too_and_of_many_at_once_one_is_left() 
         Op::CreateContext(NewContext { id, replace: true, ..NewContext::named("", Language::Python) })
     };
     created(engine.execute(&caller, make(Some("x"))).await);
-    let run = |code: &str| run_in(Which::Current, code);
+    let run = |code: &str| run_in(ContextSelector::Current, code);
     assert_eq!(ran(engine.execute(&caller, run("set v 1")).await).end, RunOutcome::Ok);
     let Ok(Outcome::Replaced { context, old }) = engine.execute(&caller, make(Some("x"))).await else { panic!() };
     assert_eq!((context.id.as_str(), old.as_str()), ("x", "x"));
@@ -187,7 +195,7 @@ async fn a_background_run_does_not_hold_up_the_one_that_replaces_its_context() {
     let caller = Call { connection: Some("a".into()), ..call_in(Realm::WORKBENCH) };
     let make = Op::CreateContext(NewContext { replace: true, ..NewContext::named("", Language::Python) });
     created(engine.execute(&caller, make.clone()).await);
-    let run = RunCode { background: true, ..RunCode::new(Target::existing(Which::Current), "hang") };
+    let run = RunCode { background: true, ..RunCode::new(Target::existing(ContextSelector::Current), "hang") };
     let Ok(Outcome::Started(_)) = engine.execute(&caller, Op::RunCode(run)).await else { panic!() };
     begun(&backend, "hang").await;
     let replaced = tokio::time::timeout(Duration::from_secs(60), engine.execute(&caller, make)).await;
@@ -235,7 +243,7 @@ async fn an_id_is_taken_once_and_ids_are_their_own_in_each_realm() {
     assert_ne!(first.key, elsewhere.key);
     let keys: BTreeSet<String> = [first.key, elsewhere.key].into();
     assert!(keys.iter().all(|key| key.len() == 64));
-    engine.execute(&session(), Op::StopContext { which: Which::Id("x".into()) }).await.unwrap();
-    let theirs = Op::RunCode(RunCode::new(Target::existing(Which::Id("x".into())), "print 1"));
+    engine.execute(&session(), Op::StopContext { which: ContextSelector::Id("x".into()) }).await.unwrap();
+    let theirs = Op::RunCode(RunCode::new(Target::existing(ContextSelector::Id("x".into())), "print 1"));
     assert_eq!(ran(engine.execute(&call_in(Realm::SANDPOOL), theirs).await).end, RunOutcome::Ok);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Holder, NewContext, Realm, RunCode, Target, Which};
+use engine::op::{ContextSelector, FileOwner, NewContext, Realm, RunCode, Target};
 use engine::{Call, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -31,15 +31,15 @@ async fn ids_names_keys_and_runs_of_others_are_as_if_absent() {
         let Ok(Outcome::Started(run)) = engine.execute(&owner, Op::RunCode(started)).await else { panic!() };
         for stranger in &strangers {
             for wanted in [&chosen, &name] {
-                for which in [Which::Named(wanted.clone()), Which::Id(wanted.clone())] {
+                for which in [ContextSelector::Named(wanted.clone()), ContextSelector::Id(wanted.clone())] {
                     let target = Target::existing(which.clone());
                     for op in [
                         Op::StopContext { which },
                         Op::RunCode(RunCode::new(target.clone(), "print 1")),
                         Op::RunCommand(shell(target.clone(), "print 1")),
-                        Op::ReadFile { place: Holder::Context(target.clone()), path: "f".into() },
-                        Op::ListFiles { place: Holder::Context(target.clone()), path: ".".into() },
-                        Op::WriteFile { place: Holder::Context(target), path: "f".into(), content: vec![] },
+                        Op::ReadFile { place: FileOwner::Context(target.clone()), path: "f".into() },
+                        Op::ListFiles { place: FileOwner::Context(target.clone()), path: ".".into() },
+                        Op::WriteFile { place: FileOwner::Context(target), path: "f".into(), content: vec![] },
                     ] {
                         let absent = Err(EngineError::ContextNotFound(wanted.clone()));
                         assert_eq!(engine.execute(stranger, op.clone()).await, absent, "{op:?}");
@@ -51,7 +51,7 @@ async fn ids_names_keys_and_runs_of_others_are_as_if_absent() {
             let wait = Op::WaitRun { run: run.clone(), cursor: None, wait: Duration::ZERO };
             assert_eq!(engine.execute(stranger, wait).await, absent);
             assert_eq!(engine.execute(stranger, Op::CancelRun { run }).await, absent);
-            let current = Op::RunCode(RunCode::new(Target::existing(Which::Current), "print 1"));
+            let current = Op::RunCode(RunCode::new(Target::existing(ContextSelector::Current), "print 1"));
             let result = engine.execute(stranger, current).await;
             let theirs = match &result {
                 Err(EngineError::NoCurrent { ids }) => ids.clone(),
@@ -67,11 +67,11 @@ async fn ids_names_keys_and_runs_of_others_are_as_if_absent() {
         assert!(engine.execute(&owner, read).await.is_ok());
         // The same id of another tenant is another context.
         let make = Some(NewContext::named("", Language::Python));
-        let target = Target { which: Which::Id(chosen.clone()), make };
+        let target = Target { which: ContextSelector::Id(chosen.clone()), make };
         let theirs = ran(engine.execute(&strangers[0], Op::RunCode(RunCode::new(target, "read f"))).await);
         assert!(theirs.created && theirs.context.id == chosen);
         assert_eq!(theirs.end, engine::op::RunOutcome::Error, "its files are its own");
-        engine.execute(&strangers[0], Op::StopContext { which: Which::Id(chosen.clone()) }).await.unwrap();
+        engine.execute(&strangers[0], Op::StopContext { which: ContextSelector::Id(chosen.clone()) }).await.unwrap();
         assert_eq!(engine.counts_of(&strangers[0].tenant, realm), (0, 0));
         assert_eq!(engine.counts_of(&Tenant::local(), realm), (1, 1));
     }

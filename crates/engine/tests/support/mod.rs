@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::op::{
-    Captured, Command, ContextInfo, Environment, Holder, NewContext, Ran, Realm, RunCode, RunCommand, RunOutcome,
-    Target, Which,
+    Captured, Command, ContextInfo, ContextSelector, Environment, FileOwner, NewContext, Ran, Realm, RunCode,
+    RunCommand, RunOutcome, Target,
 };
 use engine::{
     Call, Engine, EngineConfig, EngineError, Event, EventSink, KernelCommand, Op, Outcome, RealmConfig, Runtimes,
@@ -79,15 +79,15 @@ pub fn run_op(context: &str, code: &str) -> Op {
 }
 
 pub fn stop_op(context: &str) -> Op {
-    Op::StopContext { which: Which::Named(context.into()) }
+    Op::StopContext { which: ContextSelector::Named(context.into()) }
 }
 
 pub fn existing(context: &str) -> Target {
-    Target::existing(Which::Named(context.into()))
+    Target::existing(ContextSelector::Named(context.into()))
 }
 
-pub fn holder(context: &str) -> Holder {
-    Holder::Context(existing(context))
+pub fn holder(context: &str) -> FileOwner {
+    FileOwner::Context(existing(context))
 }
 
 pub fn command_op(context: &str, line: &str) -> Op {

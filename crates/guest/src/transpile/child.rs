@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use proto::Language;
 
-use super::{Cell, Output, Refusal, transpile};
+use super::{Output, SourceCell, TranspileError, transpile};
 
 /// Deep nesting is recursion. Only what is used of it costs memory.
 const STACK: usize = 256 << 20;
@@ -28,13 +28,13 @@ const REQUEST_HEADER: usize = 13;
 const ANSWER_HEADER: usize = 9;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum TranspileReply {
     Done(Output),
-    Refused(Refusal),
+    Refused(TranspileError),
     Broken(String),
 }
 
-pub fn request(cell: Cell<'_>) -> Vec<u8> {
+pub fn request(cell: SourceCell<'_>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(REQUEST_HEADER + cell.code.len());
     bytes.push(u8::from(cell.language == Language::Typescript));
     bytes.extend_from_slice(&cell.number.to_le_bytes());
@@ -44,7 +44,7 @@ pub fn request(cell: Cell<'_>) -> Vec<u8> {
 }
 
 /// The answer at the beginning of the bytes: `None` while it is not whole, an error if it can be none.
-pub fn answer_from(bytes: &[u8]) -> Result<Option<Answer>, &'static str> {
+pub fn answer_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'static str> {
     let Some(&[kind, a0, a1, a2, a3, b0, b1, b2, b3]) = bytes.first_chunk::<ANSWER_HEADER>() else { return Ok(None) };
     let first = u32::from_le_bytes([a0, a1, a2, a3]) as usize;
     let second = u32::from_le_bytes([b0, b1, b2, b3]) as usize;
@@ -56,19 +56,19 @@ pub fn answer_from(bytes: &[u8]) -> Result<Option<Answer>, &'static str> {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| "the answer is not text");
     let (first, second) = (text(first)?, text(second)?);
     match kind {
-        0 => Ok(Some(Answer::Done(Output { code: first, map: Some(second).filter(|map| !map.is_empty()) }))),
-        1 => Ok(Some(Answer::Refused(Refusal { value: first, text: second }))),
-        2 => Ok(Some(Answer::Broken(first))),
+        0 => Ok(Some(TranspileReply::Done(Output { code: first, map: Some(second).filter(|map| !map.is_empty()) }))),
+        1 => Ok(Some(TranspileReply::Refused(TranspileError { value: first, text: second }))),
+        2 => Ok(Some(TranspileReply::Broken(first))),
         _ => Err("the answer is of no known kind"),
     }
 }
 
 /// In one piece: each piece would wake the guest.
-fn answer(out: &mut impl Write, answer: &Answer) -> io::Result<()> {
+fn answer(out: &mut impl Write, answer: &TranspileReply) -> io::Result<()> {
     let (kind, first, second) = match answer {
-        Answer::Done(done) => (0, done.code.as_str(), done.map.as_deref().unwrap_or_default()),
-        Answer::Refused(refusal) => (1, refusal.value.as_str(), refusal.text.as_str()),
-        Answer::Broken(message) => (2, message.as_str(), ""),
+        TranspileReply::Done(done) => (0, done.code.as_str(), done.map.as_deref().unwrap_or_default()),
+        TranspileReply::Refused(refusal) => (1, refusal.value.as_str(), refusal.text.as_str()),
+        TranspileReply::Broken(message) => (2, message.as_str(), ""),
     };
     let mut bytes = Vec::with_capacity(ANSWER_HEADER + first.len() + second.len());
     bytes.push(kind);
@@ -86,7 +86,7 @@ pub fn serve(input: impl Read + Send + 'static, output: impl Write + Send + 'sta
 }
 
 fn answer_all(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
-    let _ = guarded(Cell { language: Language::Typescript, number: 0, code: REHEARSAL });
+    let _ = guarded(SourceCell { language: Language::Typescript, number: 0, code: REHEARSAL });
     loop {
         let mut header = [0; REQUEST_HEADER];
         match input.read_exact(&mut header) {
@@ -99,17 +99,17 @@ fn answer_all(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
         let code = String::from_utf8(code).map_err(io::Error::other)?;
         let language = if language == 1 { Language::Typescript } else { Language::Javascript };
         let number = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
-        answer(&mut output, &guarded(Cell { language, number, code: &code }))?;
+        answer(&mut output, &guarded(SourceCell { language, number, code: &code }))?;
     }
 }
 
-fn guarded(cell: Cell<'_>) -> Answer {
+fn guarded(cell: SourceCell<'_>) -> TranspileReply {
     match catch_unwind(AssertUnwindSafe(|| transpile(cell))) {
-        Ok(Ok(output)) => Answer::Done(output),
-        Ok(Err(refusal)) => Answer::Refused(refusal),
+        Ok(Ok(output)) => TranspileReply::Done(output),
+        Ok(Err(refusal)) => TranspileReply::Refused(refusal),
         Err(panic) => {
             let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            Answer::Broken(format!("the transpiler failed on this code: {}", said.unwrap_or("no reason given")))
+            TranspileReply::Broken(format!("the transpiler failed on this code: {}", said.unwrap_or("no reason given")))
         }
     }
 }

@@ -12,7 +12,7 @@ mod strip;
 #[cfg(test)]
 mod tests;
 
-pub use child::{Answer, MAX_ANSWER, answer_from, request, serve};
+pub use child::{MAX_ANSWER, TranspileReply, answer_from, request, serve};
 
 use oxc::diagnostics::OxcDiagnostic;
 use proto::Language;
@@ -24,7 +24,7 @@ const MAX_MAPPED: usize = 1 << 20;
 pub const PROBE: &str = ";";
 
 #[derive(Debug, Clone, Copy)]
-pub struct Cell<'a> {
+pub struct SourceCell<'a> {
     pub language: Language,
     pub number: u64,
     pub code: &'a str,
@@ -39,14 +39,14 @@ pub struct Output {
 
 /// Why a cell cannot run, for its author.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct TranspileError {
     /// What is wrong, in a few words.
     pub value: String,
     /// The same with the place.
     pub text: String,
 }
 
-pub fn transpile(cell: Cell<'_>) -> Result<Output, Refusal> {
+pub fn transpile(cell: SourceCell<'_>) -> Result<Output, TranspileError> {
     match cell.language {
         Language::Javascript | Language::Typescript if cell.code == PROBE => Ok(cell.unchanged()),
         Language::Python => Ok(cell.unchanged()),
@@ -57,7 +57,7 @@ pub fn transpile(cell: Cell<'_>) -> Result<Output, Refusal> {
         Language::Typescript => {
             let stripped = strip::strip(cell.code).map_err(|found| cell.refusal(&found))?;
             // Stripped code that does not parse is our fault; the place in it means nothing to the author.
-            let pieces = rewrite::rewrite(&stripped.code).map_err(|found| Refusal {
+            let pieces = rewrite::rewrite(&stripped.code).map_err(|found| TranspileError {
                 value: found.message.clone(),
                 text: format!("{}\nSyntaxError: {}\n", cell.name(), found.message),
             })?;
@@ -85,7 +85,7 @@ impl Fault {
     }
 }
 
-impl Cell<'_> {
+impl SourceCell<'_> {
     fn name(&self) -> String {
         let extension = if self.language == Language::Typescript { "ts" } else { "js" };
         format!("cell-{}.{extension}", self.number)
@@ -108,15 +108,15 @@ impl Cell<'_> {
         Output { code, map }
     }
 
-    fn refusal(&self, fault: &Fault) -> Refusal {
+    fn refusal(&self, fault: &Fault) -> TranspileError {
         let value = fault.message.clone();
         let Some(at) = fault.at else {
-            return Refusal { text: format!("{}\nSyntaxError: {value}\n", self.name()), value };
+            return TranspileError { text: format!("{}\nSyntaxError: {value}\n", self.name()), value };
         };
         let (line, column, shown) = place(self.code, at);
         let indent: String = shown.chars().take(column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
         let text = format!("{}:{line}:{column}\n{shown}\n{indent}^\n\nSyntaxError: {value}\n", self.name());
-        Refusal { value, text }
+        TranspileError { value, text }
     }
 }
 

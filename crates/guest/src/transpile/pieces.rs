@@ -42,12 +42,12 @@ pub fn text(pieces: &[Piece], source: &str) -> String {
 
 /// A place in a text: line and column from 0, columns in UTF-16 units, as source maps count.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct TextPosition {
     line: u32,
     column: u32,
 }
 
-impl Place {
+impl TextPosition {
     fn pass(&mut self, c: char) {
         if c == '\n' {
             *self = Self { line: self.line + 1, column: 0 };
@@ -67,7 +67,7 @@ pub fn map(
 ) -> String {
     let lines: Vec<usize> = std::iter::once(0).chain(source.match_indices('\n').map(|(at, _)| at + 1)).collect();
     let mut tokens = Vec::new();
-    let mut here = Place::default();
+    let mut here = TextPosition::default();
     for piece in pieces {
         match piece {
             Piece::New(text) => text.chars().for_each(|c| here.pass(c)),
@@ -93,8 +93,8 @@ pub fn map(
     SourceMap::new(None, Vec::new(), None, sources, contents, tokens.into(), None).to_json_string()
 }
 
-fn place_of(at: usize, source: &str, lines: &[usize]) -> Place {
+fn place_of(at: usize, source: &str, lines: &[usize]) -> TextPosition {
     let line = lines.partition_point(|&start| start <= at) - 1;
     let column = source[lines[line]..at].encode_utf16().count() as u32;
-    Place { line: line as u32, column }
+    TextPosition { line: line as u32, column }
 }

@@ -7,7 +7,7 @@ use super::*;
 fn shown(language: Language, cells: &[&str]) -> String {
     let mut out = String::new();
     for code in cells {
-        let _ = match transpile(Cell { language, number: 1, code }) {
+        let _ = match transpile(SourceCell { language, number: 1, code }) {
             Ok(output) => writeln!(out, "{code}\n  =>\n{}\n----", output.code.trim_end()),
             Err(refusal) => writeln!(out, "{code}\n  refused\n{}----", refusal.text),
         };
@@ -135,10 +135,10 @@ fn functions_become_redeclarable_and_stay_hoisted() {
 #[test]
 fn code_that_needs_no_change_is_not_touched() {
     let code = "let a = 1;\n// comment\nlet b = `x${a}`, c = class { #p };\n{ a: 1 }\n({ b })\nfor (const x of []) { }\nwith (b) {}\n010";
-    let output = transpile(Cell { language: Javascript, number: 1, code }).unwrap();
+    let output = transpile(SourceCell { language: Javascript, number: 1, code }).unwrap();
     assert_eq!(output, Output { code: code.to_owned(), map: None });
     for language in [Javascript, Typescript] {
-        let output = transpile(Cell { language, number: 1, code: PROBE }).unwrap();
+        let output = transpile(SourceCell { language, number: 1, code: PROBE }).unwrap();
         assert_eq!(output, Output { code: PROBE.to_owned(), map: None });
     }
 }
@@ -189,7 +189,7 @@ fn faults_are_shown_with_their_place() {
 
 /// All words of the output that the map knows, with where they come from.
 fn mapped(language: Language, code: &str) -> String {
-    let output = transpile(Cell { language, number: 7, code }).unwrap();
+    let output = transpile(SourceCell { language, number: 7, code }).unwrap();
     let map = output.map.unwrap();
     let map = oxc_sourcemap::SourceMap::from_json_string(&map).unwrap();
     assert_eq!(map.get_source_content(0), Some(code));
@@ -264,9 +264,9 @@ fn random_text_never_panics_and_what_comes_out_can_be_read_again() {
         }
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         for language in [Javascript, Typescript] {
-            if let Ok(output) = transpile(Cell { language, number: 1, code: &code }) {
+            if let Ok(output) = transpile(SourceCell { language, number: 1, code: &code }) {
                 accepted += 1;
-                let again = transpile(Cell { language: Javascript, number: 1, code: &output.code });
+                let again = transpile(SourceCell { language: Javascript, number: 1, code: &output.code });
                 assert!(again.is_ok(), "{code}\n=>\n{}\n{again:?}", output.code);
             }
         }

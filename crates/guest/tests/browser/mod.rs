@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use command_fds::{CommandFdExt, FdMapping};
-use jail::warm::{Arrival, Fork, way_to_guest};
-use proto::browser::{BrowseResult, Browsed, FromDriver, ToDriver};
-use proto::{Browse, BrowseFailure, BrowserSpec, Decoder, Failure, FromGuest, ToGuest};
+use jail::zygote::{Arrival, Fork, guest_channel};
+use proto::browser::{BrowseResult, BrowserReply, FromDriver, ToDriver};
+use proto::{BrowseFailure, BrowserAction, BrowserSpec, Decoder, FromGuest, GuestFailure, ToGuest};
 
 use crate::harness::*;
 
@@ -31,10 +31,10 @@ impl Sandbox {
             std::fs::create_dir_all(scratch.path().join(name)).unwrap();
         }
         let listener = UnixListener::bind(scratch.path().join("s")).unwrap();
-        let (way, theirs) = way_to_guest().unwrap();
+        let (way, theirs) = guest_channel().unwrap();
         let (signals, _signals) = std::io::pipe().unwrap();
         let (workspace, uploads) = (scratch.path().join("workspace"), scratch.path().join("uploads"));
-        let config = guest::Config { workspace, uploads, ..config() };
+        let config = guest::GuestConfig { workspace, uploads, ..config() };
         std::thread::spawn(move || guest::serve_listener(listener, signals.into(), Some(theirs), config));
         let mut client = Client::over(UnixStream::connect(scratch.path().join("s")).unwrap());
         client.hello();
@@ -90,24 +90,24 @@ impl Sandbox {
         self.client.send(&ToGuest::StartBrowser { spec })
     }
 
-    fn send(&mut self, ask: Browse, uploads: &[&str], after_ms: u64) -> u64 {
+    fn send(&mut self, ask: BrowserAction, uploads: &[&str], after_ms: u64) -> u64 {
         let uploads = uploads.iter().map(|&path| path.into()).collect();
         self.client.send(&ToGuest::Browse { ask, uploads, after_ms })
     }
 
-    fn browse(&mut self, ask: Browse, uploads: &[&str]) -> Browsed {
+    fn browse(&mut self, ask: BrowserAction, uploads: &[&str]) -> BrowserReply {
         let call = self.send(ask, uploads, 15_000);
         self.browsed(call)
     }
 
-    fn browsed(&mut self, call: u64) -> Browsed {
+    fn browsed(&mut self, call: u64) -> BrowserReply {
         match self.client.answer(call) {
             FromGuest::Browsed { browsed } => *browsed,
             other => panic!("{other:?}"),
         }
     }
 
-    fn failure(&mut self, call: u64) -> (Failure, String) {
+    fn failure(&mut self, call: u64) -> (GuestFailure, String) {
         match self.client.answer(call) {
             FromGuest::Failed { failure, message } => (failure, message),
             other => panic!("{other:?}"),
@@ -148,11 +148,11 @@ impl Puppet {
     }
 }
 
-fn evaluate(expression: &str) -> Browse {
-    Browse::Evaluate { expression: expression.into() }
+fn evaluate(expression: &str) -> BrowserAction {
+    BrowserAction::Evaluate { expression: expression.into() }
 }
 
-fn value(browsed: &Browsed) -> &str {
+fn value(browsed: &BrowserReply) -> &str {
     match &browsed.result {
         Ok(BrowseResult::Value { json, .. }) => json,
         other => panic!("{other:?}"),
@@ -169,11 +169,11 @@ fn the_browser_is_asked_through_the_guest() {
     assert!(Path::new(CHROMIUM).exists(), "`{CHROMIUM}` is needed: install Debian's chromium-headless-shell");
     let mut sandbox = Sandbox::new();
     let call = sandbox.send(evaluate("1"), &[], 1000);
-    assert_eq!(sandbox.failure(call), (Failure::Browser, "there is no browser".into()));
+    assert_eq!(sandbox.failure(call), (GuestFailure::Browser, "there is no browser".into()));
     let call = sandbox.start();
     assert_eq!(
         sandbox.failure(call),
-        (Failure::Browser, "cannot start the browser: no driver of a browser was put into this sandbox".into())
+        (GuestFailure::Browser, "cannot start the browser: no driver of a browser was put into this sandbox".into())
     );
     sandbox.put_driver();
     let call = sandbox.start();
@@ -190,15 +190,15 @@ fn the_browser_is_asked_through_the_guest() {
     std::fs::write(workspace.join("sub/a.txt"), "hello").unwrap();
     std::os::unix::fs::symlink("/etc/passwd", workspace.join("link")).unwrap();
     let page = "data:text/html,<input type=file onchange='this.files[0].text().then(t => document.title = t)'>";
-    sandbox.browse(Browse::Open { url: page.into() }, &[]);
-    let upload = || Browse::Upload { at: "input".into(), files: vec!["a.txt".into()] };
+    sandbox.browse(BrowserAction::Open { url: page.into() }, &[]);
+    let upload = || BrowserAction::Upload { at: "input".into(), files: vec!["a.txt".into()] };
     let uploaded = sandbox.browse(upload(), &["sub/a.txt"]);
     assert_eq!(uploaded.result, Ok(BrowseResult::Done));
     assert_eq!(value(&sandbox.browse(evaluate("document.querySelector('input').files[0].name"), &[])), "\"a.txt\"");
     for path in ["link", "../s", "/etc/passwd", "none", "sub", ""] {
         let call = sandbox.send(upload(), &[path], 5000);
         let (failure, message) = sandbox.failure(call);
-        assert!(matches!(failure, Failure::InvalidPath | Failure::NotFound), "{path}: {failure:?} {message}");
+        assert!(matches!(failure, GuestFailure::InvalidPath | GuestFailure::NotFound), "{path}: {failure:?} {message}");
     }
     let uploads = sandbox.scratch.path().join("uploads");
     assert_eq!(names(&uploads).len(), 1);
@@ -223,7 +223,7 @@ fn a_driver_that_does_not_answer_is_ended() {
     let call = sandbox.send(evaluate("1"), &[], 100);
     let (_, asked) = puppet.hear();
     assert!(matches!(asked, ToDriver::Browse { after_ms: 100, .. }), "{asked:?}");
-    let silent = (Failure::Browser, "the browser did not answer in time, and was ended".into());
+    let silent = (GuestFailure::Browser, "the browser did not answer in time, and was ended".into());
     assert_eq!(sandbox.failure(call), silent);
     let call = sandbox.send(evaluate("1"), &[], 100);
     let (_, why) = sandbox.failure(call);
@@ -252,7 +252,7 @@ fn a_driver_that_was_dead_and_reaped_before_it_was_taken_is_over() {
 
 #[test]
 fn a_driver_that_speaks_out_of_turn_is_ended() {
-    let browsed = |json: &str| Browsed {
+    let browsed = |json: &str| BrowserReply {
         page: None,
         happened: Vec::new(),
         result: Ok(BrowseResult::Value { json: json.into(), truncated: false }),
@@ -280,7 +280,7 @@ fn a_driver_that_speaks_out_of_turn_is_ended() {
         let call = sandbox.send(evaluate("1"), &[], 20_000);
         puppet.hear();
         puppet.channel.write_all(&bytes).unwrap();
-        let out_of_turn = (Failure::Browser, "the browser's driver spoke out of turn, and was ended".into());
+        let out_of_turn = (GuestFailure::Browser, "the browser's driver spoke out of turn, and was ended".into());
         assert_eq!(sandbox.failure(call), out_of_turn);
     }
 }

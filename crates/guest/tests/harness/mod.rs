@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use proto::{
-    Deadline, Decoder, Failure, FileEntry, Frame, FromGuest, KernelEvent, KernelSpec, Kind, Language, Order, Root,
-    RunEnd, RunStatus, Stream, ToGuest,
+    Deadline, Decoder, FileEntry, Frame, FrameKind, FromGuest, GuestFailure, KernelEvent, KernelSpec, Language,
+    ListOrder, Root, RunEnd, RunStatus, Stream, ToGuest,
 };
 
 /// Longer than anything may take on a loaded machine.
@@ -68,16 +68,16 @@ impl Ran {
     }
 }
 
-pub fn config() -> guest::Config {
+pub fn config() -> guest::GuestConfig {
     let transpiler = vec![env!("CARGO_BIN_EXE_sandpool-guest").to_owned(), "transpile".to_owned()];
-    guest::Config { transpiler, ..guest::Config::default() }
+    guest::GuestConfig { transpiler, ..guest::GuestConfig::default() }
 }
 
 /// Size, time and inode of a file that was read.
 pub type Start = (u64, i64, u64);
 
 impl Client {
-    pub fn raw(config: guest::Config) -> Self {
+    pub fn raw(config: guest::GuestConfig) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let guest = std::thread::spawn(move || guest::serve(theirs, config));
         Self { guest: Some(guest), ..Self::over(ours) }
@@ -118,7 +118,7 @@ impl Client {
     pub fn send_file(&mut self, call: u64, bytes: &[u8]) {
         let mut out = Vec::new();
         for chunk in bytes.chunks(100_000) {
-            proto::encode(&mut out, Kind::File, call, chunk);
+            proto::encode(&mut out, FrameKind::File, call, chunk);
         }
         // The guest may have refused already and closed nothing: it reads on.
         self.stream.write_all(&out).unwrap();
@@ -213,16 +213,16 @@ impl Client {
             let frame = self.frame_of(call);
             ran.frames += 1;
             match frame.kind {
-                Kind::Stdout => {
+                FrameKind::Stdout => {
                     ran.order.push(format!("out {}", String::from_utf8_lossy(&frame.payload).trim_end()));
                     ran.stdout.extend(frame.payload);
                 }
-                Kind::Stderr => {
+                FrameKind::Stderr => {
                     ran.order.push(format!("err {}", String::from_utf8_lossy(&frame.payload).trim_end()));
                     ran.stderr.extend(frame.payload);
                 }
-                Kind::File => panic!("a file in a run"),
-                Kind::Message => match frame.message().unwrap() {
+                FrameKind::File => panic!("a file in a run"),
+                FrameKind::Message => match frame.message().unwrap() {
                     FromGuest::Event { event } => {
                         let name = serde_json::to_value(&event).unwrap()["t"].as_str().unwrap().to_owned();
                         ran.order.push(name);
@@ -244,7 +244,7 @@ impl Client {
         self.send_as(call, &ToGuest::Interrupt);
     }
 
-    pub fn read_file(&mut self, path: &str, max_bytes: u64) -> Result<Vec<u8>, (Failure, String)> {
+    pub fn read_file(&mut self, path: &str, max_bytes: u64) -> Result<Vec<u8>, (GuestFailure, String)> {
         self.read_part(Root::Workspace, path, 0, u64::MAX, Some(max_bytes)).map(|(_, bytes)| bytes)
     }
 
@@ -256,15 +256,15 @@ impl Client {
         offset: u64,
         length: u64,
         max_size: Option<u64>,
-    ) -> Result<(Start, Vec<u8>), (Failure, String)> {
+    ) -> Result<(Start, Vec<u8>), (GuestFailure, String)> {
         let call = self.send(&ToGuest::ReadFile { root, path: path.into(), offset, length, max_size });
         let (mut start, mut bytes) = (None, Vec::new());
         loop {
             let frame = self.frame_of(call);
             match frame.kind {
-                Kind::File => bytes.extend(frame.payload),
-                Kind::Stdout | Kind::Stderr => panic!("output in a file"),
-                Kind::Message => match frame.message().unwrap() {
+                FrameKind::File => bytes.extend(frame.payload),
+                FrameKind::Stdout | FrameKind::Stderr => panic!("output in a file"),
+                FrameKind::Message => match frame.message().unwrap() {
                     FromGuest::FileStart { size, modified_ns, inode } => start = Some((size, modified_ns, inode)),
                     FromGuest::Done => return Ok((start.expect("a start"), bytes)),
                     FromGuest::Failed { failure, message } => return Err((failure, message)),
@@ -274,7 +274,7 @@ impl Client {
         }
     }
 
-    pub fn list(&mut self, root: Root, path: &str, max_entries: u32, order: Order) -> (Vec<FileEntry>, u64) {
+    pub fn list(&mut self, root: Root, path: &str, max_entries: u32, order: ListOrder) -> (Vec<FileEntry>, u64) {
         match self.call(&ToGuest::ListFiles { root, path: path.into(), max_entries, order }) {
             FromGuest::Files { entries, total } => (entries, total),
             other => panic!("{other:?}"),

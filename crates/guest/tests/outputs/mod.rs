@@ -1,6 +1,6 @@
 //! Long output that is kept: what is in it, how it goes, and what the code that wrote it can do about it.
 
-use proto::{Failure, FromGuest, KeptOutput, MAX_KEPT, Order, Root, RunStatus, ToGuest};
+use proto::{FromGuest, GuestFailure, KeptOutput, ListOrder, MAX_KEPT, Root, RunStatus, ToGuest};
 
 use crate::harness::*;
 
@@ -12,7 +12,7 @@ struct Keeping {
 impl Keeping {
     fn new() -> Self {
         let scratch = Scratch::new();
-        let mut client = Client::raw(guest::Config { outputs: scratch.path().to_owned(), ..config() });
+        let mut client = Client::raw(guest::GuestConfig { outputs: scratch.path().to_owned(), ..config() });
         client.hello();
         Self { scratch, client }
     }
@@ -22,13 +22,13 @@ impl Keeping {
         self.client.finish(call)
     }
 
-    fn read(&mut self, name: &str) -> Result<Vec<u8>, Failure> {
+    fn read(&mut self, name: &str) -> Result<Vec<u8>, GuestFailure> {
         let read = self.client.read_part(Root::Outputs, name, 0, u64::MAX, None);
         read.map(|(_, bytes)| bytes).map_err(|(failure, _)| failure)
     }
 
     fn names(&mut self) -> Vec<String> {
-        let (entries, total) = self.client.list(Root::Outputs, "", 100, Order::Newest);
+        let (entries, total) = self.client.list(Root::Outputs, "", 100, ListOrder::Newest);
         assert_eq!(entries.len() as u64, total);
         entries.into_iter().map(|entry| entry.path).collect()
     }
@@ -53,12 +53,15 @@ fn long_output_is_kept_whole_and_read_in_ranges() {
     assert_eq!(on.read("stdout-1.txt").unwrap(), whole.as_bytes());
     let (start, part) = on.client.read_part(Root::Outputs, "stdout-1.txt", 100_000, 500, None).unwrap();
     assert_eq!((start.0, &part[..]), (whole.len() as u64, &whole.as_bytes()[100_000..100_500]));
-    assert_eq!(on.client.read_part(Root::Outputs, "stdout-1.txt", 0, 1, Some(9)).unwrap_err().0, Failure::TooLarge);
+    assert_eq!(
+        on.client.read_part(Root::Outputs, "stdout-1.txt", 0, 1, Some(9)).unwrap_err().0,
+        GuestFailure::TooLarge
+    );
 
     let ran = on.exec("seq 40000 >&2", 50_000);
     assert_eq!(ran.end.unwrap().stderr_kept, kept("stderr-2.txt", whole.len() as u64));
     assert_eq!(on.names(), ["stderr-2.txt", "stdout-1.txt"]);
-    let (entries, total) = on.client.list(Root::Outputs, ".", 1, Order::Path);
+    let (entries, total) = on.client.list(Root::Outputs, ".", 1, ListOrder::Path);
     assert_eq!((entries[0].path.as_str(), entries[0].size, total), ("stderr-2.txt", whole.len() as u64, 2));
     on.nothing_on_disk();
     on.client.nothing_left();
@@ -115,16 +118,20 @@ fn nothing_that_is_planted_is_read_and_nothing_is_written_from_outside() {
     std::fs::write(on.scratch.path().join("stdout-2.txt"), "forged").unwrap();
     let names = ["stdout-1.txt", "stdout-2.txt", "", ".", "..", "../x", "/etc/passwd", "/proc/self/environ", "a\0b"];
     for name in names {
-        assert_eq!(on.read(name), Err(Failure::NotFound), "{name:?}");
+        assert_eq!(on.read(name), Err(GuestFailure::NotFound), "{name:?}");
         let (root, path) = (Root::Outputs, name.to_owned());
         let written = on.client.call(&ToGuest::WriteFile { root, path, size: 0 });
-        assert!(matches!(written, FromGuest::Failed { failure: Failure::InvalidPath, .. }), "{name:?}: {written:?}");
+        assert!(
+            matches!(written, FromGuest::Failed { failure: GuestFailure::InvalidPath, .. }),
+            "{name:?}: {written:?}"
+        );
     }
     assert_eq!(on.names(), [""; 0]);
     for path in ["..", "/", "x"] {
-        let list = ToGuest::ListFiles { root: Root::Outputs, path: path.into(), max_entries: 9, order: Order::Path };
+        let list =
+            ToGuest::ListFiles { root: Root::Outputs, path: path.into(), max_entries: 9, order: ListOrder::Path };
         let listed = on.client.call(&list);
-        assert!(matches!(listed, FromGuest::Failed { failure: Failure::NotFound, .. }), "{path}: {listed:?}");
+        assert!(matches!(listed, FromGuest::Failed { failure: GuestFailure::NotFound, .. }), "{path}: {listed:?}");
     }
     let end = on.exec("seq 10000", 10).end.unwrap();
     assert_eq!(end.stdout_kept, kept("stdout-1.txt", 48_894));

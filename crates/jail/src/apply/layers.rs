@@ -33,13 +33,13 @@ pub(super) struct Layers {
     shared: Vec<(PathBuf, Errno)>,
 }
 
-impl Context {
+impl ApplyState {
     /// What the host has at `path`, at the same path of the new root, read-only, with everything that is mounted below it.
-    pub(super) fn layer(&mut self, path: &Path) -> Result<(), Error> {
-        let real = fs::canonicalize(path).at(Call::Open, path)?;
+    pub(super) fn layer(&mut self, path: &Path) -> Result<(), ApplyError> {
+        let real = fs::canonicalize(path).at(Syscall::Open, path)?;
         let tree = match self.cut(&real)? {
             Ok(tree) => tree,
-            Err(_) if is_small_file(&real) => return self.file(path, &fs::read(&real).at(Call::Open, path)?),
+            Err(_) if is_small_file(&real) => return self.file(path, &fs::read(&real).at(Syscall::Open, path)?),
             Err(errno) => {
                 self.layers.shared.push((path.to_owned(), errno));
                 return self.bind_read_only(path);
@@ -55,7 +55,7 @@ impl Context {
                     copy_of(CWD, &mounted, &mounted, OpenTreeFlags::empty())?
                 }
             };
-            sys::mount_setattr(tree.as_fd(), SEALED, false).at(Call::MountSetattr, &inside)?;
+            sys::mount_setattr(tree.as_fd(), SEALED, false).at(Syscall::MountSetattr, &inside)?;
             attach(&tree, &self.target(&inside)?, &inside)?;
         }
         Ok(())
@@ -63,7 +63,7 @@ impl Context {
 
     /// A piece of the overlay over the highest directory of its file system that has one. An ordinary user's mount namespace
     /// refuses those below which the host has mounted something, `/` above all, and takes a lower one.
-    fn cut(&mut self, real: &Path) -> Result<Result<OwnedFd, Errno>, Error> {
+    fn cut(&mut self, real: &Path) -> Result<Result<OwnedFd, Errno>, ApplyError> {
         let top = self.mount_points()?.iter().filter(|at| real.starts_with(at)).max().cloned();
         let top = top.unwrap_or_else(|| "/".into());
         let lowest = if real.is_dir() { Some(real) } else { real.parent() };
@@ -89,7 +89,7 @@ impl Context {
     }
 
     /// An overlay over one directory of the host; that the kernel makes none is no failure.
-    fn overlay(&mut self, dir: &Path) -> Result<Result<OwnedFd, Errno>, Error> {
+    fn overlay(&mut self, dir: &Path) -> Result<Result<OwnedFd, Errno>, ApplyError> {
         self.layers_mounted()?;
         let at = Path::new(LAYERS).join(self.layers.over.len().to_string());
         self.mkdir(&at, 0o700)?;
@@ -109,28 +109,28 @@ impl Context {
         ];
         match detached("overlay", &options, SEALED) {
             Ok(overlay) => attach(&overlay, &empty, &at).map(|()| Ok(overlay)),
-            Err(Error::Call { errno, .. }) => Ok(Err(errno)),
+            Err(ApplyError::Call { errno, .. }) => Ok(Err(errno)),
             Err(other) => Err(other),
         }
     }
 
     /// A device node of our own, where we may make one: a user namespace may not.
-    pub(super) fn own_node(&mut self, path: &Path, (major, minor): (u32, u32)) -> Result<Option<OwnedFd>, Error> {
+    pub(super) fn own_node(&mut self, path: &Path, (major, minor): (u32, u32)) -> Result<Option<OwnedFd>, ApplyError> {
         self.layers_mounted()?;
-        let name = path.file_name().ok_or(Error::Wrong { at: path.to_owned(), why: "it has no name" })?;
+        let name = path.file_name().ok_or(ApplyError::Wrong { at: path.to_owned(), why: "it has no name" })?;
         let made = Path::new(LAYERS).join(name);
         let (dir, name) = self.parent(&made)?;
         let (mode, device) = (Mode::from_raw_mode(0o666), rustix::fs::makedev(major, minor));
         match rustix::fs::mknodat(&dir, name, FileType::CharacterDevice, mode, device) {
             Err(Errno::PERM) => return Ok(None),
-            made => made.at(Call::Mknod, path)?,
+            made => made.at(Syscall::Mknod, path)?,
         }
         let node = self.target(&made)?;
         set_mode(&node, 0o666, path)?;
         copy_of(node.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH).map(Some)
     }
 
-    fn layers_mounted(&mut self) -> Result<(), Error> {
+    fn layers_mounted(&mut self) -> Result<(), ApplyError> {
         if !self.layers.mounted {
             let at = Path::new(LAYERS);
             self.mkdir(at, 0o700)?;
@@ -143,7 +143,7 @@ impl Context {
     }
 
     /// The pieces keep alive what they were cut out of.
-    pub(super) fn hide_layers(&mut self) -> Result<(), Error> {
+    pub(super) fn hide_layers(&mut self) -> Result<(), ApplyError> {
         let Layers { mounted, shared, .. } = std::mem::take(&mut self.layers);
         if mounted {
             self.hide(LAYERS)?;
@@ -154,19 +154,19 @@ impl Context {
             "no overlay can be laid over {} ({errno}): sandboxes can watch and lock these files for each other and for the host",
             paths.join(", ")
         );
-        self.report(&Report::Note { message }, &[])
+        self.report(&SetupEvent::Note { message }, &[])
     }
 
-    fn mount_points(&mut self) -> Result<&[PathBuf], Error> {
+    fn mount_points(&mut self) -> Result<&[PathBuf], ApplyError> {
         let at = Path::new("/proc/self/mountinfo");
         if self.layers.mount_points.is_none() {
-            self.layers.mount_points = Some(mount_points(&fs::read(at).at(Call::Open, at)?));
+            self.layers.mount_points = Some(mount_points(&fs::read(at).at(Syscall::Open, at)?));
         }
         Ok(self.layers.mount_points.as_deref().unwrap_or_default())
     }
 
     /// Those that can be seen: another mount may lie over them.
-    fn mounted_below(&mut self, real: &Path) -> Result<Vec<PathBuf>, Error> {
+    fn mounted_below(&mut self, real: &Path) -> Result<Vec<PathBuf>, ApplyError> {
         let below = |at: &&PathBuf| at.starts_with(real) && *at != real && is_mount_point(at);
         Ok(self.mount_points()?.iter().filter(below).cloned().collect())
     }

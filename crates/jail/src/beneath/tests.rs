@@ -63,12 +63,12 @@ fn names(listing: &Listing) -> Vec<&str> {
 
 #[track_caller]
 fn assert_invalid<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::InvalidPath { .. })), "{result:?}");
+    assert!(matches!(result, Err(BeneathError::InvalidPath { .. })), "{result:?}");
 }
 
 #[track_caller]
 fn assert_not_found<T: std::fmt::Debug>(result: Result<T>) {
-    assert!(matches!(result, Err(Error::NotFound { .. })), "{result:?}");
+    assert!(matches!(result, Err(BeneathError::NotFound { .. })), "{result:?}");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn files_are_written_read_and_listed() {
     assert_eq!(names(&root.list("a", 2).unwrap()), ["b", "b/c.txt"]);
     assert_eq!(root.list("a", 2).unwrap().total, 3);
     let file = &root.list("a/b", 10).unwrap().entries[0];
-    assert_eq!((file.kind, file.size), (Kind::File, 3));
+    assert_eq!((file.kind, file.size), (EntryKind::File, 3));
 }
 
 #[test]
@@ -246,8 +246,8 @@ fn a_full_volume_is_no_space() {
     let root = scene.root();
     let new = root.create_file("x").unwrap();
     let full = io::Error::from_raw_os_error(libc::ENOSPC);
-    assert!(matches!(new.explain(&full), Error::NoSpace { .. }));
-    assert!(matches!(error(Path::new("x"), Errno::DQUOT), Error::NoSpace { .. }));
+    assert!(matches!(new.explain(&full), BeneathError::NoSpace { .. }));
+    assert!(matches!(error(Path::new("x"), Errno::DQUOT), BeneathError::NoSpace { .. }));
 }
 
 #[test]

@@ -12,9 +12,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Signal;
 
 use crate::apply::{self, Handles};
-use crate::cgroup::Limits;
+use crate::cgroup::CgroupLimits;
 use crate::ids::{IdMap, Mode, Slots};
-use crate::kept::{Lent, Parked, Wanted};
+use crate::kept_volumes::{KeptVolumeRequest, ParkedVolume, VolumeLease};
 use crate::launcher::failed;
 use crate::plan::{self, Plan, plan};
 use crate::spare::Spare;
@@ -22,22 +22,22 @@ use crate::spec::{self, JailSpec, Volume};
 use crate::survey::ProcessBound;
 use crate::sys::{self, Cloned};
 use crate::volume::{self, Purpose};
-use crate::warm;
-use crate::wire::{Create, Reply};
+use crate::wire::{Create, LauncherReply};
+use crate::zygote;
 
 use super::{
-    BUILD_TIME, Brought, CONTROL, Cell, KINDS, Keeper, LAUNCHER_STEPS, LOG, MAX_GROUPS, NAMESPACES,
-    NAMESPACES_BESIDE_A_SPARE, PIDFD, Phase, Step, check_name,
+    BUILD_TIME, BuildStep, CONTROL, KINDS, Keeper, LAUNCHER_STEPS, LOG, MAX_GROUPS, NAMESPACES,
+    NAMESPACES_BESIDE_A_SPARE, PIDFD, Phase, ReusedParts, SandboxRecord, check_name,
 };
 
 impl Keeper {
     pub(super) fn create(&mut self, request: u64, create: Create) -> io::Result<()> {
         check_name(&create.sandbox)?;
         self.check_shared(&create)?;
-        if let Some(Wanted { name, .. }) = &create.kept
+        if let Some(KeptVolumeRequest { name, .. }) = &create.kept
             && self.lends(name)
         {
-            self.answer(request, Reply::InUse);
+            self.answer(request, LauncherReply::InUse);
             return Ok(());
         }
         if create.groups.is_empty() || create.groups.len() > MAX_GROUPS {
@@ -48,10 +48,10 @@ impl Keeper {
             return Err(io::Error::other("the launcher is ending, or the sandbox exists"));
         }
         if let Err(message) = self.admits() {
-            self.answer(request, Reply::NoSpace { message });
+            self.answer(request, LauncherReply::NoSpace { message });
             return Ok(());
         }
-        let mut cell = Cell {
+        let mut cell = SandboxRecord {
             dir: self.instance.dir.join(&create.sandbox),
             cgroup: self.tree.sandbox(&create.groups, &create.sandbox, create.browser.is_some()),
             id: create.sandbox.clone(),
@@ -92,12 +92,12 @@ impl Keeper {
         Ok(())
     }
 
-    pub(super) fn build(&mut self, key: u64, cell: &mut Cell, create: &Create) -> io::Result<()> {
-        cell.fails(Step::Directory)?;
+    pub(super) fn build(&mut self, key: u64, cell: &mut SandboxRecord, create: &Create) -> io::Result<()> {
+        cell.fails(BuildStep::Directory)?;
         DirBuilder::new().mode(0o700).create(&cell.dir)?;
-        cell.fails(Step::Kept)?;
+        cell.fails(BuildStep::Kept)?;
         cell.kept = create.kept.as_ref().map(|wanted| self.lend(cell, wanted, create)).transpose()?;
-        cell.fails(Step::Slot)?;
+        cell.fails(BuildStep::Slot)?;
         let brought = cell.kept.as_ref().and_then(|lent| lent.slot);
         let slots = self.slots.as_ref().map_or(1, Slots::count);
         let slot = match &mut self.slots {
@@ -113,13 +113,13 @@ impl Keeper {
         }
         let parked = cell.kept.as_mut().and_then(|lent| lent.parked.take());
         let (mounted, device, parked) = match parked {
-            Some(Parked { mount, slot, device }) => (Some(mount), Some(device), Some(slot)),
+            Some(ParkedVolume { mount, slot, device }) => (Some(mount), Some(device), Some(slot)),
             None => (None, None, None),
         };
         (cell.slot, cell.kept_loop) = (slot.or(parked), device);
-        cell.fails(Step::Template)?;
+        cell.fails(BuildStep::Template)?;
         let volume = self.volume(cell, create)?;
-        cell.fails(Step::Cgroup)?;
+        cell.fails(BuildStep::Cgroup)?;
         cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits), create.browser)?;
         let spec = self.spec(cell, create, volume);
         spec.check().map_err(io::Error::other)?;
@@ -129,13 +129,13 @@ impl Keeper {
         let own =
             cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
         let spare = if own { None } else { self.spares.take(&spec) };
-        cell.fails(Step::Spare)?;
+        cell.fails(BuildStep::Spare)?;
         let prepared = spare.map(|Spare { prepared, volume, notes }| {
             cell.volume = volume;
             cell.notes.extend(notes);
             prepared
         });
-        cell.fails(Step::Clone)?;
+        cell.fails(BuildStep::Clone)?;
         self.launch(key, cell, &plan, (prepared, mounted))
     }
 
@@ -171,12 +171,17 @@ impl Keeper {
         self.cells.values().filter_map(|cell| cell.kept.as_ref()).any(|lent| lent.name == name)
     }
 
-    pub(super) fn lend(&mut self, cell: &Cell, wanted: &Wanted, create: &Create) -> io::Result<Lent> {
+    pub(super) fn lend(
+        &mut self,
+        cell: &SandboxRecord,
+        wanted: &KeptVolumeRequest,
+        create: &Create,
+    ) -> io::Result<VolumeLease> {
         let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
-        self.store.lend(&Wanted { bytes, ..wanted.clone() }, &cell.dir, self.slots.as_mut())
+        self.store.lend(&KeptVolumeRequest { bytes, ..wanted.clone() }, &cell.dir, self.slots.as_mut())
     }
 
-    pub(super) fn volume(&self, cell: &Cell, create: &Create) -> io::Result<Volume> {
+    pub(super) fn volume(&self, cell: &SandboxRecord, create: &Create) -> io::Result<Volume> {
         if self.survey.ext4 {
             let dir = self.instance.state_dir.join("templates");
             let template = volume::template(&dir, Purpose::Own, create.disk_bytes, create.disk_inodes);
@@ -186,7 +191,7 @@ impl Keeper {
         Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(half_the_memory(create)), inodes: create.disk_inodes })
     }
 
-    pub(super) fn spec(&self, cell: &Cell, create: &Create, volume: Volume) -> JailSpec {
+    pub(super) fn spec(&self, cell: &SandboxRecord, create: &Create, volume: Volume) -> JailSpec {
         JailSpec {
             hostname: "sandbox".into(),
             map: cell.map,
@@ -196,7 +201,7 @@ impl Keeper {
             volume,
             kept: cell.kept.as_ref().map(|lent| lent.source.clone()),
             shared: create.shared.clone(),
-            browser: create.browser.map(|limits| spec::Browser { processes: self.process_limit(limits) }),
+            browser: create.browser.map(|limits| spec::BrowserJail { processes: self.process_limit(limits) }),
             egress: create.egress,
             shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
             cgroup_tasks: cell.cgroup.code().tasks(),
@@ -207,17 +212,23 @@ impl Keeper {
         }
     }
 
-    pub(super) fn process_limit(&self, limits: Limits) -> Option<u64> {
+    pub(super) fn process_limit(&self, limits: CgroupLimits) -> Option<u64> {
         limits.pids.filter(|_| self.survey.process_bound() == ProcessBound::Rlimit).map(u64::from)
     }
 
-    pub(super) fn launch(&self, key: u64, cell: &mut Cell, plan: &Plan, (prepared, kept): Brought) -> io::Result<()> {
+    pub(super) fn launch(
+        &self,
+        key: u64,
+        cell: &mut SandboxRecord,
+        plan: &Plan,
+        (prepared, kept): ReusedParts,
+    ) -> io::Result<()> {
         let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&log_end, true)?;
         let guest = self.guest.try_clone()?;
-        let (forks_end, forks) = warm::way_to_guest()?;
+        let (forks_end, forks) = zygote::guest_channel()?;
         let fail_at = cell.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
         let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let cgroup = cell.cgroup.code().v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;

@@ -10,15 +10,15 @@ use rustix::fs::{Mode as FileMode, OFlags};
 use crate::ids::{IdMap, Mode};
 use crate::launcher::failed;
 use crate::spec::{JailSpec, Volume};
-use crate::warm::{self, Arrival, Outcome, Recipe};
-use crate::wire::{Reply, Warm};
+use crate::wire::{LauncherReply, StartZygote};
+use crate::zygote::{self, Arrival, ForkOutcome, Recipe};
 use crate::{driver, plan};
 
-use super::{Cell, DRIVER, Keeper, Phase, WARM_TMP};
+use super::{DRIVER, Keeper, Phase, SandboxRecord, WARM_TMP};
 
 impl Keeper {
-    pub(super) fn recipe(&self, warm: Warm, library: Option<OwnedFd>) -> io::Result<Recipe> {
-        let Warm { argv, env, runtime, files, rotation } = warm;
+    pub(super) fn recipe(&self, warm: StartZygote, library: Option<OwnedFd>) -> io::Result<Recipe> {
+        let StartZygote { argv, env, runtime, files, rotation } = warm;
         let library = library.ok_or_else(|| io::Error::other("its library is missing"))?;
         let spec = JailSpec {
             hostname: String::new(),
@@ -45,8 +45,9 @@ impl Keeper {
     }
 
     pub(super) fn fork(&mut self, request: u64, key: u64) -> io::Result<()> {
-        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) = self.cells.get(&key) else {
-            self.answer(request, Reply::Gone);
+        let Some(SandboxRecord { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) = self.cells.get(&key)
+        else {
+            self.answer(request, LauncherReply::Gone);
             return Ok(());
         };
         let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
@@ -54,21 +55,21 @@ impl Keeper {
         let tasks = code.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
         let v2 = code.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
         let (guest, steps) = (guest.try_clone()?, entry.clone());
-        self.warmth.fork(warm::Wanted { request, cell: key, guest, v2, tasks, steps });
+        self.warmth.fork(zygote::ForkRequest { request, cell: key, guest, v2, tasks, steps });
         Ok(())
     }
 
     pub(super) fn enter_browser(&mut self, request: u64, key: u64) -> io::Result<()> {
-        let Some(Cell { phase: Phase::Running, pidfd: Some(guest), cgroup, browser_entry, driver, .. }) =
+        let Some(SandboxRecord { phase: Phase::Running, pidfd: Some(guest), cgroup, browser_entry, driver, .. }) =
             self.cells.get_mut(&key)
         else {
-            self.answer(request, Reply::Gone);
+            self.answer(request, LauncherReply::Gone);
             return Ok(());
         };
         let missing = || io::Error::other("the sandbox was made without room for a browser");
         let (Some(part), Some(steps)) = (cgroup.browser(), browser_entry) else { return Err(missing()) };
         let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
-        let wanted = driver::Wanted {
+        let wanted = driver::DriverSpec {
             request,
             cell: key,
             guest: guest.try_clone()?,
@@ -86,16 +87,16 @@ impl Keeper {
 
     /// What has come of the drivers on their way.
     pub(super) fn driven(&mut self) {
-        for driver::Outcome { request, cell, made } in self.drivers.outcomes() {
+        for driver::DriverOutcome { request, cell, made } in self.drivers.outcomes() {
             let cell = self.cells.get_mut(&cell).filter(|cell| matches!(cell.phase, Phase::Running));
             let reply = match (made, cell) {
-                (_, None) => Reply::Gone,
+                (_, None) => LauncherReply::Gone,
                 (Err(message), _) => failed(format!("no browser: {message}")),
                 (Ok((fork, leash)), Some(cell)) => {
                     cell.driver = fork.process.try_clone().ok();
                     let arrival = Arrival::Driver(fork, leash);
                     let sent = cell.forks.as_ref().is_some_and(|way| arrival.send(way).is_ok());
-                    if sent { Reply::Done } else { Reply::Gone }
+                    if sent { LauncherReply::Done } else { LauncherReply::Gone }
                 }
             };
             self.answer(request, reply);
@@ -106,11 +107,13 @@ impl Keeper {
     pub(super) fn warmed(&mut self) {
         for outcome in self.warmth.outcomes() {
             let (request, reply) = match outcome {
-                Outcome::Answer(request, reply) => (request, reply),
+                ForkOutcome::Answer(request, reply) => (request, reply),
                 // Without a guest that takes it, the kernel sees the end of its channel and ends.
-                Outcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
-                    Some(Some(way)) => (request, Arrival::Kernel(fork).send(way).map_or(Reply::Gone, |()| Reply::Done)),
-                    _ => (request, Reply::Gone),
+                ForkOutcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
+                    Some(Some(way)) => {
+                        (request, Arrival::Kernel(fork).send(way).map_or(LauncherReply::Gone, |()| LauncherReply::Done))
+                    }
+                    _ => (request, LauncherReply::Gone),
                 },
             };
             self.answer(request, reply);

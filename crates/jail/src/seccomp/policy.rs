@@ -32,7 +32,7 @@ use Action::*;
 #[derive(Debug)]
 pub struct Rule {
     pub why: &'static str,
-    pub calls: &'static [Call],
+    pub calls: &'static [SyscallEntry],
     pub clauses: &'static [Clause],
     pub otherwise: Action,
 }
@@ -45,7 +45,7 @@ impl Rule {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
+pub struct SyscallEntry {
     pub name: &'static str,
     pub number: c_long,
 }
@@ -82,7 +82,7 @@ pub const UNNAMED: Action = Enosys;
 pub const FOREIGN: Action = Kill;
 
 macro_rules! calls {
-    ($($name:ident)*) => { &[$(Call { name: stringify!($name), number: numbers::$name }),*] };
+    ($($name:ident)*) => { &[$(SyscallEntry { name: stringify!($name), number: numbers::$name }),*] };
 }
 
 macro_rules! values {
@@ -554,7 +554,7 @@ pub const RULES: &[Rule] = &[
 /// Of what the code may call, what a browser and its driver need: the renderer is where a page breaks in, so the kernel shows it as
 /// little as it works with. The rest is answered `EPERM`: other users, device-like files, System V, terminals, scheduling in real
 /// time, attributes, filters of its own. From runs of both builds of Chromium, with the newer names of the same calls.
-pub const BROWSER: &[Call] = calls!(
+pub const BROWSER: &[SyscallEntry] = calls!(
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
     SYS_flock SYS_pipe2 SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_ioctl
     SYS_openat SYS_faccessat SYS_faccessat2 SYS_newfstatat SYS_fstat SYS_statx SYS_statfs SYS_fstatfs SYS_readlinkat SYS_getdents64
@@ -581,13 +581,13 @@ pub const BROWSER: &[Call] = calls!(
 
 /// The older names that x86-64 has besides.
 #[cfg(target_arch = "x86_64")]
-pub const BROWSER_OLD: &[Call] = calls!(
+pub const BROWSER_OLD: &[SyscallEntry] = calls!(
     SYS_open SYS_creat SYS_access SYS_stat SYS_lstat SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink SYS_rename SYS_link SYS_symlink
     SYS_chmod SYS_dup2 SYS_pipe SYS_poll SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_inotify_init SYS_fork SYS_vfork
     SYS_getrlimit SYS_arch_prctl
 );
 #[cfg(not(target_arch = "x86_64"))]
-pub const BROWSER_OLD: &[Call] = &[];
+pub const BROWSER_OLD: &[SyscallEntry] = &[];
 
 const NODES: &[Value] = &[
     value("unset", 0),

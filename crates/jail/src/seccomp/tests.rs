@@ -82,7 +82,7 @@ fn answer_of(data: Data) -> Action {
     code
 }
 
-fn all_calls() -> impl Iterator<Item = (&'static Rule, policy::Call)> {
+fn all_calls() -> impl Iterator<Item = (&'static Rule, policy::SyscallEntry)> {
     RULES.iter().flat_map(|r| r.calls.iter().map(move |c| (r, *c)))
 }
 
@@ -167,8 +167,9 @@ fn what_the_runtimes_call_is_allowed_or_refused_on_purpose() {
 
 #[test]
 fn what_a_browser_is_refused_beyond_the_code() {
-    let own: Vec<&policy::Call> = policy::BROWSER.iter().chain(policy::BROWSER_OLD).collect();
-    let allowed: Vec<policy::Call> = all_calls().filter(|(rule, _)| rule.allows()).map(|(_, call)| call).collect();
+    let own: Vec<&policy::SyscallEntry> = policy::BROWSER.iter().chain(policy::BROWSER_OLD).collect();
+    let allowed: Vec<policy::SyscallEntry> =
+        all_calls().filter(|(rule, _)| rule.allows()).map(|(_, call)| call).collect();
     // Nothing in it that the code has not, and nothing twice.
     for (at, call) in own.iter().enumerate() {
         assert!(allowed.iter().any(|c| c.number == call.number), "`{}`", call.name);

@@ -126,7 +126,7 @@ async fn a_browser_reaches_the_proxy_and_nothing_else() {
     let place = Place::new("browser-net");
     let native = start(&place.0).await;
     let sandbox = native.create(&with_room()).await.unwrap();
-    let _listener = sandbox.take_egress().unwrap();
+    let _listener = sandbox.take_egress_listener().unwrap();
     let driver = Driver::new(&*sandbox).await;
     let said = driver.sh(egress::REACH).await;
     let ends: BTreeMap<&str, &str> = said.lines().filter_map(|line| line.split_once(' ')).collect();

@@ -57,8 +57,8 @@ async fn what_connects_inside_is_accepted_outside_and_nobody_else_has_the_socket
     // Once with a network made for it, then with one that waited.
     for round in 0..3 {
         let sandbox = native.create(&with_reach(true)).await.unwrap();
-        let listener = sandbox.take_egress().unwrap();
-        assert!(sandbox.take_egress().is_none());
+        let listener = sandbox.take_egress_listener().unwrap();
+        assert!(sandbox.take_egress_listener().is_none());
         assert_eq!(listener.local_addr().unwrap(), SocketAddr::from(sandbox::PROXY));
         let _kernel = warm::Kernel::new(&*sandbox).await;
         assert_eq!(holders(&inode(&listener)), [std::process::id()], "round {round}");
@@ -86,7 +86,7 @@ async fn nothing_but_the_way_out_leads_anywhere() {
     let native = start(&place.0).await;
     for egress in [true, false] {
         let sandbox = native.create(&with_reach(egress)).await.unwrap();
-        let listener = sandbox.take_egress();
+        let listener = sandbox.take_egress_listener();
         assert_eq!(listener.is_some(), egress);
         let ends = attempts(&*sandbox).await;
         assert_eq!(ends["proxy"], if egress { "DONE" } else { "ECONNREFUSED" });
@@ -136,7 +136,7 @@ async fn a_network_ends_with_its_sandbox_and_the_servers_socket() {
     assert_eq!((Left::count(&place.0), networks()), (before, known.clone()));
     // Taken: whoever inside is dead, nobody can connect any more, and the last copy closes the network.
     let sandbox = native.create(&with_reach(true)).await.unwrap();
-    let listener = sandbox.take_egress().unwrap();
+    let listener = sandbox.take_egress_listener().unwrap();
     sandbox.destroy().await.unwrap();
     listener.set_nonblocking(true).unwrap();
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);

@@ -1,15 +1,15 @@
 //! Kernels that are forked from a warm interpreter: a small one, whose kernels run the lines they read.
 
-use sandbox::WarmSpec;
+use sandbox::ZygoteSpec;
 use sandbox::native::Rotation;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use super::*;
 
-pub fn python() -> WarmSpec {
+pub fn python() -> ZygoteSpec {
     let script = PathBuf::from("/opt/sandpool/warm.py");
     let argv = ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()];
-    WarmSpec {
+    ZygoteSpec {
         argv: argv.map(str::to_owned).to_vec(),
         env: [("LANG".to_owned(), "C.UTF-8".to_owned())].into(),
         runtime: vec![],
@@ -33,7 +33,7 @@ async fn line(stream: &mut BufReader<sandbox::GuestStream>) -> String {
 
 /// Forks a kernel that waits for what it is to be.
 async fn fork(sandbox: &dyn Sandbox) -> u32 {
-    sandbox.fork_warm().await.unwrap();
+    sandbox.fork_zygote().await.unwrap();
     let said = sh(sandbox, "@take").await;
     said.trim().parse().unwrap_or_else(|_| panic!("{said}"))
 }
@@ -92,7 +92,7 @@ async fn a_forked_kernel_is_a_child_of_the_guest_and_ends_as_one() {
     let place = Place::new("fork");
     let native = start(&place.0).await;
     let sandbox = native.create(&spec()).await.unwrap();
-    assert!(matches!(sandbox.fork_warm().await, Err(BackendError::Unavailable { .. })));
+    assert!(matches!(sandbox.fork_zygote().await, Err(BackendError::Unavailable { .. })));
     native.warm(&python()).await.unwrap();
     let mut kernel = Kernel::new(&*sandbox).await;
     let said =
@@ -264,7 +264,10 @@ async fn two_hundred_kernels_in_five_sandboxes_are_where_they_belong() {
     }
     let after = count();
     assert_eq!(after, before);
-    assert_eq!(native.warmth().await, Some(sandbox::Warmth { ready: true, forks: 200, ..sandbox::Warmth::default() }));
+    assert_eq!(
+        native.warmth().await,
+        Some(sandbox::ZygoteStatus { ready: true, forks: 200, ..sandbox::ZygoteStatus::default() })
+    );
     native.shutdown().await;
 }
 
@@ -291,7 +294,7 @@ async fn an_interpreter_that_dies_is_started_again_and_what_it_made_lives_on() {
     wait_for("another interpreter", || interpreters().iter().any(|pid| *pid != first));
     // Until it is ready there are none, and that is said.
     loop {
-        match sandbox.fork_warm().await {
+        match sandbox.fork_zygote().await {
             Ok(()) => break,
             Err(BackendError::Unavailable { .. }) => tokio::time::sleep(Duration::from_millis(10)).await,
             Err(other) => panic!("{other}"),
@@ -303,7 +306,7 @@ async fn an_interpreter_that_dies_is_started_again_and_what_it_made_lives_on() {
     assert_eq!(Kernel::equip(&*sandbox, new).await.run("print(3, flush=True)").await, "3");
     assert_eq!(
         native.warmth().await,
-        Some(sandbox::Warmth { ready: true, forks: 3, restarts: 1, ..sandbox::Warmth::default() })
+        Some(sandbox::ZygoteStatus { ready: true, forks: 3, restarts: 1, ..sandbox::ZygoteStatus::default() })
     );
     native.shutdown().await;
     wait_for("the end of the launcher", || descendants().is_empty());
@@ -356,8 +359,8 @@ async fn an_interpreter_that_does_not_start_is_told_with_its_reason() {
             )),
             "it has 2 threads",
         ),
-        (WarmSpec { argv: vec!["/usr/bin/nothing".into()], ..python() }, "`/usr/bin/nothing`: No such file"),
-        (WarmSpec { runtime: vec!["/no/such/place".into()], ..python() }, "/no/such/place"),
+        (ZygoteSpec { argv: vec!["/usr/bin/nothing".into()], ..python() }, "`/usr/bin/nothing`: No such file"),
+        (ZygoteSpec { runtime: vec!["/no/such/place".into()], ..python() }, "/no/such/place"),
     ] {
         match native.warm(&spec).await {
             Err(BackendError::Unavailable { why, .. }) => assert!(why.contains(reason), "{why}"),
@@ -394,13 +397,13 @@ async fn a_sandbox_ends_at_once_whatever_is_being_forked_into_it() {
         let sandbox = native.create(&spec()).await.unwrap();
         let waiting = fork(&*sandbox).await;
         assert!(waiting > 1);
-        let (forked, destroyed) = tokio::join!(sandbox.fork_warm(), sandbox.destroy());
+        let (forked, destroyed) = tokio::join!(sandbox.fork_zygote(), sandbox.destroy());
         destroyed.unwrap();
         assert!(
             forked.is_ok() || matches!(forked, Err(BackendError::Gone(_) | BackendError::Unavailable { .. })),
             "round {round}: {forked:?}"
         );
-        assert!(matches!(sandbox.fork_warm().await, Err(BackendError::Gone(_))));
+        assert!(matches!(sandbox.fork_zygote().await, Err(BackendError::Gone(_))));
     }
     assert_eq!(native.warmth().await.map(|warmth| (warmth.ready, warmth.restarts)), Some((true, 0)));
     wait_for("everything gone", || Left::count(&place.0).processes == before.processes);
@@ -473,7 +476,7 @@ async fn w05_w10_a_guest_that_dies_while_kernels_come_costs_nobody_the_interpret
             kill(guest);
         };
         // One of them may come before the end, or none.
-        let _ = tokio::join!(sandbox.fork_warm(), sandbox.fork_warm(), killed, sandbox.fork_warm());
+        let _ = tokio::join!(sandbox.fork_zygote(), sandbox.fork_zygote(), killed, sandbox.fork_zygote());
         fork(&*neighbour).await;
     }
     assert_eq!(interpreters(), first);

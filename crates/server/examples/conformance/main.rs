@@ -10,14 +10,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use http::request::Parts;
-use server::http::{App, Caller, Denied, Endpoint, Gate, HttpOptions, serve};
+use server::http::{App, Authenticator, Caller, Denied, Endpoint, HttpOptions, serve};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 struct Anyone;
 
-impl Gate for Anyone {
+impl Authenticator for Anyone {
     fn admit(&self, _: &Parts, _: SocketAddr) -> Result<Caller, Denied> {
         Ok(Caller::local(None))
     }

@@ -42,7 +42,7 @@ impl fmt::Debug for Secret {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum TokenError {
     Missing,
     /// Not one header of the right form.
     Malformed,
@@ -54,7 +54,7 @@ pub enum Refused {
     OtherAudience,
 }
 
-impl Refused {
+impl TokenError {
     pub fn message(self) -> &'static str {
         match self {
             Self::Missing => "a token is needed: send the header `Authorization: Bearer <token>`",
@@ -87,16 +87,16 @@ impl Refused {
 }
 
 /// The token of a request: of one header, and of no other place.
-pub fn token(headers: &HeaderMap) -> Result<&str, Refused> {
+pub fn token(headers: &HeaderMap) -> Result<&str, TokenError> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
-    let value = values.next().ok_or(Refused::Missing)?;
+    let value = values.next().ok_or(TokenError::Missing)?;
     if values.next().is_some() {
-        return Err(Refused::Malformed); // two readers might take one each
+        return Err(TokenError::Malformed); // two readers might take one each
     }
-    let (scheme, rest) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(Refused::Malformed)?;
+    let (scheme, rest) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(TokenError::Malformed)?;
     let token = rest.trim_matches(' ');
     let fits = (1..=LONGEST).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic() && b != b',');
-    if fits && scheme.eq_ignore_ascii_case("bearer") { Ok(token) } else { Err(Refused::Malformed) }
+    if fits && scheme.eq_ignore_ascii_case("bearer") { Ok(token) } else { Err(TokenError::Malformed) }
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ impl KeySource {
         }
     }
 
-    fn load(&self) -> Result<Arc<[Key]>, KeysError> {
+    fn load(&self) -> Result<Arc<[VerifyingKey]>, KeysError> {
         let text = match self {
             Self::File(path) => read(path).map_err(|source| KeysError::Read { path: path.clone(), source })?,
             Self::Url(url) => fetch(url).map_err(KeysError::Fetch)?,
@@ -92,11 +92,11 @@ pub struct Jwks {
 /// What was loaded last, and when.
 #[derive(Clone, Default)]
 struct Keys {
-    all: Arc<[Key]>,
+    all: Arc<[VerifyingKey]>,
     loaded: Option<Instant>,
 }
 
-struct Key {
+struct VerifyingKey {
     id: Option<String>,
     algorithm: Algorithm,
     key: DecodingKey,
@@ -217,23 +217,23 @@ fn fetch(url: &str) -> Result<Vec<u8>, String> {
 }
 
 /// The keys that can be used here. Others (for encryption, of other curves) are left out: a set may well have both.
-fn parse(text: &[u8]) -> Result<Arc<[Key]>, String> {
+fn parse(text: &[u8]) -> Result<Arc<[VerifyingKey]>, String> {
     #[derive(Deserialize)]
-    struct Set {
+    struct KeySet {
         keys: Vec<Value>,
     }
     if text.len() as u64 > MOST_BYTES {
         return Err(format!("it is larger than {MOST_BYTES} bytes"));
     }
-    let set: Set = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    let keys: Arc<[Key]> = set.keys.into_iter().take(MOST_KEYS).filter_map(key).collect();
+    let set: KeySet = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let keys: Arc<[VerifyingKey]> = set.keys.into_iter().take(MOST_KEYS).filter_map(key).collect();
     if keys.is_empty() {
         return Err("there is no key for RS256, ES256 or EdDSA in it".into());
     }
     Ok(keys)
 }
 
-fn key(value: Value) -> Option<Key> {
+fn key(value: Value) -> Option<VerifyingKey> {
     let jwk: Jwk = serde_json::from_value(value).ok()?;
     let (algorithm, name) = match &jwk.algorithm {
         AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
@@ -248,7 +248,7 @@ fn key(value: Value) -> Option<Key> {
     let for_signatures = jwk.common.public_key_use.as_ref().is_none_or(|purpose| *purpose == PublicKeyUse::Signature);
     let fits = for_signatures && jwk.common.key_algorithm.is_none_or(|declared| declared == name);
     let key = DecodingKey::from_jwk(&jwk).ok().filter(|_| fits)?;
-    Some(Key { id: jwk.common.key_id, algorithm, key })
+    Some(VerifyingKey { id: jwk.common.key_id, algorithm, key })
 }
 
 #[cfg(test)]

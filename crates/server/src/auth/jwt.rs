@@ -6,7 +6,7 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
-use super::bearer::Refused;
+use super::bearer::TokenError;
 use super::jwks::{Jwks, KeySource, KeysError, Pace};
 use super::signature::{self, ALGORITHMS};
 
@@ -64,34 +64,34 @@ impl Verifier {
     }
 
     /// Who a token speaks for. Keys in the token itself, and places it says to get them from, are not looked at.
-    pub fn subject(&self, token: &str) -> Result<String, Refused> {
+    pub fn subject(&self, token: &str) -> Result<String, TokenError> {
         self.subject_at(token, Instant::now())
     }
 
-    fn subject_at(&self, token: &str, now: Instant) -> Result<String, Refused> {
-        let header = decode_header(token).map_err(|_| Refused::Wrong)?;
+    fn subject_at(&self, token: &str, now: Instant) -> Result<String, TokenError> {
+        let header = decode_header(token).map_err(|_| TokenError::Wrong)?;
         if !ALGORITHMS.contains(&header.alg) || header.crit.is_some() {
-            return Err(Refused::Wrong);
+            return Err(TokenError::Wrong);
         }
         let Some(key) = self.keys.find(header.kid.as_deref(), header.alg, now) else {
             self.keys.missed();
-            return Err(Refused::UnknownKey);
+            return Err(TokenError::UnknownKey);
         };
         // One algorithm: the one of the key.
         let validation = Validation { algorithms: vec![header.alg], ..self.validation.clone() };
         let claims =
             decode::<Map<String, Value>>(token, &key, &validation).map_err(|error| refused(error.kind()))?.claims;
         let subject = claims.get(&self.tenant_claim).and_then(Value::as_str).filter(|subject| !subject.is_empty());
-        subject.map(str::to_owned).ok_or(Refused::Wrong)
+        subject.map(str::to_owned).ok_or(TokenError::Wrong)
     }
 }
 
-fn refused(kind: &ErrorKind) -> Refused {
+fn refused(kind: &ErrorKind) -> TokenError {
     match kind {
-        ErrorKind::ExpiredSignature | ErrorKind::ImmatureSignature => Refused::Expired,
-        ErrorKind::InvalidAudience => Refused::OtherAudience,
-        ErrorKind::MissingRequiredClaim(claim) if claim == "aud" => Refused::OtherAudience,
-        _ => Refused::Wrong,
+        ErrorKind::ExpiredSignature | ErrorKind::ImmatureSignature => TokenError::Expired,
+        ErrorKind::InvalidAudience => TokenError::OtherAudience,
+        ErrorKind::MissingRequiredClaim(claim) if claim == "aud" => TokenError::OtherAudience,
+        _ => TokenError::Wrong,
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn every_claim_that_has_to_hold_holds() {
-        use Refused::{Expired, OtherAudience, Wrong};
+        use TokenError::{Expired, OtherAudience, Wrong};
         let es = Signer::es();
         let verifier = Provider::of(&[es.jwk("e")]).verifier();
         let now = get_current_timestamp();
@@ -210,7 +210,7 @@ mod tests {
                 claims.as_object_mut().unwrap().remove(key);
             })
         };
-        let cases: Vec<(&str, Change, Result<String, Refused>)> = vec![
+        let cases: Vec<(&str, Change, Result<String, TokenError>)> = vec![
             ("expired within the leeway", set("exp", json!(now - 30)), Ok("alice".into())),
             ("expired", set("exp", json!(now - 90)), Err(Expired)),
             ("without an end", without("exp"), Err(Wrong)),
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_token_cannot_choose_how_it_is_checked() {
-        use Refused::{UnknownKey, Wrong};
+        use TokenError::{UnknownKey, Wrong};
         let (es, ed, foreign) = (Signer::es(), Signer::ed(), Signer::es());
         let verifier = Provider::of(&[es.jwk("e"), ed.jwk("d")]).verifier();
         let claims = claims(|_| ());
@@ -297,7 +297,7 @@ mod tests {
         let header = json!({"alg": "ES256", "kid": "e"});
         let with_org = claims(|claims| claims["org"] = json!("acme"));
         assert_eq!(verifier.subject(&es.token(header.clone(), &with_org)), Ok("acme".into()));
-        assert_eq!(verifier.subject(&es.token(header, &claims(|_| ()))), Err(Refused::Wrong));
+        assert_eq!(verifier.subject(&es.token(header, &claims(|_| ()))), Err(TokenError::Wrong));
     }
 
     /// Answers each request with the next body, then is gone.
@@ -337,7 +337,7 @@ mod tests {
         // Each attempt is a miss until the set with the key is there.
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         let mut subject = verifier.subject(&token);
-        while subject == Err(Refused::UnknownKey) && std::time::Instant::now() < deadline {
+        while subject == Err(TokenError::UnknownKey) && std::time::Instant::now() < deadline {
             std::thread::yield_now();
             subject = verifier.subject(&token);
         }
@@ -364,7 +364,7 @@ mod tests {
         let now = Instant::now();
         assert_eq!(verifier.subject_at(&token, now), Ok("alice".into()));
         assert_eq!(verifier.subject_at(&token, now + HOUR), Ok("alice".into()));
-        assert_eq!(verifier.subject_at(&token, now + 3 * HOUR), Err(Refused::UnknownKey));
+        assert_eq!(verifier.subject_at(&token, now + 3 * HOUR), Err(TokenError::UnknownKey));
         assert_eq!(Pace::default().max_age, 24 * HOUR);
     }
 
@@ -379,7 +379,7 @@ mod tests {
             let verifier = Verifier::open(config).unwrap();
             let token = Signer::es().token(json!({"alg": "ES256", "kid": "1"}), &claims(|_| ()));
             for _ in 0..1000 {
-                assert_eq!(verifier.subject(&token), Err(Refused::UnknownKey), "{what}");
+                assert_eq!(verifier.subject(&token), Err(TokenError::UnknownKey), "{what}");
             }
             // A second request would be refused a connection; there is none within the minute.
             assert_eq!(served.join().unwrap(), 1, "{what}");

@@ -5,10 +5,10 @@
 
 mod bearer;
 mod configured;
-mod gate;
 mod jwks;
 mod jwt;
 mod metadata;
+mod middleware;
 mod rate;
 mod signature;
 mod tenants;
@@ -25,10 +25,10 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 pub use self::bearer::Secret;
-pub use self::gate::{Watched, routes};
 pub use self::jwks::{KeySource, KeysError};
 pub use self::jwt::JwtConfig;
 pub use self::metadata::WELL_KNOWN;
+pub use self::middleware::{Watched, routes};
 pub use self::tenants::{Quotas, TenantsError};
 use crate::config::Policies;
 
@@ -192,7 +192,7 @@ impl Auth {
             let quotas = Quotas { show_host_paths: true, ..self.quotas.clone() };
             return Ok(Caller { tenant: Tenant::local(), quotas });
         }
-        let unknown = |refused: bearer::Refused| {
+        let unknown = |refused: bearer::TokenError| {
             let metadata = self.base(parts).map(|base| metadata::url(&base, parts.uri.path()));
             Denied::Unknown { challenge: refused.challenge(metadata.as_deref()), message: refused.message() }
         };
@@ -200,7 +200,7 @@ impl Auth {
         self.caller(token).map_err(unknown)
     }
 
-    fn caller(&self, token: &str) -> Result<Caller, bearer::Refused> {
+    fn caller(&self, token: &str) -> Result<Caller, bearer::TokenError> {
         let digest: [u8; 32] = Sha256::digest(token).into();
         if self.token.is_some_and(|expected| same(&expected, &digest)) {
             return Ok(Caller { tenant: Tenant::local(), quotas: self.quotas.clone() });
@@ -208,7 +208,7 @@ impl Auth {
         let name = match (self.tenants.by_digest(&digest), &self.jwt) {
             (Some(entry), _) => entry.name.clone(),
             (None, Some(jwt)) => self.tenants.name_of_subject(&jwt.subject(token)?),
-            (None, None) => return Err(bearer::Refused::Wrong),
+            (None, None) => return Err(bearer::TokenError::Wrong),
         };
         let own = self.tenants.quotas_of(&name);
         let quotas = own.map_or_else(|| self.quotas.clone(), |own| own.or(&self.quotas));

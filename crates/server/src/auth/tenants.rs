@@ -71,14 +71,14 @@ pub enum TenantsError {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct TenantEntry {
     pub name: String,
     digests: Vec<[u8; 32]>,
     pub quotas: Quotas,
 }
 
 #[derive(Debug, Default)]
-pub struct Tenants(Vec<Entry>);
+pub struct Tenants(Vec<TenantEntry>);
 
 /// Before the name of a subject that cannot be a tenant's name as it is. No name in a file begins so.
 const HASHED: &str = "sub-";
@@ -102,7 +102,7 @@ impl Tenants {
             Some(_) => return Err("`tenant` is a list: each begins with `[[tenant]]`".into()),
             None => return Err("no `[[tenant]]` in it".into()),
         };
-        let mut entries: Vec<Entry> = Vec::with_capacity(tables.len());
+        let mut entries: Vec<TenantEntry> = Vec::with_capacity(tables.len());
         let mut digests = HashSet::new();
         for (number, table) in tables.iter().enumerate() {
             let entry = entry(table, number + 1, policies)?;
@@ -121,7 +121,7 @@ impl Tenants {
     }
 
     /// Looks at every hash, found or not: the time says nothing about the position.
-    pub fn by_digest(&self, digest: &[u8; 32]) -> Option<&Entry> {
+    pub fn by_digest(&self, digest: &[u8; 32]) -> Option<&TenantEntry> {
         let mut found = None;
         for entry in &self.0 {
             for known in &entry.digests {
@@ -152,7 +152,7 @@ impl Tenants {
     }
 }
 
-fn entry(value: &toml::Value, number: usize, policies: &Policies) -> Result<Entry, String> {
+fn entry(value: &toml::Value, number: usize, policies: &Policies) -> Result<TenantEntry, String> {
     let wrong = |why: String| format!("tenant {number}: {why}");
     let table = value.as_table().ok_or_else(|| wrong("not a table".into()))?;
     known(table, &["name", "token_sha256", "quotas", "network"], &format!("in tenant {number}"))?;
@@ -173,7 +173,7 @@ fn entry(value: &toml::Value, number: usize, policies: &Policies) -> Result<Entr
         let policy = policies.find(network).map_err(|why| wrong(format!("`network`: {why}")))?;
         quotas.network = Some(policy.clone());
     }
-    Ok(Entry { name: name.into(), digests, quotas })
+    Ok(TenantEntry { name: name.into(), digests, quotas })
 }
 
 fn parse_quotas(value: &toml::Value, place: &str) -> Result<Quotas, String> {

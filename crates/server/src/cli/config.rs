@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::{Context, Done, output};
+use super::{CommandEnv, CommandResult, output};
 use crate::config::environment;
 
 /// Print the configuration in effect, and where each value came from
@@ -16,7 +16,7 @@ pub struct Args {
     environment: bool,
 }
 
-pub fn main(args: Args, context: &Context) -> Done {
+pub fn main(args: Args, context: &CommandEnv) -> CommandResult {
     let effective = &context.config.effective;
     if args.environment {
         output::line(environment::page().trim_end());

@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 
 use super::Failed;
 use crate::config::{Config, Secret};
-use crate::kept_secret;
+use crate::persistent_secret;
 
 /// The operator's, or one that is made once and kept.
 pub fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
@@ -12,5 +12,5 @@ pub fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
         return Ok(Sha256::digest(text.as_bytes()).into());
     }
     let path = config.state_dir.join("file-secret");
-    kept_secret::take(&path).map_err(|error| Failed(format!("`{}`: {error}", path.display())))
+    persistent_secret::take(&path).map_err(|error| Failed(format!("`{}`: {error}", path.display())))
 }

@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::config::settings::{Kind, SETTINGS};
+use crate::config::settings::{SETTINGS, ValueKind};
 
 /// The settings given as flags: key and text.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ impl Args for Flags {
                 Arg::new(setting.key).long(name).help(format!("{}{env}", setting.help)).action(ArgAction::Set);
             arg = match setting.kind {
                 // `--cors` alone means yes.
-                Kind::Switch => {
+                ValueKind::Switch => {
                     arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
                 }
                 _ => arg.value_name(value),

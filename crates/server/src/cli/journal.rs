@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use serde_json::{Map, Value};
 
-use super::{Context, Done, Failed, output};
-use crate::journal::{self, Report};
+use super::{CommandEnv, CommandResult, Failed, output};
+use crate::journal::{self, VerifyReport};
 use crate::logging::escaped;
 
 /// Read the journal of who did what when, or check that it was not changed
@@ -58,7 +58,7 @@ struct Show {
     last: u32,
 }
 
-pub fn main(args: Args, context: &Context) -> Done {
+pub fn main(args: Args, context: &CommandEnv) -> CommandResult {
     let default = context.config.state_dir.join("journal");
     match args.command {
         Command::Verify(args) => {
@@ -78,7 +78,7 @@ fn hash(text: &str) -> Result<String, &'static str> {
     if fits { Ok(text.to_ascii_lowercase()) } else { Err("a hash is 64 hex digits") }
 }
 
-fn verify(dir: &Path, key: &Path, head: Option<&str>) -> Done {
+fn verify(dir: &Path, key: &Path, head: Option<&str>) -> CommandResult {
     let report = journal::verify(dir, key, head).map_err(|error| unreadable(dir, &error))?;
     output::line(report_text(&report).trim_end());
     Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -91,7 +91,7 @@ fn unreadable(dir: &Path, error: &io::Error) -> Failed {
     }
 }
 
-fn report_text(report: &Report) -> String {
+fn report_text(report: &VerifyReport) -> String {
     let mut text = String::new();
     for file in &report.files {
         let range = match (file.first_seq, file.last_seq) {
@@ -184,7 +184,7 @@ mod tests {
             last_seq: Some(8),
             broken,
         };
-        let report = Report {
+        let report = VerifyReport {
             files: vec![
                 file("2026-11-15.jsonl", None),
                 file("2026-11-16.jsonl", Some((3, "lines 6 to 6 are missing".into()))),

@@ -52,7 +52,7 @@ enum Command {
 
 /// What every command gets.
 #[derive(Clone)]
-struct Context {
+struct CommandEnv {
     config: Config,
     environment: Environment,
 }
@@ -76,7 +76,7 @@ impl<E: std::error::Error> From<E> for Failed {
     }
 }
 
-type Done = Result<ExitCode, Failed>;
+type CommandResult = Result<ExitCode, Failed>;
 
 pub fn main() -> ExitCode {
     let cli = match Cli::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
     })
 }
 
-fn dispatch(cli: Cli) -> Done {
+fn dispatch(cli: Cli) -> CommandResult {
     let environment = Environment::of_process();
     let sources = Sources { environment, flags: cli.flags.given, is_root: rustix::process::geteuid().is_root() };
     let config = Config::load(&sources)?;
@@ -103,7 +103,7 @@ fn dispatch(cli: Cli) -> Done {
     for (name, nearest) in Environment::misspelt() {
         tracing::warn!("`{name}` is set, and there is no such variable; did you mean `{nearest}`?");
     }
-    let context = Context { config, environment: sources.environment };
+    let context = CommandEnv { config, environment: sources.environment };
     match cli.command {
         Command::Stdio(args) => stdio::main(args, context),
         Command::Serve(args) => serve::main(args, context),

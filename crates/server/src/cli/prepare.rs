@@ -7,14 +7,14 @@ use engine::{Engine, Hold};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{Context, Failed};
+use super::{CommandEnv, Failed};
 use crate::observe::Observer;
 use crate::runtimes::{self, Progress, browser};
 
 /// Makes the engine ready, or stops the server: one that can run nothing is of no use to a client.
 pub async fn prepare(
     engine: Engine,
-    context: Context,
+    context: CommandEnv,
     stop: CancellationToken,
     observer: Arc<Observer>,
 ) -> Result<(), Failed> {

@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{Ended, Language, MimeBundle, NewContext, Ran, Realm, RunCode, RunOutcome, Stream, Target, Which};
+use engine::op::{
+    ContextSelector, Ended, Language, MimeBundle, NewContext, Ran, Realm, RunCode, RunOutcome, Stream, Target,
+};
 use engine::{Call, Engine, Event, EventSink, Hold, Op, Outcome, Tenant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::file_secret::file_secret;
 use super::signals::Signals;
-use super::wiring::{self, Native, Reach};
-use super::{Context, Done, Failed, block_on, output};
+use super::wiring::{self, Native, TransportKind};
+use super::{CommandEnv, CommandResult, Failed, block_on, output};
 use crate::config::RuntimeConfig;
 use crate::runtimes::{self, Progress};
 
@@ -48,9 +50,9 @@ const TEXT_BUDGET: usize = 64 << 20;
 /// Events on their way to the terminal; a cell is never slowed down by it.
 const EVENTS: usize = 1 << 16;
 
-pub fn main(args: Args, context: Context) -> Done {
+pub fn main(args: Args, context: CommandEnv) -> CommandResult {
     let (code, language) = source(&args)?;
-    let native = Native::launch(&context.config, Reach::Stdio)?;
+    let native = Native::launch(&context.config, TransportKind::Stdio)?;
     block_on(run(args, context, native, code, language))
 }
 
@@ -75,7 +77,7 @@ fn source(args: &Args) -> Result<(String, Language), Failed> {
     Ok((code, args.language.or(by_name).unwrap_or(Language::Python)))
 }
 
-async fn run(args: Args, context: Context, native: Native, code: String, language: Language) -> Done {
+async fn run(args: Args, context: CommandEnv, native: Native, code: String, language: Language) -> CommandResult {
     let signals = Signals::listen()?;
     let (progress, _watch) = Progress::new();
     let config = &context.config;
@@ -92,7 +94,7 @@ async fn run(args: Args, context: Context, native: Native, code: String, languag
         pool_realm: Realm::AGENTRUN,
         // One context is made and no other.
         ready_max: 0,
-        ..wiring::engine_config(config, Reach::Stdio, file_secret(config)?)?
+        ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?)?
     };
     if let Some(realm) = limits.realm_mut(Realm::AGENTRUN) {
         (realm.pool_size, realm.text_budget) = (0, TEXT_BUDGET);
@@ -147,7 +149,10 @@ async fn cell(
         printed
     });
     let outcome = engine
-        .execute(&call, Op::RunCode(RunCode { timeout, ..RunCode::new(Target::existing(Which::Id(made.id)), code) }))
+        .execute(
+            &call,
+            Op::RunCode(RunCode { timeout, ..RunCode::new(Target::existing(ContextSelector::Id(made.id)), code) }),
+        )
         .await;
     drop(call);
     let printed = printing.await?;

@@ -23,14 +23,14 @@ use tokio_util::sync::CancellationToken;
 use super::file_secret::file_secret;
 use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
-use super::wiring::{self, EngineFiles, Native, Reach};
-use super::{Context, Done, Failed, block_on};
+use super::wiring::{self, EngineFiles, Native, TransportKind};
+use super::{CommandEnv, CommandResult, Failed, block_on};
 use crate::auth::{self, Auth, AuthConfig};
 use crate::config::Config;
 use crate::dialect::{self, Dialect, Lang, Links, Options};
 use crate::files;
-use crate::http::{self as transport, App, Caller, Endpoint, Gate, HttpOptions, Peer};
-use crate::journal::{Entry, Journal, JournalConfig};
+use crate::http::{self as transport, App, Authenticator, Caller, Endpoint, HttpOptions, Peer};
+use crate::journal::{Journal, JournalConfig, JournalEntry};
 use crate::mcp::{Handlers, Surface};
 use crate::metrics::{self, Gauges};
 use crate::observe::Observer;
@@ -41,14 +41,14 @@ use crate::observe::Observer;
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-pub fn main(_: Args, context: Context) -> Done {
+pub fn main(_: Args, context: CommandEnv) -> CommandResult {
     let auth = Auth::open(AuthConfig::of(&context.config)?)?;
-    let native = Native::launch(&context.config, Reach::Http)?;
+    let native = Native::launch(&context.config, TransportKind::Http)?;
     sandbox::native::return_large_blocks();
     block_on(serve(context, Arc::new(auth), native))
 }
 
-async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
+async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandResult {
     let signals = Signals::listen()?;
     let config = &context.config;
     auth.start();
@@ -59,7 +59,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     let secret = file_secret(config)?;
     let (backend, isolation) = native.start().await?;
     let back_end = json!({ "name": backend.name(), "level": wiring::level(&isolation) });
-    let mut engine_config = wiring::engine_config(config, Reach::Http, secret)?;
+    let mut engine_config = wiring::engine_config(config, TransportKind::Http, secret)?;
     engine_config.quotas = auth.tenants().map(|(tenant, quotas)| (tenant, quotas.for_engine())).collect();
     let base = public_url(config, address);
     wiring::set_file_base(&mut engine_config, &base);
@@ -111,7 +111,7 @@ async fn serve(context: Context, auth: Arc<Auth>, native: Native) -> Done {
     told.cancel();
     let _ = watching.await;
     if let Some(journal) = observer.journal() {
-        journal.record(Entry::event("server_stopped"));
+        journal.record(JournalEntry::event("server_stopped"));
         journal.close();
     }
     prepared.map(|()| ExitCode::SUCCESS)
@@ -166,7 +166,7 @@ fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
     });
     let journal = journal.transpose()?;
     if let Some(journal) = &journal {
-        journal.record(Entry::event("server_started"));
+        journal.record(JournalEntry::event("server_started"));
     }
     let engine = engine.clone();
     Ok(Observer::new(journal).with_conversation_keys(move |tenant, id| engine.conversation_key(tenant, id)))
@@ -185,7 +185,7 @@ async fn watch(engine: Engine, observer: Arc<Observer>, told: CancellationToken)
             Ok(notice) => {
                 observer.metrics.notice(&notice);
                 if let Some(journal) = observer.journal() {
-                    journal.record(Entry::notice(&notice));
+                    journal.record(JournalEntry::notice(&notice));
                 }
             }
             Err(RecvError::Lagged(missed)) => {
@@ -312,7 +312,7 @@ impl Server {
         })
     }
 
-    fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Gate>, signer: Option<dialect::links::Signer>) -> Router {
+    fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Authenticator>, signer: Option<dialect::links::Signer>) -> Router {
         let observer = self.observer.clone();
         let settings = files::Settings {
             signer,
@@ -329,7 +329,7 @@ impl Server {
     }
 
     /// Behind the token, like everything that tells something.
-    async fn metrics(&self, gate: &dyn Gate, request: Request) -> Response {
+    async fn metrics(&self, gate: &dyn Authenticator, request: Request) -> Response {
         let (parts, _) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
         if let Err(denied) = gate.admit(&parts, peer) {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::signals::Signals;
-use super::{Context, Done, Failed, block_on, output};
-use crate::runtimes::browser::{self, Browser};
+use super::{CommandEnv, CommandResult, Failed, block_on, output};
+use crate::runtimes::browser::{self, InstalledBrowser};
 use crate::runtimes::{self, Prepared, Progress, SetupError};
 
 /// Prepare Python and Node for sandboxes
@@ -26,7 +26,7 @@ pub struct Args {
     shell: bool,
 }
 
-pub fn main(args: Args, context: Context) -> Done {
+pub fn main(args: Args, context: CommandEnv) -> CommandResult {
     let mut config = context.config.runtimes;
     config.python = args.python.or(config.python);
     let (progress, _) = Progress::new();
@@ -64,7 +64,7 @@ fn summary(prepared: &Prepared) {
 }
 
 /// Nothing is fetched for it, and nothing fails without it.
-fn mention(found: Result<Option<Browser>, SetupError>) {
+fn mention(found: Result<Option<InstalledBrowser>, SetupError>) {
     match found {
         Ok(Some(browser)) => output::line(&format!("Chromium {}: {}", browser.version, browser.program.display())),
         Ok(None) => {}

@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use super::file_secret::file_secret;
 use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
-use super::wiring::{self, EngineFiles, Native, Reach};
-use super::{Context, Done, Failed, block_on_here};
+use super::wiring::{self, EngineFiles, Native, TransportKind};
+use super::{CommandEnv, CommandResult, Failed, block_on_here};
 use crate::dialect::links::Signer;
-use crate::http::{self as transport, App, Caller, Denied, Gate, HttpOptions};
+use crate::http::{self as transport, App, Authenticator, Caller, Denied, HttpOptions};
 use crate::mcp::Surface;
 use crate::mcp::stdio::{StdioOptions, serve_stdio};
 use crate::metrics::Metrics;
@@ -29,12 +29,12 @@ use crate::{dialect, files};
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
-pub fn main(_: Args, context: Context) -> Done {
-    let native = Native::launch(&context.config, Reach::Stdio)?;
+pub fn main(_: Args, context: CommandEnv) -> CommandResult {
+    let native = Native::launch(&context.config, TransportKind::Stdio)?;
     block_on_here(serve(context, native))
 }
 
-async fn serve(context: Context, native: Native) -> Done {
+async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     let signals = Signals::listen()?;
     let config = &context.config;
     let grace = wiring::shutdown_grace(config);
@@ -42,7 +42,7 @@ async fn serve(context: Context, native: Native) -> Done {
     let (backend, _) = native.start().await?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let base = format!("http://{}", listener.local_addr()?);
-    let mut engine_config = wiring::engine_config(config, Reach::Stdio, secret)?;
+    let mut engine_config = wiring::engine_config(config, TransportKind::Stdio, secret)?;
     wiring::set_file_base(&mut engine_config, &base);
     let engine = Engine::new(engine_config, backend);
     let observer = Arc::new(Observer::default());
@@ -81,7 +81,7 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
     let app = App {
         options: HttpOptions { open: true, grace: Duration::ZERO, ..HttpOptions::default() },
         metrics: Metrics::default(),
-        gate: Arc::new(Nobody),
+        gate: Arc::new(NoService),
         endpoints: BTreeMap::new(),
         default: String::new(),
         routes: files::router(EngineFiles(engine), settings),
@@ -90,9 +90,9 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
 }
 
 /// There is nothing to call over this listener.
-struct Nobody;
+struct NoService;
 
-impl Gate for Nobody {
+impl Authenticator for NoService {
     fn admit(&self, _: &Parts, _: std::net::SocketAddr) -> Result<Caller, Denied> {
         Ok(Caller::local(None))
     }

@@ -40,16 +40,16 @@ pub struct Native {
 }
 
 impl Native {
-    pub fn launch(config: &Config, reach: Reach) -> Result<Self, Failed> {
+    pub fn launch(config: &Config, reach: TransportKind) -> Result<Self, Failed> {
         Self::launch_with(config, reach, cgroups(config), config.floor)
     }
 
     /// One that tries something out, and leaves the machine's cgroups as they are.
     pub fn launch_trial(config: &Config) -> Result<Self, Failed> {
-        Self::launch_with(config, Reach::Stdio, Cgroups::Nothing, Level::Basic)
+        Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)
     }
 
-    fn launch_with(config: &Config, reach: Reach, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
+    fn launch_with(config: &Config, reach: TransportKind, cgroups: Cgroups, floor: Level) -> Result<Self, Failed> {
         check_volumes(config)?;
         let guest = guest()?;
         let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
@@ -60,7 +60,7 @@ impl Native {
             zygote: zygote()?,
             label: "sandpool".into(),
             // A client on stdio starts a server of its own, so several share the directory.
-            exclusive: reach == Reach::Http,
+            exclusive: reach == TransportKind::Http,
             mode: None,
             cgroups,
             floor,
@@ -137,14 +137,14 @@ impl Execute for Engine {
 
 /// How clients reach the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum TransportKind {
     /// One client; everything ends with it.
     Stdio,
     Http,
 }
 
 /// What the settings mean for the engine: the documents' rules with the operator's figures.
-pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> Result<EngineConfig, Failed> {
+pub fn engine_config(config: &Config, reach: TransportKind, file_secret: [u8; 32]) -> Result<EngineConfig, Failed> {
     let realm = |usual, limits| realm(config, usual, limits);
     let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, sessions, .. } = &config.dialects;
     let realms = vec![
@@ -152,8 +152,8 @@ pub fn engine_config(config: &Config, reach: Reach, file_secret: [u8; 32]) -> Re
         RealmConfig {
             runs_at_once: agentrun.pool_size,
             idle_timeout: match reach {
-                Reach::Stdio => agentrun.idle_timeout,
-                Reach::Http => agentrun.idle_timeout.or(RealmConfig::agentrun().idle_timeout),
+                TransportKind::Stdio => agentrun.idle_timeout,
+                TransportKind::Http => agentrun.idle_timeout.or(RealmConfig::agentrun().idle_timeout),
             },
             ..realm(RealmConfig::agentrun(), agentrun)
         },

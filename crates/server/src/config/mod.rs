@@ -14,7 +14,7 @@ use std::time::Duration;
 use engine::op::{SharedVolume, Size};
 pub use environment::Environment;
 pub use network::{Network, Policies, SecretConfig, SecretSource};
-pub use resolve::{ConfigError, Effective, Given, Origin, Sources};
+pub use resolve::{ConfigError, Effective, GivenValue, Origin, Sources};
 use sandbox::Level;
 
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub struct Config {
     pub serve: Serve,
     pub auth: Auth,
     pub quota: QuotaConfig,
-    pub files: Files,
+    pub files: FilesConfig,
     pub journal: Journal,
     /// The same values untyped, for `sandpool config`.
     pub effective: Effective,
@@ -95,7 +95,7 @@ pub struct QuotaConfig {
 
 /// `[files]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Files {
+pub struct FilesConfig {
     pub secret: Option<Secret>,
     pub link_ttl: Option<Duration>,
 }
@@ -130,12 +130,12 @@ pub struct Dialects {
     /// `[agentrun]`, `[microsandbox]`, `[conversation]`.
     pub default_context: bool,
     pub underscores: bool,
-    pub sessions: Sessions,
+    pub sessions: MicrosandboxConfig,
 }
 
 /// `[microsandbox]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sessions {
+pub struct MicrosandboxConfig {
     pub default_flavor: Size,
     pub max_total_memory_mb: Option<u64>,
     pub evict: bool,
@@ -256,7 +256,7 @@ impl Config {
                 call_memory_mb: effective.get("quota.call_memory_mb")?,
                 calls_per_second: effective.get("quota.calls_per_second")?,
             },
-            files: Files {
+            files: FilesConfig {
                 secret: effective.get("files.secret")?,
                 link_ttl: effective.optional_time("files.link_ttl"),
             },
@@ -358,7 +358,7 @@ impl Dialects {
             conversation: limits("conversation")?,
             default_context: effective.get("agentrun.default_context")?,
             underscores: effective.get("conversation.underscores")?,
-            sessions: Sessions {
+            sessions: MicrosandboxConfig {
                 default_flavor: effective.get("microsandbox.default_flavor")?,
                 max_total_memory_mb: effective.get("microsandbox.max_total_memory_mb")?,
                 evict: effective.get("microsandbox.evict")?,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::environment::Environment;
-use super::settings::{Fallback, Kind, SETTINGS, Setting, find};
+use super::settings::{Fallback, SETTINGS, Setting, ValueKind, find};
 
 /// Everything a configuration is made of.
 #[derive(Debug, Default)]
@@ -60,12 +60,12 @@ fn hint(nearest: &Option<&'static str>) -> String {
 
 /// A value and where it came from; no value means that the setting is unset.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Given {
+pub struct GivenValue {
     pub value: Option<toml::Value>,
     pub origin: Origin,
 }
 
-impl Given {
+impl GivenValue {
     /// The value, unless it is nobody's business.
     pub fn shown(&self, setting: &Setting) -> Option<toml::Value> {
         match self.value {
@@ -77,11 +77,11 @@ impl Given {
 
 /// The effective configuration, one entry for each setting of the table.
 #[derive(Debug, Clone)]
-pub struct Effective(BTreeMap<&'static str, Given>);
+pub struct Effective(BTreeMap<&'static str, GivenValue>);
 
 impl Effective {
     /// In the order of the table.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static Setting, &Given)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&'static Setting, &GivenValue)> {
         SETTINGS.iter().map(|setting| (setting, &self.0[setting.key]))
     }
 
@@ -141,11 +141,11 @@ pub(super) fn resolve(sources: &Sources) -> Result<Effective, ConfigError> {
     let mut values = defaults(sources);
     if let Some((path, origin)) = config_file(sources) {
         for (key, value) in read_file(&path)? {
-            values.insert(key, Given { value: Some(value), origin: Origin::File(path.clone()) });
+            values.insert(key, GivenValue { value: Some(value), origin: Origin::File(path.clone()) });
         }
-        values.insert("config", Given { value: Some(text(&path)), origin });
+        values.insert("config", GivenValue { value: Some(text(&path)), origin });
     }
-    for setting in SETTINGS.iter().filter(|setting| setting.kind != Kind::ConfigFile) {
+    for setting in SETTINGS.iter().filter(|setting| setting.kind != ValueKind::ConfigFile) {
         let set = setting.env.iter().find_map(|name| Some((*name, sources.environment.get(name)?)));
         if let Some((name, given)) = set {
             values.insert(setting.key, from_text(setting, &given.to_string_lossy(), Origin::Environment(name))?);
@@ -153,7 +153,7 @@ pub(super) fn resolve(sources: &Sources) -> Result<Effective, ConfigError> {
     }
     for (key, given) in &sources.flags {
         let Some((setting, name)) = find(key).and_then(|setting| Some((setting, setting.flag?.0))) else { continue };
-        if setting.kind != Kind::ConfigFile {
+        if setting.kind != ValueKind::ConfigFile {
             values.insert(setting.key, from_text(setting, given, Origin::Flag(name))?);
         }
     }
@@ -169,7 +169,7 @@ pub(super) fn resolve(sources: &Sources) -> Result<Effective, ConfigError> {
     Ok(Effective(values))
 }
 
-fn defaults(sources: &Sources) -> BTreeMap<&'static str, Given> {
+fn defaults(sources: &Sources) -> BTreeMap<&'static str, GivenValue> {
     let mut values = BTreeMap::new();
     for setting in SETTINGS.iter() {
         let value = match (setting.default, setting.key) {
@@ -185,7 +185,7 @@ fn defaults(sources: &Sources) -> BTreeMap<&'static str, Given> {
             }
             (Fallback::Computed(_) | Fallback::Unset, _) => None,
         };
-        values.insert(setting.key, Given { value, origin: Origin::Default });
+        values.insert(setting.key, GivenValue { value, origin: Origin::Default });
     }
     values
 }
@@ -215,7 +215,7 @@ fn read_file(path: &Path) -> Result<Vec<(&'static str, toml::Value)>, ConfigErro
         .into_iter()
         .map(|(key, value)| match find(&key) {
             Some(setting) if setting.secret => Err(ConfigError::Secret { path: path.into(), key, env: setting.env[0] }),
-            Some(setting) if setting.kind != Kind::ConfigFile => Ok((setting.key, value)),
+            Some(setting) if setting.kind != ValueKind::ConfigFile => Ok((setting.key, value)),
             _ => Err(ConfigError::UnknownKey { path: path.into(), nearest: nearest(&key), key }),
         })
         .collect()
@@ -224,7 +224,7 @@ fn read_file(path: &Path) -> Result<Vec<(&'static str, toml::Value)>, ConfigErro
 fn flatten(prefix: &str, table: toml::Table, leaves: &mut Vec<(String, toml::Value)>) {
     for (name, value) in table {
         let key = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
-        let whole = find(&key).is_some_and(|setting| setting.kind == Kind::Table);
+        let whole = find(&key).is_some_and(|setting| setting.kind == ValueKind::Table);
         match value {
             toml::Value::Table(table) if !whole => flatten(&key, table, leaves),
             value => leaves.push((key, value)),
@@ -242,35 +242,35 @@ fn nearest(key: &str) -> Option<&'static str> {
         // `timeout = 5` at the top means the one in its table.
         whole.max(0.9 * strsim::normalized_damerau_levenshtein(&last(key), &last(known)))
     };
-    let known = SETTINGS.iter().filter(|setting| setting.kind != Kind::ConfigFile).map(|setting| setting.key);
+    let known = SETTINGS.iter().filter(|setting| setting.kind != ValueKind::ConfigFile).map(|setting| setting.key);
     let (best, key) = known.map(|known| (likeness(known), known)).rev().max_by(|a, b| a.0.total_cmp(&b.0))?;
     (best > 0.5).then_some(key)
 }
 
 /// A value that came as one string: a flag or a variable.
-fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<Given, ConfigError> {
+fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<GivenValue, ConfigError> {
     let value = match setting.kind {
-        Kind::Text | Kind::OneOf(_) | Kind::ConfigFile => Some(toml::Value::String(given.into())),
+        ValueKind::Text | ValueKind::OneOf(_) | ValueKind::ConfigFile => Some(toml::Value::String(given.into())),
         // As the microsandbox wrapper has it.
-        Kind::List if given.trim_start().starts_with('[') => {
+        ValueKind::List if given.trim_start().starts_with('[') => {
             serde_json::from_str::<Vec<String>>(given).ok().map(toml::Value::from)
         }
-        Kind::List => {
+        ValueKind::List => {
             let items = given.split(',').map(str::trim).filter(|item| !item.is_empty());
             Some(toml::Value::Array(items.map(toml::Value::from).collect()))
         }
-        Kind::Switch => match given.to_ascii_lowercase().as_str() {
+        ValueKind::Switch => match given.to_ascii_lowercase().as_str() {
             "true" | "1" | "yes" => Some(true.into()),
             "false" | "0" | "no" => Some(false.into()),
             _ => None,
         },
-        Kind::Whole(..) => given.parse::<i64>().ok().map(Into::into),
-        Kind::Number(..) => given.parse::<f64>().ok().map(Into::into),
-        Kind::Time(..) => Some(given.parse::<f64>().map_or_else(|_| given.into(), Into::into)),
-        Kind::Table | Kind::Tables => None,
+        ValueKind::Whole(..) => given.parse::<i64>().ok().map(Into::into),
+        ValueKind::Number(..) => given.parse::<f64>().ok().map(Into::into),
+        ValueKind::Time(..) => Some(given.parse::<f64>().map_or_else(|_| given.into(), Into::into)),
+        ValueKind::Table | ValueKind::Tables => None,
     };
     match value {
-        Some(value) => Ok(Given { value: Some(value), origin }),
+        Some(value) => Ok(GivenValue { value: Some(value), origin }),
         None => Err(ConfigError::Value {
             key: setting.key.into(),
             origin,
@@ -282,37 +282,37 @@ fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<Given, Co
     }
 }
 
-fn check(kind: Kind, value: &toml::Value) -> Result<(), String> {
+fn check(kind: ValueKind, value: &toml::Value) -> Result<(), String> {
     let fits = match kind {
-        Kind::Text | Kind::ConfigFile => value.as_str().is_some_and(|text| !text.is_empty()),
-        Kind::OneOf(names) => value.as_str().is_some_and(|text| names.contains(&text)),
-        Kind::List => value.as_array().is_some_and(|items| items.iter().all(toml::Value::is_str)),
-        Kind::Switch => value.is_bool(),
-        Kind::Whole(min, max) => value.as_integer().is_some_and(|n| (min..=max).contains(&n)),
-        Kind::Number(min, max) => as_number(value).is_some_and(|n| (min..=max).contains(&n)),
-        Kind::Time(min, max) => as_seconds(value).is_some_and(|n| (min..=max).contains(&n)),
-        Kind::Table => value.is_table(),
-        Kind::Tables => value.as_array().is_some_and(|items| items.iter().all(toml::Value::is_table)),
+        ValueKind::Text | ValueKind::ConfigFile => value.as_str().is_some_and(|text| !text.is_empty()),
+        ValueKind::OneOf(names) => value.as_str().is_some_and(|text| names.contains(&text)),
+        ValueKind::List => value.as_array().is_some_and(|items| items.iter().all(toml::Value::is_str)),
+        ValueKind::Switch => value.is_bool(),
+        ValueKind::Whole(min, max) => value.as_integer().is_some_and(|n| (min..=max).contains(&n)),
+        ValueKind::Number(min, max) => as_number(value).is_some_and(|n| (min..=max).contains(&n)),
+        ValueKind::Time(min, max) => as_seconds(value).is_some_and(|n| (min..=max).contains(&n)),
+        ValueKind::Table => value.is_table(),
+        ValueKind::Tables => value.as_array().is_some_and(|items| items.iter().all(toml::Value::is_table)),
     };
     match kind {
         _ if fits => Ok(()),
         // What is there may be a secret in the wrong place.
-        Kind::Table | Kind::Tables => Err(format!("expected {}", expected(kind))),
+        ValueKind::Table | ValueKind::Tables => Err(format!("expected {}", expected(kind))),
         _ => Err(format!("`{value}` is not {}", expected(kind))),
     }
 }
 
-fn expected(kind: Kind) -> String {
+fn expected(kind: ValueKind) -> String {
     match kind {
-        Kind::Text | Kind::ConfigFile => "a text".into(),
-        Kind::OneOf(names) => format!("one of `{}`", names.join("`, `")),
-        Kind::List => "a list of texts".into(),
-        Kind::Switch => "`true` or `false`".into(),
-        Kind::Whole(min, max) => format!("a whole number from {min} to {max}"),
-        Kind::Number(min, max) => format!("a number from {min} to {max}"),
-        Kind::Time(min, max) => format!("a time from {min} to {max} seconds (a number, or `90s`, `10m`, `1h`)"),
-        Kind::Table => "a table".into(),
-        Kind::Tables => "tables, each of which begins with the name in double brackets".into(),
+        ValueKind::Text | ValueKind::ConfigFile => "a text".into(),
+        ValueKind::OneOf(names) => format!("one of `{}`", names.join("`, `")),
+        ValueKind::List => "a list of texts".into(),
+        ValueKind::Switch => "`true` or `false`".into(),
+        ValueKind::Whole(min, max) => format!("a whole number from {min} to {max}"),
+        ValueKind::Number(min, max) => format!("a number from {min} to {max}"),
+        ValueKind::Time(min, max) => format!("a time from {min} to {max} seconds (a number, or `90s`, `10m`, `1h`)"),
+        ValueKind::Table => "a table".into(),
+        ValueKind::Tables => "tables, each of which begins with the name in double brackets".into(),
     }
 }
 

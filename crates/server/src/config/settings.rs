@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 pub struct Setting {
     /// Its name in `sandpool.toml`, dotted; also its name everywhere inside the program.
     pub key: &'static str,
-    pub kind: Kind,
+    pub kind: ValueKind,
     pub default: Fallback,
     /// `--name`, and what stands for its value in the help; a switch takes none.
     pub flag: Option<(&'static str, &'static str)>,
@@ -21,7 +21,7 @@ pub struct Setting {
 
 /// What a value may be. Strings from flags and the environment are read accordingly.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum ValueKind {
     Text,
     OneOf(&'static [&'static str]),
     /// Comma-separated where it is one string.
@@ -51,11 +51,11 @@ pub enum Fallback {
 }
 
 use Fallback::{Computed, Is, Unset};
-use Kind::{ConfigFile, List, Number, OneOf, Switch, Table, Tables, Text, Time, Whole};
+use ValueKind::{ConfigFile, List, Number, OneOf, Switch, Table, Tables, Text, Time, Whole};
 
 const DAY: f64 = 86_400.0;
 
-const fn setting(key: &'static str, kind: Kind, default: Fallback, help: &'static str) -> Setting {
+const fn setting(key: &'static str, kind: ValueKind, default: Fallback, help: &'static str) -> Setting {
     Setting { key, kind, default, flag: None, env: &[], secret: false, help }
 }
 

@@ -20,31 +20,31 @@ pub struct ArgError {
 
 /// Why a field was refused. The field's name is in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refused(pub String);
+pub(super) struct FieldError(pub String);
 
-impl fmt::Display for Refused {
+impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 /// For dialects that have one form for all of them.
-impl From<Refused> for ArgError {
-    fn from(refused: Refused) -> Self {
+impl From<FieldError> for ArgError {
+    fn from(refused: FieldError) -> Self {
         Self { code: "INVALID_PARAMS", message: refused.0 }
     }
 }
 
-fn refused<T>(why: String) -> Result<T, Refused> {
-    Err(Refused(why))
+fn refused<T>(why: String) -> Result<T, FieldError> {
+    Err(FieldError(why))
 }
 
-fn wrong<T>(field: impl fmt::Display, wanted: &str, got: &Value) -> Result<T, Refused> {
+fn wrong<T>(field: impl fmt::Display, wanted: &str, got: &Value) -> Result<T, FieldError> {
     refused(format!("{field} must be {wanted}, got {}", kind(got)))
 }
 
 /// The text of a field, `None` when it is not given. It may be empty.
-pub(super) fn text<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, Refused> {
+pub(super) fn text<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, FieldError> {
     match args.get(field) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -53,12 +53,12 @@ pub(super) fn text<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, R
 }
 
 /// A text that has to be given; it may be empty.
-pub(super) fn given<'a>(args: &'a Args, field: &str) -> Result<&'a str, Refused> {
-    text(args, field)?.ok_or_else(|| Refused(format!("{field} is required")))
+pub(super) fn given<'a>(args: &'a Args, field: &str) -> Result<&'a str, FieldError> {
+    text(args, field)?.ok_or_else(|| FieldError(format!("{field} is required")))
 }
 
 /// A text that has to be given and to hold something.
-pub(super) fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, Refused> {
+pub(super) fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, FieldError> {
     match given(args, field)? {
         "" => refused(format!("{field} is required")),
         text => Ok(text),
@@ -66,7 +66,7 @@ pub(super) fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, Refus
 }
 
 /// A text that, if it is given, holds something.
-pub(super) fn filled<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, Refused> {
+pub(super) fn filled<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, FieldError> {
     match text(args, field)? {
         Some("") => refused(format!("{field} cannot be empty; leave it out instead")),
         text => Ok(text),
@@ -74,7 +74,7 @@ pub(super) fn filled<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>,
 }
 
 /// One of the texts in `choices`, as what stands beside it.
-pub(super) fn choice<T: Copy>(args: &Args, field: &str, choices: &[(&str, T)]) -> Result<Option<T>, Refused> {
+pub(super) fn choice<T: Copy>(args: &Args, field: &str, choices: &[(&str, T)]) -> Result<Option<T>, FieldError> {
     let Some(text) = text(args, field)? else { return Ok(None) };
     match choices.iter().find(|(name, _)| *name == text) {
         Some((_, value)) => Ok(Some(*value)),
@@ -85,7 +85,7 @@ pub(super) fn choice<T: Copy>(args: &Args, field: &str, choices: &[(&str, T)]) -
     }
 }
 
-pub(super) fn flag(args: &Args, field: &str) -> Result<Option<bool>, Refused> {
+pub(super) fn flag(args: &Args, field: &str) -> Result<Option<bool>, FieldError> {
     match args.get(field) {
         None => Ok(None),
         Some(Value::Bool(flag)) => Ok(Some(*flag)),
@@ -94,7 +94,7 @@ pub(super) fn flag(args: &Args, field: &str) -> Result<Option<bool>, Refused> {
 }
 
 /// A whole number. `5.0` is one, as JSON Schema has it.
-pub(super) fn whole(args: &Args, field: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Refused> {
+pub(super) fn whole(args: &Args, field: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, FieldError> {
     let number = match args.get(field) {
         None => return Ok(None),
         Some(Value::Number(number)) => number,
@@ -114,7 +114,7 @@ pub(super) fn whole(args: &Args, field: &str, range: RangeInclusive<u64>) -> Res
     }
 }
 
-pub(super) fn text_list(args: &Args, field: &str) -> Result<Option<Vec<String>>, Refused> {
+pub(super) fn text_list(args: &Args, field: &str) -> Result<Option<Vec<String>>, FieldError> {
     let items = match args.get(field) {
         None => return Ok(None),
         Some(Value::Array(items)) => items,
@@ -127,7 +127,7 @@ pub(super) fn text_list(args: &Args, field: &str) -> Result<Option<Vec<String>>,
     items.iter().enumerate().map(text).collect::<Result<_, _>>().map(Some)
 }
 
-pub(super) fn text_map(args: &Args, field: &str) -> Result<Option<BTreeMap<String, String>>, Refused> {
+pub(super) fn text_map(args: &Args, field: &str) -> Result<Option<BTreeMap<String, String>>, FieldError> {
     let members = match args.get(field) {
         None => return Ok(None),
         Some(Value::Object(members)) => members,

@@ -40,7 +40,7 @@ pub struct Dialect {
     pub prose_en: &'static str,
     pub prose_zh: &'static str,
     /// Refused arguments, in the dialect's own form.
-    pub refuse: fn(&Scene<'_>, &ArgError) -> Reply,
+    pub refuse: fn(&RenderInput<'_>, &ArgError) -> Reply,
     /// The tool that asks after a background run. Where there is one, long runs can become tasks of clients that know these.
     pub background: Option<&'static ToolRow>,
 }
@@ -56,8 +56,8 @@ pub struct ToolRow {
     pub output_schema: fn() -> Value,
     pub hints: Hints,
     pub lower: fn(&Args, &Options) -> Result<Op, ArgError>,
-    pub render: fn(&Scene<'_>, Outcome) -> Answer,
-    pub render_error: fn(&Scene<'_>, &EngineError) -> Reply,
+    pub render: fn(&RenderInput<'_>, Outcome) -> Answer,
+    pub render_error: fn(&RenderInput<'_>, &EngineError) -> Reply,
 }
 
 impl ToolRow {
@@ -110,7 +110,7 @@ impl Default for Options {
 }
 
 /// What rendering may look at besides the outcome.
-pub struct Scene<'a> {
+pub struct RenderInput<'a> {
     /// The tool's name as it is advertised.
     pub tool: &'static str,
     pub args: &'a Args,
@@ -120,7 +120,7 @@ pub struct Scene<'a> {
     pub fence: &'a Fence,
 }
 
-impl Scene<'_> {
+impl RenderInput<'_> {
     /// A block with the address of a file, where links can be made.
     pub fn link(&self, key: &str, path: &str, size: Option<u64>) -> Option<Block> {
         let name = path.rsplit('/').next().unwrap_or(path).to_owned();

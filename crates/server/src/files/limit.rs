@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct DownloadLimits {
     pub per_key: usize,
     /// So that nobody's slow readers keep all others out.
     pub per_owner: usize,
     pub total: usize,
 }
 
-impl Default for Limits {
+impl Default for DownloadLimits {
     /// A browser opens six connections to one host.
     fn default() -> Self {
         Self { per_key: 8, per_owner: 32, total: 256 }
@@ -20,7 +20,7 @@ impl Default for Limits {
 
 #[derive(Clone)]
 pub struct Permits {
-    limits: Limits,
+    limits: DownloadLimits,
     running: Arc<Mutex<Running>>,
 }
 
@@ -39,12 +39,12 @@ pub struct Permit {
 }
 
 impl Permits {
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: DownloadLimits) -> Self {
         Self { limits, running: Arc::default() }
     }
 
     pub fn take(&self, key: &str, owner: &str) -> Option<Permit> {
-        let Limits { per_key, per_owner, total } = self.limits;
+        let DownloadLimits { per_key, per_owner, total } = self.limits;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |all: &HashMap<String, usize>, one: &str| all.get(one).copied().unwrap_or(0);
         if running.owners.values().sum::<usize>() >= total
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn nobody_can_take_what_all_share_and_what_ends_is_given_back() {
-        let permits = Permits::new(Limits { per_key: 2, per_owner: 3, total: 4 });
+        let permits = Permits::new(DownloadLimits { per_key: 2, per_owner: 3, total: 4 });
         let first = permits.take("a", "x").unwrap();
         let second = permits.take("a", "x").unwrap();
         assert!(permits.take("a", "x").is_none(), "of one key");

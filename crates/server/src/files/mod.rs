@@ -27,7 +27,7 @@ mod disposition;
 mod limit;
 
 use conditions::{Decision, Version};
-pub use limit::Limits;
+pub use limit::DownloadLimits;
 use limit::{Permit, Permits};
 
 /// What is read at a time, and all that a download holds in memory.
@@ -63,13 +63,13 @@ pub struct Stat {
 pub struct Settings {
     /// Only links that it signed are served.
     pub signer: Option<Signer>,
-    pub limits: Limits,
+    pub limits: DownloadLimits,
     /// Is told of each file that is given out.
-    pub given: Arc<dyn Fn(&Given<'_>) + Send + Sync>,
+    pub given: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
 }
 
 /// A file on its way to somebody who had its link.
-pub struct Given<'a> {
+pub struct ServedFile<'a> {
     pub key: &'a str,
     /// Where it goes, if the transport says.
     pub peer: Option<SocketAddr>,
@@ -78,13 +78,13 @@ pub struct Given<'a> {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { signer: None, limits: Limits::default(), given: Arc::new(|_| ()) }
+        Self { signer: None, limits: DownloadLimits::default(), given: Arc::new(|_| ()) }
     }
 }
 
 /// To be merged into another router, not nested: addresses are read from the path as it was sent.
 pub fn router<S: Store>(store: S, settings: Settings) -> Router {
-    let files = Arc::new(Files::new(store, settings));
+    let files = Arc::new(FileServer::new(store, settings));
     let answer = any(move |request: http::Request<Body>| {
         let files = files.clone();
         async move { files.answer(&request.into_parts().0).await }
@@ -93,36 +93,36 @@ pub fn router<S: Store>(store: S, settings: Settings) -> Router {
 }
 
 /// What answers the requests.
-pub struct Files<S> {
+pub struct FileServer<S> {
     store: S,
     settings: Settings,
     permits: Permits,
 }
 
-impl<S: Store> Files<S> {
+impl<S: Store> FileServer<S> {
     pub fn new(store: S, settings: Settings) -> Self {
         Self { store, permits: Permits::new(settings.limits), settings }
     }
 
     pub async fn answer(&self, request: &Parts) -> Response<Body> {
-        self.found(request).await.unwrap_or_else(Refusal::response)
+        self.found(request).await.unwrap_or_else(DownloadRefusal::response)
     }
 
-    async fn found(&self, request: &Parts) -> Result<Response<Body>, Refusal> {
+    async fn found(&self, request: &Parts) -> Result<Response<Body>, DownloadRefusal> {
         if !matches!(request.method, Method::GET | Method::HEAD) {
-            return Err(Refusal::Method);
+            return Err(DownloadRefusal::Method);
         }
         let now = SystemTime::now();
-        let address = Address::parse(request.uri.path()).ok_or(Refusal::NotFound)?;
+        let address = Address::parse(request.uri.path()).ok_or(DownloadRefusal::NotFound)?;
         self.check_signature(&address, request.uri.query().unwrap_or_default(), now)?;
-        let owner = self.store.owner(&address.key).ok_or(Refusal::NotFound)?;
-        let permit = self.permits.take(&address.key, &owner).ok_or(Refusal::Busy)?;
+        let owner = self.store.owner(&address.key).ok_or(DownloadRefusal::NotFound)?;
+        let permit = self.permits.take(&address.key, &owner).ok_or(DownloadRefusal::Busy)?;
         let file = self.store.open(&address.key, &address.path).await?;
         let stat = file.stat();
         let version = Version::of(&stat, now);
         let range = match conditions::decide(&request.method, &request.headers, &version, stat.size, now) {
-            Decision::Failed => return Err(Refusal::Changed),
-            Decision::Unsatisfiable => return Err(Refusal::Range { size: stat.size }),
+            Decision::Failed => return Err(DownloadRefusal::Changed),
+            Decision::Unsatisfiable => return Err(DownloadRefusal::Range { size: stat.size }),
             Decision::NotModified => {
                 return Ok(response(StatusCode::NOT_MODIFIED, version.headers(), Body::empty()));
             }
@@ -144,19 +144,19 @@ impl<S: Store> Files<S> {
             Body::empty()
         } else {
             let peer = request.extensions.get::<Peer>().map(|peer| peer.0);
-            (self.settings.given)(&Given { key: &address.key, peer, bytes: bytes.end - bytes.start });
+            (self.settings.given)(&ServedFile { key: &address.key, peer, bytes: bytes.end - bytes.start });
             Body::from_stream(pieces(Download { file, at: bytes.start, end: bytes.end, _permit: permit }))
         };
         Ok(response(status, headers, body))
     }
 
-    fn check_signature(&self, address: &Address, query: &str, now: SystemTime) -> Result<(), Refusal> {
+    fn check_signature(&self, address: &Address, query: &str, now: SystemTime) -> Result<(), DownloadRefusal> {
         let Some(signer) = &self.settings.signer else { return Ok(()) };
         let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         match signer.check(address, query, now) {
             Signed::Valid => Ok(()),
-            Signed::Expired => Err(Refusal::Expired),
-            Signed::Wrong => Err(Refusal::NotFound),
+            Signed::Expired => Err(DownloadRefusal::Expired),
+            Signed::Wrong => Err(DownloadRefusal::NotFound),
         }
     }
 }
@@ -224,7 +224,7 @@ fn response(status: StatusCode, headers: HeaderMap, body: Body) -> Response<Body
 
 /// Why there is no file in the answer.
 #[derive(Debug)]
-enum Refusal {
+enum DownloadRefusal {
     Method,
     NotFound,
     /// The link was good once; who has it may know.
@@ -240,7 +240,7 @@ enum Refusal {
     Failed,
 }
 
-impl From<EngineError> for Refusal {
+impl From<EngineError> for DownloadRefusal {
     fn from(error: EngineError) -> Self {
         use EngineError as E;
         match error {
@@ -256,7 +256,7 @@ impl From<EngineError> for Refusal {
     }
 }
 
-impl Refusal {
+impl DownloadRefusal {
     fn response(self) -> Response<Body> {
         let (status, text) = match self {
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "files can be read, and nothing else\n"),

@@ -87,7 +87,7 @@ async fn whole(response: Response<Body>) -> (StatusCode, HeaderMap, Vec<u8>) {
 
 /// Serves on loopback until the test ends.
 async fn serve(store: Numbers, settings: Settings) -> SocketAddr {
-    let files = Arc::new(Files::new(store, settings));
+    let files = Arc::new(FileServer::new(store, settings));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -153,7 +153,7 @@ async fn a_page_out_of_a_sandbox_is_a_file_to_keep_and_nothing_else() {
 async fn everything_that_is_not_there_gets_the_same_answer() {
     let store = Numbers::new(&[("a.txt", 3)]);
     let asked = store.asked.clone();
-    let files = Files::new(store, Settings::default());
+    let files = FileServer::new(store, Settings::default());
     let get = async |target: &str| whole(files.answer(&request("GET", target, &[])).await).await;
     let (status, headers, body) = get(&format!("/files/{KEY}/none.txt")).await;
     assert_eq!((status, body.as_slice()), (StatusCode::NOT_FOUND, b"no such file\n".as_slice()));
@@ -188,7 +188,7 @@ async fn everything_that_is_not_there_gets_the_same_answer() {
 #[tokio::test]
 async fn parts_of_a_file() {
     let size = 3 * PIECE + 5;
-    let files = Files::new(Numbers::new(&[("n.bin", size)]), Settings::default());
+    let files = FileServer::new(Numbers::new(&[("n.bin", size)]), Settings::default());
     let target = format!("/files/{KEY}/n.bin");
     let get = async |headers: &[(&str, &str)]| whole(files.answer(&request("GET", &target, headers)).await).await;
 
@@ -237,7 +237,7 @@ async fn a_head_says_all_but_the_content_and_the_connection_goes_on() {
 
 #[tokio::test]
 async fn no_other_method() {
-    let files = Files::new(Numbers::new(&[("a", 1)]), Settings::default());
+    let files = FileServer::new(Numbers::new(&[("a", 1)]), Settings::default());
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PROPFIND"] {
         let (status, headers, _) = whole(files.answer(&request(method, &format!("/files/{KEY}/a"), &[])).await).await;
         assert_eq!((status, &headers["allow"]), (StatusCode::METHOD_NOT_ALLOWED, &"GET, HEAD".parse().unwrap()));
@@ -246,7 +246,7 @@ async fn no_other_method() {
 
 #[tokio::test]
 async fn the_engine_s_troubles_are_told_without_its_words() {
-    let files = Files::new(Numbers::new(&[]), Settings::default());
+    let files = FileServer::new(Numbers::new(&[]), Settings::default());
     let get = async |name: &str| whole(files.answer(&request("GET", &format!("/files/{KEY}/{name}"), &[])).await).await;
     let (status, headers, _) = get("busy").await;
     assert_eq!((status, &headers["retry-after"]), (StatusCode::SERVICE_UNAVAILABLE, &"1".parse().unwrap()));
@@ -269,8 +269,8 @@ async fn a_file_that_changes_meanwhile_ends_the_connection() {
 
 #[tokio::test]
 async fn downloads_of_one_key_are_bounded() {
-    let settings = Settings { limits: Limits { per_key: 1, per_owner: 2, total: 2 }, ..Settings::default() };
-    let files = Files::new(Numbers::new(&[("n", 2 * PIECE)]), settings);
+    let settings = Settings { limits: DownloadLimits { per_key: 1, per_owner: 2, total: 2 }, ..Settings::default() };
+    let files = FileServer::new(Numbers::new(&[("n", 2 * PIECE)]), settings);
     let get = async || files.answer(&request("GET", &format!("/files/{KEY}/n"), &[])).await;
     let first = get().await;
     let (status, headers, _) = whole(get().await).await;
@@ -285,7 +285,7 @@ async fn downloads_of_one_key_are_bounded() {
 async fn where_links_end_only_signed_ones_are_served() {
     let signer = Signer::new(b"secret");
     let settings = Settings { signer: Some(signer.clone()), ..Settings::default() };
-    let files = Files::new(Numbers::new(&[("a b", 1)]), settings);
+    let files = FileServer::new(Numbers::new(&[("a b", 1)]), settings);
     let get = async |target: &str| whole(files.answer(&request("GET", target, &[])).await).await;
     let expiring = Expiring { signer, ttl: Duration::from_secs(60), now: 0 };
     let links = Links { base: Some(String::new()), expiring: Some(expiring) };

@@ -161,7 +161,7 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
             let response = server.answer(request, &connection).await;
             connection.linger.store(response.headers().contains_key(CONNECTION), Ordering::Relaxed);
             Ok::<Response<Body>, Infallible>(
-                response.map(|body| Body::new(Held { body, metrics: server.metrics().clone(), _busy: busy })),
+                response.map(|body| Body::new(BusyBody { body, metrics: server.metrics().clone(), _busy: busy })),
             )
         }
     });
@@ -216,12 +216,12 @@ impl Connections {
         self.all().1.len()
     }
 
-    fn enter(self: &Arc<Self>, connection: Arc<Connection>) -> Place {
+    fn enter(self: &Arc<Self>, connection: Arc<Connection>) -> ConnectionSlot {
         let mut all = self.all();
         all.0 += 1;
         let number = all.0;
         all.1.insert(number, connection);
-        Place(self.clone(), number)
+        ConnectionSlot(self.clone(), number)
     }
 
     /// Closes the connection that has kept us waiting longest, if there is any.
@@ -243,9 +243,9 @@ impl Connections {
 }
 
 /// A connection's place among all; given back however its task ends.
-struct Place(Arc<Connections>, u64);
+struct ConnectionSlot(Arc<Connections>, u64);
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.all().1.remove(&self.1);
     }
@@ -324,13 +324,13 @@ impl Drop for Busy {
 }
 
 /// A response's body; its connection is busy until it has been sent.
-struct Held {
+struct BusyBody {
     body: Body,
     metrics: Metrics,
     _busy: Busy,
 }
 
-impl HttpBody for Held {
+impl HttpBody for BusyBody {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -27,13 +27,13 @@ use crate::mcp::{Outlet, Prepared};
 /// Notifications that may wait for a client that reads slowly.
 const QUEUE: usize = 16;
 
-type Message = TxJsonRpcMessage<RoleServer>;
+type ServerMessage = TxJsonRpcMessage<RoleServer>;
 
 pub(super) struct Direct {
-    work: Work,
+    work: DirectCall,
     /// What the handler says meanwhile, if the client wants to hear it.
     notes: Option<mpsc::Receiver<ServerNotification>>,
-    answer: Option<Message>,
+    answer: Option<ServerMessage>,
     prepared: Prepared,
     cancel: CancellationToken,
 }
@@ -49,7 +49,7 @@ impl Direct {
         service: Box<dyn DynService<RoleServer>>,
         mut request: ClientRequest,
         id: RequestId,
-        peer: Lent,
+        peer: PeerLease,
         cancel: CancellationToken,
         begun: CancellationToken,
     ) -> Self {
@@ -72,7 +72,7 @@ impl Direct {
                 Err(error) => JsonRpcMessage::error(error, Some(id)),
             }
         };
-        Self { work: Work::Here(Box::pin(work)), notes, answer: None, prepared, cancel }
+        Self { work: DirectCall::Here(Box::pin(work)), notes, answer: None, prepared, cancel }
     }
 
     /// See [`Prepared`].
@@ -82,22 +82,22 @@ impl Direct {
 
     /// From here on the call goes on whether or not anybody waits for it.
     pub(super) fn go_on(&mut self, turn: Option<Turn>) {
-        self.work = match std::mem::replace(&mut self.work, Work::Over) {
-            Work::Here(work) => {
+        self.work = match std::mem::replace(&mut self.work, DirectCall::Over) {
+            DirectCall::Here(work) => {
                 let work = async {
                     match turn {
                         Some(turn) => during(turn, work).await,
                         None => work.await,
                     }
                 };
-                Work::Apart(tokio::spawn(work.in_current_span()))
+                DirectCall::Apart(tokio::spawn(work.in_current_span()))
             }
             other => other,
         };
     }
 
     /// The next message, the answer last. Giving up the wait loses nothing.
-    pub(super) async fn next(&mut self) -> Option<Message> {
+    pub(super) async fn next(&mut self) -> Option<ServerMessage> {
         if self.answer.is_none() {
             let noted = async {
                 match &mut self.notes {
@@ -122,7 +122,8 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.cancel.cancel();
-        if let (Work::Here(work), Ok(runtime)) = (std::mem::replace(&mut self.work, Work::Over), Handle::try_current())
+        if let (DirectCall::Here(work), Ok(runtime)) =
+            (std::mem::replace(&mut self.work, DirectCall::Over), Handle::try_current())
         {
             runtime.spawn(work.in_current_span());
         }
@@ -130,16 +131,16 @@ impl Drop for Direct {
 }
 
 /// A call on its way.
-enum Work {
-    Here(BoxFuture<'static, Message>),
-    Apart(JoinHandle<Message>),
+enum DirectCall {
+    Here(BoxFuture<'static, ServerMessage>),
+    Apart(JoinHandle<ServerMessage>),
     Over,
 }
 
-impl Future for Work {
-    type Output = Option<Message>;
+impl Future for DirectCall {
+    type Output = Option<ServerMessage>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Message>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ServerMessage>> {
         let polled = match &mut *self {
             Self::Here(work) => work.as_mut().poll(cx).map(Some),
             Self::Apart(work) => Pin::new(work).poll(cx).map(Result::ok),
@@ -170,7 +171,7 @@ impl Peers {
         self: &Arc<Self>,
         info: InitializeRequestParams,
         service: impl FnOnce() -> Box<dyn DynService<RoleServer>>,
-    ) -> Lent {
+    ) -> PeerLease {
         let spare = self.spare().pop();
         let peer = match spare {
             Some(peer) => {
@@ -179,17 +180,17 @@ impl Peers {
             }
             None => serve_directly_with_ct(service(), Closed, Some(info), CancellationToken::new()).peer().clone(),
         };
-        Lent { peer, peers: self.clone() }
+        PeerLease { peer, peers: self.clone() }
     }
 }
 
 /// A peer for one request.
-pub(super) struct Lent {
+pub(super) struct PeerLease {
     peer: Peer<RoleServer>,
     peers: Arc<Peers>,
 }
 
-impl Drop for Lent {
+impl Drop for PeerLease {
     fn drop(&mut self) {
         let mut spare = self.peers.spare();
         if spare.len() < Peers::KEPT {
@@ -204,7 +205,7 @@ struct Closed;
 impl Transport<RoleServer> for Closed {
     type Error = std::io::Error;
 
-    fn send(&mut self, _: Message) -> impl Future<Output = std::io::Result<()>> + Send + 'static {
+    fn send(&mut self, _: ServerMessage) -> impl Future<Output = std::io::Result<()>> + Send + 'static {
         std::future::ready(Ok(()))
     }
 

@@ -25,13 +25,13 @@ use uuid::Uuid;
 use super::body::{Bodies, busy, over};
 use super::connection::Connection;
 use super::direct::{Direct, Peers};
-use super::exchange::{Asker, Exchange, Last, Said, Setting, Words};
+use super::exchange::{AnswerBytes, Asker, Exchange, ExchangeEvent, ExchangeParts, FinalAnswer};
 use super::guard::Guard;
 use super::replay::Replay;
 use super::revision::{self, Era};
 use super::session::{self, Listener, Session, Sessions};
 use super::share::Shares;
-use super::sse::{self, Source};
+use super::sse::{self, EventSource};
 use super::turns::{Turn, Turns, during};
 use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
 use crate::logging::HTTP_LOG;
@@ -63,7 +63,7 @@ pub(super) struct Server {
 }
 
 /// Where a request goes and who sent it.
-struct Place<'a> {
+struct RequestInfo<'a> {
     endpoint: &'a Endpoint,
     name: &'a str,
     caller: Caller,
@@ -74,7 +74,7 @@ struct Place<'a> {
 }
 
 /// One request of a body, with the memory that it and its answer hold.
-struct Asked {
+struct BatchItem {
     id: Value,
     request: ClientRequest,
     hold: Hold,
@@ -175,7 +175,8 @@ impl Server {
             return refused(StatusCode::NOT_FOUND, why);
         };
         let hold = self.options().memory.hold(&caller.tenant);
-        let place = Place { endpoint, name, caller, hold, request_id: request_id.to_string(), peer: connection.peer };
+        let place =
+            RequestInfo { endpoint, name, caller, hold, request_id: request_id.to_string(), peer: connection.peer };
         match parts.method {
             Method::POST => self.post(place, &parts, body, connection).await,
             Method::GET | Method::HEAD => self.get(place, &parts.headers, connection).await,
@@ -186,7 +187,7 @@ impl Server {
 
     async fn post(
         &self,
-        place: Place<'_>,
+        place: RequestInfo<'_>,
         parts: &Parts,
         body: IncomingBody,
         connection: &Arc<Connection>,
@@ -247,7 +248,7 @@ impl Server {
 
     async fn one(
         &self,
-        place: Place<'_>,
+        place: RequestInfo<'_>,
         headers: &HeaderMap,
         form: Form,
         session: Option<Arc<Session>>,
@@ -274,7 +275,7 @@ impl Server {
             _ => None,
         };
         let session = session.filter(|_| opening.is_none());
-        let asked = Asked { id, request, hold: place.hold.clone() };
+        let asked = BatchItem { id, request, hold: place.hold.clone() };
         let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), asked, form != Form::Json) {
             Ok(begun) => begun,
             Err((status, fault)) => {
@@ -299,13 +300,13 @@ impl Server {
     /// Starts a request, or says with which status it is refused.
     fn begin(
         &self,
-        place: &Place<'_>,
+        place: &RequestInfo<'_>,
         headers: &HeaderMap,
         session: Option<&Arc<Session>>,
-        asked: Asked,
+        asked: BatchItem,
         can_ask: bool,
     ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
-        let Asked { id, mut request, hold } = asked;
+        let BatchItem { id, mut request, hold } = asked;
         let era = revision::era(headers, &id, &request, &place.endpoint.schemas)
             .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
         let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
@@ -332,7 +333,7 @@ impl Server {
             true => Asker::Direct(self.peers.lend(peer, || (place.endpoint.make)(caller.clone(), Hold::default()))),
             false => Asker::Loop(Box::new(peer)),
         };
-        let setting = Setting {
+        let setting = ExchangeParts {
             service: (place.endpoint.make)(caller, hold.clone()),
             peer,
             session: session.filter(|_| can_ask).cloned(),
@@ -344,7 +345,13 @@ impl Server {
     }
 
     /// Answers `initialize`. A client for which there is no room goes on without a session.
-    fn open(&self, place: &Place<'_>, params: InitializeRequestParams, form: Form, last: Last) -> Response<Body> {
+    fn open(
+        &self,
+        place: &RequestInfo<'_>,
+        params: InitializeRequestParams,
+        form: Form,
+        last: FinalAnswer,
+    ) -> Response<Body> {
         let mut response = whole(form, StatusCode::OK, last.words);
         let kept = last.initialized.and_then(|negotiated| session::kept(params, negotiated));
         let session = kept.and_then(|kept| self.sessions.open(place.caller.tenant.clone(), place.name, kept));
@@ -357,7 +364,7 @@ impl Server {
 
     async fn batch(
         &self,
-        place: Place<'_>,
+        place: RequestInfo<'_>,
         headers: &HeaderMap,
         form: Form,
         session: Option<Arc<Session>>,
@@ -379,7 +386,7 @@ impl Server {
                         continue;
                     }
                     let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
-                    let asked = Asked { id, request: *request, hold };
+                    let asked = BatchItem { id, request: *request, hold };
                     match self.begin(&place, headers, session.as_ref(), asked, false) {
                         Ok((mut exchange, _)) => {
                             exchange.go_on(Some(self.turns.take(&place.caller.tenant).await));
@@ -402,10 +409,10 @@ impl Server {
         }
         let answers = async move {
             let rest = join_all(exchanges.iter_mut().map(Exchange::last)).await;
-            let mut all = Together::default();
+            let mut all = BatchAnswer::default();
             refusals.iter().for_each(|refusal| all.add(refusal));
             rest.into_iter().flatten().for_each(|last| all.add(&last.words.bytes));
-            all.finish().map(|bytes| Words::last(&Value::Null, bytes, hold))
+            all.finish().map(|bytes| AnswerBytes::last(&Value::Null, bytes, hold))
         };
         let era = Era::Legacy { version: None };
         self.reply("batch", Answers::Batch(Some(answers.boxed())), form, &era, None).await
@@ -421,14 +428,14 @@ impl Server {
         resumable: Option<Arc<Session>>,
     ) -> Response<Body> {
         let options = self.options();
-        let status = |last: &Last| match era {
+        let status = |last: &FinalAnswer| match era {
             Era::Legacy { .. } => StatusCode::OK,
             Era::Modern { meta_is_malformed, .. } => last.modern_status(*meta_is_malformed),
         };
         let first = loop {
             let patience = if form == Form::Json { Duration::MAX } else { options.patience };
             match timeout(patience, answers.next()).await {
-                Ok(Some(Said::Last(last))) => {
+                Ok(Some(ExchangeEvent::Last(last))) => {
                     log_answer(method, &last.words.bytes);
                     // Errors that have a status of their own are for those who do not read the body.
                     let status = status(&last);
@@ -437,8 +444,8 @@ impl Server {
                 }
                 // Taken back by the client.
                 Ok(None) => return empty(StatusCode::ACCEPTED),
-                Ok(Some(Said::Meanwhile(_))) if form == Form::Json => {}
-                Ok(Some(Said::Meanwhile(words))) => break Some(words),
+                Ok(Some(ExchangeEvent::Meanwhile(_))) if form == Form::Json => {}
+                Ok(Some(ExchangeEvent::Meanwhile(words))) => break Some(words),
                 Err(_) => break None,
             }
         };
@@ -455,7 +462,7 @@ impl Server {
         }
     }
 
-    async fn get(&self, place: Place<'_>, headers: &HeaderMap, connection: &Connection) -> Response<Body> {
+    async fn get(&self, place: RequestInfo<'_>, headers: &HeaderMap, connection: &Connection) -> Response<Body> {
         if !accepts_stream(headers) {
             connection.busy();
             let turn = self.turns.take(&place.caller.tenant).await;
@@ -473,20 +480,20 @@ impl Server {
             return match session.replay(seen) {
                 Some((replay, place)) => sse::response(replay.read(Some(place)), keep_alive, session.ended.clone()),
                 // Nothing, and the end: an error would make some clients ask again and again.
-                None => sse::response(Nothing, keep_alive, CancellationToken::new()),
+                None => sse::response(EmptyStream, keep_alive, CancellationToken::new()),
             };
         }
         // Not busy: nothing is said on such a stream, so it goes when others need its connection.
         match session.listen() {
             Some(listener) => {
-                let source = Silence { _listener: listener, ended: session.ended.clone() };
+                let source = IdleStream { _listener: listener, ended: session.ended.clone() };
                 sse::response(source, keep_alive, self.closing.clone())
             }
             None => refused(StatusCode::CONFLICT, "this session has too many streams already"),
         }
     }
 
-    fn delete(&self, place: &Place<'_>, headers: &HeaderMap) -> Response<Body> {
+    fn delete(&self, place: &RequestInfo<'_>, headers: &HeaderMap) -> Response<Body> {
         match self.session(place, headers) {
             Ok(Some(session)) => {
                 self.sessions.close(&session);
@@ -499,7 +506,7 @@ impl Server {
     }
 
     /// The session that the headers name. Since 2026-07-28 there are none.
-    fn session(&self, place: &Place<'_>, headers: &HeaderMap) -> Result<Option<Arc<Session>>, UnknownSession> {
+    fn session(&self, place: &RequestInfo<'_>, headers: &HeaderMap) -> Result<Option<Arc<Session>>, UnknownSession> {
         if revision::is_modern(headers) {
             return Ok(None);
         }
@@ -567,17 +574,17 @@ async fn answered(
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum Answers {
     One(Exchange),
-    Batch(Option<BoxFuture<'static, Option<Words>>>),
+    Batch(Option<BoxFuture<'static, Option<AnswerBytes>>>),
 }
 
 impl Answers {
-    async fn next(&mut self) -> Option<Said> {
+    async fn next(&mut self) -> Option<ExchangeEvent> {
         match self {
             Self::One(exchange) => exchange.next().await,
             Self::Batch(answers) => {
                 let words = answers.as_mut()?.await;
                 *answers = None;
-                Some(Said::Last(Last { words: words?, error: None, initialized: None }))
+                Some(ExchangeEvent::Last(FinalAnswer { words: words?, error: None, initialized: None }))
             }
         }
     }
@@ -585,38 +592,38 @@ impl Answers {
 
 /// A stream that cannot be resumed.
 struct Plain {
-    first: Option<Words>,
+    first: Option<AnswerBytes>,
     answers: Answers,
 }
 
-impl Source for Plain {
+impl EventSource for Plain {
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(first) = self.first.take() {
             return Some(first.event(None));
         }
         match self.answers.next().await? {
-            Said::Meanwhile(words) => Some(words.event(None)),
-            Said::Last(last) => Some(last.words.event(None)),
+            ExchangeEvent::Meanwhile(words) => Some(words.event(None)),
+            ExchangeEvent::Last(last) => Some(last.words.event(None)),
         }
     }
 }
 
 /// The stream of a session that belongs to no request: we have nothing to say on it.
-struct Silence {
+struct IdleStream {
     _listener: Listener,
     ended: CancellationToken,
 }
 
-impl Source for Silence {
+impl EventSource for IdleStream {
     async fn next(&mut self) -> Option<Bytes> {
         self.ended.cancelled().await;
         None
     }
 }
 
-struct Nothing;
+struct EmptyStream;
 
-impl Source for Nothing {
+impl EventSource for EmptyStream {
     async fn next(&mut self) -> Option<Bytes> {
         None
     }
@@ -656,7 +663,7 @@ fn essence(text: &str) -> String {
 }
 
 /// An answer that is there already.
-fn whole(form: Form, status: StatusCode, words: Words) -> Response<Body> {
+fn whole(form: Form, status: StatusCode, words: AnswerBytes) -> Response<Body> {
     match form {
         Form::Json | Form::Either => json(status, words.plain()),
         Form::Stream => {
@@ -669,9 +676,9 @@ fn whole(form: Form, status: StatusCode, words: Words) -> Response<Body> {
 
 /// Answers of a batch in one document.
 #[derive(Default)]
-struct Together(Vec<u8>);
+struct BatchAnswer(Vec<u8>);
 
-impl Together {
+impl BatchAnswer {
     fn add(&mut self, answer: &[u8]) {
         let all = &mut self.0;
         all.push(if all.is_empty() { b'[' } else { b',' });

@@ -20,11 +20,11 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::direct::{Direct, Lent};
-use super::session::{Entry, Session};
+use super::direct::{Direct, PeerLease};
+use super::session::{Session, SessionCall};
 use super::turns::Turn;
 use super::{SERVER_ERROR, sse};
-use crate::mcp::Begun;
+use crate::mcp::QueuedSignal;
 use crate::mcp::answer;
 use crate::mcp::message::{Fault, INTERNAL_ERROR};
 
@@ -32,13 +32,13 @@ use crate::mcp::message::{Fault, INTERNAL_ERROR};
 const QUEUE: usize = 16;
 
 /// What a call needs beside its request.
-pub(super) struct Setting {
+pub(super) struct ExchangeParts {
     pub service: Box<dyn DynService<RoleServer>>,
     pub peer: Asker,
     /// Where the client's answers to our questions arrive, if it can be asked.
     pub session: Option<Arc<Session>>,
     /// The call's entry in its session.
-    pub entry: Option<Entry>,
+    pub entry: Option<SessionCall>,
     /// Of the server: cancels every call.
     pub halt: CancellationToken,
     /// What the request holds, and then its answer.
@@ -49,27 +49,27 @@ pub(super) struct Setting {
 pub(super) enum Asker {
     /// It may be asked in turn: there is a loop.
     Loop(Box<InitializeRequestParams>),
-    Direct(Lent),
+    Direct(PeerLease),
 }
 
 pub(super) struct Exchange {
     id: Value,
-    way: Way,
+    way: MessageSource,
     over: bool,
     /// The request has its place in the engine's queue, or its answer.
     begun: CancellationToken,
-    entry: Option<Entry>,
+    entry: Option<SessionCall>,
     hold: Hold,
 }
 
 /// Where its messages come from. Dropped, it cancels the call.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
-enum Way {
+enum MessageSource {
     Loop { messages: mpsc::Receiver<TxJsonRpcMessage<RoleServer>>, _cancel: DropGuard },
     Direct(Direct),
 }
 
-impl Way {
+impl MessageSource {
     async fn next(&mut self) -> Option<TxJsonRpcMessage<RoleServer>> {
         match self {
             Self::Loop { messages, .. } => messages.recv().await,
@@ -87,12 +87,12 @@ impl Way {
 }
 
 /// Bytes for a client. Their memory is their tenant's until the last of them is sent.
-pub(super) struct Words {
+pub(super) struct AnswerBytes {
     pub bytes: Vec<u8>,
     hold: Hold,
 }
 
-impl Words {
+impl AnswerBytes {
     /// `None` if there is no memory for them. The hold is theirs from here on.
     pub(super) fn new(bytes: Vec<u8>, hold: Hold) -> Result<Self, (Full, Hold)> {
         match hold.set(bytes.len()) {
@@ -122,29 +122,29 @@ impl Words {
     }
 }
 
-impl AsRef<[u8]> for Words {
+impl AsRef<[u8]> for AnswerBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
 /// What comes out of an exchange.
-pub(super) enum Said {
+pub(super) enum ExchangeEvent {
     /// On the way.
-    Meanwhile(Words),
+    Meanwhile(AnswerBytes),
     /// The answer.
-    Last(Last),
+    Last(FinalAnswer),
 }
 
-pub(super) struct Last {
-    pub words: Words,
+pub(super) struct FinalAnswer {
+    pub words: AnswerBytes,
     /// The error's code, if it is one.
     pub error: Option<ErrorCode>,
     /// The protocol version, if the answer was to `initialize`.
     pub initialized: Option<rmcp::model::ProtocolVersion>,
 }
 
-impl Last {
+impl FinalAnswer {
     /// The status that revision 2026-07-28 wants; the others know only 200.
     pub(super) fn modern_status(&self, meta_is_malformed: bool) -> StatusCode {
         match self.error {
@@ -161,10 +161,10 @@ impl Last {
 }
 
 impl Exchange {
-    pub(super) fn start(id: Value, mut request: ClientRequest, setting: Setting) -> Self {
+    pub(super) fn start(id: Value, mut request: ClientRequest, setting: ExchangeParts) -> Self {
         let begun = CancellationToken::new();
         let cancel = setting.halt.child_token();
-        rmcp::model::GetExtensions::extensions_mut(&mut request).insert(Begun(begun.clone()));
+        rmcp::model::GetExtensions::extensions_mut(&mut request).insert(QueuedSignal(begun.clone()));
         // The id is visible in some notifications, so it is the client's own where rmcp has room for it.
         let inner = match &id {
             Value::String(text) => RequestId::String(text.as_str().into()),
@@ -172,12 +172,12 @@ impl Exchange {
         };
         let way = match setting.peer {
             Asker::Direct(peer) => {
-                Way::Direct(Direct::new(setting.service, request, inner, peer, cancel, begun.clone()))
+                MessageSource::Direct(Direct::new(setting.service, request, inner, peer, cancel, begun.clone()))
             }
             Asker::Loop(info) => {
                 let (to_client, messages) = mpsc::channel(QUEUE);
                 let (to_service, from_client) = mpsc::channel(QUEUE);
-                let wire = Wire {
+                let wire = LoopTransport {
                     request: Some(ClientJsonRpcMessage::request(request, inner)),
                     from_client,
                     to_client,
@@ -187,7 +187,7 @@ impl Exchange {
                 };
                 let running = serve_directly_with_ct(setting.service, wire, Some(*info), cancel.clone());
                 tokio::spawn(running.waiting());
-                Way::Loop { messages, _cancel: cancel.drop_guard() }
+                MessageSource::Loop { messages, _cancel: cancel.drop_guard() }
             }
         };
         Self { id, way, over: false, begun, entry: setting.entry, hold: setting.hold }
@@ -196,13 +196,13 @@ impl Exchange {
     /// From here on the call goes on also while nobody waits for its next message. One that has not begun does so in
     /// the given turn.
     pub(super) fn go_on(&mut self, turn: Option<Turn>) {
-        if let Way::Direct(direct) = &mut self.way {
+        if let MessageSource::Direct(direct) = &mut self.way {
             direct.go_on(turn);
         }
     }
 
     /// The next message; `None` when the client took its request back, or after the answer.
-    pub(super) async fn next(&mut self) -> Option<Said> {
+    pub(super) async fn next(&mut self) -> Option<ExchangeEvent> {
         loop {
             if let Some(said) = self.heard().await {
                 return said;
@@ -211,7 +211,7 @@ impl Exchange {
     }
 
     /// `None` for what is not passed on.
-    async fn heard(&mut self) -> Option<Option<Said>> {
+    async fn heard(&mut self) -> Option<Option<ExchangeEvent>> {
         if self.over {
             return Some(None);
         }
@@ -230,8 +230,8 @@ impl Exchange {
             self.over = true;
             let fault = Fault::new(self.id.clone(), INTERNAL_ERROR, "the call ended without an answer");
             let error = Some(ErrorCode::INTERNAL_ERROR);
-            let words = Words::last(&self.id, fault.encode(), self.hold.clone());
-            return Some(Some(Said::Last(Last { words, error, initialized: None })));
+            let words = AnswerBytes::last(&self.id, fault.encode(), self.hold.clone());
+            return Some(Some(ExchangeEvent::Last(FinalAnswer { words, error, initialized: None })));
         };
         let bytes = match (&message, self.way.prepared()) {
             (JsonRpcMessage::Response(_), Some(result)) => answer::around(&self.id, result),
@@ -240,7 +240,9 @@ impl Exchange {
         let (error, initialized) = match message {
             JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => {
                 // Progress is dropped where there is no memory for it.
-                return Words::new(bytes, self.hold.apart()).ok().map(|words| Some(Said::Meanwhile(words)));
+                return AnswerBytes::new(bytes, self.hold.apart())
+                    .ok()
+                    .map(|words| Some(ExchangeEvent::Meanwhile(words)));
             }
             JsonRpcMessage::Error(error) => (Some(error.error.code), None),
             JsonRpcMessage::Response(response) => match response.result {
@@ -250,16 +252,16 @@ impl Exchange {
         };
         self.over = true;
         // The request and what came of it are gone: the answer is all that is held.
-        let words = Words::last(&self.id, bytes, self.hold.clone());
-        Some(Some(Said::Last(Last { words, error, initialized })))
+        let words = AnswerBytes::last(&self.id, bytes, self.hold.clone());
+        Some(Some(ExchangeEvent::Last(FinalAnswer { words, error, initialized })))
     }
 
     /// The answer alone.
-    pub(super) async fn last(&mut self) -> Option<Last> {
+    pub(super) async fn last(&mut self) -> Option<FinalAnswer> {
         loop {
             match self.next().await? {
-                Said::Meanwhile(_) => {}
-                Said::Last(last) => return Some(last),
+                ExchangeEvent::Meanwhile(_) => {}
+                ExchangeEvent::Last(last) => return Some(last),
             }
         }
     }
@@ -271,7 +273,7 @@ impl Exchange {
 }
 
 /// The service loop's end.
-struct Wire {
+struct LoopTransport {
     request: Option<ClientJsonRpcMessage>,
     from_client: mpsc::Receiver<ClientJsonRpcMessage>,
     to_client: mpsc::Sender<TxJsonRpcMessage<RoleServer>>,
@@ -280,7 +282,7 @@ struct Wire {
     asking: Option<(Arc<Session>, mpsc::Sender<ClientJsonRpcMessage>)>,
 }
 
-impl Transport<RoleServer> for Wire {
+impl Transport<RoleServer> for LoopTransport {
     type Error = io::Error;
 
     fn send(

@@ -44,7 +44,7 @@ struct Origin {
 
 /// Why a request is not looked at any further.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Refusal {
+pub(super) struct RequestRefusal {
     pub status: StatusCode,
     pub why: &'static str,
 }
@@ -84,15 +84,15 @@ impl Guard {
 
     /// `local` is the address that the client connected to: a page cannot make a browser send an address as host and reach
     /// another machine.
-    pub(super) fn check(&self, parts: &Parts, local: SocketAddr) -> Result<Cors, Refusal> {
+    pub(super) fn check(&self, parts: &Parts, local: SocketAddr) -> Result<Cors, RequestRefusal> {
         let mut hosts = parts.headers.get_all(HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else {
-            return Err(Refusal { status: StatusCode::BAD_REQUEST, why: "exactly one Host header is needed" });
+            return Err(RequestRefusal { status: StatusCode::BAD_REQUEST, why: "exactly one Host header is needed" });
         };
         let named = [host.to_str().ok(), parts.uri.authority().map(Authority::as_str)];
         let is_served = |text: &str| Name::parse(text).is_some_and(|name| self.serves(&name, local));
         if named[0].is_none() || !named.into_iter().flatten().all(is_served) {
-            return Err(Refusal {
+            return Err(RequestRefusal {
                 status: StatusCode::FORBIDDEN,
                 why: "this Host is not served here; see `--allowed-hosts`",
             });
@@ -111,7 +111,7 @@ impl Guard {
             || self.hosts.iter().any(|ours| ours.host == name.host && (ours.port.is_none() || ours.port == name.port))
     }
 
-    fn origin(&self, headers: &HeaderMap, local: SocketAddr) -> Result<Cors, Refusal> {
+    fn origin(&self, headers: &HeaderMap, local: SocketAddr) -> Result<Cors, RequestRefusal> {
         let Some(given) = headers.get(ORIGIN) else {
             return Ok(if self.cors && self.any_origin { Cors::Anyone } else { Cors::Silent });
         };
@@ -125,7 +125,7 @@ impl Guard {
             }
         };
         if !one || !(self.any_origin || origin.as_ref().is_some_and(is_allowed)) {
-            return Err(Refusal {
+            return Err(RequestRefusal {
                 status: StatusCode::FORBIDDEN,
                 why: "this Origin is not allowed; see `--allowed-origins`",
             });

@@ -5,7 +5,7 @@
 //! session, and keeps a long call silent until its first message. Here a request goes straight to its handler, or through a
 //! service loop of its own, and a session is a small record: who opened it, what was negotiated, what is in flight.
 //!
-//! Knows nothing of dialects, tokens or files: these come in as [`Endpoint`]s, a [`Gate`] and further routes.
+//! Knows nothing of dialects, tokens or files: these come in as [`Endpoint`]s, a [`Authenticator`] and further routes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -111,7 +111,7 @@ impl Default for HttpOptions {
 
 /// Decides who calls. Asked for every request below `/mcp` before anything else is looked at, and again for each further message
 /// of a batch.
-pub trait Gate: Send + Sync + 'static {
+pub trait Authenticator: Send + Sync + 'static {
     /// The connection of the [`Caller`] is filled in later.
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied>;
 }
@@ -165,7 +165,7 @@ impl Endpoint {
 pub struct App {
     pub options: HttpOptions,
     pub metrics: Metrics,
-    pub gate: Arc<dyn Gate>,
+    pub gate: Arc<dyn Authenticator>,
     /// By name; `/mcp/<name>` leads to each.
     pub endpoints: BTreeMap<String, Endpoint>,
     /// The one at `/mcp`.

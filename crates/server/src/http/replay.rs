@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::exchange::{Exchange, Said, Words};
+use super::exchange::{AnswerBytes, Exchange, ExchangeEvent};
 use super::session::Session;
-use super::sse::{self, Source};
+use super::sse::{self, EventSource};
 
 /// Events kept of a running call.
 const MAX_EVENTS: usize = 64;
@@ -31,7 +31,7 @@ static FINISHED: LazyLock<Memory> = LazyLock::new(|| Memory::new(16 << 20, 64 <<
 pub(super) struct Replay {
     pub id: String,
     log: Mutex<Log>,
-    news: watch::Sender<News>,
+    news: watch::Sender<ReplayState>,
 }
 
 #[derive(Default)]
@@ -42,7 +42,7 @@ struct Log {
 }
 
 #[derive(Clone, Copy, Default)]
-struct News {
+struct ReplayState {
     /// Events so far.
     events: u64,
     finished: bool,
@@ -56,7 +56,7 @@ impl Replay {
     pub(super) fn begin(
         session: &Arc<Session>,
         exchange: Exchange,
-        first: Option<Words>,
+        first: Option<AnswerBytes>,
         resume_within: Duration,
     ) -> Reader {
         let id = Uuid::new_v4().simple().to_string();
@@ -85,8 +85,8 @@ impl Replay {
                 () = &mut abandoned => None,
             };
             match said {
-                Some(Said::Meanwhile(words)) => self.say(words),
-                Some(Said::Last(last)) => {
+                Some(ExchangeEvent::Meanwhile(words)) => self.say(words),
+                Some(ExchangeEvent::Last(last)) => {
                     self.say(last.words);
                     break;
                 }
@@ -106,7 +106,7 @@ impl Replay {
         session.forget(&self);
     }
 
-    fn say(&self, words: Words) {
+    fn say(&self, words: AnswerBytes) {
         let id = format!("{}/{}", self.id, self.news.borrow().events);
         self.push(words.event(Some(&id)));
     }
@@ -147,12 +147,12 @@ impl Replay {
 
 pub(super) struct Reader {
     replay: Arc<Replay>,
-    news: watch::Receiver<News>,
+    news: watch::Receiver<ReplayState>,
     number: u64,
     next: u64,
 }
 
-impl Source for Reader {
+impl EventSource for Reader {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             let news = *self.news.borrow_and_update();

@@ -49,13 +49,13 @@ pub(super) struct Session {
     pub info: InitializeRequestParams,
     tenant: Tenant,
     endpoint: String,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     /// Streams and calls end with it.
     pub ended: CancellationToken,
     _counted: Open,
 }
 
-struct State {
+struct SessionState {
     touched: Instant,
     /// Anything came after `initialize`.
     used: bool,
@@ -63,12 +63,12 @@ struct State {
     /// By the client's id as JSON: `1` and `"1"` are two.
     calls: HashMap<String, CancellationToken>,
     last_asked: i64,
-    asked: HashMap<i64, Asked>,
+    asked: HashMap<i64, PendingQuestion>,
     replays: Vec<Arc<Replay>>,
 }
 
 /// A question to the client: the id that the service loop gave it, and where its answer goes.
-struct Asked(RequestId, mpsc::Sender<ClientJsonRpcMessage>);
+struct PendingQuestion(RequestId, mpsc::Sender<ClientJsonRpcMessage>);
 
 impl Sessions {
     pub(super) fn new(options: &HttpOptions, metrics: Metrics) -> Self {
@@ -92,7 +92,7 @@ impl Sessions {
             info,
             tenant,
             endpoint: endpoint.to_owned(),
-            state: Mutex::new(State {
+            state: Mutex::new(SessionState {
                 touched: Instant::now(),
                 used: false,
                 listeners: 0,
@@ -160,7 +160,7 @@ pub(super) fn not_found(id: Value) -> (StatusCode, Fault) {
     (StatusCode::NOT_FOUND, Fault::new(id, NOT_FOUND, why))
 }
 
-impl State {
+impl SessionState {
     /// How dispensable the session is, the least being the most; `None` while it is busy.
     fn spare(&self) -> Option<(bool, Instant)> {
         (self.calls.is_empty() && self.listeners == 0).then_some((self.used, self.touched))
@@ -168,7 +168,7 @@ impl State {
 }
 
 impl Session {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -202,7 +202,7 @@ impl Session {
     }
 
     /// Notes a call, unless one with its id still runs or the session has just ended.
-    pub(super) fn enter(self: &Arc<Self>, id: &Value) -> Result<Entry, (StatusCode, Fault)> {
+    pub(super) fn enter(self: &Arc<Self>, id: &Value) -> Result<SessionCall, (StatusCode, Fault)> {
         let mut state = self.state();
         let key = id.to_string();
         let refused = |why: String| (StatusCode::OK, Fault::new(id.clone(), INVALID_REQUEST, why));
@@ -217,7 +217,7 @@ impl Session {
         }
         let withdrawn = self.ended.child_token();
         state.calls.insert(key.clone(), withdrawn.clone());
-        Ok(Entry { session: self.clone(), key, withdrawn })
+        Ok(SessionCall { session: self.clone(), key, withdrawn })
     }
 
     /// The client takes a request back. Unknown ones are nobody's business.
@@ -230,21 +230,21 @@ impl Session {
     /// Gives a question to the client an id that is unique in the session. False if too many wait already.
     pub(super) fn ask(&self, id: &mut RequestId, answers: mpsc::Sender<ClientJsonRpcMessage>) -> bool {
         let mut state = self.state();
-        state.asked.retain(|_, Asked(_, answers)| !answers.is_closed());
+        state.asked.retain(|_, PendingQuestion(_, answers)| !answers.is_closed());
         if state.asked.len() >= MAX_ASKED {
             return false;
         }
         state.last_asked += 1;
         let ours = state.last_asked;
         let inner = std::mem::replace(id, RequestId::Number(ours));
-        state.asked.insert(ours, Asked(inner, answers));
+        state.asked.insert(ours, PendingQuestion(inner, answers));
         true
     }
 
     /// Takes the client's answer to where it was asked.
     pub(super) async fn answer(&self, id: &Value, mut message: ClientJsonRpcMessage) {
         let asked = id.as_i64().and_then(|id| self.state().asked.remove(&id));
-        let Some(Asked(inner, answers)) = asked else { return };
+        let Some(PendingQuestion(inner, answers)) = asked else { return };
         match &mut message {
             JsonRpcMessage::Response(response) => response.id = inner,
             JsonRpcMessage::Error(error) => error.id = Some(inner),
@@ -280,19 +280,19 @@ impl Session {
 }
 
 /// A call in flight. Its session does not end by idleness.
-pub(super) struct Entry {
+pub(super) struct SessionCall {
     session: Arc<Session>,
     key: String,
     withdrawn: CancellationToken,
 }
 
-impl Entry {
+impl SessionCall {
     pub(super) async fn withdrawn(&self) {
         self.withdrawn.cancelled().await;
     }
 }
 
-impl Drop for Entry {
+impl Drop for SessionCall {
     fn drop(&mut self) {
         let mut state = self.session.state();
         state.calls.remove(&self.key);

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 const RETRY_MS: u32 = 1000;
 
 /// Where the events of a stream come from.
-pub(super) trait Source: Send + 'static {
+pub(super) trait EventSource: Send + 'static {
     /// The next event as it goes over the wire; `None` when there are no more. Giving up the wait loses nothing.
     fn next(&mut self) -> impl Future<Output = Option<Bytes>> + Send;
 }
@@ -40,7 +40,7 @@ pub(super) fn priming(id: &str) -> Bytes {
 }
 
 /// A response that goes on until the source has no more, or until `end`. Dropped when the client is gone.
-pub(super) fn response<S: Source>(source: S, keep_alive: Duration, end: CancellationToken) -> Response<Body> {
+pub(super) fn response<S: EventSource>(source: S, keep_alive: Duration, end: CancellationToken) -> Response<Body> {
     let events = unfold((source, end), move |(mut source, end)| async move {
         let next = tokio::select! {
             biased;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::files::hash;
 use crate::dialect::links::hex;
-use crate::kept_secret;
+use crate::persistent_secret;
 
 /// Beside the journal's directory, with its name.
 pub fn key_path(dir: &Path) -> PathBuf {
@@ -25,16 +25,16 @@ pub fn head_path(dir: &Path) -> PathBuf {
 }
 
 #[derive(Clone)]
-pub struct Key(hmac::Key);
+pub struct ChainKey(hmac::Key);
 
-impl Key {
+impl ChainKey {
     /// Made on first use.
     pub fn take(path: &Path) -> io::Result<Self> {
-        kept_secret::take(path).map(|secret| Self::new(&secret))
+        persistent_secret::take(path).map(|secret| Self::new(&secret))
     }
 
     pub fn read(path: &Path) -> io::Result<Option<Self>> {
-        Ok(kept_secret::read(path)?.map(|secret| Self::new(&secret)))
+        Ok(persistent_secret::read(path)?.map(|secret| Self::new(&secret)))
     }
 
     pub fn new(secret: &[u8; 32]) -> Self {
@@ -62,7 +62,7 @@ const MAC: &str = ",\"mac\":\"";
 
 /// What the chain needs of a line.
 #[derive(Debug, Deserialize)]
-pub struct Link {
+pub struct ChainLink {
     pub seq: u64,
     pub prev: String,
     pub event: String,
@@ -74,7 +74,7 @@ pub struct Link {
     pub mac: Option<String>,
 }
 
-impl Link {
+impl ChainLink {
     pub fn parse(line: &[u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }

@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use engine::op::{Happened, Notice};
+use engine::op::{Notice, NoticeKind};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 pub use self::chain::key_path;
 pub use self::files::lines;
-pub use self::verify::{FileReport, Report, verify};
+pub use self::verify::{FileReport, VerifyReport, verify};
 pub use self::writer::JournalError;
 use self::writer::Writer;
 
@@ -47,7 +47,7 @@ impl JournalConfig {
 
 /// One thing that happened. What is none or empty is left out of the line.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Entry {
+pub struct JournalEntry {
     /// `call`, or what happened without one: `context_removed`, `denied`, …
     pub event: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,7 +100,7 @@ fn milliseconds<S: serde::Serializer>(took: &Option<Duration>, out: S) -> Result
     out.serialize_f64(micros / 1000.0)
 }
 
-impl Entry {
+impl JournalEntry {
     pub fn event(event: &'static str) -> Self {
         Self { event, ..Self::default() }
     }
@@ -108,16 +108,16 @@ impl Entry {
     /// What the engine tells of by itself.
     pub fn notice(notice: &Notice) -> Self {
         let event = match notice.what {
-            Happened::Created => "context_created",
-            Happened::Stopped => "context_stopped",
-            Happened::Expired => "context_expired",
-            Happened::Evicted => "context_evicted",
-            Happened::Lost => "context_lost",
-            Happened::TimedOut => "timed_out",
-            Happened::OutOfMemory => "out_of_memory",
-            Happened::Crashed => "crashed",
-            Happened::Denied => "network_denied",
-            Happened::BrowserDied => "browser_died",
+            NoticeKind::Created => "context_created",
+            NoticeKind::Stopped => "context_stopped",
+            NoticeKind::Expired => "context_expired",
+            NoticeKind::Evicted => "context_evicted",
+            NoticeKind::Lost => "context_lost",
+            NoticeKind::TimedOut => "timed_out",
+            NoticeKind::OutOfMemory => "out_of_memory",
+            NoticeKind::Crashed => "crashed",
+            NoticeKind::Denied => "network_denied",
+            NoticeKind::BrowserDied => "browser_died",
         };
         let (tenant, context) = (Some(notice.tenant.0.clone()), Some(notice.id.clone()));
         Self { tenant, dialect: Some(notice.realm.0), context, why: notice.detail.clone(), ..Self::event(event) }
@@ -187,7 +187,7 @@ pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
 /// Where entries are handed in. Cheap to clone.
 #[derive(Clone)]
 pub struct Journal {
-    queue: SyncSender<Message>,
+    queue: SyncSender<WriterCommand>,
     counts: Arc<Counts>,
     contents: bool,
 }
@@ -212,8 +212,8 @@ impl Counts {
     }
 }
 
-enum Message {
-    Entry(SystemTime, Box<Entry>),
+enum WriterCommand {
+    Entry(SystemTime, Box<JournalEntry>),
     Close(SyncSender<()>),
 }
 
@@ -231,16 +231,16 @@ impl Journal {
         Ok(Self { queue, counts, contents })
     }
 
-    /// Whether it is worth to collect [`Entry::contents`].
+    /// Whether it is worth to collect [`JournalEntry::contents`].
     pub fn wants_contents(&self) -> bool {
         self.contents
     }
 
     /// Never waits and never fails; what cannot be taken is counted.
-    pub fn record(&self, entry: Entry) {
+    pub fn record(&self, entry: JournalEntry) {
         let entry = Box::new(entry.bounded(self.contents));
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
-            self.queue.try_send(Message::Entry(SystemTime::now(), entry))
+            self.queue.try_send(WriterCommand::Entry(SystemTime::now(), entry))
         {
             self.counts.lose(1);
         }
@@ -254,7 +254,7 @@ impl Journal {
     /// Writes what waits and brings it to the disk. Blocks; what is recorded afterwards is lost.
     pub fn close(&self) {
         let (done, wait) = sync_channel(1);
-        if self.queue.send(Message::Close(done)).is_ok() {
+        if self.queue.send(WriterCommand::Close(done)).is_ok() {
             let _ = wait.recv();
         }
     }
@@ -272,7 +272,7 @@ const TOGETHER: usize = 64;
 /// Between two gaps: under a flood one line tells of many.
 const GAP_PAUSE: Duration = Duration::from_secs(1);
 
-fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) {
+fn write_on(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Counts) {
     let mut told: Option<Instant> = None;
     let mut tidied = Instant::now();
     loop {
@@ -290,8 +290,8 @@ fn write_on(writer: &mut Writer, messages: &Receiver<Message>, counts: &Counts) 
                 std::thread::sleep(GATHER);
                 for message in std::iter::once(first).chain(messages.try_iter().take(TOGETHER - 1)) {
                     match message {
-                        Message::Entry(time, entry) => entries.push((time, entry)),
-                        Message::Close(done) => {
+                        WriterCommand::Entry(time, entry) => entries.push((time, entry)),
+                        WriterCommand::Close(done) => {
                             closing = Some(done);
                             break;
                         }
@@ -330,7 +330,7 @@ fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
         return Ok(());
     }
     let why = writer.why.clone().unwrap_or_else(|| "more came than could be written".into());
-    writer.append(SystemTime::now(), &Entry::gap(missing, &why))?;
+    writer.append(SystemTime::now(), &JournalEntry::gap(missing, &why))?;
     writer.why = None;
     counts.unwritten.fetch_sub(missing, Ordering::Relaxed);
     tracing::warn!("the journal has a gap of {missing} entries: {why}");
@@ -360,12 +360,12 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    fn call(tool: &str) -> Entry {
-        Entry {
+    fn call(tool: &str) -> JournalEntry {
+        JournalEntry {
             tenant: Some("blue".into()),
             tool: Some(tool.into()),
             outcome: Some("ok".into()),
-            ..Entry::event("call")
+            ..JournalEntry::event("call")
         }
     }
 
@@ -379,7 +379,7 @@ mod tests {
         let journal = Journal::open(JournalConfig::new(dir.0.join("journal"))).unwrap();
         assert!(!journal.wants_contents());
         let args = json!({"code": "print('hunter2')", "context_id": "ctx-1", "timeout": 30});
-        journal.record(Entry {
+        journal.record(JournalEntry {
             dialect: Some("agentrun"),
             context: Some("ctx-1".into()),
             run: Some("run-1".into()),
@@ -412,8 +412,8 @@ mod tests {
         let journal =
             Journal::open(JournalConfig { contents: true, ..JournalConfig::new(dir.0.join("journal")) }).unwrap();
         assert!(journal.wants_contents());
-        journal.record(Entry { contents: Some(json!({"code": "1+1"})), ..call("a") });
-        journal.record(Entry { contents: Some("x".repeat(300 << 10).into()), ..call(&"long".repeat(100)) });
+        journal.record(JournalEntry { contents: Some(json!({"code": "1+1"})), ..call("a") });
+        journal.record(JournalEntry { contents: Some("x".repeat(300 << 10).into()), ..call(&"long".repeat(100)) });
         journal.close();
         let lines = read(&dir.0.join("journal"));
         assert_eq!(lines[0]["contents"], json!({"code": "1+1"}));

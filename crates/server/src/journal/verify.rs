@@ -8,11 +8,11 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 
-use super::chain::{Head, Key, Link, head_path};
+use super::chain::{ChainKey, ChainLink, Head, head_path};
 use super::files::{GENESIS, hash, list, next_line};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct VerifyReport {
     pub files: Vec<FileReport>,
     /// The code of the last whole line: what to note for the next time.
     pub head: Option<String>,
@@ -24,7 +24,7 @@ pub struct Report {
     pub broken: Vec<String>,
 }
 
-impl Report {
+impl VerifyReport {
     pub fn is_whole(&self) -> bool {
         self.broken.is_empty() && self.files.iter().all(|file| file.broken.is_none())
     }
@@ -41,10 +41,10 @@ pub struct FileReport {
 }
 
 /// Walks all files of a directory, with the key that lies at `key`. `noted` is a head of an earlier time, which has to be there still.
-pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<Report> {
+pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyReport> {
     // Read first: a server that writes goes on meanwhile.
     let newest = Head::noted(&head_path(dir))?;
-    let mut walk = Walk { key: Key::read(key)?, noted, newest: newest.as_ref(), ..Walk::default() };
+    let mut walk = Walk { key: ChainKey::read(key)?, noted, newest: newest.as_ref(), ..Walk::default() };
     let names = list(dir)?;
     let mut files = Vec::new();
     let mut unfinished = false;
@@ -56,13 +56,13 @@ pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<Report>
         files.push(file);
     }
     let broken = walk.faults();
-    Ok(Report { files, head: walk.before.map(|head| head.hash), unfinished, old_form: walk.old_form, broken })
+    Ok(VerifyReport { files, head: walk.before.map(|head| head.hash), unfinished, old_form: walk.old_form, broken })
 }
 
 #[derive(Default)]
 struct Walk<'a> {
     /// `None` when it is missing.
-    key: Option<Key>,
+    key: Option<ChainKey>,
     /// None until the first line: days before it may have been deleted.
     before: Option<Head>,
     /// A line that is none; right only if the next one says so. Its hash and size.
@@ -107,7 +107,7 @@ impl Walk<'_> {
     /// The number of the line; none for one that waits for the next to explain it.
     fn line(&mut self, line: &[u8]) -> Result<Option<u64>, String> {
         let torn = self.torn.take();
-        let Some(link) = Link::parse(line) else {
+        let Some(link) = ChainLink::parse(line) else {
             let explained = torn.is_none();
             self.torn = Some((hash(line), line.len() as u64));
             return if explained { Ok(None) } else { Err(NOT_A_LINE.into()) };
@@ -126,7 +126,7 @@ impl Walk<'_> {
     }
 
     /// Whether the line itself is as a server with the key wrote it.
-    fn authentic(&mut self, line: &[u8], link: &Link) -> Result<(), String> {
+    fn authentic(&mut self, line: &[u8], link: &ChainLink) -> Result<(), String> {
         let Some(mac) = &link.mac else {
             self.old_form += 1;
             return if self.keyed == 0 { Ok(()) } else { Err(format!("line {} has no code of its own", link.seq)) };
@@ -179,7 +179,7 @@ impl Walk<'_> {
 
 const NOT_A_LINE: &str = "this is not a line of the journal";
 
-fn follows(before: Option<&Head>, link: &Link) -> Result<(), String> {
+fn follows(before: Option<&Head>, link: &ChainLink) -> Result<(), String> {
     let Some(before) = before else {
         // The first line there is: the first ever, or one whose days before were deleted.
         let first = (link.seq == 1) == (link.prev == GENESIS);
@@ -197,7 +197,7 @@ fn follows(before: Option<&Head>, link: &Link) -> Result<(), String> {
     Ok(())
 }
 
-fn after_torn(before: Option<&Head>, link: &Link, torn: &str, bytes: u64) -> Result<(), String> {
+fn after_torn(before: Option<&Head>, link: &ChainLink, torn: &str, bytes: u64) -> Result<(), String> {
     let tells = link.event == "torn" && link.prev == torn && link.count == Some(bytes);
     let after = match before {
         Some(before) => link.after.as_ref() == Some(&before.hash) && link.seq == before.seq + 1,
@@ -213,7 +213,7 @@ mod tests {
 
     use super::super::chain::key_path;
     use super::super::writer::Writer;
-    use super::super::{Entry, JournalConfig};
+    use super::super::{JournalConfig, JournalEntry};
     use super::*;
     use crate::scratch::Scratch;
 
@@ -248,7 +248,7 @@ mod tests {
             let now = day(number);
             let mut writer = Writer::open(JournalConfig::new(&self.dir), now).unwrap();
             for n in 0..lines {
-                let entry = Entry { tool: Some(format!("tool-{n}")), ..Entry::event("call") };
+                let entry = JournalEntry { tool: Some(format!("tool-{n}")), ..JournalEntry::event("call") };
                 writer.append(now, &entry).unwrap();
             }
             writer.sync().unwrap();
@@ -276,7 +276,7 @@ mod tests {
             std::fs::write(path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
         }
 
-        fn verify(&self, noted: Option<&str>) -> Report {
+        fn verify(&self, noted: Option<&str>) -> VerifyReport {
             verify(&self.dir, &key_path(&self.dir), noted).unwrap()
         }
 
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn w31_a_chain_that_was_computed_anew_without_the_key_is_found() {
-        let forge = |kept: &Kept, key: Option<Key>| {
+        let forge = |kept: &Kept, key: Option<ChainKey>| {
             let mut prev = GENESIS.to_owned();
             for file in FILES {
                 let path = kept.dir.join(file);
@@ -396,7 +396,7 @@ mod tests {
             }
         };
         let kept = Kept::new();
-        forge(&kept, Some(Key::new(&[7; 32])));
+        forge(&kept, Some(ChainKey::new(&[7; 32])));
         let report = kept.verify(None);
         assert_eq!(report.files[0].broken, Some((1, "line 1 was changed, or made with another key".into())));
         assert_eq!(report.broken, ["line 12 is another one than was written"]);
@@ -459,7 +459,7 @@ mod tests {
         let head = kept.verify(None).head.unwrap();
         assert!(kept.verify(Some(&head)).is_whole());
         let text = std::fs::read_to_string(kept.dir.join(FILES[0])).unwrap();
-        let first = Link::parse(text.lines().next().unwrap().as_bytes()).unwrap().mac.unwrap();
+        let first = ChainLink::parse(text.lines().next().unwrap().as_bytes()).unwrap().mac.unwrap();
         assert!(kept.verify(Some(&first)).is_whole(), "a head of earlier is still there");
         // Who can write beside the directory too can put back an earlier state of both.
         kept.edit(2, |lines| lines.truncate(2));

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::Serialize;
 
-use super::chain::{Head, Key, Link, head_path, key_path};
+use super::chain::{ChainKey, ChainLink, Head, head_path, key_path};
 use super::files::{GENESIS, LONGEST_LINE, Name, day, hash, list, next_line, time};
-use super::{Entry, JournalConfig};
+use super::{JournalConfig, JournalEntry};
 
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
@@ -24,12 +24,12 @@ pub enum JournalError {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct JournalLine<'a> {
     time: String,
     seq: u64,
     prev: &'a str,
     #[serde(flatten)]
-    entry: &'a Entry,
+    entry: &'a JournalEntry,
 }
 
 pub struct Writer {
@@ -39,7 +39,7 @@ pub struct Writer {
     /// Of what is good in the file; more is what a failed write left.
     length: u64,
     unsynced: bool,
-    key: Key,
+    key: ChainKey,
     head: Head,
     /// What the log has said of it last, and when.
     told: (u64, Instant),
@@ -73,7 +73,7 @@ impl Writer {
         let file = open_file(&config.dir, &name)?;
         let length = file.metadata()?.len();
         let head = Head { seq: 0, hash: GENESIS.into() };
-        let key = Key::take(&key_path(&config.dir))?;
+        let key = ChainKey::take(&key_path(&config.dir))?;
         let mut writer = Self {
             config,
             name,
@@ -153,23 +153,26 @@ impl Writer {
         }
         self.file.write_all(b"\n")?;
         self.length = self.file.metadata()?.len();
-        match Link::parse(rest) {
+        match ChainLink::parse(rest) {
             Some(link) => self.head = link.head(rest), // it had everything but its end
             None => {
                 let before = std::mem::replace(&mut self.head.hash, hash(rest));
-                self.append_here([(now, &Entry::torn(rest.len() as u64, before))])?;
+                self.append_here([(now, &JournalEntry::torn(rest.len() as u64, before))])?;
             }
         }
         if *name != current { self.turn_to(current) } else { Ok(()) }
     }
 
     /// One line, whole or not at all.
-    pub fn append(&mut self, at: SystemTime, entry: &Entry) -> io::Result<()> {
+    pub fn append(&mut self, at: SystemTime, entry: &JournalEntry) -> io::Result<()> {
         self.append_all([(at, entry)])
     }
 
     /// Lines, all of them whole or none at all.
-    pub fn append_all<'a>(&mut self, entries: impl IntoIterator<Item = (SystemTime, &'a Entry)>) -> io::Result<()> {
+    pub fn append_all<'a>(
+        &mut self,
+        entries: impl IntoIterator<Item = (SystemTime, &'a JournalEntry)>,
+    ) -> io::Result<()> {
         let mut entries = entries.into_iter().peekable();
         let Some((first, _)) = entries.peek() else { return Ok(()) };
         let today = day(SystemTime::now().max(*first));
@@ -181,12 +184,12 @@ impl Writer {
         self.append_here(entries)
     }
 
-    fn append_here<'a>(&mut self, entries: impl IntoIterator<Item = (SystemTime, &'a Entry)>) -> io::Result<()> {
+    fn append_here<'a>(&mut self, entries: impl IntoIterator<Item = (SystemTime, &'a JournalEntry)>) -> io::Result<()> {
         let mut head = self.head.clone();
         let mut bytes = Vec::new();
         for (at, entry) in entries {
             let begin = bytes.len();
-            let line = Line { time: time(at), seq: head.seq + 1, prev: &head.hash, entry };
+            let line = JournalLine { time: time(at), seq: head.seq + 1, prev: &head.hash, entry };
             serde_json::to_writer(&mut bytes, &line)?;
             head = Head { seq: head.seq + 1, hash: self.key.close(&mut bytes, begin) };
             bytes.push(b'\n');
@@ -238,7 +241,7 @@ impl Writer {
         let last = |name: &Name| Some(end_of(&self.config.dir.join(name.to_string())).ok()?.head?.seq);
         // Written down before they go: a beginning that is missing without a word was cut.
         if let Some(through) = old.iter().rev().find_map(|name| last(name)) {
-            let told = self.append_here([(now, &Entry::expired(through))]).and_then(|()| self.sync());
+            let told = self.append_here([(now, &JournalEntry::expired(through))]).and_then(|()| self.sync());
             if let Err(error) = told {
                 tracing::warn!("the journal's old days stay: {error}");
                 return;
@@ -297,7 +300,7 @@ fn end_of(path: &Path) -> io::Result<End> {
     let mut end = End::default();
     let mut first = start > 0; // may begin in the middle of a line
     while let Some((line, whole)) = next_line(&mut file)? {
-        let link = Link::parse(&line);
+        let link = ChainLink::parse(&line);
         match link.filter(|_| whole) {
             Some(link) => end = End { head: Some(link.head(&line)), unfinished: None },
             None if first || whole => {}
@@ -310,7 +313,7 @@ fn end_of(path: &Path) -> io::Result<End> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Report;
+    use super::super::VerifyReport;
     use super::*;
     use crate::scratch::Scratch;
 
@@ -325,7 +328,7 @@ mod tests {
             Self(dir, scratch)
         }
 
-        fn verify(&self) -> Report {
+        fn verify(&self) -> VerifyReport {
             super::super::verify(&self.0, &key_path(&self.0), None).unwrap()
         }
     }
@@ -356,7 +359,9 @@ mod tests {
         for now in [at("11-16"), at("11-16"), at("11-17")] {
             let mut writer = open(&dir, now);
             for _ in 0..4 {
-                writer.append(now, &Entry { why: Some("x".repeat(200)), ..Entry::event("call") }).unwrap();
+                writer
+                    .append(now, &JournalEntry { why: Some("x".repeat(200)), ..JournalEntry::event("call") })
+                    .unwrap();
             }
         }
         assert_eq!(
@@ -374,12 +379,12 @@ mod tests {
     fn old_days_go_and_the_rest_still_verifies() {
         let dir = Dir::new();
         for now in [at("11-16"), at("11-17"), at("12-15")] {
-            open(&dir, now).append(now, &Entry::event("call")).unwrap();
+            open(&dir, now).append(now, &JournalEntry::event("call")).unwrap();
         }
         assert_eq!(names(&dir).len(), 3);
         let mut writer = open(&dir, at("12-17"));
         assert_eq!(names(&dir), ["2126-11-17.jsonl", "2126-12-15.jsonl", "2126-12-17.jsonl"]);
-        writer.append(at("12-17"), &Entry::event("call")).unwrap();
+        writer.append(at("12-17"), &JournalEntry::event("call")).unwrap();
         let report = dir.verify();
         assert!(report.is_whole(), "{report:?}");
         assert_eq!(report.files[0].first_seq, Some(2));
@@ -389,7 +394,7 @@ mod tests {
     fn a_clock_that_was_set_back_does_not_break_the_chain() {
         let dir = Dir::new();
         for now in [at("11-17"), at("11-16")] {
-            open(&dir, now).append(now, &Entry::event("call")).unwrap();
+            open(&dir, now).append(now, &JournalEntry::event("call")).unwrap();
         }
         assert_eq!(names(&dir), ["2126-11-17.jsonl"]);
         assert!(dir.verify().is_whole());
@@ -404,7 +409,7 @@ mod tests {
             for next in [at("11-16"), at("11-17")] {
                 let dir = Dir::new();
                 let mut writer = open(&dir, at("11-16"));
-                (0..2).for_each(|_| writer.append(at("11-16"), &Entry::event("call")).unwrap());
+                (0..2).for_each(|_| writer.append(at("11-16"), &JournalEntry::event("call")).unwrap());
                 drop(writer);
                 OpenOptions::new()
                     .append(true)
@@ -414,14 +419,14 @@ mod tests {
                     .unwrap();
                 let unfinished = dir.verify();
                 assert!(unfinished.is_whole() && unfinished.unfinished, "{what}: {unfinished:?}");
-                open(&dir, next).append(next, &Entry::event("call")).unwrap();
+                open(&dir, next).append(next, &JournalEntry::event("call")).unwrap();
                 let report = dir.verify();
                 assert!(report.is_whole() && !report.unfinished, "{what}: {report:?}");
                 let lines: Vec<String> = super::super::lines(&dir.0).unwrap().map(Result::unwrap).collect();
                 assert_eq!(lines.len(), 5, "{what}");
                 let torn: serde_json::Value = serde_json::from_str(&lines[3]).unwrap();
                 assert_eq!((&torn["event"], &torn["count"]), (&"torn".into(), &rest.len().into()), "{what}");
-                assert_eq!(torn["after"], Link::parse(lines[1].as_bytes()).unwrap().mac.unwrap(), "{what}");
+                assert_eq!(torn["after"], ChainLink::parse(lines[1].as_bytes()).unwrap().mac.unwrap(), "{what}");
             }
         }
     }
@@ -429,9 +434,9 @@ mod tests {
     #[test]
     fn a_file_that_was_only_begun_is_gone_over() {
         let dir = Dir::new();
-        open(&dir, at("11-16")).append(at("11-16"), &Entry::event("call")).unwrap();
+        open(&dir, at("11-16")).append(at("11-16"), &JournalEntry::event("call")).unwrap();
         std::fs::write(dir.0.join("2126-11-17.jsonl"), "").unwrap();
-        open(&dir, at("11-17")).append(at("11-17"), &Entry::event("call")).unwrap();
+        open(&dir, at("11-17")).append(at("11-17"), &JournalEntry::event("call")).unwrap();
         let report = dir.verify();
         assert!(report.is_whole(), "{report:?}");
         assert_eq!(report.files[1].first_seq, Some(2));

@@ -26,7 +26,7 @@ where
             MCP_LOG | HTTP_LOG => {}
             _ => return self.0.format_event(context, out, event),
         }
-        let mut message = Message(&mut out, Ok(()));
+        let mut message = MessageVisitor(&mut out, Ok(()));
         event.record(&mut message);
         message.1?;
         writeln!(out)
@@ -34,9 +34,9 @@ where
 }
 
 /// The message alone: the documents' lines have no fields.
-struct Message<'a, 'w>(&'a mut Writer<'w>, fmt::Result);
+struct MessageVisitor<'a, 'w>(&'a mut Writer<'w>, fmt::Result);
 
-impl Visit for Message<'_, '_> {
+impl Visit for MessageVisitor<'_, '_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
             self.1 = write!(Escaped(&mut *self.0), "{value:?}");

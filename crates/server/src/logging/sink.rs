@@ -48,7 +48,7 @@ pub struct Stderr;
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match QUEUE.get() {
-            Some(queue) => queue.put(Message::Line(line.to_vec())),
+            Some(queue) => queue.put(SinkCommand::Line(line.to_vec())),
             None => io::stderr().write_all(line)?,
         }
         Ok(line.len())
@@ -60,11 +60,11 @@ impl Write for Stderr {
 }
 
 struct Queue {
-    messages: SyncSender<Message>,
+    messages: SyncSender<SinkCommand>,
     lost: Arc<AtomicU64>,
 }
 
-enum Message {
+enum SinkCommand {
     Line(Vec<u8>),
     /// Everything before it is written.
     Written(SyncSender<()>),
@@ -83,8 +83,8 @@ impl Queue {
                 let mut written = None;
                 for message in std::iter::once(first).chain(received.try_iter().take(TOGETHER - 1)) {
                     match message {
-                        Message::Line(line) => lines.extend_from_slice(&line),
-                        Message::Written(done) => {
+                        SinkCommand::Line(line) => lines.extend_from_slice(&line),
+                        SinkCommand::Written(done) => {
                             written = Some(done);
                             break;
                         }
@@ -105,7 +105,7 @@ impl Queue {
         Ok(Self { messages, lost })
     }
 
-    fn put(&self, message: Message) {
+    fn put(&self, message: SinkCommand) {
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.messages.try_send(message) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -113,7 +113,7 @@ impl Queue {
 
     fn finish(&self, patience: Duration) {
         let (done, written) = sync_channel(1);
-        self.put(Message::Written(done));
+        self.put(SinkCommand::Written(done));
         let _ = written.recv_timeout(patience);
     }
 }
@@ -148,7 +148,7 @@ mod tests {
         let read = Arc::<Mutex<Vec<u8>>>::default();
         let queue = Queue::start(Stuck(stuck, read.clone()), move |count| tell.send(count).unwrap()).unwrap();
         for _ in 0..10 * MOST {
-            queue.put(Message::Line(b"x".to_vec()));
+            queue.put(SinkCommand::Line(b"x".to_vec()));
         }
         drop(free);
         let lost = told.recv_timeout(Duration::from_secs(60)).unwrap();

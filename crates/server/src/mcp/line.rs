@@ -7,13 +7,13 @@ pub(super) const MAX_LINE: usize = 24 << 20;
 const ENDS: usize = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum InputLine {
     Whole(Vec<u8>),
     TooLong { length: usize, head: Vec<u8>, tail: Vec<u8> },
 }
 
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct LineSplitter {
     limit: usize,
     /// The line so far, or only its head once it is over the limit.
     buffer: Vec<u8>,
@@ -21,13 +21,13 @@ pub(super) struct Lines {
     over: Option<(usize, Vec<u8>)>,
 }
 
-impl Lines {
+impl LineSplitter {
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, buffer: Vec::new(), over: None }
     }
 
     /// The lines that `bytes` complete.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<Line> {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<InputLine> {
         let mut lines = Vec::new();
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|b| *b == b'\n') {
@@ -40,7 +40,7 @@ impl Lines {
     }
 
     /// What stands after the last newline, at the end of input.
-    pub(super) fn finish(&mut self) -> Option<Line> {
+    pub(super) fn finish(&mut self) -> Option<InputLine> {
         self.take()
     }
 
@@ -65,15 +65,15 @@ impl Lines {
     }
 
     /// The line, unless it is blank; `\r` before the newline belongs to it.
-    fn take(&mut self) -> Option<Line> {
+    fn take(&mut self) -> Option<InputLine> {
         let mut buffer = std::mem::take(&mut self.buffer);
         if let Some((length, tail)) = self.over.take() {
-            return Some(Line::TooLong { length, head: buffer, tail });
+            return Some(InputLine::TooLong { length, head: buffer, tail });
         }
         if buffer.last() == Some(&b'\r') {
             buffer.pop();
         }
-        (!buffer.iter().all(u8::is_ascii_whitespace)).then_some(Line::Whole(buffer))
+        (!buffer.iter().all(u8::is_ascii_whitespace)).then_some(InputLine::Whole(buffer))
     }
 }
 
@@ -81,16 +81,16 @@ impl Lines {
 mod tests {
     use super::*;
 
-    fn whole(text: &str) -> Line {
-        Line::Whole(text.as_bytes().to_vec())
+    fn whole(text: &str) -> InputLine {
+        InputLine::Whole(text.as_bytes().to_vec())
     }
 
     #[test]
     fn lines_come_out_however_the_bytes_were_cut() {
         let bytes = b"one\r\n\n  \ntwo\nthree";
         for cut in 1..bytes.len() {
-            let mut lines = Lines::new(100);
-            let mut seen: Vec<Line> = bytes.chunks(cut).flat_map(|chunk| lines.push(chunk)).collect();
+            let mut lines = LineSplitter::new(100);
+            let mut seen: Vec<InputLine> = bytes.chunks(cut).flat_map(|chunk| lines.push(chunk)).collect();
             seen.extend(lines.finish());
             assert_eq!(seen, [whole("one"), whole("two"), whole("three")], "cut at {cut}");
         }
@@ -99,23 +99,23 @@ mod tests {
     #[test]
     fn a_line_over_the_limit_is_counted_and_dropped_and_the_next_one_is_read() {
         for cut in [1, 3, 7, 1000] {
-            let mut lines = Lines::new(8);
+            let mut lines = LineSplitter::new(8);
             let bytes = b"12345678\n123456789\nnext\n";
-            let seen: Vec<Line> = bytes.chunks(cut).flat_map(|chunk| lines.push(chunk)).collect();
-            let long = Line::TooLong { length: 9, head: b"123456789".to_vec(), tail: b"123456789".to_vec() };
+            let seen: Vec<InputLine> = bytes.chunks(cut).flat_map(|chunk| lines.push(chunk)).collect();
+            let long = InputLine::TooLong { length: 9, head: b"123456789".to_vec(), tail: b"123456789".to_vec() };
             assert_eq!(seen, [whole("12345678"), long, whole("next")], "cut at {cut}");
         }
     }
 
     #[test]
     fn of_a_hundred_megabytes_only_the_ends_are_kept() {
-        let mut lines = Lines::new(MAX_LINE);
+        let mut lines = LineSplitter::new(MAX_LINE);
         for _ in 0..100 {
             assert!(lines.push(&vec![b'x'; 1 << 20]).is_empty());
             assert!(lines.buffer.capacity() <= 2 * MAX_LINE);
         }
         assert!(lines.buffer.capacity() <= ENDS);
-        let Some(Line::TooLong { length, head, tail }) = lines.push(b"y\n").pop() else { panic!("not too long") };
+        let Some(InputLine::TooLong { length, head, tail }) = lines.push(b"y\n").pop() else { panic!("not too long") };
         assert_eq!((length, head.len(), tail.len(), tail.last()), ((100 << 20) + 1, ENDS, ENDS, Some(&b'y')));
     }
 }

@@ -473,8 +473,8 @@ impl<'de> Visitor<'de> for IdOnly<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
-        while let Some(key) = members.next_key::<Key>()? {
-            if matches!(key, Key::Id) {
+        while let Some(key) = members.next_key::<MemberKey>()? {
+            if matches!(key, MemberKey::Id) {
                 let id = members.next_value()?;
                 *self.0 = if matches!(self.0, Seen::Not) { Seen::Once(id) } else { Seen::Twice };
             } else {
@@ -487,7 +487,7 @@ impl<'de> Visitor<'de> for IdOnly<'_> {
 
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Key {
+enum MemberKey {
     Id,
     #[serde(other)]
     Other,

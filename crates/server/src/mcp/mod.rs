@@ -25,7 +25,7 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::{Answer, Args, Block, Dialect, Fence, Lang, Links, Options, Reply, Scene, ToolRow, shown};
+use crate::dialect::{Answer, Args, Block, Dialect, Fence, Lang, Links, Options, RenderInput, Reply, ToolRow, shown};
 use crate::observe::{Ended, Facts, Observer, Origin};
 
 pub(crate) mod answer;
@@ -38,7 +38,7 @@ pub mod stdio;
 mod tasks;
 
 pub use progress::Outlet;
-pub use service::{Beside, Guarded};
+pub use service::{ExtraMembers, Guarded};
 pub(crate) use service::{Panicked, caught};
 
 /// The engine as this module needs it; tests put a fake in its place.
@@ -157,19 +157,19 @@ impl Deref for McpServer {
 
 impl McpServer {
     /// Arguments down, outcome up, and a word now and then in between.
-    async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> Called {
+    async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> CallResult {
         let Surface { dialect, options, observer, .. } = &*self.surface;
         let (caller, origin) = (&self.caller, origin(context));
         let watching = observer.begin(dialect.id, row.name);
         let show_host_paths = options.show_host_paths && caller.show_host_paths;
         let (options, links) = (Options { show_host_paths, ..options.clone() }, self.links());
         let fence = fence();
-        let scene = Scene { tool: row.name, args: &args, options: &options, links: &links, fence: &fence };
+        let scene = RenderInput { tool: row.name, args: &args, options: &options, links: &links, fence: &fence };
         let tenant = caller.tenant.0.clone();
-        let end = |called: Called, facts, refused, cancelled| {
+        let end = |called: CallResult, facts, refused, cancelled| {
             let reply = match &called {
-                Called::Reply(reply) => Some(reply),
-                Called::Task(_) => None,
+                CallResult::Reply(reply) => Some(reply),
+                CallResult::Task(_) => None,
             };
             let ended = Ended { tenant: &tenant, scene: &scene, origin: &origin, facts, reply, refused, cancelled };
             watching.end(observer, ended);
@@ -179,7 +179,7 @@ impl McpServer {
             Ok(op) => op,
             Err(refused) => {
                 let reply = (dialect.refuse)(&scene, &refused);
-                return end(Called::Reply(reply), Facts::default(), true, false);
+                return end(CallResult::Reply(reply), Facts::default(), true, false);
             }
         };
         let (events, reporter) = progress::start(context);
@@ -197,15 +197,15 @@ impl McpServer {
         reporter.finish().await;
         let cancelled = call.cancel.is_cancelled();
         match result {
-            Ok(tasks::Done::Task(task)) => end(Called::Task(task), Facts::default(), false, cancelled),
-            Ok(tasks::Done::Outcome(outcome)) => {
+            Ok(tasks::CallDone::Task(task)) => end(CallResult::Task(task), Facts::default(), false, cancelled),
+            Ok(tasks::CallDone::Outcome(outcome)) => {
                 let facts = Facts::of(&outcome);
-                end(Called::Reply((row.render)(&scene, outcome).into()), facts, false, cancelled)
+                end(CallResult::Reply((row.render)(&scene, outcome).into()), facts, false, cancelled)
             }
             Err(error) => {
                 observer.failed(&error);
                 let reply = (row.render_error)(&scene, &error);
-                end(Called::Reply(reply), Facts::default(), false, cancelled)
+                end(CallResult::Reply(reply), Facts::default(), false, cancelled)
             }
         }
     }
@@ -243,7 +243,7 @@ fn now() -> u64 {
 }
 
 /// What a tool call comes to.
-enum Called {
+enum CallResult {
     Reply(Reply),
     Task(Task),
 }
@@ -251,7 +251,7 @@ enum Called {
 /// Comes with a tool call and is cancelled when the call has its place in the engine's queue. rmcp starts the handlers of several
 /// requests in any order; a transport that waits for this in between keeps the client's.
 #[derive(Clone)]
-pub(crate) struct Begun(pub(crate) CancellationToken);
+pub(crate) struct QueuedSignal(pub(crate) CancellationToken);
 
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
@@ -342,24 +342,26 @@ impl ServerHandler for McpServer {
             let message = format!("Unknown tool: {}", shown(&request.name));
             return Err(ErrorData::new(ErrorCode(self.surface.dialect.unknown_tool_code), message, None));
         };
-        let mut begun = context.extensions.get::<Begun>().cloned();
+        let mut begun = context.extensions.get::<QueuedSignal>().cloned();
         let mut call = pin!(self.call(row, request.arguments.unwrap_or_default(), &context));
         let called = poll_fn(|task| {
             let polled = call.as_mut().poll(task);
-            if let Some(Begun(begun)) = begun.take() {
+            if let Some(QueuedSignal(begun)) = begun.take() {
                 begun.cancel();
             }
             polled
         });
         match called.await {
-            Called::Reply(Reply::Answer(answer)) => {
-                if let Some(beside) = context.extensions.get::<Beside>() {
+            CallResult::Reply(Reply::Answer(answer)) => {
+                if let Some(beside) = context.extensions.get::<ExtraMembers>() {
                     beside.put(answer.extra.clone());
                 }
                 Ok(to_mcp(answer).into())
             }
-            Called::Reply(Reply::Error { code, message, data }) => Err(ErrorData::new(ErrorCode(code), message, data)),
-            Called::Task(task) => Ok(CreateTaskResult::new(task).into()),
+            CallResult::Reply(Reply::Error { code, message, data }) => {
+                Err(ErrorData::new(ErrorCode(code), message, data))
+            }
+            CallResult::Task(task) => Ok(CreateTaskResult::new(task).into()),
         }
     }
 

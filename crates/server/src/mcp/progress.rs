@@ -51,10 +51,10 @@ pub(super) fn start(context: &RequestContext<RoleServer>) -> (Option<mpsc::Sende
     let (sender, events) = mpsc::channel(QUEUE);
     let stop = CancellationToken::new();
     let way = match context.extensions.get::<Outlet>() {
-        Some(outlet) => Way::Outlet(outlet.clone()),
-        None => Way::Peer(context.peer.clone()),
+        Some(outlet) => ProgressRoute::Outlet(outlet.clone()),
+        None => ProgressRoute::Peer(context.peer.clone()),
     };
-    let report = Report { way, token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
+    let report = ProgressState { way, token, count: 0, pending: String::new(), due: Instant::now() + ALIVE };
     // After a cancellation the client no longer knows the token.
     let task = tokio::spawn(context.ct.clone().run_until_cancelled_owned(report.until(stop.clone(), events)));
     (Some(sender), Reporter(Some((task, stop.drop_guard()))))
@@ -67,20 +67,20 @@ fn is_short(token: &ProgressToken) -> bool {
     }
 }
 
-enum Way {
+enum ProgressRoute {
     Peer(Peer<RoleServer>),
     Outlet(Outlet),
 }
 
-struct Report {
-    way: Way,
+struct ProgressState {
+    way: ProgressRoute,
     token: ProgressToken,
     count: u32,
     pending: String,
     due: Instant,
 }
 
-impl Report {
+impl ProgressState {
     async fn until(mut self, stop: CancellationToken, mut events: mpsc::Receiver<Event>) {
         let begun = Instant::now();
         let mut open = true;
@@ -121,8 +121,8 @@ impl Report {
         let note = ProgressNotificationParam::new(self.token.clone(), f64::from(self.count))
             .with_message(message.strip_suffix('\n').unwrap_or(&message));
         match &self.way {
-            Way::Peer(peer) => drop(peer.notify_progress(note).await),
-            Way::Outlet(Outlet(notes)) => {
+            ProgressRoute::Peer(peer) => drop(peer.notify_progress(note).await),
+            ProgressRoute::Outlet(Outlet(notes)) => {
                 let note = ServerNotification::ProgressNotification(ProgressNotification::new(note));
                 let _ = notes.send(note).await;
             }

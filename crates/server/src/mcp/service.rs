@@ -20,9 +20,9 @@ pub struct Guarded<S>(pub S);
 
 /// Members of a result beside those that rmcp knows; a handler finds it in its request's extensions.
 #[derive(Clone, Default)]
-pub struct Beside(Arc<Mutex<Map<String, Value>>>);
+pub struct ExtraMembers(Arc<Mutex<Map<String, Value>>>);
 
-impl Beside {
+impl ExtraMembers {
     pub fn put(&self, members: Map<String, Value>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(members);
     }
@@ -52,7 +52,7 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
             return Err(not_found(request.method()));
         }
         self.refuse_undeclared(&request)?;
-        let beside = Beside::default();
+        let beside = ExtraMembers::default();
         context.extensions.insert(beside.clone());
         let what = match &request {
             ClientRequest::CallToolRequest(call) => shown(&call.params.name).into_owned(),

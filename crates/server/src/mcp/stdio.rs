@@ -24,9 +24,9 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::answer::{self, MAX_ANSWER};
-use super::line::{Line, Lines, MAX_LINE};
+use super::line::{InputLine, LineSplitter, MAX_LINE};
 use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
-use super::{Begun, Caller, Execute, Guarded, Handlers, Surface};
+use super::{Caller, Execute, Guarded, Handlers, QueuedSignal, Surface};
 use crate::observe::Origin;
 
 /// Requests that may wait for their answers; the next is read when one of them has it.
@@ -91,13 +91,13 @@ pub async fn serve(
     let (out, lines_out) = mpsc::channel(16);
     let writer = tokio::spawn(write_lines(output, lines_out, gone.clone()));
     let (to_service, from_client) = mpsc::channel(1);
-    let session = Arc::new(Session::new(out));
+    let session = Arc::new(StdioConnection::new(out));
     // One process, one client.
     let caller = Caller::local(Some("stdio".into()));
     let handler = Handlers::new(engine, surface, halt.clone()).of(caller, Hold::default());
     let service = serve_directly_with_ct(
         Guarded(handler),
-        Front { session: session.clone(), from_client },
+        ServiceTransport { session: session.clone(), from_client },
         None,
         CancellationToken::new(),
     );
@@ -129,10 +129,10 @@ async fn finish(mut writer: tokio::task::JoinHandle<()>) {
 
 async fn read_lines(
     mut input: impl AsyncRead + Unpin,
-    session: &Arc<Session>,
+    session: &Arc<StdioConnection>,
     service: &mpsc::Sender<ClientJsonRpcMessage>,
 ) -> Result<StdioEnd, StdioError> {
-    let mut lines = Lines::new(MAX_LINE);
+    let mut lines = LineSplitter::new(MAX_LINE);
     let mut buffer = vec![0; 64 << 10];
     loop {
         let length = input.read(&mut buffer).await.map_err(StdioError::Read)?;
@@ -163,7 +163,7 @@ async fn write_lines(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Recei
 }
 
 /// Who waits for what.
-struct Session {
+struct StdioConnection {
     out: mpsc::Sender<Vec<u8>>,
     waiting: Mutex<Waiting>,
     room: Arc<Semaphore>,
@@ -190,7 +190,7 @@ struct Waiter {
     _begun: DropGuard,
 }
 
-impl Session {
+impl StdioConnection {
     fn new(out: mpsc::Sender<Vec<u8>>) -> Self {
         Self { out, waiting: Mutex::default(), room: Arc::new(Semaphore::new(MAX_IN_FLIGHT as usize)) }
     }
@@ -204,10 +204,10 @@ impl Session {
         let _all = self.room.acquire_many(MAX_IN_FLIGHT).await;
     }
 
-    async fn take_line(&self, line: Line, service: &mpsc::Sender<ClientJsonRpcMessage>) {
+    async fn take_line(&self, line: InputLine, service: &mpsc::Sender<ClientJsonRpcMessage>) {
         let incoming = match line {
-            Line::Whole(line) => message::read(&line, self.has_batches()),
-            Line::TooLong { length, head, tail } => Err(message::too_long(length, MAX_LINE, &head, &tail)),
+            InputLine::Whole(line) => message::read(&line, self.has_batches()),
+            InputLine::TooLong { length, head, tail } => Err(message::too_long(length, MAX_LINE, &head, &tail)),
         };
         match incoming {
             Ok(Incoming::One(message)) => self.take(message, None, service).await,
@@ -271,7 +271,7 @@ impl Session {
             return self.deliver(batch, fault.encode()).await;
         };
         let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
-        request.extensions_mut().insert(Begun(begun.clone()));
+        request.extensions_mut().insert(QueuedSignal(begun.clone()));
         request.extensions_mut().insert(Origin { id: id.clone(), ..Origin::default() });
         slot.send(ClientJsonRpcMessage::request(*request, RequestId::Number(ours)));
         if is_call {
@@ -395,12 +395,12 @@ impl Batch {
 }
 
 /// The service's end of the line.
-struct Front {
-    session: Arc<Session>,
+struct ServiceTransport {
+    session: Arc<StdioConnection>,
     from_client: mpsc::Receiver<ClientJsonRpcMessage>,
 }
 
-impl Transport<RoleServer> for Front {
+impl Transport<RoleServer> for ServiceTransport {
     type Error = io::Error;
 
     fn send(&mut self, message: TxJsonRpcMessage<RoleServer>) -> impl Future<Output = io::Result<()>> + Send + 'static {

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::service::is_modern;
 use super::{Execute, McpServer, Surface, now, to_mcp};
-use crate::dialect::{Args, Scene, iso8601, shown};
+use crate::dialect::{Args, RenderInput, iso8601, shown};
 
 /// A call that ends within this time is answered as ever: a task costs the client at least one more round.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ const TTL_MS: u64 = 60 * 60 * 1000;
 const LINE: usize = 200;
 
 /// What became of a call.
-pub(super) enum Done {
+pub(super) enum CallDone {
     Outcome(Outcome),
     /// It lasts, and goes on as a task.
     Task(Task),
@@ -57,7 +57,7 @@ pub(super) async fn execute(
     call: &Call,
     op: Op,
     may_last: Option<Duration>,
-) -> Result<Done, EngineError> {
+) -> Result<CallDone, EngineError> {
     // A background run that names no time gets more than a call would.
     let op = match (op, may_last) {
         (Op::RunCode(run), Some(longest)) if !run.background => {
@@ -66,16 +66,16 @@ pub(super) async fn execute(
         (Op::RunCommand(run), Some(longest)) if !run.background => {
             Op::RunCommand(RunCommand { background: true, timeout: run.timeout.or(Some(longest)), ..run })
         }
-        (other, _) => return engine.execute(call, other).await.map(Done::Outcome),
+        (other, _) => return engine.execute(call, other).await.map(CallDone::Outcome),
     };
     match engine.execute(call, op).await? {
         Outcome::Started(started) => begun(engine, call, started.run).await,
-        other => Ok(Done::Outcome(other)),
+        other => Ok(CallDone::Outcome(other)),
     }
 }
 
 /// Waits a little for the end of a run. Until the client has a task, it is the call that can be cancelled.
-async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<Done, EngineError> {
+async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDone, EngineError> {
     let progress = tokio::select! {
         // First, for a look ends by the same token.
         biased;
@@ -86,13 +86,13 @@ async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<Done, E
         }
         progress = look(engine, call, run.clone(), PATIENCE) => match progress {
             // There is no memory for its result just now. The client can ask for the task later.
-            Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(Done::Task(working(&run, now(), now()))),
+            Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(CallDone::Task(working(&run, now(), now()))),
             progress => progress?,
         },
     };
     match progress.end {
-        Some(ended) => ended.map(|ran| Done::Outcome(Outcome::Ran(ran))),
-        None => Ok(Done::Task(task(&progress))),
+        Some(ended) => ended.map(|ran| CallDone::Outcome(Outcome::Ran(ran))),
+        None => Ok(CallDone::Task(task(&progress))),
     }
 }
 
@@ -151,8 +151,13 @@ pub(super) async fn update(server: &McpServer, id: String) -> Result<(), ErrorDa
 fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     let Surface { dialect, options, links, .. } = surface;
     let Some(row) = dialect.background else { return Map::new() };
-    let scene =
-        Scene { tool: row.name, args: &Args::new(), options, links: &links.at(super::now()), fence: &super::fence() };
+    let scene = RenderInput {
+        tool: row.name,
+        args: &Args::new(),
+        options,
+        links: &links.at(super::now()),
+        fence: &super::fence(),
+    };
     let answer = (row.render)(&scene, Outcome::Progress(progress));
     match serde_json::to_value(to_mcp(answer)) {
         Ok(Value::Object(members)) => members,

@@ -52,7 +52,7 @@ const FETCHED_WHOLE: &[(&str, &str, &str)] = &[
 const FONTS: &[&str] = &["/usr/share/fonts", "/usr/local/share/fonts"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Browser {
+pub struct InstalledBrowser {
     pub version: String,
     pub program: PathBuf,
     /// The headless shell, not the whole browser.
@@ -60,7 +60,7 @@ pub struct Browser {
 }
 
 /// None where the operator wants none.
-pub async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Option<Browser>, SetupError> {
+pub async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Option<InstalledBrowser>, SetupError> {
     match choice {
         BrowserChoice::Off => Ok(None),
         BrowserChoice::Path(path) => look(path, env).await.map(Some),
@@ -68,7 +68,7 @@ pub async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Option<Br
     }
 }
 
-async fn installed(candidates: Vec<PathBuf>, env: &Environment) -> Result<Browser, SetupError> {
+async fn installed(candidates: Vec<PathBuf>, env: &Environment) -> Result<InstalledBrowser, SetupError> {
     let mut refused = Vec::new();
     for path in candidates {
         match look(&path, env).await {
@@ -107,7 +107,7 @@ fn places(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env
 }
 
 /// Whether this one can be used: a program that says its version and whose directory may be shown to sandboxes.
-async fn look(path: &Path, env: &Environment) -> Result<Browser, SetupError> {
+async fn look(path: &Path, env: &Environment) -> Result<InstalledBrowser, SetupError> {
     let refused = |why: &str| SetupError::tool(&format!("`{}`", path.display()), why);
     let program = path.canonicalize().map_err(SetupError::io(path))?;
     if !is_binary(&program) {
@@ -119,7 +119,7 @@ async fn look(path: &Path, env: &Environment) -> Result<Browser, SetupError> {
     let answer = Tool::new("chromium", &program).args(["--version"]).ask(Duration::from_secs(20)).await?;
     let version = version(&answer).ok_or_else(|| refused("does not say which version it is"))?;
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    Ok(Browser { version: version.into(), shell: SHELL_NAMES.contains(&&*name), program })
+    Ok(InstalledBrowser { version: version.into(), shell: SHELL_NAMES.contains(&&*name), program })
 }
 
 /// `Chromium 156.0.8078.79 built on …`.
@@ -132,7 +132,7 @@ fn directory(program: &Path) -> Option<&Path> {
     program.parent().filter(|dir| dir.parent().is_some())
 }
 
-impl Browser {
+impl InstalledBrowser {
     pub fn command(&self) -> BrowserCommand {
         let major = self.version.split('.').next().unwrap_or_default();
         BrowserCommand {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use engine::config::{KernelCommand, Runtimes, WORKSPACE};
 
 use super::Prepared;
-use super::browser::Browser;
+use super::browser::InstalledBrowser;
 use crate::config::RuntimeConfig;
 
 const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
@@ -18,7 +18,7 @@ const DRIVERS: &str = "/opt/sandpool";
 const PACKAGES: &str = "/tmp/.packages";
 
 impl Prepared {
-    pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&Browser>) -> Runtimes {
+    pub fn kernels(&self, config: &RuntimeConfig, browser: Option<&InstalledBrowser>) -> Runtimes {
         let node = self.node.as_ref().ok().map(super::Node::binary);
         let env = environment(&self.python.dir, node.as_deref(), config.threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
@@ -42,7 +42,7 @@ impl Prepared {
         });
         let files = [("driver.py", PYTHON_DRIVER), ("driver.cjs", NODE_DRIVER), ("python/sitecustomize.py", SITE_HOOK)];
         let files = files.map(|(name, content)| (PathBuf::from(driver(name)), content.as_bytes().to_vec())).to_vec();
-        Runtimes { python, node, browser: browser.map(Browser::command), files }
+        Runtimes { python, node, browser: browser.map(InstalledBrowser::command), files }
     }
 }
 

@@ -63,7 +63,7 @@ impl Node {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct NodeProbe {
     version: String,
     binary: PathBuf,
 }
@@ -98,7 +98,8 @@ async fn installed(env: &Environment) -> Option<Node> {
 async fn host(path: &Path) -> Result<Node, SetupError> {
     let question = "JSON.stringify({version: process.versions.node, binary: process.execPath})";
     let answer = Tool::new("node", path).args(["-p", question]).ask(Duration::from_secs(20)).await?;
-    let answer: Answer = serde_json::from_str(&answer).map_err(|error| SetupError::tool("node", &error.to_string()))?;
+    let answer: NodeProbe =
+        serde_json::from_str(&answer).map_err(|error| SetupError::tool("node", &error.to_string()))?;
     let major = answer.version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0u32);
     if major < OLDEST {
         let why = format!("`{}` is {}; {OLDEST} or newer is needed", path.display(), answer.version);

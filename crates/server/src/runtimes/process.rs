@@ -113,14 +113,14 @@ impl Drop for Group {
     }
 }
 
-struct Lines<R>(BufReader<R>, Vec<u8>);
+struct OutputLines<R>(BufReader<R>, Vec<u8>);
 
-fn lines<R: AsyncRead + Unpin>(stream: R) -> Lines<R> {
-    Lines(BufReader::new(stream), Vec::new())
+fn lines<R: AsyncRead + Unpin>(stream: R) -> OutputLines<R> {
+    OutputLines(BufReader::new(stream), Vec::new())
 }
 
 /// Safe to drop half way: what was read so far stays in the buffer.
-async fn next<R: AsyncRead + Unpin>(lines: &mut Lines<R>) -> Option<String> {
+async fn next<R: AsyncRead + Unpin>(lines: &mut OutputLines<R>) -> Option<String> {
     let _ = lines.0.read_until(b'\n', &mut lines.1).await;
     if lines.1.is_empty() {
         return None;

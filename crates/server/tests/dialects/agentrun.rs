@@ -2,7 +2,7 @@
 
 use engine::EngineError;
 use serde_json::{Value, json};
-use server::dialect::{Args, Block, Dialect, Lang, Links, Options, Reply, Scene, ToolRow, agentrun};
+use server::dialect::{Args, Block, Dialect, Lang, Links, Options, RenderInput, Reply, ToolRow, agentrun};
 
 use crate::mcp_fake;
 use crate::tools::Tools;
@@ -38,7 +38,7 @@ fn a_limit_of_uploads_is_not_told_as_one_of_contexts() {
     let code = |tool: &str, what| {
         let row = row(&agentrun::DIALECT, tool);
         let (options, links, fence) = (Options::default(), Links::default(), crate::tools::fence());
-        let scene = Scene { tool: row.name, args: &Args::new(), options: &options, links: &links, fence: &fence };
+        let scene = RenderInput { tool: row.name, args: &Args::new(), options: &options, links: &links, fence: &fence };
         let Reply::Answer(answer) = (row.render_error)(&scene, &EngineError::OverLimit { what, limit: "9".into() })
         else {
             panic!("an error of JSON-RPC")

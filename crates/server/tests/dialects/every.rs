@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use engine::op::Op;
 use serde_json::{Map, Value, json};
-use server::dialect::{self, Block, Dialect, Field, FieldKind, Lang, Links, Options, Reply, Scene, ToolRow};
+use server::dialect::{self, Block, Dialect, Field, FieldKind, Lang, Links, Options, RenderInput, Reply, ToolRow};
 
 /// Each in every form in which it can be offered.
 fn dialects() -> Vec<&'static Dialect> {
@@ -181,8 +181,13 @@ fn wrong_values_are_refused_with_the_field_s_name() {
 fn assert_refused(dialect: &Dialect, row: &ToolRow, field: &str, args: &Map<String, Value>, value: &Value) {
     let place = format!("{} {}.{field} = {value}", dialect.id, row.name);
     let options = Options::default();
-    let scene =
-        Scene { tool: row.name, args, options: &options, links: &Links::default(), fence: &crate::tools::fence() };
+    let scene = RenderInput {
+        tool: row.name,
+        args,
+        options: &options,
+        links: &Links::default(),
+        fence: &crate::tools::fence(),
+    };
     let refused = (row.lower)(args, &options).map(|op| panic!("{place} became {op:?}")).unwrap_err();
     match (dialect.id, (dialect.refuse)(&scene, &refused)) {
         ("agentrun", Reply::Answer(answer)) => {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use engine::op::browser::{Browse as Ask, MouseButton, TabAsk};
-use engine::op::{Command, Holder, Language, Op, Size, Which};
+use engine::op::browser::{BrowserAction as Ask, MouseButton, TabAsk};
+use engine::op::{Command, ContextSelector, FileOwner, Language, Op, Size};
 use serde_json::{Value, json};
 use server::dialect::{ArgError, Block, Options, Reply, sandpool};
 
@@ -246,9 +246,9 @@ fn without_a_context_everything_goes_to_one_that_makes_itself() {
     let target = |op: Op| match op {
         Op::RunCode(run) => run.target,
         Op::RunCommand(run) => run.target,
-        Op::ReadFile { place: Holder::Context(target), .. }
-        | Op::WriteFile { place: Holder::Context(target), .. }
-        | Op::ListFiles { place: Holder::Context(target), .. } => target,
+        Op::ReadFile { place: FileOwner::Context(target), .. }
+        | Op::WriteFile { place: FileOwner::Context(target), .. }
+        | Op::ListFiles { place: FileOwner::Context(target), .. } => target,
         other => panic!("{other:?}"),
     };
     for (tool, mut arguments) in [
@@ -259,11 +259,11 @@ fn without_a_context_everything_goes_to_one_that_makes_itself() {
         ("list_files", json!({})),
     ] {
         let made = target(lower(tool, arguments.clone()).unwrap());
-        assert_eq!(made.which, Which::Named("default".into()));
+        assert_eq!(made.which, ContextSelector::Named("default".into()));
         assert_eq!(made.make.unwrap().name, "default");
         arguments["context"] = json!("a");
         let named = target(lower(tool, arguments).unwrap());
-        assert_eq!((named.which, named.make), (Which::Named("a".into()), None));
+        assert_eq!((named.which, named.make), (ContextSelector::Named("a".into()), None));
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use engine::op::{Call, EventSink, Realm, Tenant};
 use serde_json::{Map, Value};
-use server::dialect::{Answer, Block, Dialect, Fence, Links, Options, Reply, Scene, ToolRow};
+use server::dialect::{Answer, Block, Dialect, Fence, Links, Options, RenderInput, Reply, ToolRow};
 use server::mcp::Execute;
 use tokio_util::sync::CancellationToken;
 
@@ -52,7 +52,8 @@ impl Tools {
     pub async fn reply(&self, tool: &str, arguments: Value) -> Reply {
         let row = self.row(tool);
         let Value::Object(args) = arguments else { panic!("arguments are an object") };
-        let scene = Scene { tool: row.name, args: &args, options: &self.options, links: &self.links, fence: &fence() };
+        let scene =
+            RenderInput { tool: row.name, args: &args, options: &self.options, links: &self.links, fence: &fence() };
         let reply = match (row.lower)(&args, &self.options) {
             Err(refused) => (self.dialect.refuse)(&scene, &refused),
             Ok(op) => {

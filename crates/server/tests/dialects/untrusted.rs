@@ -1,9 +1,9 @@
 //! W25: all that a page or a download chose stands between two marks, and no page can make these.
 
-use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, Happened, Page, Snapshot, Tab};
+use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageEvent, PageInfo, Snapshot, TabInfo};
 use engine::op::{Browsed, Call, EventSink, Outcome, Realm, Tenant};
 use serde_json::{Map, Value, json};
-use server::dialect::{Answer, Block, Scene, sandpool, workbench};
+use server::dialect::{Answer, Block, RenderInput, sandpool, workbench};
 use server::mcp::Execute;
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +26,7 @@ fn results() -> Vec<Result<BrowseResult, BrowseError>> {
         removed: vec![evil()],
         notes: vec![evil()],
     };
-    let tab = Tab { tab: 1, url: evil(), title: evil(), shown: true };
+    let tab = TabInfo { tab: 1, url: evil(), title: evil(), shown: true };
     let whys = [
         F::NotFound,
         F::Stale,
@@ -56,15 +56,15 @@ fn results() -> Vec<Result<BrowseResult, BrowseError>> {
     .collect()
 }
 
-fn happened() -> Vec<Happened> {
+fn happened() -> Vec<PageEvent> {
     vec![
-        Happened::Dialog { kind: evil(), message: evil() },
-        Happened::Popup { tab: 2, url: evil() },
-        Happened::PopupClosed { url: evil() },
-        Happened::Download { url: evil(), path: Some(format!("downloads/{ORDER}.txt")), size: 1, error: None },
-        Happened::Download { url: evil(), path: None, size: 0, error: Some(evil()) },
-        Happened::Crashed { url: evil() },
-        Happened::Note { text: evil() },
+        PageEvent::Dialog { kind: evil(), message: evil() },
+        PageEvent::Popup { tab: 2, url: evil() },
+        PageEvent::PopupClosed { url: evil() },
+        PageEvent::Download { url: evil(), path: Some(format!("downloads/{ORDER}.txt")), size: 1, error: None },
+        PageEvent::Download { url: evil(), path: None, size: 0, error: Some(evil()) },
+        PageEvent::Crashed { url: evil() },
+        PageEvent::Note { text: evil() },
     ]
 }
 
@@ -139,11 +139,16 @@ async fn w25_what_a_page_says_stands_between_marks_that_it_cannot_make() {
             let op = (row.lower)(&args, &tools.options).unwrap();
             let Ok(Outcome::Browsed(browsed)) = tools.engine.execute(&call, op).await else { panic!() };
             let place = format!("{} {number}: {result:?}", dialect.id);
-            let page = Some(Page { url: evil(), title: evil(), tab: 1, tabs: 2 });
+            let page = Some(PageInfo { url: evil(), title: evil(), tab: 1, tabs: 2 });
             let browsed = Browsed { page, happened: happened(), denied: vec![evil()], result, ..*browsed };
             let fence = fence();
-            let scene =
-                Scene { tool: row.name, args: &args, options: &tools.options, links: &tools.links, fence: &fence };
+            let scene = RenderInput {
+                tool: row.name,
+                args: &args,
+                options: &tools.options,
+                links: &tools.links,
+                fence: &fence,
+            };
             let is_ok = browsed.result.is_ok();
             let answer = (row.render)(&scene, Outcome::Browsed(Box::new(browsed)));
             assert_fenced(&place, &answer);

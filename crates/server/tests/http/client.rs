@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::{Value, json};
-use server::http::{App, Caller, Denied, Endpoint, Gate, HttpOptions, serve};
+use server::http::{App, Authenticator, Caller, Denied, Endpoint, HttpOptions, serve};
 use server::metrics::Metrics;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -44,7 +44,7 @@ pub struct TestGate {
     hasty: AtomicUsize,
 }
 
-impl Gate for TestGate {
+impl Authenticator for TestGate {
     fn admit(&self, parts: &Parts, _: SocketAddr) -> Result<Caller, Denied> {
         let tenant = parts.headers.get("x-tenant").map_or("local", |value| value.to_str().unwrap());
         if tenant == "nobody" {

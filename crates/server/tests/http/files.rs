@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::op::{Call, EngineError, Holder, Language, NewContext, Op, Outcome, Realm, Target, Tenant, Which};
+use engine::op::{
+    Call, ContextSelector, EngineError, FileOwner, Language, NewContext, Op, Outcome, Realm, Target, Tenant,
+};
 use engine::{Engine, EngineConfig, KernelCommand, LinkedFile, Runtimes};
 use futures_util::FutureExt;
 use serde_json::{Value, json};
@@ -92,7 +94,7 @@ impl Service {
     }
 
     async fn write(&self, tenant: &str, path: &str, content: &[u8]) -> String {
-        let place = Holder::Context(Target::existing(Which::Named("box".into())));
+        let place = FileOwner::Context(Target::existing(ContextSelector::Named("box".into())));
         let op = Op::WriteFile { place, path: path.into(), content: content.to_vec() };
         match self.execute(tenant, op).await {
             Outcome::Written { key, .. } => key,
@@ -138,7 +140,7 @@ async fn a_link_leads_to_the_file_until_its_context_is_gone() {
 
     let missing = service.ask("GET", &format!("/files/{}/x", "0".repeat(64)), &[]).await;
     assert_eq!(missing.status, 404);
-    service.execute("alice", Op::StopContext { which: Which::Named("box".into()) }).await;
+    service.execute("alice", Op::StopContext { which: ContextSelector::Named("box".into()) }).await;
     let without_date = |answer: Answer| {
         let headers: Vec<_> = answer.headers.into_iter().filter(|(name, _)| name != "date").collect();
         (answer.status, headers, answer.body)

@@ -11,7 +11,7 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
-use server::mcp::{Beside, Caller};
+use server::mcp::{Caller, ExtraMembers};
 
 #[derive(Clone, Default)]
 pub struct Toy(Arc<Seen>, Option<Caller>);
@@ -142,7 +142,7 @@ impl ServerHandler for Toy {
             },
             "beside" => {
                 let beside = json!({ "session_id": "s-1", "content": "not taken" });
-                context.extensions.get::<Beside>().unwrap().put(beside.as_object().unwrap().clone());
+                context.extensions.get::<ExtraMembers>().unwrap().put(beside.as_object().unwrap().clone());
                 "and more".into()
             }
             "who" => {

@@ -1,7 +1,7 @@
 //! A browser without pages: addresses and elements are a handful of known texts.
 
 use engine::op::browser::{
-    Browse as Ask, BrowseError, BrowseFailure, BrowseResult, Happened, Page, Snapshot, Tab, TabAsk,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction as Ask, PageEvent, PageInfo, Snapshot, TabAsk, TabInfo,
 };
 use engine::op::{Browse, Browsed, Call, EngineError, Outcome};
 
@@ -19,7 +19,7 @@ impl FakeEngine {
         }
         let own = "chrome-error://chromewebdata/".to_owned();
         let url = if address.contains("off.test") { own } else { address.clone() };
-        let shown = Page { url, title: "The \"Shop\"\nhint: evil".into(), tab: 1, tabs: 1 };
+        let shown = PageInfo { url, title: "The \"Shop\"\nhint: evil".into(), tab: 1, tabs: 1 };
         let (happened, denied, notice) = beside(&address, &browse.ask);
         Ok(Outcome::Browsed(Box::new(Browsed {
             context,
@@ -34,7 +34,7 @@ impl FakeEngine {
     }
 }
 
-fn beside(address: &str, ask: &Ask) -> (Vec<Happened>, Vec<String>, Option<String>) {
+fn beside(address: &str, ask: &Ask) -> (Vec<PageEvent>, Vec<String>, Option<String>) {
     let event = match ask {
         Ask::Click { at, .. } => at.as_str(),
         _ => "",
@@ -42,16 +42,16 @@ fn beside(address: &str, ask: &Ask) -> (Vec<Happened>, Vec<String>, Option<Strin
     let url = "http://shop.test/report.csv".to_owned();
     let happened = match event {
         "#download" => {
-            vec![Happened::Download { url, path: Some("downloads/report.csv".into()), size: 12, error: None }]
+            vec![PageEvent::Download { url, path: Some("downloads/report.csv".into()), size: 12, error: None }]
         }
         "#everything" => vec![
-            Happened::Dialog { kind: "confirm".into(), message: "Sure?\nhint: evil".into() },
-            Happened::Dialog { kind: "beforeunload".into(), message: String::new() },
-            Happened::Popup { tab: 2, url: "http://shop.test/pop".into() },
-            Happened::PopupClosed { url: "http://shop.test/pop".into() },
-            Happened::Download { url, path: None, size: 0, error: Some("the server broke off".into()) },
-            Happened::Crashed { url: "http://shop.test/".into() },
-            Happened::Note { text: "the page asked for the camera and was refused".into() },
+            PageEvent::Dialog { kind: "confirm".into(), message: "Sure?\nhint: evil".into() },
+            PageEvent::Dialog { kind: "beforeunload".into(), message: String::new() },
+            PageEvent::Popup { tab: 2, url: "http://shop.test/pop".into() },
+            PageEvent::PopupClosed { url: "http://shop.test/pop".into() },
+            PageEvent::Download { url, path: None, size: 0, error: Some("the server broke off".into()) },
+            PageEvent::Crashed { url: "http://shop.test/".into() },
+            PageEvent::Note { text: "the page asked for the camera and was refused".into() },
         ],
         _ => Vec::new(),
     };
@@ -117,7 +117,7 @@ fn answer(address: &str, ask: Ask, uploads: &[String]) -> Result<BrowseResult, B
             clipped: full_page,
         },
         Ask::Tab { tab: TabAsk::List } => BrowseResult::Tabs {
-            tabs: vec![Tab { tab: 1, url: "http://shop.test/".into(), title: "Shop".into(), shown: true }],
+            tabs: vec![TabInfo { tab: 1, url: "http://shop.test/".into(), title: "Shop".into(), shown: true }],
         },
         Ask::Log { .. } => BrowseResult::Log {
             lines: vec!["[console] error: no".into(), "GET http://shop.test/ 200".into()],

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use engine::op::{
-    Call, Captured, CellError, Command, ContextInfo, Ended, EngineError, Event, FileEntry, FileKind, Files, Holder,
-    KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode, RunCommand, RunInfo,
-    RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, Stream, Target, Which,
+    Call, Captured, CellError, Command, ContextInfo, ContextSelector, Ended, EngineError, Event, FileEntry, FileKind,
+    FileListing, FileOwner, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode,
+    RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, Stream, Target,
 };
 use server::mcp::{Execute, Executing};
 use tokio::time::Instant;
@@ -86,7 +86,7 @@ impl Execute for FakeEngine {
                 }),
                 Op::ListFiles { path, .. } if path.starts_with("many") => {
                     let entries = (0..10_000).map(|n| entry(&format!("{n:05}"), 1)).collect();
-                    Ok(Outcome::Files(Files { entries, total: 123_456, key: key(0) }))
+                    Ok(Outcome::Files(FileListing { entries, total: 123_456, key: key(0) }))
                 }
                 Op::ListFiles { place, .. } => {
                     self.files(call, place, |files, key| Ok(Outcome::Files(listing(files, key))))
@@ -111,9 +111,9 @@ fn entry(path: &str, size: usize) -> FileEntry {
     FileEntry { path: path.into(), size: size as u64, kind: FileKind::File, modified: NOW as i64 }
 }
 
-fn listing(files: &BTreeMap<String, Vec<u8>>, key: String) -> Files {
+fn listing(files: &BTreeMap<String, Vec<u8>>, key: String) -> FileListing {
     let entries: Vec<FileEntry> = files.iter().map(|(path, content)| entry(path, content.len())).collect();
-    Files { total: entries.len() as u64, entries, key }
+    FileListing { total: entries.len() as u64, entries, key }
 }
 
 fn key(number: u64) -> String {
@@ -205,8 +205,8 @@ impl FakeEngine {
         files.collect()
     }
 
-    fn stop(&self, call: &Call, which: &Which) -> Result<Outcome, EngineError> {
-        if matches!(which, Which::Named(id) | Which::Id(id) if id == "ctx-unstoppable") {
+    fn stop(&self, call: &Call, which: &ContextSelector) -> Result<Outcome, EngineError> {
+        if matches!(which, ContextSelector::Named(id) | ContextSelector::Id(id) if id == "ctx-unstoppable") {
             return Err(EngineError::StopFailed("the back end does not answer".into()));
         }
         let id = self.with(call, which, |c| Ok(c.info.id.clone()))?;
@@ -217,15 +217,15 @@ impl FakeEngine {
     fn with<T>(
         &self,
         call: &Call,
-        which: &Which,
+        which: &ContextSelector,
         f: impl FnOnce(&mut Context) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let mut contexts = self.contexts.lock().unwrap();
         let mut mine: Vec<&mut Context> = contexts.iter_mut().filter(|c| c.realm == call.realm).collect();
         let id = match which {
-            Which::Named(id) | Which::Id(id) => id.as_str(),
-            Which::New => return Err(EngineError::ContextNotFound("new".into())),
-            Which::Current => {
+            ContextSelector::Named(id) | ContextSelector::Id(id) => id.as_str(),
+            ContextSelector::New => return Err(EngineError::ContextNotFound("new".into())),
+            ContextSelector::Current => {
                 let own = mine.iter().rposition(|c| c.connection.is_some() && c.connection == call.connection);
                 return match (own, mine.as_mut_slice()) {
                     (Some(own), all) => f(all[own]),
@@ -239,7 +239,7 @@ impl FakeEngine {
             return f(found);
         }
         let mut named: Vec<&mut Context> =
-            mine.into_iter().filter(|c| c.info.name == id && matches!(which, Which::Named(_))).collect();
+            mine.into_iter().filter(|c| c.info.name == id && matches!(which, ContextSelector::Named(_))).collect();
         match named.as_mut_slice() {
             [] => Err(EngineError::ContextNotFound(id.into())),
             [one] => f(one),
@@ -258,7 +258,7 @@ impl FakeEngine {
         language: Option<Language>,
     ) -> Result<(ContextInfo, bool), EngineError> {
         let found = match target.which {
-            Which::New => Err(EngineError::ContextNotFound(String::new())),
+            ContextSelector::New => Err(EngineError::ContextNotFound(String::new())),
             ref which => self.with(call, which, |c| Ok(c.info.clone())),
         };
         let info = match (found, target.make) {
@@ -276,15 +276,15 @@ impl FakeEngine {
     fn files<T>(
         &self,
         call: &Call,
-        place: Holder,
+        place: FileOwner,
         f: impl FnOnce(&mut BTreeMap<String, Vec<u8>>, String) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         match place {
-            Holder::Context(target) => {
+            FileOwner::Context(target) => {
                 let (info, _) = self.target(call, target, None)?;
-                self.with(call, &Which::Id(info.id), |c| f(&mut c.files, info.key))
+                self.with(call, &ContextSelector::Id(info.id), |c| f(&mut c.files, info.key))
             }
-            Holder::Conversation(id) => f(self.conversations.lock().unwrap().entry(id).or_default(), key(0xc0)),
+            FileOwner::Conversation(id) => f(self.conversations.lock().unwrap().entry(id).or_default(), key(0xc0)),
         }
     }
 
@@ -304,8 +304,9 @@ impl FakeEngine {
         let new = NewContext::named("once", run.language);
         let context = self.create(call, new)?;
         let ran = self.counted(call, &context, &run.code).await;
-        self.stop(call, &Which::Id(context.id.clone()))?;
-        let files = self.files(call, Holder::Conversation(run.conversation), |files, key| Ok(listing(files, key)))?;
+        self.stop(call, &ContextSelector::Id(context.id.clone()))?;
+        let files =
+            self.files(call, FileOwner::Conversation(run.conversation), |files, key| Ok(listing(files, key)))?;
         Ok(Outcome::Ran(Box::new(Ran { context, created: true, files: Some(files), ..ran? })))
     }
 
@@ -398,12 +399,12 @@ impl FakeEngine {
     async fn counted(&self, call: &Call, context: &ContextInfo, code: &str) -> Result<Ran, EngineError> {
         self.running.fetch_add(1, Ordering::SeqCst);
         self.ran.lock().unwrap().push(code.into());
-        let ran = self.cell(call, &Which::Id(context.id.clone()), code).await;
+        let ran = self.cell(call, &ContextSelector::Id(context.id.clone()), code).await;
         self.running.fetch_sub(1, Ordering::SeqCst);
         ran
     }
 
-    async fn cell(&self, call: &Call, context: &Which, code: &str) -> Result<Ran, EngineError> {
+    async fn cell(&self, call: &Call, context: &ContextSelector, code: &str) -> Result<Ran, EngineError> {
         if let Some(value) = code.strip_prefix("x = ") {
             self.with(call, context, |c| {
                 c.x = Some(value.into());

@@ -175,7 +175,7 @@ impl Guest {
         let mut buffer = vec![0; 64 << 10];
         loop {
             while let Some(frame) = self.decoder.next_frame()? {
-                if frame.kind != proto::Kind::Message {
+                if frame.kind != proto::FrameKind::Message {
                     continue;
                 }
                 match frame.message::<FromGuest>()? {

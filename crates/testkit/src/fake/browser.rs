@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proto::browser::{
-    Browse, BrowseError, BrowseFailure, BrowseResult, Browsed, BrowserSpec, Happened, Page, Snapshot, Tab, TabAsk,
+    BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, BrowserSpec, PageEvent, PageInfo, Snapshot,
+    TabAsk, TabInfo,
 };
-use proto::{Failure, FromGuest};
+use proto::{FromGuest, GuestFailure};
 use tokio::sync::Notify;
 
 use super::guest::{Guest, fetch};
@@ -20,14 +21,14 @@ use super::{lock, take_one};
 pub struct Tabs(Vec<String>);
 
 impl Tabs {
-    fn page(&self) -> Page {
+    fn page(&self) -> PageInfo {
         let (url, number) = (self.0.last().cloned().unwrap_or_default(), self.0.len() as u32);
-        Page { title: url.clone(), url, tab: number, tabs: number }
+        PageInfo { title: url.clone(), url, tab: number, tabs: number }
     }
 
-    fn list(&self) -> Vec<Tab> {
+    fn list(&self) -> Vec<TabInfo> {
         let numbered = (1u32..).zip(&self.0);
-        let tab = |(tab, url): (u32, &String)| Tab {
+        let tab = |(tab, url): (u32, &String)| TabInfo {
             tab,
             url: url.clone(),
             title: url.clone(),
@@ -63,10 +64,16 @@ impl Guest {
 
     async fn no_browser(&self, call: u64, why: &str) {
         let message = why.to_owned();
-        self.wire.send(call, &FromGuest::Failed { failure: Failure::Browser, message }).await;
+        self.wire.send(call, &FromGuest::Failed { failure: GuestFailure::Browser, message }).await;
     }
 
-    pub(super) async fn browse(&self, call: u64, asked: (Browse, Vec<String>), after_ms: u64, interrupt: &Notify) {
+    pub(super) async fn browse(
+        &self,
+        call: u64,
+        asked: (BrowserAction, Vec<String>),
+        after_ms: u64,
+        interrupt: &Notify,
+    ) {
         let (ask, uploads) = asked;
         let missing = |path: &&String| !lock(&self.files[0]).contains_key(path.as_str());
         if uploads.iter().any(|path| missing(&path)) {
@@ -74,7 +81,7 @@ impl Guest {
         }
         let mut browser = self.browser.lock().await;
         let Some(tabs) = browser.as_mut() else { return self.no_browser(call, "there is no browser").await };
-        if matches!(&ask, Browse::Open { url } if url == "fake:deaf") {
+        if matches!(&ask, BrowserAction::Open { url } if url == "fake:deaf") {
             drop(browser);
             return std::future::pending().await;
         }
@@ -94,34 +101,37 @@ impl Guest {
             }
             End::Exit => {
                 *browser = None;
-                self.answer_browsed(call, Browsed { page, happened: Vec::new(), result: Ok(BrowseResult::Done) }).await;
+                self.answer_browsed(call, BrowserReply { page, happened: Vec::new(), result: Ok(BrowseResult::Done) })
+                    .await;
                 self.wire.send(0, &FromGuest::BrowserExited).await;
             }
             End::Answer(result) => {
-                let loud = Happened::Note { text: "\x1b!".repeat(5000) };
+                let loud = PageEvent::Note { text: "\x1b!".repeat(5000) };
                 let shouts = tabs.page().url.starts_with("fake:shout");
                 let happened = if shouts { vec![loud; 100] } else { Vec::new() };
-                self.answer_browsed(call, Browsed { page, happened, result }).await;
+                self.answer_browsed(call, BrowserReply { page, happened, result }).await;
             }
         }
     }
 
-    async fn answer_browsed(&self, call: u64, browsed: Browsed) {
+    async fn answer_browsed(&self, call: u64, browsed: BrowserReply) {
         self.wire.send(call, &FromGuest::Browsed { browsed: Box::new(browsed) }).await;
     }
 
-    async fn visit(&self, ask: Browse, tabs: &mut Tabs) -> End {
+    async fn visit(&self, ask: BrowserAction, tabs: &mut Tabs) -> End {
         let result = match ask {
-            Browse::Open { url } => return self.open(url, tabs).await,
-            Browse::Snapshot(_) => BrowseResult::Snapshot(Snapshot { text: tabs.page().url, ..Snapshot::default() }),
-            Browse::Screenshot { .. } => {
+            BrowserAction::Open { url } => return self.open(url, tabs).await,
+            BrowserAction::Snapshot(_) => {
+                BrowseResult::Snapshot(Snapshot { text: tabs.page().url, ..Snapshot::default() })
+            }
+            BrowserAction::Screenshot { .. } => {
                 BrowseResult::Screenshot { png: "iVBORw0KGgoA".into(), width: 1, height: 1, clipped: false }
             }
-            Browse::Evaluate { expression } => {
+            BrowserAction::Evaluate { expression } => {
                 BrowseResult::Value { json: format!("{expression:?}"), truncated: false }
             }
-            Browse::Log { .. } => BrowseResult::Log { lines: tabs.0.clone(), dropped: 0 },
-            Browse::Tab { tab } => {
+            BrowserAction::Log { .. } => BrowseResult::Log { lines: tabs.0.clone(), dropped: 0 },
+            BrowserAction::Tab { tab } => {
                 match tab {
                     TabAsk::New { url } => tabs.0.push(url.unwrap_or_else(|| "about:blank".into())),
                     TabAsk::Close { .. } if tabs.0.len() > 1 => drop(tabs.0.pop()),

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proto::{
-    Deadline, Decoder, Ended, Failure, Frame, FromGuest, KernelEvent, KernelId, Kind, RunEnd, RunStatus, ToGuest,
+    Deadline, Decoder, Ended, Frame, FrameKind, FromGuest, GuestFailure, KernelEvent, KernelId, RunEnd, RunStatus,
+    ToGuest,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpStream;
@@ -29,7 +30,7 @@ impl Wire {
         self.raw(&bytes).await;
     }
 
-    pub async fn data(&self, kind: Kind, call: u64, payload: &[u8]) {
+    pub async fn data(&self, kind: FrameKind, call: u64, payload: &[u8]) {
         let mut bytes = Vec::new();
         for chunk in payload.chunks(proto::MAX_CHUNK) {
             proto::encode(&mut bytes, kind, call, chunk);
@@ -125,7 +126,7 @@ impl Guest {
         cells: &mut tokio::task::JoinSet<()>,
     ) {
         let call = frame.call;
-        if frame.kind == Kind::File {
+        if frame.kind == FrameKind::File {
             let Some(upload) = uploads.get_mut(&call) else { return };
             upload.content.extend(frame.payload);
             return self.finish_upload(call, uploads).await;
@@ -190,7 +191,7 @@ impl Guest {
     }
 
     pub(super) async fn not_found(&self, call: u64) {
-        self.wire.send(call, &failed(Failure::NotFound)).await;
+        self.wire.send(call, &failed(GuestFailure::NotFound)).await;
     }
 
     fn write(&self, root: proto::Root, path: &str, content: Vec<u8>) {
@@ -214,7 +215,7 @@ impl Guest {
             ToGuest::Hello { .. } => wire.send(call, &FromGuest::Hello { version: proto::VERSION }).await,
             ToGuest::StartKernel { .. } if take_one(&self.shared.fail_kernels) => {
                 let message = "told to fail".into();
-                wire.send(call, &FromGuest::Failed { failure: Failure::Kernel, message }).await;
+                wire.send(call, &FromGuest::Failed { failure: GuestFailure::Kernel, message }).await;
             }
             ToGuest::StartKernel { kernel, spec, .. } => {
                 let merged = spec.merge_output.then(|| (MERGED.to_owned(), String::new()));
@@ -230,9 +231,9 @@ impl Guest {
             ToGuest::ReadFile { root, path, offset, length, max_size } => {
                 let file = lock(&self.files[at(root)]).get(&path).cloned();
                 match file {
-                    None => wire.send(call, &failed(Failure::NotFound)).await,
+                    None => wire.send(call, &failed(GuestFailure::NotFound)).await,
                     Some(file) if max_size.is_some_and(|most| file.content.len() as u64 > most) => {
-                        wire.send(call, &failed(Failure::TooLarge)).await
+                        wire.send(call, &failed(GuestFailure::TooLarge)).await
                     }
                     Some(File { content, number }) => {
                         let size = content.len() as u64;
@@ -240,7 +241,7 @@ impl Guest {
                             .await;
                         let from = content.len().min(offset as usize);
                         let to = from + (content.len() - from).min(length as usize);
-                        wire.data(Kind::File, call, &content[from..to]).await;
+                        wire.data(FrameKind::File, call, &content[from..to]).await;
                         wire.send(call, &FromGuest::Done).await;
                     }
                 }
@@ -253,7 +254,7 @@ impl Guest {
                     modified: file.number as i64,
                 };
                 let mut entries: Vec<_> = lock(&self.files[at(root)]).iter().map(entry).collect();
-                if order == proto::Order::Newest {
+                if order == proto::ListOrder::Newest {
                     entries.sort_by_key(|entry| std::cmp::Reverse(entry.modified));
                 }
                 let total = entries.len() as u64;
@@ -266,7 +267,7 @@ impl Guest {
 
     async fn run(&self, call: u64, doing: Doing, interrupt: &Notify) {
         if doing.kernel.is_some_and(|kernel| !lock(&self.variables).contains_key(&kernel)) {
-            return self.wire.send(call, &failed(Failure::Kernel)).await;
+            return self.wire.send(call, &failed(GuestFailure::Kernel)).await;
         }
         let counts = usize::from(!matches!(doing.code.as_str(), "pass" | ";"));
         let running = self.shared.running.fetch_add(counts, Ordering::SeqCst) + counts;
@@ -308,11 +309,11 @@ impl Guest {
     async fn cell(&self, call: u64, doing: &Doing) -> RunStatus {
         // A command has no variables of its own; it sees none.
         let kernel = doing.kernel.unwrap_or(KernelId::MAX);
-        let errors = if doing.merged { Kind::Stdout } else { Kind::Stderr };
+        let errors = if doing.merged { FrameKind::Stdout } else { FrameKind::Stderr };
         for line in doing.code.lines() {
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
             match word {
-                "print" => self.wire.data(Kind::Stdout, call, format!("{rest}\n").as_bytes()).await,
+                "print" => self.wire.data(FrameKind::Stdout, call, format!("{rest}\n").as_bytes()).await,
                 "error" => self.wire.data(errors, call, format!("{rest}\n").as_bytes()).await,
                 "sleep" => tokio::time::sleep(Duration::from_millis(rest.parse().expect("a number"))).await,
                 "hang" => std::future::pending().await,
@@ -331,7 +332,7 @@ impl Guest {
                 "flood" => {
                     let line = vec![b'x'; 64 << 10];
                     for _ in 0..rest.parse::<usize>().expect("a number") / line.len() {
-                        self.wire.data(Kind::Stdout, call, &line).await;
+                        self.wire.data(FrameKind::Stdout, call, &line).await;
                     }
                 }
                 "set" => {
@@ -341,15 +342,15 @@ impl Guest {
                 "get" => {
                     let value = lock(&self.variables).get(&kernel).and_then(|v| v.get(rest).cloned());
                     let Some(value) = value else { return RunStatus::Error };
-                    self.wire.data(Kind::Stdout, call, format!("{value}\n").as_bytes()).await;
+                    self.wire.data(FrameKind::Stdout, call, format!("{value}\n").as_bytes()).await;
                 }
                 "env" => {
                     let value = doing.env.get(rest).map_or("(none)", String::as_str);
-                    self.wire.data(Kind::Stdout, call, format!("{value}\n").as_bytes()).await;
+                    self.wire.data(FrameKind::Stdout, call, format!("{value}\n").as_bytes()).await;
                 }
                 "fetch" => {
                     let status = fetch(self.egress, rest).await;
-                    self.wire.data(Kind::Stdout, call, format!("{status}\n").as_bytes()).await;
+                    self.wire.data(FrameKind::Stdout, call, format!("{status}\n").as_bytes()).await;
                 }
                 "write" => {
                     let (path, text) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -360,7 +361,7 @@ impl Guest {
                     let (root, path) = place(rest);
                     let content = lock(&self.files[at(root)]).get(path).map(|file| file.content.clone());
                     let Some(content) = content else { return RunStatus::Error };
-                    self.wire.data(Kind::Stdout, call, &content).await;
+                    self.wire.data(FrameKind::Stdout, call, &content).await;
                 }
                 _ => {}
             }
@@ -396,6 +397,6 @@ fn exited(code: i32) -> RunStatus {
     RunStatus::Ended { how: Ended::Exited { code } }
 }
 
-fn failed(failure: Failure) -> FromGuest {
+fn failed(failure: GuestFailure) -> FromGuest {
     FromGuest::Failed { failure, message: "no".into() }
 }

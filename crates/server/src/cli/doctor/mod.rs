@@ -7,11 +7,11 @@ mod runtimes;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use sandbox::native::{Fact, Mode, Room, State, spawn_launcher};
+use sandbox::native::{DiskRoom, Fact, FactState, Mode, spawn_launcher};
 use sandbox::{Isolation, Level};
 use serde::Serialize;
 
-use super::{Context, Done, Failed, block_on, output, wiring};
+use super::{CommandEnv, CommandResult, Failed, block_on, output, wiring};
 use crate::config::{Config, DialectLimits};
 use runtimes::{Found, Trial};
 
@@ -26,7 +26,7 @@ pub struct Args {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct DoctorReport {
     version: &'static str,
     can_run: bool,
     /// Why not.
@@ -55,7 +55,7 @@ struct Limit {
 const NAMED: &[&str] =
     &["ipython", "numpy", "pandas", "matplotlib", "scipy", "pillow", "requests", "openpyxl", "sympy"];
 
-pub fn main(args: Args, context: Context) -> Done {
+pub fn main(args: Args, context: CommandEnv) -> CommandResult {
     let launcher = spawn_launcher().map_err(|error| Failed(format!("cannot start the launcher: {error}")))?;
     let examination = launcher.survey(None, wiring::cgroups(&context.config))?;
     let (isolation, mut refusal) = match examination.outcome {
@@ -74,7 +74,7 @@ pub fn main(args: Args, context: Context) -> Done {
     if !usable && refusal.is_none() {
         refusal = Some("there is no usable Python".into());
     }
-    let report = Report {
+    let report = DoctorReport {
         version: env!("CARGO_PKG_VERSION"),
         can_run: refusal.is_none(),
         refusal,
@@ -92,7 +92,7 @@ pub fn main(args: Args, context: Context) -> Done {
     Ok(if report.can_run { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn fact(layer: &str, state: State, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
+fn fact(layer: &str, state: FactState, why: impl Into<String>, what_to_do: impl Into<String>) -> Fact {
     Fact { layer: layer.into(), state, why: why.into(), what_to_do: what_to_do.into() }
 }
 
@@ -100,16 +100,16 @@ fn fact(layer: &str, state: State, why: impl Into<String>, what_to_do: impl Into
 fn disk(config: &Config, mode: Mode) -> Vec<Fact> {
     const NAME: &str = "room for volumes";
     if mode != Mode::Root {
-        return vec![fact(NAME, State::On, "volumes are in memory, and count as memory of their sandbox", "")];
+        return vec![fact(NAME, FactState::On, "volumes are in memory, and count as memory of their sandbox", "")];
     }
     let more = "free space, put `state_dir` on a larger file system, or lower `keep_free_mb`";
-    vec![match Room::of(&config.state_dir, wiring::keep_free(config)) {
-        Err(error) => fact(NAME, State::Off, format!("`{}`: {error}", config.state_dir.display()), ""),
+    vec![match DiskRoom::of(&config.state_dir, wiring::keep_free(config)) {
+        Err(error) => fact(NAME, FactState::Off, format!("`{}`: {error}", config.state_dir.display()), ""),
         Ok(room) => {
             let why = format!("{} MB are free, {} MB stay free (`keep_free_mb`)", room.free >> 20, room.keep >> 20);
             match room.admits() {
-                Ok(()) => fact(NAME, State::On, why, ""),
-                Err(_) => fact(NAME, State::Off, format!("{why}: no new sandbox is made"), more),
+                Ok(()) => fact(NAME, FactState::On, why, ""),
+                Err(_) => fact(NAME, FactState::Off, format!("{why}: no new sandbox is made"), more),
             }
         }
     }]
@@ -119,7 +119,7 @@ fn disk(config: &Config, mode: Mode) -> Vec<Fact> {
 fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
     let DialectLimits { timeout, memory_mb, cpus, pids, disk_mb, pool_size, max_contexts, .. } =
         &config.dialects.agentrun;
-    let on = |layer: &str| layers.iter().any(|fact| fact.layer == layer && fact.state == State::On);
+    let on = |layer: &str| layers.iter().any(|fact| fact.layer == layer && fact.state == FactState::On);
     let processes = layers.iter().find(|fact| fact.layer == "processes").map_or("nothing", |fact| &fact.why);
     let limit =
         |name: &str, value: String, held: bool, by: &str| Limit { name: name.into(), value, held, by: by.into() };
@@ -134,7 +134,7 @@ fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
     ]
 }
 
-fn page(report: &Report) -> String {
+fn page(report: &DoctorReport) -> String {
     let facts = |facts: &[Fact]| {
         let row = |fact: &Fact| {
             let todo = if fact.what_to_do.is_empty() { String::new() } else { format!("→ {}", fact.what_to_do) };
@@ -199,8 +199,8 @@ mod tests {
             let limit = limits.into_iter().find(|limit| limit.name == "processes of a context").unwrap();
             (limit.held, limit.by)
         };
-        let rlimit = [fact("cgroup pids", State::Off, "no", ""), fact("processes", State::On, "an rlimit", "")];
+        let rlimit = [fact("cgroup pids", FactState::Off, "no", ""), fact("processes", FactState::On, "an rlimit", "")];
         assert_eq!(told(&rlimit), (true, "an rlimit".to_owned()));
-        assert_eq!(told(&[fact("processes", State::Off, "nothing", "")]), (false, "nothing".to_owned()));
+        assert_eq!(told(&[fact("processes", FactState::Off, "nothing", "")]), (false, "nothing".to_owned()));
     }
 }

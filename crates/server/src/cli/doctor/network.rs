@@ -3,34 +3,33 @@
 use std::collections::BTreeMap;
 
 use egress::{Policy, Table};
-use sandbox::native::{Fact, State};
+use sandbox::native::{Fact, FactState};
 
 use super::fact;
-use crate::cli::{Context, Failed, network};
+use crate::cli::{CommandEnv, Failed, network};
 use crate::config::Network;
 
-pub fn facts(context: &Context) -> Vec<Fact> {
+pub fn facts(context: &CommandEnv) -> Vec<Fact> {
     let config = &context.config.network;
     if config.dialects.is_empty() {
         let why = "sandboxes reach nothing but themselves";
-        return vec![fact("policy", State::Off, why, "`network.default` in sandpool.toml names one")];
+        return vec![fact("policy", FactState::Off, why, "`network.default` in sandpool.toml names one")];
     }
     let mut facts: Vec<Fact> = of_dialects(config);
     facts.extend(config.sizes.iter().map(|(size, policy)| {
-        fact("policy", State::On, format!("of size `{}`, besides: {}", size.name(), summary(policy)), "")
+        fact("policy", FactState::On, format!("of size `{}`, besides: {}", size.name(), summary(policy)), "")
     }));
     facts.extend(
-        config
-            .secrets
-            .iter()
-            .map(|secret| fact("secret", State::On, format!("`{}` for {}", secret.name, secret.hosts.join(", ")), "")),
+        config.secrets.iter().map(|secret| {
+            fact("secret", FactState::On, format!("`{}` for {}", secret.name, secret.hosts.join(", ")), "")
+        }),
     );
     if let Err(Failed(why)) = network::egress(&context.config) {
-        facts.push(fact("secrets", State::Off, why, "no server starts with this"));
+        facts.push(fact("secrets", FactState::Off, why, "no server starts with this"));
     }
     if !config.secrets.is_empty() && network::certutil().is_none() {
         let why = "browsers in sandboxes cannot be told to trust the certificates that secrets need";
-        facts.push(fact("certutil", State::Absent, why, "on Debian: apt-get install libnss3-tools"));
+        facts.push(fact("certutil", FactState::Absent, why, "on Debian: apt-get install libnss3-tools"));
     }
     facts
 }
@@ -42,7 +41,7 @@ fn of_dialects(config: &Network) -> Vec<Fact> {
         same.entry(summary(policy)).or_default().push(dialect);
     }
     same.into_iter()
-        .map(|(policy, who)| fact("policy", State::On, format!("{}: {policy}", who.join(", ")), ""))
+        .map(|(policy, who)| fact("policy", FactState::On, format!("{}: {policy}", who.join(", ")), ""))
         .collect()
 }
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use sandbox::WarmSpec;
-use sandbox::native::{Fact, State};
+use sandbox::ZygoteSpec;
+use sandbox::native::{Fact, FactState};
 
 use super::fact;
 use crate::cli::wiring::Native;
-use crate::cli::{Context, Failed};
+use crate::cli::{CommandEnv, Failed};
 use crate::config::{BrowserChoice, Config, NodeChoice};
 use crate::runtimes::{self, Node, SetupError, browser, node, python};
 
@@ -20,7 +20,7 @@ pub struct Found {
     pub usable: bool,
 }
 
-pub async fn find(context: &Context, trial: Result<Trial, Failed>) -> Found {
+pub async fn find(context: &CommandEnv, trial: Result<Trial, Failed>) -> Found {
     let (python, packages, usable) = python(context).await;
     let mut facts = vec![python, node(context).await];
     facts.extend(warm(context, trial).await);
@@ -28,14 +28,14 @@ pub async fn find(context: &Context, trial: Result<Trial, Failed>) -> Found {
     Found { facts, packages, usable }
 }
 
-async fn python(context: &Context) -> (Fact, BTreeMap<String, String>, bool) {
+async fn python(context: &CommandEnv) -> (Fact, BTreeMap<String, String>, bool) {
     let (config, env) = (&context.config.runtimes, &context.environment);
-    let off = |why: String, what_to_do: &str| fact("Python", State::Off, why, what_to_do);
+    let off = |why: String, what_to_do: &str| fact("Python", FactState::Off, why, what_to_do);
     match python::find(config).await {
         Some(runtime) => match python::verify(&runtime).await {
             Ok(()) => {
                 let why = format!("{} in {}", runtime.marker.version, runtime.dir.display());
-                (fact("Python", State::On, why, ""), runtime.marker.packages, true)
+                (fact("Python", FactState::On, why, ""), runtime.marker.packages, true)
             }
             Err(error) => (off(error.to_string(), "run `sandpool setup --force`"), BTreeMap::new(), false),
         },
@@ -43,7 +43,7 @@ async fn python(context: &Context) -> (Fact, BTreeMap<String, String>, bool) {
             Ok(version) => (off(format!("{version} found, not prepared yet"), PREPARE), BTreeMap::new(), true),
             Err(error) => {
                 let todo = "install Python 3.11 or newer with its venv module";
-                (fact("Python", State::Absent, error.to_string(), todo), BTreeMap::new(), false)
+                (fact("Python", FactState::Absent, error.to_string(), todo), BTreeMap::new(), false)
             }
         },
     }
@@ -51,19 +51,19 @@ async fn python(context: &Context) -> (Fact, BTreeMap<String, String>, bool) {
 
 const PREPARE: &str = "run `sandpool setup`, or let the first use do it";
 
-async fn node(context: &Context) -> Fact {
+async fn node(context: &CommandEnv) -> Fact {
     let config = &context.config.runtimes;
     let found = node::find(config, &context.environment).await;
     match found.and_then(|found| found.map(|node| node.verify().map(|()| node)).transpose()) {
         Ok(Some(node)) => {
             let whose = if matches!(node, Node::Host { .. }) { "of this machine" } else { "pinned" };
-            fact("Node", State::On, format!("{} ({whose}) at {}", node.version(), node.binary().display()), "")
+            fact("Node", FactState::On, format!("{} ({whose}) at {}", node.version(), node.binary().display()), "")
         }
-        Ok(None) => fact("Node", State::Off, "no Node 22 or newer on this machine, none prepared yet", PREPARE),
+        Ok(None) => fact("Node", FactState::Off, "no Node 22 or newer on this machine, none prepared yet", PREPARE),
         Err(error) if matches!(config.node, NodeChoice::Path(_)) => {
-            fact("Node", State::Off, error.to_string(), "change `runtimes.node`")
+            fact("Node", FactState::Off, error.to_string(), "change `runtimes.node`")
         }
-        Err(error) => fact("Node", State::Off, error.to_string(), "run `sandpool setup --force`"),
+        Err(error) => fact("Node", FactState::Off, error.to_string(), "run `sandpool setup --force`"),
     }
 }
 
@@ -81,7 +81,7 @@ impl Trial {
     }
 
     /// The modules that could not be imported.
-    async fn warm(self, spec: &WarmSpec) -> Result<BTreeMap<String, String>, Failed> {
+    async fn warm(self, spec: &ZygoteSpec) -> Result<BTreeMap<String, String>, Failed> {
         let work = async {
             let (backend, _) = self.native.start_quietly().await?;
             let warmed = backend.warm(spec).await;
@@ -97,18 +97,18 @@ impl Trial {
 }
 
 /// Whether interpreters are forked here: found out by starting one to fork.
-async fn warm(context: &Context, trial: Result<Trial, Failed>) -> Option<Fact> {
+async fn warm(context: &CommandEnv, trial: Result<Trial, Failed>) -> Option<Fact> {
     const LAYER: &str = "warm Python";
     let config = &context.config.runtimes;
     if !config.warm {
-        return Some(fact(LAYER, State::Off, "each interpreter is started anew", "set `runtimes.warm = true`"));
+        return Some(fact(LAYER, FactState::Off, "each interpreter is started anew", "set `runtimes.warm = true`"));
     }
     let prepared = runtimes::find(config, &context.environment).await.ok()??;
     let spec = prepared.kernels(config, None).warm()?;
     let tried = async { trial?.warm(&spec).await };
     Some(match tried.await {
         Ok(failed) => imports(LAYER, &config.preload, &failed),
-        Err(Failed(why)) => fact(LAYER, State::Off, why, "each interpreter is started anew, which takes longer"),
+        Err(Failed(why)) => fact(LAYER, FactState::Off, why, "each interpreter is started anew, which takes longer"),
     })
 }
 
@@ -118,32 +118,32 @@ fn imports(layer: &str, wanted: &[String], failed: &BTreeMap<String, String>) ->
     let done = if done.is_empty() { "nothing".into() } else { done.join(", ") };
     let why = format!("interpreters are forks of one that has imported {done}");
     if failed.is_empty() {
-        return fact(layer, State::On, why, "");
+        return fact(layer, FactState::On, why, "");
     }
     let failed: Vec<String> = failed.iter().map(|(name, why)| format!("{name} cannot be imported ({why})")).collect();
     let why = format!("{why}; {}", failed.join("; "));
-    fact(layer, State::Off, why, "install what is missing, or change `runtimes.preload`")
+    fact(layer, FactState::Off, why, "install what is missing, or change `runtimes.preload`")
 }
 
-async fn browser(context: &Context) -> Vec<Fact> {
+async fn browser(context: &CommandEnv) -> Vec<Fact> {
     const LAYER: &str = "browser";
     let found = browser::find(&context.config.browser, &context.environment).await;
     let browser = match found {
         Ok(Some(browser)) => browser,
-        Ok(None) => return vec![fact(LAYER, State::Off, "`browser` is `off`", "")],
-        Err(error @ SetupError::NoBrowser(_)) => return vec![fact(LAYER, State::Absent, error.to_string(), "")],
+        Ok(None) => return vec![fact(LAYER, FactState::Off, "`browser` is `off`", "")],
+        Err(error @ SetupError::NoBrowser(_)) => return vec![fact(LAYER, FactState::Absent, error.to_string(), "")],
         Err(error) => {
             let named = matches!(context.config.browser, BrowserChoice::Path(_));
-            return vec![fact(LAYER, State::Off, error.to_string(), if named { "change `browser`" } else { "" })];
+            return vec![fact(LAYER, FactState::Off, error.to_string(), if named { "change `browser`" } else { "" })];
         }
     };
     let kind = if browser.shell { "headless shell" } else { "whole browser; its headless shell takes a third" };
     let why = format!("Chromium {} ({kind}) at {}", browser.version, browser.program.display());
     let fonts = (!browser::has_fonts()).then(|| {
         let todo = "install some (on Debian: apt-get install fonts-liberation)";
-        fact("fonts", State::Absent, "pages show boxes instead of text", todo)
+        fact("fonts", FactState::Absent, "pages show boxes instead of text", todo)
     });
-    [Some(fact(LAYER, State::On, why, "")), fonts].into_iter().flatten().collect()
+    [Some(fact(LAYER, FactState::On, why, "")), fonts].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -155,10 +155,10 @@ mod tests {
     fn w42_only_what_was_imported_is_said_to_be() {
         let wanted = ["numpy".to_owned(), "pandas".to_owned()];
         let all = imports("warm Python", &wanted, &BTreeMap::new());
-        assert_eq!((all.state, all.why.ends_with("has imported numpy, pandas")), (State::On, true));
+        assert_eq!((all.state, all.why.ends_with("has imported numpy, pandas")), (FactState::On, true));
         let failed = BTreeMap::from([("numpy".to_owned(), "RuntimeError: no x86-64-v2".to_owned())]);
         let some = imports("warm Python", &wanted, &failed);
-        assert_eq!(some.state, State::Off);
+        assert_eq!(some.state, FactState::Off);
         assert_eq!(
             some.why,
             "interpreters are forks of one that has imported pandas; numpy cannot be imported (RuntimeError: no x86-64-v2)"

@@ -1,9 +1,9 @@
 //! `agentrun`: the tool set of the AgentRun document: four tools it prints, three it planned.
 
-use engine::op::{Holder, Language, NewContext, Op, RunCode, Target, Which};
+use engine::op::{ContextSelector, FileOwner, Language, NewContext, Op, RunCode, Target};
 use serde_json::Value;
 
-use super::args::{self, ArgError, Args, Refused};
+use super::args::{self, ArgError, Args, FieldError};
 use super::shared::LANGUAGES;
 use super::shared::files::{Encoding, WORKSPACE, decode, file_schema, listing_schema, path_below, written_schema};
 use super::{Dialect, Field, Hints, Lang, Options, SchemaForm, ToolRow, shown};
@@ -85,7 +85,7 @@ const STOP_CONTEXT: ToolRow = ToolRow {
     form: SchemaForm::Full,
     output_schema: render::stopped_schema,
     hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: |args, _| Ok(Op::StopContext { which: Which::Named(required(args, "context_id")?.to_owned()) }),
+    lower: |args, _| Ok(Op::StopContext { which: ContextSelector::Named(required(args, "context_id")?.to_owned()) }),
     render: render::stopped,
     render_error: render::stop_error,
 };
@@ -167,20 +167,20 @@ fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
         _ => match args::text(args, field) {
             Ok(Some(text)) if !text.is_empty() => Ok(text.to_owned()),
             Ok(_) => Err(invalid(BOTH)),
-            Err(Refused(why)) => Err(invalid(format!("{BOTH}; {why}"))),
+            Err(FieldError(why)) => Err(invalid(format!("{BOTH}; {why}"))),
         },
     };
     let code = part("code")?;
-    Ok(Op::RunCode(RunCode::new(Target::existing(Which::Named(part("context_id")?)), code)))
+    Ok(Op::RunCode(RunCode::new(Target::existing(ContextSelector::Named(part("context_id")?)), code)))
 }
 
 fn run_code_in_default(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let code = required(args, "code")?;
     // A context of one's own is still welcome, just not advertised.
     let target = match optional(args, "context_id")? {
-        Some(context) => Target::existing(Which::Named(context.to_owned())),
+        Some(context) => Target::existing(ContextSelector::Named(context.to_owned())),
         None => Target {
-            which: Which::Named(DEFAULT_CONTEXT.to_owned()),
+            which: ContextSelector::Named(DEFAULT_CONTEXT.to_owned()),
             make: Some(NewContext::named(DEFAULT_CONTEXT, Language::Python)),
         },
     };
@@ -257,8 +257,8 @@ fn list_files(args: &Args, _: &Options) -> Result<Op, ArgError> {
     Ok(Op::ListFiles { place: holder(args)?, path: directory(args)? })
 }
 
-fn holder(args: &Args) -> Result<Holder, ArgError> {
-    Ok(Holder::Context(Target::existing(Which::Named(required(args, "context_id")?.to_owned()))))
+fn holder(args: &Args) -> Result<FileOwner, ArgError> {
+    Ok(FileOwner::Context(Target::existing(ContextSelector::Named(required(args, "context_id")?.to_owned()))))
 }
 
 fn directory(args: &Args) -> Result<String, ArgError> {

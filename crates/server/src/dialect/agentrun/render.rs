@@ -8,30 +8,30 @@ use serde_json::{Value, json};
 
 use super::{directory, encoding, invalid};
 use crate::dialect::shared::files::{Content, Encoding, FILE_BUDGET, FileFacts, Listing, Written, written_length};
-use crate::dialect::shared::run::{self, Words};
+use crate::dialect::shared::run::{self, RunWording};
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{add_lines, moment, seconds, title};
-use crate::dialect::{Answer, ArgError, Reply, Scene, shown};
+use crate::dialect::{Answer, ArgError, RenderInput, Reply, shown};
 
-const WORDS: Words =
-    Words { place: "context", anew: "in a new context made with create_context if this one is not found" };
+const WORDS: RunWording =
+    RunWording { place: "context", anew: "in a new context made with create_context if this one is not found" };
 
 #[derive(Serialize)]
-struct Failure<'a> {
+struct FailureOutput<'a> {
     error: &'a str,
     code: &'a str,
 }
 
 fn failure(code: &str, error: &str) -> Answer {
-    Answer::json(&Failure { error, code }).failed()
+    Answer::json(&FailureOutput { error, code }).failed()
 }
 
-pub(super) fn refusal(_: &Scene<'_>, refused: &ArgError) -> Reply {
+pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     failure(refused.code, &refused.message).into()
 }
 
 /// The engine's errors under the document's codes, for every tool.
-pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     answer(error).into()
 }
 
@@ -83,7 +83,7 @@ fn answer(error: &EngineError) -> Answer {
     failure(code, &message)
 }
 
-pub(super) fn create_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+pub(super) fn create_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     let answer = match e {
         EngineError::Sandbox(why) => failure("CONTEXT_CREATION_FAILED", &format!("Failed to create context: {why}")),
         other => answer(other),
@@ -92,7 +92,7 @@ pub(super) fn create_error(_: &Scene<'_>, e: &EngineError) -> Reply {
 }
 
 /// No context is made here: what is over is what is on its way.
-pub(super) fn upload_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+pub(super) fn upload_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     let answer = match e {
         EngineError::OverLimit { what, limit } => {
             failure("BUSY", &format!("Over the limit {what} of {limit}; retry when other uploads have ended"))
@@ -102,7 +102,7 @@ pub(super) fn upload_error(_: &Scene<'_>, e: &EngineError) -> Reply {
     answer.into()
 }
 
-pub(super) fn stop_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+pub(super) fn stop_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     let answer = match e {
         EngineError::Sandbox(why) => failure("STOP_FAILED", &format!("Failed to stop context: {why}")),
         other => answer(other),
@@ -111,7 +111,7 @@ pub(super) fn stop_error(_: &Scene<'_>, e: &EngineError) -> Reply {
 }
 
 /// A back end that fails is a result, as the document has it.
-pub(super) fn run_error(_: &Scene<'_>, e: &EngineError) -> Reply {
+pub(super) fn run_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     let answer = match e {
         EngineError::Sandbox(why) => Answer::json(&RunResult {
             stdout: String::new(),
@@ -148,7 +148,7 @@ pub(super) fn ran_schema() -> Value {
     object_with(members, &["execution_time"])
 }
 
-pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch() };
     let kept = run::kept(scene, &ran);
     // How it ended is always the last line.
@@ -192,7 +192,7 @@ pub(super) fn created_schema() -> Value {
     }))
 }
 
-pub(super) fn created(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn created(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Created(context) = outcome else { return mismatch() };
     Answer::json(&Created {
         context_id: context.id,
@@ -216,7 +216,7 @@ pub(super) fn stopped_schema() -> Value {
     object(json!({ "context_id": string(), "status": string(), "message": string() }))
 }
 
-pub(super) fn stopped(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn stopped(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Stopped { context_id } = outcome else { return mismatch() };
     Answer::json(&Stopped { context_id, status: "stopped", message: "Context stopped successfully" })
 }
@@ -251,7 +251,7 @@ pub(super) fn contexts_schema() -> Value {
     object(json!({ "contexts": array(context), "total": integer() }))
 }
 
-pub(super) fn contexts(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn contexts(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Contexts(contexts) = outcome else { return mismatch() };
     let total = contexts.len();
     Answer::json(&Contexts { contexts: contexts.into_iter().map(listed).collect(), total })
@@ -271,12 +271,12 @@ fn listed(context: ContextInfo) -> Listed {
 
 // ---- files
 
-pub(super) fn written(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn written(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Written { path, size, .. } = outcome else { return mismatch() };
     Answer::json(&Written { path, size })
 }
 
-pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
     let whole = content.len() as u64 == size;
     let (encoding, content) = match (encoding(scene.args).ok().flatten(), String::from_utf8(content)) {
@@ -302,7 +302,7 @@ pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     answer
 }
 
-pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Files(files) = outcome else { return mismatch() };
     let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
     Answer::json(&Listing::of(&directory, files))

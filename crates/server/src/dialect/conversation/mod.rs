@@ -1,9 +1,9 @@
 //! `conversation`: the tool set of the code sandbox document. A fresh process a call, and files with links that belong to the
 //! conversation.
 
-use engine::op::{Environment, Holder, Language, Network, Op, RunOnce};
+use engine::op::{Environment, FileOwner, Language, Network, Op, RunOnce};
 
-use super::args::{self, ArgError, Args, Refused};
+use super::args::{self, ArgError, Args, FieldError};
 use super::shared::LANGUAGES;
 use super::shared::files::{decode, path_below};
 use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
@@ -101,39 +101,39 @@ fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
 }
 
 /// Any text that fits into a log line: it is only ever hashed.
-fn conversation(args: &Args) -> Result<String, Refused> {
+fn conversation(args: &Args) -> Result<String, FieldError> {
     const LONGEST: usize = 256;
     let id = args::required(args, "conversationId")?;
     if id.chars().count() > LONGEST {
-        return Err(Refused(format!("conversationId is longer than {LONGEST} characters")));
+        return Err(FieldError(format!("conversationId is longer than {LONGEST} characters")));
     }
     if id.chars().any(char::is_control) {
-        return Err(Refused("conversationId cannot contain control characters".into()));
+        return Err(FieldError("conversationId cannot contain control characters".into()));
     }
     Ok(id.to_owned())
 }
 
-fn language(args: &Args) -> Result<Language, Refused> {
+fn language(args: &Args) -> Result<Language, FieldError> {
     let asked = args::required(args, "language")?;
     let known = LANGUAGES.into_iter().find(|(name, _)| *name == asked);
-    known
-        .map(|(_, language)| language)
-        .ok_or_else(|| Refused(format!("language is not supported: {}. Available: [python, typescript]", shown(asked))))
+    known.map(|(_, language)| language).ok_or_else(|| {
+        FieldError(format!("language is not supported: {}. Available: [python, typescript]", shown(asked)))
+    })
 }
 
 /// Where a conversation's files are.
 const DATA: &str = "/data";
 
 fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let place = Holder::Conversation(conversation(args)?);
+    let place = FileOwner::Conversation(conversation(args)?);
     let filename = args::required(args, "filename")?;
     let path = match path_below(DATA, filename) {
         Ok(path) if path != "." => path,
-        Ok(_) => return Err(Refused("filename cannot be a directory".into()).into()),
-        Err(why) => return Err(Refused(format!("filename {} is refused: {why}", shown(filename))).into()),
+        Ok(_) => return Err(FieldError("filename cannot be a directory".into()).into()),
+        Err(why) => return Err(FieldError(format!("filename {} is refused: {why}", shown(filename))).into()),
     };
     // An empty file is a file.
     let content =
-        decode(args::given(args, "content")?).map_err(|why| Refused(format!("content must be base64: {why}")))?;
+        decode(args::given(args, "content")?).map_err(|why| FieldError(format!("content must be base64: {why}")))?;
     Ok(Op::WriteFile { place, path, content })
 }

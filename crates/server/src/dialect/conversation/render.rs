@@ -1,7 +1,7 @@
 //! Outcomes as the document prints them. Its content type `output` is not in the protocol and every client drops it: the same
 //! JSON stands in a text block.
 
-use engine::op::{Captured, Ended, EngineError, FileKind, Files, Language, Outcome, Ran, RunOutcome};
+use engine::op::{Captured, Ended, EngineError, FileKind, FileListing, Language, Outcome, Ran, RunOutcome};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::dialect::shared::files::written_length;
 use crate::dialect::shared::run::{add_denied, at_limit, pictures, signal_name, text_displays};
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::dialect::shared::{TEXT_BUDGET, add_lines, seconds};
-use crate::dialect::{Answer, ArgError, Block, Reply, Scene, clipped, shown};
+use crate::dialect::{Answer, ArgError, Block, RenderInput, Reply, clipped, shown};
 
 const INVALID_PARAMS: i32 = -32602;
 const INTERNAL_ERROR: i32 = -32603;
@@ -21,7 +21,7 @@ const MOST_FILES: usize = 100;
 /// Their names together. A name stands in an answer up to six times, three of them percent-encoded.
 const NAMES_BUDGET: usize = 64 << 10;
 
-pub(super) fn refusal(_: &Scene<'_>, refused: &ArgError) -> Reply {
+pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     Reply::Error { code: INVALID_PARAMS, message: refused.message.clone(), data: None }
 }
 
@@ -42,7 +42,7 @@ fn link_schema() -> Value {
 }
 
 /// A file's row and, where links can be made, the block with its address.
-fn linked(scene: &Scene<'_>, key: &str, path: &str, size: u64) -> (FileLink, Option<Block>) {
+fn linked(scene: &RenderInput<'_>, key: &str, path: &str, size: u64) -> (FileLink, Option<Block>) {
     let block = scene.link(key, path, Some(size));
     let url = block.as_ref().and_then(|block| match block {
         Block::Link { uri, .. } => Some(uri.clone()),
@@ -78,7 +78,7 @@ pub(super) fn ran_schema() -> Value {
     object_with(members, &["moreFiles", "outputUrl"])
 }
 
-pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch() };
     let (files, links, more) = ran.files.as_ref().map(|files| listed(scene, files)).unwrap_or_default();
     let whole = whole_output(scene, &ran.stdout);
@@ -155,7 +155,7 @@ fn ending(end: &RunOutcome) -> Option<String> {
 }
 
 /// Rows, link blocks, and how many files are in neither.
-fn listed(scene: &Scene<'_>, files: &Files) -> (Vec<FileLink>, Vec<Block>, Option<u64>) {
+fn listed(scene: &RenderInput<'_>, files: &FileListing) -> (Vec<FileLink>, Vec<Block>, Option<u64>) {
     let mut left = NAMES_BUDGET;
     let fits = |path: &str| {
         let needed = written_length(path);
@@ -173,7 +173,7 @@ fn listed(scene: &Scene<'_>, files: &Files) -> (Vec<FileLink>, Vec<Block>, Optio
     (rows, links.into_iter().flatten().collect(), (more > 0).then_some(more))
 }
 
-fn whole_output(scene: &Scene<'_>, output: &Captured) -> Option<(String, Block)> {
+fn whole_output(scene: &RenderInput<'_>, output: &Captured) -> Option<(String, Block)> {
     let kept = output.kept.as_ref()?;
     let block = scene.link(&kept.key, &kept.name, Some(kept.bytes))?;
     match &block {
@@ -188,7 +188,7 @@ fn failed_run(why: String) -> Answer {
     Answer::json(&result).unsuccessful()
 }
 
-pub(super) fn run_error(_: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn run_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     match error {
         EngineError::InvalidEnvironment(why) => {
             Reply::Error { code: INVALID_PARAMS, message: format!("environment is refused: {why}"), data: None }
@@ -242,14 +242,14 @@ pub(super) fn runners_schema() -> Value {
 }
 
 /// The advertised ones: plain JavaScript is accepted, not listed.
-pub(super) fn runners(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn runners(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Runtimes(runtimes) = outcome else { return mismatch() };
     let advertised = runtimes.into_iter().filter(|runtime| runtime.language != Language::Javascript);
     let languages = advertised.map(|runtime| Runner { language: runtime.language.name(), image: runtime.name });
     Answer::json(&Runners { languages: languages.collect() })
 }
 
-pub(super) fn runners_error(_: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn runners_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     Reply::Error { code: INTERNAL_ERROR, message: sentence(error), data: None }
 }
 
@@ -268,7 +268,7 @@ pub(super) fn uploaded_schema() -> Value {
     object_with(members, &["file"])
 }
 
-pub(super) fn uploaded(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn uploaded(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Written { path, size, key } = outcome else { return mismatch() };
     let (file, link) = linked(scene, &key, &path, size);
     let message = format!("{size} bytes written to {DATA}/{}", shown(&path));
@@ -277,6 +277,6 @@ pub(super) fn uploaded(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     answer
 }
 
-pub(super) fn upload_error(_: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn upload_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     Answer::json(&Uploaded { success: false, message: sentence(error), file: None }).unsuccessful().into()
 }

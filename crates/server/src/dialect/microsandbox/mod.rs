@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use engine::op::{Command, Environment, Language, Network, NewContext, Op, RunCode, RunCommand, Size, Target, Which};
+use engine::op::{
+    Command, ContextSelector, Environment, Language, Network, NewContext, Op, RunCode, RunCommand, Size, Target,
+};
 use serde_json::json;
 
-use super::args::{self, ArgError, Args, Refused};
+use super::args::{self, ArgError, Args, FieldError};
 use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
@@ -124,14 +126,14 @@ fn execute_command(args: &Args, options: &Options) -> Result<Op, ArgError> {
 }
 
 /// Without arguments a line for the shell. A list without entries says no more than none: models write it for "no arguments".
-fn command(args: &Args) -> Result<Command, Refused> {
+fn command(args: &Args) -> Result<Command, FieldError> {
     let program = args::required(args, "command")?;
     let arguments = args::text_list(args, "args")?.unwrap_or_default();
     if program.contains('\0') {
-        return Err(Refused("command cannot contain a NUL character".into()));
+        return Err(FieldError("command cannot contain a NUL character".into()));
     }
     if let Some(at) = arguments.iter().position(|argument| argument.contains('\0')) {
-        return Err(Refused(format!("args[{at}] cannot contain a NUL character")));
+        return Err(FieldError(format!("args[{at}] cannot contain a NUL character")));
     }
     if arguments.is_empty() {
         return Ok(Command::Shell(program.to_owned()));
@@ -140,7 +142,7 @@ fn command(args: &Args) -> Result<Command, Refused> {
 }
 
 /// The session to use, how to make it if it is not there, and the template if one was asked for: one that exists keeps its own.
-fn session(args: &Args, options: &Options) -> Result<(Target, Option<Language>), Refused> {
+fn session(args: &Args, options: &Options) -> Result<(Target, Option<Language>), FieldError> {
     let template = args::choice(args, "template", &TEMPLATES)?;
     let id = session_id(args)?.map(str::to_owned);
     let make = NewContext {
@@ -148,29 +150,29 @@ fn session(args: &Args, options: &Options) -> Result<(Target, Option<Language>),
         id: id.clone(),
         ..NewContext::named(id.clone().unwrap_or_default(), template.unwrap_or(Language::Python))
     };
-    let which = id.map_or(Which::New, Which::Id);
+    let which = id.map_or(ContextSelector::New, ContextSelector::Id);
     Ok((Target { which, make: Some(make) }, template))
 }
 
-fn flavor(args: &Args) -> Result<Option<Size>, Refused> {
+fn flavor(args: &Args) -> Result<Option<Size>, FieldError> {
     args::choice(args, "flavor", &FLAVORS)
 }
 
-fn session_id(args: &Args) -> Result<Option<&str>, Refused> {
+fn session_id(args: &Args) -> Result<Option<&str>, FieldError> {
     args::filled(args, "session_id")?.map(checked).transpose()
 }
 
-fn checked(id: &str) -> Result<&str, Refused> {
-    args::check_name(id)
-        .map(|()| id)
-        .map_err(|why| Refused(format!("session_id {why}: use letters, digits, '-', '_' and '.', got '{}'", shown(id))))
+fn checked(id: &str) -> Result<&str, FieldError> {
+    args::check_name(id).map(|()| id).map_err(|why| {
+        FieldError(format!("session_id {why}: use letters, digits, '-', '_' and '.', got '{}'", shown(id)))
+    })
 }
 
 fn stop_session(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let id = checked(args::required(args, "session_id")?)?;
-    Ok(Op::StopContext { which: Which::Id(id.to_owned()) })
+    Ok(Op::StopContext { which: ContextSelector::Id(id.to_owned()) })
 }
 
-fn timeout(args: &Args, most: u64) -> Result<Option<Duration>, Refused> {
+fn timeout(args: &Args, most: u64) -> Result<Option<Duration>, FieldError> {
     Ok(args::whole(args, "timeout", 1..=most)?.map(Duration::from_secs))
 }

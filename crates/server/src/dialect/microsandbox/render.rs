@@ -8,23 +8,23 @@ use serde_json::{Map, Value, json};
 
 use super::{flavor, session_id};
 use crate::dialect::args::{self, Args};
-use crate::dialect::shared::run::{self, Words};
+use crate::dialect::shared::run::{self, RunWording};
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::dialect::shared::{add_lines, moment, seconds};
-use crate::dialect::{Answer, ArgError, Block, Options, Reply, Scene, shown};
+use crate::dialect::{Answer, ArgError, Block, Options, RenderInput, Reply, shown};
 
-const WORDS: Words = Words { place: "session", anew: "with the same session_id or in a new session" };
+const WORDS: RunWording = RunWording { place: "session", anew: "with the same session_id or in a new session" };
 
 const INVALID_REQUEST: i32 = -32600;
 const INVALID_PARAMS: i32 = -32602;
 const INTERNAL: i32 = -32603;
 
-pub(super) fn refusal(_: &Scene<'_>, refused: &ArgError) -> Reply {
+pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     Reply::Error { code: INVALID_PARAMS, message: format!("Invalid params: {}", refused.message), data: None }
 }
 
 /// What the caller or the server did wrong: limits are invalid requests, the rest of the server's troubles internal errors.
-pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     use EngineError as E;
     let (code, message) = match error {
         E::ContextLimit(most) => {
@@ -124,12 +124,12 @@ pub(super) fn command_schema() -> Value {
     object_with(members.into(), &["note"])
 }
 
-pub(super) fn code(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn code(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch() };
     executed(scene, &ran, None, run::ending(&ran.end, &WORDS))
 }
 
-pub(super) fn command(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn command(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch() };
     let facts = CommandFacts {
         command: args::text(scene.args, "command").ok().flatten().unwrap_or_default().to_owned(),
@@ -141,7 +141,7 @@ pub(super) fn command(scene: &Scene<'_>, outcome: Outcome) -> Answer {
 }
 
 /// Stdout and nothing else; stderr, marked, if there is any; the session; then pictures and links.
-fn executed(scene: &Scene<'_>, ran: &Ran, command: Option<CommandFacts>, ending: Option<String>) -> Answer {
+fn executed(scene: &RenderInput<'_>, ran: &Ran, command: Option<CommandFacts>, ending: Option<String>) -> Answer {
     let session = SessionFacts {
         session_id: ran.context.id.clone(),
         execution_time_ms: milliseconds(ran.duration),
@@ -222,12 +222,12 @@ fn members<T: Serialize>(facts: &T) -> Map<String, Value> {
 // ---- sessions
 
 #[derive(Serialize)]
-struct Sessions {
-    sessions: Vec<Session>,
+struct SessionList {
+    sessions: Vec<SessionRow>,
 }
 
 #[derive(Serialize)]
-struct Session {
+struct SessionRow {
     session_id: String,
     template: &'static str,
     flavor: &'static str,
@@ -249,11 +249,11 @@ pub(super) fn sessions_schema() -> Value {
 }
 
 /// One that is not there is an empty list, not an error.
-pub(super) fn sessions(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn sessions(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Contexts(contexts) = outcome else { return mismatch() };
     let asked = session_id(scene.args).ok().flatten();
     let sessions = contexts.into_iter().filter(|context| asked.is_none_or(|id| id == context.id));
-    let session = |context: ContextInfo| Session {
+    let session = |context: ContextInfo| SessionRow {
         template: template(context.language),
         flavor: size(&context, scene.options).name(),
         status: if context.busy { "running" } else { "ready" },
@@ -261,11 +261,11 @@ pub(super) fn sessions(scene: &Scene<'_>, outcome: Outcome) -> Answer {
         last_accessed: moment(context.last_used),
         session_id: context.id,
     };
-    Answer::json(&Sessions { sessions: sessions.map(session).collect() })
+    Answer::json(&SessionList { sessions: sessions.map(session).collect() })
 }
 
 #[derive(Serialize)]
-struct Stopped<'a> {
+struct StoppedSession<'a> {
     success: bool,
     session_id: &'a str,
 }
@@ -274,15 +274,15 @@ pub(super) fn stopped_schema() -> Value {
     object(json!({ "success": boolean(), "session_id": string() }))
 }
 
-pub(super) fn stopped(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn stopped(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Stopped { context_id } = outcome else { return mismatch() };
-    Answer::json(&Stopped { success: true, session_id: &context_id })
+    Answer::json(&StoppedSession { success: true, session_id: &context_id })
 }
 
 /// An unknown session is no error: it does not run, which is what was wanted.
-pub(super) fn stop_error(scene: &Scene<'_>, e: &EngineError) -> Reply {
+pub(super) fn stop_error(scene: &RenderInput<'_>, e: &EngineError) -> Reply {
     match e {
-        EngineError::ContextNotFound(id) => Answer::json(&Stopped { success: false, session_id: id }).into(),
+        EngineError::ContextNotFound(id) => Answer::json(&StoppedSession { success: false, session_id: id }).into(),
         other => error(scene, other),
     }
 }
@@ -307,7 +307,7 @@ pub(super) fn volumes_schema() -> Value {
 }
 
 /// The one place that may tell a path of the host: as the operator wrote it, and only if they want it told.
-pub(super) fn volumes(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn volumes(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Volumes(volumes) = outcome else { return mismatch() };
     let mapping = |volume: engine::op::SharedVolume| Mapping {
         host_path: scene.options.show_host_paths.then(|| volume.host.to_string_lossy().into_owned()),

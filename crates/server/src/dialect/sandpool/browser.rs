@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use engine::op::browser::{Browse as Ask, MouseButton, SnapshotAsk, TabAsk};
+use engine::op::browser::{BrowserAction as Ask, MouseButton, SnapshotAsk, TabAsk};
 use engine::op::{Browse, NewContext, Op, Target};
 
 use super::{CONTEXT, READS, TIMEOUT, page, path, target};
-use crate::dialect::args::{self, ArgError, Args, Refused};
+use crate::dialect::args::{self, ArgError, Args, FieldError};
 use crate::dialect::shared::browse::{LOOKING, OPENING};
 use crate::dialect::{Field, FieldKind, Hints, Options, SchemaForm, ToolRow};
 
@@ -98,16 +98,16 @@ pub(super) const SNAPSHOT_CHARS: u64 = 20_000;
 pub(super) const MOST_SNAPSHOT_CHARS: u64 = 100_000;
 
 /// One that is made for the browser has a browser ready.
-fn place(args: &Args) -> Result<Target, Refused> {
+fn place(args: &Args) -> Result<Target, FieldError> {
     let Target { which, make } = target(args)?;
     Ok(Target { which, make: make.map(|new| NewContext { browser: true, ..new }) })
 }
 
-fn browse(args: &Args, ask: Ask, timeout: Duration) -> Result<Op, Refused> {
+fn browse(args: &Args, ask: Ask, timeout: Duration) -> Result<Op, FieldError> {
     Ok(Op::Browse(Browse { target: place(args)?, ask, uploads: Vec::new(), timeout }))
 }
 
-fn timeout(args: &Args, options: &Options, usual: Duration) -> Result<Duration, Refused> {
+fn timeout(args: &Args, options: &Options, usual: Duration) -> Result<Duration, FieldError> {
     Ok(args::whole(args, "timeout", 1..=options.max_timeout)?.map_or(usual, Duration::from_secs))
 }
 
@@ -116,16 +116,16 @@ fn browser_open(args: &Args, options: &Options) -> Result<Op, ArgError> {
     Ok(browse(args, Ask::Open { url }, timeout(args, options, OPENING)?)?)
 }
 
-fn owned(args: &Args, field: &str) -> Result<Option<String>, Refused> {
+fn owned(args: &Args, field: &str) -> Result<Option<String>, FieldError> {
     Ok(args::filled(args, field)?.map(str::to_owned))
 }
 
-fn number(args: &Args, field: &str, most: u64) -> Result<Option<u32>, Refused> {
+fn number(args: &Args, field: &str, most: u64) -> Result<Option<u32>, FieldError> {
     Ok(args::whole(args, field, 1..=most)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
 }
 
 /// Every field that an action can have. All are read, whatever the action: a wrong value is refused also where it is not used.
-struct Given {
+struct ActionFields {
     action: String,
     target: Option<String>,
     text: Option<String>,
@@ -154,8 +154,8 @@ enum Direction {
     Left,
 }
 
-impl Given {
-    fn read(args: &Args) -> Result<Self, Refused> {
+impl ActionFields {
+    fn read(args: &Args) -> Result<Self, FieldError> {
         const BUTTONS: [(&str, MouseButton); 3] =
             [("left", MouseButton::Left), ("right", MouseButton::Right), ("middle", MouseButton::Middle)];
         const DIRECTIONS: [(&str, Direction); 4] =
@@ -188,15 +188,15 @@ impl Given {
     }
 
     /// What this action cannot do without.
-    fn needed<T>(&self, field: &str, value: Option<T>) -> Result<T, Refused> {
-        value.ok_or_else(|| Refused(format!("{field} is required for the action {}", self.action)))
+    fn needed<T>(&self, field: &str, value: Option<T>) -> Result<T, FieldError> {
+        value.ok_or_else(|| FieldError(format!("{field} is required for the action {}", self.action)))
     }
 
-    fn target(&self) -> Result<String, Refused> {
+    fn target(&self) -> Result<String, FieldError> {
         self.needed("target", self.target.clone())
     }
 
-    fn ask(&self) -> Result<Ask, Refused> {
+    fn ask(&self) -> Result<Ask, FieldError> {
         Ok(match self.action.as_str() {
             "click" => Ask::Click { at: self.target()?, button: self.button, double: self.double },
             "type" => Ask::Type {
@@ -237,12 +237,12 @@ impl Given {
         Ask::Scroll { at: self.target.clone(), right, down }
     }
 
-    fn tab_ask(&self) -> Result<TabAsk, Refused> {
+    fn tab_ask(&self) -> Result<TabAsk, FieldError> {
         match (self.tab, &self.url, self.close) {
             (Some(_), Some(_), _) | (None, Some(_), true) => {
-                Err(Refused("url is for a new tab: leave tab and close out".into()))
+                Err(FieldError("url is for a new tab: leave tab and close out".into()))
             }
-            (None, None, true) => Err(Refused("tab is required to close one".into())),
+            (None, None, true) => Err(FieldError("tab is required to close one".into())),
             (Some(tab), None, true) => Ok(TabAsk::Close { tab }),
             (Some(tab), None, false) => Ok(TabAsk::Select { tab }),
             (None, Some(url), false) => Ok(TabAsk::New { url: Some(url.clone()) }),
@@ -250,7 +250,7 @@ impl Given {
         }
     }
 
-    fn uploads(&self) -> Result<Vec<String>, Refused> {
+    fn uploads(&self) -> Result<Vec<String>, FieldError> {
         match self.action.as_str() {
             "upload" => self.needed("files", self.files.clone().filter(|files| !files.is_empty())),
             _ => Ok(Vec::new()),
@@ -258,14 +258,14 @@ impl Given {
     }
 }
 
-fn below(file: &str) -> Result<String, Refused> {
-    path(file).map_err(|Refused(why)| Refused(format!("files: {why}")))
+fn below(file: &str) -> Result<String, FieldError> {
+    path(file).map_err(|FieldError(why)| FieldError(format!("files: {why}")))
 }
 
 fn browser_act(args: &Args, options: &Options) -> Result<Op, ArgError> {
-    let given = Given::read(args)?;
+    let given = ActionFields::read(args)?;
     if given.files.as_ref().is_some_and(|files| files.len() > MOST_FILES) {
-        return Err(Refused(format!("files cannot be more than {MOST_FILES}")).into());
+        return Err(FieldError(format!("files cannot be more than {MOST_FILES}")).into());
     }
     // What opens a page takes as long as that.
     let usual =
@@ -286,7 +286,7 @@ fn browser_snapshot(args: &Args, _: &Options) -> Result<Op, ArgError> {
     Ok(browse(args, Ask::Snapshot(ask), LOOKING)?)
 }
 
-pub(super) fn max_chars(args: &Args) -> Result<u64, Refused> {
+pub(super) fn max_chars(args: &Args) -> Result<u64, FieldError> {
     Ok(args::whole(args, "max_chars", 1..=MOST_SNAPSHOT_CHARS)?.unwrap_or(SNAPSHOT_CHARS))
 }
 

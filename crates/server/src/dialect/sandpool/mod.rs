@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use engine::op::{
-    Command, Environment, Holder, Language, Network, NewContext, Op, RunCode, RunCommand, Size, Target, Which,
+    Command, ContextSelector, Environment, FileOwner, Language, Network, NewContext, Op, RunCode, RunCommand, Size,
+    Target,
 };
 
-use super::args::{self, ArgError, Args, Refused};
+use super::args::{self, ArgError, Args, FieldError};
 use super::shared::LANGUAGES;
 use super::shared::files::{Encoding, WORKSPACE, decode, listing_schema, path_below};
 use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow, shown};
@@ -131,7 +132,7 @@ const STOP_CONTEXT: ToolRow = ToolRow {
     form: SchemaForm::Full,
     output_schema: render::stopped_schema,
     hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: |args, _| Ok(Op::StopContext { which: Which::Named(args::required(args, "context")?.to_owned()) }),
+    lower: |args, _| Ok(Op::StopContext { which: ContextSelector::Named(args::required(args, "context")?.to_owned()) }),
     render: render::stopped,
     render_error: render::error,
 };
@@ -182,10 +183,10 @@ const LIST_FILES: ToolRow = ToolRow {
 const DEFAULT_CONTEXT: &str = "default";
 
 /// One that is named has to exist: a typing error must not look like lost variables.
-fn target(args: &Args) -> Result<Target, Refused> {
+fn target(args: &Args) -> Result<Target, FieldError> {
     let name = args::filled(args, "context")?.unwrap_or(DEFAULT_CONTEXT);
     let make = (name == DEFAULT_CONTEXT).then(|| NewContext::named(DEFAULT_CONTEXT, Language::Python));
-    Ok(Target { which: Which::Named(name.to_owned()), make })
+    Ok(Target { which: ContextSelector::Named(name.to_owned()), make })
 }
 
 fn run_code(args: &Args, options: &Options) -> Result<Op, ArgError> {
@@ -218,7 +219,7 @@ fn run_command(args: &Args, options: &Options) -> Result<Op, ArgError> {
     Ok(shell(args, options, command)?)
 }
 
-fn shell(args: &Args, options: &Options, command: String) -> Result<Op, Refused> {
+fn shell(args: &Args, options: &Options, command: String) -> Result<Op, FieldError> {
     let background = args::flag(args, "background")?.unwrap_or_default();
     Ok(Op::RunCommand(RunCommand {
         target: target(args)?,
@@ -232,12 +233,12 @@ fn shell(args: &Args, options: &Options, command: String) -> Result<Op, Refused>
 }
 
 /// In the background nobody waits: there the longest time is the usual one.
-fn timeout(args: &Args, background: bool, longest: u64) -> Result<Option<Duration>, Refused> {
+fn timeout(args: &Args, background: bool, longest: u64) -> Result<Option<Duration>, FieldError> {
     let asked = args::whole(args, "timeout", 1..=longest)?;
     Ok(asked.or(background.then_some(longest)).map(Duration::from_secs))
 }
 
-fn env(args: &Args) -> Result<Environment, Refused> {
+fn env(args: &Args) -> Result<Environment, FieldError> {
     Ok(Environment(args::text_map(args, "env")?.unwrap_or_default()))
 }
 
@@ -256,36 +257,36 @@ fn wait_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
 fn create_context(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let name = args::text(args, "name")?;
     if let Some(name) = name {
-        args::check_name(name).map_err(|why| Refused(format!("name {why}")))?;
+        args::check_name(name).map_err(|why| FieldError(format!("name {why}")))?;
     }
     if name == Some(DEFAULT_CONTEXT) {
         let why = "name cannot be `default`: that context makes itself when a call leaves `context` out";
-        return Err(Refused(why.into()).into());
+        return Err(FieldError(why.into()).into());
     }
     let language = args::choice(args, "language", &LANGUAGES)?.unwrap_or(Language::Python);
     let size = args::choice(args, "size", &Size::ALL.map(|size| (size.name(), size)))?;
     Ok(Op::CreateContext(NewContext { size, ..NewContext::named(name.unwrap_or_default(), language) }))
 }
 
-fn encoding(args: &Args) -> Result<Option<Encoding>, Refused> {
+fn encoding(args: &Args) -> Result<Option<Encoding>, FieldError> {
     args::choice(args, "encoding", &[("utf-8", Encoding::Utf8), ("base64", Encoding::Base64)])
 }
 
 /// First line, from 1, and how many; as asked for.
-fn lines(args: &Args) -> Result<(Option<u64>, Option<u64>), Refused> {
+fn lines(args: &Args) -> Result<(Option<u64>, Option<u64>), FieldError> {
     let counted = 1..=1 << 52;
     Ok((args::whole(args, "offset", counted.clone())?, args::whole(args, "limit", counted)?))
 }
 
-fn path(text: &str) -> Result<String, Refused> {
-    path_below(WORKSPACE, text).map_err(|why| Refused(format!("path {} is refused: {why}", shown(text))))
+fn path(text: &str) -> Result<String, FieldError> {
+    path_below(WORKSPACE, text).map_err(|why| FieldError(format!("path {} is refused: {why}", shown(text))))
 }
 
 fn read_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let path = path(args::required(args, "path")?)?;
     encoding(args)?;
     lines(args)?;
-    Ok(Op::ReadFile { place: Holder::Context(target(args)?), path })
+    Ok(Op::ReadFile { place: FileOwner::Context(target(args)?), path })
 }
 
 fn write_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
@@ -294,15 +295,15 @@ fn write_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let content = args::given(args, "content")?;
     let content = match encoding(args)? {
         None | Some(Encoding::Utf8) => content.as_bytes().to_vec(),
-        Some(Encoding::Base64) => decode(content).map_err(|why| Refused(format!("content is not base64: {why}")))?,
+        Some(Encoding::Base64) => decode(content).map_err(|why| FieldError(format!("content is not base64: {why}")))?,
     };
-    Ok(Op::WriteFile { place: Holder::Context(target(args)?), path, content })
+    Ok(Op::WriteFile { place: FileOwner::Context(target(args)?), path, content })
 }
 
-fn directory(args: &Args) -> Result<String, Refused> {
+fn directory(args: &Args) -> Result<String, FieldError> {
     args::filled(args, "path")?.map_or(Ok(".".to_owned()), path)
 }
 
 fn list_files(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    Ok(Op::ListFiles { path: directory(args)?, place: Holder::Context(target(args)?) })
+    Ok(Op::ListFiles { path: directory(args)?, place: FileOwner::Context(target(args)?) })
 }

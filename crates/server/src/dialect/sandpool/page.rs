@@ -7,24 +7,24 @@ use serde_json::{Value, json};
 
 use super::browser::max_chars;
 use super::render::{mismatch, sentence};
-use crate::dialect::shared::browse::{self, Barrier, Beside};
+use crate::dialect::shared::browse::{self, Barrier, PageNotes};
 use crate::dialect::shared::run::Picture;
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::dialect::shared::untrusted;
 use crate::dialect::shared::{TEXT_BUDGET, one_line};
-use crate::dialect::{Answer, Block, Reply, Scene, clipped};
+use crate::dialect::{Answer, Block, RenderInput, Reply, clipped};
 
 #[derive(Default, Serialize)]
-struct Page {
+struct PageOutput {
     #[serde(flatten)]
-    own: Own,
+    own: TrustedMembers,
     #[serde(flatten)]
-    told: Told,
+    told: UntrustedMembers,
 }
 
 /// What this server says.
 #[derive(Default, Serialize)]
-struct Own {
+struct TrustedMembers {
     success: bool,
     /// What to do next.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,7 +50,7 @@ struct Own {
 
 /// What the page says, or what has words of it.
 #[derive(Default, Serialize)]
-struct Told {
+struct UntrustedMembers {
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,7 +58,7 @@ struct Told {
     #[serde(skip_serializing_if = "Option::is_none")]
     title: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tabs: Option<Vec<Tab>>,
+    tabs: Option<Vec<TabRow>>,
     /// JSON text.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<String>,
@@ -72,17 +72,17 @@ struct Told {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
     #[serde(flatten)]
-    beside: Beside,
+    beside: PageNotes,
 }
 
-impl Page {
+impl PageOutput {
     /// The object; and its text, in which the page's part is marked.
-    fn answer(&self, scene: &Scene<'_>) -> Answer {
+    fn answer(&self, scene: &RenderInput<'_>) -> Answer {
         self.answer_with(scene, json!({}))
     }
 
     /// The object has these members of the page's, too, and its text has not.
-    fn answer_with(&self, scene: &Scene<'_>, more: Value) -> Answer {
+    fn answer_with(&self, scene: &RenderInput<'_>, more: Value) -> Answer {
         let text = scene.fence.json(&self.own, &self.told);
         let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(self) };
         let mut page = json!(self.told);
@@ -98,7 +98,7 @@ impl Page {
 }
 
 #[derive(Serialize)]
-struct Tab {
+struct TabRow {
     tab: u32,
     url: String,
     title: String,
@@ -118,7 +118,7 @@ fn with(more: Value) -> Value {
         "context_created": boolean(),
     });
     let (Some(all), Value::Object(more)) = (members.as_object_mut(), more) else { return members };
-    all.extend(Beside::schema());
+    all.extend(PageNotes::schema());
     all.extend([untrusted::schema()]);
     all.extend(more);
     let names: Vec<String> = all.keys().filter(|name| *name != "success").cloned().collect();
@@ -148,19 +148,19 @@ pub(super) fn screenshot_schema() -> Value {
     with(json!({ "width": integer(), "height": integer() }))
 }
 
-pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn browsed(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Browsed(mut browsed) = outcome else { return mismatch() };
     let (shown, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
-    let beside = Beside::of(&browsed);
+    let beside = PageNotes::of(&browsed);
     let links = browse::downloads(scene, &browsed);
-    let own = Own {
+    let own = TrustedMembers {
         success: browsed.result.is_ok(),
         notice: browsed.notice,
         context: Some(browsed.context.id),
         context_created: browsed.created,
-        ..Own::default()
+        ..TrustedMembers::default()
     };
-    let mut page = Page { own, told: Told { beside, ..Told::default() } };
+    let mut page = PageOutput { own, told: UntrustedMembers { beside, ..UntrustedMembers::default() } };
     if let Some(shown) = shown {
         page.told.url = Some(one_line(&shown.url));
         page.told.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
@@ -174,7 +174,7 @@ pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     answer
 }
 
-fn done(scene: &Scene<'_>, mut page: Page, result: BrowseResult) -> Answer {
+fn done(scene: &RenderInput<'_>, mut page: PageOutput, result: BrowseResult) -> Answer {
     match result {
         BrowseResult::Done => {}
         BrowseResult::Snapshot(snapshot) => return seen(scene, page, snapshot),
@@ -190,7 +190,7 @@ fn done(scene: &Scene<'_>, mut page: Page, result: BrowseResult) -> Answer {
             }
         }
         BrowseResult::Tabs { tabs } => {
-            let row = |tab: engine::op::browser::Tab| Tab {
+            let row = |tab: engine::op::browser::TabInfo| TabRow {
                 tab: tab.tab,
                 url: one_line(&tab.url),
                 title: one_line(&tab.title),
@@ -224,7 +224,7 @@ fn newest(lines: &[String]) -> (Vec<String>, u64) {
 }
 
 /// The outline in a block of its own, as it is; then what else there is to say. The object has both.
-fn seen(scene: &Scene<'_>, mut page: Page, snapshot: Snapshot) -> Answer {
+fn seen(scene: &RenderInput<'_>, mut page: PageOutput, snapshot: Snapshot) -> Answer {
     let most = max_chars(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
     // The browser keeps to what it was asked for; whoever has taken it over may not.
     let elements = clipped(&snapshot.elements, most.saturating_mul(2)).into_owned();
@@ -239,7 +239,7 @@ fn seen(scene: &Scene<'_>, mut page: Page, snapshot: Snapshot) -> Answer {
     answer
 }
 
-fn pictured(scene: &Scene<'_>, mut page: Page, png: &str, clipped: bool) -> Answer {
+fn pictured(scene: &RenderInput<'_>, mut page: PageOutput, png: &str, clipped: bool) -> Answer {
     if clipped {
         page.own.note = Some("The page is longer than the picture: scroll, or take the picture of an element.".into());
     }
@@ -258,7 +258,7 @@ fn pictured(scene: &Scene<'_>, mut page: Page, png: &str, clipped: bool) -> Answ
     }
 }
 
-fn failed(scene: &Scene<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
+fn failed(scene: &RenderInput<'_>, mut page: PageOutput, error: &BrowseError, barrier: Barrier) -> Answer {
     page.own.note = Some(next(error.why, barrier).into());
     page.told.error = Some(one_line(&error.message));
     page.answer(scene).unsuccessful()
@@ -288,7 +288,7 @@ fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
 }
 
 /// The same object, for those who read nothing but its members.
-pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
-    let told = Told { error: Some(sentence(error)), ..Told::default() };
-    Answer::json(&Page { told, ..Page::default() }).unsuccessful().into()
+pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
+    let told = UntrustedMembers { error: Some(sentence(error)), ..UntrustedMembers::default() };
+    Answer::json(&PageOutput { told, ..PageOutput::default() }).unsuccessful().into()
 }

@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use super::{directory, encoding, is_shell, lines};
 use crate::dialect::shared::files::{Encoding, FILE_BUDGET, Listing};
 use crate::dialect::shared::run::{
-    PICTURE_BUDGET, VISIBLE, Words, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded,
+    PICTURE_BUDGET, RunWording, VISIBLE, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded,
 };
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{TEXT_BUDGET, add_lines, moment, seconds};
-use crate::dialect::{Answer, ArgError, Block, Reply, Scene, clipped, mime, shown};
+use crate::dialect::{Answer, ArgError, Block, RenderInput, Reply, clipped, mime, shown};
 
 const INVALID_PARAMS: i32 = -32602;
 
-pub(super) fn refusal(_: &Scene<'_>, refused: &ArgError) -> Reply {
+pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     invalid(refused.message.clone())
 }
 
@@ -36,7 +36,7 @@ pub(super) fn mismatch() -> Answer {
     failure("The engine gave another kind of answer than was asked for.".into())
 }
 
-pub(super) fn error(_: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     failure(sentence(error)).into()
 }
 
@@ -118,14 +118,14 @@ struct Run {
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Error>,
+    error: Option<ErrorOutput>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     displays: Vec<Display>,
     /// Of processes, threads and timers that earlier calls left behind.
     #[serde(skip_serializing_if = "Option::is_none")]
     late_output: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    truncated: Vec<Cut>,
+    truncated: Vec<CutStream>,
     /// What was not let out to the network.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     denied: Vec<String>,
@@ -149,7 +149,7 @@ struct Run {
 }
 
 #[derive(Serialize)]
-struct Error {
+struct ErrorOutput {
     name: String,
     value: String,
     traceback: String,
@@ -163,7 +163,7 @@ struct Display {
 
 /// A stream of which only head and tail are shown.
 #[derive(Serialize)]
-struct Cut {
+struct CutStream {
     stream: &'static str,
     bytes: u64,
     /// Where all of it is, for an hour.
@@ -209,20 +209,20 @@ pub(super) fn run_schema() -> Value {
 
 /// What was run, as far as its answer depends on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum RunKind {
     Code,
     Command,
 }
 
-pub(super) fn code(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    run(scene, outcome, if is_shell(scene.args) { What::Command } else { What::Code })
+pub(super) fn code(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    run(scene, outcome, if is_shell(scene.args) { RunKind::Command } else { RunKind::Code })
 }
 
-pub(super) fn command(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    run(scene, outcome, What::Command)
+pub(super) fn command(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    run(scene, outcome, RunKind::Command)
 }
 
-fn run(scene: &Scene<'_>, outcome: Outcome, what: What) -> Answer {
+fn run(scene: &RenderInput<'_>, outcome: Outcome, what: RunKind) -> Answer {
     match outcome {
         Outcome::Ran(ran) => ended(scene, *ran, what, None),
         Outcome::Started(started) => begun(started),
@@ -230,9 +230,9 @@ fn run(scene: &Scene<'_>, outcome: Outcome, what: What) -> Answer {
     }
 }
 
-pub(super) fn progress(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn progress(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Progress(progress) = outcome else { return mismatch() };
-    let what = if progress.command { What::Command } else { What::Code };
+    let what = if progress.command { RunKind::Command } else { RunKind::Code };
     match progress.end {
         Some(Ok(ran)) => ended(scene, *ran, what, Some(progress.run)),
         Some(Err(error)) => not_run(&error, Some(progress.run)),
@@ -241,7 +241,7 @@ pub(super) fn progress(scene: &Scene<'_>, outcome: Outcome) -> Answer {
 }
 
 /// The run did not take place, or nothing is left of what it answered. The same object, for those who read nothing but its members.
-pub(super) fn run_error(_: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn run_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     match error {
         EngineError::InvalidEnvironment(why) => invalid(format!("env is refused: {why}")),
         other => not_run(other, None).into(),
@@ -288,10 +288,10 @@ fn goes_on(progress: RunProgress) -> Answer {
     })
 }
 
-fn ended(scene: &Scene<'_>, mut ran: Ran, what: What, run: Option<String>) -> Answer {
+fn ended(scene: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<String>) -> Answer {
     let success = match what {
-        What::Code => succeeded(&ran.end),
-        What::Command => exit_code(&ran.end) == 0,
+        RunKind::Code => succeeded(&ran.end),
+        RunKind::Command => exit_code(&ran.end) == 0,
     };
     let pictures = pictures(&ran);
     let (truncated, links) = cuts(scene, &ran);
@@ -305,9 +305,9 @@ fn ended(scene: &Scene<'_>, mut ran: Ran, what: What, run: Option<String>) -> An
         exit_code: status_code(&ran.end, what),
         result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&text, TEXT_BUDGET).into_owned()),
         displays: displays(&ran.displays),
-        variables_kept: if what == What::Code { variables_kept(&ran.end) } else { None },
+        variables_kept: if what == RunKind::Code { variables_kept(&ran.end) } else { None },
         late_output: late(&ran),
-        error: ran.error.map(|error| Error {
+        error: ran.error.map(|error| ErrorOutput {
             name: error.name,
             value: clipped(&error.value, TEXT_BUDGET).into_owned(),
             traceback: clipped(&error.text, TEXT_BUDGET).into_owned(),
@@ -344,11 +344,11 @@ fn status(end: &RunOutcome) -> &'static str {
 }
 
 /// Of every command that had one; of code only when it ended in that way.
-fn status_code(end: &RunOutcome, what: What) -> Option<i32> {
+fn status_code(end: &RunOutcome, what: RunKind) -> Option<i32> {
     match end {
         RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => Some(*code),
         RunOutcome::SandboxLost { .. } => None,
-        other => (what == What::Command).then(|| exit_code(other)),
+        other => (what == RunKind::Command).then(|| exit_code(other)),
     }
 }
 
@@ -361,15 +361,15 @@ fn variables_kept(end: &RunOutcome) -> Option<bool> {
     }
 }
 
-const WORDS: Words =
-    Words { place: "context", anew: "with context left out, or in a new one made with create_context" };
+const WORDS: RunWording =
+    RunWording { place: "context", anew: "with context left out, or in a new one made with create_context" };
 
 /// What was lost before, how it ended if that needs a word, what to do next.
-fn note(ran: &Ran, what: What, in_background: bool) -> Option<String> {
+fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
     let mut note = ran.notice.clone().unwrap_or_default();
     let ending = match what {
-        What::Code => ending(&ran.end, &WORDS),
-        What::Command => command_ending(&ran.end, &WORDS),
+        RunKind::Code => ending(&ran.end, &WORDS),
+        RunKind::Command => command_ending(&ran.end, &WORDS),
     };
     if let Some(mut sentence) = ending {
         if matches!(ran.end, RunOutcome::TimedOut { .. }) && !in_background {
@@ -420,13 +420,13 @@ fn address(link: Option<&Block>) -> Option<String> {
 }
 
 /// Streams of which a part is left out, and links to all of them.
-fn cuts(scene: &Scene<'_>, ran: &Ran) -> (Vec<Cut>, Vec<Block>) {
+fn cuts(scene: &RenderInput<'_>, ran: &Ran) -> (Vec<CutStream>, Vec<Block>) {
     let cut = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].into_iter().filter(|(_, stream)| stream.truncated);
-    let (cuts, links): (Vec<Cut>, Vec<Option<Block>>) = cut
+    let (cuts, links): (Vec<CutStream>, Vec<Option<Block>>) = cut
         .map(|(stream, captured)| {
             let kept = captured.kept.as_ref();
             let link = kept.and_then(|kept| scene.link(&kept.key, &kept.name, Some(kept.bytes)));
-            (Cut { stream, bytes: captured.total_bytes, url: address(link.as_ref()) }, link)
+            (CutStream { stream, bytes: captured.total_bytes, url: address(link.as_ref()) }, link)
         })
         .unzip();
     (cuts, links.into_iter().flatten().collect())
@@ -442,7 +442,7 @@ pub(super) fn cancelled_schema() -> Value {
     object(json!({ "run": string(), "was_running": boolean() }))
 }
 
-pub(super) fn cancelled(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn cancelled(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Cancelled { run, was_running } = outcome else { return mismatch() };
     Answer::json(&Cancelled { run, was_running })
 }
@@ -450,7 +450,7 @@ pub(super) fn cancelled(_: &Scene<'_>, outcome: Outcome) -> Answer {
 // ---- contexts
 
 #[derive(Serialize)]
-struct Context {
+struct ContextRow {
     context: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     name: String,
@@ -462,7 +462,7 @@ struct Context {
     last_used: String,
 }
 
-impl From<ContextInfo> for Context {
+impl From<ContextInfo> for ContextRow {
     fn from(context: ContextInfo) -> Self {
         Self {
             context: context.id,
@@ -491,14 +491,14 @@ pub(super) fn created_schema() -> Value {
     object_with(members, &["name"])
 }
 
-pub(super) fn created(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn created(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Created(context) = outcome else { return mismatch() };
-    Answer::json(&Context::from(context))
+    Answer::json(&ContextRow::from(context))
 }
 
 #[derive(Serialize)]
 struct Contexts {
-    contexts: Vec<Context>,
+    contexts: Vec<ContextRow>,
     total: usize,
 }
 
@@ -506,10 +506,10 @@ pub(super) fn contexts_schema() -> Value {
     object(json!({ "contexts": array(created_schema()), "total": integer() }))
 }
 
-pub(super) fn contexts(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn contexts(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Contexts(contexts) = outcome else { return mismatch() };
     let total = contexts.len();
-    Answer::json(&Contexts { contexts: contexts.into_iter().map(Context::from).collect(), total })
+    Answer::json(&Contexts { contexts: contexts.into_iter().map(ContextRow::from).collect(), total })
 }
 
 #[derive(Serialize)]
@@ -522,7 +522,7 @@ pub(super) fn stopped_schema() -> Value {
     object(json!({ "context": string(), "status": string() }))
 }
 
-pub(super) fn stopped(_: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn stopped(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Stopped { context_id } = outcome else { return mismatch() };
     Answer::json(&Stopped { context: context_id, status: "stopped" })
 }
@@ -541,7 +541,7 @@ pub(super) fn written_schema() -> Value {
     object_with(json!({ "path": string(), "size": integer(), "url": string() }), &["url"])
 }
 
-pub(super) fn written(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn written(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Written { path, size, key } = outcome else { return mismatch() };
     let link = scene.link(&key, &path, Some(size));
     let mut answer = Answer::json(&Written { path, size, url: address(link.as_ref()) });
@@ -582,7 +582,7 @@ pub(super) fn file_schema() -> Value {
     object_with(members, &["encoding", "content", "first_line", "next_line", "total_lines", "note", "url"])
 }
 
-pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
     let link = scene.link(&key, &path, Some(size));
     let file = File { size, url: address(link.as_ref()), path, ..File::default() };
@@ -621,7 +621,7 @@ fn with_content(file: &File, content: String) -> Answer {
 }
 
 /// As many lines as were asked for and fit.
-fn text_file(scene: &Scene<'_>, file: File, text: &str) -> Answer {
+fn text_file(scene: &RenderInput<'_>, file: File, text: &str) -> Answer {
     let (offset, limit) = lines(scene.args).unwrap_or_default();
     let count = |lines: u64| usize::try_from(lines).unwrap_or(usize::MAX);
     let first = offset.map_or(1, count);
@@ -679,7 +679,7 @@ fn other_file(file: File, bytes: &[u8]) -> Answer {
     answer
 }
 
-pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Files(files) = outcome else { return mismatch() };
     let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
     Answer::json(&Listing::of(&directory, files))

@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use engine::op::Browsed;
-use engine::op::browser::{BrowseError, BrowseFailure, Happened, Page};
+use engine::op::browser::{BrowseError, BrowseFailure, PageEvent, PageInfo};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::one_line;
 use super::schema::{array, string};
-use crate::dialect::{Block, Scene};
+use crate::dialect::{Block, RenderInput};
 
 /// Of opening a page, of one action, and of a look at the page.
 pub(in crate::dialect) const OPENING: Duration = Duration::from_secs(30);
@@ -20,14 +20,14 @@ pub(in crate::dialect) const LOOKING: Duration = Duration::from_secs(10);
 
 /// What an answer says beside what was asked for. Pages have a hand in all of it.
 #[derive(Default, Serialize)]
-pub(in crate::dialect) struct Beside {
+pub(in crate::dialect) struct PageNotes {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     happened: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     denied: Vec<String>,
 }
 
-impl Beside {
+impl PageNotes {
     pub fn of(browsed: &Browsed) -> Self {
         Self { happened: browsed.happened.iter().map(sentence).collect(), denied: browsed.denied.clone() }
     }
@@ -45,30 +45,30 @@ impl Beside {
     }
 }
 
-fn sentence(happened: &Happened) -> String {
+fn sentence(happened: &PageEvent) -> String {
     let address = |url: &str| one_line(url);
     match happened {
-        Happened::Dialog { kind, message } => {
+        PageEvent::Dialog { kind, message } => {
             let answered = if kind == "beforeunload" { "accepted" } else { "dismissed" };
             let said = if message.is_empty() { String::new() } else { format!(": {}", one_line(message)) };
             format!("a dialog ({}) was {answered}{said}", one_line(kind))
         }
-        Happened::Popup { tab, url } => format!("the page opened tab {tab}: {}", address(url)),
-        Happened::PopupClosed { url } => format!("a page was closed, there are too many tabs: {}", address(url)),
-        Happened::Download { path: Some(path), size, url, error: None } => {
+        PageEvent::Popup { tab, url } => format!("the page opened tab {tab}: {}", address(url)),
+        PageEvent::PopupClosed { url } => format!("a page was closed, there are too many tabs: {}", address(url)),
+        PageEvent::Download { path: Some(path), size, url, error: None } => {
             format!("downloaded {} ({size} bytes) from {}", one_line(path), address(url))
         }
-        Happened::Download { url, error, .. } => {
+        PageEvent::Download { url, error, .. } => {
             let why = error.as_deref().unwrap_or("it did not end");
             format!("the download of {} failed: {}", address(url), one_line(why))
         }
-        Happened::Crashed { url } => format!("the page crashed: {}", address(url)),
-        Happened::Note { text } => one_line(text),
+        PageEvent::Crashed { url } => format!("the page crashed: {}", address(url)),
+        PageEvent::Note { text } => one_line(text),
     }
 }
 
 /// The page that is shown. Where none could be opened that is the one before or the browser's own about it: nobody's business.
-pub(in crate::dialect) fn page_of(browsed: &mut Browsed) -> Option<Page> {
+pub(in crate::dialect) fn page_of(browsed: &mut Browsed) -> Option<PageInfo> {
     let is_open = !matches!(&browsed.result, Err(BrowseError { why: BrowseFailure::Navigation, .. }));
     browsed.page.take().filter(|_| is_open)
 }
@@ -94,9 +94,9 @@ impl Barrier {
 }
 
 /// Where downloads can be fetched from.
-pub(in crate::dialect) fn downloads(scene: &Scene<'_>, browsed: &Browsed) -> Vec<Block> {
+pub(in crate::dialect) fn downloads(scene: &RenderInput<'_>, browsed: &Browsed) -> Vec<Block> {
     let done = browsed.happened.iter().filter_map(|happened| match happened {
-        Happened::Download { path: Some(path), size, error: None, .. } => Some((path, *size)),
+        PageEvent::Download { path: Some(path), size, error: None, .. } => Some((path, *size)),
         _ => None,
     });
     scene.fence.blocks(done.filter_map(|(path, size)| scene.link(&browsed.context.key, path, Some(size))).collect())
@@ -113,7 +113,7 @@ pub(in crate::dialect) fn brief(message: &str) -> String {
 }
 
 /// `https://example.com (Example)`.
-pub(in crate::dialect) fn shown(page: &Page) -> String {
+pub(in crate::dialect) fn shown(page: &PageInfo) -> String {
     match page.title.as_str() {
         "" => one_line(&page.url),
         title => format!("{} ({})", one_line(&page.url), one_line(title)),

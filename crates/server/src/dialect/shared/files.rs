@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use engine::op::{FileEntry, FileKind, Files};
+use engine::op::{FileEntry, FileKind, FileListing};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -132,7 +132,7 @@ pub(in crate::dialect) struct Listing {
 }
 
 impl Listing {
-    pub fn of(directory: &str, files: Files) -> Self {
+    pub fn of(directory: &str, files: FileListing) -> Self {
         Self { files: rows(directory, files.entries), total: files.total }
     }
 }

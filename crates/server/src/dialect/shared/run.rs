@@ -6,13 +6,13 @@ use engine::op::{Ended, MimeBundle, Ran, RunOutcome};
 
 use super::files::decode;
 use super::{TEXT_BUDGET, add_lines, seconds};
-use crate::dialect::{Block, Scene, clipped};
+use crate::dialect::{Block, RenderInput, clipped};
 
 /// All pictures of one answer, in base64. TypeScript clients close the connection at a message of 10 MiB.
 pub(in crate::dialect) const PICTURE_BUDGET: usize = 5 << 20;
 
 /// A dialect's own words in the sentences about how a run ended.
-pub(in crate::dialect) struct Words {
+pub(in crate::dialect) struct RunWording {
     /// What keeps the variables: context, session, sandbox.
     pub place: &'static str,
     /// Where to go on when that is lost.
@@ -77,7 +77,7 @@ pub(in crate::dialect) fn add_denied(out: &mut String, ran: &Ran) {
 }
 
 /// Of code: what happened, whether variables were kept, what to do next.
-pub(in crate::dialect) fn ending(end: &RunOutcome, words: &Words) -> Option<String> {
+pub(in crate::dialect) fn ending(end: &RunOutcome, words: &RunWording) -> Option<String> {
     let place = words.place;
     let afresh = format!(
         "variables are lost, files are kept; the {place} can be used again: run the code that defines them first"
@@ -122,7 +122,7 @@ pub(in crate::dialect) fn at_limit(bytes: Option<u64>) -> String {
 }
 
 /// Of a command, which is a process of its own: variables are not at stake.
-pub(in crate::dialect) fn command_ending(end: &RunOutcome, words: &Words) -> Option<String> {
+pub(in crate::dialect) fn command_ending(end: &RunOutcome, words: &RunWording) -> Option<String> {
     Some(match end {
         RunOutcome::Ok | RunOutcome::Exit { code: 0 } | RunOutcome::Ended { how: Ended::Exited { code: 0 } } => {
             return None;
@@ -155,7 +155,7 @@ pub(in crate::dialect) fn has_status(end: &RunOutcome) -> bool {
     matches!(end, RunOutcome::Ok | RunOutcome::Exit { .. } | RunOutcome::Ended { how: Ended::Exited { .. } })
 }
 
-fn lost(why: &str, words: &Words) -> String {
+fn lost(why: &str, words: &RunWording) -> String {
     format!(
         "The sandbox was lost ({why}): variables and files are lost; run the code that makes them again, {}.",
         words.anew
@@ -249,7 +249,7 @@ pub(in crate::dialect) struct KeptWhole {
 }
 
 /// Nothing where no links can be made: what is kept cannot be reached in another way.
-pub(in crate::dialect) fn kept(scene: &Scene<'_>, ran: &Ran) -> KeptWhole {
+pub(in crate::dialect) fn kept(scene: &RenderInput<'_>, ran: &Ran) -> KeptWhole {
     let mut whole = KeptWhole::default();
     for (stream, captured) in [("stdout", &ran.stdout), ("stderr", &ran.stderr)] {
         let Some(kept) = &captured.kept else { continue };

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use engine::op::browser::{Browse as Ask, MouseButton, SnapshotAsk};
+use engine::op::browser::{BrowserAction as Ask, MouseButton, SnapshotAsk};
 use engine::op::{
-    Browse, Command, Environment, Holder, Language, Network, NewContext, Op, RunCode, RunCommand, Target, Which,
+    Browse, Command, ContextSelector, Environment, FileOwner, Language, Network, NewContext, Op, RunCode, RunCommand,
+    Target,
 };
 use serde_json::json;
 
-use super::args::{self, ArgError, Args, Refused};
+use super::args::{self, ArgError, Args, FieldError};
 use super::shared::browse::{ACTING, LOOKING, OPENING};
 use super::shared::files::{WORKSPACE, file_schema, path_below, written_schema};
 use super::shared::one_line;
@@ -166,27 +167,27 @@ const MOST_SNAPSHOT_TEXT: u64 = 100_000;
 /// Of its elements.
 const SNAPSHOT_ELEMENTS: u64 = 20_000;
 
-fn text_length(args: &Args) -> Result<u64, Refused> {
+fn text_length(args: &Args) -> Result<u64, FieldError> {
     Ok(args::whole(args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT)?.unwrap_or(SNAPSHOT_TEXT))
 }
 
-fn sandbox_id(args: &Args) -> Result<Option<&str>, Refused> {
+fn sandbox_id(args: &Args) -> Result<Option<&str>, FieldError> {
     let id = args::filled(args, "sandbox_id")?;
     let check = |id| {
         args::check_name(id).map(|()| id).map_err(|why| {
-            Refused(format!("sandbox_id {why}: use letters, digits, '-', '_' and '.', got '{}'", shown(id)))
+            FieldError(format!("sandbox_id {why}: use letters, digits, '-', '_' and '.', got '{}'", shown(id)))
         })
     };
     id.map(check).transpose()
 }
 
 /// The one that is named, otherwise the only one that can be meant.
-fn which(args: &Args) -> Result<Which, Refused> {
-    Ok(sandbox_id(args)?.map_or(Which::Current, |id| Which::Id(id.to_owned())))
+fn which(args: &Args) -> Result<ContextSelector, FieldError> {
+    Ok(sandbox_id(args)?.map_or(ContextSelector::Current, |id| ContextSelector::Id(id.to_owned())))
 }
 
-fn holder(args: &Args) -> Result<Holder, Refused> {
-    Ok(Holder::Context(Target::existing(which(args)?)))
+fn holder(args: &Args) -> Result<FileOwner, FieldError> {
+    Ok(FileOwner::Context(Target::existing(which(args)?)))
 }
 
 /// A connection has one sandbox: another one takes its place.
@@ -211,7 +212,7 @@ fn code_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
         return Ok(Op::RunCode(RunCode { language, ..RunCode::new(target, code) }));
     }
     if code.contains('\0') {
-        return Err(Refused("code cannot contain a NUL character".into()).into());
+        return Err(FieldError("code cannot contain a NUL character".into()).into());
     }
     Ok(Op::RunCommand(RunCommand {
         target,
@@ -224,11 +225,11 @@ fn code_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
     }))
 }
 
-fn path(text: &str) -> Result<String, Refused> {
-    path_below(WORKSPACE, text).map_err(|why| Refused(format!("{why} (path=\"{}\")", one_line(text))))
+fn path(text: &str) -> Result<String, FieldError> {
+    path_below(WORKSPACE, text).map_err(|why| FieldError(format!("{why} (path=\"{}\")", one_line(text))))
 }
 
-fn directory(args: &Args) -> Result<String, Refused> {
+fn directory(args: &Args) -> Result<String, FieldError> {
     args::text(args, "path")?.map_or(Ok(".".to_owned()), path)
 }
 
@@ -244,7 +245,7 @@ fn browse(args: &Args, ask: Ask, timeout: Duration) -> Result<Op, ArgError> {
 }
 
 /// A `ref_N` or a CSS selector: the page knows which.
-fn selector(args: &Args) -> Result<String, Refused> {
+fn selector(args: &Args) -> Result<String, FieldError> {
     args::required(args, "selector").map(str::to_owned)
 }
 

@@ -1,41 +1,41 @@
 //! What the browser's tools give back: the page, and a failure whose hint names the next call.
 
 use engine::op::Outcome;
-use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, Page, Snapshot};
+use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageInfo, Snapshot};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::render::{failure_line, mismatch};
 use super::text_length;
 use crate::dialect::args;
-use crate::dialect::shared::browse::{self, Barrier, Beside};
+use crate::dialect::shared::browse::{self, Barrier, PageNotes};
 use crate::dialect::shared::schema::{array, object_with, string};
 use crate::dialect::shared::untrusted;
 use crate::dialect::shared::{TEXT_BUDGET, one_line};
-use crate::dialect::{Answer, Block, Scene, clipped};
+use crate::dialect::{Answer, Block, RenderInput, clipped};
 
 #[derive(Serialize)]
 struct PageFacts {
     #[serde(flatten)]
-    told: Told,
+    told: UntrustedPart,
     #[serde(flatten)]
-    own: Own,
+    own: TrustedPart,
 }
 
 /// What the page says, or what has words of it.
 #[derive(Serialize)]
-struct Told {
+struct UntrustedPart {
     url: String,
     title: String,
     #[serde(flatten)]
-    seen: Option<Seen>,
+    seen: Option<SnapshotPart>,
     #[serde(flatten)]
-    beside: Beside,
+    beside: PageNotes,
 }
 
 /// What this server says.
 #[derive(Default, Serialize)]
-struct Own {
+struct TrustedPart {
     /// What was lost since the last call.
     #[serde(skip_serializing_if = "Option::is_none")]
     notice: Option<String>,
@@ -43,7 +43,7 @@ struct Own {
 
 /// Of a snapshot.
 #[derive(Serialize)]
-struct Seen {
+struct SnapshotPart {
     text: String,
     elements: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -53,10 +53,10 @@ struct Seen {
 fn schema_with(members: Value, optional: &[&str]) -> Value {
     let mut members = members;
     if let Some(members) = members.as_object_mut() {
-        members.extend(Beside::schema());
+        members.extend(PageNotes::schema());
         members.extend([untrusted::schema()]);
     }
-    object_with(members, &[&Beside::NAMES, optional, &[untrusted::MEMBER]].concat())
+    object_with(members, &[&PageNotes::NAMES, optional, &[untrusted::MEMBER]].concat())
 }
 
 pub(super) fn page_schema() -> Value {
@@ -74,9 +74,9 @@ pub(super) fn snapshot_schema() -> Value {
     schema_with(members, &["notes"])
 }
 
-pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn browsed(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Browsed(mut browsed) = outcome else { return mismatch(scene) };
-    let (beside, own) = (Beside::of(&browsed), Own { notice: browsed.notice.take() });
+    let (beside, own) = (PageNotes::of(&browsed), TrustedPart { notice: browsed.notice.take() });
     let (page, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let mut answer = match &mut browsed.result {
         Ok(BrowseResult::Snapshot(snapshot)) => {
@@ -90,10 +90,16 @@ pub(super) fn browsed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
     answer
 }
 
-fn shown(scene: &Scene<'_>, page: Option<Page>, seen: Option<Seen>, beside: Beside, own: Own) -> Answer {
+fn shown(
+    scene: &RenderInput<'_>,
+    page: Option<PageInfo>,
+    seen: Option<SnapshotPart>,
+    beside: PageNotes,
+    own: TrustedPart,
+) -> Answer {
     let how = page.as_ref().map(|page| scene.fence.inline(&browse::shown(page))).unwrap_or_default();
     let (url, title) = page.map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
-    let facts = PageFacts { told: Told { url, title, seen, beside }, own };
+    let facts = PageFacts { told: UntrustedPart { url, title, seen, beside }, own };
     // The document's first line, then JSON: marked in such a way that it is still both.
     let text = format!("{} ok: {how}\n{}", scene.tool, scene.fence.json(&facts.own, &facts.told));
     let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(&facts) };
@@ -102,7 +108,7 @@ fn shown(scene: &Scene<'_>, page: Option<Page>, seen: Option<Seen>, beside: Besi
 }
 
 /// The beginning of the text, and the elements.
-fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
+fn seen(scene: &RenderInput<'_>, snapshot: Snapshot) -> SnapshotPart {
     let most = text_length(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
     let cut = snapshot.text.char_indices().nth(most).map(|(at, _)| at);
     let mut notes: Vec<String> = snapshot.notes.iter().map(|note| one_line(note)).collect();
@@ -112,7 +118,7 @@ fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
     if snapshot.next.is_some() {
         notes.push("the page has more elements than these: use a CSS selector for one that is not listed".into());
     }
-    Seen {
+    SnapshotPart {
         text: snapshot.text[..cut.unwrap_or(snapshot.text.len())].to_owned(),
         // The browser keeps to what it was asked for; whoever has taken it over may not.
         elements: clipped(&snapshot.elements, most.saturating_add(2 * TEXT_BUDGET)).into_owned(),
@@ -121,7 +127,13 @@ fn seen(scene: &Scene<'_>, snapshot: Snapshot) -> Seen {
 }
 
 /// The document's two lines; and below them, in JSON, what else there is to say.
-fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Beside, own: &Own) -> Answer {
+fn failed(
+    scene: &RenderInput<'_>,
+    error: &BrowseError,
+    barrier: Barrier,
+    beside: &PageNotes,
+    own: &TrustedPart,
+) -> Answer {
     let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, barrier));
     if !beside.is_empty() || own.notice.is_some() {
         text = format!("{text}\n{}", scene.fence.json(own, beside));
@@ -132,7 +144,7 @@ fn failed(scene: &Scene<'_>, error: &BrowseError, barrier: Barrier, beside: &Bes
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
-fn why(scene: &Scene<'_>, error: &BrowseError) -> String {
+fn why(scene: &RenderInput<'_>, error: &BrowseError) -> String {
     let what = match error.why {
         BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
         // The browser's own words may have words of the page in them. Bounded here, so that the end of the mark is not cut off.
@@ -146,7 +158,7 @@ fn why(scene: &Scene<'_>, error: &BrowseError) -> String {
     }
 }
 
-fn hint(scene: &Scene<'_>, why: BrowseFailure, barrier: Barrier) -> String {
+fn hint(scene: &RenderInput<'_>, why: BrowseFailure, barrier: Barrier) -> String {
     use BrowseFailure as F;
     let tool = scene.tool;
     match why {

@@ -13,15 +13,15 @@ use crate::dialect::args;
 use crate::dialect::shared::files::{
     Content, FILE_BUDGET, FileFacts, FileRow, Written, row_schema, rows, written_length,
 };
-use crate::dialect::shared::run::{self, Words};
+use crate::dialect::shared::run::{self, RunWording};
 use crate::dialect::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::dialect::shared::{add_lines, one_line, seconds};
-use crate::dialect::{Answer, ArgError, Block, Reply, Scene};
+use crate::dialect::{Answer, ArgError, Block, RenderInput, Reply};
 
-const WORDS: Words =
-    Words { place: "sandbox", anew: "in a new sandbox made with sandbox_create if this one is not found" };
+const WORDS: RunWording =
+    RunWording { place: "sandbox", anew: "in a new sandbox made with sandbox_create if this one is not found" };
 
-pub(super) fn succeeded<T: Serialize>(scene: &Scene<'_>, how: &str, facts: &T) -> Answer {
+pub(super) fn succeeded<T: Serialize>(scene: &RenderInput<'_>, how: &str, facts: &T) -> Answer {
     let mut answer = Answer::json(facts);
     prepend(&mut answer, &format!("{} ok: {}", scene.tool, one_line(how)));
     answer
@@ -33,22 +33,22 @@ fn prepend(answer: &mut Answer, line: &str) {
     }
 }
 
-pub(super) fn failure_line(scene: &Scene<'_>, why: &str, hint: &str) -> String {
+pub(super) fn failure_line(scene: &RenderInput<'_>, why: &str, hint: &str) -> String {
     format!("{} failed: {}\nhint: {hint}", scene.tool, one_line(why))
 }
 
-fn failed(scene: &Scene<'_>, why: &str, hint: &str) -> Answer {
+fn failed(scene: &RenderInput<'_>, why: &str, hint: &str) -> Answer {
     let text = failure_line(scene, why, hint);
     let structured = json!({ "error": why, "hint": hint });
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
-pub(super) fn refusal(scene: &Scene<'_>, refused: &ArgError) -> Reply {
+pub(super) fn refusal(scene: &RenderInput<'_>, refused: &ArgError) -> Reply {
     let hint = format!("correct the arguments and call {} again", scene.tool);
     failed(scene, &refused.message, &hint).into()
 }
 
-pub(super) fn error(scene: &Scene<'_>, error: &EngineError) -> Reply {
+pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
     use EngineError as E;
     let again = || format!("call {} again in a moment", scene.tool);
     let (why, hint) = match error {
@@ -106,7 +106,7 @@ pub(super) fn error(scene: &Scene<'_>, error: &EngineError) -> Reply {
 }
 
 /// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
-pub(super) fn mismatch(scene: &Scene<'_>) -> Answer {
+pub(super) fn mismatch(scene: &RenderInput<'_>) -> Answer {
     failed(
         scene,
         "the engine gave another kind of answer than was asked for",
@@ -120,14 +120,14 @@ pub(super) fn mismatch(scene: &Scene<'_>) -> Answer {
 struct Created {
     sandbox_id: String,
     level: Value,
-    limits: Limits,
+    limits: LimitsOutput,
     /// The one that had to go for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     replaced: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Limits {
+struct LimitsOutput {
     cpus: f64,
     memory_mb: u64,
     disk_mb: u64,
@@ -141,13 +141,13 @@ pub(super) fn created_schema() -> Value {
     object_with(members, &["replaced"])
 }
 
-pub(super) fn created(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn created(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let (ContextInfo { id, limits, isolation, .. }, replaced) = match outcome {
         Outcome::Created(context) => (context, None),
         Outcome::Replaced { context, old } => (context, Some(old)),
         _ => return mismatch(scene),
     };
-    let limits = Limits {
+    let limits = LimitsOutput {
         cpus: f64::from(limits.cpu_millis) / 1000.0,
         memory_mb: limits.memory_bytes >> 20,
         disk_mb: limits.disk_bytes >> 20,
@@ -169,7 +169,7 @@ pub(super) fn destroyed_schema() -> Value {
     object(json!({ "sandbox_id": string() }))
 }
 
-pub(super) fn destroyed(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn destroyed(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Stopped { context_id } = outcome else { return mismatch(scene) };
     succeeded(scene, &context_id.clone(), &Destroyed { sandbox_id: context_id })
 }
@@ -203,7 +203,7 @@ pub(super) fn ran_schema() -> Value {
     object_with(members, &["exit_code", "denied"])
 }
 
-pub(super) fn ran(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch(scene) };
     let language = args::text(scene.args, "language").ok().flatten().unwrap_or_default().to_owned();
     let shell = language == "shell";
@@ -261,12 +261,12 @@ fn hint(end: &RunOutcome, shell: bool) -> &'static str {
 
 // ---- files
 
-pub(super) fn written(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn written(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Written { path, size, .. } = outcome else { return mismatch(scene) };
     succeeded(scene, &format!("{path} ({size} bytes)"), &Written { path, size })
 }
 
-pub(super) fn file(scene: &Scene<'_>, outcome: Outcome) -> Answer {
+pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::File { path, content, size, key } = outcome else { return mismatch(scene) };
     let whole = content.len() as u64 == size;
     let (encoding, content) = match String::from_utf8(content) {
@@ -300,8 +300,8 @@ pub(super) fn files_schema() -> Value {
 }
 
 /// `total` tells of those that do not fit.
-pub(super) fn files(scene: &Scene<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Files(engine::op::Files { entries, total, .. }) = outcome else { return mismatch(scene) };
+pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Files(engine::op::FileListing { entries, total, .. }) = outcome else { return mismatch(scene) };
     let path = directory(scene.args).unwrap_or_else(|_| ".".into());
     let files = rows(&path, entries);
     let entries = if total == 1 { "entry" } else { "entries" };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use proto::{Deadline, Decoder, Frame, FromGuest, Kind, Root, RunStatus, ToGuest};
+use proto::{Deadline, Decoder, Frame, FrameKind, FromGuest, Root, RunStatus, ToGuest};
 use sandbox::{GuestStream, Sandbox};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -87,7 +87,7 @@ impl Guest {
         let mut bytes = Vec::new();
         proto::encode_message(&mut bytes, self.calls, request)?;
         for chunk in file.chunks(proto::MAX_CHUNK) {
-            proto::encode(&mut bytes, Kind::File, self.calls, chunk);
+            proto::encode(&mut bytes, FrameKind::File, self.calls, chunk);
         }
         self.stream.write_all(&bytes).await?;
         tokio::time::timeout(PATIENCE, self.answer()).await.map_err(|_| format!("no answer to `{request:?}`"))?
@@ -101,10 +101,10 @@ impl Guest {
                 continue;
             }
             match frame.kind {
-                Kind::Stdout => stdout.extend(frame.payload),
-                Kind::Stderr => stderr.extend(frame.payload),
-                Kind::File => file.extend(frame.payload),
-                Kind::Message => match frame.message::<FromGuest>()? {
+                FrameKind::Stdout => stdout.extend(frame.payload),
+                FrameKind::Stderr => stderr.extend(frame.payload),
+                FrameKind::File => file.extend(frame.payload),
+                FrameKind::Message => match frame.message::<FromGuest>()? {
                     FromGuest::Event { .. } | FromGuest::Gap { .. } | FromGuest::FileStart { .. } => {}
                     FromGuest::LateOutput { .. } => {}
                     last => return Ok(Answer { stdout, stderr, file, last }),

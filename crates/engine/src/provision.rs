@@ -9,11 +9,11 @@ use sandbox::{BrowserRoom, Group, KeptVolume, Limits, SandboxSpec, SharedVolume}
 use tokio::sync::watch;
 
 use crate::config::{EngineConfig, RealmConfig, Runtimes};
-use crate::guest::Answer;
-use crate::holdings::Holdings;
-use crate::live::{Failure, Live, Place};
+use crate::guest::GuestReply;
 use crate::op::Size;
-use crate::way_out::Exit;
+use crate::registry::{LiveSandbox, Registry, SandboxFailure};
+use crate::sandbox_egress::EgressSpec;
+use crate::tenancy::Tenancy;
 
 /// The first interpreter of a sandbox.
 pub(crate) const FIRST_KERNEL: KernelId = 1;
@@ -27,30 +27,30 @@ pub(crate) struct Shape {
     pub(crate) volumes: Vec<SharedVolume>,
     pub(crate) kept: Option<KeptVolume>,
     /// Without it there is nothing but the sandbox's own loopback.
-    pub(crate) exit: Option<Exit>,
+    pub(crate) exit: Option<EgressSpec>,
     /// Room for a browser, where there is one.
     pub(crate) browser: Option<BrowserRoom>,
 }
 
 impl Shape {
     /// Of a context.
-    pub(crate) fn of(holdings: &Holdings, size: Option<Size>) -> Self {
-        let config = holdings.config();
+    pub(crate) fn of(tenancy: &Tenancy, size: Option<Size>) -> Self {
+        let config = tenancy.config();
         let limits = config.limits_of(size);
         Self {
-            groups: holdings.groups(),
+            groups: tenancy.groups(),
             limits,
             browser: config.browser_room(&limits),
             volumes: config.volumes.clone(),
             kept: None,
             // One that lasts longer than a call has none where each call has to ask for it.
-            exit: holdings.exit(size).filter(|_| !config.network_on_call),
+            exit: tenancy.exit(size).filter(|_| !config.network_on_call),
         }
     }
 }
 
-pub(crate) struct Maker {
-    live: Live,
+pub(crate) struct Provisioner {
+    live: Registry,
     config: Arc<EngineConfig>,
     pub(crate) runtimes: Runtimes,
     /// How many callers wait for something that is being made.
@@ -58,22 +58,22 @@ pub(crate) struct Maker {
 }
 
 /// While it is there, somebody waits for something to be made.
-pub(crate) struct Hurry<'a>(&'a Maker);
+pub(crate) struct WaitingGuard<'a>(&'a Provisioner);
 
-impl Drop for Hurry<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.waiting.send_modify(|waiting| *waiting -= 1);
     }
 }
 
-impl Maker {
-    pub(crate) fn new(live: Live, config: Arc<EngineConfig>, runtimes: Runtimes) -> Self {
+impl Provisioner {
+    pub(crate) fn new(live: Registry, config: Arc<EngineConfig>, runtimes: Runtimes) -> Self {
         Self { live, config, runtimes, waiting: watch::Sender::new(0) }
     }
 
-    pub(crate) fn hurry(&self) -> Hurry<'_> {
+    pub(crate) fn hurry(&self) -> WaitingGuard<'_> {
         self.waiting.send_modify(|waiting| *waiting += 1);
-        Hurry(self)
+        WaitingGuard(self)
     }
 
     /// Returns when nobody waits, but after `most` at the latest.
@@ -83,34 +83,38 @@ impl Maker {
     }
 
     /// For a caller that waits; `first` is the language of the interpreter it is going to start in it, if that is known.
-    pub(crate) async fn sandbox(&self, shape: &Shape, first: Option<Language>) -> Result<Arc<Place>, Failure> {
+    pub(crate) async fn sandbox(
+        &self,
+        shape: &Shape,
+        first: Option<Language>,
+    ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let _hurry = self.hurry();
-        self.unhurried_sandbox(shape, first).await
+        self.create_in_background(shape, first).await
     }
 
     /// For a caller that waits.
     pub(crate) async fn start_kernel(
         &self,
-        place: &Place,
+        place: &LiveSandbox,
         kernel: KernelId,
         language: Language,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SandboxFailure> {
         let _hurry = self.hurry();
         self.unhurried_kernel(place, kernel, language).await
     }
 
     /// A sandbox with an interpreter, for a caller that waits; on failure nothing is left of it.
-    pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<Place>, Failure> {
+    pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let _hurry = self.hurry();
-        let place = self.unhurried_sandbox(shape, Some(language)).await?;
+        let place = self.create_in_background(shape, Some(language)).await?;
         self.first_kernel(place, language).await
     }
 
-    pub(crate) async fn unhurried_sandbox(
+    pub(crate) async fn create_in_background(
         &self,
         shape: &Shape,
         first: Option<Language>,
-    ) -> Result<Arc<Place>, Failure> {
+    ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let Shape { groups, limits, volumes, kept, exit, browser } = shape.clone();
         let browser = browser.filter(|_| self.runtimes.browser.is_some());
         let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files.clone());
@@ -123,7 +127,7 @@ impl Maker {
     }
 
     /// What a sandbox with this way out has to have.
-    async fn furnishing(&self, exit: Option<&Exit>) -> Option<Arc<egress::Furnishing>> {
+    async fn furnishing(&self, exit: Option<&EgressSpec>) -> Option<Arc<egress::SandboxSetup>> {
         Some(self.config.egress.as_ref()?.furnishing(&exit?.tenant.0).await)
     }
 
@@ -133,24 +137,28 @@ impl Maker {
     }
 
     /// For a caller that waits.
-    pub(crate) async fn start_browser(&self, place: &Place) -> Result<(), Failure> {
+    pub(crate) async fn start_browser(&self, place: &LiveSandbox) -> Result<(), SandboxFailure> {
         let _hurry = self.hurry();
         self.unhurried_browser(place).await
     }
 
-    pub(crate) async fn unhurried_browser(&self, place: &Place) -> Result<(), Failure> {
-        let command = self.runtimes.browser.as_ref().ok_or_else(|| Failure::new("no browser is installed"))?;
+    pub(crate) async fn unhurried_browser(&self, place: &LiveSandbox) -> Result<(), SandboxFailure> {
+        let command = self.runtimes.browser.as_ref().ok_or_else(|| SandboxFailure::new("no browser is installed"))?;
         let nssdb = self.furnishing(place.exit()).await.and_then(|furnishing| furnishing.nssdb.clone());
         place.start_browser(command.spec(place.has_way_out(), nssdb)).await
     }
 
     /// What everything that is started in a sandbox like this has in its environment, besides.
-    pub(crate) async fn env_of(&self, place: &Place) -> BTreeMap<String, String> {
+    pub(crate) async fn env_of(&self, place: &LiveSandbox) -> BTreeMap<String, String> {
         self.furnishing(place.exit()).await.map(|furnishing| furnishing.env.clone()).unwrap_or_default()
     }
 
     /// The same sandbox with its first interpreter; on failure nothing is left of it.
-    pub(crate) async fn first_kernel(&self, place: Arc<Place>, language: Language) -> Result<Arc<Place>, Failure> {
+    pub(crate) async fn first_kernel(
+        &self,
+        place: Arc<LiveSandbox>,
+        language: Language,
+    ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         if let Err(failure) = self.unhurried_kernel(&place, FIRST_KERNEL, language).await {
             let _ = place.destroy("its interpreter did not start").await;
             return Err(failure);
@@ -158,19 +166,24 @@ impl Maker {
         Ok(place)
     }
 
-    async fn unhurried_kernel(&self, place: &Place, kernel: KernelId, language: Language) -> Result<(), Failure> {
+    async fn unhurried_kernel(
+        &self,
+        place: &LiveSandbox,
+        kernel: KernelId,
+        language: Language,
+    ) -> Result<(), SandboxFailure> {
         let spec = self.runtimes.kernel(language, &self.config.cwd);
-        let spec = spec.ok_or_else(|| Failure::new("no JavaScript runtime is installed"))?;
+        let spec = spec.ok_or_else(|| SandboxFailure::new("no JavaScript runtime is installed"))?;
         self.start_as_told(place, kernel, spec).await
     }
 
     /// `spec` need not say what follows from the sandbox.
     pub(crate) async fn start_as_told(
         &self,
-        place: &Place,
+        place: &LiveSandbox,
         kernel: KernelId,
         mut spec: KernelSpec,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SandboxFailure> {
         spec.env.extend(self.env_of(place).await);
         place.start_kernel(kernel, spec).await.map(drop)
     }
@@ -185,7 +198,7 @@ fn statement(language: Language) -> &'static str {
 }
 
 /// Runs a statement in the first interpreter: the first cell of somebody's is not the first of all, and whether it is well is known.
-pub(crate) async fn rehearse(place: &Place, language: Language) -> Result<(), String> {
+pub(crate) async fn rehearse(place: &LiveSandbox, language: Language) -> Result<(), String> {
     let deadline = Deadline { after_ms: CHECK_DEADLINE.as_millis() as u64, grace_ms: 1000 };
     let request = ToGuest::Run {
         kernel: FIRST_KERNEL,
@@ -199,11 +212,13 @@ pub(crate) async fn rehearse(place: &Place, language: Language) -> Result<(), St
         let mut run = place.guest.call(&request).await.map_err(|lost| lost.0)?;
         loop {
             match run.next().await.map_err(|lost| lost.0)? {
-                Answer::Message(FromGuest::RunEnd { end }) if end.status == RunStatus::Ok => return Ok(()),
-                Answer::Message(FromGuest::RunEnd { end }) => {
+                GuestReply::Message(FromGuest::RunEnd { end }) if end.status == RunStatus::Ok => return Ok(()),
+                GuestReply::Message(FromGuest::RunEnd { end }) => {
                     return Err(format!("the statement ended as {:?}", end.status));
                 }
-                Answer::Message(FromGuest::Failed { message, .. }) => return Err(crate::live::one_line(&message)),
+                GuestReply::Message(FromGuest::Failed { message, .. }) => {
+                    return Err(crate::registry::one_line(&message));
+                }
                 _ => {}
             }
         }

@@ -15,38 +15,38 @@ use sandbox::{Backend, BackendError, Isolation, Sandbox, SandboxSpec};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
-use crate::browser::{Browser, Browsers, Counters};
+use crate::browser::{BrowserStatus, Browsers, Counters};
 use crate::config::EngineConfig;
-use crate::guest::{GuestClient, Lost, lock};
+use crate::guest::{GuestClient, GuestLost, lock};
 use crate::op::Network;
-use crate::way_out::{Exit, Passage, Told, WayOut};
+use crate::sandbox_egress::{DenialSinks, EgressSpec, RunEgress, SandboxEgress};
 
 const STATS_WAIT: Duration = Duration::from_secs(2);
 /// Who waits for an end waits no longer; it is tried again later.
 const DESTROY_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
-pub(crate) struct Live {
-    shared: Arc<Shared>,
+pub(crate) struct Registry {
+    shared: Arc<RegistryInner>,
 }
 
-struct Shared {
+struct RegistryInner {
     backend: Arc<dyn Backend>,
     tasks: TaskTracker,
     /// By a number of our own: what is listed is not yet, or no longer, connected.
-    sandboxes: Mutex<HashMap<u64, Arc<Held>>>,
+    sandboxes: Mutex<HashMap<u64, Arc<RegistryEntry>>>,
     next: AtomicU64,
     closed: AtomicBool,
     start_timeout: Duration,
     egress: Option<egress::Egress>,
-    told: Told,
+    told: DenialSinks,
     browsers: Counters,
 }
 
-struct Held {
+struct RegistryEntry {
     sandbox: Box<dyn Sandbox>,
     /// Closed before the sandbox ends.
-    way_out: Option<WayOut>,
+    way_out: Option<SandboxEgress>,
     /// Once it was greeted.
     guest: OnceLock<GuestClient>,
     /// Its end was ordered; until `destroyed` it is tried again now and then.
@@ -56,23 +56,23 @@ struct Held {
     room: Mutex<Option<OwnedSemaphorePermit>>,
     /// Whether a fork of the warm interpreter waits in it, or could not be had; `None` until one is asked for.
     forked: Mutex<Option<bool>>,
-    browser: Mutex<Browser>,
+    browser: Mutex<BrowserStatus>,
 }
 
-impl Held {
+impl RegistryEntry {
     /// Has a warm interpreter forked into it for the next kernel of this language, unless one was asked for already.
     async fn prepare(&self, language: Option<Language>) {
         if language != Some(Language::Python) || lock(&self.forked).is_some() {
             return;
         }
-        let forked = self.sandbox.fork_warm().await.is_ok();
+        let forked = self.sandbox.fork_zygote().await.is_ok();
         *lock(&self.forked) = Some(forked);
     }
 
     async fn destroy(&self) -> Result<(), BackendError> {
         self.doomed.store(true, Ordering::SeqCst);
         // Nothing goes out on behalf of what is over, however long the rest of the end takes.
-        self.way_out.iter().for_each(WayOut::close);
+        self.way_out.iter().for_each(SandboxEgress::close);
         let destroying = async {
             let mut destroyed = self.destroyed.lock().await;
             if !*destroyed {
@@ -88,27 +88,27 @@ impl Held {
 
 /// Why a sandbox could not be made or used: `public` may be shown, `log` is for the operator.
 #[derive(Debug, Clone)]
-pub(crate) struct Failure {
+pub(crate) struct SandboxFailure {
     pub(crate) public: String,
     pub(crate) log: String,
     /// Another sandbox has the kept volume.
     pub(crate) in_use: bool,
 }
 
-impl Failure {
+impl SandboxFailure {
     pub(crate) fn new(public: impl Into<String>) -> Self {
         let public = public.into();
         Self { log: public.clone(), public, in_use: false }
     }
 }
 
-impl From<Lost> for Failure {
-    fn from(lost: Lost) -> Self {
+impl From<GuestLost> for SandboxFailure {
+    fn from(lost: GuestLost) -> Self {
         Self::new(lost.0)
     }
 }
 
-impl From<BackendError> for Failure {
+impl From<BackendError> for SandboxFailure {
     fn from(error: BackendError) -> Self {
         let in_use = matches!(error, BackendError::InUse);
         let public = match &error {
@@ -124,9 +124,9 @@ impl From<BackendError> for Failure {
     }
 }
 
-impl Live {
-    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, config: &EngineConfig, told: Told) -> Self {
-        let shared = Shared {
+impl Registry {
+    pub(crate) fn new(backend: Arc<dyn Backend>, tasks: TaskTracker, config: &EngineConfig, told: DenialSinks) -> Self {
+        let shared = RegistryInner {
             backend,
             tasks,
             sandboxes: Mutex::default(),
@@ -146,8 +146,8 @@ impl Live {
         &self,
         spec: SandboxSpec,
         first: Option<Language>,
-        exit: Option<Exit>,
-    ) -> Result<Arc<Place>, Failure> {
+        exit: Option<EgressSpec>,
+    ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let live = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.shared.tasks.spawn(async move {
@@ -156,29 +156,29 @@ impl Live {
                 let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
             }
         });
-        receiver.await.unwrap_or_else(|_| Err(Failure::new("the sandbox could not be made")))
+        receiver.await.unwrap_or_else(|_| Err(SandboxFailure::new("the sandbox could not be made")))
     }
 
     async fn make_here(
         &self,
         spec: &SandboxSpec,
         first: Option<Language>,
-        exit: Option<Exit>,
-    ) -> Result<Arc<Place>, Failure> {
+        exit: Option<EgressSpec>,
+    ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let shared = &self.shared;
         if shared.closed.load(Ordering::SeqCst) {
-            return Err(Failure::new("shutting down"));
+            return Err(SandboxFailure::new("shutting down"));
         }
         let creating = tokio::time::timeout(shared.start_timeout, shared.backend.create(spec));
-        let sandbox = creating
-            .await
-            .map_err(|_| Failure::new(format!("the back end made no sandbox within {:?}", shared.start_timeout)))??;
+        let sandbox = creating.await.map_err(|_| {
+            SandboxFailure::new(format!("the back end made no sandbox within {:?}", shared.start_timeout))
+        })??;
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let (way_out, closed) = match exit.map(|exit| shared.way_out(&*sandbox, exit)).transpose() {
             Ok(way_out) => (way_out, None),
             Err(failure) => (None, Some(failure)),
         };
-        let held = Arc::new(Held {
+        let held = Arc::new(RegistryEntry {
             sandbox,
             way_out,
             guest: OnceLock::new(),
@@ -198,7 +198,7 @@ impl Live {
         match connected {
             Ok(guest) => {
                 let _ = held.guest.set(guest.clone());
-                let place = Arc::new(Place { number, held, guest, live: self.clone() });
+                let place = Arc::new(LiveSandbox { number, held, guest, live: self.clone() });
                 // Whatever ends the connection ends the sandbox.
                 let watched = place.clone();
                 shared.tasks.spawn(async move {
@@ -212,7 +212,7 @@ impl Live {
                 });
                 if shared.closed.load(Ordering::SeqCst) {
                     let _ = place.destroy("shutting down").await;
-                    return Err(Failure::new("shutting down"));
+                    return Err(SandboxFailure::new("shutting down"));
                 }
                 Ok(place)
             }
@@ -224,7 +224,7 @@ impl Live {
     }
 
     /// Stays listed until it worked, to be tried again.
-    async fn destroy(&self, number: u64, held: &Held) -> Result<(), Failure> {
+    async fn destroy(&self, number: u64, held: &RegistryEntry) -> Result<(), SandboxFailure> {
         match held.destroy().await {
             Ok(()) => {
                 lock(&self.shared.sandboxes).remove(&number);
@@ -253,7 +253,7 @@ impl Live {
         }
     }
 
-    fn held(&self) -> Vec<(u64, Arc<Held>)> {
+    fn held(&self) -> Vec<(u64, Arc<RegistryEntry>)> {
         lock(&self.shared.sandboxes).iter().map(|(number, held)| (*number, held.clone())).collect()
     }
 
@@ -266,9 +266,9 @@ impl Live {
     }
 
     pub(crate) fn browsers(&self) -> Browsers {
-        let runs = |held: &Held| {
+        let runs = |held: &RegistryEntry| {
             let exited = held.guest.get().is_none_or(|guest| guest.is_lost() || guest.browser_has_exited());
-            matches!(*lock(&held.browser), Browser::Runs { .. }) && !exited
+            matches!(*lock(&held.browser), BrowserStatus::Runs { .. }) && !exited
         };
         let running = lock(&self.shared.sandboxes).values().filter(|held| runs(held)).count();
         let Counters { started, died } = &self.shared.browsers;
@@ -294,40 +294,42 @@ impl Live {
     }
 }
 
-impl Shared {
-    fn way_out(&self, sandbox: &dyn Sandbox, exit: Exit) -> Result<WayOut, Failure> {
-        let none = |log: String| Failure {
+impl RegistryInner {
+    fn way_out(&self, sandbox: &dyn Sandbox, exit: EgressSpec) -> Result<SandboxEgress, SandboxFailure> {
+        let none = |log: String| SandboxFailure {
             public: "the sandbox has no way out to the network; the server's log says why".into(),
             log,
             in_use: false,
         };
         let egress = self.egress.as_ref().ok_or_else(|| none("a policy for the network, but no proxy".into()))?;
-        let listener = sandbox.take_egress().ok_or_else(|| none("no socket came out of the sandbox".into()))?;
-        let opened = WayOut::open(egress, listener, exit, self.told.clone());
+        let listener =
+            sandbox.take_egress_listener().ok_or_else(|| none("no socket came out of the sandbox".into()))?;
+        let opened = SandboxEgress::open(egress, listener, exit, self.told.clone());
         opened.map_err(|error| none(format!("the sandbox's way out cannot be opened: {error}")))
     }
 }
 
-async fn connect(held: &Held, wait: Duration) -> Result<GuestClient, Failure> {
+async fn connect(held: &RegistryEntry, wait: Duration) -> Result<GuestClient, SandboxFailure> {
     let connecting = tokio::time::timeout(wait, held.sandbox.connect());
-    let stream = connecting.await.map_err(|_| Failure::new(format!("the guest was not there within {wait:?}")))??;
+    let stream =
+        connecting.await.map_err(|_| SandboxFailure::new(format!("the guest was not there within {wait:?}")))??;
     Ok(GuestClient::open(stream).await?)
 }
 
 /// One live sandbox with the connection to its guest.
-pub(crate) struct Place {
+pub(crate) struct LiveSandbox {
     number: u64,
-    held: Arc<Held>,
+    held: Arc<RegistryEntry>,
     pub(crate) guest: GuestClient,
-    live: Live,
+    live: Registry,
 }
 
-impl Place {
+impl LiveSandbox {
     pub(crate) fn isolation(&self) -> &Isolation {
         self.held.sandbox.isolation()
     }
 
-    pub(crate) fn browser(&self) -> &Mutex<Browser> {
+    pub(crate) fn browser(&self) -> &Mutex<BrowserStatus> {
         &self.held.browser
     }
 
@@ -335,7 +337,7 @@ impl Place {
         &self.live.shared.browsers
     }
 
-    pub(crate) async fn enter_browser(&self) -> Result<(), Failure> {
+    pub(crate) async fn enter_browser(&self) -> Result<(), SandboxFailure> {
         Ok(self.held.sandbox.enter_browser().await?)
     }
 
@@ -343,8 +345,8 @@ impl Place {
         self.held.way_out.is_some()
     }
 
-    pub(crate) fn exit(&self) -> Option<&Exit> {
-        self.held.way_out.as_ref().map(WayOut::exit)
+    pub(crate) fn exit(&self) -> Option<&EgressSpec> {
+        self.held.way_out.as_ref().map(SandboxEgress::exit)
     }
 
     /// From now on it is this context's, or conversation's.
@@ -353,8 +355,8 @@ impl Place {
     }
 
     /// What a run has of the network, as long as that is held.
-    pub(crate) fn passage(&self, network: Network) -> Passage<'_> {
-        Passage::through(self.held.way_out.as_ref(), network)
+    pub(crate) fn passage(&self, network: Network) -> RunEgress<'_> {
+        RunEgress::through(self.held.way_out.as_ref(), network)
     }
 
     /// Not worth waiting for: a caller, or the next run, would wait along.
@@ -379,7 +381,11 @@ impl Place {
 
     /// Orders its end and returns when nobody reaches it any more; the end itself takes its time and its `room`. An order that is
     /// refused at once is told.
-    pub(crate) async fn end(self: Arc<Self>, why: &'static str, room: OwnedSemaphorePermit) -> Result<(), Failure> {
+    pub(crate) async fn end(
+        self: Arc<Self>,
+        why: &'static str,
+        room: OwnedSemaphorePermit,
+    ) -> Result<(), SandboxFailure> {
         let tasks = self.live.shared.tasks.clone();
         self.ends_in(room);
         let mut ending = Box::pin(async move { self.destroy(why).await });
@@ -398,14 +404,14 @@ impl Place {
     }
 
     /// Ends whatever runs in it, with `why` as the reason callers see, and returns when nothing of it is left.
-    pub(crate) async fn destroy(&self, why: &str) -> Result<(), Failure> {
+    pub(crate) async fn destroy(&self, why: &str) -> Result<(), SandboxFailure> {
         self.held.doomed.store(true, Ordering::SeqCst);
         self.guest.close(why);
         self.live.destroy(self.number, &self.held).await
     }
 
     /// A fork of the warm interpreter where there is one, else the cold way.
-    pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, Failure> {
+    pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, SandboxFailure> {
         self.held.prepare(Some(spec.language)).await;
         if spec.language == Language::Python && lock(&self.held.forked).take() == Some(true) {
             match self.ask_for_kernel(kernel, spec.clone(), true).await {
@@ -416,12 +422,12 @@ impl Place {
         self.ask_for_kernel(kernel, spec, false).await
     }
 
-    async fn ask_for_kernel(&self, kernel: KernelId, spec: KernelSpec, warm: bool) -> Result<String, Failure> {
+    async fn ask_for_kernel(&self, kernel: KernelId, spec: KernelSpec, warm: bool) -> Result<String, SandboxFailure> {
         self.guest.take_exited(kernel);
         match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, self.live.shared.start_timeout).await? {
             FromGuest::KernelReady { version } => Ok(version),
             // It names the interpreter, which lies at the same path on the host.
-            FromGuest::Failed { message, .. } => Err(Failure {
+            FromGuest::Failed { message, .. } => Err(SandboxFailure {
                 public: "the interpreter did not start; the server's log says why".into(),
                 log: format!("the interpreter did not start: {}", one_line(&message)),
                 in_use: false,
@@ -430,10 +436,10 @@ impl Place {
         }
     }
 
-    pub(crate) async fn stop_kernel(&self, kernel: KernelId) -> Result<(), Failure> {
+    pub(crate) async fn stop_kernel(&self, kernel: KernelId) -> Result<(), SandboxFailure> {
         match self.guest.ask(&ToGuest::StopKernel { kernel }, Duration::from_secs(10)).await? {
             FromGuest::Done => Ok(()),
-            FromGuest::Failed { message, .. } => Err(Failure::new(one_line(&message))),
+            FromGuest::Failed { message, .. } => Err(SandboxFailure::new(one_line(&message))),
             _ => Err(self.guest.close("the guest answered something else").into()),
         }
     }

@@ -28,7 +28,7 @@ use crate::{apply, spec, sys};
 
 /// What a sandbox asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wanted {
+pub struct KeptVolumeRequest {
     pub name: String,
     pub bytes: u64,
     pub inodes: u64,
@@ -36,7 +36,7 @@ pub struct Wanted {
 
 /// A kept volume that exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct KeptVolumeRecord {
     pub name: String,
     /// Seconds since 1970.
     pub last_used: u64,
@@ -44,20 +44,20 @@ pub struct Kept {
 
 /// A volume in the hands of a sandbox.
 #[derive(Debug)]
-pub struct Lent {
+pub struct VolumeLease {
     pub name: String,
     /// Made for this sandbox, which does not run yet.
     pub new: bool,
-    pub source: spec::Kept,
+    pub source: spec::KeptVolumeSpec,
     /// The number of its host uid, when the volume brings one.
     pub slot: Option<u32>,
     /// What it was parked with.
-    pub parked: Option<Parked>,
+    pub parked: Option<ParkedVolume>,
 }
 
 /// An image that is still mounted though no sandbox has it.
 #[derive(Debug)]
-pub struct Parked {
+pub struct ParkedVolume {
     pub mount: OwnedFd,
     /// Whose its files are shown as.
     pub slot: Slot,
@@ -65,18 +65,18 @@ pub struct Parked {
 }
 
 #[derive(Debug)]
-pub struct Store {
-    place: Place,
+pub struct VolumeStore {
+    place: StoreBacking,
 }
 
 #[derive(Debug)]
-enum Place {
-    Disk { dir: PathBuf, templates: PathBuf, lot: Lot },
-    Memory { dir: PathBuf, volumes: BTreeMap<String, Held>, hidden: bool },
+enum StoreBacking {
+    Disk { dir: PathBuf, templates: PathBuf, lot: ParkedVolumes },
+    Memory { dir: PathBuf, volumes: BTreeMap<String, MemoryVolume>, hidden: bool },
 }
 
 #[derive(Debug)]
-struct Held {
+struct MemoryVolume {
     last_used: u64,
     slot: Option<Slot>,
 }
@@ -89,8 +89,8 @@ const PARKED_UNWATCHED: Duration = Duration::from_secs(1);
 
 /// The parked images by name.
 #[derive(Debug, Default)]
-struct Lot {
-    parked: BTreeMap<String, (Parked, Instant)>,
+struct ParkedVolumes {
+    parked: BTreeMap<String, (ParkedVolume, Instant)>,
     /// Says which images are opened.
     watch: Option<OwnedFd>,
 }
@@ -98,52 +98,70 @@ struct Lot {
 /// The name that an image has in its sandbox's directory as long as that one does not run.
 const NEW: &str = "kept.img";
 
-impl Store {
+impl VolumeStore {
     /// `instance`: the launcher's own directory.
     pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
         let place = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
-            Place::Disk { dir, templates, lot: Lot::default() }
+            StoreBacking::Disk { dir, templates, lot: ParkedVolumes::default() }
         } else {
             // An ordinary user's launcher has moved into a mount namespace of its own at its start.
-            Place::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
+            StoreBacking::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
         };
         Self { place }
     }
 
     /// `dir` is the sandbox's. Whether another sandbox has the volume, this one finds out when it takes it.
-    pub fn lend(&mut self, wanted: &Wanted, dir: &Path, slots: Option<&mut Slots>) -> io::Result<Lent> {
+    pub fn lend(
+        &mut self,
+        wanted: &KeptVolumeRequest,
+        dir: &Path,
+        slots: Option<&mut Slots>,
+    ) -> io::Result<VolumeLease> {
         check_name(&wanted.name)?;
         match &mut self.place {
-            Place::Disk { dir: all, templates, lot } => {
+            StoreBacking::Disk { dir: all, templates, lot } => {
                 private_dir(all)?;
                 let image = all.join(file_name(&wanted.name));
                 let name = wanted.name.clone();
                 if let Some((parked, _)) = lot.parked.remove(&name) {
                     let (slot, parked) = (Some(parked.slot.number), Some(parked));
-                    return Ok(Lent { name, new: false, source: spec::Kept::Mounted { image }, slot, parked });
+                    return Ok(VolumeLease {
+                        name,
+                        new: false,
+                        source: spec::KeptVolumeSpec::Mounted { image },
+                        slot,
+                        parked,
+                    });
                 }
                 let new = !image.exists();
                 let source = if new { new_image(templates, wanted, dir)? } else { on_disk(None, image) };
-                Ok(Lent { name, new, source, slot: None, parked: None })
+                Ok(VolumeLease { name, new, source, slot: None, parked: None })
             }
-            Place::Memory { dir: all, volumes, hidden } => {
+            StoreBacking::Memory { dir: all, volumes, hidden } => {
                 let at = all.join(&wanted.name);
                 let new = !volumes.contains_key(&wanted.name);
                 if new {
                     hide(hidden)?;
                     private_dir(all)?;
-                    volumes.insert(wanted.name.clone(), Held::mount(wanted, &at, slots)?);
+                    volumes.insert(wanted.name.clone(), MemoryVolume::mount(wanted, &at, slots)?);
                 }
                 let slot = volumes.get(&wanted.name).and_then(|held| held.slot.as_ref()).map(|slot| slot.number);
-                Ok(Lent { name: wanted.name.clone(), new, source: spec::Kept::Held { at }, slot, parked: None })
+                Ok(VolumeLease {
+                    name: wanted.name.clone(),
+                    new,
+                    source: spec::KeptVolumeSpec::Held { at },
+                    slot,
+                    parked: None,
+                })
             }
         }
     }
 
     /// Its sandbox runs: from now on the volume is there for others. False when another launcher made one of that name meanwhile.
-    pub fn settle(&self, lent: &mut Lent) -> io::Result<bool> {
-        if let (Place::Disk { dir, .. }, spec::Kept::Ext4 { image, .. }) = (&self.place, &mut lent.source)
+    pub fn settle(&self, lent: &mut VolumeLease) -> io::Result<bool> {
+        if let (StoreBacking::Disk { dir, .. }, spec::KeptVolumeSpec::Ext4 { image, .. }) =
+            (&self.place, &mut lent.source)
             && lent.new
         {
             let named = dir.join(file_name(&lent.name));
@@ -158,15 +176,18 @@ impl Store {
     }
 
     /// Nothing of its sandbox is left. One that never ran takes a new volume with it.
-    pub fn take_back(&mut self, lent: &Lent) {
+    pub fn take_back(&mut self, lent: &VolumeLease) {
         match (&mut self.place, &lent.source) {
-            (Place::Disk { .. }, spec::Kept::Ext4 { image, .. } | spec::Kept::Mounted { image }) if !lent.new => {
+            (
+                StoreBacking::Disk { .. },
+                spec::KeptVolumeSpec::Ext4 { image, .. } | spec::KeptVolumeSpec::Mounted { image },
+            ) if !lent.new => {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                 let times = Timestamps { last_access: now, last_modification: now };
                 // It may have been discarded by another launcher since.
                 let _ = rustix::fs::utimensat(CWD, image, &times, AtFlags::SYMLINK_NOFOLLOW);
             }
-            (Place::Memory { dir, volumes, .. }, _) => {
+            (StoreBacking::Memory { dir, volumes, .. }, _) => {
                 if lent.new {
                     unmount(dir, &lent.name);
                     volumes.remove(&lent.name);
@@ -174,23 +195,26 @@ impl Store {
                     held.last_used = now();
                 }
             }
-            (Place::Disk { .. }, _) => {}
+            (StoreBacking::Disk { .. }, _) => {}
         }
     }
 
-    pub fn list(&self) -> io::Result<Vec<Kept>> {
+    pub fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
         match &self.place {
-            Place::Disk { dir, .. } => list_images(dir),
-            Place::Memory { volumes, .. } => {
-                let kept = |(name, held): (&String, &Held)| Kept { name: name.clone(), last_used: held.last_used };
+            StoreBacking::Disk { dir, .. } => list_images(dir),
+            StoreBacking::Memory { volumes, .. } => {
+                let kept = |(name, held): (&String, &MemoryVolume)| KeptVolumeRecord {
+                    name: name.clone(),
+                    last_used: held.last_used,
+                };
                 Ok(volumes.iter().map(kept).collect())
             }
         }
     }
 
     /// The image of a parked volume: nobody else has it, so its name may go at once.
-    pub fn discard_parked(&mut self, name: &str) -> Option<Parked> {
-        let Place::Disk { dir, .. } = &self.place else { return None };
+    pub fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
+        let StoreBacking::Disk { dir, .. } = &self.place else { return None };
         let image = dir.join(file_name(name));
         self.unpark(name).inspect(|_| drop(fs::remove_file(image)))
     }
@@ -199,11 +223,11 @@ impl Store {
     pub fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
         match &mut self.place {
-            Place::Disk { dir, .. } => match volume::remove_image(&dir.join(file_name(name))) {
-                Err(volume::Error::InUse) => Ok(false),
+            StoreBacking::Disk { dir, .. } => match volume::remove_image(&dir.join(file_name(name))) {
+                Err(volume::VolumeError::InUse) => Ok(false),
                 other => other.map(|()| true).map_err(io::Error::other),
             },
-            Place::Memory { dir, volumes, .. } => {
+            StoreBacking::Memory { dir, volumes, .. } => {
                 if volumes.contains_key(name) {
                     unmount(dir, name);
                     volumes.remove(name);
@@ -214,8 +238,8 @@ impl Store {
     }
 
     /// Keeps the volume of a sandbox that is gone ready for the next one. Answers what has to go for that.
-    pub fn park(&mut self, name: String, parked: Parked) -> Vec<Parked> {
-        let Place::Disk { dir, lot, .. } = &mut self.place else { return vec![parked] };
+    pub fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
+        let StoreBacking::Disk { dir, lot, .. } = &mut self.place else { return vec![parked] };
         let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
         let before = lot.parked.insert(name, (parked, Instant::now() + time)).map(|(parked, _)| parked);
         let oldest = lot.parked.iter().min_by_key(|(_, (_, until))| *until).map(|(name, _)| name.clone());
@@ -224,14 +248,14 @@ impl Store {
     }
 
     /// To be let go of.
-    pub fn unpark(&mut self, name: &str) -> Option<Parked> {
-        let Place::Disk { lot, .. } = &mut self.place else { return None };
+    pub fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
+        let StoreBacking::Disk { lot, .. } = &mut self.place else { return None };
         lot.parked.remove(name).map(|(parked, _)| parked)
     }
 
     /// What has been parked long enough.
-    pub fn expired(&mut self) -> Vec<Parked> {
-        let Place::Disk { lot, .. } = &mut self.place else { return vec![] };
+    pub fn expired(&mut self) -> Vec<ParkedVolume> {
+        let StoreBacking::Disk { lot, .. } = &mut self.place else { return vec![] };
         let now = Instant::now();
         let over: Vec<String> =
             lot.parked.iter().filter(|(_, (_, until))| *until <= now).map(|(name, _)| name.clone()).collect();
@@ -239,19 +263,21 @@ impl Store {
     }
 
     pub fn deadline(&self) -> Option<Instant> {
-        let Place::Disk { lot, .. } = &self.place else { return None };
+        let StoreBacking::Disk { lot, .. } = &self.place else { return None };
         lot.parked.values().map(|(_, until)| *until).min()
     }
 
     /// What says that somebody opens an image.
     pub fn watch(&self) -> Option<&OwnedFd> {
-        let Place::Disk { lot, .. } = &self.place else { return None };
+        let StoreBacking::Disk { lot, .. } = &self.place else { return None };
         lot.watch.as_ref()
     }
 
     /// What others have opened since the last time. Nobody here opens what is parked.
-    pub fn wanted_by_others(&mut self) -> Vec<Parked> {
-        let Place::Disk { lot: Lot { watch: Some(watch), .. }, .. } = &self.place else { return vec![] };
+    pub fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
+        let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.place else {
+            return vec![];
+        };
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(watch, &mut buffer);
         let mut names = Vec::new();
@@ -264,7 +290,7 @@ impl Store {
 
     /// Lets go of what is in memory, so that the launcher's directory can be removed.
     pub fn close(&mut self) {
-        if let Place::Memory { dir, volumes, .. } = &mut self.place {
+        if let StoreBacking::Memory { dir, volumes, .. } = &mut self.place {
             for name in std::mem::take(volumes).keys() {
                 unmount(dir, name);
             }
@@ -272,7 +298,7 @@ impl Store {
     }
 }
 
-impl Lot {
+impl ParkedVolumes {
     fn watches(&mut self, dir: &Path) -> bool {
         if self.watch.is_none() {
             let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
@@ -286,8 +312,8 @@ impl Lot {
     }
 }
 
-impl Held {
-    fn mount(wanted: &Wanted, at: &Path, slots: Option<&mut Slots>) -> io::Result<Self> {
+impl MemoryVolume {
+    fn mount(wanted: &KeptVolumeRequest, at: &Path, slots: Option<&mut Slots>) -> io::Result<Self> {
         let slot = slots.map(Slots::take).transpose()?;
         private_dir(at)?;
         apply::mount_tmpfs(at, wanted.bytes, wanted.inodes).map_err(io::Error::other).inspect_err(|_| {
@@ -313,7 +339,7 @@ fn unmount(dir: &Path, name: &str) {
     let _ = fs::remove_dir(at);
 }
 
-fn new_image(templates: &Path, wanted: &Wanted, dir: &Path) -> io::Result<spec::Kept> {
+fn new_image(templates: &Path, wanted: &KeptVolumeRequest, dir: &Path) -> io::Result<spec::KeptVolumeSpec> {
     if wanted.bytes < volume::SMALLEST_KEPT {
         return Err(io::Error::other(format!("a kept volume has at least `{}` bytes", volume::SMALLEST_KEPT)));
     }
@@ -321,15 +347,15 @@ fn new_image(templates: &Path, wanted: &Wanted, dir: &Path) -> io::Result<spec::
     Ok(on_disk(Some(template), dir.join(NEW)))
 }
 
-fn on_disk(template: Option<PathBuf>, image: PathBuf) -> spec::Kept {
-    spec::Kept::Ext4 { template, image }
+fn on_disk(template: Option<PathBuf>, image: PathBuf) -> spec::KeptVolumeSpec {
+    spec::KeptVolumeSpec::Ext4 { template, image }
 }
 
 fn file_name(name: &str) -> String {
     format!("{name}.img")
 }
 
-fn list_images(dir: &Path) -> io::Result<Vec<Kept>> {
+fn list_images(dir: &Path) -> io::Result<Vec<KeptVolumeRecord>> {
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         other => other?,
@@ -339,9 +365,9 @@ fn list_images(dir: &Path) -> io::Result<Vec<Kept>> {
         check_name(&name).ok()?;
         // Gone meanwhile is not there.
         let last_used = u64::try_from(entry.metadata().ok()?.mtime()).unwrap_or(0);
-        Some(Kept { name, last_used })
+        Some(KeptVolumeRecord { name, last_used })
     };
-    let mut all: Vec<Kept> = entries.flatten().filter_map(kept).collect();
+    let mut all: Vec<KeptVolumeRecord> = entries.flatten().filter_map(kept).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(all)
 }
@@ -373,14 +399,14 @@ mod tests {
     #[test]
     fn images_are_listed_by_name_and_a_discarded_one_is_gone() {
         let dir = crate::test_dir("kept");
-        let mut store = Store::new(true, Mode::Root, &dir, &dir.join("i"));
+        let mut store = VolumeStore::new(true, Mode::Root, &dir, &dir.join("i"));
         assert_eq!(store.list().unwrap(), vec![]);
         let (a, b) = ("a".repeat(64), "b".repeat(64));
         fs::create_dir(dir.join("data")).unwrap();
         for name in [&b, &a, "other"] {
             fs::write(dir.join("data").join(file_name(name)), "").unwrap();
         }
-        let names = |store: &Store| store.list().unwrap().into_iter().map(|k| k.name).collect::<Vec<_>>();
+        let names = |store: &VolumeStore| store.list().unwrap().into_iter().map(|k| k.name).collect::<Vec<_>>();
         assert_eq!(names(&store), [a.clone(), b.clone()]);
         let _held = volume::lock_image(&dir.join("data").join(file_name(&b))).unwrap();
         assert!(!store.discard(&b).unwrap());

@@ -2,7 +2,7 @@
 //!
 //! This is the launcher's side: it starts the process, asks it for forks, hands each to the guest of its sandbox, and replaces it when
 //! it dies or has made many. Never waits for it: an order has a number and a deadline. What happens between the order and the
-//! kernel is in the `zygote` crate, which the interpreter loads; what a kernel gives up is in [`crate::own`].
+//! kernel is in the `zygote` crate, which the interpreter loads; what a kernel gives up is in [`crate::confine`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
@@ -21,12 +21,12 @@ use rustix::process::{Pid, Signal, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use crate::apply;
+use crate::confine::ConfineStep;
 use crate::keeper::{CONTROL, KINDS, LOG, LOG_BYTES};
 use crate::launcher::{log, relay};
-use crate::own::Own;
 use crate::plan::Plan;
 use crate::sys::{self, Cloned};
-use crate::wire::{self, Reply};
+use crate::wire::{self, LauncherReply};
 
 /// The imports of a data stack, on a machine that is busy.
 const START_TIME: Duration = Duration::from_secs(120);
@@ -71,16 +71,16 @@ pub struct Recipe {
 /// What the launcher tells the interpreter. The descriptors: the kernel's end of its channel, the guest, the v2 cgroup if there is one,
 /// the v1 cgroups.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct ForkOrder {
     pub number: u64,
     pub v2: bool,
-    pub steps: Vec<Own>,
+    pub steps: Vec<ConfineStep>,
 }
 
 /// What the interpreter tells the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum ZygoteMessage {
     Ready,
     /// A process is on its way to the sandbox, a descriptor of which comes with this; the interpreter is free for the next.
     Begun {
@@ -128,7 +128,7 @@ pub enum Arrival {
 }
 
 /// Two ends of the way from the launcher to one guest: the guest can only read.
-pub fn way_to_guest() -> io::Result<(OwnedFd, OwnedFd)> {
+pub fn guest_channel() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     shutdown(&ours, Shutdown::Read)?;
     Ok((ours, theirs))
@@ -177,7 +177,7 @@ impl Arrival {
 
 /// A fork that was asked for.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct ForkRequest {
     pub request: u64,
     /// The sandbox's number.
     pub cell: u64,
@@ -185,13 +185,13 @@ pub struct Wanted {
     /// The v2 cgroup that it is born into, and those of v1 that it goes to by itself.
     pub v2: Option<OwnedFd>,
     pub tasks: Vec<OwnedFd>,
-    pub steps: Vec<Own>,
+    pub steps: Vec<ConfineStep>,
 }
 
 /// What the launcher has to do about it.
 #[derive(Debug)]
-pub enum Outcome {
-    Answer(u64, Reply),
+pub enum ForkOutcome {
+    Answer(u64, LauncherReply),
     /// To be handed to the guest, then answered.
     Forked {
         request: u64,
@@ -212,16 +212,16 @@ struct Sent {
 
 impl Sent {
     /// It does not come to an end, or there is nobody to tell.
-    fn give_up(self, why: &str) -> Outcome {
+    fn give_up(self, why: &str) -> ForkOutcome {
         if let Some(process) = &self.begun {
             let _ = pidfd_send_signal(process, Signal::KILL);
         }
-        Outcome::Answer(self.request, unavailable(why))
+        ForkOutcome::Answer(self.request, unavailable(why))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ZygoteState {
     Starting {
         until: Instant,
     },
@@ -244,7 +244,7 @@ struct Zygote {
     logged: usize,
     /// For whoever asks why it did not start.
     last_words: String,
-    state: State,
+    state: ZygoteState,
     forks: u32,
     sent: BTreeMap<u64, Sent>,
 }
@@ -257,25 +257,25 @@ impl Zygote {
 
 /// The interpreter that serves, and the one that takes over from it.
 #[derive(Debug)]
-pub struct Warmth {
+pub struct ZygoteSupervisor {
     recipe: Option<Recipe>,
     zygotes: Vec<Zygote>,
     /// Who waits for the first to be ready.
     waiting: Vec<u64>,
-    queue: VecDeque<Wanted>,
+    queue: VecDeque<ForkRequest>,
     next: u64,
     again: Option<Instant>,
     pause: Duration,
     forks: u64,
     restarts: u64,
     not_imported: BTreeMap<String, String>,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<ForkOutcome>,
 }
 
 /// Events of this number and above are ours, those below belong to sandboxes.
 const FIRST_KEY: u64 = 1 << 48;
 
-impl Default for Warmth {
+impl Default for ZygoteSupervisor {
     fn default() -> Self {
         Self {
             recipe: None,
@@ -293,7 +293,7 @@ impl Default for Warmth {
     }
 }
 
-impl Warmth {
+impl ZygoteSupervisor {
     /// Starts an interpreter in place of the one before; answered when it can be forked.
     pub fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
         self.end();
@@ -310,7 +310,7 @@ impl Warmth {
         self.again = None;
         self.fail_all("it is being replaced");
         for zygote in &mut self.zygotes {
-            zygote.state = State::Retired { since: Instant::now() };
+            zygote.state = ZygoteState::Retired { since: Instant::now() };
             zygote.kill();
         }
     }
@@ -319,15 +319,20 @@ impl Warmth {
         self.zygotes.is_empty()
     }
 
-    pub fn figures(&self) -> Reply {
+    pub fn figures(&self) -> LauncherReply {
         let not_imported = self.not_imported.clone();
-        Reply::Warmth { ready: self.ready().is_some(), forks: self.forks, restarts: self.restarts, not_imported }
+        LauncherReply::Warmth {
+            ready: self.ready().is_some(),
+            forks: self.forks,
+            restarts: self.restarts,
+            not_imported,
+        }
     }
 
-    pub fn fork(&mut self, wanted: Wanted) {
+    pub fn fork(&mut self, wanted: ForkRequest) {
         if self.ready().is_none() || self.queue.len() >= MAX_QUEUE {
             let why = if self.recipe.is_some() { "it is not ready" } else { "there is none" };
-            return self.outcomes.push(Outcome::Answer(wanted.request, unavailable(why)));
+            return self.outcomes.push(ForkOutcome::Answer(wanted.request, unavailable(why)));
         }
         self.queue.push_back(wanted);
         self.send();
@@ -340,7 +345,7 @@ impl Warmth {
         self.outcomes.extend(given_up.map(|(_, sent)| sent.give_up("the sandbox is ending")));
     }
 
-    pub fn outcomes(&mut self) -> Vec<Outcome> {
+    pub fn outcomes(&mut self) -> Vec<ForkOutcome> {
         std::mem::take(&mut self.outcomes)
     }
 
@@ -364,8 +369,8 @@ impl Warmth {
         let zygote = self.zygotes.remove(at);
         self.outcomes.extend(zygote.sent.into_values().map(|sent| sent.give_up("it has ended")));
         let stable = match zygote.state {
-            State::Retired { .. } => return true,
-            State::Starting { .. } => {
+            ZygoteState::Retired { .. } => return true,
+            ZygoteState::Starting { .. } => {
                 let why = format!("it ended before it was ready: {}", zygote.last_words);
                 log(&format!("launcher: the warm interpreter: {why}"));
                 if self.ready().is_none() {
@@ -373,7 +378,7 @@ impl Warmth {
                 }
                 false
             }
-            State::Ready { since } => {
+            ZygoteState::Ready { since } => {
                 log("launcher: the warm interpreter has ended; another is started");
                 self.restarts += 1;
                 self.fail_all("it has ended");
@@ -393,9 +398,9 @@ impl Warmth {
     pub fn wake_at(&self) -> Option<Instant> {
         let of = |zygote: &Zygote| {
             let own = match zygote.state {
-                State::Starting { until } => Some(until),
-                State::Ready { since } => self.rotates_at(zygote, since),
-                State::Retired { .. } => None,
+                ZygoteState::Starting { until } => Some(until),
+                ZygoteState::Ready { since } => self.rotates_at(zygote, since),
+                ZygoteState::Retired { .. } => None,
             };
             zygote.sent.values().map(|sent| sent.until).chain(own).min()
         };
@@ -408,8 +413,10 @@ impl Warmth {
             let stuck = zygote.sent.extract_if(.., |_, sent| sent.begun.is_some() && now >= sent.until);
             self.outcomes.extend(stuck.map(|(_, sent)| sent.give_up("the sandbox kept the fork from its end")));
             let late = match zygote.state {
-                State::Starting { until } => now >= until,
-                State::Ready { .. } | State::Retired { .. } => zygote.sent.values().any(|sent| now >= sent.until),
+                ZygoteState::Starting { until } => now >= until,
+                ZygoteState::Ready { .. } | ZygoteState::Retired { .. } => {
+                    zygote.sent.values().any(|sent| now >= sent.until)
+                }
             };
             if late {
                 zygote.last_words = "it took too long".into();
@@ -420,9 +427,10 @@ impl Warmth {
             self.again = None;
             self.start(epoll);
         }
-        let starts = self.again.is_some() || self.zygotes.iter().any(|z| matches!(z.state, State::Starting { .. }));
+        let starts =
+            self.again.is_some() || self.zygotes.iter().any(|z| matches!(z.state, ZygoteState::Starting { .. }));
         let due = self.zygotes.iter().any(|zygote| match zygote.state {
-            State::Ready { since } => self.rotates_at(zygote, since).is_some_and(|at| now >= at),
+            ZygoteState::Ready { since } => self.rotates_at(zygote, since).is_some_and(|at| now >= at),
             _ => false,
         });
         if due && !starts {
@@ -432,7 +440,7 @@ impl Warmth {
 
     fn rotates_at(&self, zygote: &Zygote, since: Instant) -> Option<Instant> {
         let Rotation { forks, not_before, after } = self.recipe.as_ref()?.rotation;
-        let starting = |z: &Zygote| matches!(z.state, State::Starting { .. });
+        let starting = |z: &Zygote| matches!(z.state, ZygoteState::Starting { .. });
         if zygote.forks == 0 || self.again.is_some() || self.zygotes.iter().any(starting) {
             return None;
         }
@@ -441,14 +449,14 @@ impl Warmth {
 
     /// The one that serves.
     fn ready(&self) -> Option<usize> {
-        self.zygotes.iter().position(|z| matches!(z.state, State::Ready { .. }))
+        self.zygotes.iter().position(|z| matches!(z.state, ZygoteState::Ready { .. }))
     }
 
     /// Nobody is kept waiting for an interpreter that is not there.
     fn fail_all(&mut self, why: &str) {
         let waiting = self.waiting.drain(..);
         let queued = self.queue.drain(..).map(|wanted| wanted.request);
-        let answers = waiting.chain(queued).map(|request| Outcome::Answer(request, unavailable(why)));
+        let answers = waiting.chain(queued).map(|request| ForkOutcome::Answer(request, unavailable(why)));
         self.outcomes.extend(answers);
     }
 
@@ -472,7 +480,7 @@ impl Warmth {
     fn hear(&mut self, key: u64) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.key == key) else { return false };
         let zygote = &mut self.zygotes[at];
-        let (said, fds) = match wire::receive::<Said>(&zygote.socket) {
+        let (said, fds) = match wire::receive::<ZygoteMessage>(&zygote.socket) {
             Ok(Some(message)) => message,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
             // Its end, which is reaped, or nothing that it could mean.
@@ -482,49 +490,51 @@ impl Warmth {
             }
         };
         match said {
-            Said::Ready => self.is_ready(at),
+            ZygoteMessage::Ready => self.is_ready(at),
             // Of one that is over already nothing is to be known.
-            Said::Begun { number } => {
+            ZygoteMessage::Begun { number } => {
                 if let Some(sent) = zygote.sent.get_mut(&number) {
                     (sent.begun, sent.until) = (fds.into_iter().next(), Instant::now() + FORK_TIME);
                 }
             }
-            Said::NotImported(modules) => self.not_imported = modules,
-            Said::Forked { number, pid } => {
+            ZygoteMessage::NotImported(modules) => self.not_imported = modules,
+            ZygoteMessage::Forked { number, pid } => {
                 if let (Some(sent), Some(process)) = (zygote.sent.remove(&number), fds.into_iter().next()) {
                     zygote.forks += 1;
                     self.forks += 1;
                     let Sent { request, cell, channel, .. } = sent;
-                    self.outcomes.push(Outcome::Forked { request, cell, fork: Fork { pid, process, channel } });
+                    self.outcomes.push(ForkOutcome::Forked { request, cell, fork: Fork { pid, process, channel } });
                 }
             }
-            Said::Refused { number, message } => {
+            ZygoteMessage::Refused { number, message } => {
                 if let Some(sent) = zygote.sent.remove(&number) {
-                    self.outcomes.push(Outcome::Answer(sent.request, unavailable(&message)));
+                    self.outcomes.push(ForkOutcome::Answer(sent.request, unavailable(&message)));
                 }
             }
-            Said::Note { message } => log(&format!("warm interpreter: {message}")),
-            Said::Failed { message, .. } => zygote.last_words = message,
+            ZygoteMessage::Note { message } => log(&format!("warm interpreter: {message}")),
+            ZygoteMessage::Failed { message, .. } => zygote.last_words = message,
         }
         self.send();
         true
     }
 
     fn is_ready(&mut self, at: usize) {
-        if !matches!(self.zygotes[at].state, State::Starting { .. }) {
+        if !matches!(self.zygotes[at].state, ZygoteState::Starting { .. }) {
             return;
         }
         for zygote in &mut self.zygotes {
-            if let State::Ready { since } = zygote.state {
-                zygote.state = State::Retired { since };
+            if let ZygoteState::Ready { since } = zygote.state {
+                zygote.state = ZygoteState::Retired { since };
             }
         }
-        self.zygotes[at].state = State::Ready { since: Instant::now() };
-        self.outcomes.extend(self.waiting.drain(..).map(|request| Outcome::Answer(request, Reply::Done)));
+        self.zygotes[at].state = ZygoteState::Ready { since: Instant::now() };
+        self.outcomes.extend(self.waiting.drain(..).map(|request| ForkOutcome::Answer(request, LauncherReply::Done)));
     }
 
     fn send(&mut self) {
-        for zygote in self.zygotes.iter().filter(|z| matches!(z.state, State::Retired { .. }) && z.sent.is_empty()) {
+        for zygote in
+            self.zygotes.iter().filter(|z| matches!(z.state, ZygoteState::Retired { .. }) && z.sent.is_empty())
+        {
             zygote.kill();
         }
         while let Some(at) = self.ready()
@@ -536,7 +546,7 @@ impl Warmth {
             let request = wanted.request;
             match order(&self.zygotes[at].socket, number, wanted) {
                 Ok(sent) => drop(self.zygotes[at].sent.insert(number, sent)),
-                Err(e) => self.outcomes.push(Outcome::Answer(request, unavailable(&e.to_string()))),
+                Err(e) => self.outcomes.push(ForkOutcome::Answer(request, unavailable(&e.to_string()))),
             }
         }
     }
@@ -560,16 +570,16 @@ impl Warmth {
     }
 }
 
-fn unavailable(why: &str) -> Reply {
+fn unavailable(why: &str) -> LauncherReply {
     let hint = "kernels are started anew meanwhile, which takes longer".to_owned();
-    Reply::Unavailable { why: format!("no warm interpreter: {why}"), hint }
+    LauncherReply::Unavailable { why: format!("no warm interpreter: {why}"), hint }
 }
 
-fn order(socket: &OwnedFd, number: u64, wanted: Wanted) -> io::Result<Sent> {
-    let Wanted { request, cell, guest, v2, tasks, steps } = wanted;
+fn order(socket: &OwnedFd, number: u64, wanted: ForkRequest) -> io::Result<Sent> {
+    let ForkRequest { request, cell, guest, v2, tasks, steps } = wanted;
     let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let fds: Vec<_> = [&theirs, &guest].into_iter().chain(&v2).chain(&tasks).map(AsFd::as_fd).collect();
-    wire::send(socket, &Order { number, v2: v2.is_some(), steps }, &fds)?;
+    wire::send(socket, &ForkOrder { number, v2: v2.is_some(), steps }, &fds)?;
     Ok(Sent { request, cell, channel, begun: None, until: Instant::now() + FORK_TIME })
 }
 
@@ -599,7 +609,7 @@ fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
                 log,
                 logged: 0,
                 last_words: "it did not say why".into(),
-                state: State::Starting { until: Instant::now() + START_TIME },
+                state: ZygoteState::Starting { until: Instant::now() + START_TIME },
                 forks: 0,
                 sent: BTreeMap::new(),
             })
@@ -617,7 +627,7 @@ fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
         && let Err(e) = execute(recipe, &socket, &log)
     {
         let program = recipe.argv.first().map(|a| a.to_string_lossy()).unwrap_or_default();
-        let _ = wire::send(&socket, &Said::Failed { step: 0, message: format!("`{program}`: {e}") }, &[]);
+        let _ = wire::send(&socket, &ZygoteMessage::Failed { step: 0, message: format!("`{program}`: {e}") }, &[]);
     }
 }
 

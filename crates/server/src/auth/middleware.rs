@@ -12,8 +12,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::{Auth, WELL_KNOWN};
-use crate::http::{Caller, Denied, Gate};
-use crate::metrics::Denial;
+use crate::http::{Authenticator, Caller, Denied};
+use crate::metrics::DenialReason;
 use crate::observe::Observer;
 
 /// The door, and somebody who sees who is turned away.
@@ -22,12 +22,12 @@ pub struct Watched {
     pub observer: Arc<Observer>,
 }
 
-impl Gate for Watched {
+impl Authenticator for Watched {
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied> {
         let caller = self.auth.admit(parts).map_err(|denied| {
             let why = match denied {
-                super::Denied::Unknown { .. } => Denial::Auth,
-                super::Denied::TooFast { .. } => Denial::Rate,
+                super::Denied::Unknown { .. } => DenialReason::Auth,
+                super::Denied::TooFast { .. } => DenialReason::Rate,
             };
             self.observer.denied(why, &denied.message(), peer);
             Denied::from(denied)

@@ -13,9 +13,9 @@ use serde::Serialize;
 
 use crate::process::ChildFds;
 
-use jail::warm::Arrival;
+use jail::zygote::Arrival;
 
-pub use jail::warm::Fork;
+pub use jail::zygote::Fork;
 
 /// What has come and was not asked for yet. Nothing waits for it: the launcher says that it is there before anybody asks.
 #[derive(Debug, Default)]

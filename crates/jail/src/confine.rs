@@ -12,14 +12,14 @@ use rustix::fs::{Mode, OFlags};
 use rustix::thread::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
-use crate::apply::{At, Call, Error, with_sources};
+use crate::apply::{ApplyError, At, Syscall, with_sources};
 use crate::ids::{BROWSER, INSIDE};
 use crate::seccomp::Profile;
 use crate::{landlock, process, rlimits, seccomp, sys};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Own {
+pub enum ConfineStep {
     /// Out of the launcher's session and process group: both reach across pid namespaces (signals, nice, the autogroup).
     Session,
     DropGroups,
@@ -51,7 +51,7 @@ pub enum Own {
     },
 }
 
-impl fmt::Display for Own {
+impl fmt::Display for ConfineStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Session => write!(f, "new session"),
@@ -80,42 +80,42 @@ impl fmt::Display for Own {
     }
 }
 
-impl Own {
-    pub fn apply(&self) -> Result<(), Error> {
+impl ConfineStep {
+    pub fn apply(&self) -> Result<(), ApplyError> {
         let nowhere = Path::new("");
         match self {
-            Self::Session => rustix::process::setsid().map(drop).at(Call::Setsid, nowhere),
-            Self::DropGroups => rustix::thread::set_thread_groups(&[]).at(Call::Setgroups, nowhere),
+            Self::Session => rustix::process::setsid().map(drop).at(Syscall::Setsid, nowhere),
+            Self::DropGroups => rustix::thread::set_thread_groups(&[]).at(Syscall::Setgroups, nowhere),
             Self::SetIds { id } => set_ids(*id),
-            Self::SessionKeyring => sys::new_session_keyring().at(Call::Keyctl, nowhere),
+            Self::SessionKeyring => sys::new_session_keyring().at(Syscall::Keyctl, nowhere),
             Self::Rlimits { processes } => {
-                let limits = rlimits::Limits { processes: *processes, ..rlimits::Limits::default() };
-                limits.apply().map_err(|e| Error::Rlimits(with_sources(&e)))
+                let limits = rlimits::Rlimits { processes: *processes, ..rlimits::Rlimits::default() };
+                limits.apply().map_err(|e| ApplyError::Rlimits(with_sources(&e)))
             }
             Self::OfferToOomKiller => {
                 let path = Path::new("/proc/self/oom_score_adj");
-                fs::write(path, process::KERNEL_OOM_SCORE).at(Call::Write, path)
+                fs::write(path, process::KERNEL_OOM_SCORE).at(Syscall::Write, path)
             }
-            Self::DropCapabilities => crate::caps::drop_all().map_err(|e| Error::Capabilities(with_sources(&e))),
-            Self::NotDumpable => process::set_not_dumpable().at(Call::Prctl, Path::new("dumpable")),
-            Self::Dumpable => process::set_dumpable().at(Call::Prctl, Path::new("dumpable")),
-            Self::NoNewPrivileges => process::set_no_new_privs().at(Call::Prctl, Path::new("no_new_privs")),
-            Self::Landlock { run, write } => restrict(&landlock::Rules::sandbox(run, write)),
-            Self::BrowserLandlock { run } => restrict(&landlock::Rules::browser(run)),
-            Self::Seccomp { profile } => seccomp::install(seccomp::compile(*profile)).map_err(Error::Seccomp),
+            Self::DropCapabilities => crate::caps::drop_all().map_err(|e| ApplyError::Capabilities(with_sources(&e))),
+            Self::NotDumpable => process::set_not_dumpable().at(Syscall::Prctl, Path::new("dumpable")),
+            Self::Dumpable => process::set_dumpable().at(Syscall::Prctl, Path::new("dumpable")),
+            Self::NoNewPrivileges => process::set_no_new_privs().at(Syscall::Prctl, Path::new("no_new_privs")),
+            Self::Landlock { run, write } => restrict(&landlock::LandlockRules::sandbox(run, write)),
+            Self::BrowserLandlock { run } => restrict(&landlock::LandlockRules::browser(run)),
+            Self::Seccomp { profile } => seccomp::install(seccomp::compile(*profile)).map_err(ApplyError::Seccomp),
         }
     }
 }
 
-fn restrict(rules: &landlock::Rules) -> Result<(), Error> {
-    rules.restrict().map(drop).map_err(|e| Error::Landlock(with_sources(&e)))
+fn restrict(rules: &landlock::LandlockRules) -> Result<(), ApplyError> {
+    rules.restrict().map(drop).map_err(|e| ApplyError::Landlock(with_sources(&e)))
 }
 
-fn set_ids(id: u32) -> Result<(), Error> {
+fn set_ids(id: u32) -> Result<(), ApplyError> {
     debug_assert!([INSIDE, BROWSER].contains(&id));
     let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
-    rustix::thread::set_thread_res_gid(gid, gid, gid).at(Call::Setresgid, Path::new(""))?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Call::Setresuid, Path::new(""))
+    rustix::thread::set_thread_res_gid(gid, gid, gid).at(Syscall::Setresgid, Path::new(""))?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).at(Syscall::Setresuid, Path::new(""))
 }
 
 /// The namespaces of a sandbox that a process joins. The pid namespace is that of its children.
@@ -129,7 +129,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
 
 /// What a process comes with that is to have a child in a sandbox.
 #[derive(Debug)]
-pub struct Door {
+pub struct SandboxEntry {
     /// The sandbox's PID 1.
     pub guest: OwnedFd,
     /// Of v1 cgroups, to write itself into.
@@ -146,37 +146,37 @@ const CHANNEL: i32 = 10;
 /// The process itself stays outside of the sandbox's pid namespace, where nobody inside can see, stop or kill it; its children are
 /// born inside, with every namespace and every restriction of the sandbox from their first instruction. Where it fails the process
 /// has to end.
-pub fn enter(door: Door, steps: &[Own], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
+pub fn enter(door: SandboxEntry, steps: &[ConfineStep], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
     let channel = step_inside(door, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
     steps.iter().try_for_each(|step| step.apply().map_err(|error| format!("`{step}`: {error}")))?;
     Ok(channel)
 }
 
 /// In the process that was born inside and stays: leads a group of its own and closes all but what it is to `keep`.
-pub fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), Error> {
-    rustix::process::setpgid(None, None).at(Call::Setpgid, Path::new(""))?;
-    sys::close_all_but(keep).at(Call::Dup, Path::new(""))
+pub fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
+    rustix::process::setpgid(None, None).at(Syscall::Setpgid, Path::new(""))?;
+    sys::close_all_but(keep).at(Syscall::Dup, Path::new(""))
 }
 
 /// Joins the namespaces of a sandbox.
-pub fn join(guest: &OwnedFd) -> Result<(), Error> {
-    sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Call::Setns, Path::new("guest"))
+pub fn join(guest: &OwnedFd) -> Result<(), ApplyError> {
+    sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Syscall::Setns, Path::new("guest"))
 }
 
-fn step_inside(door: Door, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, Error> {
-    let Door { guest, tasks, channel } = door;
+fn step_inside(door: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, ApplyError> {
+    let SandboxEntry { guest, tasks, channel } = door;
     for tasks in tasks {
-        rustix::io::write(&tasks, b"0").at(Call::Write, Path::new("tasks"))?;
+        rustix::io::write(&tasks, b"0").at(Syscall::Write, Path::new("tasks"))?;
         // Closed below, with all others.
         let _ = tasks.into_raw_fd();
     }
-    sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Call::Dup, Path::new(""))?;
+    sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Syscall::Dup, Path::new(""))?;
     join(&guest)?;
     drop(guest);
     let null = Path::new("/dev/null");
-    let fd = rustix::fs::open(null, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Call::Open, null)?;
+    let fd = rustix::fs::open(null, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, null)?;
     for number in 0..3 {
-        sys::place(fd.as_fd(), number).at(Call::Dup, null)?;
+        sys::place(fd.as_fd(), number).at(Syscall::Dup, null)?;
     }
-    rustix::io::fcntl_dupfd_cloexec(&channel, CHANNEL).at(Call::Dup, Path::new("channel"))
+    rustix::io::fcntl_dupfd_cloexec(&channel, CHANNEL).at(Syscall::Dup, Path::new("channel"))
 }

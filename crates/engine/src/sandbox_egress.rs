@@ -13,8 +13,8 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use crate::guest::lock;
-use crate::live::one_line;
-use crate::op::{Happened, Network, Notice, Realm, Tenant};
+use crate::op::{Network, Notice, NoticeKind, Realm, Tenant};
+use crate::registry::one_line;
 
 /// Sentences in the result of one run; of the others the number is told.
 const IN_A_RESULT: usize = 10;
@@ -24,7 +24,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(60);
 
 /// Whose sandbox it is, and where it may lead.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Exit {
+pub(crate) struct EgressSpec {
     pub(crate) tenant: Tenant,
     pub(crate) realm: Realm,
     pub(crate) policy: Policy,
@@ -32,33 +32,38 @@ pub(crate) struct Exit {
 
 /// Who hears of denials: whoever listens to notices, and the figures.
 #[derive(Clone)]
-pub(crate) struct Told {
+pub(crate) struct DenialSinks {
     pub(crate) notices: broadcast::Sender<Notice>,
     pub(crate) denials: Arc<AtomicU64>,
 }
 
-pub(crate) struct WayOut {
+pub(crate) struct SandboxEgress {
     /// None once it is closed.
     gate: Mutex<Option<Gate>>,
-    crier: Arc<Crier>,
+    reporter: Arc<DenialReporter>,
 }
 
-impl WayOut {
-    pub(crate) fn open(egress: &Egress, listener: TcpListener, exit: Exit, told: Told) -> io::Result<Self> {
-        let crier = Arc::new(Crier { exit, told, lately: Mutex::new(Lately::new()) });
-        let (of, Exit { tenant, policy, .. }) = (crier.clone(), &crier.exit);
+impl SandboxEgress {
+    pub(crate) fn open(
+        egress: &Egress,
+        listener: TcpListener,
+        exit: EgressSpec,
+        told: DenialSinks,
+    ) -> io::Result<Self> {
+        let reporter = Arc::new(DenialReporter { exit, told, window: Mutex::new(DenialWindow::new()) });
+        let (of, EgressSpec { tenant, policy, .. }) = (reporter.clone(), &reporter.exit);
         let gate =
             egress.open(listener, &tenant.0, policy.clone(), Arc::new(move |denial: &Denial| of.tell(denial)))?;
-        Ok(Self { gate: Mutex::new(Some(gate)), crier })
+        Ok(Self { gate: Mutex::new(Some(gate)), reporter })
     }
 
-    pub(crate) fn exit(&self) -> &Exit {
-        &self.crier.exit
+    pub(crate) fn exit(&self) -> &EgressSpec {
+        &self.reporter.exit
     }
 
     /// From now on denials are told as those of this context.
     pub(crate) fn belongs_to(&self, id: &str) {
-        lock(&self.crier.lately).id = id.into();
+        lock(&self.reporter.window).id = id.into();
     }
 
     /// Nothing passes any more, and what was under way ends.
@@ -68,14 +73,14 @@ impl WayOut {
 }
 
 /// The network of one run, as long as it is held.
-pub(crate) struct Passage<'a> {
-    way_out: Option<&'a WayOut>,
+pub(crate) struct RunEgress<'a> {
+    way_out: Option<&'a SandboxEgress>,
     mark: u64,
     _narrowed: Option<Narrowed>,
 }
 
-impl<'a> Passage<'a> {
-    pub(crate) fn through(way_out: Option<&'a WayOut>, network: Network) -> Self {
+impl<'a> RunEgress<'a> {
+    pub(crate) fn through(way_out: Option<&'a SandboxEgress>, network: Network) -> Self {
         let gate = way_out.map(|way_out| lock(&way_out.gate));
         let gate = gate.as_ref().and_then(|gate| gate.as_ref());
         let narrowed = gate.filter(|_| network == Network::Off).map(|gate| gate.narrow(None));
@@ -102,13 +107,13 @@ pub(crate) fn sentences(denials: &[Denial], more: u64) -> Vec<String> {
 }
 
 /// Tells of denials, but of no flood of them.
-struct Crier {
-    exit: Exit,
-    told: Told,
-    lately: Mutex<Lately>,
+struct DenialReporter {
+    exit: EgressSpec,
+    told: DenialSinks,
+    window: Mutex<DenialWindow>,
 }
 
-struct Lately {
+struct DenialWindow {
     /// Of the context; empty as long as nobody's code can have run there.
     id: String,
     since: Instant,
@@ -116,7 +121,7 @@ struct Lately {
     untold: u64,
 }
 
-impl Lately {
+impl DenialWindow {
     fn new() -> Self {
         Self { id: String::new(), since: Instant::now(), told: Vec::new(), untold: 0 }
     }
@@ -139,19 +144,19 @@ impl Lately {
     }
 }
 
-impl Crier {
+impl DenialReporter {
     fn tell(&self, denial: &Denial) {
         self.told.denials.fetch_add(1, Ordering::Relaxed);
         let (id, say) = {
-            let mut lately = lock(&self.lately);
-            let say = lately.take(one_line(&denial.sentence), Instant::now());
-            (lately.id.clone(), say)
+            let mut window = lock(&self.window);
+            let say = window.take(one_line(&denial.sentence), Instant::now());
+            (window.id.clone(), say)
         };
         for detail in say {
-            let Exit { tenant, realm, .. } = &self.exit;
+            let EgressSpec { tenant, realm, .. } = &self.exit;
             let (tenant, id, detail) = (tenant.clone(), id.clone(), Some(detail));
             // Nobody has to listen.
-            let _ = self.told.notices.send(Notice { tenant, realm: *realm, id, what: Happened::Denied, detail });
+            let _ = self.told.notices.send(Notice { tenant, realm: *realm, id, what: NoticeKind::Denied, detail });
         }
     }
 }
@@ -162,12 +167,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_flood_of_denials_is_told_in_part_and_counted() {
-        let mut lately = Lately::new();
-        let begun = lately.since;
-        let told: usize = (0..1000).map(|n| lately.take(format!("no {}", n % 50), begun).len()).sum();
-        assert_eq!((told, lately.untold), (TOLD, 1000 - TOLD as u64));
-        let later = lately.take("no 1".into(), begun + TOLD_WITHIN);
+        let mut window = DenialWindow::new();
+        let begun = window.since;
+        let told: usize = (0..1000).map(|n| window.take(format!("no {}", n % 50), begun).len()).sum();
+        assert_eq!((told, window.untold), (TOLD, 1000 - TOLD as u64));
+        let later = window.take("no 1".into(), begun + TOLD_WITHIN);
         assert_eq!(later, ["980 denials before this were not told one by one", "no 1"]);
-        assert_eq!(lately.take("no 1".into(), begun + TOLD_WITHIN), [""; 0]);
+        assert_eq!(window.take("no 1".into(), begun + TOLD_WITHIN), [""; 0]);
     }
 }

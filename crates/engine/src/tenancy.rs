@@ -13,11 +13,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::background::Runs;
 use crate::config::{EngineConfig, RealmConfig};
-use crate::context::{Context, InUse};
+use crate::context::{Context, ContextLease};
 use crate::guest::lock;
 use crate::keyed::Keyed;
-use crate::op::{ContextInfo, EngineError, Quota, Realm, Size, Tenant, Which};
-use crate::way_out::Exit;
+use crate::op::{ContextInfo, ContextSelector, EngineError, Quota, Realm, Size, Tenant};
+use crate::sandbox_egress::EgressSpec;
 
 /// Bytes of files that one tenant may have on their way into sandboxes.
 pub(crate) const UPLOADS: usize = 64 << 20;
@@ -46,7 +46,7 @@ pub(crate) struct TenantState {
 }
 
 /// What one tenant has in one realm.
-pub(crate) struct Holdings {
+pub(crate) struct Tenancy {
     pub(crate) tenant: Arc<TenantState>,
     pub(crate) realm: Arc<RealmState>,
     /// One per run that may execute at once.
@@ -54,11 +54,11 @@ pub(crate) struct Holdings {
     waiting: AtomicUsize,
     /// Of those who make a context that is not there: one makes it, the others find it.
     pub(crate) making: Keyed<()>,
-    contexts: Mutex<Contexts>,
+    contexts: Mutex<ContextTable>,
 }
 
 #[derive(Default)]
-struct Contexts {
+struct ContextTable {
     by_id: HashMap<String, Arc<Context>>,
     /// By the keys of links.
     by_key: HashMap<String, (Arc<Context>, Root)>,
@@ -91,7 +91,7 @@ impl TenantState {
     }
 }
 
-impl Holdings {
+impl Tenancy {
     fn new(tenant: Arc<TenantState>, realm: Arc<RealmState>) -> Self {
         Self {
             permits: Arc::new(Semaphore::new(realm.config.runs_at_once.max(1))),
@@ -115,12 +115,12 @@ impl Holdings {
     }
 
     /// The way out of its sandboxes, where the operator gives one. Whatever else is said about it can only narrow it.
-    pub(crate) fn exit(&self, size: Option<Size>) -> Option<Exit> {
+    pub(crate) fn exit(&self, size: Option<Size>) -> Option<EgressSpec> {
         let config = self.config();
         let of_size = size.or(config.default_size).and_then(|size| config.network_of.get(&size));
         let narrower = of_size.into_iter().chain(&self.tenant.quota.network);
         let policy = narrower.fold(config.network.clone()?, egress::Policy::and);
-        Some(Exit { tenant: self.tenant.tenant.clone(), realm: config.realm, policy })
+        Some(EgressSpec { tenant: self.tenant.tenant.clone(), realm: config.realm, policy })
     }
 
     /// A place among the contexts, before there is one.
@@ -135,7 +135,7 @@ impl Holdings {
         match charge {
             Ok(charge) => {
                 contexts.unlisted += 1;
-                Ok(Reservation { holdings: self.clone(), charge: Some(charge) })
+                Ok(Reservation { tenancy: self.clone(), charge: Some(charge) })
             }
             Err(error) => match contexts.least_used().filter(|_| config.evict_idle) {
                 Some(idle) if self.would_fit(&contexts, memory) => Err(Full::Evict(contexts.remove(idle, self))),
@@ -145,7 +145,7 @@ impl Holdings {
     }
 
     /// Whether there would be enough memory without the idle ones; else they would make room for nothing.
-    fn would_fit(&self, contexts: &Contexts, memory: u64) -> bool {
+    fn would_fit(&self, contexts: &ContextTable, memory: u64) -> bool {
         let most = self.realm.config.max_total_memory_bytes.unwrap_or(u64::MAX);
         let idle = contexts.by_id.values().filter(|context| context.idle_since().is_some());
         let idle: u64 = idle.map(|context| context.limits.memory_bytes).sum();
@@ -153,12 +153,16 @@ impl Holdings {
         held.saturating_sub(idle).saturating_add(memory) <= most
     }
 
-    pub(crate) fn find(&self, wanted: &Which, connection: Option<&str>) -> Result<InUse, EngineError> {
-        lock(&self.contexts).find(wanted, connection).map(|context| InUse::new(&context))
+    pub(crate) fn find(&self, wanted: &ContextSelector, connection: Option<&str>) -> Result<ContextLease, EngineError> {
+        lock(&self.contexts).find(wanted, connection).map(|context| ContextLease::new(&context))
     }
 
     /// Takes a context out: from here on nobody finds it and those in its queue give up.
-    pub(crate) fn remove(self: &Arc<Self>, wanted: &Which, connection: Option<&str>) -> Result<Removed, EngineError> {
+    pub(crate) fn remove(
+        self: &Arc<Self>,
+        wanted: &ContextSelector,
+        connection: Option<&str>,
+    ) -> Result<Removed, EngineError> {
         let mut contexts = lock(&self.contexts);
         let context = contexts.find(wanted, connection)?;
         Ok(contexts.remove(context, self))
@@ -193,19 +197,19 @@ impl Holdings {
     }
 
     /// Those that have a sandbox, the last used first.
-    pub(crate) fn recently_used(&self, most: usize) -> Vec<InUse> {
+    pub(crate) fn recently_used(&self, most: usize) -> Vec<ContextLease> {
         let mut all = self.newest_first();
         all.retain(|context| context.live_place().is_some());
         all.sort_by_key(|context| std::cmp::Reverse(context.last_used()));
         let contexts = lock(&self.contexts);
         let listed = all.into_iter().take(most).filter(|context| contexts.by_id.contains_key(&context.id));
-        listed.map(|context| InUse::new(&context)).collect()
+        listed.map(|context| ContextLease::new(&context)).collect()
     }
 
     /// The context whose files a link names.
-    pub(crate) fn by_key(&self, key: &str) -> Option<(InUse, Root)> {
+    pub(crate) fn by_key(&self, key: &str) -> Option<(ContextLease, Root)> {
         let contexts = lock(&self.contexts);
-        contexts.by_key.get(key).map(|(context, root)| (InUse::new(context), *root))
+        contexts.by_key.get(key).map(|(context, root)| (ContextLease::new(context), *root))
     }
 
     /// Contexts, and runs that execute or wait.
@@ -227,28 +231,30 @@ impl Holdings {
     }
 }
 
-impl Contexts {
-    fn take_out(&mut self, context: &Arc<Context>, holdings: &Arc<Holdings>) -> Option<Removed> {
+impl ContextTable {
+    fn take_out(&mut self, context: &Arc<Context>, tenancy: &Arc<Tenancy>) -> Option<Removed> {
         let there = self.by_id.get(&context.id).is_some_and(|there| Arc::ptr_eq(there, context));
-        there.then(|| self.remove(context.clone(), holdings))
+        there.then(|| self.remove(context.clone(), tenancy))
     }
 
-    fn remove(&mut self, context: Arc<Context>, holdings: &Arc<Holdings>) -> Removed {
+    fn remove(&mut self, context: Arc<Context>, tenancy: &Arc<Tenancy>) -> Removed {
         self.by_id.remove(&context.id);
         self.by_key.remove(&context.keys.files);
         self.by_key.remove(&context.keys.outputs);
         self.unlisted += 1;
         context.gone.cancel();
         let charge = lock(&context.charge).take();
-        Removed { context, place: Reservation { holdings: holdings.clone(), charge } }
+        Removed { context, place: Reservation { tenancy: tenancy.clone(), charge } }
     }
 
-    fn find(&self, wanted: &Which, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
+    fn find(&self, wanted: &ContextSelector, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
         match wanted {
-            Which::Id(id) => self.by_id.get(id).cloned().ok_or_else(|| EngineError::ContextNotFound(id.clone())),
-            Which::Named(name) => self.named(name),
-            Which::Current => self.current(connection),
-            Which::New => Err(EngineError::NoCurrent { ids: Vec::new() }),
+            ContextSelector::Id(id) => {
+                self.by_id.get(id).cloned().ok_or_else(|| EngineError::ContextNotFound(id.clone()))
+            }
+            ContextSelector::Named(name) => self.named(name),
+            ContextSelector::Current => self.current(connection),
+            ContextSelector::New => Err(EngineError::NoCurrent { ids: Vec::new() }),
         }
     }
 
@@ -341,24 +347,28 @@ pub(crate) struct Removed {
 impl Removed {
     /// See [`TenantState::ending`].
     pub(crate) fn ending(&self) -> Option<OwnedSemaphorePermit> {
-        self.place.holdings.tenant.ending()
+        self.place.tenancy.tenant.ending()
     }
 }
 
 pub(crate) struct Reservation {
-    holdings: Arc<Holdings>,
+    tenancy: Arc<Tenancy>,
     charge: Option<Charge>,
 }
 
 impl Reservation {
     /// Takes out the `old` one, which may have the same id. `None` if another one has it.
-    pub(crate) fn fill(mut self, mut context: Context, old: Option<&Arc<Context>>) -> Option<(InUse, Option<Removed>)> {
-        let mut contexts = lock(&self.holdings.contexts);
+    pub(crate) fn fill(
+        mut self,
+        mut context: Context,
+        old: Option<&Arc<Context>>,
+    ) -> Option<(ContextLease, Option<Removed>)> {
+        let mut contexts = lock(&self.tenancy.contexts);
         let is_old = |there: &Arc<Context>| old.is_some_and(|old| Arc::ptr_eq(old, there));
         if contexts.by_id.get(&context.id).is_some_and(|there| !is_old(there)) {
             return None;
         }
-        let removed = old.and_then(|old| contexts.take_out(old, &self.holdings));
+        let removed = old.and_then(|old| contexts.take_out(old, &self.tenancy));
         contexts.created += 1;
         context.number = contexts.created;
         *lock(&context.charge) = self.charge.take();
@@ -366,7 +376,7 @@ impl Reservation {
         contexts.by_id.insert(context.id.clone(), context.clone());
         contexts.by_key.insert(context.keys.files.clone(), (context.clone(), Root::Workspace));
         contexts.by_key.insert(context.keys.outputs.clone(), (context.clone(), Root::Outputs));
-        let in_use = InUse::new(&context);
+        let in_use = ContextLease::new(&context);
         drop(contexts);
         Some((in_use, removed))
     }
@@ -374,11 +384,11 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        lock(&self.holdings.contexts).unlisted -= 1;
+        lock(&self.tenancy.contexts).unlisted -= 1;
     }
 }
 
-pub(crate) struct Queued(Arc<Holdings>);
+pub(crate) struct Queued(Arc<Tenancy>);
 
 impl Drop for Queued {
     fn drop(&mut self) {
@@ -386,18 +396,18 @@ impl Drop for Queued {
     }
 }
 
-pub(crate) struct Tenants {
+pub(crate) struct Tenancies {
     realms: BTreeMap<Realm, Arc<RealmState>>,
-    all: Mutex<All>,
+    all: Mutex<TenancyTables>,
 }
 
 #[derive(Default)]
-struct All {
+struct TenancyTables {
     tenants: HashMap<Tenant, Arc<TenantState>>,
-    holdings: HashMap<(Tenant, Realm), Arc<Holdings>>,
+    tenancy: HashMap<(Tenant, Realm), Arc<Tenancy>>,
 }
 
-impl Tenants {
+impl Tenancies {
     pub(crate) fn new(config: &EngineConfig) -> Self {
         let state = |config: &RealmConfig| {
             (config.realm, Arc::new(RealmState { config: config.clone(), memory: AtomicU64::new(0) }))
@@ -405,43 +415,38 @@ impl Tenants {
         Self { realms: config.realms.iter().map(state).collect(), all: Mutex::default() }
     }
 
-    pub(crate) fn of(
-        &self,
-        tenant: &Tenant,
-        realm: Realm,
-        config: &EngineConfig,
-    ) -> Result<Arc<Holdings>, EngineError> {
+    pub(crate) fn of(&self, tenant: &Tenant, realm: Realm, config: &EngineConfig) -> Result<Arc<Tenancy>, EngineError> {
         let mut all = lock(&self.all);
-        if let Some(holdings) = all.holdings.get(&(tenant.clone(), realm)) {
-            return Ok(holdings.clone());
+        if let Some(tenancy) = all.tenancy.get(&(tenant.clone(), realm)) {
+            return Ok(tenancy.clone());
         }
         let unknown = || EngineError::NotReady(format!("the tool set `{}` is not configured", realm.0));
         let state = self.realms.get(&realm).ok_or_else(unknown)?;
         let of_all_realms =
             all.tenants.entry(tenant.clone()).or_insert_with(|| Arc::new(TenantState::new(tenant, config)));
-        let holdings = Arc::new(Holdings::new(of_all_realms.clone(), state.clone()));
-        all.holdings.insert((tenant.clone(), realm), holdings.clone());
-        Ok(holdings)
+        let tenancy = Arc::new(Tenancy::new(of_all_realms.clone(), state.clone()));
+        all.tenancy.insert((tenant.clone(), realm), tenancy.clone());
+        Ok(tenancy)
     }
 
     /// Without making any.
-    pub(crate) fn known(&self, tenant: &Tenant, realm: Realm) -> Option<Arc<Holdings>> {
-        lock(&self.all).holdings.get(&(tenant.clone(), realm)).cloned()
+    pub(crate) fn known(&self, tenant: &Tenant, realm: Realm) -> Option<Arc<Tenancy>> {
+        lock(&self.all).tenancy.get(&(tenant.clone(), realm)).cloned()
     }
 
     pub(crate) fn realms(&self) -> impl Iterator<Item = &RealmConfig> {
         self.realms.values().map(|state| &state.config)
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Holdings>> {
-        lock(&self.all).holdings.values().cloned().collect()
+    pub(crate) fn all(&self) -> Vec<Arc<Tenancy>> {
+        lock(&self.all).tenancy.values().cloned().collect()
     }
 
     /// Forgets who has nothing. For whom something waits ready stays: it is in their groups.
     pub(crate) fn forget_idle(&self) {
         let mut all = lock(&self.all);
-        let in_use = |holdings: &Arc<Holdings>| Arc::strong_count(holdings) > 1 || holdings.has_contexts();
-        all.holdings.retain(|_, holdings| in_use(holdings));
+        let in_use = |tenancy: &Arc<Tenancy>| Arc::strong_count(tenancy) > 1 || tenancy.has_contexts();
+        all.tenancy.retain(|_, tenancy| in_use(tenancy));
         all.tenants.retain(|_, state| Arc::strong_count(state) > 1 || !state.background.is_empty());
     }
 
@@ -449,8 +454,8 @@ impl Tenants {
         lock(&self.all).tenants.values().cloned().collect()
     }
 
-    pub(crate) fn in_realm(&self, realm: Realm) -> Vec<Arc<Holdings>> {
+    pub(crate) fn in_realm(&self, realm: Realm) -> Vec<Arc<Tenancy>> {
         let all = lock(&self.all);
-        all.holdings.iter().filter(|((_, of), _)| *of == realm).map(|(_, holdings)| holdings.clone()).collect()
+        all.tenancy.iter().filter(|((_, of), _)| *of == realm).map(|(_, tenancy)| tenancy.clone()).collect()
     }
 }

@@ -1,0 +1,57 @@
+//! Where the files of an operation are: in the sandbox of a context, or with a conversation.
+
+use std::sync::Arc;
+
+use proto::Root;
+
+use super::run_once::{Conversation, no_place};
+use super::{OpContext, ResolvedContext};
+use crate::context::ContextLease;
+use crate::op::{Call, EngineError, FileOwner};
+use crate::registry::LiveSandbox;
+
+/// Held as long as its files are worked with.
+pub(super) struct FileAccess {
+    pub(super) place: Arc<LiveSandbox>,
+    pub(super) root: Root,
+    /// Of links to its files.
+    pub(super) key: String,
+    _hold: FileLease,
+}
+
+/// Dropped when the work is done; nothing looks into it.
+enum FileLease {
+    Context { _in_use: ContextLease },
+    Conversation { _turn: Box<Conversation> },
+}
+
+impl OpContext {
+    pub(super) async fn site(&self, call: &Call, holder: FileOwner) -> Result<FileAccess, EngineError> {
+        match holder {
+            FileOwner::Context(target) => {
+                let ResolvedContext { context, mut news, .. } = self.enter(call, target, None).await?;
+                let place = self.place_for_files(&context).await?;
+                news.tell();
+                let key = context.keys.files.clone();
+                Ok(FileAccess { place, root: Root::Workspace, key, _hold: FileLease::Context { _in_use: context } })
+            }
+            FileOwner::Conversation(conversation) => {
+                let mut turn = Box::new(self.converse(call, &conversation).await?);
+                let Conversation { key, shape, turn: held } = &mut *turn;
+                let place = self.inner.place_for_data(held, shape).await.map_err(no_place)?;
+                let key = key.clone();
+                Ok(FileAccess { place, root: Root::Data, key, _hold: FileLease::Conversation { _turn: turn } })
+            }
+        }
+    }
+
+    /// Whoever asks for what is not there is told so before anything else.
+    pub(super) fn exists(&self, call: &Call, holder: &FileOwner) -> Result<(), EngineError> {
+        match holder {
+            FileOwner::Context(target) if target.make.is_none() => {
+                self.tenancy.find(&target.which, call.connection.as_deref()).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+}
