@@ -12,6 +12,7 @@ import pathlib
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -180,6 +181,8 @@ class World:
 
 
 def main():
+    # Clients are cancelled with SIGINT, which a shell that starts this in the background leaves ignored for all of them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("directory", type=pathlib.Path)
