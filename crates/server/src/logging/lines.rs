@@ -1,4 +1,5 @@
-//! The lines of the documents: `[MCP]` and `[HTTP]` of 004 in its words, and the line a call of 002.
+//! The log lines that dialects prescribe: `[MCP]` and `[HTTP]` of `conversation`, and one line for each call of `workbench`
+//! (docs/dialects).
 //!
 //! Pure: a value in, its text out; `log` hands it to tracing. No line has a host path, a token, a value of the environment, code
 //! or the secret part of a file's link in it, whatever it is given; bodies are logged at debug level only.
@@ -20,7 +21,7 @@ const SHOWN: usize = 64;
 /// Characters of a body in a line.
 const BODY_SHOWN: usize = 4000;
 
-/// What 004 says of a request on its way through the server, in the order of the document.
+/// What `conversation` logs of a request on its way through the server, in the order of docs/dialects/conversation.md.
 #[derive(Debug, Clone, Copy)]
 pub enum McpLine<'a> {
     Incoming {
@@ -171,7 +172,7 @@ impl Display for McpLine<'_> {
     }
 }
 
-/// What 004 says of the HTTP layer.
+/// What `conversation` logs of the HTTP layer.
 #[derive(Debug, Clone, Copy)]
 pub enum HttpLine<'a> {
     Request {
@@ -222,7 +223,7 @@ impl Display for HttpLine<'_> {
     }
 }
 
-/// What 002 asks for of each call: tool, duration, key arguments cut and redacted, error code, sandbox.
+/// What `workbench` logs of each call: tool, duration, key arguments cut and redacted, error code, sandbox.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolLine<'a> {
     pub tool: &'a str,
@@ -413,7 +414,7 @@ mod tests {
 
     const HEX: &str = "abc123def4567890abc123def4567890abc123def4567890abc123def4567890";
 
-    /// As seeds/004 prints them, but for the line with the host path.
+    /// As docs/dialects/conversation.md prints them, but for the line with the host path.
     const DOCUMENT: &str = "\
 [MCP] Incoming request - Method: initialize, ID: 1
 [MCP] Processing initialize request

@@ -107,7 +107,7 @@ mod tests {
     use super::testing::{filtered, logged};
     use super::*;
 
-    /// As seeds/000 prints them.
+    /// As docs/dialects/agentrun.md prints its start-up lines.
     const START_UP: &str = "\
 [INFO] AgentRun 初始化开始...
 [INFO] 创建 Code Interpreter: ci-abc123def456
