@@ -1,7 +1,9 @@
-//! Applies a plan, in the process that is to become the guest. One loop; every failure names the step, the call and the path.
+//! Applies a plan in the process that becomes the guest. One loop runs the steps; every error names the step, the
+//! syscall and the path.
 //!
-//! Everything is done through descriptors: a mount is made or copied detached, given its attributes, and only then attached to a
-//! target that was opened beneath the new root with no symlink on the way. Nothing that is mounted can redirect what comes after it.
+//! All mounts are handled through descriptors: a mount is created or copied detached, receives its attributes, and is
+//! only then attached to a target that was opened beneath the new root without following symlinks. A mounted file
+//! system therefore cannot redirect a later step.
 
 use std::ffi::CString;
 use std::fmt;
@@ -30,7 +32,7 @@ use crate::{volume, wire};
 
 mod layers;
 
-/// The system calls of a plan, one by one.
+/// A syscall that a plan can make, named in error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syscall {
     Bind,
@@ -121,31 +123,31 @@ impl<T> At<T> for io::Result<T> {
     }
 }
 
-/// What the new process tells the launcher on the way.
+/// A message that the new process sends to the launcher during setup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SetupEvent {
     Loop {
         device: volume::Device,
     },
-    /// What a spare is made of comes as descriptors: its root and its network. The last word.
+    /// The spare is complete. Its root and its network namespace are attached as descriptors. This is the last message.
     Prepared,
     KeptLoop {
         device: volume::Device,
     },
-    /// A mount of the kept volume for the launcher comes as a descriptor.
+    /// A mount of the kept volume for the launcher is attached as a descriptor.
     KeptHeld,
-    /// The socket on which the sandbox's way out is accepted comes as a descriptor.
+    /// The listening socket of the sandbox's egress is attached as a descriptor.
     Egress,
-    /// Something is weaker than it could be; the sandbox is made all the same.
+    /// A protection is weaker than it could be. The sandbox is created anyway.
     Note {
         message: String,
     },
-    /// Another sandbox has the kept volume. The last word.
+    /// Another sandbox uses the kept volume. This is the last message.
     InUse,
-    /// Waits for its id maps.
+    /// The process waits for the launcher to write its id maps.
     WantsMaps,
-    /// About to become the guest; the connection then closes.
+    /// The process is about to execute the guest, which closes the connection.
     Exec,
     Failed {
         step: usize,
@@ -153,28 +155,28 @@ pub enum SetupEvent {
     },
 }
 
-/// What the launcher hands to the process it makes.
+/// The descriptors that the launcher hands to a new process.
 #[derive(Debug)]
 pub struct Handles {
     pub control: OwnedFd,
     pub guest: OwnedFd,
     pub log: OwnedFd,
-    /// Where the guest is told of kernels that were forked into its sandbox.
+    /// Channel on which the guest receives kernels that were forked into its sandbox.
     pub forks: OwnedFd,
-    /// The plan's base, done by another process.
+    /// The result of the plan's base if a spare already ran those steps.
     pub prepared: Option<PreparedBase>,
-    /// A kept volume that is still mounted, attached nowhere.
+    /// The mount of a kept volume that was parked; it is attached nowhere.
     pub kept: Option<OwnedFd>,
 }
 
-/// What the base of a plan makes: a tree of mounts that is attached nowhere, and a network namespace.
+/// The result of a plan's base: a tree of mounts that is attached nowhere, and a network namespace.
 #[derive(Debug)]
 pub struct PreparedBase {
     pub root: OwnedFd,
     pub network: OwnedFd,
 }
 
-/// What becomes of the process.
+/// The guest's program and the descriptors that it receives.
 struct Program {
     guest: OwnedFd,
     log: OwnedFd,
@@ -186,22 +188,22 @@ struct ApplyState {
     program: Option<Program>,
     kept: Option<OwnedFd>,
     root: Option<OwnedFd>,
-    /// `/proc/sys/user` of the sandbox, through the mount that is not read-only.
+    /// The sandbox's `/proc/sys/user`, opened before `/proc` is covered by read-only mounts.
     user_limits: Option<OwnedFd>,
-    /// What is put over what is not to be seen, opened once.
+    /// The file and the directory that cover hidden paths, each opened once.
     null: Option<OwnedFd>,
     empty: Option<OwnedFd>,
     listener: Option<OwnedFd>,
-    /// What the host's files are shown through.
+    /// The overlays through which the sandbox sees the host's files.
     layers: layers::Layers,
 }
 
 const NOWHERE: &str = "";
 
-/// The guest's socket in the sandbox's directory.
+/// Name of the guest's socket in the sandbox's directory.
 pub const SOCKET: &str = "guest.sock";
 
-/// Runs the plan; returns only when a step failed, after having told the launcher.
+/// Runs the plan. Returns only if a step failed, after reporting the failure to the launcher.
 pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     let Handles { control, guest, log, forks, prepared, kept } = handles;
     let mut context = ApplyState { kept, ..ApplyState::new(control, Some(Program { guest, log, forks })) };
@@ -215,7 +217,8 @@ pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     };
 }
 
-/// Runs the base of a plan, in a process with mount and network namespaces of its own, and hands over what it made.
+/// Runs the base of a plan in a process with separate mount and network namespaces, and hands the result to the
+/// launcher.
 pub fn prepare(plan: &Plan, control: OwnedFd) {
     let mut context = ApplyState::new(control, None);
     if let Err(error) = private_mounts() {
@@ -228,7 +231,7 @@ pub fn prepare(plan: &Plan, control: OwnedFd) {
     }
 }
 
-/// Runs a plan after which the process goes on. False when a step failed, which the launcher then knows.
+/// Runs a plan after which the process continues. Returns false if a step failed, after reporting it to the launcher.
 pub fn finish(plan: &Plan, control: OwnedFd) -> bool {
     ApplyState::new(control, None).steps(plan, 0..plan.ops.len(), None)
 }
@@ -248,7 +251,7 @@ impl ApplyState {
         }
     }
 
-    /// False when one failed, which the launcher then knows.
+    /// Runs a range of steps. Returns false if one failed, after reporting it to the launcher.
     fn steps(&mut self, plan: &Plan, steps: Range<usize>, fail_at: Option<usize>) -> bool {
         for step in steps {
             let op = &plan.ops[step];
@@ -278,7 +281,7 @@ impl ApplyState {
         taken.map_err(|error| self.failed(step, "take a spare", error)).is_ok()
     }
 
-    /// A detached tree may be attached in any mount namespace of the same user namespace.
+    /// Attaches a spare's root. A detached tree may be attached in any mount namespace of the same user namespace.
     fn take_at(&mut self, at: &Path, prepared: PreparedBase) -> Result<(), ApplyError> {
         use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
         move_into_link_name_space(prepared.network.as_fd(), Some(LinkNameSpaceType::Network))
@@ -327,7 +330,7 @@ impl ApplyState {
             Op::MaskDir { path } => self.mask_dir(path),
             Op::ProcFile { path, content } => self.proc_file(path, content.as_bytes()),
             Op::BootId { path } => {
-                // The kernel makes a new one of the same form for whoever reads this.
+                // The Linux kernel generates a new UUID, in the same format as a boot id, on every read of this file.
                 let source = Path::new("/proc/sys/kernel/random/uuid");
                 self.proc_file(path, &fs::read(source).at(Syscall::Open, source)?)
             }
@@ -362,7 +365,7 @@ impl ApplyState {
                 rustix::system::sethostname(name.as_bytes()).at(Syscall::Sethostname, Path::new(name.as_str()))
             }
             Op::LoopbackUp => {
-                // As far as it goes; `doctor` says what does not.
+                // Limits that cannot be set are ignored here; `doctor` reports them.
                 let _ = sys::limit_network();
                 sys::loopback_up().at(Syscall::Ioctl, Path::new("lo"))
             }
@@ -382,7 +385,7 @@ impl ApplyState {
         self.root.as_ref().map(AsFd::as_fd).ok_or(ApplyError::Wrong { at: "/".into(), why: "there is no new root yet" })
     }
 
-    /// Opens what is at `path` in the new root; no symlink on the way or at its end.
+    /// Opens `path` in the new root and refuses symlinks in every component.
     fn target(&self, path: &Path) -> Result<OwnedFd, ApplyError> {
         let below = path.strip_prefix("/").unwrap_or(path);
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
@@ -411,7 +414,7 @@ impl ApplyState {
     fn listen(&mut self, dir: &Path) -> Result<(), ApplyError> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
         let at = dir.join(SOCKET);
-        // By a name relative to the directory: the whole path may be longer than a socket address.
+        // Bind to a name relative to the directory, because the full path may be too long for a socket address.
         rustix::process::chdir(dir).at(Syscall::Chdir, dir)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .at(Syscall::Socket, &at)?;
@@ -456,7 +459,7 @@ impl ApplyState {
         self.show(&tree, path)
     }
 
-    /// A tree of mounts at a path where nothing is yet.
+    /// Attaches a tree of mounts, read-only, at a path that does not exist yet.
     fn show(&self, tree: &OwnedFd, path: &Path) -> Result<(), ApplyError> {
         sys::mount_setattr(tree.as_fd(), SEALED, true).at(Syscall::MountSetattr, path)?;
         let found = rustix::fs::fstat(tree).at(Syscall::Stat, path)?;
@@ -468,7 +471,7 @@ impl ApplyState {
         attach(tree, &self.target(path)?, path)
     }
 
-    /// A node of our own or else the host's, checked to be the device it is called.
+    /// Mounts a newly created device node, or the host's node if none can be created. The device number must match.
     fn device(&mut self, path: &Path, number: (u32, u32)) -> Result<(), ApplyError> {
         let tree = match self.own_node(path, number)? {
             Some(tree) => tree,
@@ -488,12 +491,12 @@ impl ApplyState {
         if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
             return Err(ApplyError::Wrong { at: path.to_owned(), why: "no proc file system" });
         }
-        // Before anything is put over it: what is opened through this one can be written later.
+        // Opened before anything covers `/proc`: a descriptor from this mount stays writable later.
         self.user_limits = Some(self.target(&path.join("sys/user"))?);
         Ok(())
     }
 
-    /// Our `/dev/null` over the file; checked again from above, after mounting.
+    /// Covers a file with the sandbox's `/dev/null`, and verifies the result by opening the path again.
     fn mask_file(&mut self, path: &Path) -> Result<(), ApplyError> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
         let null = match self.null.take() {
@@ -510,7 +513,7 @@ impl ApplyState {
         check_device(&self.target(path)?, (1, 3), path)
     }
 
-    /// An empty read-only directory over the one there.
+    /// Covers a directory with an empty read-only directory.
     fn mask_dir(&mut self, path: &Path) -> Result<(), ApplyError> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
         let empty = match self.empty.take() {
@@ -527,7 +530,7 @@ impl ApplyState {
         attach(&tree, &target, path)
     }
 
-    /// A file of our own over the one there. It has no other name.
+    /// Covers a file with a new one that cannot be reached under any other name.
     fn proc_file(&self, path: &Path, content: &[u8]) -> Result<(), ApplyError> {
         let Some(target) = self.proc_target(path)? else { return Ok(()) };
         let at = Path::new("/.proc-file");
@@ -535,7 +538,7 @@ impl ApplyState {
         let tree = copy_of(self.target(at)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
         sys::mount_setattr(tree.as_fd(), SEALED | sys::NOEXEC, false).at(Syscall::MountSetattr, path)?;
         attach(&tree, &target, path)?;
-        // Not before: what has no name cannot be attached.
+        // Unlink only after attaching, because an unlinked file cannot be attached.
         let (root, name) = self.parent(at)?;
         rustix::fs::unlinkat(root, name, AtFlags::empty()).at(Syscall::Unlink, path)
     }
@@ -548,7 +551,7 @@ impl ApplyState {
         attach(&tree, &target, path)
     }
 
-    /// Something in the sandbox's own `/proc`; `None` when this kernel, or this namespace, does not have it.
+    /// Opens a path in the sandbox's `/proc`. Returns `None` if this Linux kernel or this namespace does not have it.
     fn proc_target(&self, path: &Path) -> Result<Option<OwnedFd>, ApplyError> {
         let target = match self.target(path) {
             Err(ApplyError::Call { errno: Errno::NOENT, .. }) => return Ok(None),
@@ -570,10 +573,10 @@ impl ApplyState {
                 volume::copy_sparse(template, image)?;
                 let device = volume::attach_loop(&volume::open_image(image)?)?;
                 self.report(&SetupEvent::Loop { device: volume::Device::of(device.number) }, &[])?;
-                // The device keeps the file. Without a name it goes with the sandbox, whoever dies first, and freeing its blocks
-                // is the kernel's work and not the launcher's.
+                // The loop device keeps the file open. Without a name the file disappears with the sandbox, even if the
+                // launcher dies first, and the Linux kernel frees its blocks instead of the launcher.
                 fs::remove_file(image).at(Syscall::Unlink, image)?;
-                // Nothing here outlives the sandbox, so nothing has to be safe from a power failure.
+                // This volume does not outlive the sandbox, so it needs no protection against a power failure.
                 let options = [
                     ("source", Some(device.path.as_str())),
                     ("barrier", Some("0")),
@@ -603,12 +606,13 @@ impl ApplyState {
         self.report(&SetupEvent::KeptLoop { device: volume::Device::of(device.number) }, &[])?;
         let at = Path::new(KEPT);
         self.mkdir(at, 0o700)?;
-        // With barriers, unlike the sandbox's own. The inode tables are holes, and may stay so.
+        // Unlike the sandbox's own volume, a kept volume uses barriers. The inode tables are holes and may remain so.
         let options = [("source", Some(device.path.as_str())), ("errors", Some("remount-ro")), ("noinit_itable", None)];
         self.new_mount("ext4", at, &options, sys::NODEV)
     }
 
-    /// Below the file system's root, which has a `lost+found` and stays root's.
+    /// Shows a directory below the root of the file system. The root itself contains `lost+found` and stays owned by
+    /// root.
     fn kept_dir(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
         let made = Path::new(KEPT).join("data");
         match self.mkdir(&made, 0o755) {
@@ -616,7 +620,7 @@ impl ApplyState {
             other => other?,
         }
         let fd = self.target(&made)?;
-        // A crash may have come between the two, the last time.
+        // A crash during an earlier setup may have happened between `mkdir` and `chown`.
         if rustix::fs::fstat(&fd).at(Syscall::Stat, path)?.st_uid != ids::KEPT {
             chown(&fd, (ids::KEPT, ids::KEPT), path)?;
         }
@@ -627,13 +631,13 @@ impl ApplyState {
         attach(&tree, &self.target(path)?, path)
     }
 
-    /// For the same owner as at its last use: what it shows is mapped already.
+    /// Attaches a parked mount. It is already mapped, because the owner is the same as in its last use.
     fn kept_mounted(&mut self, path: &Path) -> Result<(), ApplyError> {
         let missing = || ApplyError::Wrong { at: path.to_owned(), why: "there is no mount to take" };
         attach(&self.kept.take().ok_or_else(missing)?, &self.target(path)?, path)
     }
 
-    /// Always for the same owner, so that nothing has to be mapped.
+    /// Binds a directory whose owner is always the same, so it needs no id mapping.
     fn kept_bind(&self, at: &Path, path: &Path, owner: u32) -> Result<(), ApplyError> {
         let tree = copy_of(CWD, at, at, OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
         chown(&tree, (owner, owner), path)?;
@@ -642,7 +646,7 @@ impl ApplyState {
 
     fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
         let SharedVolumeSpec { host, inside, read_only } = shared;
-        // Opened once: what is looked at is what is shown, whoever renames it meanwhile.
+        // Open the directory only once, so that a concurrent rename cannot change which directory is shown.
         let dir = open_dir(host)?;
         let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
         let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
@@ -654,12 +658,13 @@ impl ApplyState {
         attach(&tree, &self.target(inside)?, inside)
     }
 
-    /// What the directory's owner has is the sandbox's inside, and what the sandbox makes is that owner's on the host.
+    /// Maps the directory's owner to the sandbox: the owner's files belong to the sandbox inside, and files that the
+    /// sandbox creates belong to that owner on the host.
     fn show_as(&self, tree: &OwnedFd, shared: &SharedVolumeSpec, owner: u32) -> Result<(), ApplyError> {
         let found = rustix::fs::fstat(tree).at(Syscall::Stat, &shared.host)?;
         let remap = match Remap::new(found.st_uid, found.st_gid, owner) {
             Ok(remap) => remap,
-            // What everybody may read can be read without.
+            // World-readable files can be read without a mapping.
             Err(_) if shared.read_only => return Ok(()),
             Err(_) => return Err(ApplyError::RootsDirectory { at: shared.host.clone() }),
         };
@@ -676,7 +681,7 @@ impl ApplyState {
         }
     }
 
-    /// The copies of its directories keep a volume alive.
+    /// Unmounts a volume from its temporary place. The copies of its directories keep it alive.
     fn hide(&self, volume: &str) -> Result<(), ApplyError> {
         let at = Path::new(volume);
         rustix::process::fchdir(self.root()?).at(Syscall::Chdir, at)?;
@@ -690,7 +695,7 @@ impl ApplyState {
         (self.null, self.empty) = (None, None);
         let here = Path::new("/");
         rustix::process::fchdir(&root).at(Syscall::Chdir, here)?;
-        // Old and new root on one place: the old one is on top, and goes.
+        // Both roots are now mounted at the same place. The old root is on top and is unmounted.
         rustix::process::pivot_root(".", ".").at(Syscall::PivotRoot, here)?;
         rustix::mount::unmount(".", UnmountFlags::DETACH).at(Syscall::Umount, here)?;
         rustix::process::chdir("/").at(Syscall::Chdir, here)
@@ -706,14 +711,14 @@ impl ApplyState {
         if got == 0 { Err(ApplyError::LauncherGone) } else { Ok(()) }
     }
 
-    /// Through the `/proc` that is not read-only; the files are those of the user namespace the caller is in.
+    /// Sets the limits through the writable `/proc`. The files show the limits of the caller's user namespace.
     fn user_limits(&mut self) -> Result<(), ApplyError> {
         let unmounted = || ApplyError::Wrong { at: "/proc".into(), why: "it is not mounted yet" };
         let dir = self.user_limits.take().ok_or_else(unmounted)?;
         for (name, limit) in USER_LIMITS {
             let path = Path::new(name);
             match rustix::fs::openat(&dir, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
-                // A kernel that does not know the kind has none of it to limit.
+                // A Linux kernel that does not know this kind of object has nothing to limit.
                 Err(Errno::NOENT) => {}
                 fd => drop(rustix::io::write(fd.at(Syscall::Open, path)?, limit.as_bytes()).at(Syscall::Write, path)?),
             }
@@ -725,7 +730,7 @@ impl ApplyState {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let at = Path::new("parent death signal");
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).at(Syscall::Prctl, at)?;
-        // It may have died just before; then there is no signal, but its end of the connection is closed.
+        // If the launcher died just before this, no signal arrives, but its end of the connection is closed.
         let mut fds = [PollFd::new(&self.control, PollFlags::empty())];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Syscall::Recv, Path::new("launcher"))?;
         if fds[0].revents().contains(PollFlags::HUP) { Err(ApplyError::LauncherGone) } else { Ok(()) }
@@ -733,7 +738,7 @@ impl ApplyState {
 
     fn descriptors(&mut self) -> Result<(), ApplyError> {
         let at = Path::new("/dev/null");
-        // Out of the way of the numbers that are given away below; the low ones are closed before those are filled.
+        // Move the descriptors above the numbers assigned below. The low ones are closed before those are filled.
         let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).at(Syscall::Dup, Path::new("64"));
         let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
         let Program { guest, log, forks } = self.program.take().ok_or_else(nothing)?;
@@ -758,15 +763,16 @@ impl ApplyState {
     }
 }
 
-/// What everything of the host's is mounted with.
+/// Mount attributes of every part of the host that a sandbox sees.
 const SEALED: u64 = sys::RDONLY | sys::NOSUID | sys::NODEV;
 
-/// Where the volumes are while their directories are made.
+/// Temporary mount points of the volumes while their directories are created.
 const VOLUME: &str = "/.volume";
 const KEPT: &str = "/.kept";
 
-/// What the kernel counts per user: for a sandbox. Namespaces are refused by the system-call filter too; inotify is not, and in the
-/// modes of an ordinary user all sandboxes draw from that user's share (128 instances by default).
+/// Limits on resources that the Linux kernel counts per user, set for one sandbox. The seccomp policy refuses
+/// namespaces as well, but it allows inotify, and in the modes of an ordinary user all sandboxes share that user's
+/// quota (128 instances by default).
 const USER_LIMITS: &[(&str, &str)] = &[
     ("max_user_namespaces", "0"),
     ("max_mnt_namespaces", "0"),
@@ -780,7 +786,7 @@ const USER_LIMITS: &[(&str, &str)] = &[
     ("max_inotify_watches", "32768"),
 ];
 
-/// Connections that wait to be accepted; more are told to come again.
+/// Maximum number of connections that wait to be accepted. A client beyond that has to retry.
 const EGRESS_BACKLOG: i32 = 128;
 
 fn listen_on(address: SocketAddrV4) -> Result<OwnedFd, ApplyError> {
@@ -798,7 +804,7 @@ fn private_mounts() -> Result<(), ApplyError> {
     rustix::mount::mount_change("/", private).at(Syscall::MountPrivate, Path::new("/"))
 }
 
-/// `mkdir` obeys the umask and knows no sticky bit.
+/// Sets the mode explicitly, because `mkdir` applies the umask and ignores the sticky bit.
 fn set_mode(fd: &OwnedFd, mode: u32, shown: &Path) -> Result<(), ApplyError> {
     let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
     rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Syscall::Chmod, shown)
@@ -809,7 +815,8 @@ fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> Result<(), A
     rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Syscall::Chown, shown)
 }
 
-/// A user namespace with these maps, for a mount; a process has to be in it while they are written.
+/// Creates a user namespace with these id maps, for an idmapped mount. A process has to live in it while the maps are
+/// written.
 fn namespace_of(remap: Remap) -> Result<OwnedFd, ApplyError> {
     let pidfd = match sys::clone3(libc::CLONE_NEWUSER, None).at(Syscall::Clone, Path::new("user"))? {
         Cloned::Child => sys::wait_for_the_end(),
@@ -823,7 +830,7 @@ fn namespace_of(remap: Remap) -> Result<OwnedFd, ApplyError> {
 }
 
 fn write_remap(pidfd: &OwnedFd, remap: Remap) -> Result<OwnedFd, ApplyError> {
-    // The number by which the host's `/proc` knows it; here it has another.
+    // Read the pid that the host's `/proc` uses, which differs from the pid in this pid namespace.
     let info = PathBuf::from(format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(pidfd)));
     let text = fs::read_to_string(&info).at(Syscall::Open, &info)?;
     let number = text.lines().find_map(|l| l.strip_prefix("Pid:")).map(str::trim);
@@ -835,7 +842,7 @@ fn write_remap(pidfd: &OwnedFd, remap: Remap) -> Result<OwnedFd, ApplyError> {
     rustix::fs::open(&at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, &at)
 }
 
-/// A file system in memory on a directory, for the launcher itself.
+/// Mounts a tmpfs on a directory for the launcher itself.
 pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
     let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
     let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
@@ -843,19 +850,22 @@ pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError>
     attach(&mount, &open_dir(at)?, at)
 }
 
-/// The least an operator can mean for foreign code, whatever the server was given; a nice above 0 is kept.
+/// Resets scheduling, nice and OOM priority to ordinary values, whatever the server was given: no operator wants
+/// foreign code to run with more. A positive nice value is kept.
 pub(crate) fn ordinary_priority() -> Result<(), ApplyError> {
     let at = Path::new(NOWHERE);
     sys::ordinary_scheduling().at(Syscall::Setpriority, at)?;
     if rustix::process::getpriority_process(None).at(Syscall::Setpriority, at)? < 0 {
         rustix::process::setpriority_process(None, 0).at(Syscall::Setpriority, at)?;
     }
-    // While this still has the launcher's rights: with them the lowest value that is allowed later is set too.
+    // Written while the process still has the launcher's capabilities, because only then does the write also raise the
+    // minimum that is allowed later.
     let oom = Path::new("/proc/self/oom_score_adj");
     if fs::read_to_string(oom).at(Syscall::Open, oom)?.starts_with('-') { write_existing(oom, b"0") } else { Ok(()) }
 }
 
-/// Takes the uid without giving up what root may do, which the next steps need. In single mode the two are the same.
+/// Switches to the sandbox's uid but keeps the capabilities, which the next steps need. In single mode the uid is
+/// already the right one.
 fn become_owner(owner: u32) -> Result<(), ApplyError> {
     let at = Path::new(NOWHERE);
     if owner == rustix::process::geteuid().as_raw() {
@@ -881,7 +891,7 @@ fn open_dir(path: &Path) -> Result<OwnedFd, ApplyError> {
     rustix::fs::open(path, flags, Mode::empty()).at(Syscall::Open, path)
 }
 
-/// A new file system of this kind, attached nowhere.
+/// Creates a file system that is attached nowhere.
 fn detached(kind: &str, options: &[(&str, Option<&str>)], attributes: u64) -> Result<OwnedFd, ApplyError> {
     let at = Path::new(kind);
     let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).at(Syscall::Fsopen, at)?;
@@ -897,7 +907,7 @@ fn detached(kind: &str, options: &[(&str, Option<&str>)], attributes: u64) -> Re
     rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).at(Syscall::Fsmount, at)
 }
 
-/// A detached copy of the mount at `path`.
+/// Creates a detached copy of the mount at `path`.
 fn copy_of(dir: BorrowedFd<'_>, path: &Path, shown: &Path, flags: OpenTreeFlags) -> Result<OwnedFd, ApplyError> {
     let flags = flags | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     rustix::mount::open_tree(dir, path, flags).at(Syscall::OpenTree, shown)

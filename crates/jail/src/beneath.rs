@@ -1,9 +1,10 @@
-//! The one way to open what a sandbox can change: beneath a directory, never out of it.
+//! Opens files that a sandbox can change: beneath a directory and never outside of it.
 //!
-//! Every path is resolved once, by the kernel, against an open directory (`openat2` with `RESOLVE_BENEATH`), and what was opened
-//! is what is used: nothing is checked by name first, so there is no moment in which a symbolic link could be put in between.
-//! Links that stay beneath are followed, except as the last part of a path that is written. Only regular files are handed out.
-//! Absolute paths are the caller's business: it takes the root's own prefix off or refuses.
+//! The Linux kernel resolves every path once, against an open directory (`openat2` with `RESOLVE_BENEATH`), and the
+//! opened file is the one that is used. No path is checked by name first, so there is no moment in which a symlink
+//! could be inserted. Symlinks that stay beneath the directory are followed, except as the last component of a path
+//! that is written. Only regular files are opened. The caller handles absolute paths: it strips the root's prefix or
+//! refuses them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -35,17 +36,17 @@ pub enum BeneathError {
 
 pub type Result<T> = std::result::Result<T, BeneathError>;
 
-/// A directory, and the right to everything beneath it.
+/// An open directory, which gives access to everything beneath it.
 #[derive(Debug)]
 pub struct Root(OwnedFd);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Relative to the directory that was listed.
+    /// Path relative to the listed directory.
     pub path: PathBuf,
     pub kind: EntryKind,
     pub size: u64,
-    /// Seconds since 1970.
+    /// Modification time in seconds since 1970.
     pub modified: i64,
 }
 
@@ -59,9 +60,9 @@ pub enum EntryKind {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    /// The first ones in the order asked for, at most as many as were asked for.
+    /// The first `max` entries in the requested order.
     pub entries: Vec<DirEntry>,
-    /// How many there are, as far as was counted: the walk ends after [`MAX_VISITED`].
+    /// Number of entries that were counted. The walk stops after [`MAX_VISITED`].
     pub total: u64,
 }
 
@@ -71,20 +72,20 @@ enum SortOrder {
     Newest,
 }
 
-/// A walk looks at no more entries than this, so that a tree made to be endless costs a bounded time.
+/// Maximum number of entries that a walk visits, so that a maliciously large tree costs a bounded time.
 pub const MAX_VISITED: u64 = 200_000;
 
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 
 impl Root {
-    /// Opens the root itself. This path is trusted: nothing in a sandbox can change it.
+    /// Opens the root itself. This path is trusted, because nothing in a sandbox can change it.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
         fs::open(dir, DIRECTORY, Mode::empty()).map(Self).map_err(|e| error(dir, e))
     }
 
-    /// Opens a regular file for reading. A pipe, socket or device is refused at once and never waited for.
+    /// Opens a regular file for reading. Refuses pipes, sockets and devices immediately instead of blocking on them.
     pub fn read_file(&self, path: impl AsRef<Path>) -> Result<File> {
         let path = checked(path.as_ref())?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -96,7 +97,7 @@ impl Root {
         Ok(File::from(fd))
     }
 
-    /// Begins a file that appears under its name, whole, when it is committed. Directories on the way are made.
+    /// Starts a file that appears under its name, complete, when it is committed. Creates missing parent directories.
     pub fn create_file(&self, path: impl AsRef<Path>) -> Result<NewFile> {
         let path = checked(path.as_ref())?;
         let name = path.file_name().ok_or_else(|| invalid(path, "names no file"))?;
@@ -113,12 +114,12 @@ impl Root {
         NewFile::begin(parent, name, path, mode).map_err(|e| error(path, e))
     }
 
-    /// Everything below a directory, by path; links are listed, not followed.
+    /// Lists everything below a directory, sorted by path. Symlinks are listed, not followed.
     pub fn list(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
         self.walk(path.as_ref(), max, SortOrder::Path)
     }
 
-    /// The regular files below a directory, the most recently modified first.
+    /// Lists the regular files below a directory, most recently modified first.
     pub fn list_newest(&self, path: impl AsRef<Path>, max: usize) -> Result<Listing> {
         self.walk(path.as_ref(), max, SortOrder::Newest)
     }
@@ -131,7 +132,7 @@ impl Root {
     }
 
     fn resolve(&self, path: &Path, flags: OFlags, resolve: ResolveFlags) -> rustix::io::Result<OwnedFd> {
-        // EAGAIN: something was renamed while the kernel went past. Somebody who does it all the time gets an error.
+        // EAGAIN means that something was renamed during the resolution. Code that renames all the time gets an error.
         for _ in 0..64 {
             match fs::openat2(&self.0, path, flags, Mode::empty(), resolve) {
                 Err(Errno::AGAIN | Errno::INTR) => {}
@@ -141,8 +142,9 @@ impl Root {
         Err(Errno::AGAIN)
     }
 
-    /// Opens a directory, making what is missing on the way. Each part is made in its open parent, where its name can lead
-    /// nowhere, and opened from the root again, where the kernel holds it beneath.
+    /// Opens a directory and creates its missing components. Each component is created in its open parent, where its
+    /// name cannot lead elsewhere, and then opened from the root again, so that the Linux kernel keeps it beneath the
+    /// root.
     fn make_dirs(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let mut parent = self.resolve(Path::new("."), DIRECTORY, RESOLVE)?;
         let mut prefix = PathBuf::new();
@@ -153,7 +155,8 @@ impl Root {
                 Err(Errno::NOENT) => {
                     match fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
                         Ok(()) => {}
-                        // Somebody was quicker, or a link that leads nowhere has this name: opening it tells.
+                        // Another process created it first, or the name is a dangling symlink. Opening it distinguishes
+                        // the two.
                         Err(Errno::EXIST) => {}
                         Err(e) => return Err(e),
                     }
@@ -172,7 +175,7 @@ impl AsFd for Root {
     }
 }
 
-/// A file that has no name of its own yet. Dropped without a commit, it leaves nothing.
+/// A file that does not have its final name yet. Dropping it without a commit removes it.
 #[derive(Debug)]
 pub struct NewFile {
     file: File,
@@ -187,7 +190,7 @@ impl NewFile {
         if name.len() > 255 {
             return Err(Errno::NAMETOOLONG);
         }
-        // Random, so that nobody can take the name beforehand.
+        // Random, so that sandboxed code cannot claim the name beforehand.
         let mut random = [0; 8];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let temporary = format!(".sandpool-{:016x}", u64::from_ne_bytes(random));
@@ -198,8 +201,9 @@ impl NewFile {
         Ok(new)
     }
 
-    /// Gives the file its name, in the place of a file that had it. A link of that name is replaced, never followed. When it
-    /// returns, the content and the name are where the volume lies: the kernel can lose what it has only accepted.
+    /// Gives the file its name and replaces an existing file. A symlink of that name is replaced, never followed.
+    /// Content and name are synced before this returns, because the Linux kernel can lose data that it has only
+    /// accepted.
     pub fn commit(mut self) -> Result<()> {
         let name = self.path.file_name().unwrap_or_default();
         fs::fdatasync(&self.file).map_err(|e| self.refusal(e))?;
@@ -208,7 +212,7 @@ impl NewFile {
         fs::fsync(&self.parent).map_err(|e| self.refusal(e))
     }
 
-    /// Says in this module's words why a write failed.
+    /// Converts the error of a failed write to an error of this module.
     pub fn explain(&self, failed: &io::Error) -> BeneathError {
         self.refusal(Errno::from_io_error(failed).unwrap_or(Errno::IO))
     }
@@ -216,7 +220,7 @@ impl NewFile {
     fn refusal(&self, errno: Errno) -> BeneathError {
         let path = || self.path.clone();
         match errno {
-            // A volume with room that it may not use: the disk below it has none.
+            // The volume has free blocks that it may not use, so the disk below it is full.
             Errno::NOSPC
                 if fs::fstatvfs(&self.parent).is_ok_and(|v| v.f_bavail == 0 && v.f_bfree > v.f_blocks / 16) =>
             {
@@ -241,20 +245,21 @@ impl Write for NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.committed {
-            // Nothing can be done about a failure, and nothing depends on it.
+            // A failure cannot be handled here, and nothing depends on it.
             let _ = fs::unlinkat(&self.parent, self.temporary.as_str(), AtFlags::empty());
         }
     }
 }
 
-/// One directory is open at a time and each is opened from the top: depth costs no descriptors.
+/// The state of a directory walk. Only one directory is open at a time and each is opened from the top, so depth costs
+/// no descriptors.
 struct Walk {
     top: Root,
     max: usize,
     order: SortOrder,
     visited: u64,
     total: u64,
-    /// By what comes first: the time for [`Order::Newest`], then the path.
+    /// Entries in output order: by time for [`SortOrder::Newest`], then by path.
     entries: BTreeMap<(Reverse<(i64, i64)>, PathBuf), DirEntry>,
 }
 
@@ -265,14 +270,15 @@ impl Walk {
             if self.visited >= MAX_VISITED {
                 break;
             }
-            // Gone, unreadable, too deep for a path, or no directory any more: listed as it was, with nothing below.
+            // The directory was removed or replaced, is unreadable, or is too deep for a path. It stays listed without
+            // any content.
             let Ok(fd) = self.top.resolve(&dir, DIRECTORY, RESOLVE | ResolveFlags::NO_SYMLINKS) else { continue };
             waiting.extend(self.visit(&dir, fd).unwrap_or_default());
         }
         Ok(Listing { entries: self.entries.into_values().collect(), total: self.total })
     }
 
-    /// Takes down what is in one directory; returns the directories among it.
+    /// Records the entries of one directory and returns its subdirectories.
     fn visit(&mut self, dir: &Path, fd: OwnedFd) -> rustix::io::Result<Vec<PathBuf>> {
         let mut below = Vec::new();
         for item in Dir::read_from(&fd)? {
@@ -281,7 +287,7 @@ impl Walk {
             if name == "." || name == ".." {
                 continue;
             }
-            // Removed since: it is not there.
+            // The entry was removed in the meantime.
             let Ok(stat) = fs::statat(&fd, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let path = if dir == Path::new(".") { PathBuf::from(name) } else { dir.join(name) };
             if kind(&stat) == FileType::Directory {
@@ -321,8 +327,8 @@ fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// What no path may be, whatever lies on the disk. `..` is refused even where it would stay beneath: after a link it means
-/// something else than it says.
+/// Rejects paths that are invalid whatever is on the disk. `..` is refused even if it would stay beneath the root:
+/// after a symlink it does not lead to the directory that the path suggests.
 fn checked(path: &Path) -> Result<&Path> {
     if path.as_os_str().is_empty() {
         return Err(invalid(path, "is empty"));
@@ -354,7 +360,7 @@ fn error(path: &Path, errno: Errno) -> BeneathError {
         Errno::NAMETOOLONG => invalid(path, "is too long"),
         Errno::NXIO | Errno::NODEV => invalid(path, "is not a regular file"),
         Errno::INVAL | Errno::ILSEQ => invalid(path, "is not a name this file system can hold"),
-        // What is read-only here was not made so by us.
+        // We mount nothing here read-only, so the file system has become read-only after an error.
         Errno::ROFS => BeneathError::Damaged { path: path.to_owned() },
         Errno::NOSPC | Errno::DQUOT => BeneathError::NoSpace { path: path.to_owned() },
         other => BeneathError::Io { path: path.to_owned(), source: other.into() },

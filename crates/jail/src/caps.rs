@@ -1,4 +1,4 @@
-//! Capabilities: all of them given up, in every set, for good.
+//! Drops all capabilities in every set, permanently.
 
 use std::io;
 
@@ -12,13 +12,14 @@ pub struct CapsError {
     pub source: io::Error,
 }
 
-/// Empties the ambient, bounding, inheritable, permitted and effective sets and locks the rules by which root or a file could
-/// fill them again. Needs CAP_SETPCAP, unless it was all done before: then it does nothing.
+/// Empties the ambient, bounding, inheritable, permitted and effective sets and locks the rules by which root or a file
+/// could fill them again. Needs CAP_SETPCAP on the first call; a second call does nothing.
 pub fn drop_all() -> Result<(), CapsError> {
     let at = |step| move |e: rustix::io::Errno| CapsError { step, source: e.into() };
     thread::clear_ambient_capability_set().map_err(at("clear the ambient set"))?;
     for number in 0..u64::BITS {
-        // By number: a newer kernel has capabilities that no header of today names. An error says that they end here.
+        // Iterate by number, because a newer Linux kernel may have capabilities without a constant. An error marks the
+        // end.
         let capability = CapabilitySet::from_bits_retain(1 << number);
         match thread::capability_is_in_bounding_set(capability) {
             Ok(true) => thread::remove_capability_from_bounding_set(capability).map_err(at("drop the bounding set"))?,
@@ -34,7 +35,8 @@ pub fn drop_all() -> Result<(), CapsError> {
         .map_err(at("drop the capabilities"))
 }
 
-/// No privilege from being uid 0, none kept or gained by changing uids, none raised to ambient; and none of this undone.
+/// Secure bits that deny privileges to uid 0, prevent keeping or gaining capabilities by a change of uids, prevent
+/// raising ambient capabilities, and lock all of these rules.
 const LOCKED: CapabilitiesSecureBits = CapabilitiesSecureBits::NO_ROOT
     .union(CapabilitiesSecureBits::NO_ROOT_LOCKED)
     .union(CapabilitiesSecureBits::NO_SETUID_FIXUP)
@@ -58,7 +60,7 @@ mod tests {
             eprintln!("SKIP: needs CAP_SETPCAP");
             return;
         }
-        // Capabilities belong to a thread: one of its own keeps the other tests whole.
+        // Capabilities belong to a thread, so a separate thread protects the other tests.
         std::thread::spawn(|| {
             drop_all().unwrap();
             for name in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {

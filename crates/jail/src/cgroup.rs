@@ -1,12 +1,14 @@
-//! Memory, cpu and process limits on cgroup v1, v2 and both at once.
+//! Memory, CPU and process limits on cgroup v1, on v2, and on both at once.
 //!
-//! A tree `sandpool-<label>/<group>/…/<sandbox>` under the server's own cgroup of each hierarchy, and never above it or its systemd
-//! unit: the operator's limits on the server hold for its sandboxes too. A sandbox with a browser has two below its own, `code` and
-//! `browser`, since on v2 processes live in leaves only; the limits of the sandbox hold for both together, those of the browser for it
-//! alone, and of processes the code has the rest.
+//! The server creates a tree `sandpool-<label>/<group>/…/<sandbox>` under its own cgroup of each hierarchy, and never
+//! above that cgroup or its systemd unit: the operator's limits on the server also apply to its sandboxes. A sandbox
+//! with a browser has two child cgroups, `code` and `browser`, because on v2 only leaves may contain processes. The
+//! limits of the sandbox apply to both together and those of the browser to the browser alone; the process limit of the
+//! code is the remainder.
 //!
-//! [`Layout::look`] only reads. [`Layout::claim`] changes a v2 cgroup so that a tree can hang there, and [`Layout::release`] takes that
-//! back. Every path goes through a given file-system root, so that layouts this machine does not have are tested against a directory.
+//! [`Layout::look`] only reads. [`Layout::claim`] changes a v2 cgroup so that it can hold a tree, and
+//! [`Layout::release`] reverts that. Every path goes through a given file-system root, so that tests can use a
+//! directory to imitate layouts that this machine does not have.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,23 +49,23 @@ pub enum Version {
     V2,
 }
 
-/// One hierarchy that carries at least one controller we use.
+/// A hierarchy that has at least one of the controllers we use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hierarchy {
     pub version: Version,
     pub controllers: Vec<Controller>,
-    /// Where our tree hangs: the server's own cgroup, or on v2 an empty one above it in the same delegated unit.
+    /// Parent of our tree: the server's own cgroup, or on v2 an empty one above it in the same delegated unit.
     pub base: PathBuf,
 }
 
-/// A cgroup around sandboxes, shared by those that name it below the same outer ones.
+/// A cgroup around sandboxes. Sandboxes that name the same group below the same outer groups share it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     pub name: String,
     pub limits: CgroupLimits,
 }
 
-/// Why a controller cannot be used, and what would help.
+/// The reason why a controller cannot be used, and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absence {
     pub why: String,
@@ -76,26 +78,26 @@ impl Absence {
     }
 }
 
-/// What can be limited here, and why the rest cannot.
+/// The controllers that can be used here, and the reasons why the others cannot.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Layout {
     pub hierarchies: Vec<Hierarchy>,
     pub absent: BTreeMap<Controller, Absence>,
-    /// The v2 hierarchy is that of a scope which systemd has yet to be asked for.
+    /// Whether the v2 hierarchy is that of a scope which has not been requested from systemd yet.
     pub scope_to_come: bool,
     pub claimed: Option<Claimed>,
 }
 
-/// What was changed in a v2 cgroup.
+/// The changes that were made to a v2 cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claimed {
     base: PathBuf,
     enabled: Vec<Controller>,
-    /// Cgroups that were there before, and did without the controllers.
+    /// Child cgroups that existed before the claim and worked without the controllers.
     beside: Vec<PathBuf>,
 }
 
-/// Limits of one cgroup; `None` leaves the kernel's default, no limit.
+/// Limits of one cgroup. `None` keeps the Linux kernel's default, which is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CgroupLimits {
     pub memory_bytes: Option<u64>,
@@ -107,10 +109,10 @@ pub struct CgroupLimits {
 pub struct Usage {
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
-    /// But for the browser's.
+    /// Number of processes killed for lack of memory, except those of the browser.
     pub oom_kills: u64,
     pub browser_oom_kills: u64,
-    /// The limit that was hit when something was killed for memory, where the kernel lets that be told.
+    /// The memory limit that caused a kill, if the Linux kernel's counters identify it.
     pub oom_limit_bytes: Option<u64>,
 }
 
@@ -126,43 +128,44 @@ struct Mount {
 pub struct Unified {
     /// The mount point.
     pub top: PathBuf,
-    /// The server's own cgroup.
+    /// The directory of the server's own cgroup.
     pub own: PathBuf,
-    /// The same below the top, `/` first.
+    /// The server's own cgroup relative to the mount point, as an absolute path.
     pub path: PathBuf,
 }
 
-/// Where on v2 a tree can hang.
+/// A v2 cgroup that can hold a tree.
 #[derive(Debug, PartialEq, Eq)]
 struct AttachPoint {
     base: PathBuf,
     controllers: Vec<Controller>,
 }
 
-/// Where limits may come from.
+/// The cgroups that the server may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupSource {
-    /// What the server was given, else a scope that systemd is asked for.
+    /// Use the server's own cgroup, or else a scope requested from systemd.
     #[default]
     Systemd,
-    /// Only what the server was given.
+    /// Use only the server's own cgroup.
     Given,
-    /// Nothing: a trial, which is to leave everything as it is.
+    /// Use no cgroup. A trial run must leave the system unchanged.
     Nothing,
 }
 
-/// Whose processes may be moved, and which unit is known to be delegated.
+/// The processes that may be moved, and the unit that is known to be delegated.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OwnTree<'a> {
-    /// The server and its launcher; what they have started counts with them.
+    /// The server and its launcher. Their descendants count as well.
     pub pids: &'a [Pid],
-    /// The name of a scope that systemd gave us.
+    /// The name of a scope that systemd created for us.
     pub scope: Option<&'a str>,
 }
 
 impl Layout {
-    /// What this machine has for the server. `claim` makes it ready for use; otherwise nothing changes.
+    /// Determines what the server can use on this machine. Changes nothing unless `claim` is set, which makes it ready
+    /// for use.
     pub fn obtain(source: CgroupSource, pids: &[Pid], claim: bool) -> Self {
         let root = Path::new("/");
         if source == CgroupSource::Nothing {
@@ -179,7 +182,7 @@ impl Layout {
         }
     }
 
-    /// This layout with what a scope of systemd's would add, or why there is none.
+    /// Extends this layout with a systemd scope, or with the reason why there is none.
     fn or_scope(self, unified: &Unified, source: CgroupSource, pids: &[Pid], claim: bool) -> Self {
         let root = Path::new("/");
         let manager = Manager::find(root, unified, rustix::process::getuid().as_raw());
@@ -226,12 +229,13 @@ impl Layout {
         self
     }
 
-    /// Reads where a tree could hang, and changes nothing.
+    /// Determines where a tree could be attached, without changing anything.
     pub fn look(root: &Path, ours: OwnTree<'_>) -> Self {
         Self::find(root, ours, false)
     }
 
-    /// Makes the cgroups ready in which a tree is to hang; what cannot be had is absent, and everything is as it was.
+    /// Prepares the cgroups that are to hold a tree. Controllers that cannot be prepared are listed as absent, and
+    /// their cgroups are left unchanged.
     pub fn claim(root: &Path, ours: OwnTree<'_>) -> Self {
         Self::find(root, ours, true)
     }
@@ -296,7 +300,7 @@ impl Layout {
         self.hierarchies.iter().any(|h| h.controllers.contains(&controller))
     }
 
-    /// The same layout, with our own directory in each hierarchy as the base.
+    /// Returns this layout with our directory in each hierarchy as the base.
     pub fn tree(&self, label: &str) -> Tree {
         let mut hierarchies = self.hierarchies.clone();
         for hierarchy in &mut hierarchies {
@@ -305,7 +309,7 @@ impl Layout {
         Tree { hierarchies }
     }
 
-    /// Takes back what [`Self::claim`] changed, when the tree is gone.
+    /// Reverts the changes of [`Self::claim`] after the tree was removed.
     pub fn release(&self) {
         if let Some(claimed) = &self.claimed {
             claimed.release();
@@ -314,7 +318,7 @@ impl Layout {
 }
 
 impl Unified {
-    /// That of this process, if v2 is mounted.
+    /// Returns the hierarchy of this process if v2 is mounted.
     pub fn find(root: &Path) -> Option<Self> {
         let read = |p: &str| fs::read_to_string(root.join(p)).unwrap_or_default();
         Self::of(root, &memberships(&read("proc/self/cgroup")), &mounts(&read("proc/self/mountinfo")))
@@ -329,19 +333,20 @@ impl Unified {
         Some(Self { top, own, path })
     }
 
-    /// From the own cgroup up to the topmost one that can be seen.
+    /// Iterates from the server's own cgroup up to the topmost visible one.
     pub fn ancestors(&self) -> impl Iterator<Item = &Path> {
         self.own.ancestors().take_while(|dir| dir.starts_with(&self.top))
     }
 
-    /// The cgroup of the systemd unit that this process is in.
+    /// Returns the cgroup of the systemd unit that contains this process.
     pub fn unit(&self) -> Option<&Path> {
         self.ancestors().find(|dir| *dir != self.top && is_unit(dir))
     }
 
-    /// The nearest cgroup that a tree may hang in: one without others' processes, in the own unit if that is delegated. A unit that is
-    /// not belongs to systemd, which ends a service when a process in it, however deep, is killed for memory. Without a unit (a
-    /// container, another init) it is the own cgroup or none: the one above may have fewer limits.
+    /// Finds the nearest cgroup that may hold a tree: one without foreign processes, within the server's own unit if
+    /// that unit is delegated. A unit that is not delegated belongs to systemd, which ends a service when a process in
+    /// it, at any depth, is killed for lack of memory. Without a unit (in a container or under another init) only the
+    /// server's own cgroup qualifies, because the one above may have fewer limits.
     fn place(&self, root: &Path, wanted: &[Controller], ours: OwnTree<'_>) -> Result<AttachPoint, Absence> {
         let unit = self.unit();
         let last = match unit {
@@ -362,8 +367,8 @@ impl Unified {
         Err(first.unwrap_or_else(|| Absence::new("there is no cgroup to use", "")))
     }
 
-    /// What children of `dir` could be limited in. Without memory nothing: cpu and processes alone would make a threaded cgroup of one
-    /// that has processes.
+    /// Returns the controllers that can limit children of `dir`, or an error if memory is not among them: enabling only
+    /// cpu and pids would turn a cgroup that contains processes into a threaded one.
     fn usable(&self, root: &Path, dir: &Path, wanted: &[Controller], ours: &[Pid]) -> Result<Vec<Controller>, Absence> {
         let shown = dir.display();
         if let Ok(kind) = fs::read_to_string(dir.join("cgroup.type"))
@@ -415,12 +420,14 @@ fn name_of(dir: &Path) -> String {
     dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// By its name: systemd makes cgroups of these names, and nobody else does without meaning systemd's.
+/// Recognises a unit by its name. systemd creates cgroups with these names, and other programs use them only for
+/// systemd units.
 pub fn is_unit(path: &Path) -> bool {
     path.extension().is_some_and(|kind| kind == "service" || kind == "scope")
 }
 
-/// systemd marks the cgroups that it leaves alone; one of a system service with `User=` it also gives to that user.
+/// Returns whether systemd leaves this unit's cgroup alone. systemd marks such cgroups; for a system service with
+/// `User=` it also gives the cgroup to that user.
 fn is_delegated(unit: &Path, scope: Option<&str>) -> bool {
     use std::os::unix::fs::MetadataExt;
     if scope.is_some_and(|scope| unit.file_name().is_some_and(|name| name == scope)) {
@@ -436,12 +443,14 @@ fn is_delegated(unit: &Path, scope: Option<&str>) -> bool {
     marked("user.delegate") || marked("trusted.delegate") || given()
 }
 
-/// Of the whole machine: the one cgroup that may have processes and children with limits.
+/// Returns whether this is the root cgroup of the machine, the only one that may have both processes and limited
+/// children.
 fn is_topmost(dir: &Path) -> bool {
     !dir.join("cgroup.type").exists()
 }
 
-/// The lines of `cgroup.procs` that are neither ours nor of what we started; processes of another pid namespace are `0` there.
+/// Returns the lines of `cgroup.procs` that belong neither to us nor to our descendants. Processes of another pid
+/// namespace are listed as `0`.
 fn strangers(root: &Path, dir: &Path, ours: &[Pid]) -> Vec<String> {
     let text = match fs::read_to_string(dir.join("cgroup.procs")) {
         Ok(text) => text,
@@ -456,7 +465,7 @@ fn strangers(root: &Path, dir: &Path, ours: &[Pid]) -> Vec<String> {
     text.lines().filter(|line| !known(line)).map(shown).collect()
 }
 
-/// Whether a process is one of these, or a child of a child of them.
+/// Returns whether a process is one of `ours` or a descendant of them.
 fn descends(root: &Path, mut pid: Pid, ours: &[Pid]) -> bool {
     const DEEPEST: usize = 64;
     for _ in 0..DEEPEST {
@@ -464,7 +473,7 @@ fn descends(root: &Path, mut pid: Pid, ours: &[Pid]) -> bool {
             return true;
         }
         let stat = fs::read_to_string(root.join("proc").join(pid.as_raw_nonzero().to_string()).join("stat"));
-        // The name in brackets may contain anything.
+        // The process name in parentheses may contain any character.
         let parent = stat.ok().and_then(|text| text.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok());
         match parent.and_then(Pid::from_raw) {
             Some(parent) => pid = parent,
@@ -474,11 +483,11 @@ fn descends(root: &Path, mut pid: Pid, ours: &[Pid]) -> bool {
     false
 }
 
-/// Where the server's processes go when its own cgroup becomes that of the tree.
+/// Cgroup to which the server's processes move when its own cgroup becomes the parent of the tree.
 const LEAF: &str = "sandpool-server";
 
-/// Enables the controllers for children of the base, all in one write, after moving our own processes out of the way. When that fails
-/// everything is as before.
+/// Enables the controllers for children of the base in a single write, after moving our own processes out of the way.
+/// Reverts everything on failure.
 fn take(root: &Path, place: &AttachPoint, ours: OwnTree<'_>) -> Result<Option<Claimed>, Absence> {
     let AttachPoint { base, controllers } = place;
     let lacking = || controllers.iter().copied().filter(|c| !lists(base, "cgroup.subtree_control", *c));
@@ -512,7 +521,7 @@ fn signed(sign: char, controllers: &[Controller]) -> String {
 
 impl Claimed {
     fn move_into_leaf(&self, root: &Path, ours: &[Pid]) -> io::Result<()> {
-        // What they start while they are moved may stay behind.
+        // Processes that are started during the move may stay behind, so it is repeated.
         const TURNS: usize = 10;
         let leaf = self.base.join(LEAF);
         for _ in 0..TURNS {
@@ -525,7 +534,7 @@ impl Claimed {
             }
             for pid in present.into_iter().filter(|pid| descends(root, *pid, ours)) {
                 match fs::write(leaf.join("cgroup.procs"), pid.as_raw_nonzero().to_string()) {
-                    // It has ended meanwhile.
+                    // The process has ended in the meantime.
                     Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
                     other => other.map_err(named(&leaf))?,
                 }
@@ -534,7 +543,8 @@ impl Claimed {
         Err(io::Error::other("other processes are in it"))
     }
 
-    /// Whoever has made cgroups beside ours meanwhile may need the controllers, which then stay.
+    /// Reverts the claim, unless another program has created cgroups beside ours in the meantime. It may need the
+    /// controllers, so they then stay enabled.
     fn release(&self) {
         let leaf = self.base.join(LEAF);
         if children(&self.base).iter().any(|dir| *dir != leaf && !self.beside.contains(dir)) {
@@ -552,7 +562,7 @@ impl Claimed {
     }
 }
 
-/// `controllers → path` of `/proc/self/cgroup`; v2 has the empty controller list.
+/// Parses the controllers and the path of each line of `/proc/self/cgroup`. The list of controllers is empty for v2.
 fn memberships(text: &str) -> Vec<(Vec<String>, PathBuf)> {
     let line = |l: &str| {
         let mut parts = l.splitn(3, ':').skip(1);
@@ -609,8 +619,8 @@ fn v1_base(
     })
 }
 
-/// `path` as seen through the mount. `None` where a cgroup namespace hides the way: what the mount shows then is not below the own
-/// cgroup, and a tree there would get out of its limits.
+/// Translates `path` through the mount. Returns `None` if a cgroup namespace hides it: the mount then does not show the
+/// server's own cgroup, and a tree there would escape its limits.
 fn directory(root: &Path, mount: &Mount, path: &Path) -> Option<PathBuf> {
     let hidden = |path: &Path| path.components().any(|c| c == std::path::Component::ParentDir);
     if hidden(&mount.root) {
@@ -636,30 +646,31 @@ fn lists(dir: &Path, file: &str, controller: Controller) -> bool {
     fs::read_to_string(dir.join(file)).is_ok_and(|text| text.split_whitespace().any(|c| c == controller.name()))
 }
 
-/// Our own part of each hierarchy.
+/// Our part of each hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tree {
     hierarchies: Vec<Hierarchy>,
 }
 
 impl Tree {
-    /// The top directory of our tree in each hierarchy.
+    /// Returns the top directory of our tree in each hierarchy.
     pub fn tops(&self) -> Vec<PathBuf> {
         self.hierarchies.iter().map(|h| h.base.clone()).collect()
     }
 
-    /// `groups` from the outermost on; `split` when a browser has a part of its own.
+    /// Returns the cgroup of a sandbox without creating it. `groups` starts with the outermost; `split` gives the
+    /// browser a separate part.
     pub fn sandbox(&self, groups: &[Group], sandbox: &str, split: bool) -> Cgroup {
         let dir = |h: &Hierarchy| around(h, groups).pop().unwrap_or_else(|| h.base.clone()).join(sandbox);
         Cgroup { dirs: self.hierarchies.iter().map(|h| (h.clone(), dir(h))).collect(), split }
     }
 
-    /// Makes the tops, which stay as long as the server.
+    /// Creates the top directories, which exist as long as the server.
     pub fn open(&self) -> io::Result<()> {
         self.hierarchies.iter().try_for_each(|h| make(h, &h.base, CgroupLimits::default(), CgroupKind::Group))
     }
 
-    /// Makes the sandbox's cgroup with its limits, and those of its groups that do not exist yet.
+    /// Creates the sandbox's cgroup with its limits, and those of its groups that do not exist yet.
     pub fn create(
         &self,
         groups: &[Group],
@@ -669,7 +680,7 @@ impl Tree {
         let cgroup = self.sandbox(groups, sandbox.0, browser.is_some());
         let kind = if browser.is_some() { CgroupKind::Split } else { CgroupKind::Leaf };
         for (hierarchy, dir) in &cgroup.dirs {
-            // The groups are mostly there, and every look at them costs as much as making one.
+            // The groups usually exist, and checking each of them would cost as much as creating one.
             match make(hierarchy, dir, sandbox.1, kind) {
                 Err(e) if e.kind() == ErrorKind::NotFound && !dir.exists() => {
                     for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
@@ -680,7 +691,8 @@ impl Tree {
                 other => other?,
             }
             if let Some(limits) = browser {
-                // Memory is lent to whoever needs it; processes that the other part may need are not.
+                // Both parts share the memory of the sandbox, but the processes of one part must not use up those of
+                // the other.
                 let pids = sandbox.1.pids.zip(limits.pids).map(|(all, browsers)| all.saturating_sub(browsers));
                 make(hierarchy, &dir.join(CODE), CgroupLimits { pids, ..CgroupLimits::default() }, CgroupKind::Leaf)?;
                 make(hierarchy, &dir.join(BROWSER), limits, CgroupKind::Leaf)?;
@@ -689,7 +701,7 @@ impl Tree {
         Ok(cgroup)
     }
 
-    /// Removes what is empty of the groups, from the innermost on; what is in use stays.
+    /// Removes the groups that are empty, from the innermost outwards. Groups in use stay.
     pub fn tidy(&self, groups: &[Group]) {
         for hierarchy in &self.hierarchies {
             let _ = around(hierarchy, groups).iter().rev().try_for_each(fs::remove_dir);
@@ -697,7 +709,7 @@ impl Tree {
     }
 }
 
-/// The directories of the groups, from the outermost on.
+/// Returns the directories of the groups, outermost first.
 fn around(hierarchy: &Hierarchy, groups: &[Group]) -> Vec<PathBuf> {
     let deeper = |dir: &mut PathBuf, group: &Group| {
         dir.push(&group.name);
@@ -712,17 +724,18 @@ fn named(dir: &Path) -> impl FnOnce(io::Error) -> io::Error + '_ {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CgroupKind {
-    /// Around sandboxes.
+    /// A cgroup around sandboxes.
     Group,
-    /// A sandbox's own, in two parts.
+    /// The cgroup of a sandbox that has separate parts for code and browser.
     Split,
-    /// With processes in it.
+    /// A cgroup that contains processes.
     Leaf,
 }
 
 fn make(hierarchy: &Hierarchy, dir: &Path, limits: CgroupLimits, kind: CgroupKind) -> io::Result<()> {
     match fs::create_dir(dir) {
-        // A group is shared. A sandbox's own is new, or somebody else decides what is in it and under which limits.
+        // Only groups are shared. A sandbox's cgroup must be new, or another process could control its members and
+        // limits.
         Err(e) if kind == CgroupKind::Group && e.kind() == ErrorKind::AlreadyExists => return Ok(()),
         other => other.map_err(named(dir))?,
     }
@@ -738,8 +751,9 @@ fn write(dir: &Path, file: &str, value: &str) -> io::Result<()> {
     fs::write(&path, value).map_err(named(&path))
 }
 
-/// v1 counts the buffers of sockets apart from memory (TCP and UDP, whatever the file's name says), and only in a cgroup in which this
-/// was written once: also in one that has no limit of its own. Absent where the kernel has no v1 accounting; `doctor` says so.
+/// Limits the socket buffers of a v1 cgroup. v1 counts them apart from memory (TCP and UDP, despite the file's name),
+/// and only in a cgroup in which this file was written once, so it is written even without a limit. A Linux kernel
+/// without v1 accounting lacks the file; `doctor` reports that.
 fn socket_buffers(dir: &Path, memory: Option<u64>) -> io::Result<()> {
     let limit = memory.map_or_else(|| "-1".to_owned(), |bytes| (bytes / SOCKET_SHARE).to_string());
     match fs::write(dir.join(SOCKET_LIMIT), limit) {
@@ -750,7 +764,7 @@ fn socket_buffers(dir: &Path, memory: Option<u64>) -> io::Result<()> {
     }
 }
 
-/// Of the memory limit, what socket buffers may take besides.
+/// Divisor of the memory limit that gives the additional limit for socket buffers.
 const SOCKET_SHARE: u64 = 4;
 pub const SOCKET_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
 
@@ -761,7 +775,8 @@ fn set(version: Version, controller: Controller, dir: &Path, limits: CgroupLimit
             socket_buffers(dir, limits.memory_bytes)?;
             let Some(bytes) = limits.memory_bytes else { return Ok(()) };
             write(dir, "memory.limit_in_bytes", &bytes.to_string())?;
-            // Memory and swap together; absent when the kernel does not account swap, and then swap is not limited.
+            // Limits memory and swap together. The file is absent if the Linux kernel does not account swap, which is
+            // then unlimited.
             match fs::write(dir.join("memory.memsw.limit_in_bytes"), bytes.to_string()) {
                 Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => {
                     Err(named(&dir.join("memory.memsw.limit_in_bytes"))(e))
@@ -787,7 +802,7 @@ fn set(version: Version, controller: Controller, dir: &Path, limits: CgroupLimit
             }
             write(dir, "cpu.cfs_period_us", &PERIOD.to_string())?;
             match write(dir, "cpu.cfs_quota_us", &quota.to_string()) {
-                // v1 takes no more than a cgroup above has, and then that one is the limit.
+                // v1 accepts no quota above that of a parent cgroup. The parent's quota is then the limit.
                 Err(e) if e.kind() == ErrorKind::InvalidInput => Ok(()),
                 other => other,
             }
@@ -796,30 +811,30 @@ fn set(version: Version, controller: Controller, dir: &Path, limits: CgroupLimit
     }
 }
 
-/// The parts of a sandbox that has a browser.
+/// Names of the two parts of a sandbox that has a browser.
 const CODE: &str = "code";
 const BROWSER: &str = "browser";
 
-/// The directories of one sandbox, one per hierarchy.
+/// The cgroup directories of one sandbox, one per hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cgroup {
     dirs: Vec<(Hierarchy, PathBuf)>,
     split: bool,
 }
 
-/// The directories in which processes of one kind live, one per hierarchy.
+/// The directories that contain the processes of one part of a sandbox, one per hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CgroupPart {
     dirs: Vec<(Version, PathBuf)>,
 }
 
 impl Cgroup {
-    /// Where the guest and what it starts live.
+    /// Returns the part that contains the guest and the processes it starts.
     pub fn code(&self) -> CgroupPart {
         if self.split { self.part(CODE) } else { self.part("") }
     }
 
-    /// Where the browser lives, if there is room for one.
+    /// Returns the part that contains the browser, if the sandbox has one.
     pub fn browser(&self) -> Option<CgroupPart> {
         self.split.then(|| self.part(BROWSER))
     }
@@ -834,7 +849,7 @@ impl Cgroup {
         Some((found.0.version, &found.1))
     }
 
-    /// The kernel's figures of what it holds for this sandbox, parts included.
+    /// Returns the path of the memory statistics of this sandbox, including its parts.
     pub fn memory_stat(&self) -> Option<PathBuf> {
         self.dir(Controller::Memory).map(|(_, dir)| dir.join("memory.stat"))
     }
@@ -855,7 +870,7 @@ impl Cgroup {
             }
             if self.split {
                 usage.browser_oom_kills = kills(&dir.join(BROWSER));
-                // v1 counts each directory's own, v2 those below it too.
+                // v1 counts the kills of each directory separately; v2 includes those of its children.
                 usage.oom_kills = match version {
                     Version::V1 => usage.oom_kills + kills(&dir.join(CODE)),
                     Version::V2 => usage.oom_kills.saturating_sub(usage.browser_oom_kills),
@@ -868,7 +883,8 @@ impl Cgroup {
         usage
     }
 
-    /// Removes the directories; `Err` with one that is still busy (dead processes leave a cgroup a moment after they are reaped).
+    /// Removes the directories. Returns one that is still busy as an error: dead processes leave a cgroup a moment
+    /// after they are reaped.
     pub fn remove(&self) -> Result<(), (PathBuf, io::Error)> {
         let mut busy = Ok(());
         for (_, dir) in &self.dirs {
@@ -885,23 +901,23 @@ impl Cgroup {
 }
 
 impl CgroupPart {
-    /// Whether there is no cgroup at all.
+    /// Returns whether no hierarchy is in use.
     pub fn is_empty(&self) -> bool {
         self.dirs.is_empty()
     }
 
-    /// v1: what a process that begins here writes `0` into. By `tasks`, from the process itself: any other way takes a lock that
-    /// costs milliseconds.
+    /// Returns the v1 files into which a process writes `0` to join. It has to join by itself and through `tasks`:
+    /// every other way takes a lock that costs milliseconds.
     pub fn tasks(&self) -> Vec<PathBuf> {
         self.dirs.iter().filter(|(version, _)| *version == Version::V1).map(|(_, dir)| dir.join("tasks")).collect()
     }
 
-    /// v2: the directory in which a process is born.
+    /// Returns the v2 directory in which a process is created.
     pub fn v2(&self) -> Option<&Path> {
         self.dirs.iter().find(|(version, _)| *version == Version::V2).map(|(_, dir)| dir.as_path())
     }
 
-    /// Kills whoever is in it, and whoever those have made meanwhile. True when nobody is left.
+    /// Kills all members, including those that are forked in the meantime. Returns true if none is left.
     pub fn kill(&self) -> bool {
         const TURNS: usize = 100;
         for turn in 0..TURNS {
@@ -911,17 +927,18 @@ impl CgroupPart {
                 return true;
             }
             found.into_iter().for_each(|(dir, pid)| kill_member(dir, pid));
-            // The dead leave a moment later.
+            // Killed processes leave the cgroup a moment later.
             std::thread::sleep(std::time::Duration::from_millis(turn.min(10) as u64));
         }
         false
     }
 }
 
-/// The memory limit that was hit: the nearest, from a sandbox's cgroup on, that has led to a kill. v1 counts only how often a limit was
-/// reached, which its page cache may have done before another limit led to the kill.
+/// Returns the memory limit that was hit: the nearest one, from the sandbox's cgroup upwards, that has led to a kill.
+/// v1 counts only how often a limit was reached, which the page cache may have caused before another limit led to the
+/// kill.
 fn hit_limit(version: Version, dir: &Path) -> Option<u64> {
-    /// What v1 shows for none is above this.
+    /// Upper bound of real limits; v1 shows a larger number if there is no limit.
     const MOST: u64 = 1 << 60;
     let read = |dir: &Path, file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
     let limit = match version {
@@ -943,7 +960,8 @@ fn counter(text: &str, name: &str) -> u64 {
     text.lines().find_map(value).unwrap_or(0)
 }
 
-/// Kills every process in the tree at `top` and removes its directories: what a dead server left. True when nothing remains.
+/// Kills every process in the tree that a dead server left at `top` and removes its directories. Returns true if
+/// nothing remains.
 pub fn sweep(top: &Path) -> bool {
     let Ok(entries) = fs::read_dir(top) else { return !top.exists() };
     let mut gone = true;
@@ -961,7 +979,8 @@ fn members(dir: &Path) -> Vec<Pid> {
     text.lines().filter_map(|l| Pid::from_raw(l.parse().ok()?)).collect()
 }
 
-/// The number may have passed to somebody else since it was read: hold the process first, then look whether it is (still) a member.
+/// Kills a process if it is still a member. Its pid may have been reused since it was read, so the process is pinned by
+/// a pidfd before the membership is checked.
 fn kill_member(dir: &Path, pid: Pid) {
     if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
         && members(dir).contains(&pid)
@@ -982,7 +1001,7 @@ mod tests {
         fs::write(path, text).unwrap();
     }
 
-    /// Every file below `root/sys` that is not part of the fixture, with its content.
+    /// Collects every file that is not part of the fixture, with its content.
     fn written(dir: &Path, base: &Path, out: &mut Vec<String>) {
         let mut entries: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
         entries.sort();
@@ -1113,7 +1132,7 @@ mod tests {
         let (code, browser) = (split.code(), split.browser().unwrap());
         assert_eq!((code.tasks().len(), browser.tasks().len(), browser.v2()), (2, 2, None));
         assert!(browser.tasks()[0].ends_with("memory/a/sandpool-t/g/h/b/browser/tasks"));
-        // Each directory counts its own there.
+        // On v1 each directory counts only its own kills.
         for (part, kills) in [("", 1), ("code", 2), ("browser", 4)] {
             let file = Path::new("sys/fs/cgroup/memory/a/sandpool-t/g/h/b").join(part).join("memory.oom_control");
             put(&root, file.to_str().unwrap(), &format!("oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n"));
@@ -1134,7 +1153,8 @@ mod tests {
         fs::remove_dir_all(root).unwrap();
     }
 
-    /// A machine with v2 alone: the path of the server's own cgroup, and cgroups with what is in their `cgroup.procs`.
+    /// Imitates a machine that has only v2. `own` is the path of the server's own cgroup; `cgroups` lists cgroups with
+    /// the content of their `cgroup.procs`.
     fn unified(name: &str, own: &str, cgroups: &[(&str, &str)]) -> PathBuf {
         let root = crate::test_dir(name);
         put(&root, "proc/self/cgroup", &format!("0::{own}\n"));
@@ -1151,7 +1171,8 @@ mod tests {
         root
     }
 
-    /// As systemd does it; `trusted` where a file system has no `user`.
+    /// Marks a cgroup as delegated in the way systemd does, with a `trusted` attribute where the file system has no
+    /// `user` attributes.
     fn delegate(root: &Path, dir: &str) {
         let path = root.join("sys/fs/cgroup").join(dir);
         let set = |name: &str| rustix::fs::setxattr(&path, name, b"1", rustix::fs::XattrFlags::empty());
@@ -1186,7 +1207,7 @@ mod tests {
         let unit = unified("w38", "/a.slice/server.service", &[("", ""), ("/a.slice", ""), shared]);
         delegate(&unit, "a.slice/server.service");
         let container = unified("w38c", "/", &[("", "4\n9\n")]);
-        // Not the topmost of the machine, but the one that a container sees as such.
+        // A container sees this cgroup as the topmost, although it is not the root of the machine.
         put(&container, "sys/fs/cgroup/cgroup.type", "domain\n");
         let plain = unified("w38p", "/a/b", &[("", ""), ("/a", ""), ("/a/b", "0\n4\n")]);
         for (root, cgroup, who) in [
@@ -1212,7 +1233,7 @@ mod tests {
         }
     }
 
-    /// W40: a cgroup namespace without a mount of its own sees that of the host, with a root above its own.
+    /// W40: a cgroup namespace without its own mount sees that of the host, whose root lies above the namespace's root.
     #[test]
     fn w40_a_mount_that_does_not_show_the_own_cgroup_is_not_used() {
         let root = unified("w40n", "/", &[("", "4\n")]);
@@ -1246,7 +1267,7 @@ mod tests {
         let before = everything(&root);
         assert!(Layout::look(&root, OwnTree::default()).has(Controller::Memory));
         assert_eq!(everything(&root), before);
-        // A write to it fails as one to a cgroup does that somebody has just entered.
+        // Writing to this directory fails, as does writing to a cgroup that another process has just entered.
         let control = root.join("sys/fs/cgroup/a/cgroup.subtree_control");
         fs::remove_file(&control).unwrap();
         fs::create_dir(&control).unwrap();
@@ -1266,7 +1287,7 @@ mod tests {
             fs::write(&control, "").unwrap();
             let layout = Layout::claim(&root, OwnTree::default());
             assert_eq!(fs::read_to_string(&control).unwrap(), "+memory +cpu +pids");
-            // What the kernel would have made of it.
+            // Imitates what the Linux kernel would store.
             fs::write(&control, "memory cpu pids\n").unwrap();
             layout
         };
@@ -1283,7 +1304,8 @@ mod tests {
         fs::remove_dir_all(root).unwrap();
     }
 
-    /// W39: systemd ends a service in whose cgroup, or below it, a process is killed for memory, unless it is delegated.
+    /// W39: systemd ends a service if a process in or below its cgroup is killed for lack of memory, unless the cgroup
+    /// is delegated.
     #[test]
     fn w39_a_unit_that_is_not_delegated_is_not_used() {
         let own = "/system.slice/a.service";
@@ -1301,7 +1323,7 @@ mod tests {
         fs::remove_dir_all(root).unwrap();
     }
 
-    /// W40: `DelegateSubgroup=` puts the server beside the place for its tree. Above the unit nothing is taken.
+    /// W40: `DelegateSubgroup=` puts the server beside the place for its tree. Nothing above the unit is used.
     #[test]
     fn w40_a_tree_hangs_in_the_unit_and_never_above_it() {
         let cgroups = [
@@ -1323,7 +1345,7 @@ mod tests {
         fs::remove_dir_all(root).unwrap();
     }
 
-    /// W45: the limit that was hit, be it the sandbox's or one around it; none where that is not sure.
+    /// W45: reports the limit that was hit, whether that of the sandbox or one around it, and none if it is uncertain.
     #[test]
     fn w45_a_kill_names_the_limit_that_was_hit() {
         let root = crate::test_dir("w45");

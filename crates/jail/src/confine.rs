@@ -1,7 +1,8 @@
-//! What a process does to itself to be held by a sandbox, as a list: the guest at the end of its plan, and whoever has a child in a
-//! running sandbox before that child is born.
+//! The steps by which a process confines itself to a sandbox. The guest applies them at the end of its plan; a process
+//! that forks a child into a running sandbox applies them before the fork.
 //!
-//! One list for both, so that neither can have more than the other. Nothing here mounts anything, and nothing needs the launcher.
+//! Both use one list, so that neither can have more rights than the other. No step mounts anything or needs the
+//! launcher.
 
 use std::fmt;
 use std::fs;
@@ -20,27 +21,28 @@ use crate::{landlock, process, rlimits, seccomp, sys};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfineStep {
-    /// Out of the launcher's session and process group: both reach across pid namespaces (signals, nice, the autogroup).
+    /// Leaves the launcher's session and process group, since both reach across pid namespaces (signals, nice, the
+    /// autogroup).
     Session,
     DropGroups,
     SetIds {
         id: u32,
     },
     SessionKeyring,
-    /// `processes` only where no cgroup counts them.
+    /// Sets the rlimits. `processes` is set only if no cgroup counts processes.
     Rlimits {
         processes: Option<u64>,
     },
-    /// A memory kill shall take the interpreter, not its guest.
+    /// Makes the OOM killer prefer the interpreter to its guest.
     OfferToOomKiller,
     DropCapabilities,
     NotDumpable,
-    /// After a change of ids `/proc/self` is root's, and nothing could be done with it.
+    /// Makes the process dumpable again. After a change of ids `/proc/self` belongs to root and would be unusable.
     Dumpable,
     NoNewPrivileges,
     Landlock {
         run: Vec<PathBuf>,
-        /// Besides the sandbox's own.
+        /// Writable paths in addition to those of every sandbox.
         write: Vec<PathBuf>,
     },
     BrowserLandlock {
@@ -118,7 +120,7 @@ fn set_ids(id: u32) -> Result<(), ApplyError> {
     rustix::thread::set_thread_res_uid(uid, uid, uid).at(Syscall::Setresuid, Path::new(""))
 }
 
-/// The namespaces of a sandbox that a process joins. The pid namespace is that of its children.
+/// The namespaces of a sandbox that a process joins. Joining the pid namespace affects only its children.
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
@@ -127,32 +129,34 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWPID;
 
-/// What a process comes with that is to have a child in a sandbox.
+/// The descriptors that a process needs to fork a child into a sandbox.
 #[derive(Debug)]
 pub struct SandboxEntry {
-    /// The sandbox's PID 1.
+    /// Pidfd of the sandbox's PID 1.
     pub guest: OwnedFd,
-    /// Of v1 cgroups, to write itself into.
+    /// The `tasks` files of v1 cgroups, into which the process writes itself.
     pub tasks: Vec<OwnedFd>,
-    /// To the guest; the one thing the child keeps.
+    /// Connection to the guest, the only descriptor of this struct that the child keeps.
     pub channel: OwnedFd,
 }
 
-/// Above the numbers that a kernel gets its descriptors at.
+/// Lowest number for the channel, above those at which a kernel receives its descriptors.
 const CHANNEL: i32 = 10;
 
-/// Gives up everything the calling, forked, single-threaded process has besides what a sandbox has, but for what it is to `keep`.
+/// Reduces the calling process, which must be forked and single-threaded, to the rights of a sandbox and the
+/// descriptors in `keep`.
 ///
-/// The process itself stays outside of the sandbox's pid namespace, where nobody inside can see, stop or kill it; its children are
-/// born inside, with every namespace and every restriction of the sandbox from their first instruction. Where it fails the process
-/// has to end.
+/// The process itself stays outside of the sandbox's pid namespace, where code inside cannot see, stop or kill it. Its
+/// children start inside, in every namespace and under every restriction of the sandbox from their first instruction.
+/// If this fails, the process has to exit.
 pub fn enter(door: SandboxEntry, steps: &[ConfineStep], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
     let channel = step_inside(door, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
     steps.iter().try_for_each(|step| step.apply().map_err(|error| format!("`{step}`: {error}")))?;
     Ok(channel)
 }
 
-/// In the process that was born inside and stays: leads a group of its own and closes all but what it is to `keep`.
+/// Runs in the process that stays in the sandbox: makes it the leader of a new process group and closes every
+/// descriptor except `keep`.
 pub fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
     rustix::process::setpgid(None, None).at(Syscall::Setpgid, Path::new(""))?;
     sys::close_all_but(keep).at(Syscall::Dup, Path::new(""))
@@ -167,7 +171,7 @@ fn step_inside(door: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, A
     let SandboxEntry { guest, tasks, channel } = door;
     for tasks in tasks {
         rustix::io::write(&tasks, b"0").at(Syscall::Write, Path::new("tasks"))?;
-        // Closed below, with all others.
+        // Closed below together with all other descriptors.
         let _ = tasks.into_raw_fd();
     }
     sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Syscall::Dup, Path::new(""))?;

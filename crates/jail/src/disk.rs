@@ -1,9 +1,10 @@
-//! The disk budget: what volumes on disk may still take of the file system that holds their images.
+//! The disk budget: limits how much volumes on disk may still take of the file system that holds their images.
 //!
-//! An image is sparse, so a file system inside it believes in room that the host may not have. When the host has none, the kernel
-//! loses what it had accepted from the code. The budget prevents it: the room inside a volume that the host cannot back is marked as
-//! reserved (`reserved_clusters` of ext4), and a write there fails with `ENOSPC`, at once and in the process that writes. As long as
-//! everything fits, nothing is reserved and one `statvfs` a second is all it costs. `docs/decisions/disk-budget.md` has the reasons.
+//! An image is sparse, so the file system inside it counts on space that the host may not have. When the host runs out
+//! of space, the Linux kernel loses data that it had already accepted from the code. The budget prevents this: the
+//! space inside a volume that the host cannot back is marked as reserved (`reserved_clusters` of ext4), and a write
+//! there fails with `ENOSPC`, immediately and in the process that writes. As long as everything fits, nothing is
+//! reserved and the only cost is one `statvfs` per second. `docs/decisions/disk-budget.md` has the reasons.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,7 +19,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, statvfs};
 use crate::ids::private_dir;
 use crate::volume::Device;
 
-/// What an operator wants to stay free; `None` is 5 % of the file system, at least 1 GB and at most 8 GB.
+/// Bytes that the operator wants to keep free. `None` means 5 % of the file system, at least 1 GB and at most 8 GB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct KeepFree(pub Option<u64>);
@@ -29,16 +30,16 @@ impl KeepFree {
     }
 }
 
-/// The file system of the images.
+/// The space on the file system that holds the images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskRoom {
     pub free: u64,
-    /// The floor: what stays free.
+    /// The floor: bytes that have to stay free.
     pub keep: u64,
 }
 
 impl DiskRoom {
-    /// `dir` need not exist yet: what does exist above it counts.
+    /// Measures the file system of `dir`. If `dir` does not exist yet, its nearest existing ancestor is used.
     pub fn of(dir: &Path, keep: KeepFree) -> io::Result<Self> {
         let there = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
         let found = statvfs(there)?;
@@ -50,7 +51,7 @@ impl DiskRoom {
         self.free.saturating_sub(self.keep)
     }
 
-    /// Whether something new may be begun. The text is for the operator and for callers alike.
+    /// Checks whether a new sandbox or spare may be started. Operators and callers both see the error text.
     pub fn admits(self) -> Result<(), String> {
         if self.above_floor() >= NEWCOMER {
             return Ok(());
@@ -60,35 +61,36 @@ impl DiskRoom {
     }
 }
 
-/// What has to be above the floor for a new sandbox: the tables of its file system, and a little.
+/// Space above the floor that a new sandbox needs: the tables of its file system, and a little more.
 const NEWCOMER: u64 = 16 << 20;
-/// Room for a newcomer that is worth more than a look at all volumes.
+/// Space that suffices for a new volume, so that the other volumes need not be examined first.
 const PLENTY: u64 = 64 << 20;
-/// A change that is smaller is not worth a write.
+/// Smallest increase of a volume's space that is worth a write.
 const GRAIN: u64 = 1 << 20;
 
-/// How often the file system is looked at: while everything fits, while it does not, and when little is left.
+/// Intervals between two checks of the file system: while everything fits, while it does not, and when little is left.
 const CALM: Duration = Duration::from_secs(1);
 const BUSY: Duration = Duration::from_millis(250);
 const TIGHT: Duration = Duration::from_millis(50);
-/// Looking at all volumes may take a twentieth of the launcher's time. A single look that was held up (by a disk that syncs, say) delays
-/// the next one by no more than [`LONGEST`], or volumes would be refused room that is there.
+/// Examining all volumes may take a twentieth of the launcher's time. A single slow check (for example while the disk
+/// syncs) delays the next one by no more than [`LONGEST`], or volumes would be refused space that is available.
 const COST: u32 = 20;
 const LONGEST: Duration = Duration::from_secs(1);
-/// How often space that code has freed is asked back from the images when little is left.
+/// Interval at which freed space is reclaimed from the images when little is left.
 const TRIM: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Volume {
-    /// Of the image.
+    /// Size of the image in bytes.
     size: u64,
-    /// A directory on it, as the launcher can reach it.
+    /// A directory on the volume, under a path that the launcher can reach.
     at: PathBuf,
-    /// Where the kernel says what it holds for the code that writes to it.
+    /// The `memory.stat` file of the sandbox's cgroup, which shows the data that waits to be written.
     stat: Option<PathBuf>,
-    /// What of its room the code cannot have; `None` as long as that is the kernel's business alone.
+    /// Bytes that the code cannot use. `None` as long as only the Linux kernel's own reservation applies.
     reserved: Option<u64>,
-    /// The fewest free inodes that were seen. These have never been used: their tables are not in the image yet.
+    /// Smallest number of free inodes seen so far. These inodes were never used, so their tables are not in the image
+    /// yet.
     unused_inodes: u64,
 }
 
@@ -98,35 +100,36 @@ pub struct Budget {
     keep: KeepFree,
     ledger: Ledger,
     volumes: BTreeMap<Device, Volume>,
-    /// Everything fits, even when every volume is filled.
+    /// Whether everything fits even if every volume is filled.
     ample: bool,
-    /// What is left for newcomers until the next look.
+    /// Bytes available to new volumes until the next check.
     pool: u64,
     next: Option<Instant>,
     trimmed: Option<Instant>,
 }
 
 impl Budget {
-    /// `dir` holds the images; in `shared`, which is the same for all servers of this host, they tell each other what they lend.
+    /// Creates a budget for the images in `dir`. All servers of this host use the same `shared` directory, in which
+    /// they record the space that they have promised.
     pub fn new(dir: &Path, shared: &Path, keep: KeepFree, name: &str) -> Self {
         let device = fs::metadata(dir).map_or(0, |found| found.dev());
         let ledger = Ledger { dir: shared.join(format!("disk-{device:x}")), name: name.to_owned(), own: None };
-        // Its files are there from the beginning, so that nobody takes them for something a sandbox left.
+        // Create the files immediately, so that they are not mistaken for remains of a sandbox.
         drop(ledger.turn());
         let (dir, volumes) = (dir.to_owned(), BTreeMap::new());
         Self { dir, keep, ledger, volumes, ample: false, pool: 0, next: None, trimmed: None }
     }
 
     pub fn admits(&self) -> Result<(), String> {
-        // A file system that cannot be asked says so to whoever writes to it.
+        // If the file system cannot be queried, the next write to it reports the problem.
         DiskRoom::of(&self.dir, self.keep).map_or(Ok(()), DiskRoom::admits)
     }
 
-    /// A volume that code is about to get. Refused when it could take more than there is.
+    /// Adds a volume before code gets it. Refuses a volume that could take more space than there is.
     pub fn add(&mut self, device: Device, at: PathBuf, stat: Option<PathBuf>) -> Result<(), String> {
         let Some(size) = device_size(device) else { return Err(format!("/dev/loop{} has no size", device.number)) };
         let volume = Volume { size, at, stat, reserved: None, unused_inodes: u64::MAX };
-        // One that was parked may still have the limits of its last use.
+        // A volume that was parked may still have the reservation of its last use.
         let _ = reserve(device, volume.usual());
         self.volumes.insert(device, volume);
         self.next.get_or_insert_with(|| Instant::now() + CALM);
@@ -148,7 +151,7 @@ impl Budget {
         Err("the server's disk cannot hold all volumes, and this kernel does not let them be bounded".into())
     }
 
-    /// Nobody can write to it any more.
+    /// Removes a volume to which nothing can write any more.
     pub fn remove(&mut self, device: Device) {
         if self.volumes.remove(&device).is_some() && self.volumes.is_empty() {
             (self.ample, self.pool, self.next) = (false, 0, None);
@@ -156,12 +159,13 @@ impl Budget {
         }
     }
 
-    /// When [`Budget::tick`] is to be called.
+    /// Returns the time at which [`Budget::tick`] has to be called.
     pub fn deadline(&self) -> Option<Instant> {
         self.next
     }
 
-    /// Answers directories on volumes whose free blocks should go back to the host, when little is left.
+    /// Checks the disk if it is time. When little is left, returns directories on the volumes whose free blocks should
+    /// go back to the host.
     pub fn tick(&mut self) -> Vec<OwnedFd> {
         if self.next.is_none_or(|next| Instant::now() < next) {
             return vec![];
@@ -176,7 +180,8 @@ impl Budget {
         alive.filter_map(|(_, volume)| rustix::fs::open(&volume.at, flags, Mode::empty()).ok()).collect()
     }
 
-    /// Shares what is above the floor among all volumes. `None` when it could not be done now; it is tried again soon.
+    /// Divides the space above the floor among all volumes. Returns `None` if that is impossible now; it is retried
+    /// soon.
     fn balance(&mut self) -> Option<Duration> {
         let begun = Instant::now();
         let wait = self.share_out();
@@ -184,7 +189,7 @@ impl Budget {
         wait
     }
 
-    /// When to look again; `None` when it could not be done now.
+    /// Divides the space and returns the time until the next check, or `None` if that is impossible now.
     fn share_out(&mut self) -> Option<Duration> {
         let room = DiskRoom::of(&self.dir, self.keep).ok()?;
         let _turn = self.ledger.turn()?;
@@ -201,8 +206,8 @@ impl Budget {
         }
         let seen: BTreeMap<Device, u64> =
             self.volumes.iter().filter_map(|(device, volume)| Some((*device, volume.free(*device)?))).collect();
-        // What was accepted inside and is not in the images yet will still be taken from what is free. No volume can have more of
-        // it than it has in use or than waits in the memory of its sandbox.
+        // Data that was accepted inside and is not in the images yet will still take free space. A volume cannot have
+        // more of it than it has in use, or than waits in the memory of its sandbox.
         let unwritten: u64 = self
             .volumes
             .iter()
@@ -211,14 +216,15 @@ impl Budget {
                 used.min(volume.unwritten().unwrap_or(u64::MAX))
             })
             .sum();
-        // Nor are the tables of inodes that were never used: code that makes files takes them without taking a free block. Most
-        // volumes never do, so that many idle ones leave the others three quarters of the room.
+        // The tables of inodes that were never used are not in the images either: code that creates files takes them
+        // without taking a free block. Most volumes never do, so the tables are counted up to a quarter of the space;
+        // many idle volumes leave the rest to the others.
         let tables: u64 = self.volumes.iter_mut().map(|(device, volume)| volume.unused_tables(*device)).sum();
         let under_way = unwritten + tables.min(room.above_floor() / 4);
-        // Looked at afterwards: what gets written meanwhile counts twice, and not never.
+        // Measure the space afterwards: data written in the meantime is then counted twice instead of not at all.
         let room = DiskRoom::of(&self.dir, self.keep).ok()?;
         let rest = room.above_floor().saturating_sub(others.bytes).saturating_sub(under_way);
-        // An eighth stays for newcomers, and another server's volumes are worth as much as ours.
+        // An eighth stays available to new volumes, and another server's volumes count as much as ours.
         let fair = room.above_floor() / (others.volumes + count).max(1) * count;
         let lent = (rest - rest / 8).min(fair);
         let shares = shares(lent, &seen.values().copied().collect::<Vec<_>>());
@@ -240,35 +246,35 @@ impl Budget {
 }
 
 impl Volume {
-    /// The path leads through a process, whose number may be another's by now.
+    /// Returns whether the path still leads to this device. It leads through a process, whose pid may have been reused.
     fn is_on(&self, device: Device) -> bool {
         const LOOP: u32 = 7;
         let number = |dev| (rustix::fs::major(dev), rustix::fs::minor(dev));
         fs::metadata(&self.at).is_ok_and(|found| number(found.dev()) == (LOOP, device.number))
     }
 
-    /// What is free inside, whether or not it is reserved.
+    /// Returns the free bytes inside, whether reserved or not.
     fn free(&self, device: Device) -> Option<u64> {
         let found = statvfs(&self.at).ok().filter(|_| self.is_on(device))?;
         Some(found.f_bfree * found.f_frsize)
     }
 
-    /// What tables of inodes can still take.
+    /// Returns the bytes that inode tables can still take.
     fn unused_tables(&mut self, device: Device) -> u64 {
         let Some(found) = statvfs(&self.at).ok().filter(|_| self.is_on(device)) else { return 0 };
         self.unused_inodes = self.unused_inodes.min(found.f_ffree);
         self.unused_inodes * INODE
     }
 
-    /// What its sandbox has written and the disk does not have yet, here or elsewhere.
+    /// Returns the bytes that the sandbox has written, to this volume or elsewhere, and that are not on the disk yet.
     fn unwritten(&self) -> Option<u64> {
         waiting(&fs::read_to_string(self.stat.as_ref()?).ok()?)
     }
 
-    /// Of what is free now, code may take so much. False where the kernel does not let us say so.
+    /// Lets code take `headroom` of the free bytes. Returns false if the Linux kernel does not allow the reservation.
     fn limit(&mut self, device: Device, free: u64, headroom: u64) -> bool {
         let wanted = free.saturating_sub(headroom).max(self.usual());
-        // A little more than was said before can wait; a little less cannot.
+        // A small increase can wait; a decrease cannot.
         if self.reserved.is_some_and(|now| now == wanted || (wanted < now && now - wanted < GRAIN)) {
             return true;
         }
@@ -285,14 +291,14 @@ impl Volume {
         }
     }
 
-    /// What ext4 reserves by itself: 2 %, at most 4096 blocks.
+    /// Returns what ext4 reserves by default: 2 %, at most 4096 blocks.
     fn usual(&self) -> u64 {
         (self.size / 50).min(4096 * BLOCK)
     }
 }
 
 const BLOCK: u64 = 4096;
-/// Of an inode in its table.
+/// Size of an inode in its table.
 const INODE: u64 = 256;
 
 fn reserve(device: Device, bytes: u64) -> bool {
@@ -305,7 +311,8 @@ fn device_size(device: Device) -> Option<u64> {
     sectors.trim().parse::<u64>().ok().map(|sectors| sectors * 512)
 }
 
-/// The bytes that wait to be written, of the `memory.stat` of a cgroup and all below it: v1's `total_dirty`, v2's `file_dirty`.
+/// Returns the bytes that wait to be written, from the `memory.stat` of a cgroup and its children: `total_dirty` and
+/// `total_writeback` of v1, `file_dirty` and `file_writeback` of v2.
 fn waiting(stat: &str) -> Option<u64> {
     let value = |names: [&str; 2]| {
         let mut words = stat.lines().filter_map(|line| line.split_once(' '));
@@ -314,7 +321,7 @@ fn waiting(stat: &str) -> Option<u64> {
     Some(value(["total_dirty", "file_dirty"])? + value(["total_writeback", "file_writeback"])?)
 }
 
-/// `room` divided among volumes with so much free: equally, but none gets more than it can use.
+/// Divides `room` equally among volumes with these numbers of free bytes, but gives none more than it can use.
 fn shares(room: u64, free: &[u64]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..free.len()).collect();
     order.sort_by_key(|&n| free[n]);
@@ -326,14 +333,14 @@ fn shares(room: u64, free: &[u64]) -> Vec<u64> {
     shares
 }
 
-/// What a server has promised to its volumes.
+/// The space that a server has promised to its volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct LedgerEntry {
     bytes: u64,
     volumes: u64,
 }
 
-/// The promises of all servers of this host, a file each, locked as long as its server lives.
+/// The promises of all servers of this host. Each server has a file that is locked as long as the server lives.
 #[derive(Debug)]
 struct Ledger {
     dir: PathBuf,
@@ -342,7 +349,8 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// One server at a time looks and promises. `None` when it is another's turn.
+    /// Waits for the lock under which one server at a time reads and changes promises. Returns `None` if another server
+    /// keeps it.
     fn turn(&self) -> Option<File> {
         private_dir(&self.dir).ok()?;
         let turn = open(&self.dir.join("turn")).ok()?;
@@ -355,7 +363,7 @@ impl Ledger {
         None
     }
 
-    /// What the others have promised. Those of the dead are removed.
+    /// Returns the sum of the other servers' promises and removes the files of dead servers.
     fn others(&self) -> LedgerEntry {
         let mut sum = LedgerEntry::default();
         for file in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
@@ -453,7 +461,7 @@ mod tests {
         assert_eq!(three.others(), LedgerEntry { bytes: 15, volumes: 2 });
         assert_eq!(two.others(), LedgerEntry { bytes: 10, volumes: 1 });
         one.close();
-        // A server that was killed lets go of its lock and leaves its file.
+        // A killed server releases its lock and leaves its file.
         two.own = None;
         three.tell(LedgerEntry { bytes: 1, volumes: 1 });
         assert_eq!(three.others(), LedgerEntry::default());

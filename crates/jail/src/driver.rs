@@ -1,10 +1,11 @@
-//! Puts the driver of a browser into a running sandbox: the guest's own program, as another user, in a part of its own.
+//! Puts a browser driver into a running sandbox: the guest's own program, as another user, in a separate cgroup.
 //!
-//! Four processes, of which one stays. The helper is the launcher's child and never in the sandbox; it ends what is left of an earlier
-//! browser. Its child is born in the browser's cgroup, joins the namespaces and gives up everything ([`crate::confine`]), still outside of
-//! the sandbox's pid namespace, where nobody sees it. Its own child is born inside, makes the driver and ends, so that the driver is the
-//! guest's. The driver becomes the program. The launcher only watches: it is told of the driver when there is one, and knows that it
-//! runs when the connection closes.
+//! This takes four processes, of which one stays. The helper is the launcher's child and never enters the sandbox; it
+//! kills the remains of an earlier browser. The helper's child starts in the browser's cgroup, joins the namespaces and
+//! confines itself ([`crate::confine`]), still outside of the sandbox's pid namespace, where it is invisible to the
+//! sandbox. It forks an intermediate process into the sandbox, which forks the driver and exits, so that the driver
+//! becomes a child of the guest. The driver then executes the program. The launcher only watches: it receives a report
+//! when the driver exists, and the connection closes when the driver's program runs.
 
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -24,43 +25,44 @@ use crate::sys::{self, Cloned};
 use crate::zygote::Fork;
 use crate::{apply, process, wire};
 
-/// From the order to the running program, on a machine that is busy.
+/// Time from the request to the running program, generous enough for a busy machine.
 const ENTRY_TIME: Duration = Duration::from_secs(20);
-/// Sandboxes that get a driver at the same time.
+/// Maximum number of sandboxes that receive a driver at the same time.
 const AT_ONCE: usize = 64;
 
-/// What a driver is made of.
+/// Everything needed to start a driver.
 #[derive(Debug)]
 pub struct DriverSpec {
     pub request: u64,
-    /// The sandbox's number.
+    /// The launcher's number of the sandbox.
     pub cell: u64,
-    /// The sandbox's PID 1, and its program.
+    /// The pidfd of the sandbox's PID 1, and the descriptor of the guest's program.
     pub guest: OwnedFd,
     pub program: OwnedFd,
-    /// Where it lives; whoever is there is ended first, and so is this one.
+    /// The browser's cgroups and the previous driver. That driver, and every process still in the cgroups, is killed
+    /// first.
     pub part: CgroupPart,
     pub former: Option<OwnedFd>,
-    /// The v2 cgroup that it is born into, and those of v1 that it goes to by itself.
+    /// The v2 cgroup in which the driver starts, and the `tasks` files of the v1 cgroups that it joins by itself.
     pub v2: Option<OwnedFd>,
     pub tasks: Vec<OwnedFd>,
     pub steps: Vec<ConfineStep>,
 }
 
-/// What came of it.
+/// The result of starting a driver.
 #[derive(Debug)]
 pub struct DriverOutcome {
     pub request: u64,
     pub cell: u64,
-    /// To be handed to the guest, with its leash; or why there is none.
+    /// The driver and its leash, both to be handed to the guest, or the reason for the failure.
     pub made: Result<(Fork, OwnedFd), String>,
 }
 
-/// What the launcher is told.
+/// A message to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum DriverReport {
-    /// The driver's number in the sandbox; a descriptor of the process comes with it.
+    /// The driver exists. `pid` is its pid in the sandbox; a pidfd is attached.
     Made {
         pid: u32,
     },
@@ -74,9 +76,10 @@ struct PendingDriver {
     request: u64,
     cell: u64,
     helper: Option<OwnedFd>,
-    /// Until everybody on the other side has closed it: the last one is the driver, when it becomes the program.
+    /// Connection that closes when every process on the other side has closed it. The last one is the driver, when it
+    /// executes its program.
     control: OwnedFd,
-    /// The guest's end.
+    /// The guest's end of the connection to the driver.
     channel: OwnedFd,
     leash: OwnedFd,
     until: Instant,
@@ -84,14 +87,15 @@ struct PendingDriver {
     failed: Option<String>,
 }
 
-/// The drivers that are on their way.
+/// The drivers that are being started.
 #[derive(Debug, Default)]
 pub struct PendingDrivers {
     entries: Vec<PendingDriver>,
 }
 
 impl PendingDrivers {
-    /// Begins to make one; what is heard of it comes with `data`. Answers the process that helps, which is to be reaped.
+    /// Starts a driver and registers its reports in `epoll` under `data`. Returns the helper process, which the caller
+    /// has to reap.
     pub fn begin(&mut self, epoll: &OwnedFd, data: u64, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
         if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.cell == wanted.cell) {
             return Err(io::Error::other("a browser is being started already"));
@@ -111,7 +115,7 @@ impl PendingDrivers {
                 sys::leave(1)
             }
             Cloned::Parent { pid, pidfd } => {
-                // Nothing may fail from here on: whoever was made has to be known.
+                // Nothing may fail from here on, because the new process has to be recorded.
                 let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
                 self.entries.push(PendingDriver {
                     request,
@@ -133,7 +137,7 @@ impl PendingDrivers {
         self.entries.iter().map(|entry| entry.until).min()
     }
 
-    /// What has come of those that are there, or whose time is over.
+    /// Returns the results of the drivers that have started, failed or exceeded their time.
     pub fn outcomes(&mut self) -> Vec<DriverOutcome> {
         self.entries.extract_if(.., PendingDriver::is_over).map(PendingDriver::outcome).collect()
     }
@@ -163,7 +167,7 @@ impl PendingDriver {
         let made = match (made, failed) {
             (Some((pid, process)), None) => Ok((Fork { pid, process, channel }, leash)),
             (made, failed) => {
-                // Whoever is still on the way.
+                // Kill the processes that are still being set up.
                 for process in made.iter().map(|(_, process)| process).chain(&helper) {
                     let _ = pidfd_send_signal(process, Signal::KILL);
                 }
@@ -174,7 +178,7 @@ impl PendingDriver {
     }
 }
 
-/// In the helper, and at its end in the driver. Returns when it failed, after having told the launcher.
+/// Runs in the helper and, in the end, in the driver. Returns only on failure, after reporting it to the launcher.
 fn help(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd) {
     if let Err(message) = make(wanted, control, channel, leash) {
         let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
@@ -217,7 +221,7 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
     Ok(())
 }
 
-/// Where no cgroup tells who belongs to the browser before this one, its uid does, unless it is the code's.
+/// Kills the previous browser by its uid if no cgroup identifies its processes, unless it shares the uid of the code.
 fn end_by_uid(guest: &OwnedFd, steps: &[ConfineStep]) -> Result<(), String> {
     let own = ConfineStep::SetIds { id: BROWSER };
     if !steps.contains(&own) {
@@ -228,11 +232,11 @@ fn end_by_uid(guest: &OwnedFd, steps: &[ConfineStep]) -> Result<(), String> {
     match sys::fork().map_err(failed)? {
         Some(pid) => wait(pid).map_err(failed),
         None => {
-            // Nobody else's processes: with capabilities in the sandbox those of the code would be reached too.
+            // Drop the capabilities first: with them the kill would also reach the processes of the code.
             let held = [own, ConfineStep::DropCapabilities];
             let entered = confine::join(guest).is_ok() && held.iter().all(|step| step.apply().is_ok());
             if entered && process::set_not_dumpable().is_ok() {
-                // Whoever is to be ended is seen from inside alone.
+                // The target processes are visible only from inside the pid namespace.
                 match sys::fork() {
                     Ok(Some(pid)) => drop(wait(pid)),
                     Ok(None) => drop(sys::kill_own()),
@@ -244,10 +248,10 @@ fn end_by_uid(guest: &OwnedFd, steps: &[ConfineStep]) -> Result<(), String> {
     }
 }
 
-/// What a process leaves with that did not become what it was to be.
+/// Exit status of a process that failed to become the driver.
 const FAILED: i32 = 70;
 
-/// In the process that has given up everything: makes the one between, waits for it and ends. Returns when it failed.
+/// Runs in the confined process: forks the intermediate process, waits for it and exits. Returns only on failure.
 fn bring_in(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String> {
     match sys::fork().map_err(|e| format!("fork into the sandbox: {e}"))? {
         Some(between) => {
@@ -261,12 +265,12 @@ fn bring_in(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String
     }
 }
 
-/// In the one between, which ends here; returns in the driver, or when there is none.
+/// Runs in the intermediate process and ends it. Returns in the driver, or if the driver cannot be created.
 fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
-    // In a session of its own without leading it: a leader that opens a terminal is tied to it.
+    // The driver gets a new session without leading it, because a leader that opens a terminal is tied to it.
     rustix::process::setsid().map_err(|e| format!("session: {e}"))?;
     let Some(pid) = sys::fork().map_err(|e| format!("fork in the sandbox: {e}"))? else { return Ok(()) };
-    // As its parent this process knows that the number is still the driver's.
+    // This process is the parent and has not reaped the driver, so the pid is still the driver's.
     let driver = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| {
         let _ = kill_process(pid, Signal::KILL);
         format!("the driver: {e}")
@@ -278,12 +282,13 @@ fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
     sys::leave(i32::from(told.is_err()))
 }
 
-/// 0 to 2 on `/dev/null`, 3 to the guest, 4 the leash, nothing else. Returns when it failed.
+/// Sets up the descriptors (0 to 2 are `/dev/null`, 3 is the guest, 4 is the leash, all others are closed) and executes
+/// the program. Returns only on failure.
 fn become_driver(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, String> {
     let [program, control, leash] = keep;
     confine::arrive(&[channel, program, control, leash].map(AsFd::as_fd)).map_err(|e| e.to_string())?;
     let failed = |e: rustix::io::Errno| format!("`sandpool-guest`: {e}");
-    // Their numbers may be those that are given away.
+    // The current numbers may be among those that are assigned below.
     let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).map_err(failed);
     let (program, control, leash, channel) = (high(program)?, high(control)?, high(leash)?, high(channel)?);
     sys::kill_self_when_closed(leash.as_fd()).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Who a sandbox is on the host: modes, id maps, and the slots that keep two servers from sharing a uid.
+//! The identity of a sandbox on the host: modes, id maps, and the slots that keep two servers from sharing a uid.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,27 +13,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys;
 
-/// The uid and gid of everything inside a sandbox but its browser.
+/// The uid and gid of every process in a sandbox except its browser.
 pub const INSIDE: u32 = 1000;
-/// Those of its browser, where there is an id of the host's for it.
+/// The uid and gid of a sandbox's browser, if the host has an id for it.
 pub const BROWSER: u32 = 1001;
 
-/// Above what distributions hand out to users, subordinate ranges and systemd's containers; below the signed limit.
+/// First host uid of sandboxes in root mode. It lies above the ranges that distributions use for users, subordinate ids
+/// and systemd's containers, and the range ends below the limit of a signed integer.
 pub const ROOT_BASE: u32 = 1_879_048_192;
 const ROOT_SLOTS: u32 = 65_536;
 
-/// Whose the files of a kept volume are on its disk, whatever slot the sandbox has that uses it: an id that no process ever has.
-/// With root's or a user's, a set-uid file in an image that somebody mounts by hand would be a way to become that user.
+/// Owner of a kept volume's files on disk, independent of the slot of the sandbox that uses them. No process ever has
+/// this id. If the files belonged to root or to a user, a set-uid file in an image that is mounted by hand would let
+/// its caller become that user.
 pub const KEPT: u32 = ROOT_BASE + ROOT_SLOTS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Started by root: every sandbox has a host uid of its own.
+    /// The server was started by root. Every sandbox has a distinct host uid.
     Root,
-    /// An ordinary user with newuidmap and a subordinate range: the same, from that range.
+    /// An ordinary user has newuidmap and a subordinate range. Every sandbox has a distinct host uid from that range.
     Sub,
-    /// An ordinary user alone: every sandbox is that user on the host.
+    /// An ordinary user lacks newuidmap or a subordinate range. Every sandbox runs as that user on the host.
     Single,
 }
 
@@ -47,7 +49,8 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A sandbox's `uid_map` and `gid_map`: [`INSIDE`], and [`BROWSER`] if there is one, to ids of the namespace the launcher lives in.
+/// A sandbox's `uid_map` and `gid_map`: maps [`INSIDE`], and [`BROWSER`] if it is used, to ids of the launcher's user
+/// namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMap {
     mode: Mode,
@@ -66,7 +69,8 @@ pub enum MapError {
 }
 
 impl IdMap {
-    /// `owner` is the host uid of the launcher: in single mode a sandbox is that user.
+    /// Creates the map of a slot. `owner` is the host uid of the launcher, which in single mode is also that of the
+    /// sandbox.
     pub fn new(mode: Mode, slot: u32, slots: u32, owner: u32) -> Result<Self, MapError> {
         let outer = outer(mode, slot, slots)?;
         if outer == 0 && (mode != Mode::Single || owner == 0) {
@@ -75,7 +79,7 @@ impl IdMap {
         Ok(Self { mode, outer, browser: None })
     }
 
-    /// The same with an id for a browser, never that of the code.
+    /// Adds an id for a browser, which must differ from that of the code.
     pub fn with_browser(self, slot: u32, slots: u32) -> Result<Self, MapError> {
         match outer(self.mode, slot, slots)? {
             0 => Err(MapError::HostRoot),
@@ -84,17 +88,17 @@ impl IdMap {
         }
     }
 
-    /// The id as the launcher sees it: what volumes are chowned to.
+    /// Returns the sandbox's id as the launcher sees it, to which volumes are chowned.
     pub fn outer(self) -> u32 {
         self.outer
     }
 
-    /// The same for the browser; without one of its own it is the code's.
+    /// Returns the browser's id as the launcher sees it. Without a separate id it is that of the code.
     pub fn outer_browser(self) -> u32 {
         self.browser.unwrap_or(self.outer)
     }
 
-    /// Who the browser is inside.
+    /// Returns the browser's id inside the sandbox.
     pub fn browser(self) -> u32 {
         if self.browser.is_some() { BROWSER } else { INSIDE }
     }
@@ -104,31 +108,34 @@ impl IdMap {
         format!("{INSIDE} {} 1{browser}", self.outer)
     }
 
-    /// Whom files are mapped to, where the launcher may map them: with root's rights.
+    /// Returns the id to which files are mapped if the launcher is privileged to map them, which is only the case in
+    /// root mode.
     pub fn remapped(self) -> Option<u32> {
         (self.mode == Mode::Root).then_some(self.outer)
     }
 
-    /// In single mode the kernel forbids setgroups; the user's extra groups stay.
+    /// Returns whether setgroups is allowed. In single mode the Linux kernel forbids it, and the user's supplementary
+    /// groups stay.
     pub fn may_set_groups(self) -> bool {
         self.mode != Mode::Single
     }
 }
 
-/// The id of a slot, as the launcher sees it.
+/// Returns the id of a slot as the launcher sees it.
 fn outer(mode: Mode, slot: u32, slots: u32) -> Result<u32, MapError> {
     if slot >= slots {
         return Err(MapError::NoSuchSlot { mode, slot });
     }
     Ok(match mode {
         Mode::Root => ROOT_BASE + slot,
-        // 0 of the launcher's namespace is the user, 1 is the first of the subordinate range.
+        // In the launcher's namespace 0 is the user and 1 is the first id of the subordinate range.
         Mode::Sub => 1 + slot,
         Mode::Single => 0,
     })
 }
 
-/// Whose files a sandbox sees as its own, and to whom those belong that it makes: the map of an idmapped mount.
+/// The map of an idmapped mount: files of `uid` and `gid` appear as the sandbox's own, and files that the sandbox
+/// creates belong to `uid` and `gid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remap {
     uid: u32,
@@ -137,8 +144,8 @@ pub struct Remap {
 }
 
 impl Remap {
-    /// `uid` and `gid` as they are on the disk, `outer` the sandbox's host id. Never root's: a set-uid file that a sandbox makes in a
-    /// shared directory would be root's on the host.
+    /// Maps the on-disk `uid` and `gid` to the sandbox's host id `outer`. Refuses root, because a set-uid file that a
+    /// sandbox creates in a shared directory would then belong to root on the host.
     pub fn new(uid: u32, gid: u32, outer: u32) -> Result<Self, MapError> {
         if uid == 0 || gid == 0 { Err(MapError::RootsFiles) } else { Ok(Self { uid, gid, outer }) }
     }
@@ -159,7 +166,7 @@ pub struct SubRange {
     pub count: u32,
 }
 
-/// The first usable range of `name` or `uid` in the text of `/etc/subuid` or `/etc/subgid`.
+/// Returns the first usable range of `name` or `uid` in the text of `/etc/subuid` or `/etc/subgid`.
 pub fn sub_range(text: &str, name: &str, uid: u32) -> Option<SubRange> {
     let mine = |who: &str| who == name || who.parse() == Ok(uid);
     text.lines().find_map(|line| {
@@ -170,8 +177,9 @@ pub fn sub_range(text: &str, name: &str, uid: u32) -> Option<SubRange> {
     })
 }
 
-/// A range for one more user, of the usual size, that overlaps with none in the texts of `/etc/subuid` and `/etc/subgid`, with no id in
-/// those of `/etc/passwd` and `/etc/group`, and with none that servers of root give to sandboxes.
+/// Proposes a range of the usual size for another user. It overlaps with no range in the texts of `/etc/subuid` and
+/// `/etc/subgid`, with no id in those of `/etc/passwd` and `/etc/group`, and with no id that servers of root give to
+/// sandboxes.
 pub fn free_range(sub: [&str; 2], names: [&str; 2]) -> Option<SubRange> {
     const FIRST: u32 = 100_000;
     const COUNT: u32 = 65_536;
@@ -191,12 +199,12 @@ pub fn free_range(sub: [&str; 2], names: [&str; 2]) -> Option<SubRange> {
         let (start, end) = (u64::from(*start), u64::from(*start) + u64::from(COUNT));
         taken.iter().all(|taken| taken.end <= start || end <= taken.start)
     };
-    // The upper half is for others: dynamic users of systemd, containers, minus one.
+    // The upper half of the ids is left to others: systemd's dynamic users, containers, and -1.
     let start = (FIRST..ROOT_BASE).step_by(COUNT as usize).find(free)?;
     Some(SubRange { start, count: COUNT })
 }
 
-/// The login name of `uid` in the text of `/etc/passwd`.
+/// Returns the login name of `uid` in the text of `/etc/passwd`.
 pub fn login_name(passwd: &str, uid: u32) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut parts = line.split(':');
@@ -205,17 +213,18 @@ pub fn login_name(passwd: &str, uid: u32) -> Option<&str> {
     })
 }
 
-/// Numbers taken under locks that every server of this host (root) or of this user (sub) sees: each is a byte of one file.
+/// Numbers protected by locks that all servers of this host (root mode) or of this user (sub mode) share. Each number
+/// is a byte of one file.
 #[derive(Debug)]
 pub struct Slots {
     file: Arc<File>,
-    /// Ours, which the locks keep from others alone.
+    /// Numbers taken by this process, because the locks only exclude other processes.
     taken: Arc<Mutex<BTreeSet<u32>>>,
     count: u32,
     next: u32,
 }
 
-/// A taken number; free again when dropped, or when this process dies.
+/// A taken number. It becomes free when this value is dropped or the process dies.
 #[derive(Debug)]
 pub struct Slot {
     pub number: u32,
@@ -231,7 +240,7 @@ impl Drop for Slot {
 }
 
 impl Slots {
-    /// `subordinate`: how many ids there are to give in sub mode.
+    /// Opens the shared file. `subordinate` is the number of available ids in sub mode.
     pub fn open(dir: &Path, mode: Mode, subordinate: u32) -> io::Result<Self> {
         private_dir(dir)?;
         let count = match mode {
@@ -254,7 +263,8 @@ impl Slots {
         self.count
     }
 
-    /// Goes round instead of taking the lowest: a uid is not given out again right after its last owner died.
+    /// Takes the next free number in a cycle, not the lowest, so that a uid is not reused right after its last owner
+    /// died.
     pub fn take(&mut self) -> io::Result<Slot> {
         for _ in 0..self.count {
             let number = self.next;
@@ -276,7 +286,8 @@ impl Slots {
     }
 }
 
-/// Makes a directory that only we can enter, or checks that the one there is ours: it may lie in a world-writable place.
+/// Creates a directory that only this user can enter, or checks that the existing one belongs to this user, since it
+/// may lie in a world-writable directory.
 pub fn private_dir(dir: &Path) -> io::Result<()> {
     if let Some(parent) = dir.parent()
         && !parent.exists()

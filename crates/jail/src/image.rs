@@ -1,4 +1,4 @@
-//! Programs of ours as descriptors that nobody can change, for roots that do not contain them.
+//! Provides our programs as immutable descriptors, for roots that do not contain them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,23 +9,25 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
-/// The guest's program. Executable but not readable, so that the kernel makes the guest undumpable from its first instruction on.
+/// Returns the guest's program. It is executable but not readable, so that the Linux kernel makes the guest undumpable
+/// from its first instruction.
 pub fn guest(program: &[u8], dir: &Path) -> io::Result<OwnedFd> {
     sealed("sandpool-guest", program, dir, (0o111, OFlags::PATH))
 }
 
-/// What the warm interpreter loads.
+/// Returns the library that the warm interpreter loads.
 pub fn library(library: &[u8], dir: &Path) -> io::Result<OwnedFd> {
     sealed("sandpool-zygote", library, dir, (0o555, OFlags::RDONLY))
 }
 
 const TRIES: u32 = 100;
 
-/// A sealed memfd. Where memfds may not be executed (`vm.memfd_noexec=2`) a file below `dir` takes its place, opened like that.
+/// Creates a sealed memfd. If memfds may not be executed (`vm.memfd_noexec=2`), uses a file below `dir` instead, opened
+/// with the given flags.
 fn sealed(name: &str, content: &[u8], dir: &Path, (mode, open): (u32, OFlags)) -> io::Result<OwnedFd> {
     let base = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memfd = match memfd_create(name, base | MemfdFlags::EXEC) {
-        // Before 6.3 the flag is unknown and every memfd can be executed.
+        // Linux before 6.3 does not know this flag, and every memfd can be executed.
         Err(Errno::INVAL) => memfd_create(name, base)?,
         Err(Errno::ACCESS) => return on_disk(name, content, dir, (mode, open)),
         other => other?,
@@ -34,13 +36,14 @@ fn sealed(name: &str, content: &[u8], dir: &Path, (mode, open): (u32, OFlags)) -
     file.write_all(content)?;
     fchmod(&file, Mode::from_raw_mode(mode))?;
     seal(&file)?;
-    // The mode's seal came with 6.3 as well.
+    // The seal of the mode also exists only since Linux 6.3.
     let _ = fcntl_add_seals(&file, SealFlags::EXEC);
     fcntl_add_seals(&file, SealFlags::SEAL)?;
     Ok(file.into())
 }
 
-/// The kernel refuses while a page of it is held for a moment elsewhere (it is being moved, or waits to be sorted), which happens under load.
+/// Seals the content. The Linux kernel refuses while it briefly holds one of the pages elsewhere (for migration, or
+/// queued for an LRU list), which happens under load.
 fn seal(file: &File) -> io::Result<()> {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     for _ in 0..TRIES {

@@ -1,6 +1,7 @@
-//! What a process that was started by another has to take over from it: descriptors by number, and signals as a descriptor.
+//! Takes over what a process inherits from the process that started it: descriptors by number, and signals as a
+//! descriptor.
 //!
-//! Knows nothing of what the descriptors are for.
+//! This module does not know the purpose of the descriptors.
 #![allow(unsafe_code, reason = "raw descriptors and signal masks have no safe interface")]
 
 use std::io;
@@ -10,19 +11,19 @@ use std::process::Command;
 
 /// Takes the descriptor `number` that the parent left open, and marks it close-on-exec.
 ///
-/// To be called once per number, at the start of the program, before anything else can have opened that number.
+/// Call this once per number at the start of the program, before other code can have opened that number.
 pub fn take_fd(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: `F_SETFD` with a flag touches no memory; a number that is not open gives EBADF.
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is open (checked above), and by contract nobody else in this process owns it.
+    // SAFETY: the descriptor is open (checked above), and by contract nothing else in this process owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Blocks the signals in the calling thread and gives them as a non-blocking, close-on-exec descriptor.
+/// Blocks the signals in the calling thread and returns a non-blocking, close-on-exec descriptor that delivers them.
 ///
-/// For a program with one thread. Children inherit the mask: see [`unblock_in_child`].
+/// This is for single-threaded programs. Children inherit the mask: see [`unblock_in_child`].
 pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     let set = signal_set(signals);
     // SAFETY: `set` is an initialised signal set; the old mask is not asked for.
@@ -35,11 +36,11 @@ pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     if fd == -1 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just given us this descriptor.
+    // SAFETY: the Linux kernel has just returned this descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Lets the command start with an empty signal mask, whatever its parent has blocked.
+/// Makes the command start with an empty signal mask, whatever its parent has blocked.
 pub fn unblock_in_child(command: &mut Command) -> &mut Command {
     let none = signal_set(&[]);
     let unblock = move || {
@@ -77,7 +78,7 @@ mod tests {
     #[test]
     #[allow(clippy::disallowed_methods, reason = "the child is the thing under test")]
     fn a_child_starts_with_nothing_blocked() {
-        // Its own thread: the mask must not leak into other tests.
+        // Use a separate thread, because the mask must not leak into other tests.
         let status = std::thread::spawn(|| {
             let _fd = signal_fd(&[libc::SIGTERM]).unwrap();
             let mut command = Command::new("grep");

@@ -1,4 +1,5 @@
-//! What a server keeps on disk: a directory of its own, locked while it lives, from which the next one can clean up after it.
+//! The directory of a running server. It is locked while the server lives, and the next server uses it to clean up
+//! afterwards.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup;
 use crate::ids::private_dir;
 
-/// A restarted server waits this long for the launcher of the one before, which may still be cleaning up.
+/// How long a restarted server waits for the launcher of its predecessor, which may still be cleaning up.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub struct Instance {
     _server: Option<File>,
 }
 
-/// In the instance's directory: the tops of its cgroup trees, whose names nobody else has.
+/// The record in the instance's directory: the top directories of its cgroup trees, whose names are unique.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Owned {
     cgroups: Vec<PathBuf>,
@@ -36,13 +37,14 @@ pub fn random_name() -> io::Result<String> {
 }
 
 impl Instance {
-    /// Makes the directory, after destroying what dead servers left. `exclusive`: refuses when another server lives here.
+    /// Destroys the orphans of dead servers and creates the directory. With `exclusive`, fails if another server lives
+    /// here.
     pub fn open(state_dir: &Path, name: &str, exclusive: bool, cgroups: Vec<PathBuf>) -> io::Result<Self> {
         private_dir(state_dir)?;
         let server = if exclusive { Some(sole(state_dir)?) } else { None };
         let all = state_dir.join("instances");
         private_dir(&all)?;
-        // One at a time: between its mkdir and its lock an instance looks like a dead one.
+        // One server at a time: between its mkdir and its lock an instance looks dead.
         let gate = lock_file(&state_dir.join("instances.lock"))?;
         flock(&gate, FlockOperation::LockExclusive)?;
         sweep_dead(&all, PATIENCE);
@@ -54,20 +56,20 @@ impl Instance {
         Ok(Self { state_dir: state_dir.to_owned(), dir, _lock: lock, _server: server })
     }
 
-    /// Destroys what servers of this state directory left that died since this one began. Whoever lives holds its lock, so
-    /// servers side by side never touch each other's.
+    /// Destroys the orphans of servers in this state directory that died since this one started. A live server holds
+    /// its lock, so concurrent servers never touch each other's directories.
     pub fn sweep_others(&self) -> io::Result<()> {
         let gate = lock_file(&self.state_dir.join("instances.lock"))?;
         match flock(&gate, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => sweep_dead(&self.state_dir.join("instances"), Duration::ZERO),
-            // A server that is just starting does the same.
+            // A server that is just starting does the same work.
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(e) => return Err(e.into()),
         }
         Ok(())
     }
 
-    /// At the end, when no sandbox is left.
+    /// Removes the directory at the end, when no sandbox is left.
     pub fn remove(&self) {
         sweep_cgroups(&self.dir);
         let _ = fs::remove_dir_all(&self.dir);
@@ -106,7 +108,7 @@ fn sole(state_dir: &Path) -> io::Result<File> {
 fn sweep_dead(all: &Path, patience: Duration) {
     for entry in fs::read_dir(all).into_iter().flatten().flatten() {
         let dir = entry.path();
-        // Whoever lives holds its lock.
+        // A live server holds its lock.
         let Ok(lock) = lock_file(&dir.join("lock")) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             sweep(&dir, patience);
@@ -114,12 +116,13 @@ fn sweep_dead(all: &Path, patience: Duration) {
     }
 }
 
-/// Destroys what belongs to the instance in `dir`, and `dir`. Unreadable records cost their cgroups, not the start.
+/// Destroys everything that belongs to the instance in `dir`, and `dir` itself. If the record is unreadable, its
+/// cgroups are left behind, but the server still starts.
 fn sweep(dir: &Path, patience: Duration) {
     let until = Instant::now() + patience;
     while !sweep_cgroups(dir) {
         if Instant::now() >= until {
-            // Without patience there is a next time.
+            // A sweep without patience leaves the rest to the next one.
             if patience.is_zero() {
                 return;
             }
@@ -130,7 +133,7 @@ fn sweep(dir: &Path, patience: Duration) {
     let _ = fs::remove_dir_all(dir);
 }
 
-/// True when nothing is left.
+/// Removes the cgroups of an instance. Returns true if nothing is left.
 fn sweep_cgroups(dir: &Path) -> bool {
     let read = fs::read(dir.join("instance.json")).ok();
     let Some(owned) = read.and_then(|text| serde_json::from_slice::<Owned>(&text).ok()) else { return true };

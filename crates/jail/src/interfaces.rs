@@ -1,17 +1,19 @@
-//! A shared library that lists the interfaces of a sandbox, for every program in it (`/etc/ld.so.preload`).
+//! A shared library that lists the network interfaces of a sandbox, loaded into every program in it
+//! (`/etc/ld.so.preload`).
 //!
-//! glibc lists interfaces by netlink, which a sandbox does not have: answers that nobody reads are kernel memory that no cgroup
-//! counts. A sandbox has the loopback and will never have another interface, so the list is a constant. `getifaddrs` and
-//! `if_nameindex` of this library return it; Node (`os.networkInterfaces`), psutil, Ruby and the rest call these two.
+//! glibc lists interfaces through netlink, which a sandbox does not have: replies that are not read occupy kernel
+//! memory that no cgroup counts. A sandbox has only the loopback interface and never gets another, so the list is a
+//! constant. This library's `getifaddrs` and `if_nameindex` return it; Node (`os.networkInterfaces`), psutil, Ruby and
+//! others call these two functions.
 //!
-//! It is written here byte by byte, because it has to load into every program whatever its C library is: an ELF file with four
-//! symbols, no code but four leaves, no library that it needs.
+//! The file is written byte by byte, because it has to load into every program regardless of its C library: an ELF file
+//! with four symbols, whose only code is four leaf functions, and without dependencies.
 
-/// Where it lies in a sandbox; `/etc` may be read by code and browser.
+/// Path of the library in a sandbox. Both code and browser may read `/etc`.
 pub const PATH: &str = "/etc/sandpool-interfaces.so";
 
-/// Code and symbols begin at 0. What is written to (by the dynamic linker) has its own pages: the second of the file, at an address
-/// that is right for pages of 64 KiB too.
+/// Address and file offset of the data. Code and symbols begin at 0. The data, which the dynamic linker writes to, has
+/// separate pages: the second page of the file, at an address that is also valid for pages of 64 KiB.
 const DATA_OFFSET: u64 = 0x1000;
 const DATA: u64 = 0x11000;
 const ALIGN: u64 = 0x10000;
@@ -29,7 +31,7 @@ const LOOPBACK: u32 = 1;
 const FLAGS: u32 = (libc::IFF_UP | libc::IFF_LOOPBACK | libc::IFF_RUNNING) as u32;
 const ARPHRD_LOOPBACK: u16 = 772;
 
-/// The file. Without `ipv6` (a kernel that has none) the loopback has its IPv4 address alone.
+/// Returns the file. Without `ipv6` (a Linux kernel that lacks it) the loopback has only its IPv4 address.
 pub fn library(ipv6: bool) -> Vec<u8> {
     let data = Data::new(ipv6);
     let names = ["getifaddrs", "freeifaddrs", "if_nameindex", "if_freenameindex"];
@@ -38,7 +40,7 @@ pub fn library(ipv6: bool) -> Vec<u8> {
 
     let symbols_at = HEADER + PROGRAM_HEADERS * PROGRAM_HEADER;
     let hash_at = symbols_at + 24 * (names.len() as u64 + 1);
-    // One bucket: a chain through all of them.
+    // A single bucket whose chain contains all symbols.
     let hash: Vec<u8> = [1, names.len() as u32 + 1, 1, 0, 2, 3, 4, 0].iter().flat_map(|n| n.to_le_bytes()).collect();
     let strings_at = hash_at + hash.len() as u64;
     let relocations_at = (strings_at + strings.len() as u64).next_multiple_of(8);
@@ -64,10 +66,10 @@ pub fn library(ipv6: bool) -> Vec<u8> {
 
     let mut file = header();
     let writable = DYNAMIC + data.bytes.len() as u64;
-    file.extend(program_header(1, 5, (0, 0), end, ALIGN)); // loaded, read and run
-    file.extend(program_header(1, 6, (DATA_OFFSET, DATA), writable, ALIGN)); // loaded, read and written
+    file.extend(program_header(1, 5, (0, 0), end, ALIGN)); // loaded, readable and executable
+    file.extend(program_header(1, 6, (DATA_OFFSET, DATA), writable, ALIGN)); // loaded, readable and writable
     file.extend(program_header(2, 6, (DATA_OFFSET, DATA), DYNAMIC, 8)); // the dynamic section
-    file.extend(program_header(0x6474_e551, 6, (0, 0), 0, 16)); // PT_GNU_STACK: a stack that is not run
+    file.extend(program_header(0x6474_e551, 6, (0, 0), 0, 16)); // PT_GNU_STACK: a stack that is not executable
     file.extend([0; 24]);
     for (name, (at, size)) in string_at.iter().zip(functions) {
         file.extend(name.to_le_bytes());
@@ -88,7 +90,7 @@ pub fn library(ipv6: bool) -> Vec<u8> {
     file
 }
 
-/// Bytes of the dynamic section, at the beginning of the data.
+/// Size of the dynamic section, which lies at the beginning of the data.
 const DYNAMIC: u64 = 9 * 16;
 
 fn push_name(strings: &mut Vec<u8>, name: &str) -> u32 {
@@ -116,14 +118,14 @@ fn program_header(kind: u32, flags: u32, (offset, address): (u64, u64), size: u6
     header
 }
 
-/// The list itself, and the places in it that hold addresses.
+/// The list and the positions of the addresses in it.
 struct Data {
     bytes: Vec<u8>,
-    /// Where, and of what.
+    /// For each pointer, its own address and the address that it holds.
     pointers: Vec<(u64, u64)>,
-    /// The first `struct ifaddrs`.
+    /// Address of the first `struct ifaddrs`.
     addresses: u64,
-    /// The first `struct if_nameindex`.
+    /// Address of the first `struct if_nameindex`.
     index: u64,
 }
 
@@ -150,7 +152,7 @@ impl Data {
             data.bytes.extend(u64::from(FLAGS).to_le_bytes());
             [Some(address), mask, None, statistics].into_iter().for_each(|to| data.pointer(to));
         }
-        // struct if_nameindex: number and name, up to one that has neither.
+        // struct if_nameindex: number and name. The last entry has neither.
         data.index = data.next();
         data.bytes.extend(u64::from(LOOPBACK).to_le_bytes());
         data.pointer(Some(name));
@@ -158,7 +160,7 @@ impl Data {
         data
     }
 
-    /// The address of what is put next.
+    /// Returns the address of the next item.
     fn next(&mut self) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
         DATA + DYNAMIC + self.bytes.len() as u64
@@ -176,7 +178,7 @@ impl Data {
     }
 }
 
-/// `struct sockaddr_ll`: an address of six zeros.
+/// Encodes a `struct sockaddr_ll` with an address of six zeros.
 fn link_address() -> Vec<u8> {
     let mut address = [libc::AF_PACKET as u16, 0].map(u16::to_ne_bytes).concat();
     address.extend(LOOPBACK.to_ne_bytes());
@@ -186,21 +188,21 @@ fn link_address() -> Vec<u8> {
     address
 }
 
-/// `struct sockaddr_in`.
+/// Encodes a `struct sockaddr_in`.
 fn ipv4(address: [u8; 4]) -> Vec<u8> {
     [&(libc::AF_INET as u16).to_ne_bytes()[..], &[0; 2], &address, &[0; 8]].concat()
 }
 
-/// `struct sockaddr_in6`: fifteen bytes `rest`, then `last`.
+/// Encodes a `struct sockaddr_in6`: fifteen bytes `rest`, then `last`.
 fn ipv6_address(rest: u8, last: u8) -> Vec<u8> {
     [&(libc::AF_INET6 as u16).to_ne_bytes()[..], &[0; 6], &[rest; 15], &[last], &[0; 4]].concat()
 }
 
-/// The functions in the order of their names, to lie at `at`: the first and the third return the lists, the others do nothing. And
-/// for each its place and size.
+/// Returns the code of the functions in the order of their names, for the address `at`, and the address and size of
+/// each. The first and the third function return the lists; the others do nothing.
 #[cfg(target_arch = "x86_64")]
 fn code(at: u64, addresses: u64, index: u64) -> (Vec<u8>, [(u64, u64); 4]) {
-    // `lea rax, [rip + …]`, seven bytes, counted from its end.
+    // `lea rax, [rip + …]` has seven bytes, and its distance is relative to its end.
     let lea = |from: u64, to: u64| [&[0x48, 0x8d, 0x05][..], &((to - from - 7) as u32).to_le_bytes()].concat();
     let mut code = lea(at, addresses);
     code.extend([0x48, 0x89, 0x07]); // mov [rdi], rax
@@ -214,7 +216,7 @@ fn code(at: u64, addresses: u64, index: u64) -> (Vec<u8>, [(u64, u64); 4]) {
 #[cfg(target_arch = "aarch64")]
 fn code(at: u64, addresses: u64, index: u64) -> (Vec<u8>, [(u64, u64); 4]) {
     const RET: u32 = 0xd65f_03c0;
-    // `adr xN, …`: the two lowest bits of the distance stand apart.
+    // `adr xN, …` encodes the two lowest bits of the distance separately.
     let adr = |register: u32, from: u64, to: u64| {
         let distance = (to - from) as u32;
         0x1000_0000 | (distance & 3) << 29 | (distance >> 2) << 5 | register
@@ -231,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// The library as a program has it that was started with it.
+    /// The library, loaded as in a program that was started with it.
     struct Loaded(*mut libc::c_void);
 
     impl Loaded {

@@ -1,7 +1,8 @@
-//! The launcher at work: one loop over the server's requests and over the processes that are sandboxes or become them.
+//! The launcher's loop: it handles the server's requests and watches the processes that are, or become, sandboxes.
 //!
-//! What takes time happens in the child that becomes the guest; this side only makes cgroups, writes id maps and watches, so one
-//! sandbox never waits for another. There is one way out for all of them: a creation that fails at any step is ended like any sandbox.
+//! Slow work happens in the child that becomes the guest. This side only creates cgroups, writes id maps and watches,
+//! so that one sandbox never waits for another. There is a single way to end a sandbox, and a creation that fails at
+//! any step takes it too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, DirBuilder};
@@ -39,22 +40,22 @@ use crate::zygote::ZygoteSupervisor;
 mod build;
 mod enter;
 
-/// The namespaces of a sandbox that are there from its first instruction; cgroup and user follow when their time has come.
+/// The namespaces in which a sandbox's first process starts. The plan adds the cgroup and user namespaces later.
 const NAMESPACES: i32 =
     libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// Without the network, which a spare brings.
+/// The same namespaces without the network, which comes from the spare.
 const NAMESPACES_BESIDE_A_SPARE: i32 = NAMESPACES & !libc::CLONE_NEWNET;
 
 const BUILD_TIME: Duration = Duration::from_secs(20);
 const END_TIME: Duration = Duration::from_secs(10);
 const MAX_GROUPS: usize = 3;
-/// What the imports of the warm interpreter may leave in `/tmp`.
+/// Bytes that the imports of the warm interpreter may leave in `/tmp`.
 const WARM_TMP: u64 = 64 << 20;
-/// What a guest may write to the log in its life.
+/// Bytes that a guest may write to the log in its lifetime.
 pub(crate) const LOG_BYTES: usize = 64 << 10;
 
-/// The steps before the plan's own, for the tests of the rollback: a failing step of the plan has its index plus this.
+/// Number of steps before those of the plan. Rollback tests select a failing step of the plan by its index plus this.
 pub const LAUNCHER_STEPS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,22 +70,22 @@ enum BuildStep {
     Maps,
 }
 
-/// What a sandbox does not have to make: its base, and its kept volume's mount.
+/// Parts that a sandbox does not have to create: its base, and the mount of its kept volume.
 type ReusedParts = (Option<PreparedBase>, Option<OwnedFd>);
 
-/// The directory of the instance on which roots are mounted.
+/// Name of the directory in the instance's directory on which roots are mounted.
 const ROOT: &str = "root";
 
 #[derive(Debug)]
 enum Phase {
-    /// Who asked for it, and until when it has to be ready.
+    /// The sandbox is being created for `request` and has to be ready at `until`.
     Building {
         request: u64,
         until: Instant,
         exec: bool,
     },
     Running,
-    /// Who waits for the end; when it is to be told that the end does not come.
+    /// The sandbox is being destroyed. At `until` the waiting requests are answered with a failure if it still exists.
     Ending {
         requests: Vec<(u64, LauncherReply)>,
         until: Instant,
@@ -111,25 +112,26 @@ struct SandboxRecord {
     pid: Option<Pid>,
     pidfd: Option<OwnedFd>,
     control: Option<OwnedFd>,
-    /// To the guest, for kernels that are forked into the sandbox, and what such a kernel has to give up.
+    /// Channel to the guest for kernels that are forked into the sandbox, and the steps by which such a kernel confines
+    /// itself.
     forks: Option<OwnedFd>,
     entry: Vec<ConfineStep>,
-    /// The same of what drives a browser, if there is room for one.
+    /// The steps by which a browser driver confines itself, if the sandbox has room for a browser.
     browser_entry: Option<Vec<ConfineStep>>,
-    /// The driver that was put into it last.
+    /// The driver that was last put into the sandbox.
     driver: Option<OwnedFd>,
     log: Option<OwnedFd>,
     logged: usize,
     volume: Option<Backing>,
     kept: Option<VolumeLease>,
     kept_loop: Option<volume::Device>,
-    /// The launcher's own mount of the kept volume, by which it stays mounted after the sandbox.
+    /// The launcher's own mount of the kept volume, which keeps it mounted after the sandbox has ended.
     kept_held: Option<OwnedFd>,
-    /// The socket of its way out, until the server has it.
+    /// The listening socket of the sandbox's egress, until the server receives it.
     egress: Option<OwnedFd>,
     notes: Vec<String>,
     fail_at: Option<usize>,
-    /// What was in the way when it was last tried to remove it.
+    /// The obstacle that the last attempt to remove the sandbox met.
     busy: Option<String>,
     phase: Phase,
 }
@@ -153,13 +155,13 @@ impl SandboxRecord {
     }
 }
 
-/// The launcher at work: what exists, and what is on its way in or out.
+/// The state of the launcher: the sandboxes that exist, and those that are being created or destroyed.
 pub struct Keeper {
     socket: OwnedFd,
     guest: OwnedFd,
     epoll: OwnedFd,
-    /// Brings SIGCHLD: a process of a sandbox whose parent outside was killed is ours to reap, and the sandbox's PID 1 does not end
-    /// before that.
+    /// Delivers SIGCHLD. If the outside parent of a process in a sandbox is killed, the launcher has to reap that
+    /// process, and the sandbox's PID 1 does not end before that.
     children: OwnedFd,
     survey: Survey,
     host: Host,
@@ -167,36 +169,37 @@ pub struct Keeper {
     tree: Tree,
     slots: Option<Slots>,
     store: VolumeStore,
-    /// Where volumes are on disk.
+    /// The disk budget, if volumes are on disk.
     disk: Option<Budget>,
     sockets: sockets::Watch,
-    /// Where only servers may look: the state and the locks.
+    /// Directories that only servers may access: the state and the locks.
     private: [PathBuf; 2],
     owner: u32,
-    /// On which every root is mounted while it is made, each in a mount namespace of its own.
+    /// Directory on which every root is mounted during its creation, each in a separate mount namespace.
     mount_point: PathBuf,
     spares: Spares,
     warmth: ZygoteSupervisor,
-    /// Drivers of browsers on their way into sandboxes.
+    /// Browser drivers that are being started.
     drivers: PendingDrivers,
     cells: BTreeMap<u64, SandboxRecord>,
-    /// The cells by what else they are known by.
+    /// The keys of the sandboxes by id and by pid.
     ids: HashMap<String, u64>,
     pids: HashMap<Pid, u64>,
-    /// Short-lived children, watched for their end.
+    /// Short-lived children, with the pidfds that report their end.
     chores: HashMap<Pid, OwnedFd>,
-    /// The cells on their way in or out by the time until which they have to be there, and those of dead processes of which
-    /// something is left.
+    /// Deadlines of the sandboxes that are being created or destroyed, and the sandboxes whose process is dead but of
+    /// which something is left.
     deadlines: BTreeSet<(Instant, u64)>,
     leaving: BTreeSet<u64>,
-    /// Where among them the next turn goes on.
+    /// Key in `leaving` at which the next removals start.
     removed: u64,
     next: u64,
-    /// Set when everything is to end: the request to answer (none when the server is gone), and until when.
+    /// Set during shutdown: the request to answer (none if the server is gone), and the deadline.
     ending: Option<(Option<u64>, Instant)>,
 }
 
-/// What an event belongs to: a cell's number and one of these.
+/// Event data: the key of a sandbox times `KINDS` plus one of the first three kinds, or one of the values from
+/// `SERVER` on.
 pub(crate) const CONTROL: u64 = 0;
 const PIDFD: u64 = 1;
 pub(crate) const LOG: u64 = 2;
@@ -208,7 +211,7 @@ const WATCH: u64 = u64::MAX - 3;
 const DRIVER: u64 = u64::MAX - 4;
 const CHILD: u64 = u64::MAX - 5;
 
-/// Whether a process may have ended, by what an event belongs to.
+/// Returns whether an event with this data can mean that a process has ended.
 fn tells_of_an_end(data: u64) -> bool {
     match data {
         SERVER | WATCH | DRIVER => false,
@@ -217,10 +220,10 @@ fn tells_of_an_end(data: u64) -> bool {
     }
 }
 
-/// How many events are looked at in one turn, and of how many dead sandboxes the rest is removed.
+/// Maximum number of events handled per turn, and of dead sandboxes removed per turn.
 const EVENTS: usize = 256;
 const REMOVALS: usize = 16;
-/// Spares are made when nothing has happened for this long.
+/// Spares are created after this much time without events.
 const IDLE: Duration = Duration::from_millis(1);
 
 impl Keeper {
@@ -278,24 +281,24 @@ impl Keeper {
         let instance = Instance::open(&start.state_dir, &random, start.exclusive, tree.tops())?;
         tree.open()?;
         DirBuilder::new().mode(0o700).create(instance.dir.join(ROOT))?;
-        // Compiled here, not in every child.
+        // Compile the filters once here instead of in every child.
         seccomp::compile(seccomp::Profile::Code);
         seccomp::compile(seccomp::Profile::Browser);
         let slots = match survey.mode {
             Mode::Single => None,
             mode => {
-                // A slot is a uid and a gid.
+                // A slot is both a uid and a gid.
                 let subordinate = survey.sub.map_or(0, |s| s.uids.count.min(s.gids.count));
                 Some(Slots::open(&start.runtime_dir, mode, subordinate)?)
             }
         };
-        // In the namespace of an ordinary user's launcher everybody is 0; the map says who that is outside.
+        // In the user namespace of an ordinary user's launcher the own uid is 0; the map shows the uid outside.
         let map = fs::read_to_string("/proc/self/uid_map")?;
         let owner = map.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
         Ok((epoll, children, instance, tree, slots, owner))
     }
 
-    /// Serves until the server is gone or says so; answers request `id` first.
+    /// Answers request `id`, then serves until the server disappears or requests a shutdown.
     pub fn run(mut self, id: u64) -> io::Result<()> {
         let instance = self.instance.dir.clone();
         self.answer(id, LauncherReply::Started { instance, survey: Box::new(self.survey.clone()) });
@@ -310,7 +313,7 @@ impl Keeper {
             for event in &events {
                 self.event(event.data.u64());
             }
-            // To ask for the dead costs as much as there are children.
+            // The cost of looking for dead children grows with the number of children.
             if events.is_empty() || events.iter().any(|event| tells_of_an_end(event.data.u64())) {
                 self.reap();
             }
@@ -338,11 +341,11 @@ impl Keeper {
         Ok(())
     }
 
-    /// Soon when something is being taken down (a cgroup stays busy for a moment) or a spare is to be made, else when the next
-    /// deadline comes.
+    /// Returns the time to wait for events: short while something is being removed (a cgroup stays busy for a moment)
+    /// or a spare has to be created, otherwise until the next deadline.
     fn timeout(&self) -> Option<Timespec> {
         let now = Instant::now();
-        // What is in the way for long (somebody on the host holds it) is not asked for a thousand times a second.
+        // Retry less often the longer something stays busy (for example because a process on the host holds it).
         let again = |key: &u64| match self.cells.get(key)? {
             SandboxRecord { busy: None, .. } => Some(Duration::ZERO),
             SandboxRecord { phase: Phase::Ending { until, .. }, .. } => {
@@ -375,7 +378,7 @@ impl Keeper {
         self.ending.is_none() && self.spares.lacks() && !building() && self.admits().is_ok()
     }
 
-    /// Whether the disk has room for one more.
+    /// Checks whether the disk has room for another sandbox or spare.
     fn admits(&self) -> Result<(), String> {
         self.disk.as_ref().map_or(Ok(()), Budget::admits)
     }
@@ -390,8 +393,8 @@ impl Keeper {
         }
     }
 
-    /// Lets go of mounts. Unmounting takes milliseconds, which nobody here has: a child holds the descriptors a moment longer than
-    /// this process, and its end takes them down.
+    /// Releases mounts. Unmounting takes milliseconds, which this loop cannot spare: a child holds the descriptors
+    /// slightly longer than this process, so that they are unmounted when the child ends.
     fn let_go(&mut self, what: Vec<OwnedFd>) {
         let Ok((wait, held)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
         let keep: Vec<_> = what.iter().chain([&wait]).map(AsFd::as_fd).collect();
@@ -401,18 +404,18 @@ impl Keeper {
         drop((what, held));
     }
 
-    /// Does something in a child that has nothing of this process but these descriptors.
+    /// Runs `work` in a child that keeps only these descriptors of the launcher.
     fn chore(&mut self, keep: &[BorrowedFd<'_>], work: impl FnOnce()) {
         match sys::clone3(0, None) {
             Ok(Cloned::Child) => {
-                // Nothing is dropped on the way out, nor unwound into the launcher's loop.
+                // The child neither runs destructors on exit nor unwinds into the launcher's loop.
                 if sys::close_all_but(keep).is_ok() {
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
                 }
                 sys::leave(0)
             }
             Ok(Cloned::Parent { pid, pidfd }) => self.watch_chore(pid, pidfd),
-            // Whatever it was for then happens here, or later.
+            // Without a child, the work happens in this process or later.
             Err(_) => {}
         }
     }
@@ -424,7 +427,7 @@ impl Keeper {
     }
 
     fn answer(&self, id: u64, reply: LauncherReply) {
-        // Without a server there is nobody to tell; the loop will see the end of the connection.
+        // If the server is gone, the reply can be lost: the loop will notice the closed connection.
         let _ = answer(&self.socket, id, reply);
     }
 
@@ -435,7 +438,7 @@ impl Keeper {
                 self.spares.heard();
                 return;
             }
-            // Reaped, or looked at, below.
+            // The loop reaps these children and collects the drivers' results after the events.
             CHORE | DRIVER => return,
             CHILD => {
                 while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {}
@@ -454,7 +457,7 @@ impl Keeper {
             _ if ZygoteSupervisor::is_ours(key) => self.warmth.event(key, kind),
             CONTROL => self.control(key),
             LOG => self.guest_log(key),
-            // The process is reaped below, with all others.
+            // The loop reaps the process together with all others.
             _ => {}
         }
     }
@@ -524,7 +527,7 @@ impl Keeper {
         self.ids.get(sandbox).copied()
     }
 
-    /// A word from a process that is becoming a guest, or the end of them.
+    /// Handles a message from a process that is becoming a guest, or the end of its connection.
     fn control(&mut self, key: u64) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         let Some(control) = &cell.control else { return };
@@ -553,7 +556,7 @@ impl Keeper {
         }
     }
 
-    /// The guest has started.
+    /// Records that the guest has started, and answers the request.
     fn runs(&mut self, key: u64) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         match cell.kept.as_mut().map_or(Ok(true), |lent| self.store.settle(lent)) {
@@ -575,7 +578,7 @@ impl Keeper {
         self.fail_with(key, failed(message));
     }
 
-    /// A creation that did not work: taken down, then answered.
+    /// Ends a sandbox whose creation failed. The request is answered when nothing of it is left.
     fn fail_with(&mut self, key: u64, reply: LauncherReply) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.control = None;
@@ -599,7 +602,8 @@ impl Keeper {
         }
     }
 
-    /// What was written is on the disk before anybody would miss it, whether or not there is a next sandbox.
+    /// Parks a kept volume. Its data is synced now, whether or not another sandbox will use it, so that a crash later
+    /// loses nothing.
     fn park(&mut self, name: String, parked: ParkedVolume) {
         let mount = parked.mount.as_fd();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -632,7 +636,7 @@ impl Keeper {
         }
     }
 
-    /// Kills the sandbox; the answer follows when nothing of it is left.
+    /// Kills the sandbox. The answer follows when nothing of it is left.
     fn end(&mut self, key: u64, answer: Option<(u64, LauncherReply)>) {
         let Some(cell) = self.cells.get_mut(&key) else { return };
         cell.kill();
@@ -640,7 +644,7 @@ impl Keeper {
         let mut waiting: Vec<(u64, LauncherReply)> = answer.into_iter().collect();
         match &mut cell.phase {
             Phase::Ending { requests, .. } => return requests.append(&mut waiting),
-            // Destroyed before it was ready: its creator is told.
+            // The sandbox is destroyed before it was ready, so the request that created it is answered as well.
             Phase::Building { request, .. } if waiting.first().is_none_or(|(id, _)| id != request) => {
                 waiting.push((*request, failed("the sandbox was destroyed while it was being made")));
             }
@@ -648,7 +652,8 @@ impl Keeper {
         }
         let until = Instant::now() + END_TIME;
         let before = std::mem::replace(&mut cell.phase, Phase::Ending { requests: waiting, until });
-        // A volume with an error is read-only, which does not always show, and is well again when it is mounted anew.
+        // A volume with an error is read-only, which its flags do not always show. Mounting it anew repairs it, so it
+        // is not parked.
         let erred = cell.kept_loop.is_some_and(|device| volume::has_errors(device.number));
         let well = |mount: &OwnedFd| {
             let found = rustix::fs::fstatvfs(mount);
@@ -681,7 +686,7 @@ impl Keeper {
         }
     }
 
-    /// Every dead child: guests, and whatever fell to us as their subreaper.
+    /// Reaps every dead child: guests, and the processes that the launcher inherits as their subreaper.
     fn reap(&mut self) {
         while let Some(pid) = sys::reap_any() {
             self.spares.reaped(pid);
@@ -692,7 +697,7 @@ impl Keeper {
             cell.pid = None;
             cell.pidfd = None;
             match &cell.phase {
-                // Its last words may still wait to be read.
+                // Its last messages may still be unread.
                 Phase::Building { .. } => {
                     while self.cells.get(&key).is_some_and(|c| c.control.is_some()) {
                         self.control(key);
@@ -706,7 +711,7 @@ impl Keeper {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        // A few at a time, the next ones in the next turn: a thousand that end are not in the way of one that begins.
+        // Remove a few per turn, so that a thousand sandboxes that end do not delay one that starts.
         let some: Vec<u64> = self.leaving.range(self.removed..).chain(&self.leaving).copied().take(REMOVALS).collect();
         self.removed = some.last().map_or(0, |key| key + 1);
         some.into_iter().for_each(|key| self.finish(key));
@@ -746,7 +751,7 @@ impl Keeper {
         }
     }
 
-    /// Removes what is left of a dead sandbox; tried again soon when something is still busy.
+    /// Removes the remains of a dead sandbox. If something is still busy, the removal is retried soon.
     fn finish(&mut self, key: u64) {
         if let Some(cell) = self.cells.get_mut(&key) {
             cell.busy = clear(cell);
@@ -756,7 +761,7 @@ impl Keeper {
         }
     }
 
-    /// When the time is over: whoever waits is told, and it is tried again.
+    /// Answers the waiting requests with a failure when the deadline has passed. The removal is still retried.
     fn late(&mut self, key: u64) {
         let Some(SandboxRecord { phase: Phase::Ending { requests, until }, busy, pid, .. }) = self.cells.get_mut(&key)
         else {
@@ -789,7 +794,7 @@ impl Keeper {
                 self.park(lent.name, ParkedVolume { mount, slot, device });
             }
         }
-        // Its uid and descriptors are free before anybody is told that nothing is left.
+        // Free the uid and the descriptors before the requests are answered.
         drop(cell);
         if let Phase::Ending { requests, .. } = phase {
             for (id, reply) in requests {
@@ -799,13 +804,14 @@ impl Keeper {
     }
 }
 
-/// The volumes on disk of a sandbox, and where they are inside.
+/// Returns the on-disk volumes of a sandbox, with their directories inside it.
 fn volumes(cell: &SandboxRecord) -> impl Iterator<Item = (volume::Device, &'static str)> {
     let own = cell.volume.as_ref().map(|backing| (backing.device, "workspace"));
     own.into_iter().chain(cell.kept_loop.map(|device| (device, "data")))
 }
 
-/// Before any code runs: the process waits for its id maps, in its own root.
+/// Adds the sandbox's volumes to the disk budget before any code runs, while the process waits for its id maps in its
+/// new root.
 fn enter_books(disk: &mut Budget, cell: &SandboxRecord) -> Result<(), String> {
     let Some(pid) = cell.pid else { return Ok(()) };
     let root = PathBuf::from(format!("/proc/{}/root", pid.as_raw_nonzero()));
@@ -813,7 +819,7 @@ fn enter_books(disk: &mut Budget, cell: &SandboxRecord) -> Result<(), String> {
     volumes(cell).try_for_each(|(device, dir)| disk.add(device, root.join(dir), stat.clone()))
 }
 
-/// Cgroups, loop device, files; says what is still in the way.
+/// Removes cgroups and files and checks the loop devices. Returns the obstacle if something is still in use.
 fn clear(cell: &SandboxRecord) -> Option<String> {
     if let Err((path, e)) = cell.cgroup.remove() {
         return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
@@ -840,7 +846,7 @@ fn clear(cell: &SandboxRecord) -> Option<String> {
     }
 }
 
-/// What is usually there, by name; then whatever else is.
+/// Removes the usual content by name, and everything else only if the directory is still not empty.
 fn remove(dir: &Path) -> io::Result<()> {
     let _ = fs::remove_file(dir.join(apply::SOCKET));
     fs::remove_dir(dir).or_else(|_| fs::remove_dir_all(dir))
@@ -860,7 +866,7 @@ fn write_maps(cell: &SandboxRecord) -> io::Result<()> {
     Ok(())
 }
 
-/// Names become directories and cgroups.
+/// Checks a name that becomes part of directory and cgroup names.
 fn check_name(name: &str) -> io::Result<()> {
     let fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if name.is_empty() || name.len() > 64 || !name.chars().all(fine) {

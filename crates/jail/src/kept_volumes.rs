@@ -1,11 +1,13 @@
-//! Volumes that outlive sandboxes, by name: a conversation's `/data`.
+//! Kept volumes: volumes that outlive their sandboxes and are found by name, such as the `/data` of a conversation.
 //!
-//! As root they are images in the state directory, which last; a new one gets its name only when its sandbox runs, so that a creation that
-//! fails leaves nothing. Elsewhere they are in memory, mounted in the launcher's own mount namespace, and last as long as the launcher;
-//! each has a host uid of its own there, since nothing could map its files from one sandbox's to the next one's on older kernels.
+//! As root they are images in the state directory and persist. A new image gets its name only when its sandbox runs, so
+//! that a creation that fails leaves nothing behind. Where images cannot be used, volumes are in memory, mounted in the
+//! launcher's mount namespace, and last as long as the launcher. Each of those has its own host uid, because older
+//! kernels offer no way to map its files from one sandbox's uid to the next one's.
 //!
-//! An image stays mounted for a while after its sandbox, for the next one: the launcher holds a mount of it that is attached nowhere,
-//! with the uid for which its files are mapped. Locked by that mount, it is let go of as soon as anybody else opens it.
+//! After its sandbox has ended, an image stays mounted for a while for the next one: the launcher holds a mount of it
+//! that is attached nowhere, together with the uid to which its files are mapped. This mount keeps the image locked;
+//! the launcher releases it as soon as another process opens the image.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +28,7 @@ use crate::ids::{Mode, Slot, Slots, private_dir};
 use crate::volume::{self, Device, Purpose};
 use crate::{apply, spec, sys};
 
-/// What a sandbox asks for.
+/// The kept volume that the specification of a sandbox asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptVolumeRequest {
     pub name: String,
@@ -34,32 +36,32 @@ pub struct KeptVolumeRequest {
     pub inodes: u64,
 }
 
-/// A kept volume that exists.
+/// Describes a kept volume that exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptVolumeRecord {
     pub name: String,
-    /// Seconds since 1970.
+    /// Time of the last use, in seconds since 1970.
     pub last_used: u64,
 }
 
-/// A volume in the hands of a sandbox.
+/// Keeps a volume in use by one sandbox.
 #[derive(Debug)]
 pub struct VolumeLease {
     pub name: String,
-    /// Made for this sandbox, which does not run yet.
+    /// Whether the volume was created for this sandbox, which does not run yet.
     pub new: bool,
     pub source: spec::KeptVolumeSpec,
-    /// The number of its host uid, when the volume brings one.
+    /// Slot number of the volume's host uid, if the volume determines the uid of its sandbox.
     pub slot: Option<u32>,
-    /// What it was parked with.
+    /// The mount and uid with which the volume was parked, if it was.
     pub parked: Option<ParkedVolume>,
 }
 
-/// An image that is still mounted though no sandbox has it.
+/// An image that is still mounted although no sandbox has it.
 #[derive(Debug)]
 pub struct ParkedVolume {
     pub mount: OwnedFd,
-    /// Whose its files are shown as.
+    /// The slot whose host uid its files are mapped to.
     pub slot: Slot,
     pub device: Device,
 }
@@ -81,37 +83,40 @@ struct MemoryVolume {
     slot: Option<Slot>,
 }
 
-/// How many images stay mounted, and how long.
+/// Maximum number of images that stay mounted.
 const LOT: usize = 16;
+/// How long an image stays mounted after its sandbox has ended.
 const PARKED: Duration = Duration::from_secs(30);
-/// Where nobody tells that somebody else wants one: less than others wait for it.
+/// How long an image stays mounted where inotify is not available, so that nothing reports that another process wants
+/// the image. This is shorter than the time for which others wait for it.
 const PARKED_UNWATCHED: Duration = Duration::from_secs(1);
 
 /// The parked images by name.
 #[derive(Debug, Default)]
 struct ParkedVolumes {
     parked: BTreeMap<String, (ParkedVolume, Instant)>,
-    /// Says which images are opened.
+    /// The inotify descriptor that reports which images are opened.
     watch: Option<OwnedFd>,
 }
 
-/// The name that an image has in its sandbox's directory as long as that one does not run.
+/// Name of a new image in its sandbox's directory until the sandbox runs.
 const NEW: &str = "kept.img";
 
 impl VolumeStore {
-    /// `instance`: the launcher's own directory.
+    /// `instance` is the launcher's instance directory.
     pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
         let place = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
             StoreBacking::Disk { dir, templates, lot: ParkedVolumes::default() }
         } else {
-            // An ordinary user's launcher has moved into a mount namespace of its own at its start.
+            // The launcher of an ordinary user has already moved into a separate mount namespace at its start.
             StoreBacking::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
         };
         Self { place }
     }
 
-    /// `dir` is the sandbox's. Whether another sandbox has the volume, this one finds out when it takes it.
+    /// Leases a volume to the sandbox whose directory is `dir`, and creates it if it does not exist. Whether another
+    /// sandbox has the image is detected later, when this sandbox locks it.
     pub fn lend(
         &mut self,
         wanted: &KeptVolumeRequest,
@@ -158,7 +163,8 @@ impl VolumeStore {
         }
     }
 
-    /// Its sandbox runs: from now on the volume is there for others. False when another launcher made one of that name meanwhile.
+    /// Gives a new image its name once its sandbox runs, which makes the volume available to others. Returns false if
+    /// another launcher has created a volume of that name in the meantime.
     pub fn settle(&self, lent: &mut VolumeLease) -> io::Result<bool> {
         if let (StoreBacking::Disk { dir, .. }, spec::KeptVolumeSpec::Ext4 { image, .. }) =
             (&self.place, &mut lent.source)
@@ -175,7 +181,7 @@ impl VolumeStore {
         Ok(true)
     }
 
-    /// Nothing of its sandbox is left. One that never ran takes a new volume with it.
+    /// Ends a lease when nothing of its sandbox is left. A new volume is removed if its sandbox never ran.
     pub fn take_back(&mut self, lent: &VolumeLease) {
         match (&mut self.place, &lent.source) {
             (
@@ -184,7 +190,7 @@ impl VolumeStore {
             ) if !lent.new => {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                 let times = Timestamps { last_access: now, last_modification: now };
-                // It may have been discarded by another launcher since.
+                // Another launcher may have discarded it since.
                 let _ = rustix::fs::utimensat(CWD, image, &times, AtFlags::SYMLINK_NOFOLLOW);
             }
             (StoreBacking::Memory { dir, volumes, .. }, _) => {
@@ -212,14 +218,16 @@ impl VolumeStore {
         }
     }
 
-    /// The image of a parked volume: nobody else has it, so its name may go at once.
+    /// Removes the image of a parked volume and returns the volume. Nothing else has the image, so its name can be
+    /// removed at once.
     pub fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
         let StoreBacking::Disk { dir, .. } = &self.place else { return None };
         let image = dir.join(file_name(name));
         self.unpark(name).inspect(|_| drop(fs::remove_file(image)))
     }
 
-    /// False when a sandbox of another launcher has it; the caller knows about its own. One that is not there is no error.
+    /// Removes a kept volume. Returns false if a sandbox of another launcher has it; the caller has to check its own
+    /// sandboxes. A volume that does not exist is not an error.
     pub fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
         match &mut self.place {
@@ -237,7 +245,8 @@ impl VolumeStore {
         }
     }
 
-    /// Keeps the volume of a sandbox that is gone ready for the next one. Answers what has to go for that.
+    /// Parks the volume of a sandbox that has ended, for the next one. Returns the volumes that the caller has to
+    /// unmount in exchange.
     pub fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { dir, lot, .. } = &mut self.place else { return vec![parked] };
         let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
@@ -247,13 +256,13 @@ impl VolumeStore {
         before.into_iter().chain(over).collect()
     }
 
-    /// To be let go of.
+    /// Removes a volume from the parked ones and returns it, for the caller to unmount.
     pub fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
         let StoreBacking::Disk { lot, .. } = &mut self.place else { return None };
         lot.parked.remove(name).map(|(parked, _)| parked)
     }
 
-    /// What has been parked long enough.
+    /// Removes and returns the volumes whose parking time is over.
     pub fn expired(&mut self) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { lot, .. } = &mut self.place else { return vec![] };
         let now = Instant::now();
@@ -267,13 +276,14 @@ impl VolumeStore {
         lot.parked.values().map(|(_, until)| *until).min()
     }
 
-    /// What says that somebody opens an image.
+    /// Returns the descriptor that becomes readable when a process opens an image.
     pub fn watch(&self) -> Option<&OwnedFd> {
         let StoreBacking::Disk { lot, .. } = &self.place else { return None };
         lot.watch.as_ref()
     }
 
-    /// What others have opened since the last time. Nobody here opens what is parked.
+    /// Removes and returns the parked volumes whose images were opened since the last call. The launcher itself does
+    /// not open parked images, so every such event comes from another process.
     pub fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.place else {
             return vec![];
@@ -288,7 +298,7 @@ impl VolumeStore {
         names.iter().filter_map(|name| self.unpark(name)).collect()
     }
 
-    /// Lets go of what is in memory, so that the launcher's directory can be removed.
+    /// Unmounts the volumes in memory, so that the launcher's directory can be removed.
     pub fn close(&mut self) {
         if let StoreBacking::Memory { dir, volumes, .. } = &mut self.place {
             for name in std::mem::take(volumes).keys() {
@@ -323,7 +333,8 @@ impl MemoryVolume {
     }
 }
 
-/// Root's launcher lives in the host's mount namespace, where a mount would stay after it. It still sees what the host mounts.
+/// Moves root's launcher into a new mount namespace. In the host's mount namespace a mount would outlive the launcher.
+/// The new namespace still receives the mounts of the host.
 fn hide(hidden: &mut bool) -> io::Result<()> {
     if !*hidden {
         sys::unshare(libc::CLONE_NEWNS)?;
@@ -363,7 +374,7 @@ fn list_images(dir: &Path) -> io::Result<Vec<KeptVolumeRecord>> {
     let kept = |entry: fs::DirEntry| {
         let name = entry.file_name().to_str()?.strip_suffix(".img")?.to_owned();
         check_name(&name).ok()?;
-        // Gone meanwhile is not there.
+        // An image that was removed in the meantime is not listed.
         let last_used = u64::try_from(entry.metadata().ok()?.mtime()).unwrap_or(0);
         Some(KeptVolumeRecord { name, last_used })
     };

@@ -1,8 +1,9 @@
-//! Landlock: which paths the processes of a sandbox may touch, decided by inode and held across exec.
+//! Landlock: the paths that processes of a sandbox may access, decided by inode and enforced across `exec`.
 //!
-//! A second lock behind the mounts: it also covers what a mount cannot, such as `/proc/self/exe` of a forked interpreter, which
-//! leads to a file of the warm one's root and not of the sandbox's. Rules go by inode, so all mounts have to be there first. Files that no
-//! path leads to (memfds, pipes) are not its concern. The network has its own namespace and no rules here.
+//! It is a second barrier behind the mounts and covers what mounts cannot, such as `/proc/self/exe` of a forked
+//! interpreter, which leads to a file in the root of the warm interpreter and not of the sandbox. Rules refer to
+//! inodes, so all mounts have to exist first. Landlock does not restrict files without a path (memfds, pipes). There
+//! are no rules for the network, which has its own namespace.
 #![allow(unsafe_code, reason = "the kernel's ABI is asked for with a raw system call")]
 
 use std::fmt;
@@ -13,13 +14,13 @@ use ::landlock::{
     RulesetCreated, RulesetCreatedAttr, RulesetError, Scope, make_bitflags,
 };
 
-/// The newest ABI whose rights were tried here. An older kernel enforces what it knows of them.
+/// The newest ABI whose rights were tested here. An older Linux kernel enforces the rights that it knows.
 const TRIED: ABI = ABI::V7;
 
-/// What the kernel enforces: its ABI, at most the one that was tried.
+/// What the Linux kernel enforces: its ABI, limited to the newest one that was tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// The kernel is without landlock, or it is switched off.
+    /// The Linux kernel was built without landlock, or landlock is switched off.
     Absent,
     Abi(u8),
 }
@@ -41,29 +42,33 @@ pub enum LandlockError {
     Rules(#[from] RulesetError),
 }
 
-/// Paths inside the sandbox, and what may be done below them. A path that is not there needs no rule and is passed over.
+/// Paths inside the sandbox, grouped by what is allowed below them. Paths that do not exist need no rule and are
+/// skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LandlockRules {
-    /// Listed, but nothing below it is readable by that alone: `/`.
+    /// Directories that can be listed, such as `/`. This alone does not make the files below them readable.
     pub list: Vec<PathBuf>,
-    /// Read and executed: the runtimes, `/etc`.
+    /// Paths that can be read and executed: the runtimes and `/etc`.
     pub run: Vec<PathBuf>,
-    /// Read, and not executed.
+    /// Paths that can be read but not executed.
     pub read: Vec<PathBuf>,
-    /// Read, written, made and removed, and not executed: what a browser writes.
+    /// Directories in which files can be read, written, created and removed, but not executed: the ones a browser
+    /// writes to.
     pub store: Vec<PathBuf>,
-    /// Like that, but plain files alone: what others look into, for whom a link, a pipe or a directory would be a trap.
+    /// Directories like those of `store`, but limited to regular files: other processes read them, and a symlink, a
+    /// pipe or a directory would be a trap for those.
     pub deliver: Vec<PathBuf>,
-    /// Everything: `/workspace`, `/data`, `/tmp`, `/dev/shm`, what the operator shares.
+    /// Directories with full access: `/workspace`, `/data`, `/tmp`, `/dev/shm` and the writable shared volumes.
     pub write: Vec<PathBuf>,
-    /// Read and written, ioctls too, nothing made or removed: the device nodes and `/dev/pts`.
+    /// Paths that allow reading, writing and ioctls, but no creation or removal: the device nodes and `/dev/pts`.
     pub devices: Vec<PathBuf>,
-    /// Read, and written where the file allows it: `/proc` (`/proc/self/comm`, `oom_score_adj`).
+    /// Paths that can be read, and written where the file allows it: `/proc` (`/proc/self/comm`, `oom_score_adj`).
     pub adjust: Vec<PathBuf>,
 }
 
 impl LandlockRules {
-    /// The rules of a sandbox whose read-only parts are `run`, and which may write `shared` besides its own.
+    /// Returns the rules of a sandbox whose read-only parts are `run` and which may write to `shared` besides its own
+    /// directories.
     pub fn sandbox(run: &[PathBuf], shared: &[PathBuf]) -> Self {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
         Self {
@@ -85,11 +90,12 @@ impl LandlockRules {
         }
     }
 
-    /// The rules of its browser: the system, a home, what it downloads and what it is to upload, and nothing else of the code's.
+    /// Returns the rules of the browser in a sandbox: the system, a home, its downloads and the files it is to upload,
+    /// and none of the other files of the code.
     pub fn browser(run: &[PathBuf]) -> Self {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
         Self {
-            // Not `/`: whoever may list a directory may list those below it.
+            // Without `/`: the right to list a directory includes the directories below it.
             list: Vec::new(),
             run: run.to_owned(),
             read: paths(&["/uploads"]),
@@ -125,10 +131,10 @@ impl LandlockRules {
         .flat_map(|(paths, access)| paths.iter().map(move |p| (p.as_path(), access)))
     }
 
-    /// Puts the calling thread, and what it starts from now on, under the rules. Sets `no_new_privs`.
+    /// Restricts the calling thread, and everything it starts from now on, to these rules. Sets `no_new_privs`.
     ///
-    /// Signals are left to the pid namespace: a kernel that was forked into the sandbox is beside its guest and not below it, and the
-    /// guest could not even kill it.
+    /// Signals are left to the pid namespace: a kernel that was forked into the sandbox has a landlock domain beside
+    /// the guest's and not below it, so with a signal scope the guest could not even kill it.
     pub fn restrict(&self) -> Result<Level, LandlockError> {
         let mut ruleset =
             Ruleset::default().handle_access(AccessFs::from_all(TRIED))?.scope(Scope::AbstractUnixSocket)?.create()?;
@@ -148,15 +154,15 @@ fn add(ruleset: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Resu
         Err(_) if !path.exists() => return Ok(ruleset),
         Err(source) => return Err(LandlockError::Path { path: path.to_owned(), source }),
     };
-    // A plain file takes only the rights that mean something for files.
+    // A regular file accepts only the rights that apply to files.
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(TRIED) };
     Ok(ruleset.add_rule(PathBeneath::new(fd, access))?)
 }
 
-/// What this kernel would enforce, without restricting anybody: for `doctor`.
+/// Returns what this Linux kernel would enforce, without restricting any process. Used by `doctor`.
 pub fn available() -> Level {
     const VERSION: u32 = 1; // LANDLOCK_CREATE_RULESET_VERSION
-    // SAFETY: with this flag the kernel takes no attributes and answers its ABI.
+    // SAFETY: with this flag the Linux kernel reads no attributes and returns its ABI.
     let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<()>(), 0, VERSION) };
     if abi <= 0 { Level::Absent } else { Level::Abi(ABI::from(abi as i32).min(TRIED) as u8) }
 }
@@ -168,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// Restrictions belong to a thread: one of its own keeps the other tests free.
+    /// Runs `attempt` in a new thread: restrictions apply to a thread, so the other tests stay unrestricted.
     fn restricted(rules: LandlockRules, attempt: impl FnOnce() + Send + 'static) {
         if available() == Level::Absent {
             eprintln!("SKIP: no landlock in this kernel");
@@ -241,7 +247,7 @@ mod tests {
 
     #[test]
     fn seventeen_layers_of_a_users_own_loosen_nothing() {
-        // K61: the kernel stops at sixteen; each layer only takes away.
+        // K61: the Linux kernel allows sixteen layers; each layer can only remove rights.
         let dir = scratch("layers");
         let rules = LandlockRules { write: vec![dir.join("write")], ..LandlockRules::default() };
         let inside = dir.clone();

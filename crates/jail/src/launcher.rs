@@ -1,8 +1,10 @@
-//! The process that makes sandboxes: one thread, started before the server has any, the only one that forks.
+//! The launcher: the process that creates sandboxes. It has one thread, is started before the server has other threads,
+//! and is the only process that forks.
 //!
-//! The same executable, told apart by its name. It serves one server over a packet socket; when that closes, however the server
-//! ended, it destroys what it made and ends. As an ordinary user it first moves into a user namespace of its own and executes itself
-//! again there: a process that was executed outside could not enter the sandboxes it makes.
+//! It is the same executable as the server, recognised by `argv[0]`. It serves one server over a packet socket; when
+//! the socket closes, however the server ended, it destroys the sandboxes it created and exits. For an ordinary user it
+//! first moves into a new user namespace and executes itself again there, because a process that was executed outside
+//! that namespace could not enter the sandboxes it creates.
 
 use std::ffi::CString;
 use std::fs;
@@ -27,22 +29,22 @@ use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, LauncherRe
 
 /// `argv[0]` of the launcher.
 const NAME: &str = "sandpool-launcher";
-/// `argv[1]` of the launcher that has moved into its own user namespace.
+/// `argv[1]` of the launcher after it has moved into its user namespace.
 const INNER: &str = "inside";
 
-/// A started launcher: the server's end of the connection, and the process.
+/// A started launcher: the server's end of the connection and the process.
 #[derive(Debug)]
 pub struct Spawned {
     pub socket: OwnedFd,
     pub process: Process,
 }
 
-/// The launcher's process, waited for in the end so that it does not stay as a zombie.
+/// The launcher's process. It is waited for in the end, so that it does not remain a zombie.
 #[derive(Debug)]
 pub struct Process(Option<Child>);
 
 impl Process {
-    /// Returns when it has ended, which it does after the connection is closed or a shutdown is answered.
+    /// Waits until the launcher has ended, which happens after the connection closes or a shutdown is answered.
     pub fn wait(mut self) {
         if let Some(mut child) = self.0.take() {
             let _ = child.wait();
@@ -52,14 +54,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have sandboxes to destroy first, for which nobody here has to wait.
+        // The launcher may have to destroy sandboxes first; nothing here has to wait for that.
         if let Some(mut child) = self.0.take() {
             std::thread::spawn(move || child.wait());
         }
     }
 }
 
-/// Starts the launcher from an executable that calls [`entry`].
+/// Starts the launcher from an executable whose `main` calls [`entry`].
 #[allow(clippy::disallowed_methods, reason = "the one place where the server starts a process: itself")]
 pub fn spawn_program(program: &Path) -> io::Result<Spawned> {
     let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -73,7 +75,8 @@ pub fn spawn_program(program: &Path) -> io::Result<Spawned> {
     Ok(Spawned { socket, process: Process(Some(process)) })
 }
 
-/// First thing in `main`: returns at once, except in the launcher, where it never does.
+/// Runs the launcher if this process is one, and never returns then; returns at once otherwise. `main` has to call it
+/// first.
 #[allow(clippy::exit, reason = "the launcher has no main of its own to return from")]
 pub fn entry() {
     let mut args = std::env::args_os();
@@ -87,7 +90,7 @@ pub fn entry() {
     std::process::exit(i32::from(done.is_err()));
 }
 
-/// To stderr if that takes it at once: a log nobody reads must not stop the launcher.
+/// Writes a line to stderr unless that would block: a log that is not read must not stop the launcher.
 pub(crate) fn log(line: &str) {
     let stderr = io::stderr();
     let mut fds = [PollFd::new(&stderr, PollFlags::OUT)];
@@ -96,7 +99,8 @@ pub(crate) fn log(line: &str) {
     }
 }
 
-/// What a process of ours wrote, line by line, with nothing in it that a terminal would obey.
+/// Logs the output of one of our processes line by line, with control characters replaced so that a terminal does not
+/// interpret them.
 pub(crate) fn relay(who: &str, bytes: &[u8]) {
     for line in String::from_utf8_lossy(bytes).lines() {
         let clean: String = line.chars().map(|c| if c.is_control() { '.' } else { c }).collect();
@@ -106,11 +110,11 @@ pub(crate) fn relay(who: &str, bytes: &[u8]) {
 
 fn begin() -> io::Result<()> {
     let socket = inherited::take_fd(0)?;
-    // 0 is to be free of meaning: nothing that is started later may find the connection there.
+    // Descriptor 0 must not keep the connection: no process that is started later may find it there.
     let socket = rustix::io::fcntl_dupfd_cloexec(&socket, 10)?;
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())?;
     sys::place(null.as_fd(), 0)?;
-    // Not of the server's terminal: Ctrl-C is for the server, which ends us by closing the connection.
+    // Leaves the server's terminal: Ctrl-C is meant for the server, which ends the launcher by closing the connection.
     let _ = rustix::process::setsid();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT] {
         sys::ignore(signal);
@@ -142,7 +146,7 @@ fn begin() -> io::Result<()> {
     }
 }
 
-/// The server and the launcher itself.
+/// Returns the pids of the server and of the launcher.
 fn ours() -> Vec<Pid> {
     [Some(rustix::process::getpid()), rustix::process::getppid()].into_iter().flatten().collect()
 }
@@ -159,10 +163,10 @@ pub(crate) fn answer_with(socket: &OwnedFd, id: u64, reply: LauncherReply, fds: 
     wire::send(socket, &LauncherResponse { id, reply }, fds)
 }
 
-/// What the launcher has to remember when it executes itself again.
+/// State that the launcher passes to itself when it executes itself again.
 #[derive(Serialize, Deserialize)]
 struct Resume {
-    /// The request that is being answered.
+    /// Id of the request that is being answered.
     id: u64,
     start: Start,
     survey: Survey,
@@ -196,7 +200,7 @@ fn enter_namespace(survey: &Survey) -> io::Result<()> {
         sys::unshare(spaces)?;
         return Ok(map_self(uid, gid)?);
     };
-    // newuidmap has to be started from outside, for a namespace that is there already: by a child that waits for it.
+    // `newuidmap` has to be started from outside and for a namespace that exists already, so a child waits for it.
     let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let me = rustix::process::getpid().as_raw_nonzero().to_string();
     let Some(helper) = sys::fork()? else {
@@ -235,7 +239,7 @@ fn map_by_helper(program: &str, pid: &str, own: u32, range: crate::ids::SubRange
 
 enum Never {}
 
-/// The same program inside the namespace: socket on 0, guest on 3, memory on 4.
+/// Executes this program again inside the namespace, with the socket on 0, the guest on 3 and the saved state on 4.
 fn execute_again(resume: &Resume, socket: &OwnedFd, guest: OwnedFd) -> io::Result<Never> {
     let exe = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, FileMode::empty())?;
     let memory = rustix::fs::memfd_create("sandpool-resume", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -266,9 +270,11 @@ fn serve(resume: Resume, socket: OwnedFd, guest: OwnedFd) -> io::Result<()> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     rustix::process::umask(FileMode::from_raw_mode(0o022));
     raise_open_files();
-    // Before a sandbox lowers it for itself: from a hard limit of 0 only the host's root gets up to the value that is meant.
+    // Before a sandbox lowers it for itself: from a hard limit of 0 only the host's root gets up to the value that is
+    // meant.
     let _ = crate::rlimits::no_cores();
-    // Not before: as an ordinary user an undumpable process cannot be given id maps, and belongs to root for `newuidmap`.
+    // This must not happen earlier: the id maps of an undumpable process cannot be written by an ordinary user, and
+    // `newuidmap` sees such a process as root's.
     crate::process::set_not_dumpable()?;
     let cgroup = survey.cgroup.clone();
     match Keeper::new(&start, survey, socket, guest) {

@@ -1,9 +1,11 @@
-//! How a sandbox is made on Linux: a spec becomes a plan, a plan is applied, and a small process of its own does both.
+//! Creates sandboxes on Linux: a specification becomes a plan, and a small separate process computes and applies the
+//! plan.
 //!
-//! `JailSpec → Plan → apply` ([`spec`], [`plan`](mod@plan), [`apply`]) is what one sandbox is; [`launcher`] is the process that makes,
-//! watches and destroys them ([`keeper`]); [`wire`] is what the server tells it. The other modules are the layers. Nothing here knows what
-//! runs in a sandbox, and nothing here is asynchronous.
-#![allow(unsafe_code)] // The one crate (besides the zygote) that talks to the kernel directly.
+//! `JailSpec → Plan → apply` ([`spec`], [`plan`](mod@plan), [`apply`]) defines one sandbox. [`launcher`] is the process
+//! that creates, watches and destroys sandboxes ([`keeper`]); [`wire`] is the protocol between it and the server. The
+//! other modules are the layers of confinement. Nothing in this crate knows what runs in a sandbox, and nothing is
+//! asynchronous.
+#![allow(unsafe_code)] // This crate and the zygote are the only ones that call the kernel directly.
 
 pub mod apply;
 pub mod beneath;
@@ -36,7 +38,7 @@ pub mod volume;
 pub mod wire;
 pub mod zygote;
 
-/// A directory for one test.
+/// Creates a directory for one test.
 #[cfg(test)]
 fn test_dir(name: &str) -> std::path::PathBuf {
     let dir = std::env::temp_dir().join(format!("sandpool-test-{name}-{}", std::process::id()));

@@ -1,8 +1,9 @@
-//! The steps that make a sandbox, as a list: printed, compared and then applied by one loop ([`crate::apply`]).
+//! The list of steps that creates a sandbox. The list can be printed and compared; one loop applies it
+//! ([`crate::apply`]).
 //!
-//! A pure function of the spec. The order is the design: mounts and network first, by a process that is root in the launcher's
-//! user namespace; then the sandbox's own user namespace, in which even every capability reaches neither; then everything is
-//! given up; the guest last.
+//! A plan is a pure function of the specification. The order of the steps is essential: first a process that is root in
+//! the launcher's user namespace sets up mounts and network; then it enters the sandbox's user namespace, in which not
+//! even all capabilities give access to either; then it gives up all privileges; the guest is executed last.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,21 +19,24 @@ use crate::spec::{Content, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec,
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Writes itself into a v1 cgroup.
+    /// Writes the process into a v1 cgroup.
     JoinCgroup {
         tasks: PathBuf,
     },
-    /// What the process does to itself alone.
+    /// Applies a step that changes only the process itself.
     Own(ConfineStep),
-    /// Nothing of what an operator may have given the server: no negative nice, no real time, no shelter from the memory killer.
+    /// Resets scheduling and memory-killer settings that the operator may have given to the server: a negative nice
+    /// value, real-time scheduling, protection from the memory killer.
     OrdinaryPriority,
-    /// After joining: its root is then the sandbox's own cgroup, and no name of ours shows inside.
+    /// Unshares the cgroup namespace. This happens after the process has joined its cgroup, which then is the root of
+    /// the namespace, so that no name of ours is visible inside.
     CgroupNamespace,
-    /// Binds the guest's socket in the sandbox's directory, in the sandbox's network namespace.
+    /// Binds the guest's socket in the sandbox's directory, from the sandbox's network namespace.
     Listen {
         dir: PathBuf,
     },
-    /// Listens in the sandbox's network namespace, and gives the socket away: whoever accepts on it is outside.
+    /// Listens in the sandbox's network namespace and passes the socket to the launcher: connections are accepted
+    /// outside of the sandbox.
     Egress {
         address: SocketAddrV4,
     },
@@ -54,12 +58,12 @@ pub enum Op {
         path: PathBuf,
         content: Content,
     },
-    /// What the host has at the path, on inodes of the sandbox's own.
+    /// Shows the host's files at the path on inodes that belong to the sandbox alone.
     Layer {
         path: PathBuf,
     },
     HideLayers,
-    /// The host's own inodes.
+    /// Binds the host's own inodes at the path.
     BindReadOnly {
         path: PathBuf,
     },
@@ -85,67 +89,68 @@ pub enum Op {
     MaskDir {
         path: PathBuf,
     },
-    /// A file of our own over one in `/proc`.
+    /// Covers a file in `/proc` with one of ours.
     ProcFile {
         path: PathBuf,
         content: Content,
     },
-    /// A random one for each sandbox.
+    /// Covers the boot id with a random one, different in each sandbox.
     BootId {
         path: PathBuf,
     },
     ReadOnly {
         path: PathBuf,
     },
-    /// Mounts the volume on a directory that nobody sees later.
+    /// Mounts the volume on a directory that `HideVolume` removes later.
     Volume {
         volume: Volume,
     },
-    /// A directory of the volume at `path`.
+    /// Shows a directory of the volume at `path`.
     VolumeDir {
         path: PathBuf,
         mode: u32,
     },
     HideVolume,
-    /// Gives a directory of the volume to the sandbox.
+    /// Changes the owner of a directory of the volume to the sandbox's ids.
     VolumeOwner {
         path: PathBuf,
         owner: u32,
         group: u32,
     },
-    /// A directory below one of the volume's, once that belongs to the sandbox.
+    /// Creates a directory below one of the volume's, once that one belongs to the sandbox.
     SharedDir {
         path: PathBuf,
         mode: u32,
         owner: u32,
         group: u32,
     },
-    /// Mounts a kept image, made from the template if there is one, on another such directory. Locked until it is unmounted.
+    /// Mounts a kept image, copied from the template if there is one, on a directory that `HideKept` removes later. The
+    /// image stays locked until it is unmounted.
     KeptImage {
         template: Option<PathBuf>,
         image: PathBuf,
     },
-    /// Its one directory at `path`, its files shown as those of `owner`.
+    /// Shows the single directory of the kept image at `path`, with its files mapped to `owner`.
     KeptDir {
         path: PathBuf,
         owner: u32,
     },
     HideKept,
-    /// A kept image that is still mounted.
+    /// Shows a kept image that is still mounted from its last use.
     KeptMounted {
         path: PathBuf,
     },
-    /// A second mount of it for the launcher, which may keep the volume ready for the next sandbox.
+    /// Passes a second mount of the kept volume to the launcher, which may park the volume for the next sandbox.
     HoldKept {
         path: PathBuf,
     },
-    /// A volume that the launcher holds.
+    /// Binds a kept volume in memory, which the launcher has mounted at `at`.
     KeptBind {
         at: PathBuf,
         path: PathBuf,
         owner: u32,
     },
-    /// A directory of the host. With an `owner`, what the directory's owner has in it is shown as that one's.
+    /// Shows a directory of the host. With an `owner`, files of the directory's owner appear as files of `owner`.
     Share {
         shared: SharedVolumeSpec,
         owner: Option<u32>,
@@ -156,15 +161,17 @@ pub enum Op {
         name: String,
     },
     LoopbackUp,
-    /// Made by the sandbox's own host uid, not by root: the kernel charges what it counts per user (inotify, pending signals,
-    /// locked memory) to the maker too, so that one sandbox could use up root's. The launcher writes the maps.
+    /// Creates the user namespace as the sandbox's host uid, not as root. The Linux kernel charges its per-user
+    /// counters (inotify, pending signals, locked memory) to the creator as well, so one sandbox could otherwise
+    /// exhaust root's limits. The launcher writes the maps.
     UserNamespace {
         map: IdMap,
     },
-    /// No namespaces below this one, and a share of what is counted per user.
+    /// Forbids namespaces below this one and limits the sandbox to a share of the per-user counters.
     UserLimits,
     DieWithLauncher,
-    /// 0 and 1 on `/dev/null`, 2 to the launcher's log, 3 the listening socket, 4 where forked kernels come from, nothing else.
+    /// Arranges the descriptors: 0 and 1 are `/dev/null`, 2 is the launcher's log, 3 is the listening socket, and 4 is
+    /// the channel from which forked kernels arrive. All others are closed.
     Descriptors,
     Exec,
 }
@@ -246,8 +253,8 @@ impl fmt::Display for Op {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub ops: Vec<Op>,
-    /// The steps that are the same for every sandbox of a kind, so that they can be done before one is asked for ([`crate::spare`]):
-    /// root, volume, devices, network.
+    /// Range of the steps that are the same for every sandbox of a kind: root, volume, devices, network. They can be
+    /// applied in advance ([`crate::spare`]).
     pub base: Range<usize>,
 }
 
@@ -261,14 +268,15 @@ impl fmt::Display for Plan {
 const DEVICES: &[(&str, (u32, u32))] =
     &[("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9))];
 
-/// What may lie on a volume that outlives the sandbox.
+/// The directory that can be on a kept volume.
 const DATA: &str = "/data";
 
 const SHM_INODES: u64 = 10_000;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Our own `/etc`: the host's would tell about its users and its network, and names there mean other ids.
+/// Returns the files of the sandbox's `/etc`. The host's files would disclose its users and its network, and the names
+/// in them stand for other ids.
 fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
     let hostname = &spec.hostname;
     let (mut passwd, mut group) = (String::new(), String::new());
@@ -291,7 +299,7 @@ fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
     text.chain([(interfaces::PATH.into(), library)]).collect()
 }
 
-/// The steps of one sandbox, in order.
+/// Returns the steps of one sandbox, in order.
 pub fn plan(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
@@ -317,8 +325,8 @@ pub fn plan(spec: &JailSpec) -> Plan {
     Plan { ops: steps.ops, base }
 }
 
-/// The steps of the warm interpreter: a root like a sandbox's in which nothing of the host can be written. It keeps the launcher's
-/// rights, which it needs to enter sandboxes.
+/// Returns the steps of the warm interpreter: a root like a sandbox's, in which no file of the host can be written. The
+/// interpreter keeps the launcher's privileges, which it needs to enter sandboxes.
 pub fn warm(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     let (bytes, inodes) = root_size(spec);
@@ -330,13 +338,13 @@ pub fn warm(spec: &JailSpec) -> Plan {
     runtime(spec, &mut steps);
     devices(&mut steps);
     steps.ops.push(Op::HideLayers);
-    // Its own numbers are the launcher's, so this is the one it has to see.
+    // The interpreter is in the launcher's pid namespace, so it needs the `/proc` of that namespace.
     steps.ops.push(Op::BindReadOnly { path: "/proc".into() });
     steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Own(ConfineStep::SessionKeyring), Op::DieWithLauncher]);
     Plan { ops: steps.ops, base: 0..0 }
 }
 
-/// Ops, and the directories that exist so far.
+/// The steps, and the directories that they have created so far.
 #[derive(Default)]
 struct Steps {
     ops: Vec<Op>,
@@ -344,7 +352,7 @@ struct Steps {
 }
 
 impl Steps {
-    /// The directory and those above it, each once.
+    /// Creates the directory and its parents, each once.
     fn dir(&mut self, path: &Path) {
         let Some(parent) = path.parent() else { return };
         self.dir(parent);
@@ -353,7 +361,7 @@ impl Steps {
         }
     }
 
-    /// An op that makes a file at `path`.
+    /// Adds a step that creates a file at `path`, after the file's parent directories.
     fn file(&mut self, path: &Path, op: Op) {
         if let Some(parent) = path.parent() {
             self.dir(parent);
@@ -362,7 +370,8 @@ impl Steps {
     }
 }
 
-/// Our own files, with room for the directories and mount points around them.
+/// Returns bytes and inodes of the root file system: our files, with room for the directories and mount points around
+/// them.
 fn root_size(spec: &JailSpec) -> (u64, u64) {
     let content: u64 = spec.files.iter().map(|f| f.content.as_bytes().len() as u64 + 4096).sum();
     let depth = |p: &PathBuf| p.components().count() as u64;
@@ -389,7 +398,7 @@ fn system(spec: &JailSpec, steps: &mut Steps) {
     }
 }
 
-/// A directory of the volume: where it is shown, with which mode, and whose it is (owner and group).
+/// A directory of the volume: the path at which it is shown, its mode, and its owner and group.
 struct VolumeDir {
     path: &'static str,
     mode: u32,
@@ -408,8 +417,9 @@ const fn own(path: &'static str, mode: u32) -> VolumeDir {
 
 const VOLUME_DIRS: &[VolumeDir] = &[own("/workspace", 0o755), own(DATA, 0o755), own("/tmp", 0o1777)];
 
-/// With a browser, which is somebody else: its home, what the guest gives it to read, and a way through `/workspace` to what it
-/// downloads, past everything else there.
+/// The directories in a sandbox with a browser, which is a different user. It gets a home, a directory from which it
+/// reads what the guest gives it, and search permission on `/workspace`, so that it reaches its downloads but nothing
+/// else there.
 const VOLUME_DIRS_WITH_BROWSER: &[VolumeDir] = &[
     own("/workspace", 0o711),
     own(DATA, 0o700),
@@ -418,14 +428,14 @@ const VOLUME_DIRS_WITH_BROWSER: &[VolumeDir] = &[
     VolumeDir { path: "/uploads", mode: 0o750, whose: [VolumeUser::Code, VolumeUser::Browser] },
 ];
 
-/// The directory is the code's, so that it can delete what the browser left there.
+/// Downloads directory of the browser. The code owns it, so that it can delete the files that the browser left there.
 const DOWNLOADS: (&str, u32) = ("/workspace/downloads", 0o770);
 
 fn volume_dirs(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
     if spec.browser.is_some() { VOLUME_DIRS_WITH_BROWSER } else { VOLUME_DIRS }.iter()
 }
 
-/// Those that lie on the volume.
+/// Returns the directories that are on the volume of the sandbox, not on a kept volume.
 fn on_volume(spec: &JailSpec) -> impl Iterator<Item = &'static VolumeDir> {
     volume_dirs(spec).filter(|dir| dir.path != DATA || spec.kept.is_none())
 }
@@ -437,7 +447,7 @@ fn volume(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.push(Op::HideVolume);
 }
 
-/// What belongs to this sandbox and to no other.
+/// Adds the steps whose result belongs to this sandbox alone and cannot be prepared in advance.
 fn owned(spec: &JailSpec, steps: &mut Steps) {
     let owner = spec.map.outer();
     let outer = |whose| match whose {
@@ -468,7 +478,7 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend(spec.shared.iter().map(share));
 }
 
-/// After the volume: a runtime may lie below `/tmp`.
+/// Shows the runtimes and our files. This follows the volume, because a runtime may be below `/tmp`.
 fn runtime(spec: &JailSpec, steps: &mut Steps) {
     for path in shown_runtime(spec) {
         steps.file(path, Op::Layer { path: path.clone() });
@@ -478,7 +488,7 @@ fn runtime(spec: &JailSpec, steps: &mut Steps) {
     }
 }
 
-/// The runtime paths that no other bind shows already; parents before what lies below them.
+/// Returns the runtime paths that no other bind shows already, parents before the paths below them.
 fn shown_runtime(spec: &JailSpec) -> Vec<&PathBuf> {
     let mut shown: Vec<&PathBuf> = Vec::new();
     let sorted: BTreeSet<&PathBuf> = spec.runtime.iter().collect();
@@ -519,7 +529,7 @@ fn proc(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend(spec.host.masked_files.iter().map(|path| Op::MaskFile { path: path.clone() }));
     steps.ops.extend(spec.host.masked_dirs.iter().map(|path| Op::MaskDir { path: path.clone() }));
     steps.ops.extend(spec.host.read_only.iter().map(|path| Op::ReadOnly { path: path.clone() }));
-    // After that: they are put on what is seen then.
+    // This comes last because these files are mounted over the entries that are visible after the steps above.
     let over = |file: &FileSpec| Op::ProcFile { path: file.path.clone(), content: file.content.clone() };
     steps.ops.extend(spec.host.proc_files.iter().map(over));
     steps.ops.push(Op::BootId { path: BOOT_ID.into() });
@@ -528,7 +538,7 @@ fn proc(spec: &JailSpec, steps: &mut Steps) {
 fn give_up(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend([Op::UserNamespace { map: spec.map }, Op::UserLimits]);
     steps.ops.extend(identity(spec, INSIDE).map(Op::Own));
-    // Ids before the death signal: the kernel forgets the signal when ids change.
+    // Ids change before the death signal is set: the Linux kernel clears the signal when ids change.
     if spec.die_with_launcher {
         steps.ops.push(Op::DieWithLauncher);
     }
@@ -538,20 +548,21 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.push(Op::Exec);
 }
 
-/// What is given up before a kernel is forked into the finished sandbox: what its guest gave up, in the same order. Not dumpable is
-/// said after the change of ids, which on a host with `fs.suid_dumpable = 1` undoes it.
+/// Returns the steps by which a process confines itself before it forks a kernel into the finished sandbox. They are
+/// the steps of the guest in the same order. `NotDumpable` follows the change of ids, which undoes it on a host with
+/// `fs.suid_dumpable = 1`.
 pub fn entry(spec: &JailSpec) -> Vec<ConfineStep> {
     let own = [ConfineStep::Rlimits { processes: spec.processes }, ConfineStep::NotDumpable];
     identity(spec, INSIDE).chain(own).chain(confinement(spec)).collect()
 }
 
-/// What a kernel does when it is inside and held. Unlike the guest it may be looked at by code in the sandbox, which is going to run
-/// in it.
+/// The steps of a kernel once it is inside and confined. Unlike the guest it may be inspected by code in the sandbox,
+/// because that code is going to run in it.
 pub const ARRIVAL: [ConfineStep; 2] = [ConfineStep::Dumpable, ConfineStep::OfferToOomKiller];
 
-/// The same before the process that drives the browser is made: as another user, with less.
+/// Returns the steps of [`entry`] for the browser driver: another user with fewer rights.
 pub fn browser_entry(spec: &JailSpec) -> Option<Vec<ConfineStep>> {
-    // What has the code's uid is counted with the code.
+    // Processes with the code's uid are counted together with the code.
     let processes = if spec.map.browser() == BROWSER { spec.browser?.processes } else { spec.processes };
     let own = [ConfineStep::Rlimits { processes }, ConfineStep::NotDumpable];
     spec.browser?;
@@ -567,7 +578,7 @@ fn identity(spec: &JailSpec, id: u32) -> impl Iterator<Item = ConfineStep> {
 fn confinement(spec: &JailSpec) -> impl Iterator<Item = ConfineStep> {
     let shared = |read_only| spec.shared.iter().filter(move |s| s.read_only == read_only).map(|s| s.inside.clone());
     let run = readable(spec).into_iter().chain(shared(true)).collect();
-    // The guest writes there.
+    // The guest writes the files that the browser uploads.
     let uploads = spec.browser.map(|_| PathBuf::from("/uploads"));
     let write = shared(false).chain(uploads).collect();
     confined(ConfineStep::Landlock { run, write }, Profile::Code)
@@ -578,7 +589,7 @@ fn confined(landlock: ConfineStep, profile: Profile) -> impl Iterator<Item = Con
         .into_iter()
 }
 
-/// What may be read and run: system, runtimes, the files we wrote.
+/// Returns the paths that can be read and executed: the system, the runtimes, and our files.
 fn readable(spec: &JailSpec) -> Vec<PathBuf> {
     let system = spec.host.binds.iter().filter(|p| !p.starts_with("/etc")).cloned();
     let runtime = shown_runtime(spec).into_iter().cloned();
@@ -641,7 +652,7 @@ mod tests {
         insta::assert_snapshot!("plan_single", plan(&spec(Mode::Single)));
     }
 
-    /// With everything that may be there besides.
+    /// Returns a specification with all optional parts.
     fn with_volumes(mode: Mode) -> JailSpec {
         let spec = spec(mode);
         let share = |host: &str, inside: &str, read_only| SharedVolumeSpec {
@@ -660,7 +671,7 @@ mod tests {
         JailSpec { kept: Some(kept), shared, egress: Some("127.0.0.1:3128".parse().unwrap()), ..spec }
     }
 
-    /// Only what is there because of that, and the other way round.
+    /// Returns the steps that differ between the plans with and without the optional parts.
     fn difference(mode: Mode) -> String {
         difference_to(mode, &with_volumes(mode))
     }
@@ -836,7 +847,7 @@ mod tests {
 
     #[test]
     fn a_forked_kernel_gives_up_what_the_guest_gave_up_in_the_same_order() {
-        // Of its own: a session from the start, and who may look at it.
+        // The exceptions: a kernel is in a new session from the start, and it differs in who may inspect it.
         let differs = |own: &ConfineStep| {
             matches!(
                 own,
@@ -850,7 +861,8 @@ mod tests {
                 plan(&spec).ops.into_iter().filter_map(own).filter(|own| !differs(own)).collect();
             let kernel: Vec<ConfineStep> = entry(&spec).into_iter().filter(|own| !differs(own)).collect();
             assert_eq!(kernel, guest, "{mode}");
-            // All of it before the kernel is born inside; there it only becomes what code may look at.
+            // All of these steps are applied before the kernel is created inside; there it only becomes dumpable and a
+            // target of the memory killer.
             assert_eq!(entry(&spec).last(), Some(&ConfineStep::Seccomp { profile: Profile::Code }));
             assert!(ARRIVAL.iter().all(differs));
         }

@@ -1,17 +1,18 @@
-//! Resource limits of a process. The cgroup is the real bound on memory, cpu and processes; these close what it does not count.
+//! Resource limits of a process. The cgroup is the real bound on memory, processor and processes; these limits cover
+//! what it does not count.
 
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What an operator may choose. Everything else is fixed in [`Rlimits::apply`].
+/// The limits that can be chosen. All others are fixed in [`Rlimits::apply`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rlimits {
     pub open_files: u64,
-    /// `None` where a cgroup counts processes. The kernel counts these per uid, and a uid shared with the host's own processes
-    /// would make the limit hit the wrong ones.
+    /// Maximum number of processes; `None` where a cgroup counts them. The kernel counts processes per uid, so with a
+    /// uid that processes of the host share, the limit would hit the wrong ones.
     pub processes: Option<u64>,
-    /// The largest single file, in bytes.
+    /// Maximum size of a single file, in bytes.
     pub file_size: Option<u64>,
 }
 
@@ -31,7 +32,7 @@ pub struct RlimitError {
 }
 
 impl Rlimits {
-    /// Sets soft and hard limits of the calling process; they cannot be raised again.
+    /// Sets the soft and hard limits of the calling process; they cannot be raised again.
     pub fn apply(&self) -> Result<(), RlimitError> {
         for (resource, limit) in self.table() {
             lower(resource, limit).map_err(|source| RlimitError { resource, limit, source })?;
@@ -56,16 +57,17 @@ impl Rlimits {
     }
 }
 
-/// Less than any core file, and the one value at which the kernel does not start the host's `core_pattern` helper either: at 0 it
-/// does, as root of the host.
+/// Core size limit that prevents core dumps. It is smaller than any core file, and the one value at which the kernel
+/// does not start the host's `core_pattern` helper either; at 0 it starts the helper, as root of the host.
 pub const NO_CORE: u64 = 1;
 
-/// Of this process and those it starts.
+/// Prevents core dumps of this process and of the processes it starts.
 pub fn no_cores() -> io::Result<()> {
     lower(Resource::Core, NO_CORE)
 }
 
-/// Never above the hard limit already there: raising needs a capability, and a stricter host is to be obeyed.
+/// Sets a limit, but never above the existing hard limit: raising it needs a capability, and a stricter setting of the
+/// host takes precedence.
 fn lower(resource: Resource, limit: u64) -> io::Result<()> {
     let limit = getrlimit(resource).maximum.map_or(limit, |hard| hard.min(limit));
     Ok(setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?)

@@ -1,11 +1,12 @@
-//! Asks systemd for a cgroup: a scope with `Delegate=yes` around the launcher, where the server's own unit is not ours to use.
+//! Asks systemd for a cgroup: a scope with `Delegate=yes` around the launcher, for a server whose unit cannot be used.
 //!
-//! The launcher asks, before it has a sandbox or a namespace: the scope is for what it makes, and the server stays in its unit or
-//! session. Of D-Bus this speaks what one method call needs, in a hundred and fifty lines without a thread: the libraries for it bring
-//! an executor, which the one process that forks cannot have, and some thirty crates.
+//! The launcher sends the request before it has a sandbox or a namespace: the scope is for the sandboxes it creates,
+//! and the server stays in its unit or session. This module implements as much of D-Bus as one method call needs, in a
+//! hundred and fifty lines without a thread. The D-Bus libraries bring an executor, which the one process that forks
+//! cannot have, and some thirty crates.
 //!
-//! Only the manager of the own unit is asked, and the scope stands in the same slice with the limits that the unit has, so that
-//! nothing gets out of limits this way.
+//! Only the manager of the server's unit is asked, and the scope is placed in the same slice with the limits of that
+//! unit, so that nothing escapes its limits this way.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,22 +17,22 @@ use std::time::{Duration, Instant};
 
 use crate::cgroup::{Absence, Unified, is_unit};
 
-/// For the bus and for systemd, on a machine that is busy; the same as D-Bus libraries wait.
+/// How long to wait for the bus and for systemd on a busy machine; the default timeout of D-Bus libraries.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// What to do when systemd cannot be asked.
+/// Advice for the operator when systemd cannot be reached.
 pub const REACH: &str = "install D-Bus (for an ordinary user the package dbus-user-session, and log in again), or start the server in a unit \
      with `Delegate=yes`";
 
-/// Who can be asked, and for what.
+/// The systemd manager to ask, and the properties of the scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manager {
     bus: PathBuf,
-    /// Where the scope goes; the manager's default without it.
+    /// Slice of the scope; `None` means the manager's default.
     slice: Option<String>,
-    /// Limits of the unit that the scope gets as well.
+    /// Limits of the server's unit, which the scope gets as well.
     bounds: Bounds,
-    /// A cgroup whose controllers the scope will have.
+    /// A cgroup that has the same controllers as the scope will have.
     pub like: PathBuf,
 }
 
@@ -40,13 +41,14 @@ struct Bounds {
     memory: Option<u64>,
     memory_high: Option<u64>,
     swap: Option<u64>,
-    /// Microseconds a second.
+    /// Microseconds of processor time per second.
     cpu: Option<u64>,
     pids: Option<u64>,
 }
 
 impl Manager {
-    /// The one that the own unit belongs to. `Err` says why there is none to ask, and what to do.
+    /// Finds the manager of the unit that the server is in. The error says why there is none to ask, and what to do
+    /// about it.
     pub fn find(root: &Path, unified: &Unified, uid: u32) -> Result<Self, Absence> {
         const DELEGATE: &str = "set `Delegate=yes` in the unit that starts the server";
         let parts: Vec<_> = unified.path.components().filter_map(|c| c.as_os_str().to_str()).skip(1).collect();
@@ -56,7 +58,7 @@ impl Manager {
         };
         let slice_before = |at: usize| at.checked_sub(1).map(|at| parts[at]).filter(|part| part.ends_with(".slice"));
         let user_manager = format!("user@{uid}.service");
-        // The unit whose limits the scope would otherwise leave behind, and the slice around it.
+        // Finds the unit whose limits the scope would otherwise escape, and the slice around it.
         let (bus, unit, slice) = if uid == 0 {
             ("run/dbus/system_bus_socket".to_owned(), outer, slice_before(outer))
         } else if parts[..outer] != ["user.slice", &format!("user-{uid}.slice")] {
@@ -82,12 +84,12 @@ impl Manager {
         Ok(Self { bus, slice: slice.map(str::to_owned), bounds: Bounds::least(&inside), like })
     }
 
-    /// Whether it can be talked to. Changes nothing.
+    /// Checks that the manager can be reached. Changes nothing.
     pub fn answers(&self) -> Result<(), String> {
         Bus::connect(&self.bus).map(drop).map_err(|e| self.failed(&e))
     }
 
-    /// Moves the calling process into a scope of this name, and returns when it is there.
+    /// Moves the calling process into a scope of this name, and returns once it is there.
     pub fn start_scope(&self, name: &str) -> Result<(), String> {
         let body = self.start_transient_unit(name);
         let ask = || -> io::Result<()> {
@@ -100,7 +102,7 @@ impl Manager {
                 signature: "ssa(sv)a(sa(sv))",
                 body: &body,
             })?;
-            // The answer only says that it is going to be done.
+            // The reply only says that the job was accepted.
             wait_until(|| Unified::find(Path::new("/")).is_some_and(|now| now.path.ends_with(name)))
         };
         ask().map_err(|e| self.failed(&e))
@@ -117,7 +119,7 @@ impl Manager {
         body.text("fail");
         body.array(8, |list| {
             list.property("Description", |v| v.variant_text("Sandboxes of a sandpool server"));
-            // 0 is whoever asks, as the bus knows it.
+            // Pid 0 stands for the sender, as identified by the bus.
             list.property("PIDs", |v| {
                 v.signature("au");
                 v.array(4, |pids| pids.u32(0));
@@ -131,7 +133,7 @@ impl Manager {
                 list.property("Slice", |v| v.variant_text(slice));
             }
             let numbers = [
-                // The launcher does not end by SIGTERM, but when its server has; nobody's logout is to wait long for that.
+                // The launcher ignores SIGTERM and ends after its server; a logout must not wait long for that.
                 ("TimeoutStopUSec", Some(10_000_000)),
                 ("MemoryMax", memory),
                 ("MemoryHigh", memory_high),
@@ -163,7 +165,7 @@ fn wait_until(mut done: impl FnMut() -> bool) -> io::Result<()> {
 }
 
 impl Bounds {
-    /// The least of what these cgroups have.
+    /// Returns the lowest value of each limit in these cgroups.
     fn least(dirs: &[&Path]) -> Self {
         let read = |dir: &&Path, file: &str| fs::read_to_string(dir.join(file)).ok();
         let number = |file| dirs.iter().filter_map(|dir| read(dir, file)?.trim().parse::<u64>().ok()).min();
@@ -205,7 +207,7 @@ const ENDIAN: u8 = if cfg!(target_endian = "little") { b'l' } else { b'B' };
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
-/// Codes of the fields of a header.
+/// Codes of the header fields of a message.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
@@ -238,7 +240,7 @@ impl Bus {
         Ok(bus)
     }
 
-    /// Byte by byte: what follows it is not ours to take yet.
+    /// Reads byte by byte, because the bytes after the line must stay in the stream.
     fn line(&mut self) -> io::Result<String> {
         const LONGEST: usize = 1024;
         let mut line = Vec::new();
@@ -262,7 +264,7 @@ impl Bus {
         Ok(bytes)
     }
 
-    /// Sends a call and waits until it is answered; everything else that comes is passed over.
+    /// Sends a call and waits for its reply; all other messages are ignored.
     fn call(&mut self, method: &Method<'_>) -> io::Result<()> {
         self.serial += 1;
         self.stream.write_all(&message(self.serial, method))?;
@@ -321,7 +323,7 @@ fn message(serial: u32, method: &Method<'_>) -> Vec<u8> {
     header.bytes
 }
 
-/// What matters of one that came.
+/// The parts of a received message that are used here.
 #[derive(Debug, PartialEq, Eq)]
 struct BusMessage {
     kind: u8,
@@ -352,7 +354,7 @@ impl BusMessage {
     }
 }
 
-/// Values one after the other, each aligned to its size from the beginning on.
+/// Encodes a sequence of values, each aligned to its size relative to the start of the message.
 #[derive(Default)]
 struct Encoder {
     bytes: Vec<u8>,
@@ -388,7 +390,7 @@ impl Encoder {
         self.text(text);
     }
 
-    /// Its length does not count the gap before the first element.
+    /// Writes an array. Its length does not include the padding before the first element.
     fn array(&mut self, align: usize, fill: impl FnOnce(&mut Self)) {
         self.u32(0);
         let at = self.bytes.len();
@@ -399,7 +401,7 @@ impl Encoder {
         self.bytes[at - 4..at].copy_from_slice(&length.to_ne_bytes());
     }
 
-    /// A pair of a name and a variant, which `value` writes with its signature.
+    /// Writes a pair of a name and a variant; `value` writes the variant with its signature.
     fn property(&mut self, name: &str, value: impl FnOnce(&mut Self)) {
         self.align(8);
         self.text(name);
@@ -438,7 +440,7 @@ impl Decoder<'_> {
         self.ended(length)
     }
 
-    /// With the zero behind it.
+    /// Reads `length` bytes and the zero byte after them.
     fn ended(&mut self, length: usize) -> Option<String> {
         let bytes = self.take(length.checked_add(1)?)?;
         Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
@@ -451,7 +453,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine with systemd: where the server is, and the limits of cgroups.
+    /// Creates a fake root of a machine with systemd: the server's cgroup, the limits of cgroups, and the buses.
     fn machine(name: &str, uid: u32, own: &str, limits: &[(&str, &str, &str)]) -> (PathBuf, Result<Manager, Absence>) {
         let root = crate::test_dir(name);
         let top = root.join("sys/fs/cgroup");
@@ -469,7 +471,7 @@ mod tests {
         (root, found)
     }
 
-    /// W40, W48: the scope stands where the limits around the unit hold, and has the unit's own.
+    /// W40, W48: the scope is placed where the limits around the unit apply, and has the unit's limits itself.
     #[test]
     fn w40_a_scope_takes_the_slice_and_the_limits_of_the_unit_along() {
         let own = "/system.slice/box.slice/a.service/sub";
@@ -512,7 +514,7 @@ mod tests {
         assert_eq!(slice("f", 0, "/").unwrap_err().why, "the server is in no unit of systemd");
     }
 
-    /// One call as the bus sees it: kind, header and body.
+    /// Reads one call from the stream, as the bus does, and returns its header and body.
     fn heard(stream: &mut UnixStream) -> (Vec<u8>, Vec<u8>) {
         let mut fixed = [0; 16];
         stream.read_exact(&mut fixed).unwrap();
@@ -528,7 +530,8 @@ mod tests {
         bytes.windows(part.len()).any(|window| window == part)
     }
 
-    /// A bus that lets us in, tells us our name, sends a signal that nobody waits for, and answers the second call by an error.
+    /// A bus that accepts the client, assigns a name, sends a signal that the client does not expect, and answers the
+    /// second call with an error.
     fn refuse(listener: &UnixListener) -> Vec<u8> {
         let (mut stream, _) = listener.accept().unwrap();
         let mut line = [0; 1];
@@ -541,7 +544,7 @@ mod tests {
                 stream.write_all(b"OK 1234deadbeef\r\n").unwrap();
             }
         }
-        // Signals come at any time.
+        // Signals can arrive at any time.
         say(&mut stream, 4, 0, "", "unheard");
         heard(&mut stream);
         say(&mut stream, METHOD_RETURN, 1, "", ":1.5");

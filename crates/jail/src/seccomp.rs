@@ -1,8 +1,9 @@
-//! The system-call filter: compiles the policy (`policy::RULES`) to classic BPF and installs it.
+//! The seccomp filter: compiles the policy (`policy::RULES`) to classic BPF and installs it.
 //!
-//! One filter with every answer in it. The call number is found by a binary search over ranges of equal treatment, so that an
-//! unconditional call costs some eight comparisons, and the kernel keeps those answers in a bitmap besides. A library would
-//! test the numbers one after another (1,500 instructions and most of a millisecond to install, on the way of every kernel start).
+//! A single filter contains every rule. It finds the syscall number by a binary search over ranges with the same
+//! treatment, so that an unconditional syscall costs about eight comparisons; the Linux kernel also caches those
+//! answers in a bitmap. A library would test the numbers one after another (1,500 instructions, and most of a
+//! millisecond to install, in every start of a kernel).
 #![allow(unsafe_code, reason = "the filter is handed to the kernel by address")]
 
 pub mod policy;
@@ -16,17 +17,17 @@ use libc::sock_filter;
 use policy::{Action, Clause, RULES, Rule, Test};
 use serde::{Deserialize, Serialize};
 
-/// What runs under a filter.
+/// The kind of processes that a filter is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
     /// The guest and everything it starts.
     Code,
-    /// A browser, and what drives it.
+    /// A browser and its driver.
     Browser,
 }
 
-/// A compiled filter, ready to be installed any number of times.
+/// A compiled filter that can be installed any number of times.
 #[derive(Clone)]
 pub struct Program(Vec<sock_filter>);
 
@@ -35,7 +36,7 @@ impl Program {
         self.0.len()
     }
 
-    /// The instructions as the kernel reads them, for a process that installs them by other means.
+    /// Returns the instructions in the kernel's format, for a process that installs them by other means.
     pub fn to_bytes(&self) -> Vec<u8> {
         let encode = |i: &sock_filter| {
             let [c0, c1] = i.code.to_ne_bytes();
@@ -46,7 +47,7 @@ impl Program {
     }
 }
 
-/// The filter of a profile; compiled once a process.
+/// Returns the filter of a profile, which is compiled once per process.
 pub fn compile(profile: Profile) -> &'static Program {
     static CODE: OnceLock<Program> = OnceLock::new();
     static BROWSER: OnceLock<Program> = OnceLock::new();
@@ -56,11 +57,12 @@ pub fn compile(profile: Profile) -> &'static Program {
     }
 }
 
-/// Puts the calling thread, and what it starts from now on, under the filter. `no_new_privs` has to be set.
-/// Allocates nothing, so that it may be called between fork and exec.
+/// Installs the filter for the calling thread and everything it starts from now on. `no_new_privs` has to be set.
+/// Allocates nothing, so it may be called between fork and exec.
 pub fn install(program: &Program) -> io::Result<()> {
     let fprog = libc::sock_fprog { len: program.0.len() as u16, filter: program.0.as_ptr().cast_mut() };
-    // SAFETY: `fprog` describes `program`'s instructions, which outlive the call; the kernel copies and does not write them.
+    // SAFETY: `fprog` describes `program`'s instructions, which outlive the call; the kernel copies them and does not
+    // write to them.
     let result = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const fprog) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -74,7 +76,7 @@ const ARCHITECTURE: u32 = 0xc000_00b7; // AUDIT_ARCH_AARCH64
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const fn argument(index: u8) -> u32 {
-    // The low half comes first: both architectures are little endian.
+    // The low half comes first: both architectures are little-endian.
     16 + 8 * (index & !policy::HIGH) as u32 + if index & policy::HIGH == 0 { 0 } else { 4 }
 }
 
@@ -84,7 +86,7 @@ fn emit_program(profile: Profile) -> Vec<sock_filter> {
     program
 }
 
-/// From this number on, until the next range.
+/// The first syscall number of a range, and the treatment of all numbers up to the next range.
 type Range = (u32, Treatment);
 
 #[derive(Clone, Copy)]
@@ -94,7 +96,7 @@ enum Treatment {
 }
 
 impl Profile {
-    /// The rule of a call, or the answer where this profile has another.
+    /// Returns the treatment of a syscall according to its rule, or `EPERM` where this profile is stricter.
     fn treatment(self, call: policy::SyscallEntry, rule: &'static Rule) -> Treatment {
         let named = || policy::BROWSER.iter().chain(policy::BROWSER_OLD).any(|own| own.number == call.number);
         match self {
@@ -122,7 +124,7 @@ fn ranges(profile: Profile) -> Vec<Range> {
     ranges
 }
 
-/// Begins a range, unless the one before it is treated alike.
+/// Begins a new range unless the previous one has the same treatment.
 fn extend(ranges: &mut Vec<Range>, from: u32, treatment: Treatment) {
     match (ranges.last(), treatment) {
         (Some((_, Treatment::Plain(before))), Treatment::Plain(now)) if *before == now => {}
@@ -139,7 +141,7 @@ fn emit_search(ranges: &[Range]) -> Vec<sock_filter> {
     }
     let (low, high) = ranges.split_at(ranges.len() / 2);
     let (first, low, high) = (high[0].0, emit_search(low), emit_search(high));
-    // Conditional jumps reach 255 instructions; farther ones take a second step.
+    // Conditional jumps reach at most 255 instructions; longer distances need a second jump.
     let mut code = match u8::try_from(low.len()) {
         Ok(distance) => vec![jump(libc::BPF_JGE, first, distance, 0)],
         Err(_) => vec![jump(libc::BPF_JGE, first, 0, 1), skip(low.len())],
@@ -155,12 +157,12 @@ fn emit_checks(rule: &Rule) -> Vec<sock_filter> {
     code
 }
 
-/// Answers, or falls out at its end.
+/// Emits code that returns the clause's answer if all tests hold, and otherwise continues after its last instruction.
 fn emit_clause(clause: &Clause) -> Vec<sock_filter> {
     clause.tests.iter().rev().fold(vec![answer(clause.then)], |rest, test| emit_test(test, rest))
 }
 
-/// Goes on to `rest` when the test holds, past it when not.
+/// Emits code that continues with `rest` if the test holds, and skips it otherwise.
 fn emit_test(test: &Test, rest: Vec<sock_filter>) -> Vec<sock_filter> {
     let mut comparisons = vec![skip(rest.len())];
     for value in test.values.iter().rev() {
@@ -263,7 +265,7 @@ impl fmt::Display for Test {
     }
 }
 
-/// The policy as text: what is reviewed, and what the documents show.
+/// Returns the policy as text, for reviews and for the documentation.
 pub fn print() -> String {
     let rules: Vec<String> = RULES.iter().map(ToString::to_string).collect();
     format!(

@@ -1,28 +1,29 @@
-//! How many sockets a sandbox has. A connection that waits to be accepted is charged to nobody, and stays when its client has
-//! gone: what bounds them is that a sandbox with too many sockets is ended.
+//! Counts the sockets of a sandbox. A connection that waits to be accepted is charged to no cgroup and stays when its
+//! client is gone, so the bound on them is that a sandbox with too many sockets is ended.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-/// Of one sandbox; some 8 kB of the kernel's memory each, and 16 kB more with data that nobody reads.
+/// Maximum number of sockets of a sandbox. Each uses about 8 kB of kernel memory, and 16 kB more with unread data.
 pub const MOST: u64 = 10_000;
 
+/// Default interval between two counts.
 const PAUSE: Duration = Duration::from_millis(500);
-/// While somebody has more than a tenth of [`MOST`]: a program can make tens of thousands in a second.
+/// Interval while a sandbox has more than a tenth of [`MOST`]: a program can create tens of thousands in a second.
 const SHORT: Duration = Duration::from_millis(100);
-/// After a look this many times as long as it took.
+/// Minimum interval after a count, as a multiple of the time that the count took.
 const COST: u32 = 20;
 
-/// When to look.
+/// Schedules the counts.
 #[derive(Debug, Default)]
 pub struct Watch {
     next: Option<Instant>,
 }
 
 impl Watch {
-    /// There is somebody to look at.
+    /// Starts counting, because there is a sandbox.
     pub fn begin(&mut self) {
         self.next.get_or_insert_with(|| Instant::now() + PAUSE);
     }
@@ -31,7 +32,8 @@ impl Watch {
         self.next
     }
 
-    /// Which of these have too many, if it is time. Without anybody to look at there is no next time.
+    /// Returns the keys of the sandboxes that have too many sockets, if a count is due. Without sandboxes, no further
+    /// count is scheduled.
     pub fn tick(&mut self, processes: impl Iterator<Item = (u64, Pid)>) -> Vec<u64> {
         let begun = Instant::now();
         if self.next.is_none_or(|next| begun < next) {
@@ -51,13 +53,13 @@ impl Watch {
     }
 }
 
-/// In the network of this process.
+/// Returns the number of sockets in the network namespace of this process.
 fn count(pid: Pid) -> Option<u64> {
     allocated(&fs::read_to_string(format!("/proc/{}/net/sockstat", pid.as_raw_nonzero())).ok()?)
 }
 
-/// Of the line `sockets: used 31`: sockets of every family that have not been freed. The `inuse` of `TCP:` leaves out connections that
-/// were reset, which wait to be accepted all the same.
+/// Parses the line `sockets: used 31`, which counts sockets of every family that are not freed. The `inuse` figure of
+/// `TCP:` does not include connections that were reset but still wait to be accepted.
 fn allocated(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("sockets: used "))?.parse().ok()
 }

@@ -1,8 +1,9 @@
-//! What a sandbox is made of before anybody asks for it: root, volume, devices and network of the kinds that were asked for lately.
+//! Spares: root, volume, devices and network of sandboxes, made in advance for the kinds that were requested recently.
 //!
-//! A spare is the base of a plan ([`crate::plan::Plan::base`]), run by a child process that hands over two descriptors: a tree of
-//! mounts attached nowhere, and a network namespace. Nobody has ever used it; a sandbox takes it for good. It has no name: when the
-//! launcher ends, however that happens, the kernel takes the mounts, the loop device and the image with the descriptors.
+//! A spare is the base of a plan ([`crate::plan::Plan::base`]), applied by a child process that hands over two
+//! descriptors: a tree of mounts that is attached nowhere, and a network namespace. A spare is unused until a sandbox
+//! takes it, and is never returned. It has no name in a file system: when the launcher ends, however that happens, the
+//! kernel frees the mounts, the loop device and the image together with the descriptors.
 
 use std::collections::VecDeque;
 use std::fs::DirBuilder;
@@ -22,19 +23,21 @@ use crate::sys::{self, Cloned};
 use crate::volume::Device;
 use crate::wire;
 
-/// How many wait for a kind that was asked for once, and the most kinds.
+/// Number of spares for a kind after its first request.
 const FEWEST: usize = 2;
+/// Maximum number of kinds that have spares.
 const KINDS: usize = 4;
-/// What was not asked for during this time is halved; the last one stays longer.
+/// Time without a request after which the number of spares of a kind is halved. The last spare stays for [`FORGET`].
 const LULL: Duration = Duration::from_secs(30);
+/// Time without a request after which the last spare of a kind is given up.
 const FORGET: Duration = Duration::from_secs(600);
-/// A spare that takes longer is given up.
+/// Maximum time to make a spare; after that the attempt is given up.
 const MAKING: Duration = Duration::from_secs(20);
-/// After one that could not be made; twice as long after the next.
+/// Pause after a failed attempt; it doubles with each further failure, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
-/// The image behind a loop device, to be seen gone in the end.
+/// The image behind a loop device, which is watched until the device has released it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backing {
     pub device: Device,
@@ -42,35 +45,35 @@ pub struct Backing {
 }
 
 impl Backing {
-    /// Whether the device still holds this very image.
+    /// Returns whether the device still holds this same image.
     pub fn held(&self) -> bool {
         self.device == Device::of(self.device.number)
             && crate::volume::loop_backing(self.device.number).is_some_and(|backing| backing == self.image)
     }
 }
 
-/// Ready to become a sandbox; at most once.
+/// A prepared base that can become a sandbox, at most once.
 #[derive(Debug)]
 pub struct Spare {
     pub prepared: PreparedBase,
     pub volume: Option<Backing>,
-    /// What is weaker about it.
+    /// Messages about layers that are weaker than they could be.
     pub notes: Vec<String>,
 }
 
 #[derive(Debug)]
 struct SpareShelf {
     spec: JailSpec,
-    /// The oldest first.
+    /// The spares of this kind, oldest first.
     ready: VecDeque<Spare>,
     wanted: usize,
     asked: Instant,
-    /// Since when `wanted` is what it is.
+    /// Time of the last change of `wanted`.
     since: Instant,
 }
 
 impl SpareShelf {
-    /// When there are to be fewer, if nobody asks.
+    /// Returns the time at which `wanted` is reduced if there is no request before.
     fn lull(&self) -> Instant {
         self.asked.max(self.since) + if self.wanted > 1 { LULL } else { FORGET }
     }
@@ -81,9 +84,9 @@ struct Making {
     kind: JailSpec,
     pid: Pid,
     pidfd: OwnedFd,
-    /// Until it has closed its end.
+    /// Connection to the child process; `None` once the child has closed its end.
     control: Option<OwnedFd>,
-    /// How it went.
+    /// Whether the child has reported success or failure.
     told: bool,
     volume: Option<Backing>,
     notes: Vec<String>,
@@ -93,7 +96,7 @@ struct Making {
 #[derive(Debug)]
 pub struct Spares {
     dir: PathBuf,
-    /// The most that wait for one kind.
+    /// Maximum number of spares of one kind.
     most: usize,
     kinds: Vec<SpareShelf>,
     making: Option<Making>,
@@ -103,12 +106,12 @@ pub struct Spares {
 }
 
 impl Spares {
-    /// `instance`: the launcher's own directory.
+    /// `instance` is the launcher's instance directory.
     pub fn new(instance: &Path, most: usize) -> Self {
         Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, not_before: None, pause: PAUSE }
     }
 
-    /// One for this sandbox, if there is one. Either way it is known from now on that this kind is asked for.
+    /// Takes a spare for this sandbox if there is one. In either case the kind is recorded as requested.
     pub fn take(&mut self, spec: &JailSpec) -> Option<Spare> {
         let now = Instant::now();
         match self.kinds.iter_mut().find(|kind| alike(&kind.spec, spec)) {
@@ -134,26 +137,26 @@ impl Spares {
         }
     }
 
-    /// Whether there is something to do when nothing else is.
+    /// Returns whether a spare should be made once the launcher has nothing else to do.
     pub fn lacks(&self) -> bool {
         self.making.is_none()
             && self.not_before.is_none_or(|time| Instant::now() >= time)
             && self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted)
     }
 
-    /// When [`Spares::tick`] is to be called at the latest.
+    /// Returns the time at which [`Spares::tick`] has to be called at the latest.
     pub fn deadline(&self) -> Option<Instant> {
         let lulls = self.kinds.iter().map(SpareShelf::lull);
         let retry = self.not_before.filter(|_| self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted));
         lulls.chain(self.making.iter().map(|making| making.until)).chain(retry).min()
     }
 
-    /// The process that makes one, to be watched: what it says, and its end.
+    /// Returns the descriptors to watch of the process that makes a spare: its connection and its pidfd.
     pub fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
         self.making.iter().flat_map(|making| making.control.iter().chain([&making.pidfd]))
     }
 
-    /// Begins to make one in a process of its own.
+    /// Starts a child process that makes a spare.
     pub fn begin(&mut self) -> io::Result<()> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.ready.len() < kind.wanted) else { return Ok(()) };
         match DirBuilder::new().mode(0o700).create(&self.dir) {
@@ -191,7 +194,7 @@ impl Spares {
         JailSpec { dir: self.dir.clone(), volume, ..kind.clone() }
     }
 
-    /// A word from the process that makes one. False when there is none.
+    /// Reads one message from the process that makes a spare. Returns false if there is none.
     pub fn heard(&mut self) -> bool {
         let Some(making) = &mut self.making else { return false };
         let Some(control) = &making.control else { return false };
@@ -223,7 +226,7 @@ impl Spares {
 
     pub fn reaped(&mut self, pid: Pid) {
         if self.making.as_ref().is_some_and(|making| making.pid == pid) {
-            // Its last words may still wait to be read.
+            // Its last messages may still be unread.
             while self.heard() {}
             if self.making.take().is_some_and(|making| !making.told) {
                 self.failed("the process that makes it ended");
@@ -231,14 +234,15 @@ impl Spares {
         }
     }
 
-    /// Sandboxes are made without, and it is tried again later.
+    /// Logs the failure and delays the next attempt. Until then sandboxes are created without a spare.
     pub fn failed(&mut self, why: &str) {
         crate::launcher::log(&format!("launcher: no spare sandbox: {why}"));
         self.not_before = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
-    /// Fewer of what is not asked for; none of what has not been for long. Answers what is given up.
+    /// Reduces the spares of kinds without recent requests, and removes kinds that were not requested for long. Returns
+    /// the spares that are given up.
     #[must_use = "to be unmounted where it is in nobody's way"]
     pub fn tick(&mut self) -> Vec<Spare> {
         let now = Instant::now();
@@ -265,7 +269,7 @@ impl Spares {
         given_up
     }
 
-    /// Ends the process that makes one, and waits for its end.
+    /// Kills the process that makes a spare, if there is one, and waits for its end.
     pub fn close(&mut self) {
         if let Some(making) = self.making.take() {
             let _ = pidfd_send_signal(&making.pidfd, Signal::KILL);
@@ -279,13 +283,14 @@ fn image(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number}.img"))
 }
 
-/// The same but for what is a sandbox's own.
+/// Returns the specification without the parts that differ between sandboxes of a kind.
 fn general(spec: &JailSpec) -> JailSpec {
     let browser = spec.browser.map(|_| BrowserJail { processes: None });
     JailSpec { cgroup_tasks: vec![], processes: None, browser, ..spec.clone() }
 }
 
-/// Whether their plans have the same base, but for names that only their makers use.
+/// Returns whether the plans of both specifications have the same base, apart from names that matter only while the
+/// spare is made.
 fn alike(a: &JailSpec, b: &JailSpec) -> bool {
     let volume = match (&a.volume, &b.volume) {
         (Volume::Ext4 { template: a, .. }, Volume::Ext4 { template: b, .. }) => a == b,
@@ -298,7 +303,7 @@ fn alike(a: &JailSpec, b: &JailSpec) -> bool {
         && (&a.runtime, &a.shared, &a.files, &a.host) == (&b.runtime, &b.shared, &b.files, &b.host)
 }
 
-/// Lets go of the launcher's descriptors first, as every child of it.
+/// Makes the spare in the child. Like every child of the launcher, it closes the launcher's descriptors first.
 fn prepare_in_child(plan: &crate::plan::Plan, control: OwnedFd) {
     let alone = rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .and_then(|()| sys::close_all_but(&[control.as_fd()]))
@@ -309,5 +314,5 @@ fn prepare_in_child(plan: &crate::plan::Plan, control: OwnedFd) {
     }
 }
 
-/// Whoever is asked for something goes first.
+/// Nice value of the child: requests take precedence over spares.
 const BACKGROUND: i32 = 10;

@@ -1,6 +1,7 @@
-//! What a sandbox is to be, as data: everything [`crate::plan`] needs, so that the plan is a pure function of it.
+//! The specification of a sandbox as data: everything that [`crate::plan`] needs, so that the plan is a pure function
+//! of it.
 //!
-//! The host is looked at here once ([`Host::detect`]) and nowhere later.
+//! [`Host::detect`] inspects the host once; no later step does.
 
 use std::fs;
 use std::net::SocketAddrV4;
@@ -15,35 +16,37 @@ pub struct JailSpec {
     pub hostname: String,
     pub map: IdMap,
     pub host: Host,
-    /// Directories and files of the language runtimes, shown read-only at the same path.
+    /// Directories and files of the language runtimes, shown read-only at the same paths.
     pub runtime: Vec<PathBuf>,
-    /// Written into the root before it is sealed.
+    /// Files that are written into the root before it becomes read-only.
     pub files: Vec<FileSpec>,
     pub volume: Volume,
-    /// Where `/data` lies instead of on the volume.
+    /// Kept volume for `/data`; without one, `/data` is on the volume.
     pub kept: Option<KeptVolumeSpec>,
     pub shared: Vec<SharedVolumeSpec>,
-    /// Room for a browser beside the code.
+    /// Limits of a browser beside the code; `None` if the sandbox cannot have a browser.
     pub browser: Option<BrowserJail>,
-    /// Where the way out listens, in the sandbox's own network; it is handed to the launcher.
+    /// Address at which the egress socket listens in the sandbox's network namespace. The socket is handed to the
+    /// launcher.
     pub egress: Option<SocketAddrV4>,
     pub shm_bytes: u64,
-    /// v1 files the first process writes itself into; on v2 it is born into its cgroup.
+    /// The v1 `tasks` files into which the first process writes itself. On v2 the process is created in its cgroup.
     pub cgroup_tasks: Vec<PathBuf>,
-    /// The most processes, where no cgroup counts them: the kernel then counts those of this user in this user namespace.
+    /// Maximum number of processes where no cgroup counts them. The kernel then counts the processes of this user in
+    /// this user namespace.
     pub processes: Option<u64>,
-    /// The sandbox's directory on the host: the guest's socket and its volume are in it.
+    /// The sandbox's directory on the host, which contains the guest's socket and the volume.
     pub dir: PathBuf,
-    /// The directory on which its root is mounted while it is being made, in a mount namespace of its own.
+    /// The directory on which the root is mounted during the creation, in a separate mount namespace.
     pub mount_point: PathBuf,
-    /// Ends the sandbox when the launcher ends, however that happens.
+    /// Whether the sandbox ends when the launcher ends, however that happens.
     pub die_with_launcher: bool,
 }
 
-/// A browser's part of the sandbox. Who it is says the map.
+/// The browser's part of the sandbox. [`JailSpec::map`] defines its uid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrowserJail {
-    /// As [`JailSpec::processes`], for the browser alone.
+    /// Maximum number of processes of the browser alone; see [`JailSpec::processes`].
     pub processes: Option<u64>,
 }
 
@@ -53,7 +56,7 @@ pub struct FileSpec {
     pub content: Content,
 }
 
-/// Bytes that stay readable in JSON when they are text.
+/// Content of a file; text stays readable in JSON.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
@@ -82,25 +85,25 @@ impl std::fmt::Debug for Content {
     }
 }
 
-/// Where `/workspace`, `/data` and `/tmp` live: one volume, so that one quota holds for all of them.
+/// The file system of `/workspace`, `/data` and `/tmp`: a single volume, so that one quota applies to all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Volume {
-    /// A file system of its own in a sparse file: on disk, not charged to memory. Needs root.
+    /// An ext4 file system in a sparse file: on disk and not charged to memory. It needs root.
     Ext4 { template: PathBuf, image: PathBuf },
-    /// In memory, charged to the sandbox.
+    /// A file system in memory, charged to the sandbox.
     Tmpfs { bytes: u64, inodes: u64 },
 }
 
-/// A `/data` that outlives the sandbox.
+/// A kept volume for `/data`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum KeptVolumeSpec {
-    /// A file system with a journal in a sparse file; with a template it is to be made first. Needs root.
+    /// An ext4 file system with a journal in a sparse file, created first if there is a template. It needs root.
     Ext4 { template: Option<PathBuf>, image: PathBuf },
-    /// The same, still mounted since its last use: its directory comes as a descriptor.
+    /// The same kind of file system, still mounted since its last use; its directory is passed as a descriptor.
     Mounted { image: PathBuf },
-    /// In memory, mounted there by the launcher, which holds it as long as it lives.
+    /// A file system in memory that the launcher has mounted at `at` and keeps for as long as it lives.
     Held { at: PathBuf },
 }
 
@@ -112,28 +115,31 @@ pub struct SharedVolumeSpec {
     pub read_only: bool,
 }
 
-/// How this host's system directories look, and which of its files a sandbox needs to see.
+/// The layout of the host's system directories, and the host's files that a sandbox needs to see.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Host {
-    /// Shown read-only at the same path.
+    /// Paths that are shown read-only at the same path.
     pub binds: Vec<PathBuf>,
-    /// `/bin → usr/bin` on merged systems.
+    /// Symlinks and their targets, such as `/bin → usr/bin` on merged systems.
     pub symlinks: Vec<(PathBuf, PathBuf)>,
-    /// Files below `/proc` that are to read as empty, directories that are to be empty, and what is to be read-only.
+    /// Files below `/proc` that read as empty.
     pub masked_files: Vec<PathBuf>,
+    /// Directories below `/proc` that appear empty.
     pub masked_dirs: Vec<PathBuf>,
-    /// Files below `/proc` in whose place there is one of ours.
+    /// Files below `/proc` that are replaced by ours.
     pub proc_files: Vec<FileSpec>,
+    /// Paths below `/proc` that are read-only.
     pub read_only: Vec<PathBuf>,
-    /// Whether the kernel has IPv6.
+    /// Whether the kernel supports IPv6.
     pub ipv6: bool,
-    /// The most terminals of a sandbox.
+    /// Maximum number of pseudo-terminals of a sandbox.
     pub ptys: u32,
 }
 
 const SYSTEM: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
 
-/// Of `/etc` only what programs need to find libraries, certificates, fonts and the time; names and passwords are our own.
+/// The parts of `/etc` that programs need to find libraries, certificates, fonts and the time zone. User names, host
+/// names and passwords come from our files instead.
 const ETC: &[&str] = &[
     "/etc/alternatives",
     "/etc/ca-certificates",
@@ -151,7 +157,8 @@ const ETC: &[&str] = &[
     "/etc/ssl/openssl.cnf",
 ];
 
-/// What tells about the host or the kernel's insides. Those that are absent when a sandbox is made are skipped: kernels differ.
+/// Files that disclose information about the host or the kernel's internals. Files that do not exist when a sandbox is
+/// created are skipped, because kernels differ.
 const MASKED_FILES: &[&str] = &[
     "/proc/allocinfo",
     "/proc/bootconfig",
@@ -203,8 +210,8 @@ const MASKED_DIRS: &[&str] = &[
     "/proc/scsi",
 ];
 const READ_ONLY: &[&str] = &["/proc/sys"];
-/// Counters of the whole host that programs read: what they look for is there and stands still. In `/proc/sys` a null device would
-/// not do, since it can be opened for writing.
+/// Replacements for counters of the whole host that programs read: the expected entries exist and never change. In
+/// `/proc/sys` a null device would not do, since it can be opened for writing.
 const PROC_FILES: &[(&str, &str)] = &[
     ("/proc/vmstat", "pgpgin 0\npgpgout 0\npswpin 0\npswpout 0\npgfault 0\npgmajfault 0\noom_kill 0\n"),
     ("/proc/sys/fs/dentry-state", "0\t0\t45\t0\t0\t0\n"),
@@ -214,8 +221,9 @@ const PROC_FILES: &[(&str, &str)] = &[
     ("/proc/sys/kernel/pty/nr", "0\n"),
 ];
 
-/// The kernel has one pool of terminals, of which `kernel.pty.reserve` are left for the host: 3,072 of 4,096 are for everybody else.
-/// So many sandboxes have to take all of theirs until there are none; with the kernel's own figures that is eight each.
+/// Number of sandboxes that have to use all their pseudo-terminals to exhaust the pool. The kernel has one pool and
+/// reserves `kernel.pty.reserve` of it for the host, which leaves 3,072 of 4,096 with the default settings: eight per
+/// sandbox.
 const SANDBOXES_THAT_EXHAUST_PTYS: u32 = 384;
 const MOST_PTYS: u32 = 8;
 
@@ -226,7 +234,7 @@ fn ptys(root: &Path) -> u32 {
 }
 
 impl Host {
-    /// `root` is `/`, or a fixture.
+    /// Inspects the host. `root` is `/`, or a directory with a test fixture.
     pub fn detect(root: &Path) -> Self {
         let on_host = |path: &str| root.join(path.trim_start_matches('/'));
         let mut host = Self::default();
@@ -248,7 +256,7 @@ impl Host {
         host
     }
 
-    /// A link into what is shown anyway stays a link; of any other the file is shown in its place.
+    /// Keeps a symlink into `/usr`, which is visible anyway; any other symlink is replaced by a bind of its target.
     fn add_symlink(&mut self, root: &Path, path: &str) {
         let Ok(target) = fs::read_link(root.join(path.trim_start_matches('/'))) else { return };
         let absolute = normal(&Path::new(path).parent().unwrap_or(Path::new("/")).join(&target));
@@ -259,13 +267,13 @@ impl Host {
         }
     }
 
-    /// Whether `path` is visible through one of the binds or links already.
+    /// Returns whether `path` is already visible through one of the binds or symlinks.
     pub fn shows(&self, path: &Path) -> bool {
         self.binds.iter().chain(self.symlinks.iter().map(|(link, _)| link)).any(|shown| path.starts_with(shown))
     }
 }
 
-/// The path without `.` and `..`, by text alone.
+/// Removes `.` and `..` from the path without looking at the file system.
 fn normal(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for part in path.components() {
@@ -286,17 +294,18 @@ pub enum SpecError {
     Reserved(PathBuf),
 }
 
-/// What a sandbox has of its own; nothing of the host may be shown there.
+/// Paths that belong to the sandbox; nothing of the host may be shown there.
 const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/workspace", "/data", "/etc"];
 
-/// The same in a sandbox that has a browser.
+/// Additional reserved paths in a sandbox with a browser.
 const RESERVED_FOR_BROWSER: &[&str] = &["/browser", "/uploads"];
 
-/// What a shared directory may not be shown over either: a runtime may lie below `/tmp`, and the rest is there only for a moment.
+/// Additional paths over which no shared volume may be shown: a runtime may be below `/tmp`, and the others exist only
+/// during the creation.
 const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty", "/.layers"];
 
 impl JailSpec {
-    /// Refuses paths that would cover or leave the sandbox's own parts.
+    /// Rejects paths that would cover the sandbox's own parts or lead out of them.
     pub fn check(&self) -> Result<(), SpecError> {
         let paths = self.runtime.iter().chain(self.files.iter().map(|f| &f.path));
         for path in paths {
@@ -313,7 +322,8 @@ impl JailSpec {
         RESERVED.iter().chain(browser).map(Path::new)
     }
 
-    /// A shared directory hides nothing of the sandbox's own, and nothing of the sandbox's own is made in it.
+    /// Rejects a shared volume that would hide a part of the sandbox, or in which a part of the sandbox would be
+    /// created.
     fn check_shared(&self, number: usize, inside: &Path) -> Result<(), SpecError> {
         check_form(inside)?;
         let own = self.reserved().chain(RESERVED_FROM_SHARED.iter().map(Path::new));
@@ -339,7 +349,7 @@ fn check_form(path: &Path) -> Result<(), SpecError> {
 mod tests {
     use super::*;
 
-    /// W17.
+    /// Covers W17 of the hostile list.
     #[test]
     fn a_sandbox_has_so_few_terminals_that_hundreds_do_not_exhaust_the_hosts() {
         let root = crate::test_dir("ptys");

@@ -1,7 +1,8 @@
-//! What this host offers to a sandbox: every layer, on or off, why, and what would turn it on.
+//! The survey: what this host offers for sandboxes, layer by layer: on, off or absent, why, and what would turn it on.
 //!
-//! Nothing here changes the host, but for a server that starts: it claims the cgroups that it found.
-//! Namespaces are tried out in a child that ends at once: a switch in `/proc/sys` says what somebody wanted, not what works.
+//! A survey changes nothing on the host, except when a server starts: that one claims the cgroups that it found.
+//! Namespaces are tested in a child that ends at once: a switch in `/proc/sys` says what was configured, not what
+//! works.
 
 use std::fs;
 use std::io::Read;
@@ -21,23 +22,23 @@ use crate::{sys, volume};
 #[serde(rename_all = "lowercase")]
 pub enum FactState {
     On,
-    /// There, but not usable for us or switched off.
+    /// The layer exists but is switched off, or we cannot use it.
     Off,
-    /// Not there at all.
+    /// The layer does not exist.
     Absent,
 }
 
-/// One line of `doctor`.
+/// One line in the output of `doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
     pub layer: String,
     pub state: FactState,
     pub why: String,
-    /// Empty when there is nothing to do.
+    /// What would turn the layer on; empty if there is nothing to do.
     pub what_to_do: String,
 }
 
-/// What has to be there; without it nothing starts.
+/// A requirement that is not met, without which the server does not start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingRequirement {
     pub why: String,
@@ -51,40 +52,41 @@ pub struct Survey {
     pub facts: Vec<Fact>,
     pub cgroup: Layout,
     pub landlock: Option<u32>,
-    /// Whether volumes are ext4 images on disk; otherwise they are in memory.
+    /// Whether volumes are ext4 images on disk. Otherwise they are in memory.
     pub ext4: bool,
     pub sub: Option<Subordinate>,
-    /// Whether the kernel counts processes per user namespace (5.14), so that a limit can stand in for the pids cgroup.
+    /// Whether the kernel counts processes per user namespace (5.14), so that an rlimit can replace the pids cgroup.
     pub counts_processes: bool,
 }
 
-/// What newuidmap and newgidmap are to map besides the user.
+/// The ranges that `newuidmap` and `newgidmap` have to map besides the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subordinate {
     pub uids: SubRange,
     pub gids: SubRange,
 }
 
-/// What a survey is taken for.
+/// The purpose of a survey.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be told.
+    /// The survey is only reported.
     Look,
-    /// To start with what is found.
+    /// The server starts with the result of the survey.
     Start,
 }
 
-/// What bounds the number of processes in a sandbox.
+/// The mechanism that bounds the number of processes in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessBound {
     Cgroup,
-    /// `RLIMIT_NPROC`, which counts inside the sandbox's own user namespace.
+    /// `RLIMIT_NPROC`, which the kernel counts in the sandbox's user namespace.
     Rlimit,
     Nothing,
 }
 
 impl Survey {
-    /// `ours`: the server's processes. `wanted` overrides the mode, downwards only: nobody becomes root by asking.
+    /// Takes a survey. `ours` are the server's processes. `wanted` overrides the mode, but only downwards: a request
+    /// does not make an ordinary user root.
     pub fn take(wanted: Option<Mode>, source: CgroupSource, ours: &[Pid], purpose: Purpose) -> Self {
         let mut facts = Vec::new();
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -99,7 +101,7 @@ impl Survey {
         };
         let sub = sub.filter(|_| mode == Mode::Sub);
         let (refusal, namespaces) = namespaces(mode);
-        // First: what else fails follows from it.
+        // Missing syscalls come first, because other failures follow from them.
         let refusal = too_old(&release, &sys::missing_calls()).or(refusal);
         let refusal = refusal.or_else(|| (mode == Mode::Root).then(unmapped_root).flatten());
         facts.push(namespaces);
@@ -159,18 +161,18 @@ fn fact(layer: &str, on: bool, why: impl Into<String>, what_to_do: impl Into<Str
     Fact { layer: layer.into(), state: if on { FactState::On } else { FactState::Off }, why: why.into(), what_to_do }
 }
 
-/// Holes through which a sandbox that shares the kernel was left: series, first good release, name. Series below the first
-/// one listed were not checked.
+/// Known kernel vulnerabilities through which code has escaped from sandboxes that share the kernel: series, first
+/// fixed release, name. Series older than the first one listed were not checked.
 const HOLES: &[((u32, u32), u32, &str)] = &[
     ((6, 18), 22, "Copy Fail (CVE-2026-31431)"),
     ((6, 18), 29, "Dirty Frag (CVE-2026-43284, CVE-2026-43500)"),
     ((6, 19), 12, "Copy Fail (CVE-2026-31431)"),
 ];
 
-/// Needs mount_setattr.
+/// The oldest supported kernel; the first that has `mount_setattr`.
 const OLDEST: (u32, u32) = (5, 12);
 
-/// `(major, minor)` and the patch level.
+/// Parses a release into `(major, minor)` and the patch level.
 fn series(release: &str) -> Option<((u32, u32), u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
     Some(((numbers.next()?, numbers.next()?), numbers.next().unwrap_or(0)))
@@ -195,7 +197,8 @@ fn kernel(release: &str) -> Fact {
     fact("kernel", true, format!("{release}{note}"), "")
 }
 
-/// Without these calls every creation would fail halfway, with an error that says little.
+/// Refuses a kernel without these syscalls, because every creation would fail halfway with an error that explains
+/// little.
 fn too_old(release: &str, missing: &[&str]) -> Option<MissingRequirement> {
     (!missing.is_empty()).then(|| MissingRequirement {
         why: format!(
@@ -222,7 +225,7 @@ fn identity(mode: Mode) -> Fact {
     fact("host uid per sandbox", own, why, hint)
 }
 
-/// Root of a user namespace that maps few ids (a rootless container) has none to give to sandboxes.
+/// Refuses root in a user namespace that maps few ids (a rootless container), which has no ids to give to sandboxes.
 fn unmapped_root() -> Option<MissingRequirement> {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     (!maps(&map, ids::ROOT_BASE)).then(|| MissingRequirement {
@@ -251,7 +254,7 @@ fn extra_groups() -> Fact {
     fact("extra groups", extra.is_empty(), why, "run the server as a user without them, or set up newuidmap")
 }
 
-/// Programs with the right to map a subordinate range.
+/// Finds a set-uid program such as `newuidmap`, which may map a subordinate range.
 pub fn find_program(name: &str) -> Option<std::path::PathBuf> {
     ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin", "/sbin"]
         .iter()
@@ -334,7 +337,7 @@ fn swap(layout: &Layout) -> Fact {
     fact("swap", limited || none, why, "boot with swapaccount=1, or use cgroup v2")
 }
 
-/// Where memory is limited at all.
+/// Reports whether socket buffers are limited; `None` where memory is not limited at all.
 fn socket_buffers(layout: &Layout, boot: &str) -> Option<Fact> {
     let memory = layout.hierarchies.iter().find(|h| h.controllers.contains(&Controller::Memory))?;
     let uncounted = boot.split_whitespace().any(|word| word.starts_with("cgroup.memory=") && word.contains("nosocket"));
@@ -348,7 +351,7 @@ fn socket_buffers(layout: &Layout, boot: &str) -> Option<Fact> {
     Some(fact("socket buffers", on, why, "use cgroup v2, and boot without cgroup.memory=nosocket"))
 }
 
-/// Whether the settings that bound what no cgroup counts can be made in a network of one's own: tried in a child.
+/// Tests in a child whether the settings that bound what no cgroup counts can be changed in a new network namespace.
 fn network_limits(mode: Mode) -> Fact {
     let unset = match sys::fork() {
         Ok(None) => {
@@ -362,7 +365,7 @@ fn network_limits(mode: Mode) -> Fact {
         }
         Err(_) => i32::from(u8::MAX),
     };
-    // Before a kernel had this one for each network, the host's was as low.
+    // Where `optmem_max` does not exist for each network namespace, the host's default is as low.
     let named = |(number, (name, _)): (usize, &(&str, &str))| {
         let host = || fs::read_to_string(Path::new("/proc/sys/net").join(name)).unwrap_or_default();
         let matters = match *name {
@@ -384,7 +387,8 @@ fn network_limits(mode: Mode) -> Fact {
     fact("network limits", unset.is_empty(), why, hint)
 }
 
-/// True of every kernel: the caches of locks were charged for one release (5.15-rc1) and not since.
+/// Reports file locks as unbounded, which is true of every kernel: the lock caches were charged to cgroups for one
+/// release (5.15-rc1) and not since.
 fn file_locks() -> Fact {
     let why = "not bounded: each record lock that code takes costs the host 190 bytes that no cgroup counts, until its process ends";
     let hint =
@@ -415,12 +419,14 @@ fn disk(mode: Mode) -> (bool, Fact) {
     (true, fact(layer, true, "ext4 images on disk, bytes and inodes", ""))
 }
 
-/// Asked of the kernel, which loads a module for it if need be, as a mount would: `/proc/filesystems` knows only what is loaded.
+/// Asks the kernel for a file system as a mount would, which loads its module if necessary. `/proc/filesystems` lists
+/// only what is already loaded.
 fn mountable(kind: &str) -> Result<(), Errno> {
     rustix::mount::fsopen(kind, rustix::mount::FsOpenFlags::FSOPEN_CLOEXEC).map(drop)
 }
 
-/// A layer that fails only when a sandbox is made is told with that sandbox; here is what can be known before.
+/// Reports what can be known in advance about inodes that belong to a sandbox alone. A layer that fails only when a
+/// sandbox is created is reported with that sandbox.
 fn inodes(mode: Mode) -> Fact {
     let layer = "own inodes";
     let knows = |list: &str, name: &str| fs::read_to_string(list).is_ok_and(|text| text.contains(name));
@@ -457,7 +463,7 @@ fn open_files() -> Fact {
     )
 }
 
-/// Steps of the trial, in order; the number of the failing one comes back with the error.
+/// Steps of the trial, in order; a failure returns the index of its step with the error.
 const TRIAL: &[&str] = &[
     "a user namespace",
     "its id maps",
@@ -500,7 +506,7 @@ fn hint_for(mode: Mode, step: usize) -> String {
     }
 }
 
-/// Makes what a sandbox needs in a child, which then ends.
+/// Creates everything that a sandbox needs in a child, which then ends.
 fn trial(mode: Mode) -> Result<(), (usize, Errno)> {
     let whole = (TRIAL.len(), Errno::IO);
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|e| (3, e))?;
@@ -572,7 +578,7 @@ fn inner_attempt(mode: Mode) -> Result<(), (usize, Errno)> {
     Ok(())
 }
 
-/// In a new user namespace: 0 inside is who we are outside.
+/// Writes the id maps of a new user namespace: 0 inside stands for our uid and gid outside.
 pub fn map_self(uid: u32, gid: u32) -> Result<(), Errno> {
     let put = |file: &str, text: String| {
         fs::write(Path::new("/proc/self").join(file), text)
@@ -594,7 +600,8 @@ mod tests {
         assert!(!maps("         0       1000          1\n         1     100000      65536\n", ids::ROOT_BASE));
     }
 
-    /// W47 of the hostile list: what is asked is what a mount asks, not the list of what is loaded by now.
+    /// W47 of the hostile list: the check asks the kernel as a mount does, and does not read the list of loaded file
+    /// systems.
     #[test]
     fn w47_a_file_system_is_tried_and_not_looked_up() {
         if !rustix::process::geteuid().is_root() {
@@ -606,7 +613,7 @@ mod tests {
         assert_eq!(mountable(listed.unwrap()), Ok(()));
     }
 
-    /// W46 of the hostile list: the hint belongs to the reason, whoever starts the server.
+    /// W46 of the hostile list: the hint matches the reason, whichever user starts the server.
     #[test]
     fn w46_the_hint_about_a_cgroup_is_the_one_of_its_reason() {
         let absence = crate::cgroup::Absence::new("others are in it", "start the server alone");
@@ -618,7 +625,7 @@ mod tests {
         );
     }
 
-    /// W44 of the hostile list.
+    /// Covers W44 of the hostile list.
     #[test]
     fn w44_an_rlimit_is_told_where_no_cgroup_counts_processes() {
         let none = Layout::default();
@@ -637,7 +644,7 @@ mod tests {
     #[test]
     fn a_kernel_without_a_call_is_refused_by_the_calls_name() {
         assert_eq!(sys::missing_calls(), Vec::<&str>::new());
-        // Our own filter hides one of them. A thread's own: the other tests go on without it.
+        // Our own seccomp filter hides one of them. The filter applies to one thread; the other tests run without it.
         let hidden = std::thread::spawn(|| {
             crate::process::set_no_new_privs().unwrap();
             crate::seccomp::install(crate::seccomp::compile(crate::seccomp::Profile::Code)).unwrap();
@@ -651,7 +658,7 @@ mod tests {
         assert_eq!(too_old("6.1.0", &[]), None);
     }
 
-    /// W03.
+    /// Covers W03 of the hostile list.
     #[test]
     fn socket_buffers_that_nobody_counts_are_told() {
         let base = crate::test_dir("socket-buffers");

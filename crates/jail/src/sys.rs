@@ -1,4 +1,4 @@
-//! The system calls that no safe crate offers, each behind a safe function. Policy lives elsewhere.
+//! The syscalls that no safe crate offers, each behind a safe function. Policy is decided in other modules.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
@@ -19,7 +19,7 @@ fn check(result: c_long) -> Result<c_long> {
     if result < 0 { Err(last()) } else { Ok(result) }
 }
 
-/// `clone_args` of clone3(2); the C library's headers have it only on some targets.
+/// `clone_args` of clone3(2), which the C library's headers have only on some targets.
 #[repr(C, align(8))]
 #[derive(Default)]
 pub struct CloneArgs {
@@ -43,8 +43,8 @@ pub enum Cloned {
     Parent { pid: Pid, pidfd: OwnedFd },
 }
 
-/// A fork with namespaces, a pidfd and, on cgroup v2, a cgroup. The caller must be the only thread of its process: the child
-/// goes on with a copy of whatever locks other threads held.
+/// Forks a process with new namespaces, a pidfd and, on cgroup v2, a cgroup. The caller must be the only thread of its
+/// process: the child continues with a copy of any locks that other threads held.
 pub fn clone3(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> Result<Cloned> {
     let mut pidfd: RawFd = -1;
     let mut args = CloneArgs {
@@ -57,36 +57,38 @@ pub fn clone3(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> Result<Clone
         args.flags |= CLONE_INTO_CGROUP;
         args.cgroup = cgroup.as_raw_fd() as u64;
     }
-    // SAFETY: without CLONE_VM the child has its own copy of the memory and of this stack, as after fork(2); `args` is a
-    // whole `clone_args` and `pidfd` is written only before the call returns.
+    // SAFETY: without CLONE_VM the child has its own copy of the memory and of this stack, as after fork(2). `args` is
+    // a complete `clone_args`, and `pidfd` is written only before the call returns.
     let pid = check(unsafe { libc::syscall(libc::SYS_clone3, ptr::from_ref(&args), size_of::<CloneArgs>()) })?;
     match Pid::from_raw(pid as i32) {
         None => Ok(Cloned::Child),
-        // SAFETY: the kernel has just put this descriptor there for us.
+        // SAFETY: the kernel has just created this descriptor for us.
         Some(pid) => Ok(Cloned::Parent { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
     }
 }
 
-/// A plain fork for short-lived helpers; same condition as [`clone3`].
+/// Forks a process for a short-lived helper, under the same condition as [`clone3`].
 pub fn fork() -> Result<Option<Pid>> {
-    // SAFETY: the process has one thread (launcher) or the child only makes async-signal-safe calls (its callers' contract).
+    // SAFETY: the process has one thread (launcher), or the child only makes async-signal-safe calls (the callers'
+    // contract).
     let pid = check(c_long::from(unsafe { libc::fork() }))?;
     Ok(Pid::from_raw(pid as i32))
 }
 
-/// Leaves without running destructors or exit handlers: the way out of a forked child.
+/// Exits without running destructors or exit handlers, as a forked child has to.
 pub fn leave(code: c_int) -> ! {
     // SAFETY: `_exit` has no preconditions.
     unsafe { libc::_exit(code) }
 }
 
-/// Kills every process that this one may signal, but for itself and PID 1. For a user that owns nothing else: without capabilities.
+/// Kills every process that this one may signal, except itself and PID 1. The caller must have no capabilities and a
+/// uid that owns no other processes.
 pub fn kill_own() -> Result<()> {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     check(c_long::from(unsafe { libc::kill(-1, libc::SIGKILL) })).map(drop)
 }
 
-/// Does nothing until it is killed: a process that is there for its namespace.
+/// Blocks until the process is killed. Used by a process that exists only to keep its namespace alive.
 pub fn wait_for_the_end() -> ! {
     loop {
         // SAFETY: `pause` has no preconditions.
@@ -94,9 +96,9 @@ pub fn wait_for_the_end() -> ! {
     }
 }
 
-/// New namespaces for the calling, single-threaded process.
+/// Moves the calling, single-threaded process into new namespaces.
 pub fn unshare(namespaces: c_int) -> Result<()> {
-    // SAFETY: only CLONE_NEW* flags are passed; memory and descriptors stay shared as they are.
+    // SAFETY: only CLONE_NEW* flags are passed, so memory and descriptors stay shared as they are.
     check(c_long::from(unsafe { libc::unshare(namespaces) })).map(drop)
 }
 
@@ -105,7 +107,8 @@ pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
 pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
 pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 
-/// Adds attributes to the mount `fd` stands for, and to those below it. Attributes are only ever added: what the host locked stays.
+/// Adds attributes to the mount behind `fd`, and to those below it if `recursive`. Attributes are never removed, so the
+/// ones that the host locked remain.
 pub fn mount_setattr(fd: BorrowedFd<'_>, set: u64, recursive: bool) -> Result<()> {
     set_mount(
         fd,
@@ -114,7 +117,7 @@ pub fn mount_setattr(fd: BorrowedFd<'_>, set: u64, recursive: bool) -> Result<()
     )
 }
 
-/// Shows the files of a detached mount, and of those below it, with the owners that the maps of a user namespace give them.
+/// Shows the files of a detached mount, and of those below it, with owners mapped according to a user namespace.
 pub fn mount_idmap(fd: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<()> {
     let userns_fd = u64::try_from(namespace.as_raw_fd()).map_err(|_| Errno::BADF)?;
     set_mount(fd, libc::mount_attr { attr_set: libc::MOUNT_ATTR_IDMAP, attr_clr: 0, propagation: 0, userns_fd }, true)
@@ -122,7 +125,7 @@ pub fn mount_idmap(fd: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<()> 
 
 fn set_mount(fd: BorrowedFd<'_>, attr: libc::mount_attr, recursive: bool) -> Result<()> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: the path is an empty C string, `attr` a whole `mount_attr`; both outlive the call.
+    // SAFETY: the path is an empty C string and `attr` is a complete `mount_attr`; both outlive the call.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -143,8 +146,8 @@ pub fn close_on_exec_from(first: RawFd) -> Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
 }
 
-/// In a forked child: closes what it has from its parent, but for the standard three and `keep`. No owner of what is closed may be
-/// used or dropped afterwards: such a child ends by [`leave`] or by another program.
+/// Closes all descriptors of a forked child except the standard three and `keep`. Owners of closed descriptors must not
+/// be used or dropped afterwards: such a child ends by [`leave`] or executes another program.
 pub fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
     let mut kept: Vec<u32> =
         keep.iter().filter_map(|fd| u32::try_from(fd.as_raw_fd()).ok()).filter(|n| *n > 2).collect();
@@ -152,7 +155,8 @@ pub fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
     let mut first = 3;
     for number in kept.into_iter().chain([u32::MAX]) {
         if first < number {
-            // SAFETY: the numbers between two kept ones belong to owners that this process has given up, by contract.
+            // SAFETY: the descriptors between two kept ones belong to owners that this process has given up, by
+            // contract.
             check(unsafe { libc::syscall(libc::SYS_close_range, first, number - 1, 0) })?;
         }
         first = number.saturating_add(1);
@@ -160,13 +164,15 @@ pub fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Puts `fd` at a fixed number that the next program will find there.
+/// Duplicates `fd` to a fixed number at which the next program expects it.
 pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> Result<()> {
-    // SAFETY: the numbers 0 to 4 are reserved by the caller for what it hands over; no owned descriptor lives there.
+    // SAFETY: the caller reserves the numbers 0 to 4 for the descriptors it hands over; no owned descriptor has one of
+    // them.
     check(c_long::from(unsafe { libc::dup2(fd.as_raw_fd(), number) })).map(drop)
 }
 
-/// Replaces this program by the one behind `fd`, with these arguments and an empty environment.
+/// Replaces this program by the one behind `fd`, with these arguments and an empty environment. Returns only on
+/// failure.
 pub fn execveat(fd: BorrowedFd<'_>, args: &[CString]) -> Errno {
     let argv: Vec<*const c_char> = args.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect();
     let envp: [*const c_char; 1] = [ptr::null()];
@@ -184,7 +190,7 @@ pub fn execveat(fd: BorrowedFd<'_>, args: &[CString]) -> Errno {
     last()
 }
 
-/// Replaces this program by the one at `path`, with these arguments and this environment.
+/// Replaces this program by the one at `path`, with these arguments and this environment. Returns only on failure.
 pub fn execve(path: &CStr, args: &[CString], environment: &[CString]) -> Errno {
     let array = |list: &[CString]| list.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
     let (argv, envp) = (array(args), array(environment));
@@ -193,18 +199,19 @@ pub fn execve(path: &CStr, args: &[CString], environment: &[CString]) -> Errno {
     last()
 }
 
-/// Moves the calling, single-threaded process into namespaces of the process behind `pidfd`; of pid namespaces only its children.
+/// Moves the calling, single-threaded process into namespaces of the process behind `pidfd`. A pid namespace applies
+/// only to its children.
 pub fn join_namespaces(pidfd: BorrowedFd<'_>, namespaces: c_int) -> Result<()> {
-    // SAFETY: changes what the process sees, no memory of it.
+    // SAFETY: the call changes what the process sees, and none of its memory.
     check(c_long::from(unsafe { libc::setns(pidfd.as_raw_fd(), namespaces) })).map(drop)
 }
 
-/// The kernel kills this process, also after it has become another program, when the last writer of the pipe is gone: as its own
-/// signal to itself, whoever that writer was.
+/// Makes the kernel kill this process when the last writer of the pipe is gone, also after an `exec`. The signal counts
+/// as sent by the process to itself, whichever process the last writer was.
 pub fn kill_self_when_closed(pipe: BorrowedFd<'_>) -> Result<()> {
     const F_SETSIG: c_int = 10;
     let fd = pipe.as_raw_fd();
-    // SAFETY: plain numbers; only what the kernel does when the pipe changes is set.
+    // SAFETY: the arguments are plain numbers and only set what the kernel does when the pipe changes.
     unsafe {
         check(c_long::from(libc::fcntl(fd, F_SETSIG, libc::SIGKILL)))?;
         check(c_long::from(libc::fcntl(fd, libc::F_SETOWN, libc::getpid())))?;
@@ -212,7 +219,8 @@ pub fn kill_self_when_closed(pipe: BorrowedFd<'_>) -> Result<()> {
     }
 }
 
-/// Leaves the session keyring of whoever started us: keyrings are no namespace. A kernel without keyrings is fine.
+/// Leaves the session keyring of the process that started us, because keyrings are not part of a namespace. A kernel
+/// without keyrings is accepted.
 pub fn new_session_keyring() -> Result<()> {
     // SAFETY: a null name asks for a new anonymous keyring.
     match check(unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<c_char>()) }) {
@@ -239,10 +247,10 @@ pub fn loopback_up() -> Result<()> {
         .map(drop)
 }
 
-/// What bounds the buffers of sockets that no cgroup counts, in the current network namespace. Of a connection that waits to be
-/// accepted the kernel charges nobody for what has arrived: it gets little room until a program reads from it, and not very many wait at
-/// one socket (`sockets` ends who makes too many). Copies of what
-/// was sent, with a time stamp, wait in a queue that is charged to nobody either: none are made.
+/// Settings of a network namespace that bound the socket buffers that no cgroup counts. The kernel charges no cgroup
+/// for the data of a connection that waits to be accepted: such a connection gets little room until a program reads
+/// from it, and only a limited number can wait at one socket ([`crate::sockets`] ends a sandbox that creates too many).
+/// Copies of sent data with a time stamp would wait in another uncharged queue, so none are made.
 pub const NETWORK_LIMITS: &[(&str, &str)] = &[
     ("ipv4/tcp_rmem", "4096 16384 1048576"),
     ("ipv4/tcp_max_tw_buckets", "4096"),
@@ -251,45 +259,46 @@ pub const NETWORK_LIMITS: &[(&str, &str)] = &[
     ("core/somaxconn", "512"),
 ];
 
-/// Sets them as far as this kernel has them for each network, and as far as `/proc/sys` may be written here. Those that could not be
-/// set, as bits; `doctor` tells.
+/// Applies [`NETWORK_LIMITS`] to the current network namespace, as far as the kernel has them per namespace and
+/// `/proc/sys` is writable. Returns the ones that could not be set as bits, which `doctor` reports.
 pub fn limit_network() -> u8 {
     let set = |(name, value): &(&str, &str)| std::fs::write(Path::new("/proc/sys/net").join(name), value);
     NETWORK_LIMITS.iter().enumerate().filter(|(_, limit)| set(limit).is_err()).fold(0, |bits, (n, _)| bits | 1 << n)
 }
 
-/// Out of a real-time policy or I/O class, if the process is in one.
+/// Leaves a real-time scheduling policy or I/O class, if the process has one.
 pub fn ordinary_scheduling() -> Result<()> {
     const PROCESS: c_int = 1;
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: reads the policy of the calling process.
+    // SAFETY: the call reads the policy of the calling process.
     let policy = unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;
     if [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE].contains(&policy) {
         // SAFETY: `parameters` outlives the call.
         check(c_long::from(unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, ptr::from_ref(&parameters)) }))?;
     }
-    // SAFETY: plain numbers; class and level 0 mean that the I/O priority follows the nice value. A kernel without them says ENOSYS.
+    // SAFETY: the arguments are plain numbers. Class and level 0 mean that the I/O priority follows the nice value; a
+    // kernel without I/O priorities returns ENOSYS.
     match check(unsafe { libc::syscall(libc::SYS_ioprio_set, PROCESS, 0, 0) }) {
         Ok(_) | Err(Errno::NOSYS) => Ok(()),
         Err(e) => Err(e),
     }
 }
 
-/// Ignores a signal; used for those that would end the launcher before it has cleaned up.
+/// Ignores a signal. Used for signals that would end the launcher before it has cleaned up.
 pub fn ignore(signal: c_int) {
     // SAFETY: SIG_IGN installs no code.
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
-/// Back to what the kernel does with a signal by itself.
+/// Resets a signal to the kernel's default action.
 pub fn by_default(signal: c_int) {
     // SAFETY: SIG_DFL installs no code.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Back to the default, and nothing blocked: what a program expects to be started with.
+/// Resets all signals to the default and unblocks them, as programs expect at their start.
 pub fn default_signals() {
-    // SAFETY: SIG_DFL installs no code; the set is initialised by `sigemptyset` before it is used.
+    // SAFETY: SIG_DFL installs no code; `sigemptyset` initialises the set before it is used.
     unsafe {
         for signal in 1..32 {
             libc::signal(signal, libc::SIG_DFL);
@@ -300,8 +309,8 @@ pub fn default_signals() {
     }
 }
 
-/// Locks one byte of a file for its open description, or says that another description has it. A description's own locks are no
-/// obstacle to it.
+/// Locks one byte of a file for its open file description. Returns false if another description has locked it; locks of
+/// the same description do not conflict.
 pub fn try_lock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<bool> {
     match set_lock(file, byte, libc::F_WRLCK) {
         Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
@@ -314,7 +323,7 @@ pub fn unlock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<()> {
 }
 
 fn set_lock(file: BorrowedFd<'_>, byte: u32, kind: c_int) -> Result<()> {
-    // SAFETY: all-zero is a valid value for this plain struct.
+    // SAFETY: all zeros is a valid value of this plain struct.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
@@ -324,24 +333,26 @@ fn set_lock(file: BorrowedFd<'_>, byte: u32, kind: c_int) -> Result<()> {
     check(c_long::from(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, ptr::from_ref(&lock)) })).map(drop)
 }
 
-/// Reaps one dead child, whichever it is.
+/// Reaps one dead child, if there is any.
 pub fn reap_any() -> Option<Pid> {
     // SAFETY: a null status pointer is allowed.
     Pid::from_raw(unsafe { libc::waitpid(-1, ptr::null_mut(), libc::WNOHANG | libc::__WALL) }.max(0))
 }
 
-/// The newest landlock ABI of the kernel; `None` where landlock is absent or switched off.
+/// Returns the newest landlock ABI of the kernel, or `None` if landlock is absent or switched off.
 pub fn landlock_abi() -> Option<u32> {
     const VERSION: u32 = 1;
-    // SAFETY: with the version flag the kernel reads no attribute: null and 0 are what it asks for.
+    // SAFETY: with the version flag the kernel reads no attributes and expects null and 0.
     let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<u8>(), 0usize, VERSION) };
     u32::try_from(abi).ok().filter(|abi| *abi > 0)
 }
 
-/// Calls that a sandbox cannot be made without, and this kernel (or a filter around us) does not have.
+/// Returns the syscalls that the creation of a sandbox needs and that this kernel (or a filter around us) does not
+/// have.
 pub fn missing_calls() -> Vec<&'static str> {
     let none = ptr::null::<u8>();
-    // SAFETY: each call gets a length, flag or descriptor that is never valid, so that it fails before it reads or changes anything.
+    // SAFETY: each call gets an invalid length, flag or descriptor, so that it fails before it reads or changes
+    // anything.
     let tried = unsafe {
         [
             ("fsopen (5.2)", check(libc::syscall(libc::SYS_fsopen, none, u32::MAX))),
@@ -357,15 +368,14 @@ pub fn missing_calls() -> Vec<&'static str> {
     tried.into_iter().filter(|(_, result)| *result == Err(Errno::NOSYS)).map(|(name, _)| name).collect()
 }
 
-/// Whether the kernel takes seccomp filters that kill the process.
+/// Returns whether the kernel supports seccomp filters that kill the process.
 pub fn seccomp_available() -> bool {
     let action: u32 = libc::SECCOMP_RET_KILL_PROCESS;
     // SAFETY: the kernel reads one `u32`.
     unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, ptr::from_ref(&action)) == 0 }
 }
 
-/// Loop devices: see loop(4).
-/// Gives blocks that are free inside a file system back to what it lies on.
+/// Returns blocks that are free in a file system to the storage below it.
 pub fn trim(dir: BorrowedFd<'_>) -> Result<()> {
     #[repr(C)]
     struct Range {
@@ -375,10 +385,11 @@ pub fn trim(dir: BorrowedFd<'_>) -> Result<()> {
     }
     const FITRIM: libc::Ioctl = 0xC018_5879_u32 as libc::Ioctl;
     let mut range = Range { start: 0, length: u64::MAX, least: 0 };
-    // SAFETY: FITRIM reads and writes one `fstrim_range`, whose layout `Range` has.
+    // SAFETY: FITRIM reads and writes one `fstrim_range`, which has the layout of `Range`.
     check(unsafe { libc::ioctl(dir.as_raw_fd(), FITRIM, ptr::from_mut(&mut range)) }.into()).map(drop)
 }
 
+/// Loop devices, as described in loop(4).
 pub mod loop_device {
     use super::{AsFd, AsRawFd, Errno, OwnedFd, RawFd, Result, check, ptr};
 
@@ -418,13 +429,13 @@ pub mod loop_device {
         Ok(number as u32)
     }
 
-    /// Ties `file` to the device, which lets go of it by itself when nobody has the device open or mounted any more.
+    /// Attaches `file` to the device, which releases it automatically once the device is neither open nor mounted.
     pub fn configure(device: &OwnedFd, file: RawFd) -> Result<()> {
-        // SAFETY: all-zero is a valid value for these plain structs.
+        // SAFETY: all zeros is a valid value of these plain structs.
         let mut config: LoopConfig = unsafe { std::mem::zeroed() };
         config.fd = u32::try_from(file).map_err(|_| Errno::BADF)?;
         config.info.flags = AUTOCLEAR;
-        // SAFETY: LOOP_CONFIGURE reads one `loop_config`, whose layout `LoopConfig` has.
+        // SAFETY: LOOP_CONFIGURE reads one `loop_config`, which has the layout of `LoopConfig`.
         check(unsafe { libc::ioctl(device.as_raw_fd(), CONFIGURE, ptr::from_ref(&config)) }.into()).map(drop)
     }
 }

@@ -1,7 +1,9 @@
-//! The volumes of a sandbox as root: an ext4 file system in a sparse file, copied from a template that is made once a size.
+//! The volumes of a sandbox as root: an ext4 file system in a sparse file, copied from a template that is made once per
+//! size.
 //!
-//! A kept one is locked through the very description that its loop device holds: the lock ends when the device lets go of the image,
-//! not when some process ends, so that an image is never mounted twice, whoever dies when.
+//! A kept image is locked through the same open file description that its loop device holds: the lock ends when the
+//! device releases the image, not when a process ends, so that an image is never mounted twice, whichever process dies
+//! first.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -35,12 +37,12 @@ pub enum VolumeError {
     Discarded,
 }
 
-/// What a file system in an image is for.
+/// The purpose of a file system in an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// It ends with the sandbox.
+    /// The file system ends with its sandbox.
     Own,
-    /// It has to survive a crash.
+    /// The file system has to survive a crash.
     Kept,
 }
 
@@ -54,11 +56,12 @@ impl Purpose {
 
     fn options(self) -> &'static [&'static str] {
         match self {
-            // No journal: nothing here has to survive a crash.
+            // There is no journal, because nothing in this file system has to survive a crash.
             Self::Own => {
                 &["-O", "^has_journal,^resize_inode,^metadata_csum,^uninit_bg", "-E", "nodiscard,root_owner=0:0"]
             }
-            // The smallest journal there is. Nothing is filled with zeros that is a hole in a new file anyway.
+            // The journal has the smallest possible size. Tables are not filled with zeros, because they are holes in a
+            // new file.
             Self::Kept => &[
                 "-O",
                 "has_journal,^resize_inode",
@@ -71,17 +74,20 @@ impl Purpose {
     }
 }
 
-/// With less there is hardly room beside the journal.
+/// Minimum size of a kept volume. A smaller one has hardly any room beside the journal.
 pub const SMALLEST_KEPT: u64 = 16 << 20;
 
-/// How long an image is waited for whose sandbox is on its way out: a dead launcher's go a moment after it.
+/// How long to wait for an image whose sandbox is about to end. The sandboxes of a launcher that died end shortly after
+/// it.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// A device lets go of its image a few clock ticks after it has said so; another launcher, which has it parked, when it hears of us.
+/// How long to wait for an image that is to be removed. A loop device releases its image a few clock ticks after it has
+/// reported so, and another launcher that has parked the image does so when it notices that we opened it.
 const MOMENT: Duration = Duration::from_millis(250);
-/// Whoever parks an image hears it being opened, but for what was opened while a sandbox had it.
+/// Interval at which a waiting process opens the image again. A launcher that has parked the image notices when it is
+/// opened, but it ignores opens that happened while a sandbox still had the image.
 const KNOCK: Duration = Duration::from_millis(30);
 
-/// Where mkfs.ext4 is, if anywhere; the launcher has no search path.
+/// Returns the path of `mkfs.ext4`, if it is installed. The launcher has no search path.
 pub fn mkfs() -> Option<PathBuf> {
     ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"]
         .iter()
@@ -89,7 +95,8 @@ pub fn mkfs() -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// The template for this size, made if it is not there. Complete or absent: it appears by a rename.
+/// Returns the template for this size, and makes it if it does not exist. A rename puts the template in place, so it is
+/// never incomplete.
 pub fn template(dir: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<PathBuf, VolumeError> {
     let name = format!("{}-{bytes}-{inodes}", purpose.name());
     let path = dir.join(format!("{name}.img"));
@@ -116,7 +123,7 @@ fn make(path: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<(), Vo
     file.set_len(bytes).map_err(failed)?;
     let mkfs = mkfs().ok_or_else(|| VolumeError::Mkfs("not installed".into()))?;
     let output = Command::new(mkfs)
-        // No table reserved for growth: it never grows.
+        // No table is reserved for growth, because the file system never grows (`^resize_inode` in the options).
         .args(["-q", "-F", "-m", "0", "-b", "4096", "-N", &inodes.to_string()])
         .args(purpose.options())
         .arg(path)
@@ -130,7 +137,7 @@ fn make(path: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<(), Vo
     Ok(())
 }
 
-/// Copies a sparse file without its holes; shares the blocks where the file system can.
+/// Copies a sparse file without its holes, and shares the blocks if the file system supports that.
 pub fn copy_sparse(from: &Path, to: &Path) -> Result<(), VolumeError> {
     copy(from, to).map_err(|source| VolumeError::Copy { path: to.to_owned(), source })
 }
@@ -171,7 +178,7 @@ fn copy_range(source: &File, target: &File, mut start: u64, end: u64) -> io::Res
     Ok(())
 }
 
-/// A loop device with the image in it; open, so that it does not let go of the image before it is mounted.
+/// A loop device with the image attached. It is kept open, so that it does not release the image before it is mounted.
 #[derive(Debug)]
 pub struct Attached {
     pub number: u32,
@@ -179,7 +186,7 @@ pub struct Attached {
     _device: OwnedFd,
 }
 
-/// Opens an image that nobody else may have at the same time; waits a little for whoever has it and is about to end.
+/// Opens and locks an image for exclusive use. Waits a little for a holder of the lock that is about to end.
 pub fn lock_image(image: &Path) -> Result<OwnedFd, VolumeError> {
     let at = |errno| VolumeError::Image { path: image.to_owned(), errno };
     let file = open_image(image)?;
@@ -192,7 +199,8 @@ pub fn lock_image(image: &Path) -> Result<OwnedFd, VolumeError> {
     Ok(file)
 }
 
-/// Removes an image that nobody has, if it is there. Under its lock, so that nobody can take it meanwhile.
+/// Removes an image that is not in use, if it exists. This happens under the image's lock, so that no sandbox can take
+/// the image in the meantime.
 pub fn remove_image(image: &Path) -> Result<(), VolumeError> {
     let at = |errno| VolumeError::Image { path: image.to_owned(), errno };
     let file = match open_image(image) {
@@ -229,7 +237,8 @@ pub fn open_image(image: &Path) -> Result<OwnedFd, VolumeError> {
         .map_err(|errno| VolumeError::Image { path: image.to_owned(), errno })
 }
 
-/// The device holds the description behind `image`, and with it a lock on that.
+/// Attaches an image to a free loop device. The device holds the open file description of `image`, and with it any lock
+/// on that.
 pub fn attach_loop(image: &OwnedFd) -> Result<Attached, VolumeError> {
     const TRIES: usize = 64;
     let at = |path: &str| {
@@ -244,7 +253,7 @@ pub fn attach_loop(image: &OwnedFd) -> Result<Attached, VolumeError> {
         let device = open(&path)?;
         match loop_device::configure(&device, image.as_raw_fd()) {
             Ok(()) => return Ok(Attached { number, path, _device: device }),
-            // Somebody else took the free one first.
+            // Another process took the free device first.
             Err(Errno::BUSY) => {}
             Err(errno) => return Err(at(&path)(errno)),
         }
@@ -252,18 +261,19 @@ pub fn attach_loop(image: &OwnedFd) -> Result<Attached, VolumeError> {
     Err(at("/dev/loop-control")(Errno::BUSY))
 }
 
-/// Whether a device can be had at all: a container may have the control file and not the devices that it makes.
+/// Checks that a loop device is available: a container may have the control file but not the devices that it creates.
 pub fn loop_devices() -> Result<(), Errno> {
     let open = |path: &str| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let number = loop_device::free_number(open("/dev/loop-control")?)?;
     open(&format!("/dev/loop{number}")).map(drop)
 }
 
-/// A loop device as it was tied to one image: another launcher may take the same number for the same image right after.
+/// Identifies a loop device during one attachment: another launcher may take the same number for the same image right
+/// afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Device {
     pub number: u32,
-    /// Counts what the kernel has seen in its drives; older kernels (before 5.15) do not say it.
+    /// The kernel's sequence number of the disk; kernels before 5.15 do not report it.
     sequence: Option<u64>,
 }
 
@@ -274,13 +284,13 @@ impl Device {
     }
 }
 
-/// Whether the file system on a loop device has met an error.
+/// Returns whether the file system on a loop device has encountered an error.
 pub fn has_errors(number: u32) -> bool {
     let count = fs::read_to_string(format!("/sys/fs/ext4/loop{number}/errors_count"));
     count.is_ok_and(|count| count.trim() != "0")
 }
 
-/// The image a loop device holds, if it holds one.
+/// Returns the path of the image that is attached to a loop device, if any.
 pub fn loop_backing(number: u32) -> Option<PathBuf> {
     let text = fs::read_to_string(format!("/sys/block/loop{number}/loop/backing_file")).ok()?;
     let path = text.trim_end_matches('\n');

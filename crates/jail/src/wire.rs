@@ -1,6 +1,7 @@
-//! What the server and its launcher say to each other, over one packet socket that nobody else holds.
+//! The protocol between the server and its launcher, over one packet socket that no other process holds.
 //!
-//! A packet is JSON. What is too long for a packet travels in a memfd beside it. Requests carry a number; answers come in any order.
+//! A packet is JSON. A message that is too long for a packet is passed in a memfd beside it. Requests carry a number;
+//! replies arrive in any order.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
@@ -34,12 +35,13 @@ pub struct LauncherRequest {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LauncherCall {
-    /// What this host offers; may come before `Start`, and when `Start` would fail.
+    /// Reports what this host offers. The call may come before `Start`, and also when `Start` would fail.
     Survey {
         mode: Option<Mode>,
         cgroups: CgroupSource,
     },
-    /// First of all; the guest's program comes as a descriptor.
+    /// Starts the service. It has to precede all calls except `Survey` and `Shutdown`; the guest's program is passed as
+    /// a descriptor.
     Start(Start),
     Create(Box<Create>),
     Destroy {
@@ -49,49 +51,51 @@ pub enum LauncherCall {
         sandbox: String,
     },
     List,
-    /// Destroys what other servers of the same state directory left when they died.
+    /// Destroys what other servers of the same state directory left behind when they died.
     SweepOthers,
-    /// The kept volumes.
+    /// Lists the kept volumes.
     Kept,
     Discard {
         name: String,
     },
-    /// Starts the warm interpreter, which loads the library that comes as a descriptor; answered when it can be forked.
+    /// Starts the warm interpreter, which loads the library that is passed as a descriptor. The reply is sent when the
+    /// interpreter can be forked.
     Warm(Box<StartZygote>),
-    /// Puts a fork of the warm interpreter into a sandbox; answered when its guest can take it.
+    /// Puts a fork of the warm interpreter into a sandbox. The reply is sent when the guest can take the fork.
     Fork {
         sandbox: String,
     },
-    /// Puts the driver of a browser into a sandbox that has room for one, in place of an earlier one; answered when it runs and the
-    /// guest can take it.
+    /// Puts a browser driver into a sandbox that has room for one, in place of an earlier one. The reply is sent when
+    /// the driver runs and the guest can take it.
     EnterBrowser {
         sandbox: String,
     },
     Warmth,
-    /// Destroys everything, answers, ends.
+    /// Destroys all sandboxes, replies, and ends the launcher.
     Shutdown,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
     pub state_dir: PathBuf,
-    /// Shared by all servers of this host (root) or user: where uid slots are locked.
+    /// Directory in which uid slots are locked, shared by all servers of this host (as root) or of this user.
     pub runtime_dir: PathBuf,
     pub label: String,
-    /// One server a state directory; without it every server gets its own instance below.
+    /// Whether this server has to be the only one of its state directory. Otherwise each server gets an instance below
+    /// it.
     pub exclusive: bool,
     pub mode: Option<Mode>,
     pub cgroups: CgroupSource,
-    /// The most sandboxes of a kind whose root, volume and network are made before they are asked for.
+    /// Maximum number of spares of a kind: sandboxes whose root, volume and network are made in advance.
     pub spares: usize,
-    /// What volumes on disk leave free of their file system.
+    /// Space that volumes on disk leave free in their file system.
     pub keep_free: KeepFree,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Create {
     pub sandbox: String,
-    /// From the outermost on.
+    /// The groups around the sandbox, outermost first.
     pub groups: Vec<Group>,
     pub limits: CgroupLimits,
     pub disk_bytes: u64,
@@ -100,11 +104,11 @@ pub struct Create {
     pub files: Vec<FileSpec>,
     pub shared: Vec<SharedVolumeSpec>,
     pub kept: Option<KeptVolumeRequest>,
-    /// What of it a browser may have.
+    /// The part of the sandbox's limits that a browser may use.
     pub browser: Option<CgroupLimits>,
-    /// Where a socket listens inside, which comes with the answer.
+    /// Address inside the sandbox at which an egress socket listens. The socket comes with the reply.
     pub egress: Option<SocketAddrV4>,
-    /// Tests of the rollback: the step that is to fail. Debug builds only.
+    /// The step that fails, for tests of the rollback. Used in debug builds only.
     pub fail_at: Option<usize>,
 }
 
@@ -132,14 +136,15 @@ pub enum LauncherReply {
         survey: Box<Survey>,
     },
     Done,
-    /// The sandbox runs; what is weaker about it than about others. The socket of its way out comes as a descriptor.
+    /// The sandbox runs. The notes say what is weaker about it than about others. The egress socket comes as a
+    /// descriptor.
     Created {
         notes: Vec<String>,
     },
     Kept(Vec<KeptVolumeRecord>),
     /// A sandbox has the kept volume.
     InUse,
-    /// The disk is full; in words for callers.
+    /// The disk is full. The message is worded for callers.
     NoSpace {
         message: String,
     },
@@ -152,7 +157,7 @@ pub enum LauncherReply {
     },
     List(Vec<String>),
     Gone,
-    /// This host cannot do it, and what would help.
+    /// This host cannot do what was requested; the hint says what would help.
     Unavailable {
         why: String,
         hint: String,
@@ -163,15 +168,15 @@ pub enum LauncherReply {
 }
 
 const MAX_PACKET: usize = 64 << 10;
-/// A memfd, a channel, a process and a cgroup in each hierarchy.
+/// Maximum number of descriptors in a packet: a memfd, a channel, a process and a cgroup in each hierarchy.
 const MAX_DESCRIPTORS: usize = 8;
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// The first byte of a packet.
+/// The first byte of a packet, which says where the message is.
 const INLINE: u8 = b'j';
 const IN_MEMFD: u8 = b'm';
 
-/// Sends one message; `WouldBlock` when the other side does not read and the socket does not wait.
+/// Sends one message. Returns `WouldBlock` if the other side does not read and the socket is non-blocking.
 pub fn send<M: Serialize>(socket: impl AsFd, message: &M, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
     if body.len() < MAX_PACKET {
@@ -194,15 +199,15 @@ fn send_packet(socket: impl AsFd, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> io
     Ok(())
 }
 
-/// The next message and the descriptors that came with it; `None` when the other side has closed.
+/// Receives the next message and its descriptors; returns `None` if the other side has closed the socket.
 pub fn receive<M: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     receive_into(&mut vec![0; BUFFER], socket)
 }
 
-/// What [`receive_into`] needs.
+/// Size of the buffer that [`receive_into`] needs.
 pub const BUFFER: usize = MAX_PACKET + 1;
 
-/// The same with memory of the caller's, which is written no further than the message is long.
+/// Does the same as [`receive`] with a buffer of the caller, of which only the length of the message is overwritten.
 pub fn receive_into<M: DeserializeOwned>(
     buffer: &mut [u8],
     socket: impl AsFd,

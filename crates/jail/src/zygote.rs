@@ -1,8 +1,9 @@
-//! The warm interpreter: started once, with everything imported, and forked into sandboxes.
+//! The warm interpreter (zygote): a process that is started once, imports everything, and is forked into sandboxes.
 //!
-//! This is the launcher's side: it starts the process, asks it for forks, hands each to the guest of its sandbox, and replaces it when
-//! it dies or has made many. Never waits for it: an order has a number and a deadline. What happens between the order and the
-//! kernel is in the `zygote` crate, which the interpreter loads; what a kernel gives up is in [`crate::confine`].
+//! This is the launcher's side: it starts the process, orders forks, hands each fork to the guest of its sandbox, and
+//! replaces the process when it dies or has made many forks. It never blocks on the process: every order has a number
+//! and a deadline. The steps between the order and the kernel are in the `zygote` crate, which the interpreter loads;
+//! the steps by which a kernel is confined are in [`crate::confine`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
@@ -28,22 +29,24 @@ use crate::plan::Plan;
 use crate::sys::{self, Cloned};
 use crate::wire::{self, LauncherReply};
 
-/// The imports of a data stack, on a machine that is busy.
+/// Maximum time for an interpreter to start: enough to import a data stack on a busy machine.
 const START_TIME: Duration = Duration::from_secs(120);
-/// For the interpreter to begin a fork, or it is killed and started again; and for the fork to come to an end, or it is given up, which
-/// costs nobody but the sandbox it was for.
+/// Maximum time for the interpreter to begin a fork, after which it is killed and started again. The fork then has the
+/// same time to complete, after which it is given up; that affects only the sandbox it was for.
 const FORK_TIME: Duration = Duration::from_secs(10);
-/// Orders that are with the interpreter at a time: so many that it never waits for the next, so few that they do not grow old there.
+/// Maximum number of orders that the interpreter has at a time: enough that it never idles, and few enough that they do
+/// not wait there for long.
 const AT_ONCE: usize = 2;
 const MAX_QUEUE: usize = 4096;
-/// Between a death and the next start: at first, and at most.
+/// First pause between the death of an interpreter and the next start; it doubles up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// An interpreter that lived so long did not die of what it was started with.
+/// An interpreter that lived at least this long did not die of something in its start.
 const STABLE: Duration = Duration::from_secs(30);
 
-/// Kernels of one interpreter share its hash seed and the places of its code: it is replaced after so many, but not more often than
-/// that, and after so long.
+/// When an interpreter is replaced. Its kernels share its hash seed and its code addresses, so it is replaced once it
+/// has made `forks` kernels, but not before it has served for `not_before`; with fewer kernels it is replaced once it
+/// has served for `after`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rotation {
     pub forks: u32,
@@ -57,19 +60,19 @@ impl Default for Rotation {
     }
 }
 
-/// How an interpreter is started.
+/// Everything that is needed to start an interpreter.
 #[derive(Debug)]
 pub struct Recipe {
     pub plan: Plan,
     pub argv: Vec<CString>,
     pub environment: Vec<CString>,
-    /// What it loads to be forked.
+    /// The library that the interpreter loads to be forked.
     pub library: OwnedFd,
     pub rotation: Rotation,
 }
 
-/// What the launcher tells the interpreter. The descriptors: the kernel's end of its channel, the guest, the v2 cgroup if there is one,
-/// the v1 cgroups.
+/// An order from the launcher to the interpreter. Its descriptors are the kernel's end of its channel, the guest, the
+/// v2 cgroup if there is one, and the v1 cgroups.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ForkOrder {
     pub number: u64,
@@ -77,18 +80,19 @@ pub struct ForkOrder {
     pub steps: Vec<ConfineStep>,
 }
 
-/// What the interpreter tells the launcher.
+/// A message from the interpreter to the launcher.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ZygoteMessage {
     Ready,
-    /// A process is on its way to the sandbox, a descriptor of which comes with this; the interpreter is free for the next.
+    /// A process is on its way to the sandbox; its descriptor comes with this message. The interpreter is free for the
+    /// next order.
     Begun {
         number: u64,
     },
-    /// From the interpreter's own driver, before it is ready: modules that it was to import, and why it could not.
+    /// Sent by the interpreter's driver before it is ready: the modules that could not be imported, with the reasons.
     NotImported(BTreeMap<String, String>),
-    /// The kernel's number in its sandbox; it comes with a descriptor of the process.
+    /// The kernel runs and has this pid in its sandbox. A descriptor of the process comes with this message.
     Forked {
         number: u64,
         pid: u32,
@@ -97,49 +101,49 @@ pub enum ZygoteMessage {
         number: u64,
         message: String,
     },
-    /// As [`apply::Report::Note`].
+    /// The counterpart of [`apply::SetupEvent::Note`].
     Note {
         message: String,
     },
-    /// A step of its plan (see [`apply::Report`]), or the whole.
+    /// A step of the interpreter's plan (see [`apply::SetupEvent`]) or its start as a whole has failed.
     Failed {
         step: usize,
         message: String,
     },
 }
 
-/// A process that was put into a sandbox, for its guest.
+/// A process that was put into a sandbox, to be handed to the guest.
 #[derive(Debug)]
 pub struct Fork {
     pub pid: u32,
     pub process: OwnedFd,
-    /// Where it waits to be told what it is to do.
+    /// The channel on which the process waits for its instructions.
     pub channel: OwnedFd,
 }
 
-/// What it is.
+/// A process that arrives at a guest, by kind.
 #[derive(Debug)]
 pub enum Arrival {
     /// A fork of the warm interpreter, which waits for its descriptors.
     Kernel(Fork),
-    /// Drives the browser. With the leash, which ends it when the last copy is closed: its uid is another, so that a guest could not
-    /// kill it.
+    /// A browser driver with its leash, a pipe that ends the driver when its last copy is closed. The guest could not
+    /// kill the driver, because it has a different uid.
     Driver(Fork, OwnedFd),
 }
 
-/// Two ends of the way from the launcher to one guest: the guest can only read.
+/// Creates the channel from the launcher to one guest. The guest's end can only read.
 pub fn guest_channel() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     shutdown(&ours, Shutdown::Read)?;
     Ok((ours, theirs))
 }
 
-/// The first byte of an arrival; the number of the process follows.
+/// The first byte of an arrival, before the pid.
 const KERNEL: u8 = b'k';
 const DRIVER: u8 = b'd';
 
 impl Arrival {
-    /// Without waiting: a guest that does not take what comes gets no more.
+    /// Sends the process without blocking: a guest that does not take its arrivals gets no more.
     pub fn send(&self, way: impl AsFd) -> io::Result<()> {
         let (kind, fork, leash) = match self {
             Self::Kernel(fork) => (KERNEL, fork, None),
@@ -154,7 +158,7 @@ impl Arrival {
         Ok(())
     }
 
-    /// The oldest that was not taken yet.
+    /// Receives the oldest arrival that was not taken yet.
     pub fn receive(way: impl AsFd) -> io::Result<Self> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -175,24 +179,25 @@ impl Arrival {
     }
 }
 
-/// A fork that was asked for.
+/// A fork that the server has requested.
 #[derive(Debug)]
 pub struct ForkRequest {
     pub request: u64,
-    /// The sandbox's number.
+    /// The launcher's key of the sandbox.
     pub cell: u64,
     pub guest: OwnedFd,
-    /// The v2 cgroup that it is born into, and those of v1 that it goes to by itself.
+    /// The v2 cgroup in which the process is created.
     pub v2: Option<OwnedFd>,
+    /// The v1 cgroups, which the process joins by itself.
     pub tasks: Vec<OwnedFd>,
     pub steps: Vec<ConfineStep>,
 }
 
-/// What the launcher has to do about it.
+/// What the launcher has to do as the result of a request.
 #[derive(Debug)]
 pub enum ForkOutcome {
     Answer(u64, LauncherReply),
-    /// To be handed to the guest, then answered.
+    /// Hand the fork to the guest, then reply.
     Forked {
         request: u64,
         cell: u64,
@@ -205,13 +210,13 @@ struct Sent {
     request: u64,
     cell: u64,
     channel: OwnedFd,
-    /// Who brings the kernel in, once the interpreter has made it.
+    /// The process that brings the kernel into the sandbox, once the interpreter has created it.
     begun: Option<OwnedFd>,
     until: Instant,
 }
 
 impl Sent {
-    /// It does not come to an end, or there is nobody to tell.
+    /// Gives up an order that does not complete, or whose sandbox or interpreter is gone.
     fn give_up(self, why: &str) -> ForkOutcome {
         if let Some(process) = &self.begun {
             let _ = pidfd_send_signal(process, Signal::KILL);
@@ -228,7 +233,7 @@ enum ZygoteState {
     Ready {
         since: Instant,
     },
-    /// Another has taken over; it ends when it owes nothing.
+    /// Another interpreter has taken over; this one ends when it has no open orders.
     Retired {
         since: Instant,
     },
@@ -242,7 +247,7 @@ struct Zygote {
     socket: OwnedFd,
     log: OwnedFd,
     logged: usize,
-    /// For whoever asks why it did not start.
+    /// The last output, reported if the interpreter does not start.
     last_words: String,
     state: ZygoteState,
     forks: u32,
@@ -255,12 +260,12 @@ impl Zygote {
     }
 }
 
-/// The interpreter that serves, and the one that takes over from it.
+/// Manages the interpreter that serves and the one that replaces it.
 #[derive(Debug)]
 pub struct ZygoteSupervisor {
     recipe: Option<Recipe>,
     zygotes: Vec<Zygote>,
-    /// Who waits for the first to be ready.
+    /// Requests that wait for the first interpreter to be ready.
     waiting: Vec<u64>,
     queue: VecDeque<ForkRequest>,
     next: u64,
@@ -272,7 +277,7 @@ pub struct ZygoteSupervisor {
     outcomes: Vec<ForkOutcome>,
 }
 
-/// Events of this number and above are ours, those below belong to sandboxes.
+/// First event key of an interpreter; smaller keys belong to sandboxes.
 const FIRST_KEY: u64 = 1 << 48;
 
 impl Default for ZygoteSupervisor {
@@ -294,7 +299,7 @@ impl Default for ZygoteSupervisor {
 }
 
 impl ZygoteSupervisor {
-    /// Starts an interpreter in place of the one before; answered when it can be forked.
+    /// Starts an interpreter in place of the previous one. The request is answered when the interpreter can be forked.
     pub fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
         self.end();
         self.recipe = Some(recipe);
@@ -304,7 +309,7 @@ impl ZygoteSupervisor {
         self.start(epoll);
     }
 
-    /// No more of them; what was asked for is answered when they are gone.
+    /// Ends all interpreters. Open orders are answered when the interpreters are gone.
     pub fn end(&mut self) {
         self.recipe = None;
         self.again = None;
@@ -338,7 +343,7 @@ impl ZygoteSupervisor {
         self.send();
     }
 
-    /// The sandbox ends, and with it whoever is on the way there.
+    /// Gives up the forks that are on their way to a sandbox that is ending.
     pub fn leave(&mut self, cell: u64) {
         let begun = |_: &u64, sent: &mut Sent| sent.cell == cell && sent.begun.is_some();
         let given_up = self.zygotes.iter_mut().flat_map(|zygote| zygote.sent.extract_if(.., begun));
@@ -361,10 +366,10 @@ impl ZygoteSupervisor {
         }
     }
 
-    /// True when the process was one of ours.
+    /// Handles the end of a process. Returns true if it was an interpreter.
     pub fn reaped(&mut self, pid: Pid) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.pid == pid) else { return false };
-        // What it said last may still wait to be read.
+        // Its last messages may still be unread.
         while self.hear(self.zygotes[at].key) {}
         let zygote = self.zygotes.remove(at);
         self.outcomes.extend(zygote.sent.into_values().map(|sent| sent.give_up("it has ended")));
@@ -447,12 +452,12 @@ impl ZygoteSupervisor {
         Some(since + if zygote.forks >= forks { not_before } else { after })
     }
 
-    /// The one that serves.
+    /// Returns the index of the interpreter that serves.
     fn ready(&self) -> Option<usize> {
         self.zygotes.iter().position(|z| matches!(z.state, ZygoteState::Ready { .. }))
     }
 
-    /// Nobody is kept waiting for an interpreter that is not there.
+    /// Answers all waiting requests, so that none waits for an interpreter that does not exist.
     fn fail_all(&mut self, why: &str) {
         let waiting = self.waiting.drain(..);
         let queued = self.queue.drain(..).map(|wanted| wanted.request);
@@ -476,14 +481,14 @@ impl ZygoteSupervisor {
         }
     }
 
-    /// Reads one message. False when there is none.
+    /// Reads one message. Returns false if there is none.
     fn hear(&mut self, key: u64) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.key == key) else { return false };
         let zygote = &mut self.zygotes[at];
         let (said, fds) = match wire::receive::<ZygoteMessage>(&zygote.socket) {
             Ok(Some(message)) => message,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
-            // Its end, which is reaped, or nothing that it could mean.
+            // Either the interpreter has ended and will be reaped, or its message makes no sense.
             Ok(None) | Err(_) => {
                 zygote.kill();
                 return false;
@@ -491,7 +496,7 @@ impl ZygoteSupervisor {
         };
         match said {
             ZygoteMessage::Ready => self.is_ready(at),
-            // Of one that is over already nothing is to be known.
+            // Messages about an order that is already finished are ignored.
             ZygoteMessage::Begun { number } => {
                 if let Some(sent) = zygote.sent.get_mut(&number) {
                     (sent.begun, sent.until) = (fds.into_iter().next(), Instant::now() + FORK_TIME);
@@ -555,7 +560,7 @@ impl ZygoteSupervisor {
         let Some(zygote) = self.zygotes.iter_mut().find(|z| z.key == key) else { return };
         let mut buffer = [0; 2048];
         match rustix::io::read(&zygote.log, &mut buffer) {
-            // Nothing comes any more, and a pipe without writers would be ready for ever.
+            // There is no more output, and a pipe without writers would be reported as ready for ever.
             Ok(0) | Err(_) => zygote.kill(),
             Ok(got) => {
                 zygote.logged += got;
@@ -617,7 +622,7 @@ fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
     }
 }
 
-/// Returns only when it failed, after having told the launcher.
+/// Turns the child into the interpreter. Returns only on failure, after it has reported the error to the launcher.
 fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
     let keep = [socket.as_fd(), log.as_fd(), recipe.library.as_fd()];
     let alone =
@@ -631,7 +636,8 @@ fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
     }
 }
 
-/// 0 on `/dev/null`, 1 and 2 to the log, 3 to the launcher, 4 the library, nothing else.
+/// Executes the interpreter with `/dev/null` on 0, the log on 1 and 2, the launcher's socket on 3, the library on 4,
+/// and no other descriptors.
 fn execute(recipe: &Recipe, socket: &OwnedFd, log: &OwnedFd) -> io::Result<()> {
     let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,9 +1,9 @@
-//! What a sandbox sees of the host, on inodes of its own.
+//! Shows the host's files to a sandbox on inodes that belong to the sandbox.
 //!
-//! A bind shows the host's inode, and an inode is what inotify watches and `flock` locks: sandboxes that have the same one can watch
-//! and block each other and the host. An overlay without an upper layer shows the same files, backed by the same pages of memory, on
-//! inodes that belong to this one mount. One overlay lies over a whole file system where the kernel allows it; what is to be shown
-//! is cut out of it.
+//! A bind mount shows the host's inode, and inodes are what inotify watches and `flock` locks: sandboxes that share an
+//! inode can watch and block each other and the host. An overlay without an upper layer shows the same files, backed by
+//! the same pages of memory, on inodes that belong to this one mount. Where the Linux kernel allows it, one overlay
+//! covers a whole file system, and the visible parts are cloned from it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,26 +15,27 @@ use rustix::fs::{StatxAttributes, StatxFlags};
 
 use super::*;
 
-/// Where overlays and nodes are while pieces are cut out of them.
+/// Temporary directory that holds the overlays and device nodes while parts of them are cloned.
 const LAYERS: &str = "/.layers";
 
-/// A file that no overlay can show is copied up to this size: the one in `/etc` that matters is the linker's cache.
+/// Maximum size of a file that is copied if no overlay can show it. In `/etc` this matters for the dynamic linker's
+/// cache.
 const MOST_COPIED: u64 = 256 << 10;
 
 #[derive(Default)]
 pub(super) struct Layers {
-    /// The file system at [`LAYERS`] is there.
+    /// Whether the tmpfs at [`LAYERS`] is mounted.
     mounted: bool,
-    /// The overlay over each directory that was tried, or why there is none.
+    /// For each directory that was tried, its overlay or the error with which the Linux kernel refused it.
     over: BTreeMap<PathBuf, Result<OwnedFd, Errno>>,
     /// The host's mount points, read once.
     mount_points: Option<Vec<PathBuf>>,
-    /// What has to be shown on the host's inodes, and why.
+    /// Paths that have to be shown on the host's inodes, with the reason.
     shared: Vec<(PathBuf, Errno)>,
 }
 
 impl ApplyState {
-    /// What the host has at `path`, at the same path of the new root, read-only, with everything that is mounted below it.
+    /// Shows the host's `path`, and everything mounted below it, read-only at the same path of the new root.
     pub(super) fn layer(&mut self, path: &Path) -> Result<(), ApplyError> {
         let real = fs::canonicalize(path).at(Syscall::Open, path)?;
         let tree = match self.cut(&real)? {
@@ -61,8 +62,9 @@ impl ApplyState {
         Ok(())
     }
 
-    /// A piece of the overlay over the highest directory of its file system that has one. An ordinary user's mount namespace
-    /// refuses those below which the host has mounted something, `/` above all, and takes a lower one.
+    /// Clones `real` from the overlay over the highest possible directory of its file system. The mount namespace of an
+    /// ordinary user refuses directories below which the host has mounted something, above all `/`; the next lower
+    /// directory is then tried.
     fn cut(&mut self, real: &Path) -> Result<Result<OwnedFd, Errno>, ApplyError> {
         let top = self.mount_points()?.iter().filter(|at| real.starts_with(at)).max().cloned();
         let top = top.unwrap_or_else(|| "/".into());
@@ -88,23 +90,26 @@ impl ApplyState {
         Ok(Err(refused))
     }
 
-    /// An overlay over one directory of the host; that the kernel makes none is no failure.
+    /// Creates an overlay over one directory of the host. A refusal by the Linux kernel is returned as a value, not as
+    /// a failure.
     fn overlay(&mut self, dir: &Path) -> Result<Result<OwnedFd, Errno>, ApplyError> {
         self.layers_mounted()?;
         let at = Path::new(LAYERS).join(self.layers.over.len().to_string());
         self.mkdir(&at, 0o700)?;
-        // Without an upper layer there have to be two; the second is the empty directory on which it will be mounted.
+        // An overlay without an upper layer needs two lower layers. The second is the empty directory on which it is
+        // mounted.
         let (lower, empty) = (open_dir(dir)?, self.target(&at)?);
-        // By number: what is said here is what `mountinfo` shows inside.
+        // Refer to the directories by descriptor number, because these options are visible inside in `mountinfo`.
         let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", lower.as_raw_fd(), empty.as_raw_fd());
         let options = [
             ("source", Some("system")),
             ("lowerdir", Some(layers.as_str())),
-            // Attributes of the host's files lead nowhere.
+            // Ignore overlay attributes on the host's files, so that they cannot redirect anything.
             ("redirect_dir", Some("nofollow")),
             ("metacopy", Some("off")),
             ("index", Some("off")),
-            // One device number for files and directories, as programs expect that stay within a file system.
+            // Use one device number for files and directories, as expected by programs that stay within one file
+            // system.
             ("xino", Some("auto")),
         ];
         match detached("overlay", &options, SEALED) {
@@ -114,7 +119,7 @@ impl ApplyState {
         }
     }
 
-    /// A device node of our own, where we may make one: a user namespace may not.
+    /// Creates a device node. Returns `None` in a user namespace, which may not create one.
     pub(super) fn own_node(&mut self, path: &Path, (major, minor): (u32, u32)) -> Result<Option<OwnedFd>, ApplyError> {
         self.layers_mounted()?;
         let name = path.file_name().ok_or(ApplyError::Wrong { at: path.to_owned(), why: "it has no name" })?;
@@ -135,14 +140,15 @@ impl ApplyState {
             let at = Path::new(LAYERS);
             self.mkdir(at, 0o700)?;
             let options = [("size", Some("1048576")), ("nr_inodes", Some("1000")), ("mode", Some("0700"))];
-            // With devices: nodes of our own are made here.
+            // Mounted without `nodev`, because device nodes are created here.
             self.new_mount("tmpfs", at, &options, sys::NOEXEC)?;
             self.layers.mounted = true;
         }
         Ok(())
     }
 
-    /// The pieces keep alive what they were cut out of.
+    /// Unmounts the overlays, which stay alive through the clones, and reports the paths that are shown on the host's
+    /// inodes.
     pub(super) fn hide_layers(&mut self) -> Result<(), ApplyError> {
         let Layers { mounted, shared, .. } = std::mem::take(&mut self.layers);
         if mounted {
@@ -165,14 +171,15 @@ impl ApplyState {
         Ok(self.layers.mount_points.as_deref().unwrap_or_default())
     }
 
-    /// Those that can be seen: another mount may lie over them.
+    /// Returns the visible mount points below `real`. Mount points covered by another mount are left out.
     fn mounted_below(&mut self, real: &Path) -> Result<Vec<PathBuf>, ApplyError> {
         let below = |at: &&PathBuf| at.starts_with(real) && *at != real && is_mount_point(at);
         Ok(self.mount_points()?.iter().filter(below).cloned().collect())
     }
 }
 
-/// And one that everybody may read: a copy has no owner to ask.
+/// Returns whether a file is small enough to copy and readable by everybody. A copy does not preserve owner
+/// permissions.
 fn is_small_file(path: &Path) -> bool {
     let readable = |mode: u32| mode & 0o004 != 0;
     fs::metadata(path)
@@ -185,7 +192,7 @@ fn is_mount_point(path: &Path) -> bool {
         .is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// The fifth field of each line, parents before what lies below them.
+/// Extracts the fifth field of each line, sorted so that parents come before their children.
 fn mount_points(table: &[u8]) -> Vec<PathBuf> {
     let field = |line: &[u8]| line.split(|b| *b == b' ').nth(4).map(unescaped);
     let mut found: Vec<PathBuf> = table.split(|b| *b == b'\n').filter_map(field).collect();
@@ -194,7 +201,7 @@ fn mount_points(table: &[u8]) -> Vec<PathBuf> {
     found
 }
 
-/// Blanks and the like are written as a backslash and three octal digits.
+/// Decodes a field in which blanks and similar characters are written as a backslash and three octal digits.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

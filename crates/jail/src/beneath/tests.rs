@@ -106,7 +106,7 @@ fn a_file_that_is_replaced_keeps_its_mode_and_an_abandoned_one_leaves_nothing() 
 
 #[test]
 fn links_that_lead_out_are_refused_for_reading_writing_and_listing() {
-    // CVE-2025-53109, CVE-2024-28189: the trusted side followed a link.
+    // CVE-2025-53109 and CVE-2024-28189: the trusted side followed a symlink.
     let scene = Scene::new("links");
     let root = scene.root();
     let outside = scene.0.join("outside");
@@ -148,7 +148,7 @@ fn links_that_stay_beneath_are_followed_on_the_way_but_not_written_through_at_th
 
 #[test]
 fn dots_absolute_paths_and_siblings_with_the_roots_prefix_are_refused() {
-    // CVE-2025-53110: `/work` was thought to contain `/work-evil`.
+    // CVE-2025-53110: a prefix comparison treated `/work-evil` as part of `/work`.
     let scene = Scene::new("dots");
     let root = scene.root();
     let absolute = scene.at("sub/file");
@@ -252,7 +252,7 @@ fn a_full_volume_is_no_space() {
 
 #[test]
 fn a_swapper_never_turns_a_read_write_or_list_to_the_outside() {
-    // K50, A10: a directory and a link to the outside change places all the time.
+    // K50, A10: a directory and a symlink to the outside are swapped continuously.
     let scene = Scene::new("race");
     let root = scene.root();
     symlink("../outside", scene.at("link")).unwrap();

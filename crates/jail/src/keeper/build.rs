@@ -1,4 +1,4 @@
-//! From the order of a sandbox to the process that builds it.
+//! Handles the request for a sandbox, up to the process that builds it.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -86,7 +86,7 @@ impl Keeper {
         self.pids.extend(cell.pid.map(|pid| (pid, key)));
         self.cells.insert(key, cell);
         if let Err(e) = built {
-            // Whatever exists by now goes the way of every sandbox; the answer follows when nothing is left.
+            // Everything created so far is removed like any sandbox; the answer follows when nothing is left.
             self.end(key, Some((request, failed(e.to_string()))));
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Keeper {
         spec.check().map_err(io::Error::other)?;
         let plan = plan(&spec);
         (cell.entry, cell.browser_entry) = (plan::entry(&spec), plan::browser_entry(&spec));
-        // What a spare has done already cannot fail here any more: who asks for that makes its own.
+        // Steps that a spare has already run cannot fail here. A test of such a failure therefore gets no spare.
         let own =
             cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
         let spare = if own { None } else { self.spares.take(&spec) };
@@ -139,7 +139,8 @@ impl Keeper {
         self.launch(key, cell, &plan, (prepared, mounted))
     }
 
-    /// What is shared must not hold the sockets of other sandboxes, the images of their volumes or the locks of their uids.
+    /// Rejects shared directories that contain the sockets of other sandboxes, the images of their volumes or the locks
+    /// of their uids.
     pub(super) fn check_shared(&self, create: &Create) -> io::Result<()> {
         for shared in &create.shared {
             let host = &shared.host;
@@ -258,8 +259,9 @@ impl Keeper {
     }
 }
 
-/// First of all it lets go of the launcher's descriptors: with the other end of its own connection open it would wait for a dead
-/// launcher for ever, with the server's connection and the locks nobody would notice that death.
+/// Closes the launcher's descriptors and runs the plan. With the other end of its own connection open, this process
+/// would wait forever for a dead launcher; with the server's connection and the locks open, that death would go
+/// unnoticed.
 fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     let prepared = handles.prepared.iter().flat_map(|prepared| [prepared.root.as_fd(), prepared.network.as_fd()]);
     let Handles { control, guest, log, forks, .. } = &handles;
@@ -272,7 +274,8 @@ fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     }
 }
 
-/// What is charged to the sandbox: a full volume has to say ENOSPC before memory runs out and something is killed.
+/// Returns half of the memory limit, for volumes that are charged to the sandbox's memory. A full volume has to return
+/// ENOSPC before memory runs out and a process is killed.
 fn half_the_memory(create: &Create) -> u64 {
     create.limits.memory_bytes.unwrap_or(u64::MAX) / 2
 }

@@ -1,4 +1,4 @@
-//! What is put into a sandbox that runs: kernels that are forked from the warm interpreter, and drivers of browsers.
+//! Puts processes into a running sandbox: kernels forked from the warm interpreter, and browser drivers.
 
 use std::ffi::CString;
 use std::io;
@@ -85,7 +85,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// What has come of the drivers on their way.
+    /// Answers the requests for drivers that have started or failed.
     pub(super) fn driven(&mut self) {
         for driver::DriverOutcome { request, cell, made } in self.drivers.outcomes() {
             let cell = self.cells.get_mut(&cell).filter(|cell| matches!(cell.phase, Phase::Running));
@@ -103,12 +103,12 @@ impl Keeper {
         }
     }
 
-    /// What has come of the warm interpreter.
+    /// Answers the requests to the warm interpreter that have been completed.
     pub(super) fn warmed(&mut self) {
         for outcome in self.warmth.outcomes() {
             let (request, reply) = match outcome {
                 ForkOutcome::Answer(request, reply) => (request, reply),
-                // Without a guest that takes it, the kernel sees the end of its channel and ends.
+                // If no guest takes the kernel, it sees the end of its channel and exits.
                 ForkOutcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
                     Some(Some(way)) => {
                         (request, Arrival::Kernel(fork).send(way).map_or(LauncherReply::Gone, |()| LauncherReply::Done))

@@ -1,16 +1,16 @@
-//! The policy, as data: who may call what, and why. Nothing here knows BPF.
+//! The seccomp policy as data: which syscalls are allowed, and why. Nothing in this module knows BPF.
 //!
-//! An allow-list. What no rule names is `ENOSYS`, the answer of a kernel that is too old: every runtime has a way around that,
-//! and a system call added to Linux tomorrow is refused today. What a program might ask for in good faith, and must not have,
-//! is named and answered `EPERM`, with the reason beside it.
+//! The policy is an allow-list. A syscall that no rule names gets `ENOSYS`, the answer of a kernel that is too old:
+//! every runtime has a fallback for that, and a syscall that Linux adds tomorrow is refused today. A syscall that a
+//! program may make in good faith but must not have is named and gets `EPERM`, with the reason beside it.
 //!
-//! The table is Rust rather than a file to be parsed: a misspelt call is a compile error, the numbers are libc's for the
-//! architecture at hand, and there is no parser between the policy and the kernel. `Display` prints it; the snapshot beside the
-//! tests is the text to review.
+//! The table is Rust code and not a file to be parsed: a misspelt name is a compile error, the numbers are libc's for
+//! the target architecture, and there is no parser between the policy and the kernel. `Display` prints the table; the
+//! snapshot beside the tests is the text to review.
 
 use libc::c_long;
 
-/// What the kernel answers.
+/// The kernel's answer to a syscall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Allow,
@@ -23,12 +23,13 @@ pub enum Action {
     Eprotonosupport,
     Enoprotoopt,
     Eopnotsupp,
-    /// Success, and nothing is done: for a request that programs make, do not need and give up on when it is refused.
+    /// Reports success without doing anything. It answers requests that programs do not need but that make them give up
+    /// when refused.
     Ignore,
 }
 use Action::*;
 
-/// The calls of one purpose. The first clause that fits decides, else `otherwise`.
+/// The syscalls for one purpose. The first matching clause decides; if none matches, `otherwise` applies.
 #[derive(Debug)]
 pub struct Rule {
     pub why: &'static str,
@@ -38,7 +39,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Whether it lets anything through.
+    /// Returns whether the rule allows anything.
     pub fn allows(&self) -> bool {
         self.otherwise == Allow || self.clauses.iter().any(|clause| clause.then == Allow)
     }
@@ -50,15 +51,16 @@ pub struct SyscallEntry {
     pub number: c_long,
 }
 
-/// Fits when every test holds.
+/// A list of tests with an answer; it matches if all tests hold.
 #[derive(Debug)]
 pub struct Clause {
     pub tests: &'static [Test],
     pub then: Action,
 }
 
-/// Holds when `argument & mask` is one of `values`. The low 32 bits are looked at: every argument tested below is an `int` (or flags
-/// that end at bit 31) in the kernel too, so the high half has no meaning there either. Of a pointer both halves are tested ([`HIGH`]).
+/// A test that holds if `argument & mask` is one of `values`. Only the low 32 bits are compared: every argument tested
+/// below is an `int` in the kernel too (or flags that end at bit 31), so the high half has no meaning there either. For
+/// pointers both halves are tested ([`HIGH`]).
 #[derive(Debug)]
 pub struct Test {
     pub argument: u8,
@@ -66,7 +68,7 @@ pub struct Test {
     pub values: &'static [Value],
 }
 
-/// An inclusive range, mostly of one number.
+/// An inclusive range of values, in most cases a single number.
 #[derive(Debug, Clone, Copy)]
 pub struct Value {
     pub name: &'static str,
@@ -74,11 +76,11 @@ pub struct Value {
     pub high: u32,
 }
 
-/// The answer to what no rule names.
+/// The answer to a syscall that no rule names.
 pub const UNNAMED: Action = Enosys;
 
-/// The answer to a call of another architecture (i386 through `int 0x80` on x86-64): there are no 32-bit programs in a sandbox,
-/// so this is somebody looking for a filter that reads the wrong table.
+/// The answer to a syscall of another architecture (i386 through `int 0x80` on x86-64). There are no 32-bit programs in
+/// a sandbox, so such a call is an attempt to find a filter that reads the wrong table.
 pub const FOREIGN: Action = Kill;
 
 macro_rules! calls {
@@ -99,7 +101,7 @@ const fn range(name: &'static str, low: u32, high: u32) -> Value {
 
 const ALL: u32 = u32::MAX;
 
-/// Added to an argument's number: its upper half.
+/// Flag that is added to an argument's index to select its upper half.
 pub const HIGH: u8 = 0x80;
 
 macro_rules! allow {
@@ -120,7 +122,7 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 
-/// RWF_HIPRI, DSYNC, SYNC, APPEND, NOAPPEND, ATOMIC.
+/// RWF_HIPRI, DSYNC, SYNC, APPEND, NOAPPEND and ATOMIC.
 const RWF: u32 = 0x77;
 
 const NOTHING: &[Value] = &[value("none", 0)];
@@ -128,7 +130,7 @@ const NULL: &[Value] = &[value("null", 0)];
 const SELF: &[Value] = &[value("self", 0)];
 
 pub const RULES: &[Rule] = &[
-    // Allowed as they are.
+    // Syscalls that are allowed unconditionally.
     allow!(
         "bytes in and out of descriptors that are already open",
         SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev
@@ -218,7 +220,7 @@ pub const RULES: &[Rule] = &[
         "a process may shut itself in further: landlock layers can only take away",
         SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
     ),
-    // Allowed by argument.
+    // Syscalls that are allowed depending on their arguments.
     Rule {
         why: "as preadv and pwritev, but not RWF_NOWAIT, which tells whether others have lately read a file (its pages are in memory), \
               nor flags to come; the answer is the kernel's to a flag it does not know",
@@ -276,7 +278,7 @@ pub const RULES: &[Rule] = &[
                     Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) },
                     Test { argument: 1, mask: 0xf, values: values!(SOCK_STREAM SOCK_DGRAM) },
                 ],
-                // Go asks for MPTCP, and takes TCP when told exactly this.
+                // Go tries MPTCP first, and falls back to TCP only on this error.
                 then: Eprotonosupport,
             },
             Clause { tests: &[Test { argument: 0, mask: ALL, values: values!(AF_INET AF_INET6) }], then: Eperm },
@@ -295,11 +297,11 @@ pub const RULES: &[Rule] = &[
               errors, transmit time stamps, corked datagrams",
         calls: calls!(SYS_setsockopt),
         clauses: &[
-            // Of a socket that waits to be accepted no cgroup counts the buffer; the kernel's own size is enough.
+            // No cgroup counts the buffer of a socket that waits to be accepted; the kernel's default size is enough.
             Clause { tests: &[SOL_SOCKET, option(values!(SO_RCVBUF))], then: Ignore },
             Clause { tests: &[SOL_SOCKET, option(SOCKET_OPTIONS)], then: Allow },
             Clause { tests: &[level(values!(IPPROTO_TCP)), option(TCP_OPTIONS)], then: Allow },
-            // glibc's resolver takes a refusal for a broken socket.
+            // glibc's resolver treats a refusal as a broken socket.
             Clause { tests: &[level(values!(IPPROTO_IP)), option(values!(IP_RECVERR))], then: Ignore },
             Clause { tests: &[level(values!(IPPROTO_IP)), option(IP_OPTIONS)], then: Allow },
             Clause { tests: &[level(values!(IPPROTO_IPV6)), option(values!(IPV6_RECVERR))], then: Ignore },
@@ -467,7 +469,7 @@ pub const RULES: &[Rule] = &[
         clauses: &[Clause { tests: &[Test { argument: 2, mask: libc::S_IFMT, values: NODES }], then: Allow }],
         otherwise: Eperm,
     },
-    // Refused, with the answer that makes programs take another way.
+    // Syscalls that are refused with the error that makes programs use a fallback.
     refuse!("its flags lie in memory, which a filter cannot read; glibc falls back to clone", Enosys, SYS_clone3),
     refuse!(
         "does what other calls do without making them, past any filter; Node and liburing fall back",
@@ -502,7 +504,7 @@ pub const RULES: &[Rule] = &[
         Enosys,
         SYS_get_mempolicy SYS_set_mempolicy SYS_mbind SYS_migrate_pages SYS_move_pages
     ),
-    // Refused.
+    // Syscalls that are refused.
     refuse!(
         "mounts are made before the sandbox begins",
         Eperm,
@@ -551,9 +553,10 @@ pub const RULES: &[Rule] = &[
     ),
 ];
 
-/// Of what the code may call, what a browser and its driver need: the renderer is where a page breaks in, so the kernel shows it as
-/// little as it works with. The rest is answered `EPERM`: other users, device-like files, System V, terminals, scheduling in real
-/// time, attributes, filters of its own. From runs of both builds of Chromium, with the newer names of the same calls.
+/// The subset of the code's syscalls that a browser and its driver need. A page attacks the renderer first, so the
+/// renderer gets as little of the kernel as it works with. The other syscalls get `EPERM`: other users, device-like
+/// files, System V, terminals, real-time scheduling, attributes, filters installed by the browser itself. The list was
+/// recorded from runs of both builds of Chromium, and the newer names of the same syscalls were added.
 pub const BROWSER: &[SyscallEntry] = calls!(
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
     SYS_flock SYS_pipe2 SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_ioctl
@@ -579,7 +582,7 @@ pub const BROWSER: &[SyscallEntry] = calls!(
     SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
 );
 
-/// The older names that x86-64 has besides.
+/// The older syscalls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 pub const BROWSER_OLD: &[SyscallEntry] = calls!(
     SYS_open SYS_creat SYS_access SYS_stat SYS_lstat SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink SYS_rename SYS_link SYS_symlink
@@ -596,7 +599,7 @@ const NODES: &[Value] = &[
     value("S_IFSOCK", libc::S_IFSOCK),
 ];
 
-/// Of a `send`: what is refused.
+/// Flags of `send` that are refused.
 const SEND_FLAGS: u32 = (libc::MSG_MORE | libc::MSG_ZEROCOPY) as u32;
 
 const SOL_SOCKET: Test = level(values!(SOL_SOCKET));
@@ -661,7 +664,7 @@ const IPV6_OPTIONS: &[Value] = &[
     range("IPV6_ADDR_PREFERENCES..IPV6_FREEBIND", 72, 78),
 ];
 
-/// The numbers of `asm-generic/ioctls.h`, the same on both architectures.
+/// The ioctl numbers of `asm-generic/ioctls.h`, which are the same on both architectures.
 const IOCTLS: &[Value] = &[
     range("TCGETS..TIOCOUTQ", 0x5401, 0x5411),
     range("TIOCGWINSZ, TIOCSWINSZ", 0x5413, 0x5414),
@@ -715,7 +718,7 @@ const PRCTLS: &[Value] = &[
     value("PR_SET_PTRACER", 0x5961_6d61),
 ];
 
-/// libc's numbers, and those it lacks.
+/// The syscall numbers of libc, and those that libc lacks.
 #[allow(non_upper_case_globals, reason = "the names are libc's")]
 mod numbers {
     pub use libc::*;

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-/// What a filter looks at.
+/// The data that a filter sees.
 #[derive(Clone, Copy)]
 struct Data {
     number: u32,
@@ -29,7 +29,7 @@ impl Data {
     }
 }
 
-/// The kernel's side: runs the program as `seccomp_check_filter` would let it.
+/// Interprets the program as the kernel does, with the instructions that `seccomp_check_filter` accepts.
 fn run(program: &[sock_filter], data: &Data) -> u32 {
     let (mut pc, mut accumulator) = (0, 0);
     loop {
@@ -49,7 +49,7 @@ fn run(program: &[sock_filter], data: &Data) -> u32 {
     }
 }
 
-/// The policy read directly, without BPF: the oracle.
+/// Evaluates the policy directly, without BPF, as the reference for the tests.
 fn decide(profile: Profile, data: &Data) -> Action {
     if data.arch != ARCHITECTURE {
         return policy::FOREIGN;
@@ -70,7 +70,8 @@ fn decide(profile: Profile, data: &Data) -> Action {
     rule.clauses.iter().find(|c| c.tests.iter().all(holds)).map_or(rule.otherwise, |c| c.then)
 }
 
-/// For code; for a browser too it is what the table says, and never more.
+/// Returns the answer for code. Checks that the filters of both profiles agree with the table, and that the browser is
+/// allowed nothing that code is not.
 fn answer_of(data: Data) -> Action {
     for profile in [Profile::Code, Profile::Browser] {
         let code = run(&compile(profile).0, &data);
@@ -112,7 +113,7 @@ fn every_argument_rule_is_answered_as_the_table_says_at_and_beside_each_value() 
                     answer_of(Data::call(call.number, &[*a, *b, c]));
                 }
                 answer_of(Data::call(call.number, &[*a, *b, *b]));
-                // The high half must change nothing, but where the policy looks at it.
+                // The high half must make no difference, except where the policy tests it.
                 answer_of(Data::call(call.number, &[*a | 0xdead_beef << 32, *b | 1 << 32, *b | 1 << 63]));
             }
         }
@@ -137,7 +138,7 @@ fn jumps_stay_within_reach_and_the_program_within_the_kernels_limit() {
             assert!(at + 1 + farthest < program.len(), "instruction {at} jumps out");
         }
     }
-    // `to_rest` in `emit_test` is a byte.
+    // `to_rest` in `emit_test` is a `u8`.
     assert!(RULES.iter().flat_map(|r| r.clauses).flat_map(|c| c.tests).all(|t| t.values.len() < 120));
 }
 
@@ -155,7 +156,7 @@ fn what_the_runtimes_call_is_allowed_or_refused_on_purpose() {
         .collect();
     insta::assert_snapshot!(refused.join(" "), @"clone3 get_mempolicy io_uring_enter io_uring_setup mbind sendfile set_mempolicy");
 
-    // The other direction: a rule that lets through what no runtime was seen to call has to be meant.
+    // The other direction: a rule that allows only syscalls that no runtime was seen to make has to be deliberate.
     let unneeded: Vec<&str> = RULES
         .iter()
         .filter(|r| r.clauses.is_empty() && r.otherwise == Action::Allow)
@@ -170,7 +171,7 @@ fn what_a_browser_is_refused_beyond_the_code() {
     let own: Vec<&policy::SyscallEntry> = policy::BROWSER.iter().chain(policy::BROWSER_OLD).collect();
     let allowed: Vec<policy::SyscallEntry> =
         all_calls().filter(|(rule, _)| rule.allows()).map(|(_, call)| call).collect();
-    // Nothing in it that the code has not, and nothing twice.
+    // The list contains no syscall that the code may not make, and no duplicates.
     for (at, call) in own.iter().enumerate() {
         assert!(allowed.iter().any(|c| c.number == call.number), "`{}`", call.name);
         assert!(own[..at].iter().all(|c| c.number != call.number), "`{}` is named twice", call.name);
@@ -201,7 +202,7 @@ fn families_and_protocols_are_allow_listed() {
     assert_eq!(socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP), Action::Eperm);
     assert_eq!(socket(libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_ICMP), Action::Eprotonosupport);
     assert_eq!(socket(libc::AF_INET, libc::SOCK_STREAM, 262), Action::Eprotonosupport); // MPTCP
-    // W01: not even the one that lists interfaces.
+    // W01: not even the netlink protocol that lists interfaces is allowed.
     for protocol in 0..32 {
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol), Action::Eafnosupport);
     }
@@ -229,7 +230,7 @@ fn namespaces_devices_terminals_and_others_limits_are_refused() {
     assert_eq!(call(libc::SYS_prlimit64, &[1, 7]), Action::Eperm);
     let core = u64::from(libc::RLIMIT_CORE);
     assert_eq!(call(libc::SYS_prlimit64, &[0, core, 0, 0x7fff_0000]), Action::Allow);
-    // A pointer whose low half is 0 is a pointer.
+    // A pointer whose low half is 0 is not a null pointer.
     for new in [0x7fff_0000, 1 << 32, 0x7fff << 32] {
         assert_eq!(call(libc::SYS_prlimit64, &[0, core, new]), Action::Einval);
     }
@@ -241,7 +242,7 @@ fn namespaces_devices_terminals_and_others_limits_are_refused() {
     assert_eq!(call(libc::SYS_fcntl, &[3, 1024, 0]), Action::Einval);
 }
 
-/// W04, W12: what takes memory that is charged to nobody, or passes pages by reference.
+/// W04, W12: options that use memory charged to no cgroup, or that pass pages by reference.
 #[test]
 fn options_are_allow_listed_and_those_that_fill_uncharged_queues_do_nothing() {
     let set = |level: i32, option: i32| answer_of(Data::call(libc::SYS_setsockopt, &[3, level as u64, option as u64]));
@@ -320,7 +321,7 @@ fn options_are_allow_listed_and_those_that_fill_uncharged_queues_do_nothing() {
     assert_eq!(call(libc::SYS_copy_file_range, &[]), Action::Allow);
 }
 
-/// W04, W16.
+/// Covers W04 and W16 of the hostile list.
 #[test]
 fn no_filter_of_ones_own_and_no_other_personality() {
     let call = |number, args: &[u64]| answer_of(Data::call(number, args));
@@ -338,10 +339,10 @@ fn no_filter_of_ones_own_and_no_other_personality() {
     }
 }
 
-/// Runs `attempt` in a forked child under the filter and returns what it returned.
+/// Runs `attempt` in a forked child under the filter and returns its result.
 fn under_the_filter(attempt: fn() -> i32) -> i32 {
     let program = compile(Profile::Code);
-    // SAFETY: the child makes system calls only, on memory of its own, and leaves by `_exit`.
+    // SAFETY: the child only makes syscalls, on its copy of the memory, and leaves by `_exit`.
     unsafe {
         let pid = libc::fork();
         if pid == 0 {
@@ -360,7 +361,7 @@ fn errno_of(result: libc::c_long) -> i32 {
 
 #[test]
 fn the_kernel_takes_the_program_and_answers_alike() {
-    // SAFETY: raw system calls with arguments that have no effect.
+    // SAFETY: these are raw syscalls with arguments that have no effect.
     unsafe {
         assert_eq!(under_the_filter(|| errno_of(libc::syscall(libc::SYS_getpid))), 0);
         assert_eq!(under_the_filter(|| errno_of(libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER))), libc::EPERM);
@@ -375,13 +376,13 @@ fn the_kernel_takes_the_program_and_answers_alike() {
 fn a_call_through_the_32_bit_gate_kills_and_an_x32_number_is_unknown() {
     let through_int_0x80 = || {
         let mut result: i32 = 20; // getpid of i386
-        // SAFETY: getpid has no arguments; the gate clobbers what is declared.
+        // SAFETY: `getpid` has no arguments, and the call gate clobbers only the declared registers.
         unsafe {
             std::arch::asm!("int 0x80", inout("eax") result, out("r8") _, out("r9") _, out("r10") _, out("r11") _)
         };
         i32::from(result <= 0)
     };
     assert_eq!(under_the_filter(through_int_0x80), -libc::SIGSYS);
-    // SAFETY: getpid by its x32 number.
+    // SAFETY: this is `getpid` by its x32 number.
     assert_eq!(under_the_filter(|| errno_of(unsafe { libc::syscall(0x4000_0000 | libc::SYS_getpid) })), libc::ENOSYS);
 }
