@@ -1,15 +1,17 @@
-//! What the warm interpreter loads to be forked into sandboxes, and the one function it calls.
+//! The library that the warm interpreter loads to be forked into sandboxes, with the one function that it calls.
 //!
-//! The interpreter (Z) stays outside and waits for nobody; a kernel (Y) is a copy of it inside. Between them are two that end at once.
-//! W is a copy of Z, made for one kernel. It joins the sandbox's cgroups and namespaces and gives up everything ([`jail::confine`]), all
-//! that outside of the sandbox's pid namespace, where no code can see it. X shares W's memory and is born inside: it forks Y and ends,
-//! so that Y's parent becomes the sandbox's PID 1, which gets its exit status and can be killed without waiting for anybody here.
+//! The interpreter (Z) stays outside and waits for no other process; a kernel (Y) is a copy of it inside. Two
+//! short-lived processes are between them. W is a copy of Z, made for one kernel. It joins the sandbox's cgroups and
+//! namespaces and confines itself ([`jail::confine`]). It does all that outside of the sandbox's pid namespace, where
+//! no code can see it. X shares W's memory and is created inside: it forks Y and ends, so that the sandbox's PID 1
+//! becomes the parent of Y. PID 1 thus gets Y's exit status and can be killed without waiting for any process here.
 //!
-//! So whoever can be seen inside has the namespaces and the restrictions of the sandbox from its first instruction, and whoever code
-//! inside can stop, kill or have killed for memory (X, Y, and W with X, whose memory it shares) is there for that sandbox alone.
+//! Every process that is visible inside therefore has the namespaces and the restrictions of the sandbox from its first
+//! instruction. Every process that code inside can stop, kill or have killed for memory (X, Y, and W together with X,
+//! whose memory it shares) exists for that sandbox alone.
 //!
-//! Knows nothing of Python but three functions that it is given.
-#![allow(unsafe_code)] // Forks by hand; see `spawn`.
+//! The only things this library knows of Python are three functions that it is given.
+#![allow(unsafe_code)] // This crate forks by hand; see `spawn`.
 
 mod spawn;
 
@@ -27,7 +29,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use spawn::{Signals, Spawned};
 
-/// What an interpreter has to do before and after a fork.
+/// Functions that an interpreter has to call before and after a fork.
 #[derive(Clone, Copy)]
 struct Hooks {
     before: extern "C" fn(),
@@ -35,13 +37,15 @@ struct Hooks {
     after_child: extern "C" fn(),
 }
 
-/// Says that the interpreter is ready and forks it whenever the launcher asks.
+/// Reports that the interpreter is ready, and forks it whenever the launcher asks.
 ///
-/// Returns -1 in the interpreter when the launcher is gone or it cannot be forked, which is then said on standard error; in a kernel,
-/// the descriptor of its channel to the guest, when every restriction is in force.
+/// In the interpreter, returns -1 when the launcher is gone, or when the interpreter cannot be forked; the latter is
+/// reported on standard error. In a kernel, returns the descriptor of its channel to the guest, once every restriction
+/// is in force.
 ///
 /// # Safety
-/// `launcher` is the socket to the launcher, and nobody else's. The caller holds the interpreter's lock and has one thread.
+/// `launcher` must be the socket to the launcher, which nothing else uses. The caller must hold the interpreter's lock
+/// and have one thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sandpool_zygote_serve(
     launcher: c_int,
@@ -49,7 +53,7 @@ pub unsafe extern "C" fn sandpool_zygote_serve(
     after_parent: extern "C" fn(),
     after_child: extern "C" fn(),
 ) -> c_int {
-    // SAFETY: open, by contract, for as long as this process uses it.
+    // SAFETY: by contract the descriptor is open for as long as this process uses it.
     let launcher = unsafe { BorrowedFd::borrow_raw(launcher) };
     match serve(launcher, Hooks { before, after_parent, after_child }) {
         Ok(channel) => channel.map_or(-1, OwnedFd::into_raw_fd),
@@ -62,7 +66,7 @@ pub unsafe extern "C" fn sandpool_zygote_serve(
     }
 }
 
-/// `None` when the launcher is gone.
+/// Serves orders. Returns the channel in a kernel, and `None` in the interpreter when the launcher is gone.
 fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> {
     let threads = std::fs::read_dir("/proc/self/task")?.count();
     if threads != 1 {
@@ -71,12 +75,13 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
     if let Some(shared) = shared_memory(&std::fs::read_to_string("/proc/self/maps")?) {
         return Err(io::Error::other(format!("its kernels would write to the same memory: `{shared}`")));
     }
-    // Nor may anybody look at it, or at the copies of it on their way into a sandbox.
+    // No process may inspect the interpreter, or the copies of it on their way into a sandbox.
     process::set_not_dumpable()?;
     seccomp::compile(seccomp::Profile::Code);
-    // Nobody waits for W.
+    // No W is waited for.
     sys::ignore(libc::SIGCHLD);
-    // One buffer for good: what is written between two forks is no longer shared with the kernels.
+    // One buffer is used throughout, because pages that are written between two forks are no longer shared with the
+    // kernels.
     let mut buffer = vec![0; wire::BUFFER];
     wire::send(launcher, &ZygoteMessage::Ready, &[])?;
     loop {
@@ -87,13 +92,13 @@ fn serve(launcher: BorrowedFd<'_>, hooks: Hooks) -> io::Result<Option<OwnedFd>> 
     }
 }
 
-/// A mapping that stays one after a fork, and can be written: a way from sandbox to sandbox.
+/// Finds a mapping that is writable and stays shared after a fork, which would connect sandboxes with each other.
 fn shared_memory(maps: &str) -> Option<&str> {
     let written = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.contains('w') && mode.ends_with('s'));
     maps.lines().find(written)
 }
 
-/// Makes W, and returns a channel in the kernel that comes of it.
+/// Makes W. Returns a channel in the kernel that results from it, and `None` in the interpreter.
 fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Hooks) -> io::Result<Option<OwnedFd>> {
     let ForkOrder { number, v2, steps } = order;
     let refused =
@@ -108,7 +113,7 @@ fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Ho
     let signals = Signals::block();
     let cloned = sys::clone3(0, cgroup.as_ref().map(AsFd::as_fd));
     if let Ok(Cloned::Child) = cloned {
-        // Closed with everything else.
+        // It is closed together with all other descriptors.
         std::mem::forget(cgroup);
         sys::by_default(libc::SIGCHLD);
         let channel = bring_in(launcher, number, door, &steps);
@@ -127,10 +132,10 @@ fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Ho
     }
 }
 
-/// What a process leaves with that did not become a kernel.
+/// Exit code of a process that did not become a kernel.
 const FAILED: c_int = 70;
 
-/// In W, which ends here, and at the end in Y, where it returns.
+/// Enters the sandbox. W ends in this function; only Y returns from it.
 fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: SandboxEntry, steps: &[ConfineStep]) -> OwnedFd {
     let refused = |message| -> ! {
         let _ = wire::send(launcher, &ZygoteMessage::Refused { number, message }, &[]);
@@ -152,7 +157,8 @@ fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: SandboxEntry, steps: &[
             let told = wire::send(launcher, &ZygoteMessage::Forked { number, pid }, &[process.as_fd()]);
             if let Err(error) = told {
                 let _ = pidfd_send_signal(&process, Signal::KILL);
-                // Too many descriptors may be under way for its user; a refusal has none, and nobody waits for a kernel in vain.
+                // The user may have too many descriptors in flight. A refusal has none, so the launcher does not wait
+                // for a kernel in vain.
                 refused(format!("cannot pass the kernel on: {error}"))
             }
             sys::leave(0)

@@ -1,8 +1,9 @@
 //! The fork into a sandbox's pid namespace, by way of a process that shares our memory.
 //!
-//! A plain fork would leave us as the parent, and the sandbox's PID 1 could not die before we have reaped; a second one would copy the
-//! page tables again. X is made as by vfork (no copy, we stand still until it ends); it forks Y and ends. X can be stopped or killed by
-//! code in the sandbox: that costs this process, which is here for one kernel, and nobody else.
+//! After a plain fork we would be the parent, and the sandbox's PID 1 could not die before we have reaped the child; a
+//! second fork would copy the page tables again. X is created as by vfork (no copy, and we are suspended until it
+//! ends); it forks Y and ends. Code in the sandbox can stop or kill X: that affects only this process, which exists for
+//! one kernel.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 use std::io;
@@ -10,16 +11,16 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 
 pub enum Spawned {
-    /// We are the kernel.
+    /// The current process is the kernel.
     Kernel,
-    /// It has this number in the sandbox.
+    /// The kernel was created and has this pid in the sandbox.
     Made { pid: u32, process: OwnedFd },
 }
 
 unsafe extern "C" {
-    /// clone(`flags`) of a child that shares memory and stack with us: calls `body(arg)` in it, which must not return there.
-    /// Returns what the kernel returned (an error as a negative number), and, in a process that `body` has forked and that returned
-    /// from it, what `body` returned.
+    /// Calls `clone(flags)` for a child that shares memory and stack with us, and calls `body(arg)` in the child, where
+    /// `body` must not return. Returns the Linux kernel's result (an error as a negative number). In a process that
+    /// `body` has forked and that returned from `body`, returns the result of `body`.
     fn sandpool_vspawn(
         flags: c_ulong,
         body: extern "C" fn(*mut SpawnReport) -> c_long,
@@ -27,8 +28,9 @@ unsafe extern "C" {
     ) -> c_long;
 }
 
-// In assembly, because the child goes on with our stack while our own frame has to stay as it is: nothing at or above the stack
-// pointer of the system call is written by it. What has to survive the call is in registers that the kernel keeps for both.
+// This is assembly because the child continues on our stack while our frame has to stay intact: the child writes
+// nothing at or above the stack pointer of the syscall. Values that have to survive the call are in registers that the
+// Linux kernel preserves for both.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".globl sandpool_vspawn",
@@ -88,7 +90,7 @@ std::arch::global_asm!(
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the warm interpreter is forked by code that this architecture does not have yet");
 
-/// What X leaves in the memory that it shares with us.
+/// What X leaves for us in the shared memory.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct SpawnReport {
@@ -97,13 +99,14 @@ struct SpawnReport {
     error: c_int,
 }
 
-/// In X, and at its end in Y.
+/// Runs in X, which ends in this function; only Y returns from it.
 extern "C" fn fork_and_end(message: *mut SpawnReport) -> c_long {
-    // SAFETY: points into the frame of `spawn`, which stands still until X ends. X has one thread and no handler can run in it, all
-    // signals being blocked; the C library's fork takes care of its own state in Y.
+    // SAFETY: the pointer leads into the frame of `spawn`, which is suspended until X ends. X has one thread, and no
+    // handler can run in it because all signals are blocked; the C library's fork handles its own state in Y.
     unsafe {
         let message = &mut *message;
-        // Y is to be in a session of its own without leading it: a leader that opens a terminal is tied to it and dies with it.
+        // Y has to be in a new session without leading it: a session leader that opens a terminal is tied to it and
+        // dies with it.
         if libc::setsid() < 0 {
             message.error = *libc::__errno_location();
             libc::_exit(1)
@@ -116,7 +119,7 @@ extern "C" fn fork_and_end(message: *mut SpawnReport) -> c_long {
             message.error = *libc::__errno_location();
             libc::_exit(1)
         }
-        // As its parent X knows that the number is still Y's; afterwards only the descriptor says so.
+        // As the parent, X knows that the pid is still Y's; afterwards only the descriptor identifies Y.
         message.process = libc::syscall(libc::SYS_pidfd_open, pid, 0) as c_int;
         if message.process < 0 {
             message.error = *libc::__errno_location();
@@ -128,39 +131,40 @@ extern "C" fn fork_and_end(message: *mut SpawnReport) -> c_long {
     }
 }
 
-/// A kernel where our children are born. Returns twice, like a fork.
+/// Creates a kernel in the pid namespace of our children. Returns twice, like a fork.
 pub fn spawn() -> io::Result<Spawned> {
-    // By clone, whose flags the sandbox's filter can read. X's descriptors are ours: what it opens for us outlives it.
+    // This uses `clone`, whose flags the sandbox's filter can read. X shares our descriptor table, so the descriptor
+    // that it opens for us outlives it.
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
     let mut message = SpawnReport::default();
-    // SAFETY: `fork_and_end` keeps the contract of the function, and `message` outlives X.
+    // SAFETY: `fork_and_end` fulfils the contract of the function, and `message` outlives X.
     let result = unsafe { sandpool_vspawn(flags as c_ulong, fork_and_end, &raw mut message) };
     match result {
         0 => return Ok(Spawned::Kernel),
         ..0 => return Err(io::Error::from_raw_os_error(-result as c_int)),
-        // SAFETY: a null status is allowed. X has ended, or we would not be here.
+        // SAFETY: a null status is allowed. X has ended, because the call has returned.
         1.. => unsafe { libc::waitpid(result as c_int, ptr::null_mut(), libc::__WALL) },
     };
     match message {
         SpawnReport { error, .. } if error != 0 => Err(io::Error::from_raw_os_error(error)),
         SpawnReport { pid: pid @ 1.., process, .. } => {
-            // SAFETY: X has opened it in our table, and nobody else knows it.
+            // SAFETY: X has opened it in our descriptor table, and nothing else uses it.
             let process = unsafe { OwnedFd::from_raw_fd(process) };
             Ok(Spawned::Made { pid: pid as u32, process })
         }
-        // If it got so far that there is a kernel, that one sees the end of its channel and ends.
+        // If a kernel was created nevertheless, it sees the end of its channel and ends.
         _ => Err(io::Error::other("a process of the sandbox, or its end, killed the fork")),
     }
 }
 
-/// No signal is handled while X has our memory; in Y none before it is held.
+/// Blocks all signals: no handler may run while X shares our memory, nor in Y before it is confined.
 pub struct Signals {
     before: libc::sigset_t,
 }
 
 impl Signals {
     pub fn block() -> Self {
-        // SAFETY: both sets are initialised, by `sigfillset` and by the call.
+        // SAFETY: `sigfillset` initialises one set, the call the other.
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
@@ -170,7 +174,7 @@ impl Signals {
     }
 
     pub fn restore(self) {
-        // SAFETY: the mask as it was.
+        // SAFETY: this restores the previous mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
     }
 }
@@ -180,11 +184,12 @@ const RSEQ_SIGNATURE: u32 = 0x5305_3053;
 #[cfg(target_arch = "aarch64")]
 const RSEQ_SIGNATURE: u32 = 0xd428_bc00;
 
-/// A process that shares memory with another loses its registration of restartable sequences, and its fork inherits that; the C
-/// library would read the number of a processor that it was on long ago. Without its own registration there is nothing to restore.
+/// Registers restartable sequences again. A process that shares memory with another loses its registration, and its
+/// fork inherits that; the C library would then read the number of a processor that the process has left long ago. If
+/// the C library has not registered any, there is nothing to restore.
 pub fn restore_rseq() {
-    // SAFETY: both symbols are constants of the C library where it has them. The area is this thread's own, the library's registration
-    // of it is gone, and the arguments are those that it used.
+    // SAFETY: where the C library has these symbols, both are constants. The area belongs to this thread, the library's
+    // registration of it is gone, and the arguments are the ones that the library used.
     unsafe {
         let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>();
         let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr()).cast::<c_uint>();
@@ -199,7 +204,7 @@ pub fn restore_rseq() {
 #[cfg(target_arch = "x86_64")]
 fn thread_pointer() -> usize {
     let pointer;
-    // SAFETY: the ABI has the thread pointer's own address there.
+    // SAFETY: the ABI stores the thread pointer's own address there.
     unsafe { std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly)) };
     pointer
 }
@@ -207,7 +212,7 @@ fn thread_pointer() -> usize {
 #[cfg(target_arch = "aarch64")]
 fn thread_pointer() -> usize {
     let pointer;
-    // SAFETY: reads a register.
+    // SAFETY: the instruction reads a register.
     unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem)) };
     pointer
 }
@@ -218,12 +223,12 @@ mod tests {
 
     #[test]
     fn a_fork_returns_in_the_kernel_and_tells_its_parent_who_that_is() {
-        // In a process of its own: what returns as the kernel must not be a second test process.
+        // This runs in a forked child: the process that returns as the kernel must not become a second test process.
         match jail::sys::clone3(0, None).unwrap() {
             jail::sys::Cloned::Child => match spawn() {
                 Ok(Spawned::Kernel) => jail::sys::leave(7),
                 Ok(Spawned::Made { pid, process }) => {
-                    // X is gone, so that the kernel is another's child, and its descriptor still says when it ends.
+                    // X is gone, so the kernel has another parent, and its descriptor still reports its end.
                     let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
                     let ended = rustix::event::poll(&mut fds, None).is_ok();
                     jail::sys::leave(if ended && pid > 1 { 0 } else { 2 })
@@ -246,7 +251,7 @@ mod tests {
         }
         match jail::sys::clone3(0, None).unwrap() {
             jail::sys::Cloned::Child => {
-                // Nobody's uid, which may have no process.
+                // A uid that belongs to no user and may have no process.
                 let nobody = rustix::process::Uid::from_raw(3_999_999_999);
                 let limit = Rlimit { current: Some(0), maximum: Some(0) };
                 let alone = setrlimit(Resource::Nproc, limit).is_ok()
