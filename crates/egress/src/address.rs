@@ -1,11 +1,12 @@
-//! Which addresses are nobody's business: everything that is not a public host, and everything that is this host.
+//! Recognizes the addresses that sandboxes may not reach by default: those that are not public, and those of this
+//! host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::LazyLock;
 
 use rustix::io::Errno;
 
-/// Addresses that begin with the same bits.
+/// A range of addresses that share a prefix of `bits` bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -21,7 +22,7 @@ impl Network {
         Self { address, bits: width(address) }
     }
 
-    /// `10.0.0.0/8`, `fe80::/10`, or an address.
+    /// Parses a network such as `10.0.0.0/8` or `fe80::/10`, or a single address.
     pub fn parse(text: &str) -> Option<Self> {
         match text.split_once('/') {
             Some((address, bits)) => Self::new(address.parse().ok()?, bits.parse().ok()?),
@@ -49,9 +50,9 @@ fn width(address: IpAddr) -> u8 {
 
 pub const METADATA: &str = "the cloud's metadata address";
 
-/// Not public, and in which words. The first that fits is taken, so the particular ones come first.
+/// Networks that are not public, each with its description. The first match wins, so specific entries come first.
 const SPECIAL: &[(&str, &str)] = &[
-    // Where clouds hand out credentials to whoever asks from the right machine.
+    // Clouds hand out credentials at these addresses to any process on the right machine.
     ("169.254.169.254", METADATA),
     ("169.254.170.2", METADATA),
     ("100.100.100.200", METADATA),
@@ -85,7 +86,8 @@ const SPECIAL: &[(&str, &str)] = &[
     ("3fff::/20", "an address for documentation"),
     ("100::/64", "an address that discards"),
     ("5f00::/16", "an address for segment routing"),
-    // An IPv4 address inside: whatever it is, there is an honest way to ask for it.
+    // These contain an IPv4 address. Code can always ask for that IPv4 address directly, so refusing them loses
+    // nothing.
     ("::ffff:0:0/96", "an IPv4 address in disguise"),
     ("::ffff:0:0:0/96", "an IPv4 address in disguise"),
     ("::/96", "an IPv4 address in disguise"),
@@ -99,7 +101,7 @@ const SPECIAL: &[(&str, &str)] = &[
 static NETWORKS: LazyLock<Vec<(Network, &'static str)>> =
     LazyLock::new(|| SPECIAL.iter().filter_map(|(network, words)| Some((Network::parse(network)?, *words))).collect());
 
-/// Why an address is not public, in words; `None` if it is.
+/// Describes why an address is not public. Returns `None` for a public address.
 pub fn special(address: IpAddr) -> Option<&'static str> {
     if let Some(inner) = embedded(address)
         && let Some(words) = special(IpAddr::V4(inner))
@@ -109,18 +111,18 @@ pub fn special(address: IpAddr) -> Option<&'static str> {
     NETWORKS.iter().find(|(network, _)| network.contains(address)).map(|(_, words)| *words)
 }
 
-/// The IPv4 address that a translator or a tunnel would make of it.
+/// Returns the IPv4 address that a translator or a tunnel would derive from this address.
 pub fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     let bits = address.to_bits();
     let low = |shift: u32| Ipv4Addr::from_bits((bits >> shift) as u32);
     match address.segments() {
-        // `::` and `::1` are addresses of their own.
+        // `::` and `::1` contain no IPv4 address.
         [0, 0, 0, 0, 0, 0, _, _] if bits > 1 => Some(low(0)),
         [0, 0, 0, 0, 0, 0xffff, _, _] | [0, 0, 0, 0, 0xffff, 0, _, _] | [0x64, 0xff9b, 0, 0, 0, 0, _, _] => {
             Some(low(0))
         }
-        // The prefix for local use has its address in different places; the usual one is the end.
+        // The position of the IPv4 address in the local-use prefix varies; at the end is the usual one.
         [0x64, 0xff9b, 1, ..] => Some(low(0)),
         [0x2002, ..] => Some(low(80)),
         [0x2001, 0, ..] => Some(Ipv4Addr::from_bits(!low(0).to_bits())),
@@ -128,10 +130,12 @@ pub fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Whether an address is this host's own: a public one as well, behind which are the services that listen on every interface.
+/// Returns whether an address belongs to this host. Public addresses count as well, because services that listen on
+/// every interface are reachable through them.
 ///
-/// The kernel is asked, each time, because addresses come and go: as the source of a packet to itself it takes the very address.
-/// Nothing is sent. Where the kernel has no answer at all (out of descriptors), the address counts as own.
+/// Asks the Linux kernel every time, because addresses come and go: for a packet to a local address, the Linux kernel
+/// chooses that same address as the source. Nothing is sent. If the Linux kernel cannot answer at all (for example,
+/// when the process is out of descriptors), the address counts as local.
 pub fn is_own(address: IpAddr) -> bool {
     let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let source = UdpSocket::bind((any, 0)).and_then(|socket| {
@@ -140,7 +144,7 @@ pub fn is_own(address: IpAddr) -> bool {
     });
     match source {
         Ok(source) => source.ip() == address,
-        // There is no way to it, or none for addresses of its kind.
+        // These errors mean that there is no route to the address, or no support for its address family.
         Err(e) => !matches!(
             Errno::from_io_error(&e),
             Some(

@@ -1,4 +1,5 @@
-//! Vouches in sandboxes for hosts that have a secret: made when the server starts, kept in memory alone, good for those hosts and no other.
+//! The certificate authority that vouches, inside sandboxes, for hosts with a secret. It is created when the server
+//! starts, exists only in memory, and is constrained to those hosts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,15 +17,16 @@ use time::{Duration, OffsetDateTime};
 
 use crate::secrets::Pattern;
 
-/// Browsers refuse certificates that are good for more than 398 days.
+/// Validity of certificates in days. Browsers refuse certificates that are valid for more than 398 days.
 const DAYS: i64 = 396;
-/// A wildcard has any number of names.
+/// Maximum number of cached certificates. The cache needs a bound because a wildcard matches any number of names.
 const MOST_LEAVES: usize = 256;
 
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: rcgen::Certificate,
-    /// One for all hosts: it is in this process alone, as the authority's own.
+    /// Key of all leaf certificates. One key is enough because, like the authority's key, it never leaves this
+    /// process.
     leaf_key: KeyPair,
     provider: Arc<CryptoProvider>,
     leaves: Mutex<HashMap<String, Arc<ServerConfig>>>,
@@ -38,7 +40,7 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         params.name_constraints = Some(NameConstraints {
             permitted_subtrees: hosts.iter().map(|host| GeneralSubtree::DnsName(host.name.clone())).collect(),
-            // What is permitted of names says nothing about addresses.
+            // The permitted names do not restrict addresses, so all addresses are excluded explicitly.
             excluded_subtrees: vec![
                 GeneralSubtree::IpAddress(CidrSubnet::V4([0; 4], [0; 4])),
                 GeneralSubtree::IpAddress(CidrSubnet::V6([0; 16], [0; 16])),
@@ -54,7 +56,7 @@ impl Authority {
         self.certificate.pem()
     }
 
-    /// How a client is answered that means to talk to `name`. That one alone: it has a certificate for no other.
+    /// Returns the TLS configuration for a client that connects to `name`. It holds a certificate for that name only.
     pub fn server(&self, name: &str) -> Result<Arc<ServerConfig>, Error> {
         let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(config) = leaves.get(name) {
@@ -93,7 +95,7 @@ impl Authority {
 fn valid(names: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name = rcgen::DistinguishedName::new();
-    // Clocks may differ a little.
+    // Backdated to tolerate clock differences.
     params.not_before = OffsetDateTime::now_utc() - Duration::days(1);
     params.not_after = params.not_before + Duration::days(DAYS);
     Ok(params)
@@ -105,7 +107,7 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-/// The certificate of the one host that was asked for, whatever else the client says.
+/// Presents the certificate of one fixed host and rejects a client that asks for another name.
 #[derive(Debug)]
 struct SingleCertResolver {
     name: String,
@@ -125,7 +127,8 @@ mod tests {
 
     use super::*;
 
-    /// What curl says to a host that this authority vouches for under the name.
+    /// Returns what curl prints when it requests a page from a server whose certificate this authority issued for
+    /// `name`.
     #[allow(clippy::disallowed_methods, reason = "the client under test")]
     async fn curl(authority: &Authority, name: &str) -> String {
         let acceptor = tokio_rustls::TlsAcceptor::from(authority.server(name).unwrap());

@@ -1,4 +1,4 @@
-//! Connects to what was asked for: to the very address that was checked.
+//! Connects to a target, using exactly the address that was checked.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::resolve::ResolveError;
 use crate::target::Target;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of the addresses of a name.
+/// Maximum number of addresses of a name that are tried.
 const TRIED: usize = 3;
 
-/// Why there is no connection.
+/// The reason why no connection was made.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
     #[error("{}", .0.sentence)]
@@ -53,8 +53,8 @@ impl Connection {
         Stop::Denied(self.state.deny(what, refusal))
     }
 
-    /// Resolves, and judges what was found. `crossing` was judged already as far as it goes without an address. A name that has allowed
-    /// and other addresses has the allowed ones only.
+    /// Resolves the target and returns its allowed addresses; the policy must already have allowed `crossing` without
+    /// an address. If a name has both allowed and other addresses, only the allowed ones are returned.
     pub async fn find(&self, what: &str, crossing: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
         let Target { host, port } = &crossing.target;
         let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
@@ -63,7 +63,7 @@ impl Connection {
             match self.state.judge(|judge| judge.connected(&crossing.target, address)) {
                 Ok(()) => allowed.push(address),
                 Err(refusal) => {
-                    // For the operator's eyes: the sandbox is not told where a name leads.
+                    // Logged for the operator only: the sandbox must not learn where a name leads.
                     tracing::debug!(%host, %address, "a name leads to an address that is not allowed");
                     refused = refused.or(Some(refusal));
                 }
@@ -75,7 +75,7 @@ impl Connection {
         }
     }
 
-    /// Connects to the first of these that answers.
+    /// Connects to the first of `addresses` that accepts a connection.
     pub async fn dial(
         &self,
         what: &str,
@@ -102,7 +102,7 @@ impl Connection {
     }
 }
 
-/// Nothing of the host's that the system's own text might have.
+/// Describes an error in fixed words, because the operating system's own text might reveal details of the host.
 fn words(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::ConnectionRefused => "the connection was refused",

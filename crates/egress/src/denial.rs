@@ -1,4 +1,4 @@
-//! What was not let out, in sentences that a model can act on and an operator can look up.
+//! Denials, phrased as sentences that a model can act on and an operator can look up.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::limits::Bucket;
 use crate::policy::DenyReason;
 
-/// Something that was not let out.
+/// Something that a sandbox asked of the network and did not get.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// `GET http://10.0.0.1/`, `CONNECT evil.test:443`, as far as it is known. Never a query or a password.
+    /// The denied request as far as it is known, such as `GET http://10.0.0.1/` or `CONNECT evil.test:443`. It never
+    /// contains a query or a password.
     pub what: String,
-    /// Which rule said so: `policy "corp" denies "*.evil.test"`.
+    /// The rule that denied it, such as `policy "corp" denies "*.evil.test"`.
     pub rule: String,
-    /// The whole sentence: what, by which rule, how the operator can allow it.
+    /// The complete sentence: the request, the rule, and how the operator can allow it.
     pub sentence: String,
 }
 
@@ -26,7 +27,7 @@ impl Denial {
     }
 }
 
-/// Text of the sandbox's, so that it can stand in a sentence: one line, printable, not long.
+/// Makes text from the sandbox safe to quote in a sentence: one line, printable, and at most `most` characters long.
 pub fn plain(text: &str, most: usize) -> String {
     let shown = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
     let mut plain: String = text.chars().take(most).map(shown).collect();
@@ -36,7 +37,7 @@ pub fn plain(text: &str, most: usize) -> String {
     plain
 }
 
-/// Hears of each denial, but of no more than a few a second: code can cause as many as it likes, and somebody writes them down.
+/// Receives denials, limited to a few per second: code can cause any number of them, and each one is written down.
 pub type Sink = Arc<dyn Fn(&Denial) + Send + Sync>;
 
 const KEPT: usize = 256;
@@ -44,7 +45,7 @@ const SHOWN: usize = 10;
 const TOLD_PER_SECOND: f64 = 10.0;
 const TOLD_AT_ONCE: f64 = 100.0;
 
-/// The last ones of a sandbox.
+/// The recent denials of one sandbox.
 pub struct Denials {
     sink: Sink,
     kept: Mutex<RecentDenials>,
@@ -81,7 +82,7 @@ impl Denials {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 
-    /// Those after a mark, each once, the first few; and how many more there were.
+    /// Returns the first few distinct denials after `mark`, and the number of further ones.
     pub fn since(&self, mark: u64) -> (Vec<Denial>, u64) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = kept.count - kept.last.len() as u64;

@@ -1,7 +1,8 @@
-//! Asks where a name is, as the system's resolver does: `/etc/hosts`, then the name servers of `/etc/resolv.conf` in their order, with its
-//! search list. Other sources of `nsswitch.conf` are not asked.
+//! Resolves names as the system's resolver does: first `/etc/hosts`, then the name servers of `/etc/resolv.conf` in
+//! their order, with its search list. Other sources in `nsswitch.conf` are not consulted.
 //!
-//! The system's own function waits in a thread that nobody can interrupt. Here a question is a future: dropped, it holds nothing any more.
+//! The system's own function blocks a thread that cannot be interrupted. Here a query is a future: dropping it
+//! releases everything it holds.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,36 +20,36 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
 const PORT: u16 = 53;
-/// As the system's resolver: more name servers are not asked.
+/// Maximum number of name servers that are asked, as in the system's resolver.
 const MOST_SERVERS: usize = 3;
 const MOST_SEARCHED: usize = 6;
-/// From a name to the name it stands for.
+/// Maximum number of aliases (CNAME records) that are followed from one name.
 const LONGEST_CHAIN: usize = 16;
-/// Of an answer by UDP. None was asked for that is longer than 512.
+/// Size of the buffer for a UDP answer. Queries do not request answers longer than 512 bytes.
 const DATAGRAM: usize = 4096;
 
-/// Why there is no address.
+/// The reason why a look-up found no address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
-    /// Somebody who knows says that there is none.
+    /// An authoritative source says that the name has no address.
     NoSuchName,
     NoAnswer,
 }
 
-/// What `resolv.conf` and `hosts` say.
+/// The contents of `resolv.conf` and `hosts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolverConfig {
     pub servers: Vec<SocketAddr>,
     pub search: Vec<String>,
     pub ndots: usize,
-    /// For one server, once.
+    /// Timeout for one query to one server.
     pub patience: Duration,
     pub attempts: usize,
     pub hosts: HashMap<String, Vec<IpAddr>>,
 }
 
 impl ResolverConfig {
-    /// What cannot be understood is left out. `own`: this machine's name.
+    /// Parses both files and skips what it does not understand. `own` is the name of this machine.
     fn parse(resolv_conf: &str, hosts: &str, own: &str) -> Self {
         let mut config = Self {
             servers: Vec::new(),
@@ -96,7 +97,7 @@ impl ResolverConfig {
         }
     }
 
-    /// A name as it is to be asked for, in this order.
+    /// Returns the fully qualified names to query for `name`, in order.
     fn names(&self, name: &str) -> Vec<String> {
         let searched = self.search.iter().map(|domain| format!("{name}.{domain}"));
         let mut names: Vec<String> = searched.collect();
@@ -105,12 +106,13 @@ impl ResolverConfig {
         names
     }
 
-    /// The addresses of a name in small letters without a dot at its end, those of both protocols by turns.
+    /// Returns the addresses of a name, alternating between IPv4 and IPv6. The name has to be in lower case and
+    /// without a trailing dot.
     pub async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, Failed> {
         if let Some(addresses) = self.hosts.get(name) {
             return Ok(addresses.clone());
         }
-        // RFC 6761: no name server is asked for these.
+        // RFC 6761 says that no name server is asked for these names.
         if name == "localhost" || name.ends_with(".localhost") {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
@@ -130,7 +132,7 @@ impl ResolverConfig {
     }
 
     async fn ask(&self, name: &str, kind: RecordType) -> Result<Vec<IpAddr>, Failed> {
-        // One of the search list may make it too long.
+        // A domain from the search list may make the name too long.
         let Ok(name) = Name::from_ascii(format!("{name}.")) else { return Err(Failed::NoSuchName) };
         for server in (0..self.attempts).flat_map(|_| &self.servers) {
             let question = Query::query(name.clone(), kind);
@@ -138,7 +140,7 @@ impl ResolverConfig {
             match answer.metadata.response_code {
                 ResponseCode::NoError => return Ok(found(&answer, name)),
                 ResponseCode::NXDomain => return Err(Failed::NoSuchName),
-                // It cannot say, but the next one may.
+                // This server cannot answer, but the next one may.
                 _ => {}
             }
         }
@@ -147,7 +149,7 @@ impl ResolverConfig {
 }
 
 fn server(word: &str) -> Option<SocketAddr> {
-    // A scope is the name of an interface, behind `%`.
+    // The scope after `%` is the name or the index of an interface.
     let (address, scope) = word.split_once('%').map_or((word, None), |(address, scope)| (address, Some(scope)));
     let mut server = SocketAddr::new(address.parse().ok()?, PORT);
     if let (SocketAddr::V6(server), Some(scope)) = (&mut server, scope) {
@@ -157,14 +159,14 @@ fn server(word: &str) -> Option<SocketAddr> {
     Some(server)
 }
 
-/// One question to one server. By UDP, and where the answer does not fit, by TCP.
+/// Sends one question to one server by UDP, and by TCP if the answer does not fit.
 async fn exchange(server: SocketAddr, question: Query) -> io::Result<Message> {
     let mut message = Message::query();
     message.metadata.recursion_desired = true;
     message.add_query(question);
     let bytes = message.to_vec().map_err(io::Error::other)?;
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Connected: what others send does not arrive.
+    // The socket is connected, so datagrams from other addresses do not arrive.
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
     socket.send(&bytes).await?;
@@ -194,7 +196,7 @@ fn answer_to(question: &Message, bytes: &[u8]) -> Option<Message> {
     fits.then_some(answer)
 }
 
-/// The addresses of the name, or of the names that it stands for.
+/// Returns the addresses of the name and of the names that it is an alias for.
 fn found(answer: &Message, name: Name) -> Vec<IpAddr> {
     let (mut names, mut addresses, mut at) = (vec![name], Vec::new(), 0);
     while at < names.len().min(LONGEST_CHAIN) {
@@ -213,7 +215,7 @@ fn found(answer: &Message, name: Name) -> Vec<IpAddr> {
     addresses
 }
 
-/// The files of this machine, read again when they have changed.
+/// The resolver files of this machine. They are read again when they have changed.
 #[derive(Debug)]
 pub struct System {
     resolv_conf: PathBuf,
@@ -221,7 +223,7 @@ pub struct System {
     read: Mutex<Option<(Stamps, Arc<ResolverConfig>)>>,
 }
 
-/// Which files they were: device, inode, time and length of each.
+/// The identity of both files: device, inode, modification time and length.
 type Stamps = [Option<(u64, u64, i64, i64, u64)>; 2];
 
 impl Default for System {
@@ -263,8 +265,8 @@ impl System {
 pub mod tests {
     use super::*;
 
-    /// A name server on loopback. It says nothing to questions for names that begin with `slow`; others have the address 192.0.2.1,
-    /// `long` by TCP alone, `alias` by another name, and `none` has none.
+    /// Starts a name server on loopback. It ignores questions about names that begin with `slow`. Other names have
+    /// the address 192.0.2.1: `long` by TCP only, `alias` through another name; `none` has no address.
     pub async fn server() -> ResolverConfig {
         use hickory_proto::rr::rdata::{A, CNAME};
         use hickory_proto::rr::{RData, Record};
@@ -342,7 +344,7 @@ pub mod tests {
         for name in ["single", "with.dot"] {
             assert_eq!(config.addresses(name).await, Ok(here.clone()), "{name}");
         }
-        // A server that does not answer is passed over.
+        // A server that does not answer is skipped.
         let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         config.servers.insert(0, silent.local_addr().unwrap());
         config.patience = Duration::from_millis(200);

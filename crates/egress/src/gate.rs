@@ -1,4 +1,4 @@
-//! The way out of one sandbox: its policy, what goes through it at the moment, and what did not.
+//! The gate of one sandbox: its policy, its current connections and its denials.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,13 +17,13 @@ use crate::resolve::AT_ONCE_EACH;
 use crate::shared::EgressShared;
 use crate::target::Target;
 
-/// The way out of one sandbox. Dropped, it is closed, with every connection through it.
+/// The egress proxy of one sandbox. Dropping the gate closes it and cuts every connection through it.
 pub struct Gate {
     policy: Policy,
     state: Arc<GateState>,
 }
 
-/// A narrower policy, as long as this is held.
+/// Narrows the policy of a gate until it is dropped.
 #[must_use]
 pub struct Narrowed {
     state: Arc<GateState>,
@@ -56,10 +56,11 @@ impl Gate {
         Ok(Self { policy, state })
     }
 
-    /// Nothing goes out as long as it is held (`None`), or only what this policy allows too. What goes out already and would not be
-    /// allowed any more is cut. The limits remain those that the gate was opened with.
+    /// Narrows the policy until the returned value is dropped: with `None` nothing may pass, otherwise only what `to`
+    /// allows as well. Cuts connections that are no longer allowed. The limits remain those that the gate was opened
+    /// with.
     pub fn narrow(&self, to: Option<Policy>) -> Narrowed {
-        // What cannot be understood allows nothing.
+        // A policy that cannot be parsed allows nothing.
         let judge = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
         let id = self.state.number();
         self.state.judges().narrower.push((id, Arc::new(judge)));
@@ -71,12 +72,12 @@ impl Gate {
         self.policy.clone()
     }
 
-    /// How many denials there were; for [`Gate::denied_since`].
+    /// Returns the number of denials so far, for use with [`Gate::denied_since`].
     pub fn mark(&self) -> u64 {
         self.state.denials.mark()
     }
 
-    /// Those after a mark, each once, the first few; and how many more there were.
+    /// Returns the first few distinct denials after `mark`, and the number of further ones.
     pub fn denied_since(&self, mark: u64) -> (Vec<Denial>, u64) {
         self.state.denials.since(mark)
     }
@@ -96,7 +97,7 @@ impl Drop for Narrowed {
 
 pub struct GateState {
     pub shared: Arc<EgressShared>,
-    /// Whose the sandbox is.
+    /// The tenant that the sandbox belongs to.
     pub tenant: String,
     pub meter: Meter,
     pub lookups: Semaphore,
@@ -107,7 +108,7 @@ pub struct GateState {
     closed: CancellationToken,
 }
 
-/// All have to allow a thing.
+/// The policies in force. All of them have to allow a request.
 struct PolicyStack {
     base: Arc<CompiledPolicy>,
     narrower: Vec<(u64, Arc<CompiledPolicy>)>,
@@ -126,17 +127,17 @@ impl GateState {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// By the policy as it is at this moment.
+    /// Applies the policies that are in force at this moment.
     pub fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
         let (base, narrower) = {
             let judges = self.judges();
             (Arc::clone(&judges.base), judges.narrower.clone())
         };
-        // The call's own wish comes first: it is the nearest reason.
+        // The narrowing of the call comes first, because it is the most immediate reason for a denial.
         narrower.iter().map(|(_, judge)| judge).chain([&base]).try_for_each(|judge| by(judge))
     }
 
-    /// Ends what is not allowed any more.
+    /// Cuts the connections that the policies no longer allow.
     fn cut(&self) {
         let live: Vec<_> = self.live().values().cloned().collect();
         for passing in live {
@@ -172,13 +173,13 @@ impl Metered for GateState {
     }
 }
 
-/// What goes through a connection, as far as it is known: judged again when the policy changes.
+/// The known facts about the traffic on a connection. They are judged again whenever the policy changes.
 #[derive(Debug, Clone)]
 pub struct ConnectionInfo {
     pub target: Target,
     pub inside: Visibility,
     pub address: Option<SocketAddr>,
-    /// The name in a TLS greeting or a `Host` header, where the target is an address.
+    /// The name in the TLS ClientHello or the `Host` header, where the target is an address.
     pub name: Option<Target>,
 }
 
@@ -187,7 +188,7 @@ pub enum Visibility {
     /// A tunnel whose requests are judged one by one.
     Requests,
     Method(hyper::Method),
-    /// It cannot be looked into.
+    /// A tunnel whose content the proxy cannot see.
     Opaque,
 }
 
@@ -210,7 +211,7 @@ impl ConnectionInfo {
     }
 }
 
-/// What the gate knows of a connection.
+/// The gate's record of a connection.
 struct TrackedConnection {
     crossing: Mutex<Option<ConnectionInfo>>,
     cut: CancellationToken,
@@ -222,7 +223,7 @@ impl TrackedConnection {
     }
 }
 
-/// A connection of the sandbox's, with its places; gone when the last of what serves it is.
+/// A connection from the sandbox, with its permits. It ends when the last task that serves it has ended.
 pub struct Connection {
     pub state: Arc<GateState>,
     passing: Arc<TrackedConnection>,
@@ -239,15 +240,15 @@ impl Connection {
         Self { state, passing, id, _places: places }
     }
 
-    /// Asks whether something may pass, and from now on it is judged again with each change of the policy.
+    /// Checks whether `crossing` may pass. From then on it is judged again whenever the policy changes.
     pub fn cross(&self, crossing: ConnectionInfo) -> Result<(), DenyReason> {
         self.state.meter.spent()?;
-        // Noted before it is judged, so that a change in between finds it.
+        // Recorded before it is judged, so that a policy change in between also applies to it.
         *self.passing.crossing.lock().unwrap_or_else(PoisonError::into_inner) = Some(crossing.clone());
         self.state.judge(|judge| crossing.judged(judge))
     }
 
-    /// Ends with the connection, the gate, or the permission.
+    /// Runs a task that ends when the gate closes or when the connection is no longer allowed.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let cut = self.passing.cut.clone();
         tokio::spawn(async move {

@@ -1,4 +1,5 @@
-//! HTTP/1.1 through the proxy: every request is taken apart, judged, and written anew, so that no two readers of it can disagree.
+//! HTTP/1.1 through the proxy. Every request is parsed, judged and written anew, so that the proxy and the host
+//! cannot interpret it differently.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,10 +25,10 @@ use crate::target::{Host, Target};
 use crate::tunnel;
 use crate::upstream::IdleUpstream;
 
-/// On an answer that the proxy gave instead of the host.
+/// Header that marks a response as a denial by the proxy rather than a response of the host.
 pub const DENIED: &str = "x-sandpool-denied";
 
-/// For a request's head, and between two requests.
+/// Timeout for the head of a request, and for the pause between two requests.
 const HEAD: Duration = Duration::from_secs(60);
 pub const MOST_HEADERS: usize = 128;
 pub const LONGEST_HEAD: usize = 64 << 10;
@@ -35,11 +36,11 @@ pub const LONGEST_HEAD: usize = 64 << 10;
 type Body = BoxBody<Bytes, hyper::Error>;
 type Reply = Result<Response<Body>, Stop>;
 
-/// Inside a tunnel: whom all requests are for.
+/// The fixed destination of all requests inside a tunnel.
 #[derive(Clone)]
 pub struct Fixed {
     pub target: Target,
-    /// TLS ended here and begins again towards this name.
+    /// Name of the host if the proxy terminates TLS. The proxy then opens TLS to the host under this name.
     pub tls: Option<String>,
 }
 
@@ -87,7 +88,8 @@ async fn reply(
     }
 }
 
-/// A sentence as an answer. Many clients show nothing but the reason of a CONNECT that failed, so it stands there too.
+/// Renders a failure as a response. The sentence is also the reason phrase, because many clients show nothing else
+/// when a CONNECT fails.
 fn stopped(stop: &Stop) -> Response<Body> {
     let sentence = stop.to_string();
     let mut response = Response::new(text(format!("{sentence}\n")));
@@ -102,7 +104,7 @@ fn stopped(stop: &Stop) -> Response<Body> {
     response
 }
 
-/// The same, for a client that is not listened to.
+/// Renders the same response as bytes, for a client whose request is not read.
 pub fn bare(stop: &Stop) -> Vec<u8> {
     let (status, text) = (stop.status(), format!("{stop}\n"));
     let denied = if let Stop::Denied(_) = stop { format!("{DENIED}: 1\r\n") } else { String::new() };
@@ -178,18 +180,20 @@ async fn forward(
     } else {
         remove_hops(response.headers_mut());
     }
-    // Only the proxy says this.
+    // Only the proxy may set this header.
     response.headers_mut().remove(DENIED);
     Ok(response)
 }
 
-/// Whether nothing but the border of its pieces has to be taken off a message: a coding between neighbours cannot be passed on.
+/// Returns whether `chunked` is the only transfer coding of a message. Other codings apply to one hop only and cannot
+/// be forwarded.
 fn is_whole(headers: &HeaderMap) -> bool {
     let codings = headers.get_all(header::TRANSFER_ENCODING);
     codings.iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
 }
 
-/// Whom a request is for; and the name in its `Host`, where that is another one and may be.
+/// Determines the target of a request. Also returns the name in its `Host` header if that legitimately differs from
+/// the target, which is the case when the target of the tunnel is an address.
 fn whom(
     connection: &Connection,
     request: &Request<Incoming>,
@@ -226,7 +230,7 @@ fn host_header(headers: &HeaderMap, usual: u16) -> Result<Target, String> {
 
 fn target(authority: &Authority, usual: u16) -> Result<Target, String> {
     let (host, whole) = (authority.host(), authority.as_str());
-    // Behind a name, if there is one, is the host and then nothing but the port.
+    // The host follows the user information, if there is any, and only the port may follow the host.
     let port = match whole.rsplit('@').next().and_then(|whole| whole.strip_prefix(host)) {
         Some("" | ":") => usual,
         Some(port) => port.trim_start_matches(':').parse().ok().filter(|port| *port != 0).ok_or("not a port")?,
@@ -235,12 +239,12 @@ fn target(authority: &Authority, usual: u16) -> Result<Target, String> {
     Ok(Target { host: Host::parse(host)?, port })
 }
 
-/// For sentences: without the query, which may have secrets in it.
+/// Describes a request for use in sentences. The query is omitted, because it may contain secrets.
 fn what(method: &Method, path: &str, scheme: &str, target: &Target) -> String {
     format!("{} {scheme}://{}{}", plain(method.as_str(), 20), authority(scheme, target), plain(path, 60))
 }
 
-/// With its port where that is not the usual one.
+/// Returns the host, with its port unless that is the default port of the scheme.
 fn authority(scheme: &str, target: &Target) -> String {
     match (scheme, target.port) {
         ("http", 80) | ("https", 443) => target.host.to_string(),
@@ -253,7 +257,8 @@ fn host_value(scheme: &str, target: &Target) -> Result<HeaderValue, Stop> {
         .map_err(|_| Stop::Malformed("the host cannot stand in a header".into()))
 }
 
-/// Other upgrades are left out, which every server has to bear: HTTP/2 could ask for other hosts on the same connection.
+/// Returns whether a request asks for a WebSocket. Other upgrades are dropped, which every server has to tolerate:
+/// with HTTP/2, a client could ask for other hosts on the same connection.
 fn is_websocket(headers: &HeaderMap) -> bool {
     let has = |name: HeaderName, token: &str| {
         headers
@@ -265,7 +270,8 @@ fn is_websocket(headers: &HeaderMap) -> bool {
     has(header::CONNECTION, "upgrade") && has(header::UPGRADE, "websocket")
 }
 
-/// As the host is to get it: path alone, its own name in `Host`, nothing that was meant for the proxy.
+/// Rewrites a request for the host: only the path in the request line, the checked name in `Host`, and no header that
+/// was meant for the proxy.
 fn rewrite(mut request: Request<Incoming>, host: HeaderValue, upgrading: bool) -> Result<Request<Incoming>, Stop> {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let path = if path.is_empty() { "/" } else { path };
@@ -282,9 +288,9 @@ fn rewrite(mut request: Request<Incoming>, host: HeaderValue, upgrading: bool) -
     Ok(request)
 }
 
-/// What is between two neighbours and not for those behind them.
+/// Removes the hop-by-hop headers, which must not be forwarded.
 fn remove_hops(headers: &mut HeaderMap) {
-    // With both, the length is not to be believed.
+    // If a message has both headers, its `Content-Length` cannot be trusted.
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }
@@ -295,7 +301,7 @@ fn remove_hops(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    // A client cannot have the length or the host taken away as if they were its own business.
+    // A client must not remove the length or the host by naming them in `Connection`.
     let kept = [header::CONTENT_LENGTH, header::HOST, header::TRANSFER_ENCODING];
     for name in named.iter().filter(|name| !kept.contains(name)) {
         headers.remove(name);

@@ -1,7 +1,9 @@
-//! The only way out of a sandbox: a proxy on the host's side that knows the policy, and the names, addresses and secrets.
+//! Egress: the only way from a sandbox to a network. A proxy on the host applies the policy, resolves names, checks
+//! addresses and inserts secrets.
 //!
-//! A socket that listens inside the sandbox is accepted on here, so that there is no relay in between and the socket itself says whose
-//! connection it is. HTTP, CONNECT and SOCKS5. Names are resolved here; what is checked is the address that is connected to.
+//! The proxy accepts connections directly on a socket that listens inside the sandbox. No relay is needed in between,
+//! and the socket itself identifies the sandbox. The proxy speaks HTTP, CONNECT and SOCKS5. It resolves names itself
+//! and checks the address that it then connects to.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -41,7 +43,8 @@ pub use gate::{Gate, Narrowed};
 pub use policy::{Policy, Table};
 pub use secrets::{Secret, Value, is_host_name};
 
-/// What one server has of it: resolver, authority, secrets.
+/// The egress state that all sandboxes of one server share: the resolver, the certificate authorities and the
+/// secrets.
 #[derive(Debug, Clone)]
 pub struct Egress {
     shared: Arc<shared::EgressShared>,
@@ -50,31 +53,32 @@ pub struct Egress {
 #[derive(Debug, Clone, Default)]
 pub struct EgressConfig {
     pub secrets: Vec<Secret>,
-    /// Names that the operator resolves himself, before anybody is asked: `pages.test → 127.0.0.1`.
+    /// Names that the operator resolves statically, such as `pages.test → 127.0.0.1`. They take precedence over DNS.
     pub hosts: BTreeMap<String, std::net::IpAddr>,
-    /// Authorities that hosts with a secret may be vouched for by, besides those of this machine. DER.
+    /// DER certificates of authorities that may vouch for hosts with a secret, in addition to those that this machine
+    /// trusts.
     pub roots: Vec<CertificateDer<'static>>,
-    /// NSS's program, if this machine has it: makes the browser trust hosts with a secret.
+    /// Path of NSS's `certutil`, if it is installed. It is needed to make the browser trust hosts with a secret.
     pub certutil: Option<PathBuf>,
 }
 
-/// What went through all gates since the beginning.
+/// Totals over all gates since the server started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Of sandboxes, also those that came to nothing.
+    /// Number of connections that sandboxes opened, including those that failed or were denied.
     pub connections: u64,
-    /// To and from what is outside.
+    /// Bytes exchanged with hosts outside, in both directions.
     pub bytes: u64,
 }
 
-/// What a sandbox with a way out has to have.
+/// The environment variables and files that a sandbox with egress needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SandboxSetup {
-    /// `HTTP_PROXY` and its kin, where the certificates are, the placeholders.
+    /// Proxy variables such as `HTTP_PROXY`, the locations of the certificates, and the placeholders.
     pub env: BTreeMap<String, String>,
-    /// Certificates: absolute path inside, content.
+    /// Certificate files, each as an absolute path inside the sandbox and its content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
-    /// The directory inside with the browser's certificate database, if there is one among the files.
+    /// Directory inside the sandbox that holds the browser's certificate database, if `files` contains one.
     pub nssdb: Option<String>,
 }
 
@@ -89,12 +93,13 @@ impl Egress {
         Ok(Self { shared: Arc::new(shared::EgressShared::new(config)?) })
     }
 
-    /// Serves one sandbox of this tenant until the gate is dropped. `sink` hears of each denial.
+    /// Serves one sandbox of `tenant` until the gate is dropped. Reports denials to `sink`.
     pub fn open(&self, listener: TcpListener, tenant: &str, policy: Policy, sink: Sink) -> io::Result<Gate> {
         Gate::open(Arc::clone(&self.shared), listener, tenant, policy, sink)
     }
 
-    /// What a sandbox of this tenant has to have, with the placeholders of its own secrets and no others.
+    /// Returns the setup for a sandbox of `tenant`. It contains the placeholders of that tenant's secrets and no
+    /// others.
     pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
         self.shared.furnishing(tenant).await
     }

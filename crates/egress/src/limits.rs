@@ -1,4 +1,4 @@
-//! How much a sandbox may take: connections, bytes, and both in a time; and when a silent connection is over.
+//! Limits on the traffic of a sandbox (connections, bytes, and their rates), and the timeout of idle connections.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,15 +13,17 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::policy::{DenyReason, EgressLimits, Limit};
 
-/// Without a byte in either direction. Long enough for an answer that is thought about.
+/// Time after which a connection without a byte in either direction is closed. It is long enough for a slow answer.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Answers of the proxy's own. They cost the sandbox next to nothing and nobody outside slows them down, but they are made on the host's
-/// processors, which belong to all. A page full of advertisements needs some hundred.
+/// Rate at which the proxy answers requests with a refusal. Refusals cost the sandbox next to nothing and no outside
+/// host slows them down, but they use the host's processors, which all tenants share. A page full of advertisements
+/// needs a few hundred.
 const REFUSALS_PER_SECOND: f64 = 100.0;
 const REFUSALS_AT_ONCE: f64 = 500.0;
 
-/// So much a second, and a little at once. What is taken in excess is a debt that has to be waited for.
+/// A token bucket with a rate per second and a burst. Taking more than is available creates a debt that has to be
+/// waited out.
 #[derive(Debug)]
 pub struct Bucket {
     rate: f64,
@@ -55,14 +57,14 @@ impl Bucket {
         there
     }
 
-    /// When the debt is paid, if there is one.
+    /// Returns the time at which the debt is paid off, if there is a debt.
     pub fn debt(&mut self) -> Option<Instant> {
         self.refill();
         (self.level < 0.0).then(|| self.at + Duration::from_secs_f64((-self.level / self.rate).min(3600.0)))
     }
 }
 
-/// What one sandbox has used.
+/// Counts the traffic of one sandbox and enforces its limits.
 #[derive(Debug)]
 pub struct Meter {
     pub places: Arc<Semaphore>,
@@ -91,17 +93,18 @@ impl Meter {
         }
     }
 
-    /// One more connection of the sandbox's, when it is time for it.
+    /// Waits until the sandbox may open another connection to the proxy, and counts it.
     pub async fn arrival(&self) {
         one_of(&self.arrivals).await;
     }
 
-    /// One more connection to a host: one of the sandbox's may ask for many.
+    /// Waits until the proxy may open another connection to a host, and counts it. It is counted separately because
+    /// one connection from the sandbox may ask for many.
     pub async fn dial(&self) {
         one_of(&self.dials).await;
     }
 
-    /// One more request that comes to nothing, when it is time for it.
+    /// Waits until the proxy may refuse another request, and counts it.
     pub async fn refusal(&self) {
         one_of(&self.refusals).await;
     }
@@ -115,7 +118,7 @@ impl Meter {
         }
     }
 
-    /// The first time that there is nothing left.
+    /// Returns the reason the first time that the byte limit is found to be reached, and `None` after that.
     fn first_spent(&self) -> Option<DenyReason> {
         let refusal = self.spent().err()?;
         (!self.told.swap(true, Ordering::Relaxed)).then_some(refusal)
@@ -146,14 +149,14 @@ async fn one_of(bucket: &Mutex<Bucket>) {
     }
 }
 
-/// Whose bytes are counted, and who hears that there are none left.
+/// Counts the bytes of a connection and is notified when no more are allowed.
 pub trait Metered: Send + Sync {
     fn meter(&self) -> &Meter;
     fn moved(&self, bytes: usize);
     fn overdrawn(&self, refusal: DenyReason);
 }
 
-/// A connection that is over when nothing moves for long, and that counts what moves if somebody wants to know.
+/// A stream that times out when nothing moves for a long time, and that counts the bytes moved if `metered` is set.
 pub struct Flow<S> {
     inner: S,
     metered: Option<Arc<dyn Metered>>,
@@ -168,7 +171,7 @@ impl<S> Flow<S> {
         Self { inner, metered, active, silence: Box::pin(sleep_until(active + SILENCE)), pause: None }
     }
 
-    /// Ready when bytes may move.
+    /// Completes when bytes may move.
     fn poll_allowed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(metered) = &self.metered else { return Poll::Ready(Ok(())) };
         let meter = metered.meter();

@@ -1,16 +1,16 @@
-//! One entry of a table: whom it means.
+//! One entry of a policy table: a host and possibly a port.
 
 use std::net::IpAddr;
 
 use crate::address::Network;
 use crate::target::Host;
 
-/// Where `pip` and `npm` get their packages. An operator with a mirror of his own adds its name.
+/// The hosts from which `pip` and `npm` download packages. An operator who uses a mirror adds its name to a table.
 const PACKAGES: &[&str] = &["pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "registry.yarnpkg.com"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
-    /// As the operator wrote it.
+    /// The entry as the operator wrote it.
     pub text: String,
     who: HostPattern,
     port: Option<Port>,
@@ -18,14 +18,14 @@ pub struct Pattern {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum HostPattern {
-    /// `*`
+    /// `*`: every name and every address.
     Everybody,
-    /// `public`: every name, every public address.
+    /// `public`: every name and every public address.
     Public,
-    /// `packages`
+    /// `packages`: the hosts of the package registries.
     Packages,
     Name(String),
-    /// `*.name`: what is under it, not itself.
+    /// `*.name`: every name below this one, but not the name itself.
     Under(String),
     Network(Network),
 }
@@ -64,7 +64,7 @@ impl Pattern {
         Ok(Self { text: text.to_owned(), who, port })
     }
 
-    /// Of addresses alone, or of everything.
+    /// Returns whether the entry is an address, a network or `*`, as opposed to a name or a preset.
     pub fn is_of_addresses(&self) -> bool {
         matches!(self.who, HostPattern::Network(_) | HostPattern::Everybody)
     }
@@ -83,7 +83,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it is a network with this address, or everybody.
+    /// Returns whether the entry is `*` or a network that contains this address.
     pub fn covers(&self, address: IpAddr) -> bool {
         match &self.who {
             HostPattern::Network(network) => network.contains(address),
@@ -92,13 +92,13 @@ impl Pattern {
         }
     }
 
-    /// Whether it is this address and no other, or everybody.
+    /// Returns whether the entry is `*` or exactly this address.
     pub fn is_just(&self, address: IpAddr) -> bool {
         matches!(&self.who, HostPattern::Network(network) if *network == Network::of(address))
             || self.who == HostPattern::Everybody
     }
 
-    /// `None`: it names no port.
+    /// Returns whether the entry names this port, or `None` if it names no port.
     pub fn has_port(&self, port: u16) -> Option<bool> {
         self.port.map(|own| own == Port::Every || own == Port::One(port))
     }
@@ -112,7 +112,7 @@ fn host(text: &str) -> Result<Host, String> {
         .map_err(|why| format!("is none of a name, `*.name`, an address, a network, `public`, `packages`, `*`: {why}"))
 }
 
-/// `name:port`, `[::1]:port`, and a bare IPv6 address with all its colons.
+/// Splits `name:port` and `[::1]:port`. A bare IPv6 address keeps all its colons.
 fn split(text: &str) -> Option<(&str, Option<Port>)> {
     if let Some(rest) = text.strip_prefix('[')
         && let Some((address, port)) = rest.split_once(']')
@@ -120,7 +120,7 @@ fn split(text: &str) -> Option<(&str, Option<Port>)> {
         return match port.strip_prefix(':') {
             Some(port) => Some((address, Some(read_port(port)?))),
             None if port.is_empty() => Some((address, None)),
-            // `[fe80::]/10` is refused as a name.
+            // `[fe80::]/10` is kept whole and then refused as a host name.
             None => Some((text, None)),
         };
     }

@@ -1,7 +1,7 @@
-//! What may be reached: tables of the operator's, each of which has to allow a request.
+//! Policies: the operator's tables of what may be reached. Every table that applies has to allow a request.
 //!
-//! A request is judged twice. First by the name or address that was asked for, before anybody is asked where it is: what is not
-//! allowed is not even looked up. Then by the address that is to be connected to.
+//! A request is judged twice: first by the name or address that was asked for, before it is resolved, so that a name
+//! that is not allowed is never looked up; then by the address that is about to be connected to.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -11,67 +11,72 @@ use crate::address;
 use crate::pattern::Pattern;
 use crate::target::{Host, Target};
 
-/// Where neither an entry nor its table names a port. In particular not 25.
+/// Ports that are allowed where neither an entry nor its table names a port. Port 25 is deliberately not among them.
 const USUAL_PORTS: [u16; 2] = [80, 443];
-/// Where no table says. A browser takes half of them.
+/// Limit on simultaneous connections where no table sets one. A browser uses half of them.
 const USUAL_CONNECTIONS: u32 = 64;
 const USUAL_CONNECTIONS_PER_SECOND: u32 = 200;
 
-/// The table that `--network-allow` makes.
+/// Name of the table that `--network-allow` creates.
 pub const COMMAND_LINE: &str = "command-line";
-/// What both `network.default` and an operator's own table may name, and no table can be called.
+/// Presets that `network.default` and the operator's tables may refer to. No table may have one of these names.
 pub const PRESETS: [&str; 2] = ["public", "packages"];
 pub const OFF: &str = "off";
-/// Tables that cannot be changed, only replaced.
+/// Names of tables that cannot be edited, only replaced.
 pub const BUILT_IN: [&str; 4] = [OFF, PRESETS[0], PRESETS[1], COMMAND_LINE];
 const IN_PLACE: &str = "The operator can allow it in sandpool.toml by a policy in place of this one";
 
-/// All of its tables have to allow what is asked for. Several come together from a tool set, a size, a tenant and a call: none of
-/// them can widen what another one gives. Without any table nothing is allowed.
+/// A list of tables, all of which have to allow a request. The realm, the size, the tenant and the call may each
+/// contribute a table, and none of them can widen what another one allows. Without any table, nothing is allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Policy {
     pub tables: Vec<Arc<Table>>,
 }
 
-/// One table, as an operator writes it: `[network.policy.<name>]`.
+/// One table as an operator writes it: `[network.policy.<name>]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Table {
-    /// For sentences about denials.
+    /// Name of the table, as it appears in denials.
     pub name: String,
-    /// Names, `*.name` (what is under it, not itself), addresses, networks, `*`, each with `:port` or `:*` if need be; `public`,
-    /// `packages`. An address or a network is for requests that name an address; a name has to be allowed as a name.
+    /// Allowed hosts: names, `*.name` (every name below, but not the name itself), addresses, networks, `*`, each
+    /// optionally with `:port` or `:*`; also `public` and `packages`. Addresses and networks only allow requests that
+    /// name an address; a name has to be allowed as a name.
     pub allow: Vec<String>,
-    /// Wins over `allow`. An address or a network holds for names that lead there, too; without a port it is every one.
+    /// Denied hosts; these take precedence over `allow`. An address or a network also applies to names that resolve
+    /// to it. An entry without a port denies every port.
     pub deny: Vec<String>,
-    /// For entries of `allow` that name no port; empty is 80 and 443.
+    /// Ports for entries of `allow` that name no port; if empty, 80 and 443.
     pub ports: Vec<u16>,
-    /// Of HTTP; empty is every one. Where some are given, what cannot be looked into (TLS that does not end here, other protocols) is denied.
+    /// Allowed HTTP methods; if empty, all of them. If any are listed, traffic that the proxy cannot see into is
+    /// denied: TLS that it does not terminate, and other protocols.
     pub methods: Vec<String>,
-    /// Addresses and networks that are refused otherwise: private, loopback, link-local, the host's own. Each opens an address to names
-    /// and addresses that `allow` has, and with a port that port of it.
+    /// Addresses and networks that are otherwise refused: private, loopback, link-local and the host's own. Each
+    /// entry makes an address reachable for the names and addresses in `allow`. An entry with a port opens that port
+    /// only.
     pub private: Vec<String>,
-    /// At once; 64 where no table says. More have to wait a little, then they are denied.
+    /// Maximum number of simultaneous connections; 64 if no table sets it. Further connections wait briefly and are
+    /// then denied.
     pub max_connections: Option<u32>,
-    /// Both ways together, over the life of the sandbox.
+    /// Maximum number of bytes, in both directions together, over the life of the sandbox.
     pub max_bytes: Option<u64>,
-    /// What is more is slowed down.
+    /// Maximum transfer rate; faster traffic is slowed down.
     pub bytes_per_second: Option<u64>,
-    /// New ones; 200 where no table says. What is more waits.
+    /// Maximum rate of new connections; 200 if no table sets it. Further connections wait.
     pub connections_per_second: Option<u32>,
 }
 
 impl Table {
-    /// Whether it can be understood, and if not, which entry is wrong.
+    /// Checks that the table can be parsed. The error names the entry that is wrong.
     pub fn check(&self) -> Result<(), String> {
         Rules::new(self).map(|_| ())
     }
 
-    /// `policy "packages"`, for sentences.
+    /// Returns the name for use in sentences, such as `policy "packages"`.
     fn title(&self) -> String {
         format!("policy \"{}\"", self.name)
     }
 
-    /// What the operator has to write so that something is allowed.
+    /// Describes what the operator has to add to the configuration so that a request is allowed.
     fn remedy(&self, key: &str, value: &str) -> String {
         match self.name.as_str() {
             COMMAND_LINE if key == "allow" => format!("The operator can allow it by `{value}` in --network-allow"),
@@ -82,7 +87,7 @@ impl Table {
         }
     }
 
-    /// The same where something has to go, or to be more.
+    /// Describes which setting the operator has to change where an entry has to be removed or a number raised.
     fn change(&self, key: &str) -> String {
         match self.name.as_str() {
             name if BUILT_IN.contains(&name) => format!("{IN_PLACE}: [network.policy.<name>] {key}"),
@@ -96,7 +101,7 @@ impl Policy {
         Self { tables: vec![Arc::new(table)] }
     }
 
-    /// What both allow.
+    /// Combines two policies into one that allows what both allow.
     #[must_use]
     pub fn and(mut self, other: &Self) -> Self {
         self.tables.extend(other.tables.iter().cloned());
@@ -108,16 +113,16 @@ impl Policy {
     }
 }
 
-/// Why something is not allowed.
+/// The reason why a request is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DenyReason {
-    /// `policy "corp" denies "*.evil.test"`
+    /// The rule, such as `policy "corp" denies "*.evil.test"`.
     pub rule: String,
-    /// What the operator can do, a sentence without its full stop.
+    /// The remedy that the operator has: a sentence without its full stop.
     pub remedy: String,
 }
 
-/// A number of an operator's, and where he wrote it.
+/// A number that the operator set, with the name of the table that it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit<T> {
     pub value: T,
@@ -125,14 +130,14 @@ pub struct Limit<T> {
 }
 
 impl<T> Limit<T> {
-    /// More was wanted than `most`.
+    /// Returns the reason for a denial because more than `most` was requested.
     pub fn refusal(&self, most: &str, key: &str) -> DenyReason {
         let table = Table { name: self.table.clone(), ..Table::default() };
         DenyReason { rule: format!("{} allows no more than {most}", table.title()), remedy: table.change(key) }
     }
 }
 
-/// The least of what the tables say.
+/// The effective limits: for each one, the lowest value in any table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressLimits {
     pub connections: Limit<u32>,
@@ -141,11 +146,11 @@ pub struct EgressLimits {
     pub bytes_per_second: Option<u64>,
 }
 
-/// A policy, read.
+/// A parsed policy, ready to decide.
 #[derive(Debug, Default)]
 pub struct CompiledPolicy {
     rules: Vec<Rules>,
-    /// The call wants no network.
+    /// Set if the call asked for no network.
     off: bool,
 }
 
@@ -157,21 +162,22 @@ struct Rules {
     private: Vec<Pattern>,
 }
 
-/// Why an address is not for everybody.
+/// The reason why an address is not generally reachable.
 #[derive(Clone, Copy)]
 struct Special {
     words: &'static str,
-    /// It has to be listed itself: whoever lists the network around it thinks of the others in it.
+    /// Whether the address has to be listed individually. An operator who lists the network around it has the other
+    /// addresses in mind.
     alone: bool,
 }
 
 impl Special {
-    /// As far as the address says.
+    /// Classifies an address by its value alone.
     fn of(address: IpAddr) -> Option<Self> {
         address::special(address).map(|words| Self { words, alone: words == address::METADATA })
     }
 
-    /// The same, and it may be this host's own.
+    /// Classifies an address, also checking whether it belongs to this host.
     fn of_this_host(address: IpAddr) -> Option<Self> {
         let own = || address::is_own(address).then_some(Self { words: "an address of this host", alone: true });
         match Self::of(address) {
@@ -181,11 +187,11 @@ impl Special {
     }
 }
 
-/// Who allowed the port.
+/// The kind of entry that allowed a port.
 #[derive(PartialEq, Eq)]
 enum PortRule {
     ByAllow,
-    /// By an entry of `private` with this port: the address has to be that one.
+    /// An entry of `private` that names this port. The address then has to match such an entry.
     ByPrivate,
 }
 
@@ -231,7 +237,7 @@ impl Rules {
     }
 
     fn denied(&self, host: &Host, port: u16) -> Result<(), DenyReason> {
-        // Of an address in disguise the one inside counts as well.
+        // If the address contains an IPv4 address, that one is checked as well.
         let inner = match host {
             Host::Address(address) => address::embedded(*address).map(|inner| Host::Address(inner.into())),
             Host::Name(_) => None,
@@ -246,7 +252,7 @@ impl Rules {
         }
     }
 
-    /// Whether the port is open for this host, and by whom.
+    /// Checks whether the port is open for this host, and returns the kind of entry that opened it.
     fn opened(&self, host: &Host, port: u16) -> Result<PortRule, DenyReason> {
         let mut named = false;
         for entry in self.allow.iter().filter(|entry| entry.means(host)) {
@@ -271,7 +277,8 @@ impl Rules {
     }
 
     fn asked(&self, target: &Target) -> Result<(), DenyReason> {
-        // Who asks for a private address is told that, whatever else the table lacks: it is the rule to know about.
+        // Checked first: a request for a private address is denied for that reason, even if the table would deny it
+        // for others too, because this is the rule that the client needs to know about.
         if let Host::Address(address) = target.host {
             self.reachable(&target.host, SocketAddr::new(address, target.port), Special::of(address))?;
         }
@@ -298,23 +305,23 @@ impl Rules {
         Err(DenyReason { rule, remedy: self.table.change("methods") })
     }
 
-    /// Whether `private` has it.
+    /// Returns whether an entry of `private` covers the address and the port.
     fn lists(&self, address: IpAddr, port: u16, special: Special) -> bool {
         let covers = |entry: &Pattern| if special.alone { entry.is_just(address) } else { entry.covers(address) };
         self.private.iter().any(|entry| covers(entry) && entry.has_port(port).unwrap_or(true))
     }
 
-    /// `special`: why the address is not public, if it is not.
+    /// Checks the address against `private`. `special` is the reason why the address is not public, if it is not.
     fn reachable(&self, host: &Host, address: SocketAddr, special: Option<Special>) -> Result<(), DenyReason> {
         let (ip, port) = (address.ip(), address.port());
-        // What a translator makes of it has to be allowed as well.
+        // The IPv4 address that a translator would derive from it has to be allowed as well.
         let inner = address::embedded(ip).map(IpAddr::V4);
         let is_hidden =
             |inner: IpAddr| Special::of_this_host(inner).is_some_and(|special| !self.lists(inner, port, special));
         match special {
             Some(special) if !self.lists(ip, port, special) || inner.is_some_and(is_hidden) => {
                 let words = special.words;
-                // Where a name of the operator's network leads is not the sandbox's business.
+                // The sandbox must not learn which address a name of the operator's network has.
                 let (rule, value) = match host {
                     Host::Address(_) => (
                         format!("{} is {words}", host),
@@ -353,7 +360,7 @@ impl CompiledPolicy {
         Ok(Self { rules: policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()?, off: false })
     }
 
-    /// Allows nothing, at the wish of a call.
+    /// Returns a policy that allows nothing, because a call asked for no network.
     pub fn off() -> Self {
         Self { off: true, ..Self::default() }
     }
@@ -391,7 +398,7 @@ impl CompiledPolicy {
         self.rules.iter().try_for_each(judge)
     }
 
-    /// Whether one may ask for it, and for where it is.
+    /// Checks whether the target may be requested, and its name looked up.
     pub fn asked(&self, target: &Target) -> Result<(), DenyReason> {
         self.every(|rules| rules.asked(target))
     }
@@ -400,12 +407,12 @@ impl CompiledPolicy {
         self.every(|rules| rules.method(method))
     }
 
-    /// Whether something may pass that cannot be looked into.
+    /// Checks whether traffic may pass that the proxy cannot see into.
     pub fn opaque(&self) -> Result<(), DenyReason> {
         self.every(Rules::opaque)
     }
 
-    /// Whether this is an address to connect to, for that target.
+    /// Checks whether the proxy may connect to `address` for this target.
     pub fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), DenyReason> {
         let special = Special::of_this_host(address.ip());
         self.every(|rules| rules.connected(target, address, special))

@@ -178,7 +178,7 @@ fn a_disguise_does_not_hide_a_denied_address() {
         assert!(connected(&[&corp], "a.test:80", address).is_err(), "{address}");
         assert!(asked(&corp, address).is_err(), "{address}");
     }
-    // Nor the host itself.
+    // A disguise does not hide this host either.
     corp.private = strings(&["64:ff9b::/96", "127.0.0.0/8"]);
     assert!(connected(&[&corp], "a.test:80", "[64:ff9b::7f00:1]:80").is_err());
 }

@@ -1,4 +1,4 @@
-//! Accepts the connections of a sandbox, and finds out what they speak.
+//! Accepts the connections of a sandbox and detects their protocol.
 
 use std::io;
 use std::sync::Arc;
@@ -13,20 +13,21 @@ use crate::gate::{Connection, GateState};
 use crate::limits::Flow;
 use crate::{http, socks};
 
-/// For a place among those that a sandbox may have at once.
+/// Time that a connection waits for a permit.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// For the first byte. Browsers open connections before they need them.
+/// Timeout for the first byte. It is long because browsers open connections before they need them.
 const FIRST_BYTE: Duration = Duration::from_secs(60);
 
-/// One connection after the other is taken, and none before there is a place for the last: the rest waits in the sandbox's own kernel
-/// queue, which is bounded, and costs the server nothing.
+/// Accepts connections one by one, each only after the previous one has its permits. The rest wait in the backlog of
+/// the sandbox's socket, which is bounded and costs the server nothing.
 pub async fn accept(listener: TcpListener, state: Arc<GateState>) {
     loop {
         state.meter.arrival().await;
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(e) => {
-                // Out of descriptors, or a connection that was gone before it was taken: trying again at once would only spin.
+                // The process is out of descriptors, or the client closed the connection before it was accepted.
+                // Retrying at once would only spin.
                 tracing::debug!(error = %e, "a connection of a sandbox could not be accepted");
                 sleep(Duration::from_millis(50)).await;
                 continue;
@@ -38,13 +39,13 @@ pub async fn accept(listener: TcpListener, state: Arc<GateState>) {
                 let serving = serve(Arc::clone(&connection), stream);
                 connection.spawn(serving);
             }
-            // Nothing is read and nothing waited for.
+            // Sent without reading the request and without waiting.
             Err(stop) => drop(stream.try_write(&http::bare(&stop))),
         }
     }
 }
 
-/// One of the sandbox's own, and one of all that the server has.
+/// Acquires one permit of the sandbox and one of the whole server.
 async fn places(state: &GateState) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Stop> {
     let place = |places: &Arc<Semaphore>| timeout(PATIENCE, Arc::clone(places).acquire_owned());
     let Ok(Ok(own)) = place(&state.meter.places).await else {

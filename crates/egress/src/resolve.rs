@@ -1,4 +1,5 @@
-//! Where a name is. Asked for each request anew, and only here: what is found is checked and connected to, never looked up again.
+//! Resolves names, anew for each request and only here: the addresses found are checked and connected to, and never
+//! looked up again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -13,13 +14,13 @@ use tokio::time::timeout;
 use crate::dns::{Failed, System};
 use crate::target::Host;
 
-/// For a place and an answer.
+/// Timeout for a look-up, including the wait for permits.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// So that the slow names of one sandbox do not stop the others of its tenant.
+/// Number of simultaneous look-ups of one sandbox, so that its slow names do not block other sandboxes of the tenant.
 pub const AT_ONCE_EACH: usize = 8;
-/// A tenant has one of so many of all places.
+/// Inverse of the share of all permits that one tenant may hold.
 const SHARES: usize = 8;
-/// Of an answer, which whoever has the name can make as long as he likes.
+/// Maximum number of addresses used from an answer, which the owner of a name can make arbitrarily long.
 const MOST: usize = 16;
 
 #[derive(Debug)]
@@ -38,7 +39,7 @@ pub enum ResolveError {
 }
 
 impl Resolver {
-    /// `hosts` are the operator's own.
+    /// Creates a resolver. `hosts` are the names that the operator resolves statically.
     pub fn new(hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
         let read = |(name, address): (&String, &IpAddr)| match Host::parse(name) {
             Ok(host @ Host::Name(_)) => Ok((host, *address)),
@@ -54,7 +55,7 @@ impl Resolver {
         })
     }
 
-    /// `each` has [`AT_ONCE_EACH`] places, and belongs to a sandbox of this tenant.
+    /// Returns the addresses of a host. `each` has [`AT_ONCE_EACH`] permits and belongs to one sandbox of `tenant`.
     pub async fn addresses(&self, host: &Host, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
         if let Some(address) = self.hosts.get(host) {
             return Ok(vec![*address]);
@@ -85,15 +86,16 @@ impl Resolver {
     }
 }
 
-/// Each has a socket for either protocol: together an eighth of what the process may have.
+/// Returns the number of simultaneous look-ups. Each one uses a socket for IPv4 and one for IPv6, so together they
+/// use an eighth of the descriptors that the process may open.
 fn at_once() -> usize {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 16;
     usize::try_from(most).unwrap_or(usize::MAX).clamp(16, 1024)
 }
 
-/// For look-ups of all tenants. A tenant holds an eighth of them at the most, and takes none while it holds as many as are free. So the
-/// free ones never fall below what the last that took one holds, and tenants that ask for all they can get come to hold equal shares, one
-/// of which stays free for the next.
+/// The permits for look-ups of all tenants. A tenant holds at most an eighth of them, and takes none while it holds
+/// as many as are free. A tenant that takes a permit therefore leaves about as many free as it holds, and tenants
+/// that request as many as they can end up with equal shares, one of which stays free for the next tenant.
 #[derive(Debug)]
 struct LookupPermits {
     all: usize,
@@ -101,7 +103,7 @@ struct LookupPermits {
     changed: Notify,
 }
 
-/// Given back when it is dropped, which the look-up may be at any time.
+/// Permission for one look-up. Dropping it returns it, and a look-up may be dropped at any time.
 #[must_use]
 #[derive(Debug)]
 struct LookupPermit<'a> {
@@ -121,7 +123,7 @@ impl LookupPermits {
     async fn take<'a>(&'a self, tenant: &'a str) -> LookupPermit<'a> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // Before it looks, so that nothing is missed in between.
+            // Registered before the check, so that no notification in between is missed.
             changed.as_mut().enable();
             if self.take_now(tenant) {
                 return LookupPermit { places: self, tenant };
@@ -176,7 +178,7 @@ mod tests {
         assert_eq!(error.to_string(), "`10.0.0.1` is not a name of a host");
     }
 
-    /// W24: tenants that ask for all they can get leave places to the next, and are made to share.
+    /// W24: tenants that take as many permits as they can leave some to the next tenant and end up sharing.
     #[test]
     fn w24_places_are_left_to_the_next_tenant_however_many_take_all_they_can() {
         let places = LookupPermits::new(64);
@@ -188,7 +190,7 @@ mod tests {
             }
             assert_eq!(places.held()[tenant], share, "{tenant}");
         }
-        // Whose look-up ends asks for the next one at once, each in its turn.
+        // Whenever a look-up ends, the tenants ask for its permit in order.
         for _ in 0..1000 {
             drop(held.remove(0));
             for tenant in &tenants {
@@ -205,7 +207,8 @@ mod tests {
         assert!(places.held().is_empty());
     }
 
-    /// W24: the attack of the audit: a tenant's flood of names that nobody answers for leaves another's look-ups prompt.
+    /// W24, the attack from the audit: one tenant's flood of names that no server answers for does not delay another
+    /// tenant's look-ups.
     #[tokio::test]
     async fn w24_slow_names_of_one_tenant_do_not_hold_up_another() {
         let config = crate::dns::tests::server().await;
@@ -235,7 +238,7 @@ mod tests {
             assert_eq!(found, Ok(vec!["192.0.2.1".parse().unwrap()]), "{name}");
             assert!(resolver.places.held()["red"] <= all / SHARES);
         }
-        // What nobody waits for any more holds nothing.
+        // A look-up that is cancelled holds no permit.
         flood.shutdown().await;
         assert!(resolver.places.held().is_empty());
     }

@@ -1,21 +1,25 @@
-//! Masks secrets in an answer on its way, also where one comes in two pieces. A mask is as long as what it hides, so that announced
-//! lengths stay true.
+//! Masks secrets in a response as it streams through, even if a secret is split between two chunks. A mask is as long
+//! as the secret it hides, so announced lengths stay correct.
 //!
-//! Code in the sandbox chooses requests, and a host may repeat what it is sent. So code can put any text into an answer and watch how the
-//! answer arrives. It must not learn from that how much of the text begins a secret, or it finds the secret letter by letter. Therefore:
+//! Code in the sandbox chooses its requests, and a host may echo what it receives. Code can therefore put any text
+//! into a response and observe how the response arrives. It must not learn from this how much of the text is the
+//! beginning of a secret; otherwise it could find the secret letter by letter. Therefore:
 //!
-//! - **What is held back does not depend on a secret's letters.** After each piece that arrives, everything is released but the last
-//!   `longest - 1` bytes, where `longest` is the length of the longest secret of the request; and everything up to the last byte that no
-//!   secret can contain, which is any byte but printable ASCII ([`is_possible`]). Both follow from lengths and from bytes that the host
-//!   sent. Numbers and sizes of the pieces, and the arrival that each is released by, are the same for every text with the same lengths and
-//!   the same unprintable bytes. A secret that ends behind the released part begins behind it, too, so that this is also enough.
-//! - **The work does not depend on it either.** A search that compares letters, or skips by letters that are rare, takes longer where more
-//!   of them fit, and a long answer multiplies that. Here each byte costs each secret one step of a rolling hash under a random key.
-//!   Letters are compared where a hash is equal, which without the whole secret happens once in 2^48 bytes or more.
-//! - **What is masked tells about whole secrets only.** Who has the whole secret already learns that it is right, as the host itself would
-//!   tell him.
+//! - **The amount held back does not depend on the letters of a secret.** After each chunk, everything is released
+//!   except the last `longest - 1` bytes, where `longest` is the length of the longest secret of the request. In
+//!   addition, everything is released up to the last byte that no secret can contain, which is any byte other than
+//!   printable ASCII ([`is_possible`]). Both follow from lengths and from bytes that the host sent. The number and
+//!   sizes of the chunks, and the arrival that releases each of them, are the same for every text with the same
+//!   lengths and the same unprintable bytes. This is also sufficient: a secret that ends after the released part also
+//!   begins after it.
+//! - **The work does not depend on the letters either.** A search that compares letters, or that skips ahead by rare
+//!   letters, takes longer the more letters match, and a long response multiplies the difference. Here each byte
+//!   costs one step of a rolling hash with a random key for each secret. Letters are compared only where the hashes
+//!   are equal, which without the whole secret happens once in 2^48 bytes or more.
+//! - **Masking reveals only whole secrets.** Code that already has the whole secret learns that it is correct, which
+//!   the host itself would tell it as well.
 //!
-//! The lengths of secrets are not hidden: the host's own `Content-Length` tells them where it repeats one.
+//! The lengths of secrets are not hidden: the host's `Content-Length` reveals them where it echoes one.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::pin::Pin;
@@ -29,14 +33,14 @@ use zeroize::Zeroizing;
 
 const MASK: u8 = b'*';
 
-/// Whether a secret, or its base64, can contain this byte: [`crate::Value::parse`] refuses all others.
+/// Returns whether a secret, or its base64 form, can contain this byte: [`crate::Value::parse`] refuses all others.
 fn is_possible(byte: u8) -> bool {
     matches!(byte, b' '..=b'~')
 }
 
-/// What is to be masked.
+/// The texts to mask.
 pub struct Needles {
-    /// Of the hashes. Code that knew it could make texts whose hashes are equal.
+    /// Key of the hashes. Code that knew it could construct texts with equal hashes.
     key: u64,
     all: Vec<Needle>,
 }
@@ -44,18 +48,19 @@ pub struct Needles {
 struct Needle {
     text: Zeroizing<Vec<u8>>,
     hash: u64,
-    /// The weight of the first byte in the hash.
+    /// Weight of the first byte in the hash.
     first: u64,
 }
 
-/// How far the search for one needle has come: the hash of the last bytes, one less than the needle has.
+/// Progress of the search for one needle: the hash of the last bytes, at most one fewer than the needle has.
 #[derive(Clone, Copy, Default)]
 struct Window {
     hash: u64,
     length: usize,
 }
 
-/// The field of the hashes: a Mersenne prime, so that no division is needed, whose time depends on its operands.
+/// Modulus of the hashes. It is a Mersenne prime, so that no division is needed, whose duration would depend on its
+/// operands.
 const PRIME: u64 = (1 << 61) - 1;
 
 fn reduce(value: u128) -> u64 {
@@ -75,7 +80,7 @@ impl Default for Needles {
 }
 
 impl Needles {
-    /// Of bytes that are [possible](is_possible).
+    /// Adds a text to mask. All its bytes have to be [possible](is_possible).
     pub fn add(&mut self, needle: &[u8]) {
         debug_assert!(needle.iter().copied().all(is_possible), "it would be released before it is found");
         if needle.is_empty() {
@@ -98,8 +103,8 @@ impl Needles {
         vec![Window::default(); self.all.len()]
     }
 
-    /// Masks in `shown` what is found in `text`, which is as long. `windows` are where the search stands at `from`. Found are also those
-    /// that overlap: one may be part of another.
+    /// Masks in `shown` every needle found in `text`, which has the same length. `windows` holds the state of the
+    /// search at `from`. Overlapping needles are all found, because one may be part of another.
     fn mask(&self, windows: &mut [Window], text: &[u8], from: usize, shown: &mut [u8]) -> bool {
         let mut found = false;
         for (needle, window) in self.all.iter().zip(windows) {
@@ -126,7 +131,7 @@ impl Needles {
         found
     }
 
-    /// How much of `text` can be released. From `from` on it is new.
+    /// Returns how many bytes of `text` can be released. The bytes from `from` on are new.
     fn released(&self, text: &[u8], from: usize) -> usize {
         let longest = self.all.iter().map(|needle| needle.text.len()).max().unwrap_or(1);
         let certain = text[from..].iter().rposition(|byte| !is_possible(*byte)).map_or(0, |at| from + at + 1);
@@ -139,7 +144,7 @@ impl Needles {
     }
 
     pub fn mask_headers(&self, headers: &mut HeaderMap) {
-        // Names come in small letters, whatever they were.
+        // Header names arrive in lower case, however they were written.
         let mut small = Self::default();
         self.all.iter().for_each(|needle| small.add(&Zeroizing::new(needle.text.to_ascii_lowercase())));
         let is_named = |name: &&HeaderName| small.masked(name.as_str().as_bytes()).is_some();
@@ -158,13 +163,14 @@ impl Needles {
 }
 
 pin_project! {
-    /// A body without them.
+    /// A body in which the needles are masked.
     pub struct Scrubbed<B> {
         #[pin]
         body: B,
         needles: Needles,
         windows: Vec<Window>,
-        // What may belong to one that ends later: as it came, and with what was found in it masked.
+        // Bytes that may belong to a needle that ends later: as they arrived, and with the needles found so far
+        // masked.
         held: BytesMut,
         shown: BytesMut,
         trailers: Option<HeaderMap>,
@@ -282,7 +288,7 @@ mod tests {
         assert_eq!(scrubbed(&["aab", "aac"], &["aabaac", "other-one"]).await.concat(), "******");
     }
 
-    /// What each piece that arrives releases, piece by piece, and what the end releases.
+    /// Returns the sizes of the chunks released by each arriving piece, and of those released by the end.
     fn moments(pieces: &[&[u8]], needles: &[&str]) -> Vec<Vec<usize>> {
         let mut all = Needles::default();
         needles.iter().for_each(|needle| all.add(needle.as_bytes()));
@@ -315,7 +321,8 @@ mod tests {
         moments
     }
 
-    /// W21: what begins a secret, ends one, or is one, is cut as any other text, in the same sizes and at the same moments.
+    /// W21: a text that is the beginning, the end or the whole of a secret is cut like any other text, into the same
+    /// sizes and at the same moments.
     #[test]
     fn w21_what_begins_a_secret_is_cut_as_any_other_text() {
         let secrets = ["hunter22-and-a-long-tail", "hunt-the-snark"];
@@ -366,10 +373,10 @@ mod tests {
     #[tokio::test]
     async fn of_texts_that_overlap_nothing_remains() {
         for (whole, needles) in [
-            // One is the beginning of another, which must not be recognised by its rest.
+            // One needle is the beginning of the other, so the rest of the longer one must not remain visible.
             ("hunter22-and-more", &["hunter22", "hunter22-and-more"][..]),
             ("hunter22-tail", &["hunter22", "22-tail"]),
-            // What somebody puts before it makes an earlier place of it look like the right one.
+            // The text before the needle makes an earlier position look like a match.
             ("abcabcabcab", &["abcabcab"]),
         ] {
             for cut in 0..whole.len() {

@@ -1,26 +1,27 @@
-//! Values that code may use and never sees: where each may go, and in which header.
+//! Secrets: values that code may use without ever seeing them, with the hosts that each may be sent to and the header
+//! that carries it.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use zeroize::Zeroizing;
 
-/// A value that code may use and never sees.
+/// A value that code may use without ever seeing it.
 #[derive(Debug, Clone)]
 pub struct Secret {
-    /// The environment variable that has the placeholder.
+    /// Name of the environment variable that holds the placeholder.
     pub name: String,
-    /// Whom it is sent to: `name`, `*.name`, each with `:port` if it is not 443.
+    /// Hosts that the value is sent to: `name` or `*.name`, with `:port` unless the port is 443.
     pub hosts: Vec<String>,
     pub header: String,
-    /// What a request without the header gets; `{}` is the value.
+    /// Header value for a request that does not have the header; `{}` stands for the secret value.
     pub format: Option<String>,
-    /// Whose sandboxes may use it; empty is everybody's.
+    /// Tenants whose sandboxes may use the secret; if empty, all tenants.
     pub tenants: Vec<String>,
     pub value: Value,
 }
 
-/// Never printed, and wiped when it is let go of.
+/// A secret value. It is never printed, and its memory is wiped when it is dropped.
 #[derive(Clone)]
 pub struct Value(Zeroizing<String>);
 
@@ -30,12 +31,13 @@ impl fmt::Debug for Value {
     }
 }
 
-/// Shorter, it would be found in texts that have nothing to do with it.
+/// Minimum length of a value. A shorter one would also match unrelated text.
 const SHORTEST: usize = 8;
 const LONGEST: usize = 8 << 10;
 
 impl Value {
-    /// What can stand in a header, with or without the end of a line. What is wrong is said without it.
+    /// Accepts text that can stand in a header, with or without a line ending. The error message does not contain the
+    /// text.
     pub fn parse(text: String) -> Result<Self, &'static str> {
         let text = Zeroizing::new(text);
         let value = text.trim_end_matches(['\r', '\n']);
@@ -54,18 +56,18 @@ impl Value {
         Ok(Self(Zeroizing::new(value.to_owned())))
     }
 
-    /// For the request's header and the answer's check; nowhere else.
+    /// Returns the value, for the header of a request and for the check of the response only.
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }
 }
 
-/// Variables that decide how programs run: a placeholder there would break them, or do worse.
+/// Variables that determine how programs run. A placeholder in one of them would break programs, or do worse.
 const TAKEN: &[&str] = &["PATH", "HOME", "LANG", "USER", "SHELL", "TMPDIR", "PWD", "TERM", "IFS", "ENV"];
 const TAKEN_BEGINNINGS: &[&str] = &["LD_", "LC_", "PYTHON", "NODE_", "NPM_", "PIP_", "SSL_", "BASH"];
 const TAKEN_ENDINGS: &[&str] = &["_PROXY", "_CA_BUNDLE", "_CAINFO"];
 
-/// Headers that say where a message goes or ends: a value there would change the request.
+/// Headers that determine where a message goes or ends. A value in one of them would change the request.
 const FRAMING: &[&str] = &[
     "connection",
     "content-length",
@@ -81,7 +83,7 @@ const FRAMING: &[&str] = &[
 ];
 
 impl Secret {
-    /// What is wrong with how a secret is described.
+    /// Checks the description of a secret and returns what is wrong with it.
     pub fn check(name: &str, hosts: &[String], header: &str, format: Option<&str>) -> Result<(), String> {
         let begins = |b: u8| b.is_ascii_uppercase() || b == b'_';
         if !name.bytes().next().is_some_and(begins) || !name.bytes().all(|b| begins(b) || b.is_ascii_digit()) {
@@ -114,10 +116,10 @@ impl Secret {
     }
 }
 
-/// Where a secret may go.
+/// A host and port that a secret may be sent to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pattern {
-    /// In small letters; what follows `*.` if [`Self::below`].
+    /// Host name in lower case; if [`Self::below`] is set, the part after `*.`.
     pub name: String,
     pub below: bool,
     pub port: u16,
@@ -130,13 +132,13 @@ impl Pattern {
             None => (text, 443),
         };
         let (name, below) = host.strip_prefix("*.").map_or((host, false), |name| (name, true));
-        // Every name of `com` is nobody's.
+        // A wildcard below a top-level domain, such as `*.com`, would cover hosts of unrelated owners.
         let broad = below && !name.contains('.');
         let is_name = is_host_name(name) && name.parse::<IpAddr>().is_err() && !broad;
         is_name.then(|| Self { name: name.to_ascii_lowercase(), below, port })
     }
 
-    /// Of a name in small letters without a dot at its end.
+    /// Returns whether the pattern matches a host. The name has to be in lower case and without a trailing dot.
     pub fn matches(&self, host: &str, port: u16) -> bool {
         let matches = match self.below {
             true => host.strip_suffix(&self.name).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
@@ -146,7 +148,7 @@ impl Pattern {
     }
 }
 
-/// Whether this can be the name of a host: labels of letters, digits, `-` and `_`.
+/// Returns whether `name` can be the name of a host: labels of letters, digits, `-` and `_`.
 pub fn is_host_name(name: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())

@@ -1,4 +1,4 @@
-//! What all gates of a server have in common.
+//! The state that all gates of a server share.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,19 +14,19 @@ use crate::tls::Interceptor;
 use crate::vault::SecretSet;
 use crate::{EgressConfig, SandboxSetup, trust};
 
-/// A furnishing, once somebody has made it.
+/// A sandbox setup that is created on first use.
 type SetupCell = Arc<OnceCell<Arc<SandboxSetup>>>;
 
 #[derive(Debug)]
 pub struct EgressShared {
     certutil: Option<PathBuf>,
-    /// What sandboxes are given, by the secrets of their tenant; made when the first of them is.
+    /// Sandbox setups by the set of secrets of the tenant. Each is created when the first sandbox needs it.
     furnishings: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
     pub resolver: Resolver,
     pub interceptor: Interceptor,
-    /// One for each connection of any sandbox, so that they leave the server enough descriptors.
+    /// Permits for the connections of all sandboxes, bounded so that the server has enough descriptors left.
     pub places: Arc<Semaphore>,
-    /// Of all sandboxes, for the figures.
+    /// Number of connections of all sandboxes, for the metrics.
     pub connections: AtomicU64,
     pub bytes: AtomicU64,
 }
@@ -50,7 +50,7 @@ impl EgressShared {
         })
     }
 
-    /// What a sandbox of this tenant is given. Nothing in it is about the secrets of others.
+    /// Returns the setup for a sandbox of this tenant. It reveals nothing about the secrets of other tenants.
     pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
         let set = self.interceptor.set(tenant);
         let place = {
@@ -62,7 +62,7 @@ impl EgressShared {
                 return Arc::new(trust::plain());
             };
             let certutil = self.certutil.clone();
-            // A program is started and waited for.
+            // This starts a program and waits for it.
             let making = tokio::task::spawn_blocking(move || trust::furnishing(trusted, certutil.as_deref()));
             Arc::new(making.await.unwrap_or_default())
         });
@@ -70,7 +70,8 @@ impl EgressShared {
     }
 }
 
-/// Each has two descriptors, one to each side: together half of what the process may have.
+/// Returns the maximum number of connections. Each one uses two descriptors, one towards each side, so together they
+/// use half of the descriptors that the process may open.
 fn most_connections() -> usize {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4;
     usize::try_from(most).unwrap_or(usize::MAX).clamp(16, 65_536)

@@ -1,4 +1,4 @@
-//! SOCKS5 for what is not HTTP: CONNECT, without a password. No other command is there.
+//! SOCKS5 for protocols other than HTTP. It supports the CONNECT command without a password, and nothing else.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -60,7 +60,7 @@ async fn reply(client: &mut Flow<TcpStream>, code: u8) -> io::Result<()> {
     client.write_all(&[VERSION, code, 0, 1, 0, 0, 0, 0, 0, 0]).await
 }
 
-/// Whom the client wants, or the code to refuse it with.
+/// Returns the target that the client asks for, or the code to refuse the request with.
 async fn greet(client: &mut Flow<TcpStream>) -> io::Result<Result<Target, u8>> {
     let mut head = [0; 2];
     client.read_exact(&mut head).await?;

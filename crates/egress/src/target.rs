@@ -1,4 +1,4 @@
-//! Whom a request is for, read as browsers read it: `0x7f.1` and `２１３０７０６４３３` are addresses, whatever they look like.
+//! Parses the target of a request as browsers do: `0x7f.1` and `２１３０７０６４３３` are addresses, whatever they look like.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -7,7 +7,7 @@ use crate::address;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Host {
-    /// Lower case, punycode, without a dot at its end.
+    /// A host name in lower case and punycode, without a trailing dot.
     Name(String),
     Address(IpAddr),
 }
@@ -27,7 +27,8 @@ impl Host {
 
     fn name(text: &str) -> Result<Self, String> {
         let name = text.strip_suffix('.').unwrap_or(text);
-        // The URL standard has more characters; no name that leads anywhere does, and sentences and headers are better off without.
+        // The URL standard allows more characters, but no name that resolves contains them, and messages and headers
+        // are safer without them.
         let is_part = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
         let is_label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_part);
         if name.len() > 253 || !name.split('.').all(is_label) {
@@ -36,7 +37,7 @@ impl Host {
         Ok(Self::Name(name.to_owned()))
     }
 
-    /// Why it is not public, if that can be seen already.
+    /// Describes why the host is not public, as far as that is known without resolving it.
     pub fn special(&self) -> Option<&'static str> {
         match self {
             Self::Name(_) => None,
@@ -62,7 +63,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// `name:port`, as CONNECT has it.
+    /// Parses `name:port`, as CONNECT sends it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (host, port) = text.rsplit_once(':').ok_or("there is no port")?;
         let port = port.parse().ok().filter(|port| *port != 0).ok_or("not a port")?;

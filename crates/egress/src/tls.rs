@@ -1,9 +1,10 @@
-//! Hosts that have a secret: TLS ends here, so that the secret can be put in on the way out.
+//! Termination of TLS for hosts with a secret, so that the proxy can insert the secret into requests.
 //!
-//! The way of such a request: CONNECT or SOCKS names the host, the policy allows it, [`Interceptor::takes`] says yes, and
-//! [`Interceptor::accept`] ends the client's TLS. Each request inside goes the same way as a plain one (policy, methods, address), then
-//! [`Interceptor::dress`] puts the secret in, [`Interceptor::connect`] begins TLS on the connection that was checked and opened,
-//! and [`InjectedSecrets::clean`] takes the secret out of an answer that repeats it.
+//! Such a request takes the following path: CONNECT or SOCKS names the host, the policy allows it,
+//! [`Interceptor::takes`] returns true, and [`Interceptor::accept`] terminates the client's TLS. Each request inside
+//! is judged like a plain one (policy, methods, address). Then [`Interceptor::dress`] inserts the secret,
+//! [`Interceptor::connect`] starts TLS on the connection that was checked and opened, and [`InjectedSecrets::clean`]
+//! masks the secret in a response that echoes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,25 +23,27 @@ use crate::secrets::Secret;
 use crate::vault::{InjectedSecrets, SecretSet, Vault};
 use crate::wire::Wire;
 
-/// For a handshake.
+/// Timeout for a TLS handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Nothing in it: no host has a secret.
+/// Terminates TLS for hosts with a secret. It is empty if no host has one.
 #[derive(Debug, Default)]
 pub struct Interceptor(Option<Interception>);
 
 #[derive(Debug)]
 struct Interception {
     vault: Vault,
-    /// One for each set of secrets: in its name constraints are the hosts of that set, which are nobody else's business.
+    /// One authority for each set of secrets. Its name constraints list the hosts of that set, which other tenants
+    /// must not see.
     authorities: BTreeMap<SecretSet, Authority>,
     connector: Arc<ClientConfig>,
-    /// Of this machine, for the bundle in sandboxes.
+    /// Certificates of the authorities trusted by this machine and of the additional ones, for the bundle in
+    /// sandboxes.
     roots: Vec<CertificateDer<'static>>,
 }
 
 impl Interceptor {
-    /// `roots` are trusted besides those of this machine.
+    /// Creates an interceptor. `roots` are trusted in addition to the authorities of this machine.
     pub fn new(secrets: &[Secret], roots: &[CertificateDer<'static>]) -> io::Result<Self> {
         if secrets.is_empty() {
             return Ok(Self(None));
@@ -62,12 +65,13 @@ impl Interceptor {
         Ok(Self(Some(Interception { vault, authorities, connector, roots })))
     }
 
-    /// Whether TLS to this host ends here: this tenant has a secret for it. `name` is lower case, without a dot at its end.
+    /// Returns whether the proxy terminates TLS to this host, because the tenant has a secret for it. `name` has to
+    /// be in lower case and without a trailing dot.
     pub fn takes(&self, tenant: &str, name: &str, port: u16) -> bool {
         self.0.as_ref().is_some_and(|own| own.vault.has_for(tenant, name, port))
     }
 
-    /// Ends the client's TLS, with a certificate for `name`. HTTP/1.1 is all that is offered inside.
+    /// Terminates the client's TLS with a certificate for `name`. Only HTTP/1.1 is offered inside.
     pub async fn accept(&self, tenant: &str, client: Wire, name: &str) -> io::Result<Wire> {
         let own = self.own()?;
         let authority = own.authorities.get(&own.vault.set(tenant)).ok_or_else(none)?;
@@ -75,24 +79,24 @@ impl Interceptor {
         Ok(Box::new(timeout(PATIENCE, TlsAcceptor::from(config).accept(client)).await??))
     }
 
-    /// Begins TLS with the host itself, whose certificate has to be good for `name`.
+    /// Starts TLS with the host, whose certificate has to be valid for `name`.
     pub async fn connect(&self, upstream: Wire, name: &str) -> io::Result<Wire> {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let connector = TlsConnector::from(Arc::clone(&self.own()?.connector));
         Ok(Box::new(timeout(PATIENCE, connector.connect(server, upstream)).await??))
     }
 
-    /// Puts the secrets of this host into the headers of a request to it.
+    /// Inserts the secrets for this host into the headers of a request.
     pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
         self.0.as_ref().map(|own| own.vault.dress(tenant, name, port, headers)).unwrap_or_default()
     }
 
-    /// Which secrets this tenant has; none is none.
+    /// Returns the secrets that this tenant may use, or `None` if there are none.
     pub fn set(&self, tenant: &str) -> Option<SecretSet> {
         self.0.as_ref().map(|own| own.vault.set(tenant)).filter(|set| !set.is_empty())
     }
 
-    /// What a sandbox needs to use these, if there are any.
+    /// Returns what a sandbox needs to use these secrets, or `None` if there is no authority for the set.
     pub fn trusted(&self, set: &SecretSet) -> Option<Trusted> {
         let own = self.0.as_ref()?;
         let authority = own.authorities.get(set)?.pem();
@@ -108,11 +112,11 @@ impl Interceptor {
     }
 }
 
-/// Whom a sandbox has to trust, and what it has in place of secrets.
+/// The certificates that a sandbox has to trust, and the placeholders of its secrets.
 pub struct Trusted {
-    /// The certificate of our authority.
+    /// Certificate of the authority of this set of secrets, in PEM.
     pub authority: String,
-    /// Of this machine's authorities.
+    /// Certificates of the other authorities that sandboxes trust.
     pub roots: Vec<CertificateDer<'static>>,
     pub placeholders: BTreeMap<String, String>,
 }
@@ -130,7 +134,7 @@ fn connector(provider: Arc<CryptoProvider>, roots: &[CertificateDer<'static>]) -
     Ok(config)
 }
 
-/// For placeholders, which are no secret; only alike they must not be.
+/// Returns random bytes for a placeholder. Placeholders are not secret; they only have to differ.
 fn random(source: &dyn SecureRandom) -> [u8; 12] {
     let mut bytes = [0; 12];
     let _ = source.fill(&mut bytes);

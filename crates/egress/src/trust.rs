@@ -1,7 +1,8 @@
-//! What a sandbox with a way out is given: where the proxy is, whom to trust, and the placeholders of secrets.
+//! The setup of a sandbox with egress: the address of the proxy, the trusted certificates and the placeholders of
+//! secrets.
 //!
-//! Programs ask different variables for certificates; each is told here in its own words. The browser has a database of its own,
-//! which only `certutil` of NSS can make.
+//! Programs read the location of certificates from different variables, so all of these are set. The browser has a
+//! certificate database, which only NSS's `certutil` can create.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,12 +15,12 @@ use base64::engine::general_purpose::STANDARD;
 use crate::SandboxSetup;
 use crate::tls::Trusted;
 
-/// Where the socket listens that is accepted on here; `sandbox::PROXY` makes it there.
+/// Address of the proxy's socket inside the sandbox; it has to match `sandbox::PROXY`, which creates the socket.
 const PROXY: &str = "http://127.0.0.1:3128";
-/// What a sandbox has on itself does not go out.
+/// Hosts that programs reach directly: services inside the sandbox do not use the proxy.
 const DIRECT: &str = "localhost,127.0.0.1,::1";
 
-/// Inside the sandbox.
+/// Paths inside the sandbox.
 const AUTHORITY: &str = "/opt/sandpool/trust/authority.pem";
 const BUNDLE: &str = "/opt/sandpool/trust/bundle.pem";
 const NSSDB: &str = "/opt/sandpool/trust/nssdb";
@@ -34,13 +35,13 @@ const BUNDLE_VARIABLES: [&str; 7] = [
 ];
 const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
 
-/// Who this machine trusts; sandboxes see it at the same place.
+/// The authorities that this machine trusts. Sandboxes see the file at the same path.
 const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// What a sandbox is given whose tenant has no secrets.
+/// Returns the setup for a sandbox whose tenant has no secrets.
 pub fn plain() -> SandboxSetup {
     let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
-    // These two bring a list of their own, in which an authority of the operator's is not.
+    // Requests and npm ship their own lists of authorities, which lack any that the operator has added.
     if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
         for variable in ["REQUESTS_CA_BUNDLE", "npm_config_cafile"] {
             furnishing.env.insert(variable.into(), SYSTEMS.into());
@@ -49,7 +50,7 @@ pub fn plain() -> SandboxSetup {
     furnishing
 }
 
-/// `certutil`: where the program is, if this machine has it.
+/// Returns the setup for a sandbox with secrets. `certutil` is the path of the program, if it is installed.
 pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
     let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     let Trusted { authority, roots, placeholders } = trusted;
@@ -57,7 +58,7 @@ pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
     for variable in BUNDLE_VARIABLES {
         furnishing.env.insert(variable.into(), BUNDLE.into());
     }
-    // Node has the usual ones itself, and reads the file at each start.
+    // Node includes the usual authorities, and reads this file each time it starts.
     furnishing.env.insert("NODE_EXTRA_CA_CERTS".into(), AUTHORITY.into());
     furnishing.env.extend(placeholders);
     furnishing.files.push((AUTHORITY.into(), authority.clone().into_bytes()));
@@ -76,14 +77,14 @@ pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
 fn proxy() -> BTreeMap<String, String> {
     let mut env = BTreeMap::new();
     for variable in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
-        // `ALL_PROXY` with SOCKS would be refused by clients that have no support for it.
+        // Clients without SOCKS support would reject a SOCKS address in `ALL_PROXY`.
         env.insert(variable.to_owned(), PROXY.to_owned());
         env.insert(variable.to_lowercase(), PROXY.to_owned());
     }
     env.insert("NO_PROXY".into(), DIRECT.into());
     env.insert("no_proxy".into(), DIRECT.into());
     env.insert("NODE_USE_ENV_PROXY".into(), "1".into());
-    // A host may be slow or busy; a denial does not change by itself.
+    // Retrying helps with a host that is slow or busy, but a denial does not change by itself.
     env.insert("PIP_RETRIES".into(), "2".into());
     env.insert("npm_config_fetch_retries".into(), "1".into());
     env
@@ -95,7 +96,7 @@ fn pem(certificate: &[u8]) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
 }
 
-/// The browser's database with our authority in it, by the path inside.
+/// Creates the browser's certificate database with our authority in it, as paths inside the sandbox and contents.
 fn database(certutil: &Path, authority: &str) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let dir = Scratch::new()?;
     let certificate = dir.0.join("authority.pem");
@@ -107,7 +108,7 @@ fn database(certutil: &Path, authority: &str) -> io::Result<Vec<(PathBuf, Vec<u8
     let read = |name: &str| {
         let mut content = fs::read(dir.0.join(name))?;
         if name == "pkcs11.txt" {
-            // It says where it was made, which is nobody's business and is not asked for.
+            // The file contains the path where it was created, which NSS does not need and the sandbox must not see.
             let text = String::from_utf8_lossy(&content).replace(&*dir.0.to_string_lossy(), NSSDB);
             content = text.into_bytes();
         }
@@ -125,7 +126,7 @@ fn run(program: &Path, arguments: &[&str]) -> io::Result<()> {
     }
 }
 
-/// A directory for as long as the database is made in it.
+/// A temporary directory in which the database is created. It is removed when this value is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {

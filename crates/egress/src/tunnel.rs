@@ -1,8 +1,8 @@
-//! What CONNECT and SOCKS open: bytes to one target, looked at as far as that is possible.
+//! Tunnels opened by CONNECT and SOCKS: bytes to one target, inspected as far as possible.
 //!
-//! On port 80 there are requests, which are judged one by one. Where there is TLS, its greeting has to be for the name that was asked for
-//! (a front for another name at the same address is refused); on port 443 there has to be TLS. Other ports that a policy has may carry
-//! anything.
+//! On port 80 a tunnel carries HTTP requests, which are judged one by one. If a tunnel carries TLS, its ClientHello
+//! has to name the host that was asked for, which prevents fronting for another name at the same address. Port 443
+//! has to carry TLS. Other ports that a policy allows may carry anything.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,19 +25,19 @@ use crate::wire::Wire;
 
 const HTTP: u16 = 80;
 const HTTPS: u16 = 443;
-/// The first byte of a TLS greeting.
+/// The first byte of a TLS ClientHello record.
 const HANDSHAKE: u8 = 22;
-/// A greeting with the largest keys there are has some 2 kB; this is what nobody needs.
+/// Maximum length of a ClientHello. With the largest keys in use it has about 2 kB, so no client needs this much.
 const LONGEST_GREETING: usize = 64 << 10;
 const GREETING: Duration = Duration::from_secs(30);
-/// Fatal, `access_denied`: so that a client says something better than that the connection was lost.
+/// A fatal `access_denied` alert, which lets a client report something better than a lost connection.
 const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 const BUFFER: usize = 32 << 10;
 
 pub enum Tunnel {
-    /// Each request inside is judged.
+    /// A tunnel in which each request is judged.
     Requests(Target),
-    /// The same, and TLS ends here.
+    /// A tunnel in which the proxy terminates TLS and judges each request.
     Intercepted(Target, String),
     Opaque(Box<Opaque>),
 }
@@ -49,10 +49,11 @@ pub struct Opaque {
     upstream: Flow<TcpStream>,
 }
 
-/// Judges, and connects where it is known what to connect to. `what` is for sentences.
+/// Judges the target, and connects to it if the tunnel is opaque. `what` describes the request in denials.
 pub async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, Stop> {
     if target.port == HTTP {
-        // Requests inside are judged each, and can be answered with a sentence, which a refused CONNECT does not show everywhere.
+        // Each request inside is judged and can be denied with a sentence, whereas many clients do not show why a
+        // CONNECT was refused.
         return Ok(Tunnel::Requests(target));
     }
     if let Host::Name(name) = &target.host
@@ -70,7 +71,8 @@ pub async fn open(connection: &Connection, what: &str, target: Target) -> Result
     Ok(Tunnel::Opaque(Box::new(Opaque { what: what.to_owned(), crossing, address, upstream })))
 }
 
-/// Serves it until one side is done. Boxed, because what is inside may be requests, which are served as those outside are.
+/// Serves a tunnel until one side is done. The future is boxed because a tunnel may contain requests, which are
+/// served by the same code as those outside, so the types are recursive.
 pub fn run(
     connection: Arc<Connection>,
     client: Wire,
@@ -105,7 +107,7 @@ impl Opaque {
         copy_bidirectional_with_sizes(&mut client, &mut self.upstream, BUFFER, BUFFER).await.map(|_| ())
     }
 
-    /// What the client says first; nothing if the other side speaks before it, as with SSH.
+    /// Returns the first bytes from the client, or `None` if the server speaks first, as in SSH.
     async fn first(&mut self, client: &mut Wire) -> io::Result<Option<Vec<u8>>> {
         let (mut from_client, mut from_upstream) = (vec![0; BUFFER], vec![0; BUFFER]);
         if self.crossing.target.port == HTTPS {
@@ -125,7 +127,7 @@ impl Opaque {
         }
     }
 
-    /// All that has been read, if it may be passed on.
+    /// Reads the ClientHello, if there is one, and returns all bytes read if they may be passed on.
     async fn greeting(
         &mut self,
         connection: &Connection,
@@ -163,11 +165,12 @@ impl Opaque {
         Ok(named.and_then(|name| self.judge_name(connection, name.as_deref())).map(|()| read))
     }
 
-    /// Whether the name in a TLS greeting is what was asked for.
+    /// Checks that the name in the ClientHello is the host that was asked for.
     fn judge_name(&mut self, connection: &Connection, name: Option<&str>) -> Result<(), DenyReason> {
         let Target { host, port } = self.crossing.target.clone();
         let Some(name) = name else {
-            // Without a name the server at that address decides who it is: the address has to be allowed itself.
+            // Without a name, the server at the address decides which host it is, so the address itself has to be
+            // allowed.
             let bare = Target { host: Host::Address(self.address.ip()), port };
             return connection.state.judge(|judge| judge.asked(&bare)).map_err(|refusal| DenyReason {
                 rule: format!("the TLS greeting names nobody, and {}", refusal.rule),

@@ -1,5 +1,6 @@
-//! Connections to hosts, for requests. The last one is kept for the client's next request to the same host: that is resolved and judged
-//! like any other, and has to lead to the very address that the connection goes to.
+//! Connections to hosts for HTTP requests. The last connection stays open for the client's next request to the same
+//! host. That request is resolved and judged like any other, and has to lead to the exact address of the open
+//! connection.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -17,12 +18,13 @@ use crate::http::{LONGEST_HEAD, MOST_HEADERS};
 use crate::target::Target;
 use crate::wire::Wire;
 
-/// Less than hosts usually wait before they close: a request must not meet a connection that is just being closed.
+/// Time after which an idle connection is not reused. It is shorter than hosts usually wait before they close, so
+/// that a request does not meet a connection that is just being closed.
 const FRESH: Duration = Duration::from_secs(3);
-/// For the end of the answer before.
+/// Time to wait for the end of the previous response.
 const SOON: Duration = Duration::from_millis(200);
 
-/// Of one client connection.
+/// The idle connection to a host, one for each client connection.
 #[derive(Default)]
 pub struct IdleUpstream(Mutex<Option<Upstream>>);
 
@@ -34,7 +36,8 @@ struct Upstream {
 }
 
 impl IdleUpstream {
-    /// `crossing` was judged already as far as it goes without an address. `tls`: as whom the host has to show itself.
+    /// Sends a request. The policy must already have allowed `crossing` without an address. `tls` is the name for
+    /// which the host has to present a certificate.
     pub async fn send(
         &self,
         connection: &Connection,
@@ -50,7 +53,7 @@ impl IdleUpstream {
             connection.cross(there).map_err(|refusal| connection.deny(what, refusal))?;
             match upstream.sender.try_send_request(request).await {
                 Ok(response) => return Ok(self.keep(upstream, response)),
-                // It was closed before anything of the request was written.
+                // The host closed the connection before any of the request was written.
                 Err(mut e) => request = e.take_message().ok_or_else(lost)?,
             }
         }

@@ -1,4 +1,4 @@
-//! Puts secrets into requests, in place of their placeholders, and takes them out of answers that repeat them.
+//! Inserts secrets into requests in place of their placeholders, and masks them in responses that echo them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +20,7 @@ use crate::secrets::{Pattern, Secret};
 #[derive(Debug)]
 pub struct Vault(Vec<VaultEntry>);
 
-/// Some of the secrets of one server. Tenants that have the same ones are furnished alike.
+/// A subset of the server's secrets. Tenants with the same subset get the same sandbox setup.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SecretSet(Vec<usize>);
 
@@ -35,12 +35,12 @@ struct VaultEntry {
     secret: Secret,
     hosts: Vec<Pattern>,
     header: HeaderName,
-    /// What code has in the value's place.
+    /// The text that code has in place of the value.
     placeholder: String,
 }
 
 impl Vault {
-    /// What is wrong with one is said without its value.
+    /// Checks the secrets and generates their placeholders. The error message does not contain a value.
     pub fn new(secrets: &[Secret], random: impl Fn() -> [u8; 12]) -> Result<Self, String> {
         let kept = |secret: &Secret| {
             Secret::check(&secret.name, &secret.hosts, &secret.header, secret.format.as_deref())?;
@@ -57,15 +57,15 @@ impl Vault {
         secrets.iter().map(kept).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The sets of secrets that there are tenants for; those who have none are not among them.
+    /// Returns the distinct non-empty sets of secrets that tenants can have.
     pub fn sets(&self) -> BTreeSet<SecretSet> {
         let named = self.0.iter().flat_map(|kept| kept.secret.tenants.iter().map(String::as_str));
-        // Nobody's name: what every tenant has.
+        // No tenant has the empty name, so it yields the secrets that every tenant may use.
         let sets = named.chain([""]).map(|tenant| self.set(tenant));
         sets.filter(|set| !set.is_empty()).collect()
     }
 
-    /// What this tenant may use.
+    /// Returns the secrets that this tenant may use.
     pub fn set(&self, tenant: &str) -> SecretSet {
         SecretSet(self.0.iter().enumerate().filter(|(_, kept)| kept.is_for(tenant)).map(|(number, _)| number).collect())
     }
@@ -74,7 +74,7 @@ impl Vault {
         self.in_set(set).flat_map(|kept| kept.hosts.clone()).collect()
     }
 
-    /// What code finds under each secret's name.
+    /// Returns the placeholders by the names of their environment variables.
     pub fn placeholders(&self, set: &SecretSet) -> BTreeMap<String, String> {
         self.in_set(set).map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
     }
@@ -92,7 +92,7 @@ impl Vault {
         own.filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
     }
 
-    /// Puts the secrets of this host into the headers of a request to it, as far as this tenant may use them.
+    /// Inserts the secrets for this host into the headers of a request, as far as this tenant may use them.
     pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
         let mut needles = Needles::default();
         for kept in self.of(tenant, name, port) {
@@ -100,7 +100,7 @@ impl Vault {
             kept.put(headers, &mut needles);
         }
         if !needles.is_empty() {
-            // What cannot be read, or comes in pieces of the asker's choice, cannot be looked through.
+            // The response cannot be searched if it is compressed, or if the client chooses its charset or range.
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             for name in [ACCEPT_CHARSET, RANGE, IF_RANGE] {
                 headers.remove(name);
@@ -133,13 +133,13 @@ impl VaultEntry {
         }
     }
 
-    /// None where the placeholder is not in it.
+    /// Returns the header value with the placeholder replaced, or `None` if it does not contain the placeholder.
     fn replaced(&self, given: &HeaderValue, needles: &mut Needles) -> Option<HeaderValue> {
         let (text, value) = (given.to_str().ok()?, self.secret.value.expose());
         if text.contains(&self.placeholder) {
             return sensitive(&text.replace(&self.placeholder, value));
         }
-        // A password is sent in base64, with the user's name before it.
+        // A password is sent in base64, preceded by the name of the user.
         let (scheme, encoded) = text.split_once(' ').filter(|_| self.header == AUTHORIZATION)?;
         let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
         if !scheme.eq_ignore_ascii_case("basic") || !decoded.contains(&self.placeholder) {
@@ -152,14 +152,14 @@ impl VaultEntry {
     }
 }
 
-/// Not printed with the other headers.
+/// Creates a header value that is not printed with the other headers.
 fn sensitive(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
     Some(value)
 }
 
-/// A request that has secrets in it, and what its answer must not have.
+/// The secrets that were inserted into a request, which have to be masked in the response.
 #[must_use]
 #[derive(Default)]
 pub struct InjectedSecrets {
@@ -173,7 +173,8 @@ impl fmt::Debug for InjectedSecrets {
 }
 
 impl InjectedSecrets {
-    /// The answer without the secrets. An error is a sentence for whoever asked: the answer cannot be looked through.
+    /// Masks the secrets in a response. The error, a sentence for the client, says why the response cannot be
+    /// searched.
     pub fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
         let (mut parts, body) = response.into_parts();
         if !self.needles.is_empty() {
@@ -187,7 +188,7 @@ impl InjectedSecrets {
                 return Err("a host that has a secret answered in compressed form, though it was asked not to");
             }
             self.needles.mask_headers(&mut parts.headers);
-            // In them are the words after the status, and the names of headers as they were written.
+            // The extensions contain the reason phrase and the original spelling of the header names.
             parts.extensions.clear();
         }
         Ok(Response::from_parts(parts, Scrubbed::new(body, self.needles)))

@@ -1,4 +1,4 @@
-//! A byte stream, whatever is under it: TCP, TLS on TCP, what is left of an HTTP connection after an upgrade.
+//! Byte streams independent of the layer below: TCP, TLS over TCP, or an upgraded HTTP connection.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
