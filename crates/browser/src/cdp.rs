@@ -1,6 +1,8 @@
-//! A DevTools client over Chromium's pipe: JSON messages, each ended by a NUL byte. Calls are pipelined; events go to one function.
+//! A DevTools client over Chromium's pipe. Messages are JSON, each terminated by a NUL byte. Calls are pipelined, and
+//! events are passed to one function.
 //!
-//! Knows no page. What comes in was perhaps written by one: a message is held only up to [`MAX_MESSAGE`].
+//! This module knows nothing about pages. A page may have written what arrives here, so a message is buffered only up
+//! to [`MAX_MESSAGE`].
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -18,7 +20,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
 
-/// Of a longer message the rest is thrown away as it comes, and whoever waits for it is told.
+/// Maximum length of a message. The rest of a longer one is discarded as it arrives, and the call that waits for it
+/// fails.
 const MAX_MESSAGE: usize = 64 << 20;
 const READ: usize = 64 << 10;
 
@@ -36,7 +39,7 @@ pub enum CdpError {
     Unreadable(String),
 }
 
-/// Something the browser says unasked.
+/// A message that the browser sends without being asked.
 pub struct Event<'a> {
     pub session: Option<&'a str>,
     pub method: &'a str,
@@ -44,7 +47,8 @@ pub struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// Nothing if it is not what it should be: an event that cannot be read is no reason to end.
+    /// Parses the parameters. Returns `None` if they do not have the expected form: an event that cannot be read is
+    /// no reason to stop.
     pub fn params<T: Deserialize<'a>>(&self) -> Option<T> {
         serde_json::from_str(self.params.get()).ok()
     }
@@ -52,7 +56,7 @@ impl<'a> Event<'a> {
 
 type CdpResult = Result<Box<RawValue>, CdpError>;
 
-/// The way to the browser. Clones are the same way.
+/// A connection to the browser. Clones share the same connection.
 #[derive(Clone)]
 pub struct Cdp(Rc<Inner>);
 
@@ -93,14 +97,14 @@ struct CdpErrorBody {
 }
 
 impl Cdp {
-    /// The second part has to run for anything to be sent.
+    /// Creates a client. Nothing is sent unless the returned future runs.
     pub fn new(to_browser: pipe::Sender) -> (Self, impl Future<Output = ()>) {
         let (out, queue) = mpsc::unbounded_channel();
         let inner = Inner { next: Cell::new(1), waiting: RefCell::default(), out };
         (Self(Rc::new(inner)), write(to_browser, queue))
     }
 
-    /// Sends now; the answer can be waited for later, or not at all.
+    /// Sends a request immediately. The answer can be awaited later, or not at all.
     pub fn send(&self, session: Option<&str>, method: &str, params: impl Serialize) -> Pending {
         let id = self.0.next.replace(self.0.next.get() + 1);
         let (answer, receiver) = oneshot::channel();
@@ -115,7 +119,7 @@ impl Cdp {
         Pending { id, receiver, cdp: self.clone() }
     }
 
-    /// Sends without a wish for an answer.
+    /// Sends a request and ignores the answer.
     pub fn tell(&self, session: Option<&str>, method: &str, params: impl Serialize) {
         drop(self.send(session, method, params));
     }
@@ -129,7 +133,7 @@ impl Cdp {
         self.send(session, method, params).read().await
     }
 
-    /// Reads until the browser closes its end. After that every call fails.
+    /// Reads until the browser closes its end. After that, every call fails.
     pub async fn pump(&self, mut from_browser: pipe::Receiver, mut event: impl FnMut(Event<'_>)) {
         let mut splitter = Splitter::new(MAX_MESSAGE);
         loop {
@@ -141,7 +145,7 @@ impl Cdp {
                 }),
             }
         }
-        // Their senders go, which their receivers see.
+        // Dropping the senders makes all pending calls fail.
         self.0.waiting.borrow_mut().clear();
     }
 
@@ -159,7 +163,7 @@ impl Cdp {
         }
     }
 
-    /// An answer begins with its number.
+    /// Fails the call that an oversized answer belongs to. An answer begins with the number of its call.
     fn too_large(&self, beginning: &[u8]) {
         let digits = beginning.strip_prefix(br#"{"id":"#).unwrap_or_default().split(|byte| *byte == b',').next();
         let id = digits.and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|digits| digits.parse().ok());
@@ -171,7 +175,7 @@ impl Cdp {
     fn answer(&self, id: u64, answer: CdpResult) {
         let waiting = self.0.waiting.borrow_mut().remove(&id);
         if let Some(waiting) = waiting {
-            // Nobody waits any more: as well.
+            // The call may have been dropped, in which case no one needs the answer.
             let _ = waiting.send(answer);
         }
     }
@@ -185,7 +189,7 @@ async fn write(mut to_browser: pipe::Sender, mut queue: mpsc::UnboundedReceiver<
     }
 }
 
-/// A call that is under way.
+/// A call that has not been answered yet.
 pub struct Pending {
     id: u64,
     receiver: oneshot::Receiver<CdpResult>,
@@ -217,18 +221,18 @@ impl Drop for Pending {
     }
 }
 
-/// Cuts bytes, however they come, at the NULs. Looks at each byte once.
+/// Splits a stream of bytes at the NULs, however the bytes arrive. It examines each byte once.
 struct Splitter {
     buffer: Vec<u8>,
     searched: usize,
     limit: usize,
-    /// In the middle of a message that is over the limit.
+    /// Set in the middle of a message that exceeds the limit.
     skipping: bool,
 }
 
 enum Piece<'a> {
     Message(&'a [u8]),
-    /// The beginning of a message that was thrown away.
+    /// The beginning of a message that was discarded.
     TooLarge(&'a [u8]),
 }
 
@@ -237,7 +241,7 @@ impl Splitter {
         Self { buffer: Vec::with_capacity(READ), searched: 0, limit, skipping: false }
     }
 
-    /// Where to put new bytes.
+    /// Returns the buffer to append new bytes to.
     fn room(&mut self) -> &mut Vec<u8> {
         self.buffer.reserve(READ);
         &mut self.buffer

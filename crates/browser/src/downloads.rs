@@ -1,6 +1,7 @@
-//! Files that pages make the browser save: under a name of the browser's while they come, under their own once they are whole.
+//! Downloads: files that pages make the browser save. A file has a name that the browser chose while it arrives, and
+//! gets its own name once it is complete.
 //!
-//! The directory belongs to the code beside us: what is in it may be anything. Nothing that exists is written over.
+//! The directory belongs to the code in the sandbox, so it may contain anything. No existing file is overwritten.
 
 use std::collections::HashMap;
 use std::fs::Permissions;
@@ -14,23 +15,23 @@ use rustix::io::Errno;
 
 use crate::state::{MAX_URL, shorten};
 
-/// Under way at a time; more are cancelled.
+/// Maximum number of simultaneous downloads; further ones are cancelled.
 const MAX_RUNNING: usize = 16;
-/// Of a name, in bytes: with a number put in it is still one for every file system.
+/// Maximum length of a file name in bytes. With a number added, it is still valid on every file system.
 const MAX_NAME: usize = 200;
-/// How many files of one name there are at most.
+/// Maximum number of files with the same name.
 const MAX_SAME: u32 = 1000;
-/// Of the directory, which are looked at.
+/// Maximum number of directory entries that are counted.
 const MAX_LISTED: usize = 10_000;
 
 pub struct Downloads {
     directory: PathBuf,
     running: HashMap<String, Download>,
-    /// When the last one began.
+    /// The moment at which the last download began.
     begun: u64,
-    /// Bytes of what is in the directory already.
+    /// Bytes of the files that are already in the directory.
     kept: u64,
-    /// Bytes that are free where the directory is.
+    /// Returns the number of free bytes on the file system of the directory.
     free: fn(&Path) -> Option<u64>,
 }
 
@@ -39,7 +40,7 @@ struct Download {
     name: String,
     begun: u64,
     received: u64,
-    /// Why it is being cancelled.
+    /// The reason why the download is being cancelled, if it is.
     refused: Option<String>,
 }
 
@@ -48,7 +49,7 @@ impl Downloads {
         Self { directory: directory.into(), running: HashMap::new(), begun: 0, kept: 0, free }
     }
 
-    /// One that began after this moment is still under way.
+    /// Returns whether a download that began after `moment` is still running.
     pub fn is_running_since(&self, moment: u64) -> bool {
         self.running.values().any(|download| download.begun > moment)
     }
@@ -57,7 +58,7 @@ impl Downloads {
         self.begun > moment
     }
 
-    /// Whether it may go on.
+    /// Records a new download. Returns whether it may continue.
     pub fn begin(&mut self, now: u64, guid: &str, url: &str, suggested: &str) -> bool {
         self.begun = now;
         let room = self.running.len() < MAX_RUNNING;
@@ -69,8 +70,9 @@ impl Downloads {
         room
     }
 
-    /// Whether it may go on. All downloads together take no more of the disk than they leave free: a page can make the browser save
-    /// without end, and code needs the disk too. `announced` is 0 where nobody said how much will come.
+    /// Records the progress of a download and returns whether it may continue. All downloads together may not use
+    /// more of the disk than they leave free: a page can make the browser save data without end, and code needs the
+    /// disk too. `announced` is 0 if the total size is unknown.
     pub fn progress(&mut self, guid: &str, received: u64, announced: u64) -> bool {
         let Some(download) = self.running.get_mut(guid).filter(|download| download.refused.is_none()) else {
             return true;
@@ -89,7 +91,7 @@ impl Downloads {
         fits
     }
 
-    /// Bytes of the files that are there, without those under way.
+    /// Returns the total size of the files in the directory, except those of running downloads.
     fn in_directory(&self) -> u64 {
         let entries = std::fs::read_dir(&self.directory).into_iter().flatten().flatten().take(MAX_LISTED);
         let finished =
@@ -103,7 +105,7 @@ impl Downloads {
 
     pub fn cancelled(&mut self, guid: &str) -> Option<PageEvent> {
         let Download { url, refused, .. } = self.running.remove(guid)?;
-        // A file that is not whole; there may be none.
+        // Remove the incomplete file, if there is one.
         let _ = std::fs::remove_file(self.directory.join(guid));
         let error = Some(refused.unwrap_or_else(|| "the download was broken off".into()));
         Some(PageEvent::Download { url, path: None, size: 0, error })
@@ -120,10 +122,11 @@ impl Downloads {
         })
     }
 
-    /// Gives the file its name, and everybody the right to read it.
+    /// Gives the file its final name and makes it readable for everyone.
     fn keep(&self, guid: &str, name: &str) -> io::Result<(String, u64)> {
         let saved = self.directory.join(guid);
-        // The code beside us may have put anything in its place: a link is not followed, a pipe not waited for.
+        // The code in the sandbox may have replaced the file with anything, so symlinks are not followed and pipes
+        // are not waited for.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = std::fs::File::from(rustix::fs::open(&saved, flags, Mode::empty())?);
         let size = file.metadata()?.len();
@@ -139,7 +142,7 @@ impl Downloads {
         Err(io::Error::other(format!("there are too many files named `{name}`")))
     }
 
-    /// Relative to what the directory is in.
+    /// Returns the path of a file relative to the parent of the directory.
     fn shown(&self, name: &str) -> String {
         let directory = self.directory.file_name().map_or(Path::new(""), Path::new);
         directory.join(name).display().to_string()
@@ -159,12 +162,12 @@ fn numbered(name: &str, number: u32) -> String {
     }
 }
 
-/// Turns or parts the text around it, and is not to be seen itself.
+/// Returns whether a character is invisible and reorders or separates the text around it.
 fn is_unseen(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// A name that is one file in the directory, visible, and nothing to a shell or a terminal.
+/// Returns a name that denotes one visible file in the directory and has no special meaning to a shell or a terminal.
 fn safe_name(suggested: &str) -> String {
     let last = suggested.rsplit(['/', '\\']).next().unwrap_or_default();
     let mut name: String = last.chars().filter(|c| !c.is_control() && !is_unseen(*c)).collect();
@@ -224,7 +227,7 @@ mod tests {
         std::fs::remove_dir_all(&place).unwrap();
     }
 
-    /// W35: on a disk with 1,000 bytes to begin with.
+    /// W35: the disk has 1,000 free bytes at the start.
     #[test]
     fn w35_downloads_take_no_more_of_the_disk_than_they_leave_free() {
         let place = std::env::temp_dir().join(format!("sandpool-endless-{}", std::process::id()));
@@ -236,7 +239,7 @@ mod tests {
         };
         let size = |name: &str, bytes: usize| std::fs::write(place.join(name), vec![0; bytes]).unwrap();
         let begin = |downloads: &mut Downloads, guid: &str| assert!(downloads.begin(1, guid, "http://a.test/", guid));
-        // Several without an end count together.
+        // Several downloads of unknown size count together.
         begin(&mut downloads, "one");
         begin(&mut downloads, "two");
         for bytes in [100, 200, 250] {
@@ -252,7 +255,7 @@ mod tests {
         };
         assert_eq!(error, "downloads may take half of the disk that is free, 500 bytes together");
         assert!(!place.join("two").exists());
-        // So does what was saved before, and what is announced counts before it comes.
+        // Files saved earlier count as well, and the announced size counts before it arrives.
         assert!(matches!(downloads.completed("one"), Some(PageEvent::Download { path: Some(_), .. })));
         begin(&mut downloads, "three");
         assert!(downloads.progress("three", 0, 250));

@@ -1,4 +1,4 @@
-//! The browser as a whole: its start, one request after the other, and what is done when a page does not do its part.
+//! The browser as a whole: starting it, serving one request at a time, and recovering when a page does not respond.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -21,13 +21,13 @@ use crate::settle;
 use crate::snapshot::{OBJECTS, Reader};
 use crate::state::{BrowserState, MAX_URL, SharedState, StateCell, shorten};
 
-/// From the process to a blank page, on a machine that is busy.
+/// Timeout from starting the process to a blank page, on a busy machine.
 const START: Duration = Duration::from_secs(30);
-/// For what the page is called at the end of an answer.
+/// Timeout for reading the title of the page for a reply.
 const TITLE: Duration = Duration::from_millis(300);
-/// A page that does nothing answers in no time.
+/// Timeout of the check whether a page is idle. An idle page answers at once.
 const IDLE: Duration = Duration::from_millis(250);
-/// To end a script, or a page.
+/// Timeout for terminating a script or a page.
 const END: Duration = Duration::from_millis(600);
 
 pub struct Driver {
@@ -36,11 +36,11 @@ pub struct Driver {
     state: SharedState,
     reader: Reader,
     process: Child,
-    /// It did not answer any more, and was ended for it.
+    /// Set if the browser stopped answering and was killed for that reason.
     hung: bool,
 }
 
-/// One request.
+/// One request to the driver.
 #[derive(Clone, Copy)]
 pub struct DriverRequest<'a> {
     pub ask: &'a BrowserAction,
@@ -49,7 +49,7 @@ pub struct DriverRequest<'a> {
 }
 
 impl Driver {
-    /// With a blank page.
+    /// Starts the browser with a blank page.
     pub async fn start(spec: &BrowserSpec) -> Result<Self, String> {
         let chromium = launch::start(spec).map_err(|error| format!("cannot start `{}`: {error}", spec.program))?;
         let Chromium { mut process, to, from } = chromium;
@@ -67,17 +67,19 @@ impl Driver {
         }
     }
 
-    /// Until the browser has ended; how.
+    /// Waits until the browser has ended, and describes how it ended.
     pub async fn ended(&mut self) -> String {
         self.state.wait(|state| state.gone.then_some(())).await;
         how_it_ended(&mut self.process).await
     }
 
-    /// Does what is asked, within its time, and tells what is to be seen afterwards. Never fails: that is an answer too.
+    /// Performs a browser action within its timeout and describes the page afterwards. Always returns a reply; a
+    /// failure is part of it.
     pub async fn answer(&mut self, request: DriverRequest<'_>, cancelled: impl Future<Output = ()>) -> BrowserReply {
         let (until, mut cancelled) = (Instant::now() + request.after, pin!(cancelled));
         let mut result = self.once(&request, cancelled.as_mut()).await;
-        // Whoever opens an address has no use for the page before: that its process has just died is no reason to fail.
+        // Opening an address does not need the previous page, so the crash of that page's process is no reason to
+        // fail.
         if let (BrowserAction::Open { .. }, Err(BrowseError { why: BrowseFailure::Crashed, .. })) =
             (request.ask, &result)
         {
@@ -85,7 +87,7 @@ impl Driver {
             result = self.once(&again, cancelled).await;
         }
         let result = match result {
-            // The call that finds out is the one that it costs: the next has another browser.
+            // Only the call that finds the browser hung fails; the next call gets a new browser.
             Err(_) if self.hung => Err(failure(BrowseFailure::NoBrowser, "it did not answer any more, and was ended")),
             Err(_) if self.state.borrow().gone => {
                 let message = format!("the browser ended: {}", how_it_ended(&mut self.process).await);
@@ -125,7 +127,7 @@ impl Driver {
             result = act.run(request.ask) => result,
             lost = lost(&state, tab) => Err(lost),
             () = closed(&state, tab), if stays => match gesture {
-                // A button that closes its window has done what it is for.
+                // A button that closes its window has served its purpose.
                 true => Ok(BrowseResult::Done),
                 false => Err(failure(BrowseFailure::Stale, "the page has closed itself; another tab is shown")),
             },
@@ -145,7 +147,7 @@ impl Driver {
         result
     }
 
-    /// What somebody clicked to see is shown.
+    /// Shows the popup that a gesture opened, because the client acted in order to see it.
     async fn show_popup(&self, moment: u64, until: Instant) {
         let popup = self.state.change(|state| {
             let popup = state.tabs.iter().find(|(_, tab)| tab.is_news && tab.born > moment).map(|(&tab, _)| tab)?;
@@ -160,7 +162,7 @@ impl Driver {
         let _ = tokio::time::timeout(bound, self.state.wait(idle)).await;
     }
 
-    /// The page that is shown, in a state to be used.
+    /// Returns the page that is shown, in a usable state.
     async fn shown(&mut self) -> Result<Page, cdp::CdpError> {
         if self.state.borrow().gone {
             return Err(cdp::CdpError::Gone);
@@ -180,7 +182,7 @@ impl Driver {
         }
     }
 
-    /// Closes a page that cannot be used any more; a blank one takes its place.
+    /// Closes a page that can no longer be used and puts a blank one in its place.
     async fn replace(&self, page: &Page) -> Result<Page, cdp::CdpError> {
         let target = page.look(|tab| tab.target.to_string());
         self.state.change(|state| state.forget_tab(page.tab));
@@ -188,7 +190,7 @@ impl Driver {
         act::create(&self.cdp, &self.state).await
     }
 
-    /// After a request that was broken off: the page must be usable for the next.
+    /// Makes the page usable again after a request was cancelled or timed out.
     async fn calm(&mut self, page: &Page) {
         let Some(busy) = page.look(|tab| tab.busy) else { return };
         let session = Some(&*page.session);
@@ -198,7 +200,7 @@ impl Driver {
         if self.is_idle(page).await {
             return;
         }
-        // Asked now, so that a browser that is only slow has all the time there is.
+        // Sent now, so that a browser that is merely slow has as much time as possible to answer.
         let alive = self.cdp.send(None, "Browser.getVersion", json!({}));
         let ended = self.cdp.send(session, "Runtime.terminateExecution", json!({})).within::<Value>(END).await;
         if ended.is_ok() && self.is_idle(page).await {
@@ -208,12 +210,12 @@ impl Driver {
         let crashed = self.state.wait(|state| state.tabs.get(&page.tab).is_none_or(|tab| tab.crashed).then_some(()));
         if tokio::time::timeout(END, crashed).await.is_err() {
             if let Err(cdp::CdpError::TimedOut) = alive.within::<Value>(IDLE).await {
-                // Not the page alone: nothing would come of the next request either.
+                // The whole browser hangs, not only the page, so the next request would fail too.
                 self.hung = true;
                 let _ = self.process.start_kill();
                 return;
             }
-            // Not even that: it is replaced at the next request.
+            // The page does not even crash; it is replaced at the next request.
             self.state.change(|state| {
                 let Some(tab) = state.tabs.get_mut(&page.tab) else { return };
                 tab.crashed = true;
@@ -229,7 +231,8 @@ impl Driver {
         !matches!(sent.within::<Value>(IDLE).await, Err(cdp::CdpError::TimedOut))
     }
 
-    /// What is shown now. Nothing of it is worth waiting for long: what a page that was just `opened` has told is enough.
+    /// Describes the page that is shown. None of it is worth a long wait: for a page that was just `opened`, the
+    /// title that the page reported while loading is enough.
     async fn look(&mut self, opened: bool) -> Option<proto::browser::PageInfo> {
         let page = {
             let state = self.state.borrow();
@@ -258,7 +261,7 @@ fn is_gesture(ask: &BrowserAction) -> bool {
     matches!(ask, BrowserAction::Click { .. } | BrowserAction::Press { .. } | BrowserAction::Type { .. })
 }
 
-/// The first words; the browser's version.
+/// Sends the initial requests and returns the version of the browser.
 async fn greet(cdp: &Cdp, state: &SharedState, downloads: &str) -> Result<String, cdp::CdpError> {
     #[derive(Deserialize)]
     struct Version {
@@ -281,7 +284,8 @@ async fn listen(cdp: Cdp, state: SharedState, from: tokio::net::unix::pipe::Rece
     state.change(|state| state.gone = true);
 }
 
-/// Until the process of the tab's page, or of one that is shown instead by now, or the whole browser, is no more.
+/// Waits until the whole browser ends, or until the process of the tab's page, or of the page that is shown now,
+/// crashes.
 async fn lost(state: &SharedState, tab: u32) -> BrowseError {
     let lost = |state: &BrowserState| {
         let crashed = |tab: &u32| state.tabs.get(tab).is_some_and(|tab| tab.crashed);
@@ -296,14 +300,14 @@ async fn lost(state: &SharedState, tab: u32) -> BrowseError {
     state.wait(lost).await
 }
 
-/// A while after the tab is no more: what is under way then may still come to an end by itself.
+/// Waits until the tab is closed and a short time longer, because the current action may still finish by itself.
 async fn closed(state: &SharedState, tab: u32) {
     state.wait(|state| (!state.tabs.contains_key(&tab)).then_some(())).await;
     tokio::time::sleep(END).await;
 }
 
 async fn how_it_ended(process: &mut Child) -> String {
-    // Its end of the pipe is closed: it is ending, or it is not one that speaks.
+    // Its end of the pipe is closed, so it is either ending or not a browser that speaks the protocol.
     match tokio::time::timeout(END, process.wait()).await {
         Ok(Ok(status)) => status.to_string(),
         Ok(Err(error)) => error.to_string(),

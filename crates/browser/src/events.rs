@@ -1,6 +1,8 @@
-//! What the browser says unasked, and what is answered to it at once: dialogs, popups, file choosers, downloads.
+//! Handles the events of the browser, and responds at once to those that need it: dialogs, popups, file choosers and
+//! downloads.
 //!
-//! An answer must never wait for a request of ours: a click that opens a dialog is not over before the dialog is.
+//! A response must never wait for one of our requests: a click that opens a dialog does not finish before the dialog
+//! is closed.
 
 use proto::browser::PageEvent;
 use serde::Deserialize;
@@ -12,16 +14,17 @@ use crate::state::{
     BrowserState, CdpSession, FrameState, IsolatedWorld, MAX_TABS, MAX_URL, NetworkRequest, Stage, shorten,
 };
 
-/// Of a dialog's text.
+/// Maximum length of the text of a dialog.
 const MAX_DIALOG: usize = 500;
-/// Closed popups that are told one by one.
+/// Maximum number of closed popups that are reported individually.
 const MAX_CLOSED: usize = 20;
 
-/// A page that has just loaded is busy laying itself out: whoever asked it for its title would wait for that. So it tells.
+/// Script that reports the title of a page when it has loaded. A page that has just loaded is busy with its layout,
+/// so a request for its title would have to wait.
 const TITLE: &str = "if (window === top) addEventListener('load', () => sandpoolTitle(document.title));";
 const TELL_TITLE: &str = "sandpoolTitle";
 
-/// What pages may show. Anything else a page gets at by itself is left at once.
+/// Returns whether pages may show this address. A page that navigates to any other address is left at once.
 pub fn is_allowed(url: &str) -> bool {
     let scheme = url.split(':').next().unwrap_or_default();
     let allowed = ["http", "https", "data", "blob"];
@@ -33,7 +36,7 @@ fn is_blank(url: &str) -> bool {
     url.is_empty() || ["about:blank", "about:srcdoc"].iter().any(|one| page.eq_ignore_ascii_case(one))
 }
 
-/// The page the browser itself shows where one could not be opened.
+/// Returns whether this is the error page that the browser shows when an address could not be opened.
 fn is_error_page(url: &str) -> bool {
     url.starts_with("chrome-error:")
 }
@@ -181,7 +184,7 @@ struct Download {
     state: String,
     #[serde(default)]
     received_bytes: f64,
-    /// 0 where it is not known.
+    /// Total size of the download, or 0 if it is unknown.
     #[serde(default)]
     total_bytes: f64,
 }
@@ -226,7 +229,7 @@ struct ThrownValue {
 }
 
 impl Exception {
-    /// What the page's console would show.
+    /// Returns the text that the page's console would show.
     pub fn sentence(self) -> String {
         let thrown = self.exception.map(|thrown| (thrown.description, thrown.value));
         match thrown {
@@ -237,13 +240,13 @@ impl Exception {
     }
 }
 
-/// Takes note of an event.
+/// Updates the state with an event.
 pub fn take(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) {
     let taken = match event.session {
         None => of_browser(state, cdp, event),
         Some(session) => of_page(state, cdp, session, event),
     };
-    // One that says nothing that can be read, or of a tab that is gone.
+    // `None` means that the event could not be read, or that it belongs to a tab that is closed.
     let _ = taken;
 }
 
@@ -274,7 +277,7 @@ fn of_browser(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> Option<
                 "completed" => state.downloads.completed(&progress.guid),
                 "canceled" => state.downloads.cancelled(&progress.guid),
                 _ => {
-                    // They are numbers with a fraction, as all of JavaScript's.
+                    // These are floating-point numbers, like all numbers in JavaScript.
                     let (received, announced) = (progress.received_bytes as u64, progress.total_bytes as u64);
                     if !state.downloads.progress(&progress.guid, received, announced) {
                         cdp.tell(None, "Browser.cancelDownload", json!({ "guid": progress.guid }));
@@ -292,7 +295,7 @@ fn of_browser(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) -> Option<
 fn page_came(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
     let Attached { session_id, target_info: target } = attached;
     if state.tabs.len() >= MAX_TABS + usize::from(state.creating) {
-        // As long as it waits for us, so does the page that opened it.
+        // As long as the new page waits for us, so does the page that opened it.
         cdp.tell(Some(&session_id), "Runtime.runIfWaitingForDebugger", json!({}));
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": target.target_id }));
         if state.closing.len() < MAX_CLOSED {
@@ -304,13 +307,14 @@ fn page_came(state: &mut BrowserState, cdp: &Cdp, attached: Attached) {
     }
     let number = state.add_tab(&target.target_id, &session_id, target.url);
     if let Some(tab) = state.tabs.get_mut(&number) {
-        // Until we know that it is one of ours.
+        // Assumed until we know that it is a tab of our own.
         (tab.is_popup, tab.is_news) = (true, true);
     }
     set_up(cdp, &session_id);
 }
 
-/// Each window costs the browser milliseconds in which the page that opens it does nothing else, not even end: its process has to.
+/// Ends a page that opens too many windows, by crashing its process. Each window costs the browser milliseconds in
+/// which the page that opens it does nothing else, so the page cannot even be closed normally.
 fn end_storm(state: &mut BrowserState, cdp: &Cdp, opener: Option<&str>) {
     state.note("a page that opened too many others was ended");
     if let Some(tab) = state.tabs.values().find(|tab| Some(&*tab.target) == opener && !tab.crashed) {
@@ -318,14 +322,14 @@ fn end_storm(state: &mut BrowserState, cdp: &Cdp, opener: Option<&str>) {
     }
 }
 
-/// What a session needs before its page runs; it waits for the last line.
+/// Configures a session before its page runs. The page waits for the last command.
 fn set_up(cdp: &Cdp, session: &str) {
     let session = Some(session);
     cdp.tell(session, "Page.enable", json!({}));
     cdp.tell(session, "Page.setLifecycleEventsEnabled", json!({ "enabled": true }));
     cdp.tell(session, "Runtime.enable", json!({}));
     cdp.tell(session, "Network.enable", json!({ "maxTotalBufferSize": 0, "maxResourceBufferSize": 0 }));
-    // Before the first document: roles and names asked for later would each build the whole tree.
+    // Sent before the first document: otherwise each role or name requested later would build the whole tree.
     cdp.tell(session, "Accessibility.enable", json!({}));
     cdp.tell(session, "Inspector.enable", json!({}));
     cdp.tell(session, "Runtime.addBinding", json!({ "name": TELL_TITLE, "executionContextName": WORLD }));
@@ -358,7 +362,7 @@ fn crashed(state: &mut BrowserState, cdp: &Cdp, session: &str) -> Option<()> {
     let number = state.sessions.get(session)?.tab;
     let tab = state.tabs.get_mut(&number)?;
     if *tab.session != *session {
-        // A frame's process: the page goes on without it.
+        // Only the process of a frame crashed, and the page continues without it.
         tab.frames.values_mut().filter(|frame| *frame.session == *session).for_each(|frame| frame.world = None);
         return Some(());
     }
@@ -366,7 +370,7 @@ fn crashed(state: &mut BrowserState, cdp: &Cdp, session: &str) -> Option<()> {
     tab.busy = false;
     tab.frames.values_mut().for_each(|frame| frame.world = None);
     if tab.is_popup && number != shown {
-        // Its process was perhaps that of the page that opened it, and nobody has looked at it yet.
+        // It may have shared its process with the page that opened it, and no client has looked at it yet.
         cdp.tell(None, "Target.closeTarget", json!({ "targetId": &*tab.target }));
     }
     let url = tab.url.clone();
@@ -400,7 +404,7 @@ fn of_frames(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'
         }
         "Page.frameDetached" => {
             let frame: OfFrame = event.params()?;
-            // Swapped: it goes on in a session of its own.
+            // A swapped frame continues in another session.
             if frame.reason != "swap" && !tab.is_root(&frame.frame_id) {
                 tab.remove_frame(&frame.frame_id);
             }
@@ -547,7 +551,7 @@ fn of_network(state: &mut BrowserState, session: &str, event: &Event<'_>) -> Opt
     Some(())
 }
 
-/// Frames in sessions of their own.
+/// Handles frames that have a separate session.
 fn of_targets(state: &mut BrowserState, cdp: &Cdp, session: &str, event: &Event<'_>) -> Option<()> {
     match event.method {
         "Target.attachedToTarget" => {

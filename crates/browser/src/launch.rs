@@ -1,4 +1,4 @@
-//! Starts Chromium: its flags, its environment, its home. The one place in this crate that starts a process.
+//! Starts Chromium: its flags, environment and home directory. No other code in this crate starts a process.
 
 use std::fs;
 use std::io;
@@ -10,14 +10,14 @@ use proto::BrowserSpec;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
 
-/// The sandbox around us is the boundary, so Chromium's own is off: it cannot be made inside.
+/// Chromium's own sandbox is off because it cannot be created inside ours, which is the boundary.
 const FLAGS: &[&str] = &[
     "--no-sandbox",
     "--remote-debugging-pipe",
     "--no-startup-window",
     "--no-first-run",
     "--no-default-browser-check",
-    // No helper that looks at crashes, and nothing that calls home.
+    // No crash handler process, and nothing that calls home.
     "--disable-breakpad",
     "--disable-crash-reporter",
     "--disable-background-networking",
@@ -30,35 +30,36 @@ const FLAGS: &[&str] = &[
     "--no-pings",
     "--password-store=basic",
     "--use-mock-keychain",
-    // No graphics card, and no process that draws in its place.
+    // No graphics card, and no process that renders in software in its place.
     "--disable-gpu",
     "--disable-software-rasterizer",
     "--mute-audio",
     "--hide-scrollbars",
-    // Everything goes through the proxy: nothing over UDP, and no address of ours told to a page.
+    // All traffic goes through the proxy: nothing uses UDP, and no page learns an address of the sandbox.
     "--disable-quic",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--webrtc-ip-handling-policy=disable_non_proxied_udp",
-    // Nobody is there to be asked.
+    // No user is present to answer a prompt.
     "--deny-permission-prompts",
     "--disable-notifications",
     "--noerrdialogs",
     "--disable-prompt-on-repost",
     "--disable-popup-blocking",
-    // All tabs are at work, whichever is shown.
+    // All tabs keep working, whichever one is shown.
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
     "--disable-background-timer-throttling",
     "--disable-hang-monitor",
-    // Roles and names as the accessibility tree has them, without building it anew for each.
+    // Makes the roles and names of the accessibility tree available without rebuilding the tree for each of them.
     "--enable-blink-features=ComputedAccessibilityInfo",
-    // A process less.
+    // Saves one process.
     "--enable-features=NetworkServiceInProcess2",
     "--disable-features=BackForwardCache,Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,DialMediaRouteProvider",
     "--window-size=1280,800",
 ];
 
-/// The proxy is asked for everything but the sandbox's own loopback: link-local addresses too, which are exempt by default.
+/// Hosts that bypass the proxy: only the sandbox's loopback. Link-local addresses use the proxy too, although
+/// Chromium exempts them by default.
 const BYPASS: &str = "<-loopback>;localhost;127.0.0.1;[::1]";
 
 pub struct Chromium {
@@ -67,7 +68,7 @@ pub struct Chromium {
     pub from: pipe::Receiver,
 }
 
-/// It ends when its pipe does.
+/// Starts Chromium. It ends when its pipe closes.
 pub fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
     let home = Path::new(&spec.home);
     let temporary = home.join("tmp");
@@ -94,14 +95,15 @@ pub fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
     command.fd_mappings(mappings).map_err(io::Error::other)?;
     let mut command = tokio::process::Command::from(command);
     command.kill_on_drop(true);
-    // The command holds our copies of the child's ends; they go with it.
+    // The command holds our copies of the child's pipe ends, which are closed when it is dropped.
     let process = command.spawn()?;
     drop(command);
     let (to, from) = (pipe::Sender::from_owned_fd(to.into())?, pipe::Receiver::from_owned_fd(from.into())?);
     Ok(Chromium { process, to, from })
 }
 
-/// Whatever an earlier browser left here goes: its logins, its workers, and what a page that had taken it over put there.
+/// Removes everything that an earlier browser left behind: logins, service workers, and anything that a page planted
+/// after taking the browser over.
 fn clear(home: &Path) -> io::Result<()> {
     fs::create_dir_all(home)?;
     for entry in fs::read_dir(home)? {
@@ -134,7 +136,7 @@ fn arguments(spec: &BrowserSpec) -> Vec<String> {
     arguments
 }
 
-/// The browser wants to write to its database, so it gets one of its own.
+/// Copies the certificate database, because the browser needs a writable one.
 fn copy_trust(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for name in ["cert9.db", "key4.db", "pkcs11.txt"] {

@@ -1,7 +1,9 @@
-//! Drives the browser of a sandbox: starts Chromium, speaks its DevTools protocol over a pipe, reads and moves pages.
+//! The browser driver of a sandbox: starts Chromium, speaks the DevTools protocol with it over a pipe, and reads and
+//! operates pages.
 //!
-//! Runs as a process of its own beside the browser, with the browser's rights and no others: whatever a page does to this process it
-//! can do only to itself. Asked and answered in `proto` frames over one socket, by the guest.
+//! The driver runs as a separate process beside the browser, with the browser's rights and no others, so a page that
+//! takes over the driver gains nothing that it could not get from the browser. The guest sends requests and receives
+//! replies in `proto` frames over one socket.
 
 mod act;
 mod cdp;
@@ -19,7 +21,8 @@ mod state;
 use std::io;
 use std::os::unix::net::UnixStream;
 
-/// Serves the guest until it closes the connection; the browser ends with it. The first message is a `proto::browser::ToDriver::Start`.
+/// Serves the guest until it closes the connection; the browser then ends as well. The first message has to be a
+/// `proto::browser::ToDriver::Start`.
 pub fn serve(guest: UnixStream) -> io::Result<()> {
     guest.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -1,4 +1,4 @@
-//! What a page wrote to its console and asked the network for: a ring of lines.
+//! The console output and network requests of a page, as a bounded list of lines.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ impl Log {
         *self = Self::default();
     }
 
-    /// The newest lines, newest last, and how many there were before them.
+    /// Returns the last `most` lines, oldest first, and the number of lines before them.
     pub fn last(&self, most: usize) -> (Vec<String>, u64) {
         let skipped = self.lines.len().saturating_sub(most);
         (self.lines.iter().skip(skipped).cloned().collect(), self.dropped + skipped as u64)

@@ -1,4 +1,5 @@
-//! One page, as those see it who read and move it: its frames, each with a world of our own in it, and calls into those.
+//! One page as the code that reads and operates it sees it: its frames, each with our isolated world, and calls into
+//! them.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,14 +13,14 @@ use crate::cdp::{self, Cdp};
 use crate::snapshot::{CallError, Frame, TabAccess};
 use crate::state::{self, SharedState};
 
-/// A tab's page. Cheap to clone; the tab may be gone.
+/// The page of a tab. It is cheap to clone, and the tab may already be closed.
 #[derive(Clone)]
 pub struct Page {
     pub cdp: Cdp,
     pub state: SharedState,
-    /// The tab's number.
+    /// Number of the tab that has the page.
     pub tab: u32,
-    /// Of the root frame.
+    /// DevTools session of the root frame.
     pub session: Rc<str>,
 }
 
@@ -52,17 +53,18 @@ pub fn failure(why: BrowseFailure, message: impl Into<String>) -> BrowseError {
 }
 
 impl Page {
-    /// A call to the page's own session.
+    /// Calls a method in the page's own DevTools session.
     pub async fn ask<T: DeserializeOwned>(&self, method: &str, params: Value) -> Result<T, cdp::CdpError> {
         self.cdp.call(Some(&self.session), method, params).await
     }
 
-    /// A look at the tab, while it is there.
+    /// Reads the state of the tab. Returns `None` if the tab is closed.
     pub fn look<T>(&self, look: impl FnOnce(&state::TabState) -> T) -> Option<T> {
         self.state.borrow().tabs.get(&self.tab).map(look)
     }
 
-    /// An expression in our world of the root frame; nothing if that is gone, or busy for longer than this.
+    /// Evaluates an expression in our isolated world of the root frame. Returns `None` if the isolated world is gone,
+    /// or does not answer within `patience`.
     pub async fn peek<T: DeserializeOwned>(&self, expression: &str, patience: Duration) -> Option<T> {
         #[derive(Deserialize)]
         struct Evaluated {

@@ -1,4 +1,4 @@
-//! The conversation with the guest.
+//! The exchange of messages with the guest.
 
 use std::io;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub async fn converse(guest: UnixStream) -> io::Result<()> {
                 let Some(browsed) = answer(&mut driver, &mut frames, call, request).await? else { return Ok(()) };
                 say_browsed(&mut write, call, browsed).await?;
             }
-            // Of a request that was answered meanwhile.
+            // This cancels a request that was answered in the meantime.
             Some((_, ToDriver::Cancel)) => {}
             Some((_, ToDriver::Start { .. })) => return Err(wrong("a second start")),
             None => return Ok(()),
@@ -46,7 +46,7 @@ pub async fn converse(guest: UnixStream) -> io::Result<()> {
     }
 }
 
-/// The answer; nothing if the guest has gone away.
+/// Answers a request. Returns `None` if the guest has closed the connection.
 async fn answer(
     driver: &mut Driver,
     frames: &mut Frames,
@@ -78,7 +78,7 @@ async fn say(write: &mut OwnedWriteHalf, call: u64, message: &FromDriver) -> io:
     write.write_all(&bytes).await
 }
 
-/// What is too large for one message is an answer without its result.
+/// Sends a reply. A result that is too large for one message is replaced by an error.
 async fn say_browsed(write: &mut OwnedWriteHalf, call: u64, mut browsed: BrowserReply) -> io::Result<()> {
     if size_of(&browsed.result) > proto::MAX_MESSAGE / 4 * 3 {
         let message = "the answer is too large".into();
@@ -98,7 +98,7 @@ struct Frames {
 }
 
 impl Frames {
-    /// Loses nothing when it is not waited for to the end.
+    /// Returns the next message. Dropping the future before it completes loses no data.
     async fn next(&mut self) -> io::Result<Option<(u64, ToDriver)>> {
         loop {
             if let Some(frame) = self.decoder.next_frame().map_err(io::Error::other)? {

@@ -1,4 +1,5 @@
-//! When a page is done with what was done to it: after a frame, and after what it then asks the network for, within bounds.
+//! Detects when a page has settled after an action: after the next animation frame, and after the requests that it
+//! then makes, within time limits.
 
 use std::time::Duration;
 
@@ -7,15 +8,15 @@ use tokio::time::timeout;
 use crate::page::Page;
 use crate::state::{BrowserState, Stage};
 
-/// A page that is replaced is waited for this long after an action.
+/// Maximum wait for a page that is being replaced after an action.
 pub const REPLACED: Duration = Duration::from_secs(5);
-/// Requests that an action began, and downloads.
+/// Maximum wait for the requests that an action started, and for downloads.
 const ASKING: Duration = Duration::from_secs(1);
-/// After its document is there, a page that was opened may go on loading this long.
+/// Maximum wait for the rest of an opened page to load once its document is there.
 const LOADING: Duration = Duration::from_secs(5);
-/// A click on a link that saves its target is given this long to begin a download.
+/// Maximum wait for a download to begin after a click on a link that saves its target.
 const BEGINNING: Duration = Duration::from_secs(3);
-/// A frame is not waited for longer: a page that is not painted has none.
+/// Maximum wait for an animation frame. A page that is not painted has none.
 const FRAME: Duration = Duration::from_millis(300);
 
 const NEXT_FRAME: &str = "new Promise(done => {
@@ -23,17 +24,17 @@ const NEXT_FRAME: &str = "new Promise(done => {
     requestAnimationFrame(() => { clearTimeout(late); done(0); });
 })";
 
-/// The page's next frame.
+/// Waits for the next animation frame of the page.
 pub async fn frame(page: &Page) {
     let _: Option<u8> = page.peek(NEXT_FRAME, FRAME).await;
 }
 
-/// The present moment, for `after`.
+/// Returns the current moment, for use with [`after`].
 pub fn moment(page: &Page) -> u64 {
     page.state.borrow().clock
 }
 
-/// Waits for what was begun since that moment.
+/// Waits for the navigation, the requests and the downloads that began after `moment`.
 pub async fn after(page: &Page, moment: u64) {
     frame(page).await;
     for _ in 0..2 {
@@ -50,17 +51,17 @@ pub async fn after(page: &Page, moment: u64) {
         } else {
             return;
         }
-        // What came is drawn.
+        // Wait until what has arrived is drawn.
         frame(page).await;
     }
 }
 
-/// Whether another document, or a download, came or is coming since that moment.
+/// Returns whether another document or a download has arrived, or is on its way, since `moment`.
 pub fn is_changed(page: &Page, moment: u64) -> bool {
     page.look(|tab| tab.busy) != Some(false) || page.state.borrow().downloads.begun_since(moment)
 }
 
-/// Waits for a download that is about to begin, and for its end.
+/// Waits for a download to begin, and then for its end.
 pub async fn download(page: &Page, moment: u64) {
     let begun = |state: &BrowserState| state.downloads.begun_since(moment).then_some(());
     if timeout(BEGINNING, page.state.wait(begun)).await.is_ok() {
@@ -69,7 +70,7 @@ pub async fn download(page: &Page, moment: u64) {
     }
 }
 
-/// Waits for the document of this loader, or one that took its place; whether all of it is there.
+/// Waits for the document of this loader, or for one that replaced it. Returns whether it has loaded completely.
 pub async fn loaded(page: &Page, loader: &str) -> bool {
     let reached = |stage: Stage| {
         move |state: &BrowserState| {

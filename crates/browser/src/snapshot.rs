@@ -1,7 +1,8 @@
-//! Reads pages: what is on them, as an outline with a `ref_N` for whatever can be acted on; and finds elements again.
+//! Reads pages as an outline with a `ref_N` for each element that can be acted on, and finds these elements again.
 //!
-//! Everything is read by scripts in an isolated world of each frame (`js/`), which a page can neither see nor change. A number of a ref
-//! is given out once in the life of the driver, whatever frame or tab its node is in: one that is gone is never another element.
+//! All reading is done by scripts in an isolated world of each frame (`js/`), which a page can neither see nor
+//! change. The number of a ref is used only once in the life of the driver, across all frames and tabs, so the ref of
+//! a removed element never denotes another one.
 
 mod changes;
 mod read;
@@ -16,8 +17,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// The name of the isolated world. Each session is told `Page.addScriptToEvaluateOnNewDocument` with this name, [`SCRIPT`] and
-/// `runImmediately`, before it navigates; `Accessibility.enable` too, or every role costs a tree.
+/// Name of the isolated world. Before it navigates, each session gets `Page.addScriptToEvaluateOnNewDocument` with
+/// this name, [`SCRIPT`] and `runImmediately`. It also gets `Accessibility.enable`; otherwise each role would require
+/// building a tree.
 pub const WORLD: &str = "sandpool";
 
 pub const SCRIPT: &str = concat!(
@@ -28,56 +30,56 @@ pub const SCRIPT: &str = concat!(
     include_str!("js/walk.js")
 );
 
-/// Of what is left behind in the browser; to be released after each request.
+/// Group of the remote objects that requests leave in the browser. They have to be released after each request.
 pub const OBJECTS: &str = "sandpool";
 
-/// A frame of a tab, and its isolated world as `Runtime.executionContextCreated` told it (`name == WORLD`).
+/// A frame of a tab, with its isolated world as reported by `Runtime.executionContextCreated` (`name == WORLD`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     pub id: String,
     pub parent: Option<String>,
-    /// Of the process that the frame is in.
+    /// DevTools session of the process that the frame is in.
     pub session: String,
-    /// `id` and `uniqueId` of the world.
+    /// The `id` of the isolated world; `world` is its `uniqueId`.
     pub context: u64,
     pub world: String,
 }
 
-/// What is needed of a tab. Frames that have no world yet are left out.
+/// Access to a tab, as the reader needs it. Frames that have no isolated world yet are left out.
 #[allow(async_fn_in_trait, reason = "the driver has one thread")]
 pub trait TabAccess {
-    /// The main frame first, parents before their children.
+    /// Returns the frames, the main frame first and parents before their children.
     fn frames(&self) -> Vec<Frame>;
 
-    /// Sends one command and awaits its answer, within the time of the request that is being served.
+    /// Sends one command and awaits its answer, within the time of the current request.
     async fn call(&self, session: &str, method: &str, params: Value) -> Result<Value, CallError>;
 }
 
 #[derive(Debug)]
 pub enum CallError {
-    /// The browser's own word: no such context, no such node.
+    /// The browser refused the command, for example because there is no such context or node.
     Refused(String),
-    /// It did not answer, or is gone.
+    /// The browser did not answer, or is gone.
     Failed(BrowseError),
 }
 
-/// An element that was found. It may be gone by the time it is used; that is then said.
+/// An element that was found. It may be gone by the time it is used, which is then reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Element {
     pub frame: Frame,
     pub number: u64,
 }
 
-/// What an action needs of its element.
+/// The conditions that an action requires of its element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Visible, enabled, not moving, in view, and nothing before it.
+    /// The element is visible, enabled, not moving, in view, and not covered by another element.
     Click,
-    /// The same, but something may be before it; not read-only.
+    /// The element is visible, enabled, not moving, in view and not read-only; it may be covered.
     Type,
-    /// Visible and in view.
+    /// The element is visible and in view.
     Seen,
-    /// There.
+    /// The element exists.
     Any,
 }
 
@@ -92,7 +94,8 @@ impl Need {
     }
 }
 
-/// Where to act, in CSS pixels of the tab's own viewport: for `Input` events of the tab's first session. The size is the element's.
+/// The point to act at, in CSS pixels of the tab's viewport, for `Input` events of the tab's first session. The size
+/// is that of the element.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct Point {
     pub x: f64,
@@ -101,26 +104,27 @@ pub struct Point {
     pub height: f64,
 }
 
-/// One for a driver: it gives out the numbers.
+/// Reads pages and assigns the numbers of refs. A driver has one.
 #[derive(Debug)]
 pub struct Reader {
     next: u64,
-    /// First number of a range that one world was given, and what comes after it.
+    /// Ranges of numbers, by first number: the end of the range and the isolated world that it was given to.
     given: BTreeMap<u64, (u64, String)>,
-    /// The last snapshots, to be compared with, and how many there were.
+    /// The last snapshots, for comparison; `count` is the number of all snapshots taken.
     taken: VecDeque<changes::Taken>,
     count: u64,
-    /// Where snapshots stopped, by the word that goes on there.
+    /// The positions at which snapshots were cut, by the token that continues there.
     stopped: VecDeque<(String, read::CutSnapshot)>,
 }
 
-/// A frame that does something else has so long to answer: by itself it takes milliseconds.
+/// Timeout for a frame that is busy. An idle frame answers within milliseconds.
 const FRAME_TIME: Duration = Duration::from_secs(2);
 
-/// Numbers that a world may give out while it is asked. One whose answer nobody waits for any more keeps them all.
+/// Number of ref numbers reserved for an isolated world during one call. If the call is abandoned, the isolated world
+/// keeps all of them.
 const BLOCK: u64 = 10_000_000;
 
-/// How many ranges of numbers are remembered; with the oldest its refs are forgotten.
+/// Maximum number of ranges that are remembered. When the oldest is dropped, its refs are forgotten.
 const MAX_RANGES: usize = 100_000;
 
 impl Default for Reader {
@@ -130,7 +134,8 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// The element of a `ref_N`, or the one that a selector matches: in the main frame, or else in the first frame that has any.
+    /// Finds the element of a `ref_N`, or the one that a selector matches in the main frame or else in the first
+    /// frame with a match.
     pub async fn find(&mut self, tab: &impl TabAccess, at: &str) -> Result<Element, BrowseError> {
         let frames = tab.frames();
         if let Some(number) = at.strip_prefix("ref_") {
@@ -157,7 +162,7 @@ impl Reader {
         Err(error(BrowseFailure::NotFound, format!("no element matches `{}`", shown(at))))
     }
 
-    /// Waits until the element is ready for what is needed, at most so long, and scrolls it into view.
+    /// Waits for at most `wait` until the element meets the conditions, and scrolls it into view.
     pub async fn ready(
         &mut self,
         tab: &impl TabAccess,
@@ -184,16 +189,18 @@ impl Reader {
         Ok(point)
     }
 
-    /// After a click on an element that was ready for one: whether it was still there. If not, nothing else was clicked.
+    /// Checks, after a click on an element that was ready, that the element was still there. If it was not, nothing
+    /// else was clicked.
     pub async fn hit(&mut self, tab: &impl TabAccess, element: &Element) -> Result<(), BrowseError> {
         match self.ask::<Value>(tab, &element.frame, "hit", json!([])).await {
-            // The page went elsewhere.
+            // The page navigated to another document.
             Ok(_) | Err(WorldError::Gone) => Ok(()),
             Err(failure) => Err(failure.of(&format!("ref_{}", element.number))),
         }
     }
 
-    /// Calls a function of ours, `(element, ...args) => …`, in the element's world; what it comes to, by value. Promises are awaited.
+    /// Calls a function of ours, `(element, ...args) => …`, in the element's isolated world and returns its result by
+    /// value. Promises are awaited.
     pub async fn apply<T: DeserializeOwned>(
         &mut self,
         tab: &impl TabAccess,
@@ -207,7 +214,8 @@ impl Reader {
         self.run(tab, &element.frame, &body, "apply", json!([element.number])).await.map_err(|failure| failure.of(&at))
     }
 
-    /// The element as a remote object, for commands that want one (`DOM.setFileInputFiles`, `Page.captureScreenshot`'s box).
+    /// Returns the element as a remote object, for commands that need one (`DOM.setFileInputFiles`,
+    /// `Page.captureScreenshot`'s box).
     pub async fn object(&mut self, tab: &impl TabAccess, element: &Element) -> Result<String, BrowseError> {
         let at = format!("ref_{}", element.number);
         let expression = format!("sandpool.node({})", element.number);
@@ -219,7 +227,7 @@ impl Reader {
         answer["result"]["objectId"].as_str().map(str::to_owned).ok_or_else(|| gone(&at))
     }
 
-    /// Whether a text can be seen on the page now, in any of its frames.
+    /// Returns whether a text is visible on the page now, in any of its frames.
     pub async fn has_text(&mut self, tab: &impl TabAccess, text: &str) -> Result<bool, BrowseError> {
         for frame in tab.frames() {
             match self.ask_frame(tab, &frame, "has", json!([text])).await {
@@ -236,7 +244,7 @@ impl Reader {
         (number < *end).then(|| frames.iter().find(|frame| frame.world == *world))?.cloned()
     }
 
-    /// The number of the element that a frame is in, in the world of the frame around it.
+    /// Returns the number of the element that contains a frame, in the isolated world of the outer frame.
     async fn owner(&mut self, tab: &impl TabAccess, inner: &Frame, outer: &Frame) -> Result<u64, WorldError> {
         let params = json!({ "frameId": inner.id });
         let owner = called(tab.call(&outer.session, "DOM.getFrameOwner", params).await)?;
@@ -245,7 +253,7 @@ impl Reader {
         self.ask_of(tab, outer, &object["object"]["objectId"], "number").await
     }
 
-    /// Asks about a node that is held by other means than its number.
+    /// Asks about a node that is identified by a remote object instead of a number.
     async fn ask_of<T: DeserializeOwned>(
         &mut self,
         tab: &impl TabAccess,
@@ -264,8 +272,8 @@ impl Reader {
         self.taken(tab, frame, first, answer)
     }
 
-    /// Asks one of the frames of a page. Nothing of one that is gone or does not answer: unless it is the page itself, for which the
-    /// request has its time.
+    /// Asks one frame of a page. Returns `None` if the frame is gone or does not answer, unless it is the main frame,
+    /// which may use all the time of the request.
     async fn ask_frame<T: DeserializeOwned>(
         &mut self,
         tab: &impl TabAccess,
@@ -313,7 +321,7 @@ impl Reader {
         self.taken(tab, frame, first, answer)
     }
 
-    /// Writes down the numbers that a world has taken from `first` on, and takes the answer apart.
+    /// Records the numbers that an isolated world has used from `first` on, and parses the answer.
     fn taken<T: DeserializeOwned>(
         &mut self,
         tab: &impl TabAccess,
@@ -323,7 +331,7 @@ impl Reader {
     ) -> Result<T, WorldError> {
         let answer = called(answer).inspect_err(|_| {
             if !tab.frames().iter().any(|one| one.world == frame.world) {
-                // It shows nothing any more, whatever it has taken.
+                // The isolated world is gone, so none of its numbers are shown, whatever it has used.
                 self.give_back(first, first);
             }
         })?;
@@ -351,8 +359,8 @@ impl Reader {
         })
     }
 
-    /// Numbers for a world to give out. They are its own before it is asked: it may do so after nobody waits for the answer any more,
-    /// and a number that two elements have would be a click on the wrong one.
+    /// Reserves numbers for an isolated world before it is asked. It may use them even after the call was abandoned,
+    /// and if two elements had the same number, a click could hit the wrong one.
     fn reserve(&mut self, world: &str) -> (u64, u64) {
         let (first, last) = (self.next, self.next + BLOCK);
         match self.given.last_entry() {
@@ -366,7 +374,7 @@ impl Reader {
         (first, last)
     }
 
-    /// What a world has not used, from `next` on, of the numbers that were reserved last, from `first` on.
+    /// Takes back the unused numbers, from `next` on, of the last reservation, which began at `first`.
     fn give_back(&mut self, first: u64, next: u64) {
         if self.next != first + BLOCK || !(first..self.next).contains(&next) {
             return;
@@ -392,7 +400,7 @@ struct FrameOffset {
     y: f64,
 }
 
-/// What a world answers when it does not do what it was asked.
+/// The failures that an isolated world reports.
 enum WorldError {
     Gone,
     Invalid(String),
@@ -411,7 +419,7 @@ impl WorldError {
     }
 }
 
-/// A world that is no more has no nodes.
+/// Converts the result of a command. A refusal means that the isolated world, and with it the node, is gone.
 fn called(answer: Result<Value, CallError>) -> Result<Value, WorldError> {
     answer.map_err(|failure| match failure {
         CallError::Refused(_) => WorldError::Gone,
@@ -432,7 +440,7 @@ fn error(why: BrowseFailure, message: String) -> BrowseError {
     BrowseError { why, message }
 }
 
-/// A locator in a message.
+/// Shortens a locator for use in a message.
 fn shown(at: &str) -> &str {
     &at[..at.floor_char_boundary(120)]
 }

@@ -1,7 +1,8 @@
-//! What is known of the browser: its tabs, their frames, what is under way in them, what happened unasked.
+//! The state of the browser: its tabs, their frames, what is in progress in them, and page events that were not
+//! reported yet.
 //!
-//! Changed by events alone (see [`crate::events`]), at the moment they are read; whoever waits for something looks again after
-//! each. Everything a page can add to is bounded.
+//! Events change the state as they are read (see [`crate::events`]). Code that waits for something checks the state
+//! again after each change. Everything that a page can add to is bounded.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -14,18 +15,18 @@ use crate::downloads::Downloads;
 use crate::log::Log;
 use crate::snapshot::Frame;
 
-/// Tabs at a time; what a page opens beyond that is closed.
+/// Maximum number of tabs. A page that opens more has them closed.
 pub const MAX_TABS: usize = 16;
-/// Frames of a page that are looked into.
+/// Maximum number of frames of a page that are tracked.
 const MAX_FRAMES: usize = 1000;
-/// Requests of a page that are kept an eye on.
+/// Maximum number of requests of a page that are tracked.
 const MAX_REQUESTS: usize = 2000;
-/// Documents that a page had before.
+/// Maximum number of previous documents of a page that are remembered.
 const MAX_REPLACED: usize = 20;
 
 pub type SharedState = Rc<StateCell>;
 
-/// The state and the news of it.
+/// The state, with a notification of its changes.
 pub struct StateCell {
     state: RefCell<BrowserState>,
     changed: Notify,
@@ -59,10 +60,10 @@ impl StateCell {
         changed
     }
 
-    /// Until there is something to be found in the state.
+    /// Waits until `find` finds something in the state.
     pub async fn wait<T>(&self, mut find: impl FnMut(&BrowserState) -> Option<T>) -> T {
         loop {
-            // Before the look: what changes after it is not missed.
+            // Created before the check, so that no change after it is missed.
             let changed = self.changed.notified();
             let found = find(&self.state.borrow());
             match found {
@@ -75,24 +76,24 @@ impl StateCell {
 
 pub struct BrowserState {
     pub tabs: BTreeMap<u32, TabState>,
-    /// The number of the tab that is shown; it may be gone.
+    /// Number of the tab that is shown. The tab may already be closed.
     pub shown: u32,
     pub next_tab: u32,
-    /// We are making a tab ourselves: there is room for it.
+    /// Set while the driver itself creates a tab, for which there is always room.
     pub creating: bool,
-    /// Pages that were too many: they are told about once their address is known, or at the next answer.
+    /// Addresses of popups that were closed because there were too many. They are reported in the next reply.
     pub closing: Vec<String>,
     pub sessions: HashMap<Rc<str>, CdpSession>,
     happened: Vec<PageEvent>,
     left_out: u64,
     pub downloads: Downloads,
-    /// The browser's process has closed its end.
+    /// Set once the browser's process has closed its end of the pipe.
     pub gone: bool,
-    /// Counts events that somebody may want to know the order of.
+    /// Counts events whose order may matter.
     pub clock: u64,
 }
 
-/// What a session of the browser belongs to.
+/// The tab and target that a DevTools session belongs to.
 pub struct CdpSession {
     pub tab: u32,
     pub target: Rc<str>,
@@ -103,28 +104,28 @@ pub struct TabState {
     pub session: Rc<str>,
     pub url: String,
     pub title: String,
-    /// The page itself has told its title when it was loaded.
+    /// Whether the page has reported its title after loading.
     pub is_titled: bool,
     pub frames: BTreeMap<Rc<str>, FrameState>,
-    /// The root frame loads something.
+    /// Whether the root frame is loading something.
     pub busy: bool,
-    /// The document of the root frame and how far it is.
+    /// Loader of the document in the root frame; `stage` says how far that document has loaded.
     pub loader: String,
-    /// Those before it, newest last.
+    /// Loaders of the previous documents, newest last.
     pub replaced: VecDeque<String>,
     pub stage: Stage,
     pub requests: HashMap<String, NetworkRequest>,
     pub log: Log,
-    /// The page's process is gone.
+    /// Whether the process of the page has crashed.
     pub crashed: bool,
     pub born: u64,
-    /// A page opened it.
+    /// Whether a page opened the tab.
     pub is_popup: bool,
-    /// A popup that no answer has told about yet.
+    /// Whether the tab is a popup that no reply has reported yet.
     pub is_news: bool,
-    /// When the root frame got the document it has.
+    /// The moment at which the root frame got its current document.
     pub moved: u64,
-    /// What the server said to the last request for a document, by its loader.
+    /// Loader and HTTP status of the last response to a request for a document.
     pub answered: (String, u16),
 }
 
@@ -139,11 +140,11 @@ pub struct FrameState {
     pub parent: Option<Rc<str>>,
     pub session: Rc<str>,
     pub world: Option<IsolatedWorld>,
-    /// When it came.
+    /// The moment at which the frame was added.
     pub born: u64,
 }
 
-/// Our world in a frame.
+/// Our isolated world in a frame.
 #[derive(Clone)]
 pub struct IsolatedWorld {
     pub context: u64,
@@ -152,9 +153,9 @@ pub struct IsolatedWorld {
 
 pub struct NetworkRequest {
     pub born: u64,
-    /// `GET https://…`
+    /// Method and address, such as `GET https://…`.
     pub line: String,
-    /// One whose end is not to be waited for: a stream, a beacon.
+    /// Whether the end of the request is not worth waiting for, as with a stream or a beacon.
     pub lasting: bool,
     pub status: Option<u16>,
 }
@@ -170,7 +171,7 @@ impl BrowserState {
         self.tabs.get_mut(&tab)
     }
 
-    /// The tab that is shown: if that is gone, the one next to it.
+    /// Returns the tab that is shown, or a neighbour of it if that tab is closed.
     pub fn shown(&self) -> Option<u32> {
         let before = self.tabs.range(..=self.shown).next_back();
         before.or_else(|| self.tabs.iter().next()).map(|(&tab, _)| tab)
@@ -220,7 +221,7 @@ impl BrowserState {
             children.entry(frame.parent.as_ref()).or_default().push((id, frame));
         }
         children.values_mut().for_each(|frames| frames.sort_by_key(|(_, frame)| std::cmp::Reverse(frame.born)));
-        // Without recursion: a page decides how deep its frames are.
+        // Iterative instead of recursive, because the page determines how deeply its frames are nested.
         let mut found = Vec::new();
         let mut ahead = children.remove(&None).unwrap_or_default();
         while let Some((id, frame)) = ahead.pop() {
@@ -249,7 +250,7 @@ impl BrowserState {
         }
     }
 
-    /// What no answer has told yet.
+    /// Returns the page events that no reply has reported yet.
     pub fn take_happened(&mut self) -> Vec<PageEvent> {
         let popups: Vec<PageEvent> = self
             .tabs
@@ -269,7 +270,7 @@ impl BrowserState {
     }
 }
 
-/// Of an address, whatever it is for.
+/// Maximum length of an address, wherever it is used.
 pub const MAX_URL: usize = 2000;
 
 impl TabState {
@@ -282,7 +283,7 @@ impl TabState {
         }
     }
 
-    /// A frame and all in it.
+    /// Removes a frame and all frames in it.
     pub fn remove_frame(&mut self, id: &str) {
         let mut gone: Vec<Rc<str>> = vec![id.into()];
         while let Some(id) = gone.pop() {
@@ -301,7 +302,7 @@ impl TabState {
         inside.iter().for_each(|id| self.remove_frame(id));
     }
 
-    /// Another document is in the root frame.
+    /// Records that the root frame has another document.
     pub fn replace(&mut self, loader: &str) {
         if self.replaced.len() == MAX_REPLACED {
             self.replaced.pop_front();
@@ -319,19 +320,19 @@ impl TabState {
         }
     }
 
-    /// What the server said to the request for the document.
+    /// Returns the HTTP status of the response with the current document.
     pub fn status(&self) -> Option<u16> {
         let (loader, status) = &self.answered;
         (*loader == self.loader).then_some(*status)
     }
 
-    /// Requests under way that began at or after this moment.
+    /// Returns whether requests that began at or after `moment` are still running.
     pub fn is_asking_since(&self, moment: u64) -> bool {
         self.requests.values().any(|request| !request.lasting && request.born >= moment)
     }
 }
 
-/// The beginning of a text, at most so many characters.
+/// Returns the beginning of a text, at most `most` characters.
 pub fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,4 +1,4 @@
-//! What a keyboard does, and the two form controls that are not filled with one.
+//! Keyboard actions, and the two form controls that are not filled with a keyboard.
 
 use proto::browser::BrowseResult;
 use proto::{BrowseError, BrowseFailure};
@@ -12,9 +12,9 @@ use crate::settle;
 use crate::snapshot::Need;
 use crate::state::shorten;
 
-/// Keys that are under way at a time.
+/// Maximum number of key events that are in flight at a time.
 const PIPELINED: usize = 64;
-/// Characters that are sent as keys; more is not typing.
+/// Maximum number of characters that are sent as individual keys.
 const MAX_KEYS: usize = 10_000;
 
 pub struct Typing<'a> {
@@ -66,7 +66,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    /// To where the focus is, in whichever frame.
+    /// Sends keys to the focused element, in whichever frame it is.
     async fn keys(&self, chords: impl IntoIterator<Item = Chord>) -> Result<(), BrowseError> {
         let mut sent = std::collections::VecDeque::new();
         for event in chords.into_iter().flat_map(|chord| chord.events()) {
@@ -99,7 +99,7 @@ impl Act<'_> {
         let Some(directory) = self.uploads else {
             return Err(failure(BrowseFailure::Invalid, "there are no files to upload"));
         };
-        // Names in that directory, nothing else the browser could read.
+        // Only names in that directory are accepted, so that no other file that the browser can read is uploaded.
         let is_name = |name: &String| !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != "..";
         if files.is_empty() || !files.iter().all(is_name) {
             return Err(failure(BrowseFailure::Invalid, "the files to upload are not given by name"));
@@ -116,8 +116,9 @@ impl Act<'_> {
     }
 }
 
-/// Puts the focus and the selection where the text belongs: all there is (`full`) or nothing (`empty`) is selected. What has no text
-/// to select gets its value at once (`set`); the end of some is only reached by a key (`end`).
+/// Sets the focus and the selection to where the text belongs, and selects the existing text unless `append` is set.
+/// Returns `full` if text is selected and `empty` if none is. A field without selectable text gets its value at once
+/// (`set`). In some fields only a key moves the cursor to the end (`end`).
 const PREPARE: &str = r#"(element, append, text) => {
     const wrong = what => { throw new sandpool.Failure('not_ready', what); };
     const field = element.localName === 'label' && element.control || element;

@@ -1,8 +1,8 @@
-//! Keys by their names, as a keyboard of the US has them.
+//! Keys by name, on a US keyboard.
 
 use serde_json::{Value, json};
 
-/// A key and those held with it.
+/// A key, with the modifiers that are held down.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chord {
     modifiers: u8,
@@ -17,7 +17,7 @@ const CONTROL: u8 = 2;
 const META: u8 = 4;
 const SHIFT: u8 = 8;
 
-/// Name, and the number that old pages ask for.
+/// Names of keys, each with the key code that old pages read.
 const NAMED: &[(&str, u32)] = &[
     ("Enter", 13),
     ("Tab", 9),
@@ -48,7 +48,7 @@ const NAMED: &[(&str, u32)] = &[
     ("F12", 123),
 ];
 
-/// What is on a key without and with shift, its code and its number.
+/// The characters of each key without and with shift, its code, and its key code number.
 const PUNCTUATION: &[(char, char, &str, u32)] = &[
     ('-', '_', "Minus", 189),
     ('=', '+', "Equal", 187),
@@ -66,11 +66,11 @@ const PUNCTUATION: &[(char, char, &str, u32)] = &[
 const ABOVE_DIGITS: &str = ")!@#$%^&*(";
 
 impl Chord {
-    /// `Enter`, `a`, `Control+Shift+A`.
+    /// Parses a key such as `Enter`, `a` or `Control+Shift+A`.
     pub fn parse(text: &str) -> Option<Self> {
         let mut modifiers = 0;
         let mut rest = text;
-        // The last part may itself be a plus.
+        // The last part may itself be a plus sign.
         while let Some((name, after)) =
             rest.split_once('+').filter(|(name, after)| !name.is_empty() && !after.is_empty())
         {
@@ -86,7 +86,7 @@ impl Chord {
         let mut chars = rest.chars();
         match (chars.next(), chars.next()) {
             (Some(one), None) if modifiers & (ALT | CONTROL | META) != 0 && one.is_ascii_uppercase() => {
-                // `Control+A` means the key, as it is printed on it.
+                // `Control+A` means the key by its printed label, without shift.
                 Some(Self::of(one.to_ascii_lowercase()).with(modifiers))
             }
             (Some(one), None) => Some(Self::of(one).with(modifiers)),
@@ -114,7 +114,7 @@ impl Chord {
         Some(Self { modifiers: 0, key: key.into(), code: name.into(), number, text: text.map(Into::into) })
     }
 
-    /// The key of one character.
+    /// Returns the key that types a character.
     pub fn of(one: char) -> Self {
         let text = Some(one.to_string());
         let made = |code: String, number, shifted| {
@@ -150,13 +150,13 @@ impl Chord {
             self.text = self.text.map(|text| text.to_ascii_uppercase());
         }
         if self.modifiers & (ALT | CONTROL | META) != 0 {
-            // A command, not something to write.
+            // This is a command and types no text.
             self.text = None;
         }
         self
     }
 
-    /// The two events of a key.
+    /// Returns the key-down and the key-up event.
     pub fn events(&self) -> [Value; 2] {
         let kind = if self.text.is_some() { "keyDown" } else { "rawKeyDown" };
         let event = |kind: &str, text: Option<&str>| {

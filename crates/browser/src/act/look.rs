@@ -1,4 +1,4 @@
-//! What is looked at: pictures, values, lines, and a text that is waited for.
+//! Actions that observe a page: screenshots, values, log lines, and waiting for a text.
 
 use std::time::Duration;
 
@@ -18,17 +18,18 @@ use crate::settle;
 use crate::snapshot::Need;
 use crate::state::shorten;
 
-/// The longest side of a picture, in pixels.
+/// Maximum length of a side of a screenshot, in pixels.
 const MAX_SIDE: f64 = 16_384.0;
-/// Of a picture in base64. A larger one is made again, smaller.
+/// Maximum length of a screenshot in base64. A larger one is taken again at a smaller scale.
 const MAX_PICTURE: usize = 4 << 20;
 const SMALLER: f64 = 0.6;
 const TRIES: usize = 5;
-/// Of a value as JSON, in characters.
+/// Maximum length of a value as JSON, in characters.
 const MAX_VALUE: usize = 200_000;
-/// What an expression with `await` at the top is told, before any of it is run.
+/// Beginning of the error for an expression with a top-level `await`. The error occurs before any of the expression
+/// runs.
 const AWAIT_AT_TOP: &str = "SyntaxError: await is only valid";
-/// Between two looks for a text: at least this, and twice what a look takes.
+/// Minimum pause between two searches for a text. The pause is also at least twice as long as a search takes.
 const AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Deserialize)]
@@ -119,7 +120,7 @@ impl Act<'_> {
         Ok(captured.data)
     }
 
-    /// In the window, as the root frame counts.
+    /// Returns the position of an element in the window, in the coordinates of the root frame.
     async fn place_of(&mut self, at: &str) -> Result<Box, BrowseError> {
         let (element, point) = self.ready(at, Need::Seen).await?;
         if element.frame.parent.is_some() {
@@ -133,7 +134,7 @@ impl Act<'_> {
     pub async fn evaluate(&mut self, expression: &str) -> ActResult {
         let mut evaluated = self.evaluate_in_page(expression).await?;
         if evaluated.result.r#type == "function" {
-            // Who gives a function wants to know what it does.
+            // A client that passes a function wants the result of calling it.
             evaluated = self.evaluate_in_page(&format!("({expression})()")).await?;
         }
         if let Some(exception) = evaluated.exception_details {
@@ -149,7 +150,7 @@ impl Act<'_> {
 
     async fn evaluate_in_page(&self, expression: &str) -> Result<Evaluated, BrowseError> {
         let mut evaluated = self.evaluate_as(expression, false).await?;
-        // An `await` can stand at the top in one way alone, in which a promise that is the result is not waited for.
+        // Top-level `await` works in REPL mode only, which does not await a promise that is the result.
         let exception = evaluated.exception_details.take_if(|_| expression.contains("await"));
         match exception.map(Exception::sentence) {
             Some(text) if text.starts_with(AWAIT_AT_TOP) => self.evaluate_as(expression, true).await,
@@ -171,7 +172,7 @@ impl Act<'_> {
     }
 
     pub async fn log(&self, max_lines: u32) -> BrowseResult {
-        // What the page knows already may still be on its way here.
+        // Lines that the page has already written may still be on their way to the driver.
         settle::frame(&self.page).await;
         let (lines, dropped) = self.page.look(|tab| tab.log.last(max_lines as usize)).unwrap_or_default();
         BrowseResult::Log { lines, dropped }
@@ -194,7 +195,7 @@ impl Act<'_> {
     }
 }
 
-/// Width and height stand in the first bytes.
+/// Reads the width and the height from the first bytes of a PNG.
 fn size_of(png: &str) -> Option<(u32, u32)> {
     let head = BASE64.decode(png.get(..32)?).ok()?;
     let number = |at: usize| head.get(at..)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes));

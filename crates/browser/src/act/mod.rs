@@ -1,4 +1,4 @@
-//! What can be asked of a page, one file for each kind of thing.
+//! The browser actions, one file for each kind.
 
 mod keyboard;
 mod keys;
@@ -18,19 +18,19 @@ use crate::snapshot::{Element, Need, Point, Reader};
 
 pub use tabs::create;
 
-/// An element named by a selector may take this long to appear.
+/// Maximum wait for an element named by a selector to appear.
 const APPEARS: Duration = Duration::from_secs(1);
-/// Between two looks for it.
+/// Pause between two searches for an element.
 const AGAIN: Duration = Duration::from_millis(30);
-/// What is kept back of a request's time to say why it was not enough.
+/// Part of a request's time that is reserved for reporting why the time was not enough.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// One request at work.
+/// A request that is being performed.
 pub struct Act<'a> {
     pub page: Page,
     pub reader: &'a mut Reader,
     pub until: Instant,
-    /// Where the files of an upload are.
+    /// Directory that contains the files for an upload.
     pub uploads: Option<&'a str>,
 }
 
@@ -61,12 +61,12 @@ impl Act<'_> {
         }
     }
 
-    /// What is left of the request's time, but for the time to say so.
+    /// Returns the remaining time of the request, minus the time reserved for reporting a failure.
     fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now()).saturating_sub(MARGIN)
     }
 
-    /// The element, which may still be on its way.
+    /// Finds an element, and waits for it to appear.
     async fn find(&mut self, at: &str) -> Result<Element, BrowseError> {
         let end = Instant::now() + APPEARS.min(self.left());
         loop {
@@ -79,7 +79,7 @@ impl Act<'_> {
         }
     }
 
-    /// The element, and where it is, once it is ready.
+    /// Finds an element, waits until it is ready, and returns it with its position.
     async fn ready(&mut self, at: &str, need: Need) -> Result<(Element, Point), BrowseError> {
         let element = self.find(at).await?;
         let point = self.reader.ready(&self.page, &element, need, self.left()).await?;

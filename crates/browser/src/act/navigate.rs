@@ -1,4 +1,4 @@
-//! From page to page.
+//! Navigation from page to page.
 
 use std::time::Duration;
 
@@ -49,14 +49,15 @@ impl Act<'_> {
         }
         if let Some(text) = navigated.error_text {
             if text == ABORTED {
-                // As it is where the page's process has just died, which is heard of in a moment and then ends this.
+                // This error also occurs if the page's process has just crashed. That is reported in a moment and
+                // then ends this action.
                 tokio::time::sleep(WORD_OF_A_CRASH).await;
             }
             return Err(failure(BrowseFailure::Navigation, sentence(url, &text)));
         }
         match navigated.loader_id {
             Some(loader) => self.see_loaded(&loader).await,
-            // Only the part behind the `#` is another.
+            // Only the fragment of the address has changed.
             None => settle::frame(&self.page).await,
         }
         Ok(BrowseResult::Done)
@@ -93,7 +94,7 @@ impl Act<'_> {
         self.moved(moment).await
     }
 
-    /// Waits until the tab has gone somewhere since that moment.
+    /// Waits until the tab has navigated since `moment`.
     async fn moved(&mut self, moment: u64) -> ActResult {
         let tab = self.page.tab;
         let moved = self
@@ -106,13 +107,15 @@ impl Act<'_> {
     }
 }
 
-/// The address as the browser itself will read it: without what it takes away before it looks at the scheme.
+/// Returns the address as the browser will read it: without the characters that it removes before it looks at the
+/// scheme.
 fn cleaned(url: &str) -> String {
     let inner = url.trim_matches(|c: char| c <= ' ');
     inner.chars().filter(|c| !matches!(c, '\t' | '\n' | '\r')).collect()
 }
 
-/// Only what a web page is; the browser's own pages, the sandbox's files and scripts in disguise are none.
+/// Accepts only addresses of web pages, and rejects the browser's own pages, files of the sandbox and disguised
+/// scripts.
 pub fn check(url: &str) -> Result<(), BrowseError> {
     let url = &cleaned(url);
     let shown = shorten(url, 200);
@@ -143,7 +146,7 @@ fn sentence(url: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// HOSTILE B01.
+    /// B01: addresses of files, of the browser's own pages and of scripts are refused.
     #[test]
     fn only_addresses_of_web_pages_are_opened() {
         for url in ["http://a.test/", "HTTPS://a.test", "about:blank", "data:text/html,x"] {

@@ -1,4 +1,4 @@
-//! What a mouse does.
+//! Mouse actions.
 
 use proto::browser::{BrowseResult, MouseButton};
 use serde_json::{Value, json};
@@ -20,7 +20,8 @@ impl Act<'_> {
         self.dispatch(events).await?;
         self.reader.hit(&self.page, &element).await?;
         settle::after(&self.page, moment).await;
-        // The browser tells of a download only when the host has answered. Nothing in the page shows until then that one was begun.
+        // The browser reports a download only when the host has answered. Until then, nothing in the page shows that
+        // one was started.
         if !settle::is_changed(&self.page, moment)
             && self.reader.apply(&self.page, &element, SAVES, &[]).await.unwrap_or(false)
         {
@@ -37,7 +38,8 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    /// All at once: the browser keeps their order. In the first session, whichever frame is below the point.
+    /// Sends all events at once, because the browser keeps their order. They go to the tab's first session, whichever
+    /// frame is at the point.
     async fn dispatch(&self, events: Vec<Value>) -> Result<(), cdp::CdpError> {
         let session = Some(&*self.page.session);
         let sent: Vec<_> =
@@ -72,10 +74,11 @@ impl Act<'_> {
     }
 }
 
-/// Whether a click on the element saves something.
+/// Returns whether a click on the element saves a file.
 const SAVES: &str = "element => !!element.closest?.('a[download]')";
 
-/// Scrolls the innermost thing around the element, or around the middle of the window, that can be scrolled that way.
+/// Scrolls the innermost ancestor of the element, or of the element in the middle of the window, that can be scrolled
+/// in that direction.
 const SCROLL: &str = "(element, right, down) => {
     const around = element ?? document.elementFromPoint(innerWidth / 2, innerHeight / 2);
     const up = node => node.assignedSlot ?? node.parentElement ?? node.getRootNode().host;

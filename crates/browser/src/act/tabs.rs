@@ -1,4 +1,4 @@
-//! Tabs: one of them is shown, and is what requests are about.
+//! Tabs. One of them is shown, and requests apply to it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::cdp::{self, Cdp};
 use crate::page::{Page, failure};
 use crate::state::{BrowserState, MAX_TABS, SharedState};
 
-/// To make a tab, or to close one.
+/// Timeout for creating or closing a tab.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
@@ -21,7 +21,7 @@ struct Created {
     target_id: String,
 }
 
-/// A new tab with a blank page, which is shown from now on.
+/// Creates a tab with a blank page, and shows it.
 pub async fn create(cdp: &Cdp, state: &SharedState) -> Result<Page, cdp::CdpError> {
     state.change(|state| state.creating = true);
     let made = cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Created>(PATIENCE).await;

@@ -1,4 +1,4 @@
-//! What is new or gone between two snapshots of a page.
+//! Compares two snapshots of a page, and finds what is new and what is gone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -6,20 +6,20 @@ use proto::browser::Snapshot;
 
 use super::read::OutlineLine;
 
-/// How many snapshots are remembered, and how long the largest may be.
+/// Maximum number of snapshots that are remembered, and the maximum length of each.
 const MAX_TAKEN: usize = 8;
 const MAX_CHARS: usize = 400_000;
-/// A page may have grown in front of what was read of it.
+/// Allowance for content that the page may have added before what was read of it.
 const SLACK: u32 = 20_000;
 
 /// A snapshot that was taken.
 #[derive(Debug, Clone)]
 pub struct Taken {
     pub number: u64,
-    /// Of the main frame: another one is another page.
+    /// Isolated world of the main frame. If it differs, the page is another one.
     pub world: String,
     pub lines: Vec<OutlineLine>,
-    /// It has the page's end.
+    /// Whether the snapshot includes the end of the page.
     pub whole: bool,
 }
 
@@ -39,12 +39,13 @@ pub fn keep(all: &mut VecDeque<Taken>, taken: Taken) {
     all.push_back(taken);
 }
 
-/// How much has to be read to find again what an earlier snapshot showed.
+/// Returns how much has to be read to find everything that an earlier snapshot showed.
 pub fn budget(base: &Taken) -> u32 {
     if base.whole { MAX_CHARS as u32 } else { 2 * base.chars() as u32 + SLACK }
 }
 
-/// Writes down what changed: new lines marked with `+`, with the lines they are in; and what is gone.
+/// Writes the changes into `snapshot`: new lines marked with `+`, below the lines that contain them, and the lines
+/// that are gone.
 pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot) {
     let mut known: HashMap<(u64, &str), usize> = HashMap::new();
     for line in &base.lines {
@@ -56,19 +57,19 @@ pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot
         is_new.push(*count == 0);
         *count = count.saturating_sub(1);
     }
-    // Beyond the last thing that was known, what was cut then is not new now.
+    // Lines after the last known one may have been cut from the earlier snapshot, so they do not count as new.
     let end = if base.whole { now.lines.len() } else { is_new.iter().rposition(|new| !new).map_or(0, |last| last + 1) };
     let (lines, all) = marked(&now.lines[..end], &is_new, max_chars);
     snapshot.elements = lines.join("\n");
     let mut left = max_chars.saturating_sub(snapshot.elements.len());
     let mut is_all = all;
     let still: HashSet<u64> = now.lines.iter().map(|line| line.number).filter(|number| *number != 0).collect();
-    // From the end: of several that are the same, the last ones are gone.
+    // Starts from the end: of several equal lines, the last ones count as gone.
     for line in base.lines.iter().rev() {
         let count = known.get_mut(&(line.number, line.text.as_str())).filter(|count| **count > 0);
         let Some(count) = count else { continue };
         *count -= 1;
-        // An element that is another one now was shown as such; what says nothing is not missed.
+        // An element whose line has changed was already shown as new, and a line without text is not missed.
         if still.contains(&line.number) || (line.number == 0 && !line.text.contains('"')) {
             continue;
         }
@@ -87,7 +88,8 @@ pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot
     }
 }
 
-/// The new lines, each below the lines it is in, as long as they fit.
+/// Returns the new lines, each below the lines that contain it, as far as they fit. Also returns whether all of them
+/// fit.
 fn marked(lines: &[OutlineLine], is_new: &[bool], max_chars: usize) -> (Vec<String>, bool) {
     let mut around: Vec<(&OutlineLine, bool)> = Vec::new();
     let (mut out, mut used) = (Vec::new(), 0);

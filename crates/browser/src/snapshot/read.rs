@@ -1,4 +1,4 @@
-//! One snapshot: the walks through its frames put together, up to a budget, and where to go on.
+//! Takes one snapshot: combines the walks through the frames of a page up to a budget, and records where to continue.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use super::changes::{self, Taken};
 use super::{Frame, OBJECTS, Reader, TabAccess, WorldError, called, error};
 
-/// For all the walks of a snapshot.
+/// Time limit for all the walks of a snapshot.
 const TIME: Duration = Duration::from_secs(3);
-/// How many closed shadow roots are opened in a snapshot.
+/// Maximum number of closed shadow roots that are opened in a snapshot.
 const MAX_OPENED: u32 = 20;
-/// How many places are remembered where one can go on.
+/// Maximum number of positions to continue at that are remembered.
 const MAX_STOPPED: usize = 32;
-/// A page's own lines are less deep than this.
+/// Maximum indentation of a line. Lines that come from a page are less deep.
 const MAX_DEPTH: usize = 500;
 const MAX_BUDGET: u32 = 1_000_000;
 
@@ -23,7 +23,7 @@ const MAX_BUDGET: u32 = 1_000_000;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
 pub struct OutlineLine {
     pub depth: usize,
-    /// 0 for what cannot be acted on.
+    /// Number of the ref, or 0 for a line that cannot be acted on.
     pub number: u64,
     pub text: String,
 }
@@ -38,7 +38,7 @@ impl OutlineLine {
     }
 }
 
-/// What a walk in one world came to.
+/// The result of a walk in one isolated world.
 #[derive(Deserialize)]
 struct WorldPart {
     lines: Vec<OutlineLine>,
@@ -50,32 +50,33 @@ struct WorldPart {
     modal: bool,
 }
 
-/// Why it is not over, and where it can go on.
+/// The reason why a walk is incomplete, and where it can continue.
 #[derive(Deserialize)]
 struct Stop {
     cursor: u64,
-    /// At a frame: the number of its element, how far in, and the lines around it that are not written yet.
+    /// Number of the element if the walk stopped at a frame. `depth` is then the depth of the frame, and `context`
+    /// are the lines around it that are not written yet.
     frame: Option<u64>,
     #[serde(default)]
     depth: usize,
     #[serde(default)]
     context: Vec<OutlineLine>,
-    /// How many of the lines around this place are.
+    /// Number of lines around this position that are already written.
     #[serde(default)]
     printed: u32,
-    /// At an element that may have a closed root.
+    /// Number of the element if the walk stopped at one that may have a closed shadow root.
     host: Option<u64>,
     #[serde(default)]
     late: bool,
 }
 
-/// Where to go on in one world.
+/// The position at which to continue in one isolated world.
 #[derive(Debug, Clone)]
 struct ReadCursor {
     world: String,
     within: Option<u64>,
     cursor: Option<u64>,
-    /// What is at the cursor was read already.
+    /// Whether the node at the cursor was already read.
     after: bool,
     printed: u32,
     depth: usize,
@@ -89,14 +90,14 @@ impl ReadCursor {
     }
 }
 
-/// A snapshot that was cut: the frames it was in, the innermost last, and which one it was.
+/// A snapshot that was cut: its position in each of the nested frames, the innermost last, and its number.
 #[derive(Debug, Clone)]
 pub struct CutSnapshot {
     places: Vec<ReadCursor>,
     number: u64,
 }
 
-/// How a snapshot grows.
+/// A snapshot in progress.
 struct Reading<'a> {
     ask: &'a SnapshotAsk,
     budget: u32,
@@ -110,7 +111,7 @@ struct Reading<'a> {
 }
 
 impl Reader {
-    /// What is on the page.
+    /// Takes a snapshot of the page.
     pub async fn snapshot(&mut self, tab: &impl TabAccess, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
         let frames = tab.frames();
         let main = frames.first().ok_or_else(replaced)?.clone();
@@ -147,14 +148,14 @@ impl Reader {
         if base.is_none() {
             snapshot.text = reading.texts.join("\n");
         }
-        // What shows only a part of a page is nothing to compare the page with.
+        // A snapshot of only a part of the page cannot serve as a base for comparison.
         if ask.find.is_none() && ask.within.is_none() && !ask.apart {
             changes::keep(&mut self.taken, taken);
         }
         Ok(snapshot)
     }
 
-    /// Where to begin, and the lines that came before.
+    /// Returns the position to start at, and the lines that came before it.
     async fn start(
         &mut self,
         tab: &impl TabAccess,
@@ -177,7 +178,7 @@ impl Reader {
         Ok((vec![ReadCursor::top(main, 0)], Vec::new()))
     }
 
-    /// Walks until all is read or the budget is used up; what is left of the places is where to go on.
+    /// Walks until everything is read or the budget is used up. The remaining `places` are where to continue.
     async fn read(
         &mut self,
         tab: &impl TabAccess,
@@ -229,14 +230,14 @@ impl Reader {
         Ok(())
     }
 
-    /// The frame that an element shows.
+    /// Returns the frame that an element contains.
     async fn inside(&mut self, tab: &impl TabAccess, outer: &Frame, number: u64) -> Option<Frame> {
         let described = self.describe(tab, outer, number).await.ok()?;
         let id = described["node"]["frameId"].as_str()?;
         tab.frames().into_iter().find(|frame| frame.id == id)
     }
 
-    /// Shows a closed shadow root to the world; all is well if there is none.
+    /// Makes a closed shadow root known to the isolated world. Succeeds if there is none.
     async fn open(&mut self, tab: &impl TabAccess, frame: &Frame, number: u64) -> Result<(), WorldError> {
         let described = self.describe(tab, frame, number).await?;
         let root = &described["node"]["shadowRoots"][0]["backendNodeId"];
@@ -287,7 +288,7 @@ impl<'a> Reading<'a> {
         self.end.saturating_duration_since(Instant::now())
     }
 
-    /// What a world is asked.
+    /// Returns the arguments of a walk.
     fn walk(&self, place: &ReadCursor, around: &[ReadCursor]) -> Value {
         let context = around.iter().chain([place]).flat_map(|place| &place.context).map(cost).sum();
         json!([{
@@ -304,7 +305,7 @@ impl<'a> Reading<'a> {
         }])
     }
 
-    /// Adds what was read; with it, the lines around it that waited for something to be found.
+    /// Adds the result of a walk, preceded by the lines around it that were held back until something was found.
     fn take(&mut self, part: WorldPart, place: &mut ReadCursor, around: &mut [ReadCursor]) -> Option<Stop> {
         if !part.lines.is_empty() {
             for outer in 0..around.len() {
@@ -347,7 +348,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The page, or the place in it at which to go on, is no more.
+/// The error if the page, or the position in it at which to continue, no longer exists.
 fn replaced() -> BrowseError {
     error(BrowseFailure::Stale, "the page has changed meanwhile; take a new snapshot".into())
 }

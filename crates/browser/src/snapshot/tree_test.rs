@@ -1,4 +1,4 @@
-//! What is read, beside the browser's own accessibility tree: roles and names are its.
+//! Compares snapshots with the browser's accessibility tree: roles and names have to match.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::launch;
 
 const CHROMIUM: &str = "/usr/lib/chromium/chromium-headless-shell";
 
-/// A tab with one frame, without a driver around it.
+/// A tab with one frame, without a driver.
 struct Bare {
     cdp: Cdp,
     session: String,
@@ -60,7 +60,7 @@ impl Bare {
     }
 }
 
-/// Keeps the world of the main frame that came last.
+/// Records the latest isolated world of the main frame.
 fn notice(world: &RefCell<Option<Frame>>, event: &cdp::Event<'_>) {
     let Some(session) = event.session.filter(|_| event.method == "Runtime.executionContextCreated") else { return };
     let context = &event.params::<Value>().unwrap()["context"];
@@ -76,7 +76,7 @@ fn notice(world: &RefCell<Option<Frame>>, event: &cdp::Event<'_>) {
     }
 }
 
-/// What the tree calls other than we do, since ARIA has no word for it.
+/// Maps roles of the tree that ARIA has no word for to the words that snapshots use.
 fn word(role: &str) -> &str {
     match role {
         "Date" => "date",
@@ -89,7 +89,7 @@ fn word(role: &str) -> &str {
     }
 }
 
-/// Roles that no line is made for.
+/// Roles that have no line in a snapshot.
 const CLEAR: &[&str] = &[
     "generic",
     "none",
@@ -115,7 +115,7 @@ const CLEAR: &[&str] = &[
     "Figcaption",
 ];
 
-/// The tree's nodes in order: role and name.
+/// Returns the role and name of each node of the tree, in order.
 fn flattened(tree: &Value) -> Vec<(String, String)> {
     let nodes: HashMap<&str, &Value> =
         tree["nodes"].as_array().unwrap().iter().map(|node| (node["nodeId"].as_str().unwrap(), node)).collect();
@@ -124,7 +124,8 @@ fn flattened(tree: &Value) -> Vec<(String, String)> {
     while let Some((id, around)) = stack.pop() {
         let Some(node) = nodes.get(id) else { continue };
         let role = node["role"]["value"].as_str().unwrap_or_default();
-        // The options of a closed list are part of its line, as the picture is of a link; the parts of a field are the browser's own.
+        // The options of a closed list are part of its line, as the image is part of a link's; the parts of a date or
+        // time field are internal to the browser.
         let is_part = matches!((around, role), ("MenuListPopup" | "Date" | "InputTime", _) | ("link", "image"));
         if node["ignored"] == false && !is_part && !CLEAR.contains(&role) {
             out.push((word(role).to_owned(), node["name"]["value"].as_str().unwrap_or_default().to_owned()));
@@ -136,12 +137,12 @@ fn flattened(tree: &Value) -> Vec<(String, String)> {
     out
 }
 
-/// A line's role and name; nothing for text alone.
+/// Returns the role and name of a line, or `None` for a line with text only.
 fn parsed(line: &str) -> Option<(String, String)> {
     let line = line.trim_start();
     let line = line.strip_prefix('[').map_or(line, |rest| rest.split_once("] ").unwrap().1);
     let role = line.split([' ', ':']).next().unwrap();
-    // What takes clicks or text has a line whatever its role.
+    // An element that takes clicks or text has a line whatever its role is.
     if line.starts_with('"') || role == "generic" {
         return None;
     }
@@ -150,7 +151,7 @@ fn parsed(line: &str) -> Option<(String, String)> {
     Some((role.to_owned(), name.to_owned()))
 }
 
-/// A blank tab of a browser of its own, with this script in its worlds.
+/// Runs a test with a blank tab of a new browser, with `script` in its isolated worlds.
 async fn with_tab(script: &str, test: impl AsyncFnOnce(&Bare)) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("sandpool-tree-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -189,14 +190,14 @@ async fn roles_and_names_are_those_of_the_accessibility_tree() {
         for name in ["forms", "tables", "shadow", "list50", "login", "dialogs", "popups", "downloads", "kinds"] {
             tab.open(&pages.url(name)).await;
             let ours = reader.snapshot(tab, &whole()).await.unwrap();
-            // A label in the place of a box that is hidden is ours alone.
+            // The tree has no label in place of a hidden box; only snapshots show one.
             let lines = ours.elements.lines().filter(|line| !line.contains("] checkbox: "));
             let ours: Vec<_> = lines.filter_map(parsed).collect();
             let tree = flattened(&tab.ask("Accessibility.getFullAXTree", json!({})).await);
             let roles = |all: &[(String, String)]| all.iter().map(|(role, _)| role.clone()).collect::<Vec<_>>();
             assert_eq!(roles(&ours), roles(&tree), "{name}");
             for (ours, tree) in ours.iter().zip(&tree) {
-                // A name that would only repeat what is below is left out.
+                // A name that would only repeat the text below is left out.
                 assert!(ours == tree || ours.1.is_empty(), "{name}: {ours:?} is {tree:?}");
             }
         }
@@ -204,7 +205,7 @@ async fn roles_and_names_are_those_of_the_accessibility_tree() {
     .await;
 }
 
-/// Nothing but the page holds the nodes; still they are the same ones for as long as they are there.
+/// Only the page holds its nodes, yet the refs denote the same nodes as long as these exist.
 #[tokio::test(flavor = "current_thread")]
 async fn refs_outlive_a_collection_of_garbage_and_hold_no_node() {
     let pages = Pages::start().unwrap();
@@ -230,7 +231,7 @@ async fn refs_outlive_a_collection_of_garbage_and_hold_no_node() {
     .await;
 }
 
-/// A browser that tells neither role nor name: what a page says of itself has to do.
+/// In a browser that provides neither roles nor names, they are derived from the page itself.
 #[tokio::test(flavor = "current_thread")]
 async fn without_the_browsers_word_roles_and_names_are_approximated() {
     let pages = Pages::start().unwrap();
