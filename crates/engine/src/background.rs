@@ -1,4 +1,4 @@
-//! Runs nobody waits for: each goes on by itself, its output is read with a cursor, its result is kept for a while.
+//! Background runs: each continues by itself, its output is read with a cursor, and its result is stored for a while.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use crate::guest::lock;
 use crate::memory::Hold;
 use crate::op::{EngineError, Ran, Realm, RunProgress};
 
-/// Kept of one tenant.
+/// Maximum number of runs that are stored for one tenant.
 const MAX_RUNS: usize = 100;
-/// What all ended runs of one tenant may cost together, the newest aside.
+/// Maximum size of the results of all ended runs of one tenant, except that the newest always stays.
 const MAX_WEIGHT: usize = 64 << 20;
-/// Of the output of one run.
+/// Maximum number of bytes stored of the output of one run.
 const RING: usize = 1 << 20;
-/// How long a run is remembered after its end.
+/// Time for which a run is stored after its end.
 const REMEMBERED: Duration = Duration::from_secs(60 * 60);
 
-/// Those of one tenant.
+/// The background runs of one tenant.
 #[derive(Default)]
 pub(crate) struct Runs {
     all: Mutex<Vec<Arc<Background>>>,
@@ -43,7 +43,7 @@ impl Runs {
         Ok(())
     }
 
-    /// After an end: some go until the rest is not too much.
+    /// Removes ended runs until the rest is small enough. It is called after the end of a run.
     pub(crate) fn trim(&self) {
         let mut all = lock(&self.all);
         let mut weight: usize = all.iter().map(|run| run.weight()).sum();
@@ -61,7 +61,7 @@ impl Runs {
         found.cloned().ok_or_else(|| EngineError::RunNotFound(id.into()))
     }
 
-    /// Their context ends; nobody should have to wait for them.
+    /// Cancels the runs of a context that is being stopped, so that the stop does not wait for them.
     pub(crate) fn cancel_in(&self, realm: Realm, context_id: &str) {
         let all = lock(&self.all);
         let inside = all.iter().filter(|run| run.realm == realm && run.context_id == context_id);
@@ -81,7 +81,7 @@ impl Runs {
     }
 }
 
-/// Of those that have ended the oldest: first of those whose end somebody has seen or ordered.
+/// Returns the oldest ended run, preferring those whose end a client has seen or ordered.
 fn first_to_go(all: &[Arc<Background>]) -> Option<usize> {
     let ended = || all.iter().enumerate().filter(|(_, run)| run.has_ended());
     ended().find(|(_, run)| run.told.load(Ordering::Relaxed)).or_else(|| ended().next()).map(|(at, _)| at)
@@ -95,17 +95,17 @@ pub(crate) struct Background {
     started_at: u64,
     pub(crate) cancel: CancellationToken,
     record: Mutex<Record>,
-    /// Nobody waits for its result any more.
+    /// True if no client waits for the result any more.
     told: AtomicBool,
-    /// Cancelled by the end, which others wait for.
+    /// Cancelled when the run has ended, which others wait for.
     over: CancellationToken,
 }
 
 #[derive(Default)]
 struct Record {
-    /// UTF-8, but for what was cut off at the front.
+    /// The newest output. It is UTF-8, except that its beginning may be cut within a character.
     ring: VecDeque<u8>,
-    /// Bytes that are no longer there.
+    /// Number of bytes that were dropped from the beginning.
     start: u64,
     end: Option<End>,
 }
@@ -114,7 +114,7 @@ struct End {
     at: Instant,
     unix: u64,
     result: Result<Box<Ran>, EngineError>,
-    /// Of the result and the output.
+    /// Memory of the result and the output.
     _memory: Hold,
 }
 
@@ -144,7 +144,7 @@ impl Background {
         record.start += over as u64;
     }
 
-    /// `memory` is what the run held; from here on it holds what is kept of it.
+    /// Stores the result. `memory` is the hold of the run, and from here on accounts for what is stored of it.
     pub(crate) fn finish(&self, mut result: Result<Box<Ran>, EngineError>, memory: Hold) {
         let mut record = lock(&self.record);
         if let Ok(ran) = &result
@@ -153,7 +153,7 @@ impl Background {
             result = Err(EngineError::ResultDropped(full.to_string()));
         }
         if result.is_err() {
-            // Nothing is left of it but its output.
+            // Only the output of the run is left.
             let _ = memory.set(record.ring.len());
         }
         record.end = Some(End { at: Instant::now(), unix: unix_now(), result, _memory: memory });
@@ -169,7 +169,7 @@ impl Background {
         lock(&self.record).end.is_some()
     }
 
-    /// Of its result; nothing before the end.
+    /// Returns the size of the result and the output; zero before the end.
     fn weight(&self) -> usize {
         let record = lock(&self.record);
         let ran = record.end.as_ref().and_then(|end| end.result.as_ref().ok());
@@ -184,14 +184,14 @@ impl Background {
         self.over.cancelled().await;
     }
 
-    /// At most `budget` bytes, the newest.
+    /// Returns the output since `cursor`, but at most the newest `budget` bytes.
     pub(crate) fn progress(&self, cursor: u64, budget: usize) -> RunProgress {
         let record = lock(&self.record);
         let total = record.total();
         let cursor = cursor.min(total);
         let from = cursor.max(record.start).max(total.saturating_sub(budget as u64));
         let bytes: Vec<u8> = record.ring.range((from - record.start) as usize..).copied().collect();
-        // A cut may go through a character.
+        // The cut may lie within a character.
         let skipped = bytes.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
         RunProgress {
             run: self.id.clone(),
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(read(&run, u64::MAX, 100), (String::new(), 0, 7));
     }
 
-    /// A result of this size.
+    /// Returns a result of this size.
     fn ran(bytes: usize) -> Box<Ran> {
         let limits = sandbox::Limits { memory_bytes: 0, cpu_millis: 0, pids: 0, disk_bytes: 0, disk_inodes: 0 };
         let context = crate::op::ContextInfo {
@@ -290,7 +290,7 @@ mod tests {
         assert!(runs.find(Realm::SANDPOOL, &all[11].id).is_ok(), "the newest is never dropped for its size");
     }
 
-    /// A client with many quick runs that it reads at once, and one result it has not asked for yet.
+    /// A client has many quick runs that it reads at once, and one result that it has not asked for yet.
     #[test]
     fn what_nobody_has_seen_outlives_what_somebody_has() {
         let runs = Runs::default();

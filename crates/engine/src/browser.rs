@@ -1,6 +1,6 @@
-//! The browser of one sandbox: whether it runs, how it is started, and what is counted of it.
+//! The browser of one sandbox: whether it runs, how it is started, and its counters.
 //!
-//! What it is asked goes to the guest (`ops/browse.rs`); what it answers is checked in [`bounded`].
+//! `ops/browse.rs` sends browser actions to the guest, and [`bounded`] checks the answers.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,29 +15,29 @@ use crate::registry::{LiveSandbox, SandboxFailure, one_line};
 
 pub(crate) mod bounded;
 
-/// A browser that is not there after this time is not waited for.
+/// Maximum time for the browser to start.
 const START: Duration = Duration::from_secs(30);
-/// Its home inside the sandbox, where code has no business.
+/// Home directory of the browser inside the sandbox, which code has no reason to access.
 const HOME: &str = "/browser";
 
-/// What a sandbox has of a browser.
+/// The state of a sandbox's browser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum BrowserStatus {
-    /// None was ever started.
+    /// No browser was ever started.
     #[default]
     Absent,
-    /// Since so many processes of the sandbox's browsers were killed for memory.
+    /// The browser runs. `oom_kills` is the number of browser processes of the sandbox killed for memory so far.
     Runs { oom_kills: u64 },
-    /// It ended, or was given up.
+    /// The browser ended or was given up.
     Over,
 }
 
-/// Since the engine began, but for those that run.
+/// Numbers of browsers. `started` and `died` count since the engine started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Browsers {
     pub running: usize,
     pub started: u64,
-    /// Ended by themselves, or did not answer any more.
+    /// Browsers that ended by themselves or stopped answering.
     pub died: u64,
 }
 
@@ -59,7 +59,7 @@ impl BrowserCommand {
         }
     }
 
-    /// Reads it once, so that the first start need not wait for the disk.
+    /// Reads the program once, so that the first start need not wait for the disk.
     pub(crate) fn pre_read(program: PathBuf) {
         let read = std::fs::File::open(program).and_then(|mut file| std::io::copy(&mut file, &mut std::io::sink()));
         if let Err(error) = read {
@@ -73,7 +73,8 @@ impl LiveSandbox {
         matches!(*lock(self.browser()), BrowserStatus::Runs { .. }) && !self.guest.browser_has_exited()
     }
 
-    /// Takes the place of one that is there. Who asks for it makes sure that nobody else does.
+    /// Starts a browser, which replaces a running one. The caller makes sure that no other call does so at the same
+    /// time.
     pub(crate) async fn start_browser(&self, spec: BrowserSpec) -> Result<(), SandboxFailure> {
         self.browser_is_over();
         let starting = async {
@@ -82,7 +83,7 @@ impl LiveSandbox {
             self.guest.expect_browser();
             match self.guest.ask(&ToGuest::StartBrowser { spec }, START).await? {
                 FromGuest::BrowserReady { .. } => Ok(kills.unwrap_or(0)),
-                // It may name paths, which are those of the host.
+                // The message may contain paths, which are those of the host.
                 FromGuest::Failed { message, .. } => Err(not_started(&one_line(&message))),
                 _ => Err(self.guest.close("the guest answered something else").into()),
             }
@@ -94,7 +95,8 @@ impl LiveSandbox {
         Ok(())
     }
 
-    /// Whether a process of it was killed for memory since the browser was started, or since that was asked last.
+    /// Returns whether a process of the browser was killed for memory since the browser started, or since the last call
+    /// of this function.
     pub(crate) async fn browser_outgrew(&self) -> bool {
         let BrowserStatus::Runs { oom_kills: before } = *lock(self.browser()) else { return false };
         let Some(oom_kills) = self.browser_oom_kills().await else { return false };
@@ -102,7 +104,7 @@ impl LiveSandbox {
         oom_kills > before
     }
 
-    /// The next call starts another. Whether it ran until now.
+    /// Marks the browser as over, so that the next call starts another, and returns whether it ran until now.
     pub(crate) fn browser_is_over(&self) -> bool {
         let mut browser = lock(self.browser());
         let ran = matches!(*browser, BrowserStatus::Runs { .. });

@@ -1,6 +1,6 @@
-//! What a cell shows, bounded while it arrives: however much a guest sends, memory and result stay small.
+//! Bounds the output of a cell while it arrives: however much a guest sends, memory and result stay small.
 //!
-//! Knows bytes, characters and mime bundles; nothing of connections or contexts.
+//! This module knows bytes, characters and MIME bundles. It knows nothing of connections or contexts.
 
 use base64::Engine as _;
 use proto::{KernelEvent, MimeBundle};
@@ -11,11 +11,11 @@ use crate::op::{Captured, CellError, Ran};
 
 const MAX_DISPLAYS: usize = 64;
 const MAX_MIMES: usize = 16;
-/// Of all displays and the value of one cell together.
+/// Maximum size of all displays and the value of one cell together.
 const MAX_RICH_BYTES: usize = 8 << 20;
 const MAX_ERROR_NAME: usize = 256;
 
-/// Bytes, however they were cut, as text: invalid sequences become replacement characters.
+/// Decodes bytes to text, however the bytes were split. Invalid sequences become replacement characters.
 #[derive(Debug, Default)]
 pub(crate) struct Utf8 {
     /// The beginning of a character whose rest has not arrived; at most 3 bytes.
@@ -52,7 +52,7 @@ impl Utf8 {
         }
     }
 
-    /// What an unfinished character at the end of the stream becomes.
+    /// Returns the replacement for an unfinished character at the end of the stream.
     pub(crate) fn finish(&mut self) -> &'static str {
         if std::mem::take(&mut self.partial).is_empty() { "" } else { "\u{fffd}" }
     }
@@ -62,9 +62,9 @@ impl Utf8 {
 #[derive(Debug)]
 pub(crate) struct HeadTail {
     head: String,
-    /// Characters.
+    /// Number of characters that still fit into the head.
     head_room: usize,
-    /// Longer than its limit between two trims, so that a flood costs no more than copying it.
+    /// The end of the text. It exceeds its limit between two trims, so that a flood costs no more than copying it.
     tail: String,
     tail_limit: usize,
     left_out: u64,
@@ -92,7 +92,7 @@ impl HeadTail {
         }
     }
 
-    /// Something is missing here: what follows is not the continuation of what was kept so far.
+    /// Records that bytes are missing here, so what follows does not continue what was kept so far.
     pub(crate) fn gap(&mut self, bytes: u64) {
         if bytes == 0 {
             return;
@@ -102,7 +102,7 @@ impl HeadTail {
         self.head_room = 0;
     }
 
-    /// The text, and whether something is left out.
+    /// Returns the text, and whether something was left out.
     pub(crate) fn finish(mut self) -> (String, bool) {
         self.trim();
         let mut text = self.head;
@@ -131,14 +131,14 @@ fn split_at_char(text: &str, count: usize) -> (&str, &str) {
     text.char_indices().nth(count).map_or((text, ""), |(at, _)| text.split_at(at))
 }
 
-/// `text`, or its head and tail.
+/// Returns `text`, or its head and tail if it exceeds the budget.
 pub(crate) fn bounded(text: &str, budget: usize) -> String {
     let mut kept = HeadTail::new(budget);
     kept.push(text);
     kept.finish().0
 }
 
-/// One stream of a cell.
+/// Captures one stream of a cell.
 #[derive(Debug)]
 pub(crate) struct StreamCapture {
     utf8: Utf8,
@@ -151,7 +151,7 @@ impl StreamCapture {
         Self { utf8: Utf8::default(), kept: HeadTail::new(budget), total: 0 }
     }
 
-    /// Returns the text the bytes completed, for whoever follows the stream.
+    /// Adds bytes and returns the text that they completed, for readers that follow the stream.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
         self.total = self.total.saturating_add(bytes.len() as u64);
         let text = self.utf8.push(bytes);
@@ -172,7 +172,7 @@ impl StreamCapture {
     }
 }
 
-/// Value, displays and error of a cell.
+/// Collects the value, displays and error of a cell.
 #[derive(Debug)]
 pub(crate) struct Rich {
     budget: usize,
@@ -205,7 +205,7 @@ pub(crate) struct Shown {
 }
 
 impl Rich {
-    /// What is kept is added to `memory`.
+    /// Creates an empty collection. The size of everything kept is added to `memory`.
     pub(crate) fn new(budget: usize, memory: Hold) -> Self {
         Self {
             budget,
@@ -245,7 +245,7 @@ impl Rich {
         }
     }
 
-    /// Something that did not come from this cell; shown apart, each on lines of its own.
+    /// Adds output that did not come from this cell. It is shown separately, each piece on its own lines.
     pub(crate) fn late(&mut self, text: &str) {
         if text.is_empty() {
             return;
@@ -257,7 +257,7 @@ impl Rich {
         }
     }
 
-    /// What threads and timers of an earlier cell wrote while this one ran.
+    /// Adds output that threads and timers of an earlier cell wrote while this one ran.
     fn stray(&mut self, ago: u64, text: &str) {
         self.stray_bytes += text.len() as u64;
         let which =
@@ -282,7 +282,7 @@ impl Rich {
         let late = self.has_late.then(|| self.late.finish().0);
         let strays = (self.stray_bytes > 0).then(|| self.strays.finish().0);
         if strays.is_some() {
-            // Not every dialect has a place for it.
+            // Logged because not every dialect can show it.
             tracing::info!(bytes = self.stray_bytes, "earlier calls of this context have printed during a later one");
         }
         Shown { value: self.value, displays, error: self.error, late, strays }
@@ -320,7 +320,7 @@ impl Rich {
         self.memory.give_back(size);
     }
 
-    /// Bounds a bundle and takes its size from the room that is left.
+    /// Bounds a bundle and subtracts its size from the room that is left.
     fn admit(&mut self, data: MimeBundle) -> (MimeBundle, usize) {
         let mut admitted = MimeBundle::new();
         let mut notes = Vec::new();
@@ -364,7 +364,7 @@ fn admit_value(mime: &str, value: Value, budget: usize, room: usize) -> Result<V
     match (mime, value) {
         ("image/png" | "image/jpeg", value) => picture(mime, &value, room).map(Value::String),
         (_, Value::String(text)) if mime.starts_with("image/") || mime.starts_with("text/html") => {
-            // Cutting markup in the middle breaks it: whole or not at all.
+            // Cutting markup in the middle breaks it, so it is kept whole or left out.
             let limit = budget.saturating_mul(50).min(room);
             if text.len() > limit {
                 return Err(format!("[{mime} of {} bytes left out: at most {limit}]", text.len()));
@@ -380,7 +380,7 @@ fn admit_value(mime: &str, value: Value, budget: usize, room: usize) -> Result<V
     }
 }
 
-/// A picture is passed on only if a reader could decode it.
+/// Returns a picture only if a reader could decode it.
 fn picture(mime: &str, value: &Value, room: usize) -> Result<String, String> {
     let text = value.as_str().unwrap_or_default();
     if text.len() > room {
@@ -394,7 +394,7 @@ fn picture(mime: &str, value: &Value, room: usize) -> Result<String, String> {
     }
 }
 
-/// About what a result costs in memory.
+/// Estimates the memory of a result.
 pub(crate) fn weight_of(ran: &Ran) -> usize {
     let texts = [&ran.stdout.text, &ran.stderr.text].into_iter().chain(&ran.late).chain(&ran.strays).chain(&ran.notice);
     let errors = ran.error.iter().map(|error| error.value.len() + error.text.len());
@@ -410,7 +410,7 @@ fn size_of(bundle: &MimeBundle) -> usize {
     bundle.iter().map(|(mime, value)| mime.len() + weight(value)).sum()
 }
 
-/// About what a value costs, in bytes, without writing it out.
+/// Estimates the size of a value in bytes without serializing it.
 fn weight(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,

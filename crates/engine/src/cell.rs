@@ -1,6 +1,6 @@
-//! One piece of work of a guest, a cell or a command: what is said about it, folded into a bounded result as it arrives.
+//! One piece of work of a guest, a cell or a command. Its output is folded into a bounded result as it arrives.
 //!
-//! Knows the wire and the clock. What an end means for a context is for the operations to say.
+//! This module knows the wire protocol and the clock. The operations decide what an end means for a context.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::guest::{GuestLost, GuestReply, PendingCall};
 use crate::op::{Call, Captured, ContextInfo, Event, KeptOutput, Network, Ran, RunOutcome};
 use crate::registry::{LiveSandbox, one_line};
 
-/// What the host allows the guest beyond the deadline and its grace time.
+/// Time that the host allows the guest beyond the deadline and its grace time.
 const BACKSTOP: Duration = Duration::from_secs(2);
-/// Of each stream, whatever the budget of the result.
+/// Minimum number of bytes that the guest forwards of each stream, whatever the budget of the result.
 const MIN_FORWARD: u64 = 256 << 10;
-/// Of each stream of a background run, whose output is read while it runs.
+/// Minimum number of bytes forwarded of each stream of a background run, whose output is read while it runs.
 const BACKGROUND_FORWARD: u64 = 64 << 20;
 const MAX_KEPT_NAME: usize = 128;
 
@@ -30,36 +30,36 @@ pub(crate) struct CellRun<'a> {
     pub(crate) place: Arc<LiveSandbox>,
     pub(crate) timeout: Duration,
     pub(crate) network: Network,
-    /// Characters of each stream.
+    /// Maximum number of characters kept of each stream.
     pub(crate) budget: usize,
-    /// Who follows the output of a background run.
+    /// Background run that records the output for its readers.
     pub(crate) record: Option<&'a Background>,
 }
 
-/// The guest did not start it.
+/// The guest refused to start the cell or the command.
 pub(crate) struct StartRefused {
     pub(crate) failure: GuestFailure,
     pub(crate) why: String,
 }
 
 impl StartRefused {
-    /// A command fails only before it starts.
+    /// Returns whether the refusal came before anything ran. A command fails only before it starts.
     fn before_it_ran(&self, request: &ToGuest) -> bool {
         matches!(request, ToGuest::Exec { .. })
             || matches!(self.failure, GuestFailure::Kernel | GuestFailure::Environment)
     }
 }
 
-/// How it went, as far as the guest can tell.
+/// The end of a cell or a command, as far as the guest can tell.
 pub(crate) enum CellEnding {
     Reported(RunEnd),
-    /// It never left.
+    /// The request could not be sent.
     Unsendable(String),
     /// The sandbox is gone, or was destroyed because nothing it says can be relied upon.
     Lost(String),
 }
 
-/// The end of the conversation, before it is known what the end means.
+/// The last frame of a run, before its meaning is known.
 enum FinalFrame {
     End(CellEnding),
     Failed(StartRefused),
@@ -75,7 +75,7 @@ impl CellRun<'_> {
         (self.budget as u64 * 4).max(least)
     }
 
-    /// Exactly one end, however the guest behaves.
+    /// Runs the request and returns exactly one end, however the guest behaves.
     pub(crate) async fn run(&self, request: &ToGuest) -> Result<CellReport<'_>, StartRefused> {
         let mut fold = OutputFold::new(self.budget, self.call, self.record);
         let (started, passage) = (Instant::now(), self.place.passage(self.network));
@@ -83,7 +83,7 @@ impl CellRun<'_> {
         let (mut duration, denied) = (started.elapsed(), passage.denied());
         let ending = match last {
             FinalFrame::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
-            // It may or may not have run: what is in doubt is not used again.
+            // The code may or may not have run. A sandbox in doubt is not used again.
             FinalFrame::Failed(StartRefused { why, .. }) | FinalFrame::End(CellEnding::Lost(why)) => {
                 let _ = self.place.destroy(&why).await;
                 CellEnding::Lost(why)
@@ -91,7 +91,7 @@ impl CellRun<'_> {
             FinalFrame::End(ending) => ending,
         };
         if let CellEnding::Reported(end) = &ending {
-            // The guest's own figure leaves the way here out, but is not believed beyond what passed.
+            // The guest's measurement excludes the transport, but is not trusted beyond the time that passed here.
             duration = duration.min(Duration::from_micros(end.micros));
         }
         Ok(CellReport { ending, duration, denied, fold })
@@ -105,7 +105,7 @@ impl CellRun<'_> {
             sent = self.place.guest.call(request) => match sent {
                 Ok(run) => run,
                 Err(lost) if self.place.guest.is_lost() => return lost.into(),
-                // Characters that are written as six on the way.
+                // The message is too long: some characters are encoded as six.
                 Err(too_long) => return FinalFrame::End(CellEnding::Unsendable(too_long.0)),
             },
             () = &mut until => return self.silent(false),
@@ -136,7 +136,7 @@ impl CellRun<'_> {
         }
     }
 
-    /// The guest kept silent beyond all deadlines: with it go the files.
+    /// Ends the connection to a guest that stayed silent beyond all deadlines. The files are lost with it.
     fn silent(&self, cancelled: bool) -> FinalFrame {
         let what = if cancelled { "was cancelled".into() } else { format!("timed out after {:?}", self.timeout) };
         self.place.guest.close(&format!("the code {what} and its guest did not end it")).into()
@@ -149,7 +149,7 @@ impl From<GuestLost> for FinalFrame {
     }
 }
 
-/// What came of it: an end, and what was shown until then.
+/// The end of a run and everything that was shown until then.
 pub(crate) struct CellReport<'a> {
     pub(crate) ending: CellEnding,
     duration: Duration,
@@ -158,14 +158,14 @@ pub(crate) struct CellReport<'a> {
 }
 
 impl CellReport<'_> {
-    /// Something to show beside the result that the code itself did not say.
+    /// Adds an error to the result that the code itself did not report.
     pub(crate) fn error(&mut self, name: &str, message: String) -> RunOutcome {
         let event = proto::KernelEvent::Error { name: name.into(), value: message.clone(), text: message };
         self.fold.rich.event(event);
         RunOutcome::Error
     }
 
-    /// `outputs` is the key of what is kept whole, where it is kept.
+    /// Builds the result. `outputs` is the key of the links to kept outputs, if they are kept.
     pub(crate) fn ran(mut self, end: RunOutcome, context: ContextInfo, outputs: Option<&str>) -> Ran {
         self.fold.follow.flush();
         let shown = self.fold.rich.finish();
@@ -193,7 +193,7 @@ impl CellReport<'_> {
     }
 }
 
-/// Only what is left out needs a link, and only a plain name can be part of one.
+/// Adds a link to the kept output. Only truncated output needs one, and only a plain name can be part of one.
 fn keep(captured: &mut Captured, key: &str, kept: Option<proto::KeptOutput>) {
     let plain = |name: &str| {
         let fits = !name.is_empty() && name.len() <= MAX_KEPT_NAME && !name.starts_with('.');
@@ -206,7 +206,7 @@ fn keep(captured: &mut Captured, key: &str, kept: Option<proto::KeptOutput>) {
     });
 }
 
-/// Everything a run says, folded as it arrives.
+/// Everything that a run shows, folded as it arrives.
 struct OutputFold<'a> {
     stdout: StreamCapture,
     stderr: StreamCapture,
@@ -275,17 +275,17 @@ impl<'a> OutputFold<'a> {
     }
 }
 
-/// Passes output on while the cell runs: at most ten events a second, each of bounded size.
+/// Forwards output while the cell runs: at most ten events a second, each of bounded size.
 struct OutputFollower<'a> {
     call: &'a Call,
     stdout: String,
     stderr: String,
-    /// No event before this.
+    /// No event is sent before this moment.
     due: Instant,
 }
 
 impl<'a> OutputFollower<'a> {
-    /// Both streams may have one each time.
+    /// Interval between events. Both streams may send one each time.
     const EVERY: Duration = Duration::from_millis(200);
     const MAX_TEXT: usize = 8 << 10;
 
@@ -302,7 +302,7 @@ impl<'a> OutputFollower<'a> {
             Stream::Stderr => &mut self.stderr,
         };
         let room = Self::MAX_TEXT.saturating_sub(waiting.len());
-        // The whole is in the result; what is shown meanwhile is for the eye.
+        // The complete text is in the result; what is forwarded meanwhile is only for display.
         waiting.push_str(&text[..text.floor_char_boundary(room)]);
     }
 

@@ -1,4 +1,5 @@
-//! Everything the engine can be told, typed. Reads no environment and no file; the defaults are those of the documents.
+//! Typed configuration of the engine. This module reads no environment variable and no file. The defaults are those of
+//! the documents that the dialects implement.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,59 +10,61 @@ use sandbox::{BrowserRoom, SharedVolume, ZygoteSpec};
 
 use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
-/// Where code starts, and what paths of files are relative to.
+/// Directory in which code starts, and to which file paths are relative.
 pub const WORKSPACE: &str = "/workspace";
-/// The files of a conversation, and where its code starts.
+/// Directory with the files of a conversation, in which its code starts.
 pub const DATA: &str = "/data";
 
 const MB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// Threads count: Chromium has some fifty with one page, and about ten more with each other site.
+/// Processes added for the browser. Threads count: Chromium has about fifty with one page, and about ten more for each
+/// further site.
 const BROWSER_PIDS: u32 = 256;
 
-/// Not printable: it has the secret of the links.
+/// Configuration of one engine. It does not implement `Debug` because it contains the secret of the links.
 #[derive(Clone, PartialEq)]
 pub struct EngineConfig {
     pub realms: Vec<RealmConfig>,
-    /// Of a tenant that has none of its own.
+    /// Quota of every tenant without an entry in `quotas`.
     pub quota: Quota,
     pub quotas: BTreeMap<Tenant, Quota>,
-    /// What makes the keys of links unguessable.
+    /// Secret that makes the keys of links unguessable.
     pub file_secret: [u8; 32],
-    /// Of one file read through a link.
+    /// Maximum size of a file read through a link.
     pub max_link_bytes: u64,
-    /// Between the interrupt of a run and the kill.
+    /// Time between the interrupt of a run and its kill.
     pub grace: Duration,
-    /// Of one file read or written by an operation.
+    /// Maximum size of a file that an operation reads or writes.
     pub max_file_bytes: u64,
-    /// Entries of one listing.
+    /// Maximum number of entries in one listing.
     pub max_files_listed: u32,
-    /// Of the code of one run.
+    /// Maximum size of the code of one run.
     pub max_code_bytes: usize,
     pub health_interval: Duration,
-    /// How often what dead servers left behind is looked for.
+    /// Interval between searches for orphans, which dead servers left behind.
     pub orphan_interval: Duration,
-    /// How long a run waits for a permit.
+    /// Maximum time that a run waits for a permit.
     pub queue_wait: Duration,
-    /// Runs of one tenant in one realm that may wait at once.
+    /// Maximum number of runs of one tenant in one realm that may wait at the same time.
     pub queue_length: usize,
     pub shutdown_grace: Duration,
-    /// How long an operation waits for the engine to become ready.
+    /// Maximum time that an operation waits for the engine to become ready.
     pub ready_wait: Duration,
-    /// How long a sandbox, and then an interpreter, may take to start.
+    /// Maximum time for a sandbox to start, and again for a kernel to start in it.
     pub start_timeout: Duration,
-    /// Sandboxes that wait ready, of all tenants and realms together. The sessions of the pool are counted, and always there.
+    /// Maximum number of ready sandboxes of all tenants and realms together. The `pool_size` sandboxes count, and exist
+    /// even if they exceed it.
     pub ready_max: usize,
-    /// The memory they may take.
+    /// Maximum memory of all ready sandboxes together.
     pub ready_memory_bytes: u64,
-    /// How many of them are made at once, behind those somebody waits for.
+    /// Number of ready sandboxes that are created at the same time, after those that a caller waits for.
     pub refills_at_once: usize,
-    /// Whose the sessions of the pool are. Others have sandboxes ready as they need them.
+    /// Tenant whose ready sandboxes `pool_size` orders. Other tenants get ready sandboxes according to their demand.
     pub pool_tenant: Tenant,
     pub pool_realm: Realm,
-    /// Where interpreters start. `/workspace` in every real sandbox.
+    /// Directory in which kernels start; `/workspace` in every real sandbox.
     pub cwd: String,
-    /// The way out of sandboxes; needed where a realm has a network.
+    /// Egress of sandboxes, required if a realm has a network.
     pub egress: Option<egress::Egress>,
 }
 
@@ -115,7 +118,7 @@ impl EngineConfig {
     }
 }
 
-/// For as long as this engine lives.
+/// Returns a random secret that is valid for the lifetime of this engine.
 fn random_secret() -> [u8; 32] {
     let mut secret = [0; 32];
     for half in secret.chunks_exact_mut(16) {
@@ -124,61 +127,64 @@ fn random_secret() -> [u8; 32] {
     secret
 }
 
-/// Rules of one realm: those of one tool set.
+/// Rules of one realm.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RealmConfig {
     pub realm: Realm,
-    /// Of the ids that the engine makes: `ctx-`, `session-`, `sbx-`.
+    /// Prefix of the ids that the engine generates: `ctx-`, `session-`, `sbx-`.
     pub id_prefix: &'static str,
-    /// Of one run, unless the run asks for less or more.
+    /// Timeout of a run that does not ask for a shorter or longer one.
     pub timeout: Duration,
-    /// The most a run may ask for.
+    /// Maximum timeout that a run may ask for.
     pub max_timeout: Duration,
-    /// The most a command or a background run may ask for.
+    /// Maximum timeout that a command or a background run may ask for.
     pub max_command_timeout: Duration,
-    /// Of one sandbox: what one without a size has, and no size goes beyond.
+    /// Limits of one sandbox. A sandbox without a size has exactly these, and no size exceeds them.
     pub limits: sandbox::Limits,
-    /// Of a context that names none, and of the sessions of the pool.
+    /// Size of contexts that do not choose one, and of the ready sandboxes of the pool.
     pub default_size: Option<Size>,
-    /// Of all sandboxes of one tenant in this realm together.
+    /// Memory limit for all sandboxes of one tenant in this realm together.
     pub group_memory_bytes: Option<u64>,
     pub group_cpu_millis: Option<u32>,
-    /// Runs that execute at once, per tenant.
+    /// Maximum number of runs of one tenant that execute at the same time.
     pub runs_at_once: usize,
-    /// Sessions with a started Python that are always kept ready, for the pool's tenant in the pool's realm.
+    /// Number of sandboxes with a started Python kernel that are always ready, for the pool's tenant in the pool's
+    /// realm.
     pub pool_size: usize,
     pub session_ttl: Duration,
-    /// Contexts, or conversations, a tenant may have.
+    /// Maximum number of contexts, or conversations, of one tenant.
     pub max_contexts: usize,
-    /// At `max_contexts` the idle context that was not used for the longest time makes room.
+    /// If true, a new context beyond `max_contexts` evicts the idle context that was unused for the longest time.
     pub evict_idle: bool,
-    /// The sum of the memory limits of all live contexts of all tenants.
+    /// Maximum sum of the memory limits of all live contexts of all tenants.
     pub max_total_memory_bytes: Option<u64>,
-    /// A context runs the one language it was made with.
+    /// If true, a context runs only the language that it was created with.
     pub one_language: bool,
-    /// Characters kept of each stream, value and error.
+    /// Maximum number of characters kept of each stream, value and error.
     pub text_budget: usize,
-    /// Contexts nobody used for so long are stopped.
+    /// Time after which an unused context is stopped.
     pub idle_timeout: Option<Duration>,
-    /// How often they are looked for.
+    /// Interval between searches for idle contexts.
     pub sweep_interval: Duration,
-    /// Of the `/data` of a conversation.
+    /// Size and lifetime of a conversation's `/data`; only a realm with conversations has it.
     pub kept: Option<KeptConfig>,
     pub volumes: Vec<SharedVolume>,
-    /// What its sandboxes may reach; none: nothing but themselves.
+    /// Policy for the network of sandboxes. Without one a sandbox reaches only itself.
     pub network: Option<egress::Policy>,
-    /// Of a sandbox of this size, besides.
+    /// Policies that apply in addition to `network` to sandboxes of a size.
     pub network_of: BTreeMap<Size, egress::Policy>,
-    /// Only in a call that asks for it.
+    /// If true, sandboxes have a network only in calls that ask for it.
     pub network_on_call: bool,
-    /// Its contexts may have a browser, with this much of their memory, and so many processes besides. Those of a smaller size have
-    /// less memory for it.
+    /// Memory and processes of a context's browser; `None` if contexts have no browser. The memory is a part of the
+    /// sandbox's limit, and smaller sizes have proportionally less of it. The processes are added to the sandbox's
+    /// limit.
     pub browser: Option<BrowserRoom>,
-    /// The most sandboxes with a started browser that wait ready for one tenant, once it uses them.
+    /// Maximum number of ready sandboxes with a started browser for one tenant that uses them.
     pub browsers_ready: usize,
-    /// Its contexts are made for their browser: one waits from the start.
+    /// If true, contexts are created mainly for their browser, so one ready sandbox with a browser exists from the
+    /// start.
     pub browser_first: bool,
-    /// For code of a conversation; `{key}` becomes the key of its files.
+    /// Environment variables for code of a conversation; `{key}` is replaced by the key of its files.
     pub env: BTreeMap<String, String>,
 }
 
@@ -186,7 +192,7 @@ pub struct RealmConfig {
 pub struct KeptConfig {
     pub bytes: u64,
     pub inodes: u64,
-    /// After the last use.
+    /// Time that the files are kept after their last use.
     pub stays: Duration,
 }
 
@@ -224,7 +230,8 @@ impl RealmConfig {
         }
     }
 
-    /// Memory and processors are one budget for all contexts of a tenant: the document's interpreter.
+    /// All contexts of a tenant share one budget of memory and processors, which stands for the interpreter of the
+    /// `agentrun` document.
     pub fn agentrun() -> Self {
         let limits = limits(2048 * MB, 2000, 1024 * MB);
         Self {
@@ -291,7 +298,7 @@ impl RealmConfig {
 }
 
 impl RealmConfig {
-    /// What a context of this size has; never more than the operator allows.
+    /// Returns the limits of a context of this size, which never exceed what the operator allows.
     pub(crate) fn limits_of(&self, size: Option<Size>) -> sandbox::Limits {
         let Some(size) = size.or(self.default_size) else { return self.limits };
         sandbox::Limits {
@@ -301,7 +308,7 @@ impl RealmConfig {
         }
     }
 
-    /// What its browser may have of a sandbox's limits.
+    /// Returns the part of a sandbox's limits that its browser may use.
     pub(crate) fn browser_room(&self, limits: &sandbox::Limits) -> Option<BrowserRoom> {
         let room = self.browser?;
         let share = u128::from(room.memory_bytes) * u128::from(limits.memory_bytes);
@@ -309,7 +316,8 @@ impl RealmConfig {
         Some(BrowserRoom { memory_bytes: u64::try_from(memory).unwrap_or(u64::MAX), ..room })
     }
 
-    /// A conversation's sandbox is made with its files: none that is kept ready could serve it.
+    /// Returns the number of sandboxes to keep ready. It is zero in a realm with conversations: a sandbox of a
+    /// conversation is created with its files, so no ready sandbox could serve it.
     pub(crate) fn sessions(&self) -> usize {
         if self.kept.is_some() { 0 } else { self.pool_size }
     }
@@ -319,47 +327,49 @@ fn limits(memory_bytes: u64, cpu_millis: u32, disk_bytes: u64) -> sandbox::Limit
     sandbox::Limits { memory_bytes, cpu_millis, pids: 256, disk_bytes, disk_inodes: 100_000 }
 }
 
-/// What is needed to start interpreters. Known only once they are installed, hence apart from the configuration.
+/// Everything needed to start kernels and browsers. It is separate from the configuration because it is known only once
+/// the runtimes are installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runtimes {
     pub python: KernelCommand,
-    /// JavaScript and TypeScript; contexts in them are refused without it.
+    /// Runtime of JavaScript and TypeScript. Without it, contexts in these languages are refused.
     pub node: Option<KernelCommand>,
-    /// Without it there are no browsers.
+    /// Browser of this machine. Without it there are no browsers.
     pub browser: Option<BrowserCommand>,
-    /// The drivers: absolute path inside the sandbox, content.
+    /// Files of the drivers: absolute path inside the sandbox, and content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// Chromium on this machine. Shown at the same path in sandboxes.
+/// Chromium as it is installed on this machine. Sandboxes see it at the same path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BrowserCommand {
-    /// `chromium-156`, for whoever asks.
+    /// Name and version shown to users, for example `chromium-156`.
     pub label: String,
     pub program: PathBuf,
-    /// The headless shell, not the whole browser.
+    /// True for the headless shell, false for the whole browser.
     pub shell: bool,
-    /// What it needs besides the system's directories.
+    /// Paths that the browser needs in addition to the directories of the system.
     pub binds: Vec<PathBuf>,
 }
 
-/// How to start one interpreter. Paths are those inside the sandbox; `binds` lie at the same path on the host.
+/// The command that starts one interpreter. Paths are those inside the sandbox; `binds` have the same path on the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KernelCommand {
-    /// `python-3.11`, for whoever asks what code is run with.
+    /// Name and version shown to users who ask what runs their code, for example `python-3.11`.
     pub label: String,
-    /// Interpreter, its flags and the driver file.
+    /// Path of the interpreter, its flags and the driver file.
     pub argv: Vec<String>,
-    /// The whole environment.
+    /// The complete environment.
     pub env: BTreeMap<String, String>,
-    /// Host directories and files it needs, shown read-only.
+    /// Host directories and files that the interpreter needs, shown read-only.
     pub binds: Vec<PathBuf>,
-    /// The same interpreter as one that is forked instead of started (`sandbox::WarmSpec`); empty where there is none.
+    /// Command line of the zygote from which kernels are forked instead of started (`sandbox::ZygoteSpec`); empty if
+    /// there is none.
     pub warm: Vec<String>,
 }
 
 impl Runtimes {
-    /// The interpreter that kernels are forked from.
+    /// Returns the specification of the zygote from which kernels are forked.
     pub fn warm(&self) -> Option<ZygoteSpec> {
         let KernelCommand { warm, env, binds, .. } = &self.python;
         (!warm.is_empty()).then(|| ZygoteSpec {
@@ -392,7 +402,8 @@ impl Runtimes {
         })
     }
 
-    /// Of commands: that of Python, with the directories of the interpreters before those of the system.
+    /// Returns the environment of commands: that of Python, with the directories of the interpreters before those of
+    /// the system in `PATH`.
     pub(crate) fn command_env(&self) -> BTreeMap<String, String> {
         let mut env = self.python.env.clone();
         let system = env.remove("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());

@@ -1,7 +1,7 @@
-//! One context: where it lives at the moment, whose turn it is, and whether somebody uses it.
+//! One context: its current sandbox, the turns of its runs, and whether it is in use.
 //!
-//! Its runs take turns in order of arrival; a turn is waited for without a permit, so that a busy context never blocks the others
-//! of its tenant.
+//! Runs of a context take turns in order of arrival. A run waits for its turn without a permit, so a busy context never
+//! blocks other contexts of its tenant.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -20,20 +20,21 @@ use crate::op::{ContextInfo, EngineError, Size};
 use crate::registry::LiveSandbox;
 use crate::tenancy::Charge;
 
-/// Where a context lives at the moment. Only who has the turn may change it.
+/// The current sandbox and kernels of a context. Only the run that has the turn may change them.
 #[derive(Default)]
 pub(crate) struct ContextState {
     pub(crate) place: Option<Arc<LiveSandbox>>,
-    /// The running interpreters, one a language; none before the first run and after one died, until the next.
+    /// Running kernels, at most one for each language. A language has none before its first run, and none between the
+    /// death of its kernel and the next run.
     pub(crate) kernels: BTreeMap<Language, KernelId>,
     pub(crate) last_kernel: KernelId,
-    /// Memory kills of the sandbox already accounted for.
+    /// Number of memory kills in the sandbox that are already accounted for.
     pub(crate) oom_kills: u64,
-    /// Somebody is going to ask for them.
+    /// True while a task is scheduled to read the number of memory kills.
     pub(crate) settling: bool,
-    /// What the next run has to be told: variables and files were lost since the last one.
+    /// Message for the next run: variables and files were lost since the last one.
     pub(crate) notice: Option<String>,
-    /// What the next run of a language has to be told: its variables were lost.
+    /// Message for the next run of a language: its variables were lost.
     pub(crate) kernel_notices: BTreeMap<Language, String>,
 }
 
@@ -46,7 +47,7 @@ impl ContextState {
         self.place.clone().filter(|place| !place.guest.is_lost())
     }
 
-    /// Files are still there.
+    /// Forgets the kernel of this language. Files still exist.
     pub(crate) fn kernel_ended(&mut self, language: Language) {
         self.kernels.remove(&language);
     }
@@ -58,22 +59,22 @@ impl ContextState {
         self.kernel_notices.insert(language, notice);
     }
 
-    /// What a run of this language has to say besides its result. Told once.
+    /// Takes the message that a run of this language shows besides its result. Each message is shown once.
     pub(crate) fn take_notice(&mut self, language: Option<Language>) -> Option<String> {
-        // Who hears that all is lost need not hear of the interpreter.
+        // The message about a lost sandbox makes the one about the kernel redundant.
         let of_kernel = language.and_then(|language| self.kernel_notices.remove(&language));
         self.notice.take().or(of_kernel)
     }
 }
 
-/// The browser of a context, as its calls know it. Only who has the turn in it may change that.
+/// The browser of a context, as its calls know it. Only the call that has the browser's turn may change it.
 #[derive(Default)]
 pub(crate) struct BrowserUse {
-    /// Where it was last.
+    /// Sandbox in which the browser ran last.
     pub(crate) place: Option<Arc<LiveSandbox>>,
-    /// A call was made in it, so that there is something to lose.
+    /// True if a call has used the browser, so that there is something to lose.
     pub(crate) used: bool,
-    /// What the next call has to be told.
+    /// Message for the next call.
     pub(crate) notice: Option<String>,
 }
 
@@ -81,42 +82,42 @@ pub(crate) struct Context {
     pub(crate) id: String,
     pub(crate) name: String,
     pub(crate) description: String,
-    /// Of code that names none.
+    /// Language of code that does not name one.
     pub(crate) language: Language,
     pub(crate) size: Option<Size>,
     pub(crate) limits: Limits,
     pub(crate) keys: Keys,
-    /// The connection that made it.
+    /// Connection that created the context.
     pub(crate) connection: Option<String>,
     pub(crate) created_at: u64,
-    /// Counts up within its tenancy.
+    /// Number that counts up within the tenancy.
     pub(crate) number: u64,
-    /// Fair: first come, first served.
+    /// Turn of the kernels. The lock is fair: first come, first served.
     pub(crate) turn: Arc<tokio::sync::Mutex<ContextState>>,
-    /// As fair. Whoever needs both turns takes this one first.
+    /// Turn of the browser, which is equally fair. A call that needs both turns takes this one first.
     pub(crate) browsing: Arc<tokio::sync::Mutex<BrowserUse>>,
-    /// Set once it is taken out; those who wait for a turn give up.
+    /// Cancelled when the context is removed; calls that wait for a turn give up.
     pub(crate) gone: CancellationToken,
-    /// What it takes of the limits, until it is taken out.
+    /// Share of the limits that the context occupies until it is removed.
     pub(crate) charge: Mutex<Option<Charge>>,
-    /// Made for a call that has not told its client so.
+    /// True if the context was created for a call that has not reported it to its client.
     untold: AtomicBool,
     state: Mutex<ContextActivity>,
 }
 
 struct ContextActivity {
-    /// The same place as in `ContextState`, for file operations, which need no turn.
+    /// The same sandbox as in `ContextState`, for file operations, which need no turn.
     place: Option<Arc<LiveSandbox>>,
     isolation: Isolation,
     last_used: u64,
     last_active: Instant,
-    /// Operations of any kind.
+    /// Number of operations of any kind that use the context.
     uses: usize,
-    /// Of these, runs that run or wait for their turn.
+    /// Number of runs among `uses` that execute or wait for their turn.
     runs: usize,
 }
 
-/// What a new context is.
+/// Description of a context to be created.
 pub(crate) struct Plan {
     pub(crate) id: String,
     pub(crate) name: String,
@@ -180,7 +181,7 @@ impl Context {
         EngineError::ContextNotFound(self.id.clone())
     }
 
-    /// A run ended.
+    /// Records that a run ended.
     pub(crate) fn used(&self) {
         let mut state = lock(&self.state);
         state.last_used = state.last_used.max(unix_now());
@@ -198,7 +199,7 @@ impl Context {
         lock(&self.state).place.clone().filter(|place| !place.guest.is_lost())
     }
 
-    /// Since when nobody has used it; `None` while somebody does.
+    /// Returns since when the context is unused, or `None` while it is in use.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         let state = lock(&self.state);
         (state.uses == 0).then_some(state.last_active)
@@ -213,7 +214,8 @@ impl Context {
     }
 }
 
-/// Keeps a context from counting as idle. Taken under the lock of its tenancy, so that it is not taken out in between.
+/// Keeps a context from counting as idle. It is taken under the lock of the tenancy, so that the context cannot be
+/// removed in between.
 pub(crate) struct ContextLease(Arc<Context>);
 
 impl ContextLease {
@@ -225,7 +227,7 @@ impl ContextLease {
         Self(context.clone())
     }
 
-    /// From here on it counts as busy.
+    /// Marks the context as busy until the returned value is dropped.
     pub(crate) fn run(&self) -> Running {
         lock(&self.0.state).runs += 1;
         Running(self.0.clone())
@@ -252,8 +254,8 @@ impl Drop for ContextLease {
     }
 }
 
-/// That a context is new, for one call to tell. A call that fails leaves it to the next: nobody takes an empty context for the
-/// one that was there before.
+/// Records that a context is new, until one call reports it. A call that fails leaves that to the next one, so that no
+/// client mistakes an empty context for the one that was there before.
 pub(crate) struct NewContextNotice {
     context: Arc<Context>,
     is_new: bool,

@@ -1,7 +1,7 @@
-//! Conversations: their files outlive every sandbox. One sandbox at a time has them; who needs one takes a turn.
+//! Conversations, whose files outlive every sandbox. Only one sandbox at a time has the files, so calls take turns.
 //!
-//! A sandbox in which no code has run is left for the next who needs the files, for a few seconds. Of code's own there is one a call;
-//! in a conversation that goes on, the next one is made before it is asked for.
+//! A sandbox in which no code has run stays parked for a few seconds, for the next call that needs the files. Code runs
+//! in a new sandbox for each call. In a conversation that goes on, the sandbox of the next call is created in advance.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -22,23 +22,23 @@ use crate::provision::{FIRST_KERNEL, Shape, rehearse};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::tenancy::Tenancy;
 
-/// How long a sandbox without code stays after its last use.
+/// Time that a parked sandbox, in which no code has run, stays after its last use.
 pub(crate) const PARKED: Duration = Duration::from_secs(10);
-/// How many there may be; with one more the longest unused one goes.
+/// Maximum number of parked sandboxes. One more displaces the one that was unused for the longest time.
 const MAX_PARKED: usize = 16;
 /// A call that follows another within this time is likely to be followed by a third.
 const GOES_ON: Duration = Duration::from_secs(60);
-/// What is made before it is asked for waits so long for those who wait.
+/// Maximum time that a sandbox created in advance waits for callers that need something created now.
 const BEHIND: Duration = Duration::from_millis(100);
-/// How long it may take until there is room for one.
+/// Maximum time to wait for room to park a sandbox.
 const PARKING_WAIT: Duration = Duration::from_secs(30);
-/// How often parked sandboxes are looked at.
+/// Interval between searches for parked sandboxes to destroy.
 pub(crate) const PARKING_SWEEP: Duration = Duration::from_secs(2);
-/// How often kept files are.
+/// Interval between searches for kept volumes to delete.
 pub(crate) const KEPT_SWEEP: Duration = Duration::from_secs(60 * 60);
 
 pub(crate) struct Conversations {
-    /// By key.
+    /// Turns and parked sandboxes by the key of the conversation.
     pub(crate) turns: Keyed<ParkingSlot>,
     parking: Arc<Semaphore>,
     known: Mutex<ConversationIndex>,
@@ -48,7 +48,7 @@ pub(crate) struct Conversations {
 struct ConversationIndex {
     /// Volumes that existed when the back end was last asked.
     kept: HashSet<String>,
-    /// Who used which conversation since the engine began.
+    /// Owners of the conversations that were used since the engine started.
     owners: HashMap<String, ConversationOwner>,
 }
 
@@ -56,11 +56,11 @@ struct ConversationOwner {
     tenant: Tenant,
     conversation: String,
     last_used: Instant,
-    /// Of code.
+    /// Time of the last call that ran code.
     last_call: Option<Instant>,
 }
 
-/// What is left between two turns.
+/// State of a conversation between two turns.
 #[derive(Default)]
 pub(crate) struct ParkingSlot {
     parked: Option<ParkedSandbox>,
@@ -69,7 +69,7 @@ pub(crate) struct ParkingSlot {
 struct ParkedSandbox {
     place: Arc<LiveSandbox>,
     shape: Shape,
-    /// Of its interpreter, if it has one.
+    /// Language of its kernel, if it has one.
     language: Option<Language>,
     since: Instant,
     _room: OwnedSemaphorePermit,
@@ -88,7 +88,7 @@ impl Default for Conversations {
 }
 
 impl Conversations {
-    /// Remembers whose it is. Refused when the tenant has too many.
+    /// Records the tenant of a conversation. Fails if the tenant has too many.
     pub(crate) fn note(&self, key: &str, tenancy: &Tenancy, conversation: &str) -> Result<(), EngineError> {
         let (tenant, most) = (&tenancy.tenant.tenant, tenancy.config().max_contexts);
         let (last_used, mut known) = (Instant::now(), lock(&self.known));
@@ -109,7 +109,7 @@ impl Conversations {
         Ok(())
     }
 
-    /// Code is called; whether that has happened shortly before.
+    /// Records a call that runs code, and returns whether another one was made shortly before.
     pub(crate) fn goes_on(&self, key: &str) -> bool {
         let before = lock(&self.known).owners.get_mut(key).and_then(|owner| owner.last_call.replace(Instant::now()));
         before.is_some_and(|before| before.elapsed() < GOES_ON)
@@ -124,7 +124,8 @@ impl Conversations {
         lock(&self.known).owners.get(key).map(|owner| owner.tenant.clone())
     }
 
-    /// What the back end had at that moment. What was last used before that and is not there was never made.
+    /// Records the volumes that the back end had at the time `asked`. A conversation that was last used before then and
+    /// has no volume was never created, so it is forgotten.
     fn learn(&self, asked: Instant, kept: HashSet<String>) {
         let waited_for = self.turns.names();
         let mut known = lock(&self.known);
@@ -132,7 +133,8 @@ impl Conversations {
         known.kept = kept;
     }
 
-    /// By the clock that never jumps: that of the volumes' times does.
+    /// Returns whether the conversation was used within `time`, by the monotonic clock. The clock behind the times of
+    /// the volumes may jump.
     fn used_within(&self, key: &str, time: Duration) -> bool {
         lock(&self.known).owners.get(key).is_some_and(|owner| owner.last_used.elapsed() < time)
     }
@@ -143,7 +145,7 @@ impl Conversations {
 }
 
 impl Inner {
-    /// A sandbox for a conversation's files, in which no code runs. Left there for the next.
+    /// Returns a sandbox for the files of a conversation, in which no code runs. It stays parked for the next call.
     pub(crate) async fn place_for_data(
         &self,
         turn: &mut Turn<ParkingSlot>,
@@ -163,7 +165,7 @@ impl Inner {
         Ok(place)
     }
 
-    /// A sandbox for code: one in which none has run yet, with an interpreter started as told. The caller destroys it.
+    /// Returns a sandbox in which no code has run yet, with a kernel started as specified. The caller destroys it.
     pub(crate) async fn place_for_code(
         &self,
         turn: &mut Turn<ParkingSlot>,
@@ -196,8 +198,8 @@ impl Inner {
         }
     }
 
-    /// Makes the sandbox of the next call, behind everybody who waits. Nothing comes of it where there is no room, or the call is
-    /// there already.
+    /// Creates the sandbox of the next call, after everything that callers wait for. Does nothing if there is no room,
+    /// or if the next call has already arrived.
     pub(crate) async fn prepare(&self, key: &str, shape: Shape, kernel: KernelSpec) {
         let Ok(provisioner) = self.provisioner() else { return };
         provisioner.nobody_waits(BEHIND).await;
@@ -243,7 +245,7 @@ impl Inner {
             .ok_or_else(|| SandboxFailure::new("too many files are read at once; retry later"))
     }
 
-    /// Destroys sandboxes nobody has used for so long, at most as many, those unused for the longest time first.
+    /// Destroys up to `most` parked sandboxes idle for at least `unused`, oldest first.
     pub(crate) async fn unpark(&self, unused: Duration, most: usize) {
         let turns = &self.conversations.turns;
         let free = turns.names().into_iter().filter_map(|name| turns.try_turn(&name));
@@ -260,7 +262,7 @@ impl Inner {
         }
     }
 
-    /// Deletes the files of conversations nobody has used for long, and learns which there are.
+    /// Deletes the files of conversations that were unused for too long, and records which conversations exist.
     pub(crate) async fn sweep_kept(&self, realm: &RealmConfig, kept: KeptConfig) {
         let (backend, asked) = (self.live.backend(), Instant::now());
         let all = match backend.kept().await {
@@ -270,7 +272,7 @@ impl Inner {
         let oldest = unix_now().saturating_sub(kept.stays.as_secs());
         self.conversations.learn(asked, all.iter().map(|volume| volume.name.clone()).collect());
         for volume in all.into_iter().filter(|volume| volume.last_used < oldest) {
-            // Whoever has a turn uses it now.
+            // A volume whose turn is taken is in use.
             let Some(turn) = self.conversations.turns.try_turn(&volume.name) else { continue };
             if !turn.is_nothing() || self.conversations.used_within(&volume.name, kept.stays) {
                 continue;
@@ -307,7 +309,8 @@ impl Shape {
         }
     }
 
-    /// For a link to files whose tenant is not known: the key alone says that they may be read.
+    /// Returns the shape of a sandbox for a link to files whose tenant is unknown. The key alone is the permission to
+    /// read them.
     pub(crate) fn for_link(realm: &RealmConfig, key: &str, kept: KeptConfig) -> Self {
         let KeptConfig { bytes, inodes, .. } = kept;
         let group = |name: &str| Group { name: name.into(), memory_bytes: None, cpu_millis: None };

@@ -1,20 +1,20 @@
-//! How many sandboxes should wait ready: arithmetic alone. Knows no sandbox and no clock; demand goes in, numbers come out.
+//! Calculates how many sandboxes should wait ready. It knows no sandbox and no clock: demand goes in, numbers come out.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// After this time without demand half of what a burst has raised is gone.
+/// Time without demand after which half of what a burst has raised is gone.
 const HALF_LIFE: Duration = Duration::from_secs(120);
-/// What is left of a wish until it is none: the last sandbox of a kind stays for three half-lives.
+/// Peak below which the wish is zero: the last sandbox of a shelf stays for three half-lives.
 const NOTHING: f64 = 0.125;
 
-/// What was asked of one kind window: the most that was ever taken ahead of the refills, and how long ago.
+/// Demand for one shelf: the largest number of sandboxes taken ahead of the refills, and how long ago that was.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Demand {
-    /// Taken and, at the pace of refills, not yet made again.
+    /// Number of sandboxes that were taken and, at the pace of the refills, not yet created again.
     behind: f64,
-    /// The most that `behind` was, halved with time.
+    /// Largest value of `behind`, halved with time.
     peak: f64,
     at: Instant,
 }
@@ -24,7 +24,7 @@ impl Demand {
         Self { behind: 0.0, peak: 0.0, at: now }
     }
 
-    /// One was asked for. `refill` is how long it takes until one more is made.
+    /// Records that one sandbox was requested. `refill` is the time until one more is created.
     pub(crate) fn took(&mut self, now: Instant, refill: Duration) {
         let passed = now.saturating_duration_since(self.at);
         let made = passed.as_secs_f64() / refill.as_secs_f64().max(1e-6);
@@ -34,10 +34,10 @@ impl Demand {
         self.at = now;
     }
 
-    /// As many as would have served the worst of late, rounded up.
+    /// Returns as many sandboxes as the worst recent demand would have needed, rounded up.
     pub(crate) fn wish(&self, now: Instant) -> usize {
         let peak = self.peak_at(now);
-        // A float to an integer saturates.
+        // A conversion of a float to an integer saturates.
         if peak < NOTHING { 0 } else { peak.ceil() as usize }
     }
 
@@ -47,24 +47,25 @@ impl Demand {
     }
 }
 
-/// What one kind would have ready.
+/// The number of ready sandboxes that one shelf asks for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish {
-    /// Ordered by the operator, whatever it costs.
+    /// Number of sandboxes that the operator ordered, whatever they cost.
     pub(crate) least: usize,
     pub(crate) wish: usize,
-    /// Memory of one.
+    /// Memory of one sandbox.
     pub(crate) bytes: u64,
 }
 
-/// What all kinds may have together.
+/// Bounds on all shelves together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolBudget {
     pub(crate) count: usize,
     pub(crate) bytes: u64,
 }
 
-/// Who gets how many: what is ordered, then one each in turn until the wishes or the room are at their end. Earlier ones come first.
+/// Returns how many sandboxes each shelf gets: first those that the operator ordered, then one each in turn until all
+/// wishes are met or the room is used up. Earlier wishes come first.
 pub(crate) fn allot(wishes: &[Wish], room: PoolBudget) -> Vec<usize> {
     let mut given: Vec<usize> = wishes.iter().map(|wish| wish.least).collect();
     let mut count: usize = given.iter().sum();

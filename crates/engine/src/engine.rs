@@ -1,4 +1,4 @@
-//! The engine itself: readiness, dispatch, upkeep, the end.
+//! The engine itself: readiness, dispatch, periodic work and shutdown.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -31,19 +31,20 @@ use crate::sandbox_egress::DenialSinks;
 use crate::stock::{Ready, Stock};
 use crate::tenancy::{Removed, Tenancies, Tenancy};
 
-/// Target of the lines that tell how the start goes, in the words and the order of the `agentrun` document.
+/// Log target of the lines that report the progress of the start, with the wording and order of the `agentrun`
+/// document.
 pub const STARTUP_LOG: &str = "sandpool::startup";
 
-/// How long calls have to give their answer after their sandboxes were destroyed.
+/// Time that calls have to return their answers after their sandboxes were destroyed.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
-/// How often what could not be destroyed is tried again.
+/// Interval between attempts to destroy sandboxes whose destruction failed.
 const UPKEEP: Duration = Duration::from_secs(10);
-/// Who asks how things stand does not wait for a busy back end.
+/// Maximum time to wait for the status of the zygote, so that a status request does not wait for a busy back end.
 const WARMTH_WAIT: Duration = Duration::from_secs(1);
-/// What a reader of notices may be behind before it misses some.
+/// Number of notices that a reader may fall behind before it misses some.
 const NOTICES: usize = 1024;
 
-/// Cheap to clone; all clones are one engine.
+/// Handle to an engine. It is cheap to clone, and all clones refer to the same engine.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -58,40 +59,40 @@ pub(crate) struct Inner {
     started: OnceLock<Started>,
     state: watch::Sender<Readiness>,
     born: Instant,
-    /// No new calls; those that wait give up.
+    /// Cancelled when the engine closes: new calls are refused and waiting ones give up.
     pub(crate) closing: CancellationToken,
     begun_closing: AtomicBool,
-    /// The grace time of a shutdown is cut short.
+    /// Cancelled to cut the grace time of a shutdown short.
     now: CancellationToken,
     closed: watch::Sender<bool>,
     calls: TaskTracker,
     pub(crate) tasks: TaskTracker,
     notices: broadcast::Sender<Notice>,
-    /// What was not let out to the network.
+    /// Number of denials of the network.
     denials: Arc<AtomicU64>,
-    /// Runs that have their permits.
+    /// Number of runs that have their permits.
     pub(crate) running: Arc<AtomicUsize>,
 }
 
-/// What there is at the moment.
+/// Current numbers of everything that the engine manages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     pub contexts: BTreeMap<Realm, usize>,
     /// Contexts in which something runs or waits for its turn.
     pub busy: usize,
-    /// What executes, in contexts and conversations.
+    /// Runs that execute in contexts and conversations.
     pub runs: usize,
     pub background_runs: usize,
-    /// Used since the engine began, and still kept.
+    /// Conversations used since the engine started whose files still exist.
     pub conversations: usize,
-    /// What waits ready for contexts.
+    /// Ready sandboxes that wait for contexts.
     pub ready: Ready,
     pub sandboxes: usize,
-    /// Of these, those whose end was ordered.
+    /// Those of `sandboxes` whose end was ordered.
     pub ending: usize,
-    /// Since the engine began: what was not let out to the network.
+    /// Denials of the network since the engine started.
     pub denials: u64,
-    /// What went through the ways out.
+    /// Traffic through the egress of all sandboxes.
     pub traffic: Traffic,
     pub browsers: Browsers,
 }
@@ -104,14 +105,15 @@ struct Started {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Readiness {
-    /// What is being prepared, and how far.
+    /// The engine is being prepared; the text says which step is under way and how far it is.
     Preparing(String),
     Ready,
     Failed(String),
 }
 
 impl Engine {
-    /// An engine that is not ready: operations wait a while, then are told the status. [`Engine::start_pool`] makes it ready.
+    /// Creates an engine that is not ready: operations wait for a while and then fail with the status.
+    /// [`Engine::start_pool`] makes it ready.
     pub fn new(config: EngineConfig, backend: Arc<dyn Backend>) -> Self {
         let (tasks, notices) = (TaskTracker::new(), broadcast::Sender::new(NOTICES));
         let told = DenialSinks { notices: notices.clone(), denials: Arc::default() };
@@ -136,7 +138,7 @@ impl Engine {
         Self { inner: Arc::new(inner) }
     }
 
-    /// A ready engine, or the reason why there is none; then nothing is left behind.
+    /// Starts an engine and returns it once it is ready. On failure it returns the reason and leaves nothing behind.
     pub async fn start(
         config: EngineConfig,
         runtimes: Runtimes,
@@ -150,7 +152,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// What operations are told that come too early, for example `fetching Python packages, 40 %`.
+    /// Sets the status that operations report before the engine is ready, for example `fetching Python packages, 40 %`.
     pub fn set_status(&self, status: impl Into<String>) {
         let status = status.into();
         self.inner.state.send_if_modified(|state| match state {
@@ -162,22 +164,22 @@ impl Engine {
         });
     }
 
-    /// The preparation failed for good: operations fail at once with this reason.
+    /// Marks the preparation as failed for good: operations fail at once with this reason.
     pub fn set_failed(&self, why: impl Into<String>) {
         self.inner.state.send_replace(Readiness::Failed(why.into()));
     }
 
-    /// Calls are served at the moment.
+    /// Returns whether calls are served at the moment.
     pub fn is_ready(&self) -> bool {
         *self.inner.state.borrow() == Readiness::Ready && self.is_up()
     }
 
-    /// The back end can make sandboxes at the moment.
+    /// Returns whether the back end can create sandboxes at the moment.
     pub fn is_up(&self) -> bool {
         self.inner.live.backend().is_up()
     }
 
-    /// Returns when the back end can make no sandboxes any more, and says why.
+    /// Waits until the back end can no longer create sandboxes, and returns the reason.
     pub async fn given_up(&self) -> String {
         self.inner.live.backend().given_up().await
     }
@@ -186,12 +188,12 @@ impl Engine {
         &self.inner.config
     }
 
-    /// Sandboxes that exist, of sessions and contexts together.
+    /// Returns the number of sandboxes that exist, ready ones and used ones together.
     pub fn sandboxes(&self) -> usize {
         self.inner.live.count()
     }
 
-    /// What happens to contexts, from now on. A slow reader misses some.
+    /// Subscribes to notices from now on. A slow reader misses some.
     pub fn notices(&self) -> broadcast::Receiver<Notice> {
         self.inner.notices.subscribe()
     }
@@ -218,17 +220,18 @@ impl Engine {
         counts
     }
 
-    /// The interpreter that kernels are forked from, if the back end has one and says so soon.
+    /// Returns the status of the zygote, from which kernels are forked, if the back end has one and answers soon.
     pub async fn warmth(&self) -> Option<ZygoteStatus> {
         tokio::time::timeout(WARMTH_WAIT, self.inner.live.backend().warmth()).await.ok().flatten()
     }
 
-    /// Contexts of this tenant in this realm, and those of them in which something runs.
+    /// Returns the number of contexts of this tenant in this realm, and how many of them run something.
     pub fn counts_of(&self, tenant: &Tenant, realm: Realm) -> (usize, usize) {
         self.inner.tenants.known(tenant, realm).map_or((0, 0), |tenancy| tenancy.count())
     }
 
-    /// Makes the sessions, checks them, and becomes ready. The error is for the operator and may name paths of the host.
+    /// Fills and checks the pool, and makes the engine ready. The error is for the operator and may contain paths of
+    /// the host.
     pub async fn start_pool(&self, runtimes: Runtimes) -> Result<(), EngineError> {
         let result = self.inner.start_pool(runtimes).await;
         match &result {
@@ -241,7 +244,8 @@ impl Engine {
         result
     }
 
-    /// Runs one operation. Exactly one outcome; a dropped future is a cancelled call; a panic is an error.
+    /// Runs one operation and returns exactly one outcome. Dropping the future cancels the call, and a panic becomes an
+    /// error.
     pub async fn execute(&self, call: &Call, op: Op) -> Result<Outcome, EngineError> {
         let inner = &self.inner;
         if op == Op::Health {
@@ -254,30 +258,31 @@ impl Engine {
         let cancel = call.cancel.child_token();
         let dropped = cancel.clone().drop_guard();
         let (memory, call) = (call.memory.clone(), Call { cancel, ..call.clone() });
-        // Boxed before anything is put around it: what an operation needs is large, and is not moved once more.
+        // Boxed before anything wraps it: the future of an operation is large and should not be moved again.
         let work: OpFuture = Box::pin(caught(Box::pin(ops::run(inner.clone(), call, op))));
         let result = DetachOnDrop { work: Some(work), calls: inner.calls.clone(), _counted: inner.calls.token() }.await;
         dropped.disarm();
         let outcome = result?;
         match memory.add(weight(&outcome)) {
             Ok(()) => Ok(outcome),
-            // It is still there for the next look.
+            // The output is still stored, so the next call can read it.
             Err(full) if matches!(outcome, Outcome::Progress(_)) => Err(full.into()),
             Err(full) => Err(EngineError::ResultDropped(full.to_string())),
         }
     }
 
-    /// The key of a conversation's files, whether it exists or not.
+    /// Returns the key of a conversation's files, whether the conversation exists or not.
     pub fn conversation_key(&self, tenant: &str, conversation: &str) -> String {
         crate::links::conversation_key(&self.inner.config.file_secret, &Tenant(tenant.into()), conversation)
     }
 
-    /// Whose the file of a link is, for those who count downloads; none if the key leads nowhere.
+    /// Returns the owner of the file behind a link, for download accounting; `None` if the key leads nowhere.
     pub fn owner_of_link(&self, key: &str) -> Option<String> {
         self.inner.owner_of(key)
     }
 
-    /// The file a link names. The key is the permission: an unknown one, a removed context and a missing file are all the same.
+    /// Opens the file behind a link. The key is the permission to read: an unknown key, a removed context and a missing
+    /// file all give the same error.
     pub async fn open_file(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
         let inner = &self.inner;
         let source = inner.behind(key, None).filter(|_| !inner.closing.is_cancelled());
@@ -286,8 +291,8 @@ impl Engine {
         caught(LinkedFile::open(inner.clone(), source, path)).await
     }
 
-    /// Refuses new calls, lets running ones end within `grace`, destroys everything. A second call cuts the grace short.
-    /// Goes on by itself once begun; the future only waits for it.
+    /// Refuses new calls, lets running ones end within `grace` and destroys everything. A second call cuts the grace
+    /// time short. The shutdown continues even if this future is dropped, which only waits for it.
     pub async fn shutdown(&self, grace: Duration) {
         let inner = &self.inner;
         let mut closed = inner.closed.subscribe();
@@ -303,8 +308,8 @@ impl Engine {
 
 type OpFuture = Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send>>;
 
-/// A call that is worked on by whoever waits for it. Left alone before its end it goes on in a task of its own, so that whatever
-/// happens to the caller it is ended in an orderly way.
+/// Drives a call as long as its caller waits. If it is dropped before the call has ended, the call continues in a
+/// separate task, so that it ends in an orderly way whatever happens to the caller.
 struct DetachOnDrop {
     work: Option<OpFuture>,
     calls: TaskTracker,
@@ -330,8 +335,8 @@ impl Drop for DetachOnDrop {
     }
 }
 
-/// What a panic becomes.
-/// About what an outcome takes that was not counted while it was collected, as the shown parts of a run and files are.
+/// Estimates the memory of those parts of an outcome that were not counted while they were collected. Files and the
+/// displayed parts of a run were.
 fn weight(outcome: &Outcome) -> usize {
     use crate::op::browser::BrowseResult as B;
     match outcome {
@@ -350,6 +355,7 @@ fn weight(outcome: &Outcome) -> usize {
     }
 }
 
+/// Returns the error that a panic becomes.
 pub(crate) fn given_up<T>() -> Result<T, EngineError> {
     Err(EngineError::Sandbox("internal error; the call was given up".into()))
 }
@@ -388,7 +394,7 @@ impl Inner {
         let tenancy = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
         let (tasks, closing) = (self.tasks.clone(), self.closing.clone());
         let stock = Stock::new(provisioner.clone(), self.config.clone(), &tenancy, tasks, closing);
-        // The warm interpreter imports for a while; the sandboxes are made meanwhile.
+        // The zygote imports for a while; the sandboxes are created in the meantime.
         let ((), sandboxes) = tokio::join!(self.warm(&provisioner), stock.first_sandboxes());
         tracing::info!(target: STARTUP_LOG, "Interpreter 状态: READY");
 
@@ -417,7 +423,7 @@ impl Inner {
         self.tasks.spawn(sweep_orphans(self.clone()));
         for realm in self.tenants.realms() {
             if let Some(kept) = realm.kept {
-                // Before the first call: links to files of an earlier engine work at once.
+                // Done before the first call, so that links to files of an earlier engine work at once.
                 self.sweep_kept(realm, kept).await;
                 self.tasks.spawn(sweep_kept(self.clone(), realm.clone(), kept));
                 self.tasks.spawn(sweep_parked(self.clone()));
@@ -468,7 +474,7 @@ impl Inner {
         self.started.get().map(|s| &s.stock).ok_or_else(|| EngineError::NotReady("starting".into()))
     }
 
-    /// False when the engine closes.
+    /// Waits for `time` and returns true, or returns false as soon as the engine closes.
     async fn pause(&self, time: Duration) -> bool {
         tokio::select! {
             () = self.closing.cancelled() => false,
@@ -481,23 +487,23 @@ impl Inner {
     }
 
     pub(crate) fn notify_of(&self, tenant: Tenant, realm: Realm, id: &str, what: NoticeKind) {
-        // Nobody has to listen.
+        // Sending fails if there is no subscriber, which is fine.
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: None });
     }
 
-    /// With what there is to say of it.
+    /// Sends a notice with further information.
     pub(crate) fn notify_with(&self, tenancy: &Tenancy, id: &str, what: NoticeKind, detail: &str) {
         let (tenant, realm) = (tenancy.tenant.tenant.clone(), tenancy.config().realm);
         let _ = self.notices.send(Notice { tenant, realm, id: id.into(), what, detail: Some(detail.into()) });
     }
 
-    /// A context was taken out: nobody should have to wait for what runs in it unattended.
+    /// Reports that a context was removed and cancels its background runs, so that the removal does not wait for them.
     pub(crate) fn taken_out(&self, tenancy: &Tenancy, removed: &Removed, why: NoticeKind) {
         self.notify(tenancy, &removed.context.id, why);
         tenancy.tenant.background.cancel_in(tenancy.config().realm, &removed.context.id);
     }
 
-    /// Destroys what was taken out, off the caller's path.
+    /// Destroys a removed context without delaying the caller.
     pub(crate) fn dismiss(&self, tenancy: &Tenancy, removed: Removed, why: NoticeKind) {
         self.taken_out(tenancy, &removed, why);
         self.tasks.spawn(async move {
@@ -525,7 +531,7 @@ impl Inner {
     }
 }
 
-/// Tries again to destroy what resisted, and forgets what is long over.
+/// Retries failed destructions periodically, and forgets old background runs and idle tenants.
 async fn upkeep(inner: Arc<Inner>) {
     while inner.pause(UPKEEP).await {
         inner.live.retry().await;
@@ -552,9 +558,9 @@ async fn sweep_parked(inner: Arc<Inner>) {
     }
 }
 
-/// Stops what nobody used for long in one realm.
+/// Stops contexts of one realm that were unused for too long.
 async fn sweep(inner: Arc<Inner>, realm: Realm, idle: Duration, every: Duration) {
-    // An idle time shorter than the interval is meant to be kept.
+    // An idle time shorter than the interval must still be honoured.
     let every = every.min(idle / 4).max(Duration::from_millis(100));
     while inner.pause(every).await {
         for tenancy in inner.tenants.in_realm(realm) {

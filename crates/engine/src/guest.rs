@@ -1,7 +1,7 @@
-//! One connection to the guest of one sandbox: frames out, frames in, each call by its own random number.
+//! The connection to the guest of one sandbox: frames out, frames in, with a random number for each call.
 //!
-//! The other side is not trusted. A frame that cannot be read, or a stream of frames nobody asked for, ends the connection,
-//! and with it the sandbox. A flood fills this connection's own room and then waits in the guest.
+//! The host does not trust the guest. An unreadable frame, or a stream of frames that belong to no call, ends the
+//! connection and with it the sandbox. A flood fills only this connection's buffer and then waits in the guest.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,23 +14,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Bytes of one connection that may wait in the host to be looked at. A longer frame takes all of it.
+/// Number of received bytes of one connection that may wait in the host for processing. A longer frame takes all of it.
 const ROOM: u32 = 1 << 20;
-/// What a frame costs at least, so that a million empty ones are bounded too.
+/// Minimum cost of a frame, so that a million empty frames are bounded too.
 const FRAME_COST: u32 = 1 << 10;
-/// Frames and bytes for calls that never were, or that have used up what was left to them.
+/// Bounds on frames and bytes for calls that never existed, or that have used up their allowance for late data.
 const MAX_STALE_FRAMES: u64 = 10_000;
 const MAX_STALE_BYTES: u64 = 64 << 20;
-/// The latest calls that are over. An honest guest goes on with a call that was abandoned, with the rest of a file for instance,
-/// until it hears of the end: so much may still come for each of them, and is dropped.
+/// Number of ended calls that are remembered, and the bytes that may still arrive for each of them, which are dropped.
+/// An honest guest continues with an abandoned call, for example with the rest of a file, until it learns of the end.
 const PAST_CALLS: usize = 1024;
 const PAST_CALL_BYTES: u32 = 32 << 20;
-/// Structural characters of one message outside its strings, each of which may cost a hundred bytes once it is decoded: a colon, a
-/// comma and a bracket for each value, and some for the message itself.
+/// Maximum number of structural characters of one message outside its strings, each of which may cost a hundred bytes
+/// once it is decoded: a colon, a comma and a bracket for each value, and some for the message itself.
 const MAX_TOKENS: usize = 3 * proto::MAX_VALUES + 64;
 const HELLO_WAIT: Duration = Duration::from_secs(10);
 
-/// Why a connection is over. Fit to be shown.
+/// The reason why a connection is over. The text may be shown to clients.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct GuestLost(pub(crate) String);
@@ -41,7 +41,7 @@ pub(crate) enum GuestReply {
     Data(FrameKind, Vec<u8>),
 }
 
-/// A frame on its way to its call, with the room it takes.
+/// A frame on its way to its call, with the buffer space that it occupies.
 struct Routed {
     frame: Frame,
     _room: OwnedSemaphorePermit,
@@ -56,20 +56,20 @@ struct GuestConnection {
     outgoing: mpsc::Sender<Vec<u8>>,
     calls: Mutex<HashMap<u64, mpsc::Sender<Routed>>>,
     lost: watch::Sender<Option<GuestLost>>,
-    /// Ends the tasks of the connection, and closes the stream.
+    /// Cancelled to end the tasks of the connection and to close the stream.
     closed: CancellationToken,
-    /// The numbers of the latest [`PAST_CALLS`] calls, oldest first, and how many bytes may still come for each.
+    /// Numbers of the latest [`PAST_CALLS`] ended calls, oldest first, and how many bytes may still arrive for each.
     past: Mutex<VecDeque<(u64, u32)>>,
     stale_frames: AtomicU64,
     stale_bytes: AtomicU64,
     /// Kernels that ended while no cell ran in them.
     exited: Mutex<HashMap<proto::KernelId, proto::Ended>>,
-    /// The browser ended by itself.
+    /// True if the browser ended by itself.
     browser_exited: AtomicBool,
 }
 
 impl GuestClient {
-    /// Greets the guest; both sides must speak the same version.
+    /// Greets the guest. Both sides must use the same protocol version.
     pub(crate) async fn open(stream: GuestStream) -> Result<Self, GuestLost> {
         let (reader, writer) = tokio::io::split(stream);
         let (outgoing, queue) = mpsc::channel(8);
@@ -102,7 +102,7 @@ impl GuestClient {
         }
     }
 
-    /// Sends a request and opens the way back for its answers.
+    /// Sends a request and registers the call that receives its replies.
     pub(crate) async fn call(&self, request: &ToGuest) -> Result<PendingCall, GuestLost> {
         let (sender, answers) = mpsc::channel((ROOM / FRAME_COST) as usize);
         let id = {
@@ -112,7 +112,7 @@ impl GuestClient {
             id
         };
         let pending = PendingCall { id, answers, client: self.clone() };
-        // Entered after `close` emptied the table, it would wait for ever.
+        // A call that was registered after `close` had emptied the table would wait forever.
         if self.shared.closed.is_cancelled() {
             return Err(self.why_lost());
         }
@@ -120,7 +120,7 @@ impl GuestClient {
         Ok(pending)
     }
 
-    /// For requests whose whole answer is one message.
+    /// Sends a request whose whole reply is one message.
     pub(crate) async fn ask(&self, request: &ToGuest, wait: Duration) -> Result<FromGuest, GuestLost> {
         let mut pending = self.call(request).await?;
         match tokio::time::timeout(wait, pending.next()).await {
@@ -144,7 +144,7 @@ impl GuestClient {
         }
     }
 
-    /// Ends the connection for the first reason given, and returns the one that counts.
+    /// Ends the connection and returns the reason that counts, which is the first one given.
     pub(crate) fn close(&self, why: &str) -> GuestLost {
         self.shared.close(why);
         self.why_lost()
@@ -165,7 +165,7 @@ impl GuestClient {
         self.why_lost()
     }
 
-    /// How a kernel ended that ended by itself between two cells; told once.
+    /// Returns how a kernel ended that ended by itself between two cells. Each end is returned once.
     pub(crate) fn take_exited(&self, kernel: proto::KernelId) -> Option<proto::Ended> {
         lock(&self.shared.exited).remove(&kernel)
     }
@@ -178,12 +178,12 @@ impl GuestClient {
         self.shared.browser_exited.load(Ordering::SeqCst)
     }
 
-    /// Another one is about to be started: what is said of an end from now on is said of that.
+    /// Prepares for the start of another browser: a report of an end from now on is about that one.
     pub(crate) fn expect_browser(&self) {
         self.shared.browser_exited.store(false, Ordering::SeqCst);
     }
 
-    /// Returns once the connection is over, or that kernel or the browser ended by itself.
+    /// Returns once the connection is over, or once that kernel or the browser has ended by itself.
     pub(crate) async fn lost_or_exited(&self, kernel: proto::KernelId) {
         let mut watching = self.shared.lost.subscribe();
         loop {
@@ -196,13 +196,13 @@ impl GuestClient {
         }
     }
 
-    /// Frames that came for no call.
+    /// Returns the number of frames that belonged to no call.
     pub(crate) fn stale_frames(&self) -> u64 {
         self.shared.stale_frames.load(Ordering::Relaxed)
     }
 }
 
-/// One request under way. Dropped, its number is forgotten and what still comes for it is ignored.
+/// A request in progress. Dropping it forgets its number, and frames that still arrive for it are ignored.
 pub(crate) struct PendingCall {
     id: u64,
     answers: mpsc::Receiver<Routed>,
@@ -210,13 +210,13 @@ pub(crate) struct PendingCall {
 }
 
 impl PendingCall {
-    /// The next answer. A message that cannot be read ends the connection.
+    /// Returns the next reply. A message that cannot be decoded ends the connection.
     pub(crate) async fn next(&mut self) -> Result<GuestReply, GuestLost> {
         let routed = self.answers.recv().await;
         self.open(routed)
     }
 
-    /// An answer that is already there.
+    /// Returns a reply that has already arrived.
     pub(crate) fn try_next(&mut self) -> Option<Result<GuestReply, GuestLost>> {
         match self.answers.try_recv() {
             Err(mpsc::error::TryRecvError::Empty) => None,
@@ -266,7 +266,7 @@ impl Drop for PendingCall {
         }
         past.push_back((self.id, PAST_CALL_BYTES));
         drop(past);
-        // Only now: what comes in between is not taken for something that nobody asked for.
+        // Removed only after the number was remembered, so that a frame in between does not count as unrequested.
         lock(&shared.calls).remove(&self.id);
     }
 }
@@ -281,11 +281,11 @@ impl GuestConnection {
             first
         });
         self.closed.cancel();
-        // Whoever waits for an answer learns of it by the end of its channel.
+        // Calls that wait for a reply notice the end because their channel closes.
         lock(&self.calls).clear();
     }
 
-    /// Drops a frame for which there is no call, and says when that is too much.
+    /// Drops a frame that belongs to no call, and fails if there were too many of them.
     fn count_stale(&self, frame: &Frame) -> Result<(), String> {
         if let Some((_, left)) = lock(&self.past).iter_mut().rev().find(|(call, _)| *call == frame.call) {
             let cost = u32::try_from(frame.payload.len()).unwrap_or(u32::MAX).max(FRAME_COST);
@@ -316,14 +316,15 @@ impl GuestConnection {
         let Some(call) = call else { return self.count_stale(&frame) };
         let cost = u32::try_from(frame.payload.len()).unwrap_or(ROOM).clamp(FRAME_COST, ROOM);
         let Ok(permit) = room.clone().acquire_many_owned(cost).await else { return Ok(()) };
-        // An error means that the call ended meanwhile.
+        // An error means that the call ended in the meantime.
         if let Err(unsent) = call.send(Routed { frame, _room: permit }).await {
             return self.count_stale(&unsent.0.frame);
         }
         Ok(())
     }
 
-    /// The guest speaking by itself: its greeting once, and kernels or a browser that ended between calls.
+    /// Handles a frame that the guest sends unasked: its greeting, once, and the end of kernels or a browser between
+    /// calls.
     fn unasked(&self, frame: &Frame, hello: &mut Option<oneshot::Sender<u32>>) -> Result<(), String> {
         if frame.kind != FrameKind::Message {
             return self.count_stale(frame);
@@ -335,7 +336,8 @@ impl GuestConnection {
             }
             FromGuest::KernelExited { kernel, how } => {
                 let mut exited = lock(&self.exited);
-                // The host chose the numbers and has few; a guest that invents more learns nothing and costs nothing.
+                // The host chose the kernel numbers and uses few. A guest that invents more of them gains nothing and
+                // costs nothing.
                 if exited.len() < 16 || exited.contains_key(&kernel) {
                     exited.insert(kernel, how);
                 }
@@ -368,7 +370,7 @@ async fn read(
     shared.close(&why);
 }
 
-/// Reads until something is wrong, and says what.
+/// Reads frames until something is wrong, and returns what it was.
 async fn read_frames(
     stream: &mut tokio::io::ReadHalf<GuestStream>,
     shared: &GuestConnection,
@@ -396,7 +398,7 @@ async fn read_frames(
                 }
             }
         }
-        // One guest that floods must not keep a worker to itself.
+        // One guest that floods must not occupy a worker thread for itself.
         if filled {
             tokio::task::yield_now().await;
         }
@@ -429,7 +431,7 @@ fn decode(frame: &Frame) -> Result<FromGuest, FrameError> {
     frame.message()
 }
 
-/// Members and elements of a JSON text, without decoding it.
+/// Counts the members and elements of a JSON text without decoding it.
 fn count_tokens(json: &[u8]) -> usize {
     let mut tokens = 0;
     let mut in_string = false;
@@ -446,14 +448,14 @@ fn count_tokens(json: &[u8]) -> usize {
     tokens
 }
 
-/// The text may quote the guest: cut and on one line.
+/// Describes a bad frame. The text may quote the guest, so it is cut to one short line.
 fn bad_frame(error: &FrameError) -> String {
     let text: String = error.to_string().chars().filter(|c| !c.is_control()).take(160).collect();
     format!("the guest sent a bad frame: {text}")
 }
 
 fn random_id() -> u64 {
-    // Each half of a version 4 identifier has some fixed bits; together they have none.
+    // Each half of a version 4 UUID has some fixed bits; their combination has none.
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
     high ^ low.rotate_left(32)
 }
@@ -466,7 +468,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// A call made at the moment of the end: its request may still find room, its answer never comes.
+    /// A call made at the moment of the end: its request may still be queued, but its reply never arrives.
     #[tokio::test(start_paused = true)]
     async fn a_call_on_a_closed_connection_ends_at_once() {
         for _ in 0..64 {
@@ -480,7 +482,7 @@ mod tests {
         }
     }
 
-    /// The rest of a file that was given up is the guest's to send; more than that, or for a call that never was, is not.
+    /// The guest may still send the rest of an abandoned file, but not more, and nothing for a call that never existed.
     #[tokio::test]
     async fn what_still_comes_for_a_call_that_is_over_is_dropped_up_to_a_bound() {
         let (ours, mut theirs) = tokio::io::duplex(1 << 16);

@@ -1,4 +1,5 @@
-//! Turns by name: whoever works under the same name goes one after the other, in order of arrival. Knows nothing of the work.
+//! Turns by name: work under the same name is done one piece after the other, in order of arrival. This module knows
+//! nothing about the work.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -8,9 +9,9 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::guest::lock;
 
-/// What the holder of a turn finds and leaves.
+/// State that the holder of a turn finds and leaves behind.
 pub(crate) trait KeyedState: Default {
-    /// Nothing: the name can be forgotten.
+    /// Returns whether the state is empty, so that the name can be forgotten.
     fn is_nothing(&self) -> bool;
 }
 
@@ -39,14 +40,14 @@ impl<T> Default for Keyed<T> {
 }
 
 impl<T: KeyedState> Keyed<T> {
-    /// In the order in which the futures are polled first.
+    /// Waits for the turn. Turns are given in the order in which the futures are first polled.
     pub(crate) async fn turn(&self, name: &str) -> Turn<T> {
         let (entered, slot) = self.enter(name);
         let held = slot.lock_owned().await;
         Turn { held, _entered: entered }
     }
 
-    /// The turn, if nobody has it.
+    /// Takes the turn if nobody has it.
     pub(crate) fn try_turn(&self, name: &str) -> Option<Turn<T>> {
         let (entered, slot) = self.enter(name);
         let held = slot.try_lock_owned().ok()?;
@@ -62,13 +63,13 @@ impl<T: KeyedState> Keyed<T> {
         lock(&self.all).contains_key(name)
     }
 
-    /// Those under which somebody works, waits or has left something.
+    /// Returns the names that are in use, are waited for, or have state left behind.
     pub(crate) fn names(&self) -> Vec<String> {
         lock(&self.all).keys().cloned().collect()
     }
 }
 
-/// Dropped last, it forgets the name.
+/// Forgets the name when the last entry for it is dropped.
 struct KeyedEntry<T: KeyedState> {
     all: Arc<Mutex<Table<T>>>,
     name: String,
@@ -77,7 +78,7 @@ struct KeyedEntry<T: KeyedState> {
 impl<T: KeyedState> Drop for KeyedEntry<T> {
     fn drop(&mut self) {
         let mut all = lock(&self.all);
-        // Only the table has it, and nobody can get it from there meanwhile.
+        // Only the table refers to the slot, and its lock keeps others from taking it in the meantime.
         let over = |slot: &Arc<tokio::sync::Mutex<T>>| {
             Arc::strong_count(slot) == 1 && slot.try_lock().is_ok_and(|left| left.is_nothing())
         };
@@ -89,7 +90,7 @@ impl<T: KeyedState> Drop for KeyedEntry<T> {
 
 pub(crate) struct Turn<T: KeyedState> {
     held: OwnedMutexGuard<T>,
-    // After `held`: fields are dropped in this order.
+    // Must come after `held`, because fields are dropped in this order.
     _entered: KeyedEntry<T>,
 }
 

@@ -1,7 +1,8 @@
-//! The product in its own words: contexts, sessions, runs, files. An [`op::Op`] goes in, an [`op::Outcome`] comes out.
+//! The product without protocols: contexts, conversations, runs, files and the pool. An [`op::Op`] goes in, an
+//! [`op::Outcome`] comes out.
 //!
-//! Knows no protocol of the outside, no environment and no kind of back end. Everything that reaches it from a guest is bounded
-//! here; everything it makes is destroyed here.
+//! The engine knows no client protocol, no environment variable and no particular back end. It bounds everything that a
+//! guest sends, and it destroys everything that it creates.
 
 mod background;
 mod browser;

@@ -1,4 +1,5 @@
-//! Links: the key of a context's or a conversation's files is the permission to read them, and says nothing about whose they are.
+//! Links to files. The key of a context's or a conversation's files is the permission to read them, and does not reveal
+//! their owner.
 
 use std::sync::Arc;
 
@@ -13,15 +14,15 @@ use crate::ops::read_file::{Identity, Range, read};
 use crate::provision::Shape;
 use crate::registry::LiveSandbox;
 
-/// Of one read.
+/// Maximum number of bytes of one read.
 const MAX_READ: u64 = 1 << 20;
 
-/// What the names of links of a context are made of.
+/// The keys of the links of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Keys {
-    /// Of the files in `/workspace`.
+    /// Key of the files in `/workspace`.
     pub(crate) files: String,
-    /// Of output that was kept whole.
+    /// Key of the kept outputs.
     pub(crate) outputs: String,
 }
 
@@ -34,12 +35,13 @@ impl Keys {
     }
 }
 
-/// Also the name of the volume with the conversation's files.
+/// Returns the key of a conversation's files, which is also the name of their kept volume.
 pub(crate) fn conversation_key(secret: &[u8; 32], tenant: &Tenant, conversation: &str) -> String {
     key(secret, &[&tenant.0, conversation])
 }
 
-/// Each part with its length before it, so that no two lists of parts are the same bytes.
+/// Computes a key from its parts. Each part is preceded by its length, so that no two lists of parts give the same
+/// bytes.
 fn key(secret: &[u8; 32], parts: &[&str]) -> String {
     let mut hash = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, secret));
     for part in parts {
@@ -49,7 +51,7 @@ fn key(secret: &[u8; 32], parts: &[&str]) -> String {
     hash.sign().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A file behind a link: what it is, and its content in pieces. While it is there its context does not count as idle.
+/// A file behind a link: its metadata, and its content in pieces. While it exists its context does not count as idle.
 pub struct LinkedFile {
     pub size: u64,
     pub modified_ns: i64,
@@ -65,13 +67,13 @@ pub(crate) enum LinkTarget {
 }
 
 impl LinkedFile {
-    /// The file must be there, and no larger than links may serve.
+    /// Opens a file, which must exist and be no larger than links may serve.
     pub(crate) async fn open(inner: Arc<Inner>, source: LinkTarget, path: &str) -> Result<Self, EngineError> {
         let Identity { size, modified_ns, inode } = source.read(&inner, path, 0, 0).await?.0;
         Ok(Self { size, modified_ns, inode, path: path.into(), source, inner })
     }
 
-    /// At most 1 MiB, less at the end of the file. Fails if it is no longer the file that was opened.
+    /// Reads at most 1 MiB, less at the end of the file. Fails if the file is no longer the one that was opened.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, EngineError> {
         let (identity, content) = self.source.read(&self.inner, &self.path, offset, length.min(MAX_READ)).await?;
         let opened = Identity { size: self.size, modified_ns: self.modified_ns, inode: self.inode };
@@ -83,7 +85,7 @@ impl LinkedFile {
 }
 
 impl LinkTarget {
-    /// A piece; whoever collects pieces counts them.
+    /// Reads a piece. It is not added to any hold; callers that collect pieces count them.
     async fn read(
         &self,
         inner: &Inner,
@@ -110,7 +112,7 @@ impl LinkTarget {
                 read(&place, Root::Data, path, range, &Hold::default()).await
             }
         };
-        // Who has a link learns nothing else about what is there.
+        // The holder of a link must learn nothing else about the files, so an invalid path looks like a missing file.
         result.map_err(|error| match error {
             EngineError::InvalidPath { path, .. } => EngineError::FileNotFound(path),
             other => other,
@@ -119,7 +121,8 @@ impl LinkTarget {
 }
 
 impl Inner {
-    /// Who has what a key leads to: for counting, so where nobody knows it is the key itself.
+    /// Returns the owner used for download accounting. If the owner is unknown, the key itself is the accounting
+    /// bucket.
     pub(crate) fn owner_of(&self, key: &str) -> Option<String> {
         if let Some(tenancy) = self.tenants.all().iter().find(|tenancy| tenancy.by_key(key).is_some()) {
             return Some(tenancy.tenant.tenant.0.clone());
@@ -130,7 +133,7 @@ impl Inner {
         }
     }
 
-    /// What a key leads to; with a tenant, only if it is the tenant's own.
+    /// Returns what a key leads to. If a tenant is given, it must belong to that tenant.
     pub(crate) fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<LinkTarget> {
         let mut tenancy = self.tenants.all();
         tenancy.retain(|tenancy| of.is_none_or(|tenant| tenancy.tenant.tenant == *tenant));
@@ -143,7 +146,7 @@ impl Inner {
             (Some(owner), of) if of.is_none_or(|tenant| tenant == owner) => {
                 Shape::with_data(&*self.tenants.of(owner, realm.realm, &self.config).ok()?, key, kept)
             }
-            // Used before the engine began, by whom is not known.
+            // The conversation was used before the engine started, so its tenant is unknown.
             (None, None) if self.conversations.exists(key) => Shape::for_link(realm, key, kept),
             _ => return None,
         };

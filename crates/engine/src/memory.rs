@@ -1,8 +1,8 @@
-//! What calls hold in the memory of this process: requests, results and answers. Each tenant has a budget of bytes, and all
-//! tenants together have one.
+//! Accounts for the memory that calls occupy in this process: requests, results and answers. Each tenant has a budget
+//! of bytes, and all tenants together have one.
 //!
-//! A [`Hold`] belongs to one call. Whoever keeps something for the call adds its size before keeping it; the bytes return when
-//! the last clone of the hold is gone. Knows nothing of what is held.
+//! A [`Hold`] belongs to one call. Code that stores something for the call adds its size before storing it, and the
+//! bytes are given back when the last clone of the hold is dropped. This module does not know what the bytes are.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use crate::guest::lock;
 use crate::op::{EngineError, Tenant};
 
-/// Bytes of a call that are not counted: small calls get in however much the large ones hold. How many calls a tenant may have
-/// at once bounds these bytes.
+/// Number of bytes of a call that are not counted, so that small calls are admitted however much the large ones hold.
+/// The number of calls that a tenant may have at once bounds these bytes.
 const FREE: usize = 64 << 10;
 
 /// The budgets of all tenants. Clones share them.
@@ -28,11 +28,11 @@ struct Budgets {
 #[derive(Default)]
 struct HeldBytes {
     all: usize,
-    /// A tenant that holds nothing is not in it.
+    /// Bytes of each tenant. A tenant that holds nothing has no entry.
     tenants: HashMap<Tenant, usize>,
 }
 
-/// Why bytes are refused.
+/// The reason why bytes were refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     #[error(
@@ -60,17 +60,17 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    /// In bytes.
+    /// Creates budgets of this many bytes.
     pub fn new(per_tenant: usize, total: usize) -> Self {
         Self(Arc::new(Budgets { per_tenant, total, held: Mutex::default() }))
     }
 
-    /// For one call of this tenant.
+    /// Opens a hold for one call of this tenant.
     pub fn hold(&self, tenant: &Tenant) -> Hold {
         self.open(tenant, FREE)
     }
 
-    /// The same, with every byte counted.
+    /// Opens a hold in which every byte is counted.
     pub fn hold_all_of(&self, tenant: &Tenant) -> Hold {
         self.open(tenant, 0)
     }
@@ -79,7 +79,7 @@ impl Memory {
         Hold(Arc::new(Account { memory: self.clone(), tenant: tenant.clone(), free, bytes: Mutex::new(0) }))
     }
 
-    /// Bytes that are counted now: of all tenants, and of how many.
+    /// Returns the number of bytes that all tenants hold now, and the number of those tenants.
     pub fn held(&self) -> (usize, usize) {
         let held = lock(&self.0.held);
         (held.all, held.tenants.len())
@@ -104,7 +104,7 @@ impl Memory {
     }
 }
 
-/// Where nobody has to be kept from anything: one client, or the server itself.
+/// Unlimited budgets, for a single client or for the server itself.
 impl Default for Memory {
     fn default() -> Self {
         Self::new(usize::MAX, usize::MAX)
@@ -129,17 +129,17 @@ impl Account {
 }
 
 impl Hold {
-    /// So many more bytes. Refused, it holds what it held before.
+    /// Adds bytes. If they are refused, the hold keeps its size.
     pub fn add(&self, more: usize) -> Result<(), Full> {
         self.change(|bytes| bytes.saturating_add(more))
     }
 
     pub fn give_back(&self, less: usize) {
-        // What shrinks is never refused.
+        // A smaller size is never refused.
         let _ = self.change(|bytes| bytes.saturating_sub(less));
     }
 
-    /// From here on exactly so many. Refused, it holds what it held before.
+    /// Sets the number of bytes. If it is refused, the hold keeps its size.
     pub fn set(&self, to: usize) -> Result<(), Full> {
         self.change(|_| to)
     }
@@ -156,12 +156,13 @@ impl Hold {
         Ok(())
     }
 
-    /// Another one of the same tenant, for work that outlives this call.
+    /// Opens another hold of the same tenant, for work that outlives this call.
     pub fn beside(&self) -> Self {
         self.0.memory.hold(&self.0.tenant)
     }
 
-    /// Another one of the same tenant, for what outlives this call or goes before it. Every byte of it is counted.
+    /// Opens another hold of the same tenant, for data that outlives this call or is released before it ends. Every
+    /// byte of it is counted.
     pub fn apart(&self) -> Self {
         self.0.memory.hold_all_of(&self.0.tenant)
     }
@@ -174,7 +175,7 @@ impl Drop for Account {
     }
 }
 
-/// Nothing is refused.
+/// A hold that never refuses anything.
 impl Default for Hold {
     fn default() -> Self {
         Memory::default().hold(&Tenant::local())

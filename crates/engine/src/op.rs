@@ -1,6 +1,7 @@
-//! The whole interface of the engine: one closed enum in, one closed enum out.
+//! Defines the whole interface of the engine: one closed enum goes in, one closed enum comes out.
 //!
-//! Knows no MCP and no dialect. A dialect lowers its arguments to an `Op` and renders an `Outcome`, both without side effects.
+//! This module knows no MCP and no dialect. A dialect lowers its arguments to an [`Op`] and renders an [`Outcome`],
+//! both without side effects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,29 +9,31 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-// What the outside sees of the wire: a dialect renders these, and must not import `proto` itself.
+// Types of the wire protocol that are part of this interface. A dialect renders them and must not import `proto`
+// itself.
 pub use proto::browser;
 pub use proto::{Ended, FileEntry, FileKind, Language, MimeBundle, Stream};
 pub use sandbox::SharedVolume;
 
 use crate::memory::Hold;
 
-/// Who asks, under which rules, and how to reach them while the work goes on. Built by the transport.
+/// Describes one request: its tenant, the rules that apply, and how to reach the client while the work goes on. The
+/// transport builds it.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub tenant: Tenant,
     pub realm: Realm,
-    /// The client's connection where there is one that lasts (the process over stdio, a session over HTTP): what
-    /// [`Which::Current`] goes by.
+    /// Id of the client's connection, if it has one that lasts: the process over stdio, or a session over HTTP.
+    /// [`ContextSelector::Current`] refers to it.
     pub connection: Option<String>,
     pub cancel: CancellationToken,
     pub events: EventSink,
-    /// The memory that the call takes in this process.
+    /// Memory that the call occupies in this process.
     pub memory: Hold,
 }
 
-/// One tool set's corner of the engine: a context is seen only from the realm it was made in. Limits, lifetimes and the look of
-/// ids are its own ([`crate::config::RealmConfig`]).
+/// A dialect's part of the engine. A context is visible only in the realm in which it was created. Each realm has
+/// limits, lifetimes and id prefixes, which are set in [`crate::config::RealmConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Realm(pub &'static str);
 
@@ -46,13 +49,14 @@ impl Realm {
 pub struct Tenant(pub String);
 
 impl Tenant {
-    /// The one tenant of stdio and of a server without tokens.
+    /// Returns the only tenant of stdio and of a server without tokens.
     pub fn local() -> Self {
         Self("local".into())
     }
 }
 
-/// The one upward call: progress and output while an operation runs. Bounded; a slow reader loses events, never delays a cell.
+/// Sends progress and output to the client while an operation runs; the only call from the engine upwards. The channel
+/// is bounded: a slow reader loses events but never delays a cell.
 #[derive(Debug, Clone, Default)]
 pub struct EventSink(pub Option<tokio::sync::mpsc::Sender<Event>>);
 
@@ -70,7 +74,7 @@ pub enum Event {
         stream: Stream,
         text: String,
     },
-    /// The call waits, and for what.
+    /// The call waits; `why` says for what.
     Waiting {
         why: String,
     },
@@ -85,12 +89,12 @@ pub enum Op {
     },
     RunCode(RunCode),
     RunCommand(RunCommand),
-    /// Something in the browser of a context.
+    /// Performs an action in the browser of a context.
     Browse(Browse),
-    /// A fresh interpreter for this call alone, with the conversation's `/data`.
+    /// Runs code in a fresh kernel for this call alone, with the conversation's `/data`.
     RunOnce(RunOnce),
-    /// What a background run printed since `cursor`; waits up to `wait` for its end. (Not for the next line: whoever asks again
-    /// for each of them pays for every answer.)
+    /// Returns the output of a background run since `cursor`, after waiting up to `wait` for the run to end. It does
+    /// not wait for the next line of output, because a client that asks again for every line pays for every answer.
     WaitRun {
         run: String,
         cursor: Option<u64>,
@@ -112,35 +116,35 @@ pub enum Op {
         place: FileOwner,
         path: String,
     },
-    /// The file behind a link, if it is the tenant's own; at most `max_bytes`.
+    /// Reads the file behind a link if it belongs to the tenant, and returns at most `max_bytes` of it.
     ReadLink {
         key: String,
         path: String,
         max_bytes: u64,
     },
-    /// The newest files of the tenant's contexts in this realm.
+    /// Lists the newest files of the tenant's contexts in this realm.
     RecentFiles,
-    /// The host directories that sandboxes of this realm share.
+    /// Lists the host directories that are shared with sandboxes of this realm.
     ListVolumes,
-    /// The languages that can be run, and with what.
+    /// Lists the languages that can be run, with the version of each runtime.
     ListRuntimes,
     Health,
 }
 
-/// Which context.
+/// Selects a context of the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContextSelector {
-    /// An id, or a name that only one context has; an id wins.
+    /// Selects by id, or by a name that only one context has. An id takes precedence over a name.
     Named(String),
-    /// Exactly this id.
+    /// Selects by this exact id.
     Id(String),
-    /// The one that this connection made; without a connection, the tenant's only one.
+    /// Selects the context that this connection created last; without a connection, the only context of the tenant.
     Current,
-    /// None that exists.
+    /// Selects no existing context, so that a new one is created.
     New,
 }
 
-/// A context, made when it is not there and `make` says how.
+/// Selects a context, which is created as `make` describes if it does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     pub which: ContextSelector,
@@ -148,7 +152,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// One that has to exist.
+    /// Selects a context that has to exist.
     pub fn existing(which: ContextSelector) -> Self {
         Self { which, make: None }
     }
@@ -156,17 +160,17 @@ impl Target {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewContext {
-    /// Chosen by the caller; otherwise the engine makes one.
+    /// Id chosen by the caller; the engine generates one if it is absent.
     pub id: Option<String>,
     pub name: String,
     pub description: String,
-    /// Of code that names none.
+    /// Language of code that does not name one.
     pub language: Language,
-    /// Otherwise the realm's own limits.
+    /// Size of the context; without one the realm's limits apply.
     pub size: Option<Size>,
-    /// Takes the place of the one that this connection made before.
+    /// If true, the new context replaces the one that this connection created before.
     pub replace: bool,
-    /// Its browser is going to be used.
+    /// If true, the client is going to use the browser of the context.
     pub browser: bool,
 }
 
@@ -184,7 +188,7 @@ impl NewContext {
     }
 }
 
-/// Processors and memory of a context.
+/// Named choice of processors and memory of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Size {
@@ -220,14 +224,15 @@ impl Size {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunCode {
     pub target: Target,
-    /// Otherwise that of the context. In a realm whose contexts have one language each, another one is refused.
+    /// Language of the code; defaults to that of the context. A realm whose contexts have one language each rejects any
+    /// other.
     pub language: Option<Language>,
     pub code: String,
     pub timeout: Option<Duration>,
-    /// For this run only.
+    /// Environment variables for this run only.
     pub env: Environment,
     pub network: Network,
-    /// Answers at once with [`Outcome::Started`].
+    /// If true, the call returns at once with [`Outcome::Started`].
     pub background: bool,
 }
 
@@ -245,15 +250,15 @@ impl RunCode {
     }
 }
 
-/// A call's say about the network: it can only narrow what the operator gives.
+/// A call's choice about the network. It can only narrow what the operator allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Network {
-    /// What the realm gives, or nothing in a realm whose calls have to ask for it.
+    /// Uses the network of the realm, or none in a realm whose calls have to ask for it.
     #[default]
     Usual,
-    /// Nothing.
+    /// Uses no network.
     Off,
-    /// What the realm gives; an error where that is nothing.
+    /// Uses the network of the realm, and fails if the realm has none.
     On,
 }
 
@@ -267,7 +272,7 @@ impl Network {
     }
 }
 
-/// Never printed.
+/// Environment variables of a run. `Debug` prints only how many there are.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Environment(pub BTreeMap<String, String>);
 
@@ -280,7 +285,8 @@ impl std::fmt::Debug for Environment {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunCommand {
     pub target: Target,
-    /// As in [`RunCode`]: only checked, or used for a context that is made.
+    /// Language of the context, as in [`RunCode`]. It is only compared with an existing context, or used for one that
+    /// is created.
     pub language: Option<Language>,
     pub command: Command,
     pub timeout: Option<Duration>,
@@ -293,17 +299,17 @@ pub struct RunCommand {
 pub struct Browse {
     pub target: Target,
     pub ask: browser::BrowserAction,
-    /// Files below `/workspace` for [`browser::Browse::Upload`].
+    /// Files below `/workspace` for [`browser::BrowserAction::Upload`].
     pub uploads: Vec<String>,
-    /// Of the action itself.
+    /// Time allowed for the action itself; starting the browser is not included.
     pub timeout: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// For `/bin/sh -c`.
+    /// A line for `/bin/sh -c`.
     Shell(String),
-    /// A program and its arguments, with no shell between.
+    /// A program and its arguments, run without a shell.
     Argv(Vec<String>),
 }
 
@@ -316,37 +322,38 @@ pub struct RunOnce {
     pub network: Network,
 }
 
-/// What has files.
+/// The owner of the files that an operation reads or writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileOwner {
-    /// `/workspace` of a context.
+    /// A context with its `/workspace`.
     Context(Target),
-    /// `/data` of a conversation; made when it is not there.
+    /// A conversation with its `/data`, which is created if it does not exist.
     Conversation(String),
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     Created(ContextInfo),
-    /// As [`Self::Created`]; the one that this connection had before, with this id, is gone. See [`NewContext::replace`].
+    /// A context was created as in [`Self::Created`], and the connection's previous context with the id `old` was
+    /// removed. See [`NewContext::replace`].
     Replaced {
         context: ContextInfo,
         old: String,
     },
-    /// Newest first.
+    /// The contexts of the tenant in this realm, newest first.
     Contexts(Vec<ContextInfo>),
     Stopped {
         context_id: String,
     },
     Ran(Box<Ran>),
     Browsed(Box<Browsed>),
-    /// A background run begins.
+    /// A background run was started.
     Started(RunInfo),
-    /// Of a background run.
+    /// The state and the new output of a background run.
     Progress(RunProgress),
     Cancelled {
         run: String,
-        /// It had not ended yet.
+        /// True if the run had not ended yet.
         was_running: bool,
     },
     Written {
@@ -357,7 +364,7 @@ pub enum Outcome {
     File {
         path: String,
         content: Vec<u8>,
-        /// The whole file's. Of one too large for an answer there is no `content`.
+        /// Size of the whole file. [`Op::ReadFile`] leaves `content` empty if the file is too large for an answer.
         size: u64,
         key: String,
     },
@@ -368,7 +375,7 @@ pub enum Outcome {
     Health(Health),
 }
 
-/// Entries of a listing. With a `key` and a path a link is made: `/files/<key>/<path>`.
+/// Entries of a directory. The link to an entry is `/files/<key>/<path>`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileListing {
     pub entries: Vec<FileEntry>,
@@ -388,7 +395,7 @@ pub struct RecentFile {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeInfo {
     pub language: Language,
-    /// `native/python-3.11`.
+    /// Name of the back end and the runtime, for example `native/python-3.11`.
     pub name: String,
 }
 
@@ -403,19 +410,19 @@ pub struct RunInfo {
 pub struct RunProgress {
     pub run: String,
     pub context_id: String,
-    /// A command, not code.
+    /// True for a command, false for code.
     pub command: bool,
-    /// Seconds since 1970.
+    /// Start of the run in seconds since 1970.
     pub started_at: u64,
-    /// Once it has ended.
+    /// End of the run in seconds since 1970, once it has ended.
     pub ended_at: Option<u64>,
-    /// Both streams in the order in which they arrived, since the cursor that was asked for.
+    /// Output of both streams in order of arrival, from the requested cursor on.
     pub output: String,
-    /// Bytes since that cursor that are no longer kept.
+    /// Number of bytes after the requested cursor that are no longer stored.
     pub dropped: u64,
-    /// Where the next call goes on.
+    /// Cursor from which the next call continues.
     pub cursor: u64,
-    /// Set once it has ended: an outcome, or why there is none.
+    /// Result of the run once it has ended, or the reason why there is none.
     pub end: Option<Result<Box<Ran>, EngineError>>,
 }
 
@@ -425,68 +432,68 @@ pub struct ContextInfo {
     pub name: String,
     pub description: String,
     pub language: Language,
-    /// Seconds since 1970.
+    /// Time of creation in seconds since 1970.
     pub created_at: u64,
     pub last_used: u64,
-    /// Something runs in it, or waits for its turn.
+    /// True while something runs in the context or waits for its turn.
     pub busy: bool,
     pub size: Option<Size>,
     pub limits: sandbox::Limits,
     pub isolation: sandbox::Isolation,
-    /// The permission to read its files, as in a link; 64 hex digits.
+    /// Key of the links to the context's files, which is the permission to read them; 64 hexadecimal digits.
     pub key: String,
 }
 
-/// The result of a cell or a command, bounded.
+/// The bounded result of a cell or a command.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ran {
     pub context: ContextInfo,
-    /// The context was made for this run.
+    /// True if the context was created for this run.
     pub created: bool,
-    /// What is in the conversation's `/data` now, newest first.
+    /// Current files in the conversation's `/data`, newest first.
     pub files: Option<FileListing>,
     pub stdout: Captured,
     pub stderr: Captured,
-    /// The last value.
+    /// Value of the last expression.
     pub value: Option<MimeBundle>,
     pub displays: Vec<MimeBundle>,
     pub error: Option<CellError>,
-    /// What processes left behind by earlier cells printed since the last one.
+    /// Output that processes left behind by earlier cells printed since the last cell.
     pub late: Option<String>,
-    /// What threads and timers of earlier cells printed, each with a line that says of which.
+    /// Output of threads and timers of earlier cells. A line before each piece says which cell it came from.
     pub strays: Option<String>,
-    /// What was lost since the last run: variables, or files too.
+    /// Message about what was lost since the last run: variables, or files as well.
     pub notice: Option<String>,
-    /// What was not let out to the network meanwhile, a sentence each.
+    /// Denials of the network during the run, one sentence each.
     pub denied: Vec<String>,
     pub end: RunOutcome,
-    /// Of the cell itself, as the guest measured it.
+    /// Duration of the cell or command as the guest measured it, but never more than the host measured.
     pub duration: Duration,
 }
 
-/// What came of something in the browser, bounded.
+/// The bounded result of a browser action.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Browsed {
     pub context: ContextInfo,
-    /// The context was made for this call.
+    /// True if the context was created for this call.
     pub created: bool,
-    /// What was lost since the last call.
+    /// Message about what was lost since the last call.
     pub notice: Option<String>,
     pub page: Option<browser::PageInfo>,
     pub happened: Vec<browser::PageEvent>,
     pub result: Result<browser::BrowseResult, browser::BrowseError>,
-    /// What was not let out to the network meanwhile, a sentence each.
+    /// Denials of the network during the action, one sentence each.
     pub denied: Vec<String>,
     pub duration: Duration,
 }
 
-/// Text of one stream: whole, or head and tail with what is left out named between them.
+/// Text of one stream: all of it, or its head and tail with a note between them about what is left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Captured {
     pub text: String,
     pub total_bytes: u64,
     pub truncated: bool,
-    /// The whole, kept for a while: the key and the name of a link.
+    /// Link to the whole output, which is kept for a while.
     pub kept: Option<KeptOutput>,
 }
 
@@ -504,12 +511,12 @@ pub struct CellError {
     pub text: String,
 }
 
-/// How it ended. `state_kept`: the variables are still there.
+/// The way in which a run ended. `state_kept` is true if the variables still exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunOutcome {
     Ok,
     Error,
-    /// `exit()` in a cell, which leaves the interpreter alive; or a command that ended with another status than 0.
+    /// A cell called `exit()`, which leaves the kernel alive, or a command ended with a status other than 0.
     Exit {
         code: i32,
     },
@@ -521,22 +528,22 @@ pub enum RunOutcome {
         state_kept: bool,
     },
     Interrupted,
-    /// The kernel killed the interpreter for memory.
+    /// The Linux kernel killed the language kernel or the command for memory.
     OutOfMemory {
-        /// The limit that was hit, if that can be told: it may be one around the server.
+        /// The limit that was reached, which may be one around the sandbox; `None` if it cannot be determined.
         limit_bytes: Option<u64>,
     },
-    /// The interpreter ended: exit, signal, crash. State is lost, files are kept.
+    /// The language kernel exited, was killed by a signal or crashed. Variables are lost, files are kept.
     Ended {
         how: Ended,
     },
-    /// The sandbox itself is gone (guest died, or spoke nonsense): state and files are lost.
+    /// The sandbox is gone because its guest died or violated the protocol. Variables and files are lost.
     SandboxLost {
         why: String,
     },
 }
 
-/// The six fields of the health check, measured.
+/// Measured values of the six fields of the health check.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Health {
     pub interpreter_ready: bool,
@@ -561,7 +568,7 @@ impl Health {
     }
 }
 
-/// What the outside may read. `Display` is safe to show: no host path, no foreign id.
+/// An error that a client may see. `Display` is safe to show: it contains no host path and no id of another tenant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     #[error("context not found: `{0}`")]
@@ -570,24 +577,24 @@ pub enum EngineError {
     AmbiguousName { name: String, ids: Vec<String> },
     #[error("at most {0} contexts; stop one first")]
     ContextLimit(usize),
-    /// A limit of the operator's or of the tenant's, by its name.
+    /// The operation would exceed a limit of the operator or a quota of the tenant, which `what` names.
     #[error("over the limit `{what}` of {limit}")]
     OverLimit { what: &'static str, limit: String },
-    /// `ids`: those of the tenant, where no connection tells which is meant.
+    /// No context is current. `ids` lists the contexts of the tenant if no connection says which of them is meant.
     #[error("no context of this connection, and none or several of the tenant: {}", .ids.join(", "))]
     NoCurrent { ids: Vec<String> },
     #[error("context `{context}` runs {}, not {}", .is.name(), .asked.name())]
     OtherLanguage { context: String, is: Language, asked: Language },
     #[error("network access is off: {0}")]
     NetworkOff(String),
-    /// There is none on this machine, or it could not be started.
+    /// The machine has no browser, the realm allows none, or the browser could not be started.
     #[error("no browser: {0}")]
     NoBrowser(String),
     #[error("run not found: `{0}`")]
     RunNotFound(String),
     #[error("environment variable refused: {0}")]
     InvalidEnvironment(String),
-    /// Another server has the conversation's files at the moment.
+    /// Another server is using the conversation's files.
     #[error("in use: {0}")]
     InUse(String),
     #[error("all sessions were busy for {0:?}; retry later")]
@@ -596,7 +603,7 @@ pub enum EngineError {
     QueueFull(usize),
     #[error("not ready: {0}")]
     NotReady(String),
-    /// What was asked for has been done.
+    /// The operation was completed, but its result was dropped.
     #[error("it was done, but there is no room for its result: {0}")]
     ResultDropped(String),
     #[error("cannot create a context: {0}")]
@@ -619,27 +626,27 @@ pub enum EngineError {
     Sandbox(String),
 }
 
-/// What one tenant may have, in all realms together; `None` is the operator's general limit.
+/// Bounds on what one tenant may have in all realms together. `None` stands for the operator's general limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Quota {
     pub contexts: Option<usize>,
-    /// Runs that execute at once.
+    /// Maximum number of runs that execute at the same time.
     pub runs: Option<usize>,
-    /// Of all sandboxes together: a cgroup around them.
+    /// Memory of all sandboxes of the tenant together, enforced by a cgroup around them.
     pub memory_bytes: Option<u64>,
-    /// Narrows what the realms give.
+    /// Policy that narrows the network of the realms.
     pub network: Option<egress::Policy>,
 }
 
-/// What happened without being asked for, or besides an answer: for the journal and the metrics.
+/// Something that happened unasked, or in addition to an answer. Notices are for the journal and the metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub tenant: Tenant,
     pub realm: Realm,
-    /// Context, session or conversation.
+    /// Id of the context or the conversation; empty for a sandbox in which no code has run yet.
     pub id: String,
     pub what: NoticeKind,
-    /// What there is to say of it: of a denial the sentence.
+    /// Further information; for a denial, the sentence that explains it.
     pub detail: Option<String>,
 }
 
@@ -648,17 +655,17 @@ pub struct Notice {
 pub enum NoticeKind {
     Created,
     Stopped,
-    /// Nobody used it for so long.
+    /// The context or the conversation was removed because it was not used for too long.
     Expired,
-    /// It made room for another.
+    /// The context was stopped to make room for another one.
     Evicted,
-    /// Its sandbox was lost.
+    /// The sandbox of the context was lost.
     Lost,
     TimedOut,
     OutOfMemory,
     Crashed,
-    /// Something was not let out to the network.
+    /// The network denied a request of the sandbox.
     Denied,
-    /// The browser of a context ended, or did not answer any more.
+    /// The browser of the context ended or stopped answering.
     BrowserDied,
 }

@@ -1,4 +1,4 @@
-//! The operations, one a file; each is what its `Op` means.
+//! The operations, one file for each. Each file implements one `Op`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ mod run_once;
 pub(crate) mod stop_context;
 mod write_file;
 
-/// How long a guest may take for a file operation.
+/// Maximum time that a guest may take for a file operation.
 const FILE_WAIT: Duration = Duration::from_secs(30);
 const MAX_PATH: usize = 4096;
 
@@ -59,39 +59,41 @@ pub(crate) async fn run(inner: Arc<Inner>, call: Call, op: Op) -> Result<Outcome
     }
 }
 
-/// What an operation may touch: the engine, and of all tenancy only those of the tenant that asks, in the realm it asks in.
+/// Everything that an operation may touch: the engine, and only the tenancy of the calling tenant in the realm of the
+/// call.
 #[derive(Clone)]
 struct OpContext {
     inner: Arc<Inner>,
     tenancy: Arc<Tenancy>,
 }
 
-/// A context that was found or made.
+/// A context that was found or created for a call.
 struct ResolvedContext {
     context: ContextLease,
     news: NewContextNotice,
-    /// Made for this call alone: without its answer nobody learns the id.
+    /// True if the context was created for this call alone, so that no client learns its id without the answer.
     nobodys: bool,
-    /// Who makes the same context waits for this to be dropped.
+    /// Turn to create this context. Other calls that create the same context wait until it is dropped.
     making: Option<Turn<()>>,
 }
 
 impl ResolvedContext {
-    /// The context, if nobody else can come to it.
+    /// Returns the context if no other call can reach it.
     fn nobodys(&self) -> Option<Arc<Context>> {
         self.nobodys.then(|| self.context.context().clone())
     }
 }
 
 impl OpContext {
-    /// Whose call failed has no use for what was made for it.
+    /// Stops a context that was created for this call alone if the call failed, because no client can use it.
     fn dismiss_if_nobodys(&self, nobodys: Option<Arc<Context>>, failed: bool) {
         if let Some(removed) = nobodys.filter(|_| failed).and_then(|context| self.tenancy.take_out(&context)) {
             self.inner.dismiss(&self.tenancy, removed, NoticeKind::Stopped);
         }
     }
 
-    /// Finds the context, or makes it; exactly one, however many ask for it at once. `wanted` is what it is made for.
+    /// Finds the context or creates it. Only one is created, however many calls ask for it at once. `wanted` is the
+    /// language for which it is created.
     async fn enter(
         &self,
         call: &Call,
@@ -113,7 +115,7 @@ impl OpContext {
         };
         let making = match name {
             None => None,
-            // While one makes it the others queue up, so that they come in their order.
+            // While one call creates the context the others queue up, so that they keep their order of arrival.
             Some(name) => match (self.tenancy.making.has(&name), find()) {
                 (false, Ok(context)) => return found(context, None),
                 (false, Err(error)) if !may_make(&error) => return Err(error),
@@ -145,7 +147,8 @@ impl OpContext {
         }
     }
 
-    /// A sandbox for a context of this kind: one that waits ready, else a new one, with an interpreter if one is `wanted`.
+    /// Provides a sandbox for a context of this kind: a ready one if possible, otherwise a new one. A new sandbox gets
+    /// a kernel if a language is `wanted`.
     async fn settle(&self, kind: SandboxKind, wanted: Option<Language>) -> Result<ContextState, EngineError> {
         let provisioner = self.inner.provisioner()?;
         let failed = |failure: SandboxFailure| {
@@ -175,7 +178,8 @@ impl OpContext {
         Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()))
     }
 
-    /// The sandbox of a context for a file operation, which needs no turn unless the sandbox has to be made anew.
+    /// Returns the sandbox of a context for a file operation, which needs no turn unless the sandbox has to be created
+    /// again.
     async fn place_for_files(&self, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
         if let Some(place) = context.live_place() {
             return Ok(place);
@@ -187,7 +191,7 @@ impl OpContext {
         self.move_in(context, &mut home, None).await
     }
 
-    /// Makes sure that the context has a sandbox. The turn is the caller's.
+    /// Makes sure that the context has a sandbox. The caller must have the turn.
     async fn move_in(
         &self,
         context: &Context,
@@ -200,13 +204,13 @@ impl OpContext {
         if let Some(place) = home.live_sandbox() {
             return Ok(place);
         }
-        // A browser is started by who needs one.
+        // A browser is started only by an operation that needs one.
         let kind = SandboxKind { size: context.size, language: context.language, browser: false };
         let mut settled = self.settle(kind, wanted).await.map_err(|error| match error {
             EngineError::CreateFailed(why) => EngineError::Sandbox(why),
             other => other,
         })?;
-        // A sandbox that is lost since the last run takes the files along, whatever else there was to tell.
+        // If the sandbox was lost since the last run its files are gone too, so this notice replaces any other.
         let lost = home.place.as_ref().map(|place| place.guest.why_lost().0);
         if lost.is_some() {
             self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
@@ -221,7 +225,8 @@ impl OpContext {
     }
 }
 
-/// Where nothing tells which of several is meant, one more would not help.
+/// Returns whether a missing context may be created. If it is unclear which of several is meant, one more would not
+/// help.
 fn may_make(missing: &EngineError) -> bool {
     match missing {
         EngineError::ContextNotFound(_) => true,
@@ -236,7 +241,7 @@ impl ContextState {
     }
 }
 
-/// Waits for a piece of work, but no longer than the caller wants it. The work itself goes on.
+/// Waits for a piece of work until the call is cancelled. The work itself continues.
 async fn unless_cancelled<T: Send + 'static>(
     call: &Call,
     work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
@@ -249,12 +254,12 @@ async fn unless_cancelled<T: Send + 'static>(
     }
 }
 
-/// What an operator can do about a network that is off.
+/// Tells the operator how to turn on a network that is off.
 const NETWORK_OFF: &str =
     "the operator gives sandboxes none; `network.default` in sandpool.toml or `--network-allow` changes that";
 
 impl OpContext {
-    /// What a run may have for itself.
+    /// Checks the environment variables and the network that a run asks for.
     fn check_wishes(&self, env: &Environment, network: Network) -> Result<(), EngineError> {
         if network == Network::On && self.tenancy.config().network.is_none() {
             return Err(EngineError::NetworkOff(NETWORK_OFF.into()));
@@ -263,7 +268,7 @@ impl OpContext {
     }
 }
 
-/// The guest resolves paths; this only keeps nonsense off the wire.
+/// Rejects paths that are too long or contain a zero byte before they are sent. The guest does the actual resolution.
 pub(crate) fn check_path(path: &str) -> Result<(), EngineError> {
     if path.len() > MAX_PATH || path.contains('\0') {
         let path: String = path.chars().take(100).collect();
@@ -275,7 +280,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// A refusal of the guest about a file, in the engine's words.
+/// Converts a guest's refusal of a file operation into an error of the engine.
 fn file_error(path: &str, limit: u64, answer: FromGuest, place: &LiveSandbox) -> EngineError {
     let FromGuest::Failed { failure, message } = answer else {
         return EngineError::Sandbox(place.guest.close("the guest answered something else").0);

@@ -1,4 +1,4 @@
-//! How sandboxes are made and interpreters started in them, for contexts that wait and for those kept ready. Who waits goes first.
+//! Creates sandboxes and starts kernels in them, for contexts that wait and for the stock. Callers that wait go first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use crate::registry::{LiveSandbox, Registry, SandboxFailure};
 use crate::sandbox_egress::EgressSpec;
 use crate::tenancy::Tenancy;
 
-/// The first interpreter of a sandbox.
+/// Id of the first kernel of a sandbox.
 pub(crate) const FIRST_KERNEL: KernelId = 1;
 const CHECK_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What makes one sandbox differ from another.
+/// The properties in which one sandbox differs from another.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shape {
     pub(crate) groups: Vec<Group>,
     pub(crate) limits: Limits,
     pub(crate) volumes: Vec<SharedVolume>,
     pub(crate) kept: Option<KeptVolume>,
-    /// Without it there is nothing but the sandbox's own loopback.
+    /// Egress of the sandbox; without one it has only its own loopback interface.
     pub(crate) exit: Option<EgressSpec>,
-    /// Room for a browser, where there is one.
+    /// Room for a browser, if the sandbox may have one.
     pub(crate) browser: Option<BrowserRoom>,
 }
 
 impl Shape {
-    /// Of a context.
+    /// Returns the shape of a context's sandbox.
     pub(crate) fn of(tenancy: &Tenancy, size: Option<Size>) -> Self {
         let config = tenancy.config();
         let limits = config.limits_of(size);
@@ -43,7 +43,7 @@ impl Shape {
             browser: config.browser_room(&limits),
             volumes: config.volumes.clone(),
             kept: None,
-            // One that lasts longer than a call has none where each call has to ask for it.
+            // A sandbox that outlives a call has no egress in a realm where each call has to ask for it.
             exit: tenancy.exit(size).filter(|_| !config.network_on_call),
         }
     }
@@ -53,11 +53,11 @@ pub(crate) struct Provisioner {
     live: Registry,
     config: Arc<EngineConfig>,
     pub(crate) runtimes: Runtimes,
-    /// How many callers wait for something that is being made.
+    /// Number of callers that wait for something that is being created.
     waiting: watch::Sender<usize>,
 }
 
-/// While it is there, somebody waits for something to be made.
+/// Marks a caller that waits for something to be created, until it is dropped.
 pub(crate) struct WaitingGuard<'a>(&'a Provisioner);
 
 impl Drop for WaitingGuard<'_> {
@@ -76,13 +76,14 @@ impl Provisioner {
         WaitingGuard(self)
     }
 
-    /// Returns when nobody waits, but after `most` at the latest.
+    /// Returns when no caller waits, but after `most` at the latest.
     pub(crate) async fn nobody_waits(&self, most: Duration) {
         let mut watching = self.waiting.subscribe();
         let _ = tokio::time::timeout(most, watching.wait_for(|waiting| *waiting == 0)).await;
     }
 
-    /// For a caller that waits; `first` is the language of the interpreter it is going to start in it, if that is known.
+    /// Creates a sandbox for a caller that waits. `first` is the language of the kernel that the caller is going to
+    /// start, if that is known.
     pub(crate) async fn sandbox(
         &self,
         shape: &Shape,
@@ -92,7 +93,7 @@ impl Provisioner {
         self.create_in_background(shape, first).await
     }
 
-    /// For a caller that waits.
+    /// Starts a kernel for a caller that waits.
     pub(crate) async fn start_kernel(
         &self,
         place: &LiveSandbox,
@@ -103,7 +104,7 @@ impl Provisioner {
         self.unhurried_kernel(place, kernel, language).await
     }
 
-    /// A sandbox with an interpreter, for a caller that waits; on failure nothing is left of it.
+    /// Creates a sandbox with a kernel for a caller that waits. On failure nothing is left of it.
     pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let _hurry = self.hurry();
         let place = self.create_in_background(shape, Some(language)).await?;
@@ -119,24 +120,24 @@ impl Provisioner {
         let browser = browser.filter(|_| self.runtimes.browser.is_some());
         let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files.clone());
         files.extend(self.furnishing(exit.as_ref()).await.iter().flat_map(|furnishing| furnishing.files.clone()));
-        // The code's are not to be fewer for it.
+        // The browser's processes are added, so that the code does not have fewer.
         let pids = limits.pids + browser.map_or(0, |room| room.pids);
         let (egress, limits) = (exit.is_some(), Limits { pids, ..limits });
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser };
         self.live.make(spec, first, exit).await
     }
 
-    /// What a sandbox with this way out has to have.
+    /// Returns the files and environment variables that a sandbox with this egress needs.
     async fn furnishing(&self, exit: Option<&EgressSpec>) -> Option<Arc<egress::SandboxSetup>> {
         Some(self.config.egress.as_ref()?.furnishing(&exit?.tenant.0).await)
     }
 
-    /// Contexts of this realm can have a browser.
+    /// Returns whether contexts of this realm can have a browser.
     pub(crate) fn browses(&self, realm: &RealmConfig) -> bool {
         realm.browser.is_some() && self.runtimes.browser.is_some()
     }
 
-    /// For a caller that waits.
+    /// Starts the browser for a caller that waits.
     pub(crate) async fn start_browser(&self, place: &LiveSandbox) -> Result<(), SandboxFailure> {
         let _hurry = self.hurry();
         self.unhurried_browser(place).await
@@ -148,12 +149,12 @@ impl Provisioner {
         place.start_browser(command.spec(place.has_way_out(), nssdb)).await
     }
 
-    /// What everything that is started in a sandbox like this has in its environment, besides.
+    /// Returns the environment variables that everything started in this sandbox needs in addition.
     pub(crate) async fn env_of(&self, place: &LiveSandbox) -> BTreeMap<String, String> {
         self.furnishing(place.exit()).await.map(|furnishing| furnishing.env.clone()).unwrap_or_default()
     }
 
-    /// The same sandbox with its first interpreter; on failure nothing is left of it.
+    /// Starts the first kernel of a sandbox and returns the sandbox. On failure nothing is left of it.
     pub(crate) async fn first_kernel(
         &self,
         place: Arc<LiveSandbox>,
@@ -177,7 +178,7 @@ impl Provisioner {
         self.start_as_told(place, kernel, spec).await
     }
 
-    /// `spec` need not say what follows from the sandbox.
+    /// Starts a kernel as `spec` says. Variables that follow from the sandbox are added to it.
     pub(crate) async fn start_as_told(
         &self,
         place: &LiveSandbox,
@@ -189,7 +190,7 @@ impl Provisioner {
     }
 }
 
-/// Leaves nothing behind in the interpreter: an expression would be remembered as the last value.
+/// Returns a statement that leaves nothing behind in the kernel. An expression would be remembered as the last value.
 fn statement(language: Language) -> &'static str {
     match language {
         Language::Python => "pass",
@@ -197,7 +198,8 @@ fn statement(language: Language) -> &'static str {
     }
 }
 
-/// Runs a statement in the first interpreter: the first cell of somebody's is not the first of all, and whether it is well is known.
+/// Runs a statement in the first kernel. It warms the kernel up before a tenant's first cell, and shows whether the
+/// kernel is healthy.
 pub(crate) async fn rehearse(place: &LiveSandbox, language: Language) -> Result<(), String> {
     let deadline = Deadline { after_ms: CHECK_DEADLINE.as_millis() as u64, grace_ms: 1000 };
     let request = ToGuest::Run {

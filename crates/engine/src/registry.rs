@@ -1,7 +1,7 @@
-//! Every sandbox that exists, and the only place that makes and destroys them.
+//! The list of every sandbox that exists, and the only place that creates and destroys them.
 //!
-//! A sandbox is listed here from the moment the back end returns it until the back end says that nothing of it is left, so
-//! that no path (a dropped call, a lost guest, a failed start) can leak one.
+//! A sandbox is listed from the moment the back end returns it until the back end confirms that nothing of it is left.
+//! So no path can leak one: not a dropped call, not a lost guest, not a failed start.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -22,7 +22,7 @@ use crate::op::Network;
 use crate::sandbox_egress::{DenialSinks, EgressSpec, RunEgress, SandboxEgress};
 
 const STATS_WAIT: Duration = Duration::from_secs(2);
-/// Who waits for an end waits no longer; it is tried again later.
+/// Maximum time that a caller waits for a destruction, which is retried later if it takes longer.
 const DESTROY_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
@@ -33,7 +33,7 @@ pub(crate) struct Registry {
 struct RegistryInner {
     backend: Arc<dyn Backend>,
     tasks: TaskTracker,
-    /// By a number of our own: what is listed is not yet, or no longer, connected.
+    /// Sandboxes by a number assigned here, because a listed sandbox may not be connected yet, or no longer.
     sandboxes: Mutex<HashMap<u64, Arc<RegistryEntry>>>,
     next: AtomicU64,
     closed: AtomicBool,
@@ -45,22 +45,23 @@ struct RegistryInner {
 
 struct RegistryEntry {
     sandbox: Box<dyn Sandbox>,
-    /// Closed before the sandbox ends.
+    /// Egress of the sandbox, which is closed before the sandbox ends.
     way_out: Option<SandboxEgress>,
-    /// Once it was greeted.
+    /// Connection to the guest, set once the guest was greeted.
     guest: OnceLock<GuestClient>,
-    /// Its end was ordered; until `destroyed` it is tried again now and then.
+    /// True once the end of the sandbox was ordered. The destruction is retried periodically until `destroyed` is true.
     doomed: AtomicBool,
     destroyed: tokio::sync::Mutex<bool>,
-    /// Its place among those that may be ending at once, until nothing of it is left.
+    /// Permit to be one of the tenant's ending sandboxes, held until nothing of this one is left.
     room: Mutex<Option<OwnedSemaphorePermit>>,
-    /// Whether a fork of the warm interpreter waits in it, or could not be had; `None` until one is asked for.
+    /// Whether a fork of the zygote waits in the sandbox or could not be obtained; `None` until one is requested.
     forked: Mutex<Option<bool>>,
     browser: Mutex<BrowserStatus>,
 }
 
 impl RegistryEntry {
-    /// Has a warm interpreter forked into it for the next kernel of this language, unless one was asked for already.
+    /// Forks the zygote into the sandbox for its next kernel if the language is Python, unless a fork was requested
+    /// before.
     async fn prepare(&self, language: Option<Language>) {
         if language != Some(Language::Python) || lock(&self.forked).is_some() {
             return;
@@ -71,7 +72,8 @@ impl RegistryEntry {
 
     async fn destroy(&self) -> Result<(), BackendError> {
         self.doomed.store(true, Ordering::SeqCst);
-        // Nothing goes out on behalf of what is over, however long the rest of the end takes.
+        // The egress is closed first: nothing may leave on behalf of a sandbox that is over, however long its end
+        // takes.
         self.way_out.iter().for_each(SandboxEgress::close);
         let destroying = async {
             let mut destroyed = self.destroyed.lock().await;
@@ -86,12 +88,12 @@ impl RegistryEntry {
     }
 }
 
-/// Why a sandbox could not be made or used: `public` may be shown, `log` is for the operator.
+/// The reason why a sandbox could not be created or used. `public` may be shown to clients, `log` is for the operator.
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxFailure {
     pub(crate) public: String,
     pub(crate) log: String,
-    /// Another sandbox has the kept volume.
+    /// True if another sandbox has the kept volume.
     pub(crate) in_use: bool,
 }
 
@@ -117,7 +119,7 @@ impl From<BackendError> for SandboxFailure {
                 format!("isolation level `{got:?}` is below the configured floor `{floor:?}`")
             }
             BackendError::NoSpace(why) => format!("{why}; free space or end contexts, then retry"),
-            // The others may name paths of the host.
+            // Other errors may contain paths of the host.
             _ => "the back end failed; the server's log says why".into(),
         };
         Self { public, log: error.to_string(), in_use }
@@ -140,8 +142,9 @@ impl Registry {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Makes a sandbox and greets its guest, while a warm interpreter is forked into it if it is `first` to run that language. In a
-    /// task of its own: a caller that goes away half-way leaves nothing behind.
+    /// Creates a sandbox and greets its guest. Meanwhile it forks the zygote into the sandbox if `first`, the language
+    /// of the first kernel, allows it. The work is done in a separate task, so a caller that goes away half-way leaves
+    /// nothing behind.
     pub(crate) async fn make(
         &self,
         spec: SandboxSpec,
@@ -189,7 +192,7 @@ impl Registry {
             browser: Mutex::default(),
         });
         lock(&shared.sandboxes).insert(number, held.clone());
-        // With less than the operator ordered there is no sandbox.
+        // There is no sandbox without the egress that the operator ordered.
         if let Some(failure) = closed {
             let _ = self.destroy(number, &held).await;
             return Err(failure);
@@ -199,13 +202,13 @@ impl Registry {
             Ok(guest) => {
                 let _ = held.guest.set(guest.clone());
                 let place = Arc::new(LiveSandbox { number, held, guest, live: self.clone() });
-                // Whatever ends the connection ends the sandbox.
+                // The end of the connection, whatever its reason, ends the sandbox.
                 let watched = place.clone();
                 shared.tasks.spawn(async move {
                     let lost = watched.guest.lost().await;
                     let stale = watched.guest.stale_frames();
                     tracing::debug!(sandbox = watched.held.sandbox.id(), why = %lost, stale, "sandbox over");
-                    // Unless somebody has ordered it, and waits to hear how it goes.
+                    // If a caller has ordered the end, that caller destroys the sandbox and waits for the result.
                     if !watched.held.doomed.load(Ordering::SeqCst) {
                         let _ = watched.destroy(&lost.0).await;
                     }
@@ -223,7 +226,7 @@ impl Registry {
         }
     }
 
-    /// Stays listed until it worked, to be tried again.
+    /// Destroys a sandbox. It stays listed until that succeeds, so that it can be retried.
     async fn destroy(&self, number: u64, held: &RegistryEntry) -> Result<(), SandboxFailure> {
         match held.destroy().await {
             Ok(()) => {
@@ -238,14 +241,14 @@ impl Registry {
         }
     }
 
-    /// What dead servers left.
+    /// Removes the orphans that dead servers left behind.
     pub(crate) async fn reap_orphans(&self) {
         if let Err(error) = self.shared.backend.reap_orphans().await {
             tracing::warn!(%error, "what dead servers left behind cannot be swept");
         }
     }
 
-    /// Tries again what could not be destroyed before.
+    /// Retries destructions that failed before.
     pub(crate) async fn retry(&self) {
         let all = self.held();
         for (number, held) in all.into_iter().filter(|(_, held)| held.doomed.load(Ordering::SeqCst)) {
@@ -275,12 +278,12 @@ impl Registry {
         Browsers { running, started: started.load(Ordering::Relaxed), died: died.load(Ordering::Relaxed) }
     }
 
-    /// Those whose end was ordered.
+    /// Returns the number of sandboxes whose end was ordered.
     pub(crate) fn ending(&self) -> usize {
         lock(&self.shared.sandboxes).values().filter(|held| held.doomed.load(Ordering::SeqCst)).count()
     }
 
-    /// Destroys what is left, then lets the back end make sure. No sandbox is made afterwards.
+    /// Destroys all remaining sandboxes, then shuts the back end down. No sandbox is created afterwards.
     pub(crate) async fn shutdown(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         let mut destroying = tokio::task::JoinSet::new();
@@ -316,7 +319,7 @@ async fn connect(held: &RegistryEntry, wait: Duration) -> Result<GuestClient, Sa
     Ok(GuestClient::open(stream).await?)
 }
 
-/// One live sandbox with the connection to its guest.
+/// A live sandbox with the connection to its guest.
 pub(crate) struct LiveSandbox {
     number: u64,
     held: Arc<RegistryEntry>,
@@ -349,17 +352,18 @@ impl LiveSandbox {
         self.held.way_out.as_ref().map(SandboxEgress::exit)
     }
 
-    /// From now on it is this context's, or conversation's.
+    /// Assigns the sandbox to a context or a conversation.
     pub(crate) fn belongs_to(&self, id: &str) {
         self.held.way_out.iter().for_each(|way_out| way_out.belongs_to(id));
     }
 
-    /// What a run has of the network, as long as that is held.
+    /// Returns the network of a run, which lasts until the returned value is dropped.
     pub(crate) fn passage(&self, network: Network) -> RunEgress<'_> {
         RunEgress::through(self.held.way_out.as_ref(), network)
     }
 
-    /// Not worth waiting for: a caller, or the next run, would wait along.
+    /// Returns the statistics of the sandbox, or `None` if they take too long: a caller or the next run would have to
+    /// wait.
     pub(crate) async fn stats(&self) -> Option<sandbox::Stats> {
         tokio::time::timeout(STATS_WAIT, self.held.sandbox.stats()).await.ok()?.ok()
     }
@@ -368,19 +372,19 @@ impl LiveSandbox {
         self.stats().await.map(|stats| stats.browser_oom_kills)
     }
 
-    /// What its processes and files in memory take at the moment, where the host counts it.
+    /// Returns the memory of the processes and in-memory files of the sandbox, if the host counts it.
     pub(crate) async fn memory_bytes(&self) -> Option<u64> {
         self.stats().await?.memory_bytes
     }
 
-    /// Orders its end; nobody waits for it.
+    /// Orders the end of the sandbox without waiting for it.
     pub(crate) fn dismiss(self: Arc<Self>, why: &'static str) {
         let tasks = self.live.shared.tasks.clone();
         tasks.spawn(async move { self.destroy(why).await });
     }
 
-    /// Orders its end and returns when nobody reaches it any more; the end itself takes its time and its `room`. An order that is
-    /// refused at once is told.
+    /// Orders the end of the sandbox and returns when nobody can reach it any more. The destruction continues in the
+    /// background and holds `room` until it is complete. An error that occurs at once is returned.
     pub(crate) async fn end(
         self: Arc<Self>,
         why: &'static str,
@@ -398,19 +402,20 @@ impl LiveSandbox {
         }
     }
 
-    /// Given back when nothing of it is left, however often that is tried.
+    /// Stores a permit that is given back when nothing of the sandbox is left, however many attempts that takes.
     pub(crate) fn ends_in(&self, room: OwnedSemaphorePermit) {
         *lock(&self.held.room) = Some(room);
     }
 
-    /// Ends whatever runs in it, with `why` as the reason callers see, and returns when nothing of it is left.
+    /// Ends everything that runs in the sandbox and returns when nothing of it is left. Callers see `why` as the
+    /// reason.
     pub(crate) async fn destroy(&self, why: &str) -> Result<(), SandboxFailure> {
         self.held.doomed.store(true, Ordering::SeqCst);
         self.guest.close(why);
         self.live.destroy(self.number, &self.held).await
     }
 
-    /// A fork of the warm interpreter where there is one, else the cold way.
+    /// Starts a kernel as a fork of the zygote if there is one, otherwise from scratch.
     pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, SandboxFailure> {
         self.held.prepare(Some(spec.language)).await;
         if spec.language == Language::Python && lock(&self.held.forked).take() == Some(true) {
@@ -426,7 +431,7 @@ impl LiveSandbox {
         self.guest.take_exited(kernel);
         match self.guest.ask(&ToGuest::StartKernel { kernel, spec, warm }, self.live.shared.start_timeout).await? {
             FromGuest::KernelReady { version } => Ok(version),
-            // It names the interpreter, which lies at the same path on the host.
+            // The message contains the path of the interpreter, which is the same on the host.
             FromGuest::Failed { message, .. } => Err(SandboxFailure {
                 public: "the interpreter did not start; the server's log says why".into(),
                 log: format!("the interpreter did not start: {}", one_line(&message)),
@@ -445,7 +450,7 @@ impl LiveSandbox {
     }
 }
 
-/// Text of a guest, fit for a message.
+/// Makes text from a guest fit for a message: one line of bounded length.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(500).collect()
 }

@@ -1,6 +1,7 @@
-//! The way out of one sandbox: whose it is, what a run may have of it, and what is told of that which is not let out.
+//! The egress of one sandbox: its tenant, what a run may use of it, and the reports of denials.
 //!
-//! It is opened with the sandbox, or there is no sandbox, and closed before the sandbox ends. What may pass is for `egress` to say.
+//! The egress is opened with the sandbox, which is not created without it, and closed before the sandbox ends. The
+//! `egress` crate decides what may pass.
 
 use std::io;
 use std::net::TcpListener;
@@ -16,13 +17,13 @@ use crate::guest::lock;
 use crate::op::{Network, Notice, NoticeKind, Realm, Tenant};
 use crate::registry::one_line;
 
-/// Sentences in the result of one run; of the others the number is told.
+/// Maximum number of sentences in the result of one run. The remaining denials are only counted.
 const IN_A_RESULT: usize = 10;
-/// Denials of one sandbox that are told one by one, within this time.
+/// Maximum number of denials of one sandbox that are reported individually within `TOLD_WITHIN`.
 const TOLD: usize = 20;
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
 
-/// Whose sandbox it is, and where it may lead.
+/// The tenant and realm of a sandbox, and the policy for its network.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct EgressSpec {
     pub(crate) tenant: Tenant,
@@ -30,7 +31,7 @@ pub(crate) struct EgressSpec {
     pub(crate) policy: Policy,
 }
 
-/// Who hears of denials: whoever listens to notices, and the figures.
+/// Receivers of denials: the subscribers of notices, and the metrics.
 #[derive(Clone)]
 pub(crate) struct DenialSinks {
     pub(crate) notices: broadcast::Sender<Notice>,
@@ -38,7 +39,7 @@ pub(crate) struct DenialSinks {
 }
 
 pub(crate) struct SandboxEgress {
-    /// None once it is closed.
+    /// The gate of the sandbox, or `None` once it is closed.
     gate: Mutex<Option<Gate>>,
     reporter: Arc<DenialReporter>,
 }
@@ -61,18 +62,18 @@ impl SandboxEgress {
         &self.reporter.exit
     }
 
-    /// From now on denials are told as those of this context.
+    /// Attributes denials from now on to this context.
     pub(crate) fn belongs_to(&self, id: &str) {
         lock(&self.reporter.window).id = id.into();
     }
 
-    /// Nothing passes any more, and what was under way ends.
+    /// Closes the gate: nothing passes any more, and open connections end.
     pub(crate) fn close(&self) {
         lock(&self.gate).take();
     }
 }
 
-/// The network of one run, as long as it is held.
+/// The network of one run, until it is dropped.
 pub(crate) struct RunEgress<'a> {
     way_out: Option<&'a SandboxEgress>,
     mark: u64,
@@ -87,13 +88,13 @@ impl<'a> RunEgress<'a> {
         Self { way_out, mark: gate.map_or(0, Gate::mark), _narrowed: narrowed }
     }
 
-    /// What was not let out since, each once; and how many more there were.
+    /// Returns the distinct denials since the run began, and the number of further ones.
     pub(crate) fn denials(&self) -> (Vec<Denial>, u64) {
         let Some(way_out) = self.way_out else { return (Vec::new(), 0) };
         lock(&way_out.gate).as_ref().map(|gate| gate.denied_since(self.mark)).unwrap_or_default()
     }
 
-    /// The same as sentences, a few.
+    /// Returns the same denials as a few sentences.
     pub(crate) fn denied(&self) -> Vec<String> {
         let (denials, more) = self.denials();
         sentences(&denials, more)
@@ -106,7 +107,7 @@ pub(crate) fn sentences(denials: &[Denial], more: u64) -> Vec<String> {
     denials.iter().take(IN_A_RESULT).map(|denial| one_line(&denial.sentence)).chain(rest).collect()
 }
 
-/// Tells of denials, but of no flood of them.
+/// Reports denials, but limits how many of them.
 struct DenialReporter {
     exit: EgressSpec,
     told: DenialSinks,
@@ -114,7 +115,7 @@ struct DenialReporter {
 }
 
 struct DenialWindow {
-    /// Of the context; empty as long as nobody's code can have run there.
+    /// Id of the context; empty as long as no tenant's code can have run in the sandbox.
     id: String,
     since: Instant,
     told: Vec<String>,
@@ -126,7 +127,7 @@ impl DenialWindow {
         Self { id: String::new(), since: Instant::now(), told: Vec::new(), untold: 0 }
     }
 
-    /// What is to be told now.
+    /// Returns the sentences to report now.
     fn take(&mut self, sentence: String, now: Instant) -> Vec<String> {
         let mut say = Vec::new();
         if now.duration_since(self.since) >= TOLD_WITHIN {
@@ -155,7 +156,7 @@ impl DenialReporter {
         for detail in say {
             let EgressSpec { tenant, realm, .. } = &self.exit;
             let (tenant, id, detail) = (tenant.clone(), id.clone(), Some(detail));
-            // Nobody has to listen.
+            // Sending fails if there is no subscriber, which is fine.
             let _ = self.told.notices.send(Notice { tenant, realm: *realm, id, what: NoticeKind::Denied, detail });
         }
     }

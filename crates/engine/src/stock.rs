@@ -1,9 +1,10 @@
-//! What waits ready: sandboxes with a started and warmed interpreter, so that a new context need not wait for one.
+//! Ready sandboxes with a started and warmed kernel, so that a new context need not wait for one.
 //!
-//! Each tenant, tool set, size and language in use, with a started browser or without, has a shelf of its own: a sandbox cannot be moved into other groups later. How
-//! many lie there follows from demand (`demand`); refills go one after the other, behind everybody who waits. A session (the
-//! word of the `agentrun` document) is made here, in which no code of anybody's has run, and leaves for good with the context that
-//! takes it: nothing turns a used sandbox into a session.
+//! There is one shelf for each tenant, realm, size and language in use, with and without a started browser, because a
+//! sandbox cannot be moved into other groups later. The number of sandboxes on a shelf follows from its demand
+//! (`demand`). Refills have a lower priority than everything that callers wait for. A ready sandbox (a session in the
+//! `agentrun` document) is created here, no tenant's code has run in it, and it leaves for good with the context that
+//! takes it. No used sandbox ever becomes a ready one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,9 +30,9 @@ pub(crate) use shelf::SandboxKind;
 use shelf::{ReadySandbox, Shelf, ShelfKey, Shelves};
 
 const START_ATTEMPTS: u32 = 3;
-/// A refill waits no longer for a moment in which nobody waits.
+/// Maximum time that a refill waits for a moment in which no caller waits.
 const POSTPONED: Duration = Duration::from_millis(100);
-/// Of the JavaScript shelf beside the sessions of the operator, as long as there is room.
+/// Number of ready sandboxes on the JavaScript shelf beside those that the operator ordered, as long as there is room.
 const JAVASCRIPT: usize = 1;
 
 #[derive(Clone)]
@@ -42,18 +43,18 @@ pub(crate) struct Stock {
 struct StockInner {
     provisioner: Arc<Provisioner>,
     config: Arc<EngineConfig>,
-    /// The shelf of the sessions that the operator ordered.
+    /// Shelf of the ready sandboxes that the operator ordered.
     ordered: ShelfKey,
     size: usize,
     shelves: Mutex<Shelves>,
-    /// Something changed: a session was taken, made or lost.
+    /// Notified when a ready sandbox was taken, created or lost.
     changed: Notify,
     tasks: TaskTracker,
     closing: CancellationToken,
     taken: TakenCounters,
 }
 
-/// How new contexts came to their sandboxes, since the engine began.
+/// Counts the ways in which new contexts got their sandboxes since the engine started.
 #[derive(Default)]
 struct TakenCounters {
     ready: AtomicU64,
@@ -67,20 +68,22 @@ pub(crate) struct PoolHealth {
     pub(crate) healthy: bool,
 }
 
-/// What waits ready, of all tenants together.
+/// Ready sandboxes of all tenants together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ready {
     pub wanted: usize,
     pub available: usize,
     pub memory_bytes: u64,
-    /// New contexts that took one, that got one which was just being made, and for which one had to be made.
+    /// Number of new contexts that took a ready sandbox (`taken`), that got one which was just being created
+    /// (`handed_over`), and for which one had to be created (`made`).
     pub taken: u64,
     pub handed_over: u64,
     pub made: u64,
 }
 
 impl Stock {
-    /// Empty; with a shelf for the sessions of the operator, and one beside it for JavaScript.
+    /// Creates an empty stock with a shelf for the sandboxes that the operator ordered. Beside it are one for
+    /// JavaScript and one with browsers, where they are available.
     pub(crate) fn new(
         provisioner: Arc<Provisioner>,
         config: Arc<EngineConfig>,
@@ -124,10 +127,12 @@ impl Stock {
         self.shared.size
     }
 
-    /// A session for a context like this, at once or as soon as one is made that was begun before. None: the caller makes a sandbox.
+    /// Takes a ready sandbox for a context of this kind, at once or as soon as one is finished that is already being
+    /// created. `None` means that the caller has to create a sandbox.
     pub(crate) async fn take(&self, tenancy: &Arc<Tenancy>, kind: SandboxKind) -> Option<ReadySandbox> {
         let shared = &self.shared;
-        // A browser is not waited for here: in any other sandbox it is there no later.
+        // This does not wait for a sandbox with a browser: a browser started in any other sandbox is ready just as
+        // soon.
         if kind.browser
             && let Ok(session) = self.take_ready(tenancy, kind, |_| ())
         {
@@ -147,7 +152,7 @@ impl Stock {
         };
         let _hurry = shared.provisioner.hurry();
         let session = match coming {
-            // The one that was begun earlier is there sooner, unless it fails.
+            // The sandbox that was begun earlier is ready sooner, unless it fails.
             Some(coming) => coming.await.ok(),
             None => None,
         };
@@ -156,7 +161,7 @@ impl Stock {
         session
     }
 
-    /// One that lies there, or what is done where none does.
+    /// Takes a ready sandbox from the shelf, or returns the result of `otherwise` if there is none.
     fn take_ready<T>(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -187,7 +192,8 @@ impl Stock {
         PoolBudget { count: self.shared.config.ready_max, bytes: self.shared.config.ready_memory_bytes }
     }
 
-    /// Those that the operator ordered, in the words of the `agentrun` document: a pool of fixed size.
+    /// Returns the state of the ready sandboxes that the operator ordered, which the `agentrun` document describes as a
+    /// pool of fixed size.
     pub(crate) fn sessions(&self) -> PoolHealth {
         let (shelves, size) = (lock(&self.shared.shelves), self.shared.size);
         let ready = shelves.all.get(&self.shared.ordered).map(|shelf| &shelf.ready);
@@ -212,9 +218,9 @@ impl Stock {
     }
 }
 
-/// The start: what the operator ordered is made at once, and checked, before anybody asks.
+/// The start: the sandboxes that the operator ordered are created and checked before the first call.
 impl Stock {
-    /// Sandboxes for the sessions of the start. Interpreters come later.
+    /// Creates the sandboxes of the start. Their kernels are started later.
     pub(crate) async fn first_sandboxes(&self) -> Vec<Result<Arc<LiveSandbox>, SandboxFailure>> {
         let shape = lock(&self.shared.shelves).all.get(&self.shared.ordered).map(|shelf| shelf.shape.clone());
         let Some(shape) = shape else { return Vec::new() };
@@ -230,7 +236,8 @@ impl Stock {
         made
     }
 
-    /// Makes sessions of them, all at once, each tried three times. `made` hears of each in order.
+    /// Starts kernels in these sandboxes, all at once, with three attempts each. `made` is called for each one in
+    /// order.
     pub(crate) async fn fill(
         &self,
         sandboxes: Vec<Result<Arc<LiveSandbox>, SandboxFailure>>,
@@ -289,7 +296,7 @@ impl Stock {
         }
     }
 
-    /// What fails the check is made anew, up to three times.
+    /// Checks the ordered sandboxes and replaces those that fail, up to three times.
     pub(crate) async fn check_and_repair(&self) -> Result<(), SandboxFailure> {
         for _ in 0..START_ATTEMPTS {
             if self.check().await {
@@ -311,7 +318,7 @@ impl Stock {
 }
 
 impl Stock {
-    /// Keeps the shelves as full as they should be, young and healthy, until the engine closes.
+    /// Keeps the shelves filled with young and healthy sandboxes until the engine closes.
     pub(crate) async fn keep(self) {
         let shared = &self.shared;
         let mut next_check = Instant::now() + shared.config.health_interval;
@@ -352,7 +359,7 @@ impl Stock {
                 });
             }
             Err(why) => {
-                // What a shutdown cuts off has not failed.
+                // A creation that a shutdown interrupts has not failed.
                 if !self.shared.closing.is_cancelled() {
                     tracing::warn!(why, "a session could not be made; trying again");
                 }
@@ -361,7 +368,7 @@ impl Stock {
         }
     }
 
-    /// A session that dies is noticed by the end of its connection, at once.
+    /// Makes a ready sandbox of a live one. Its death is noticed at once by the end of its connection.
     fn session(&self, place: Arc<LiveSandbox>) -> ReadySandbox {
         let (shared, guest) = (self.shared.clone(), place.guest.clone());
         let watch = self.shared.tasks.spawn(async move {
@@ -379,7 +386,8 @@ impl Stock {
         }
     }
 
-    /// Runs a statement in each session, one after the other; the unfit are replaced by `keep`. Whether all are well.
+    /// Runs a statement in each ready sandbox, one after the other, and returns whether all are healthy. `keep`
+    /// replaces the others.
     async fn check(&self) -> bool {
         let sessions: Vec<(ShelfKey, String)> = {
             let shelves = lock(&self.shared.shelves);
@@ -416,7 +424,7 @@ impl Stock {
     }
 }
 
-/// One session on its way to a shelf. Dropped, it is counted no longer.
+/// A sandbox that is being created for a shelf. Dropping it removes it from the counts of the shelf.
 struct Refill<'a> {
     stock: &'a Stock,
     key: &'a ShelfKey,
@@ -424,7 +432,8 @@ struct Refill<'a> {
 }
 
 impl Refill<'_> {
-    /// Behind everybody who waits and, as long as half of the shelf is left, a moment after the last one was taken: but not for ever.
+    /// Waits until no caller waits and, while at least half of the shelf is left, until a moment after the last sandbox
+    /// was taken; but not longer than `POSTPONED`.
     async fn wait_for_a_moment(&self) {
         let shared = &self.stock.shared;
         let latest = Instant::now() + POSTPONED;
@@ -453,7 +462,7 @@ impl Refill<'_> {
         if kind.browser {
             provisioner.unhurried_browser(&place).await.map_err(|failure| failure.log)?;
         }
-        // Who waits for it warms it with its own first cell.
+        // A caller that waits for the sandbox warms it with its first cell.
         if !self.is_waited_for() {
             rehearse(&place, language).await?;
             session.bytes = place.memory_bytes().await;

@@ -1,6 +1,6 @@
-//! Who has what: tenants, their contexts in each realm, limits, permits, the queue.
+//! Tenants, their contexts in each realm, limits, permits and the queue.
 //!
-//! A context belongs to one tenant and one realm and is looked up nowhere else.
+//! A context belongs to one tenant and one realm, and is looked up nowhere else.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,40 +19,41 @@ use crate::keyed::Keyed;
 use crate::op::{ContextInfo, ContextSelector, EngineError, Quota, Realm, Size, Tenant};
 use crate::sandbox_egress::EgressSpec;
 
-/// Bytes of files that one tenant may have on their way into sandboxes.
+/// Maximum number of bytes of one tenant's files that may be on their way into sandboxes.
 pub(crate) const UPLOADS: usize = 64 << 20;
-/// Sandboxes of one tenant that may be on their way out without counting as contexts. Who ends more waits.
+/// Maximum number of a tenant's sandboxes that may be ending without counting as contexts. A call that ends one more
+/// waits for its end.
 const ENDING: usize = 64;
 
-/// One realm, and what all tenants have in it together.
+/// One realm, with the memory that all tenants use in it together.
 pub(crate) struct RealmState {
     pub(crate) config: RealmConfig,
     memory: AtomicU64,
 }
 
-/// One tenant, over all realms.
+/// One tenant across all realms.
 pub(crate) struct TenantState {
     pub(crate) tenant: Tenant,
     quota: Quota,
     group: Group,
     contexts: AtomicUsize,
-    /// One per run that may execute at once, where the tenant's quota says how many.
+    /// One permit for each run that may execute at the same time, if the tenant's quota limits them.
     pub(crate) runs: Option<Arc<Semaphore>>,
-    /// One per byte.
+    /// One permit for each byte that may be on its way into sandboxes.
     pub(crate) uploads: Arc<Semaphore>,
-    /// One per sandbox that is on its way out.
+    /// One permit for each sandbox that may be ending.
     ending: Arc<Semaphore>,
     pub(crate) background: Runs,
 }
 
-/// What one tenant has in one realm.
+/// The contexts, permits and queue of one tenant in one realm.
 pub(crate) struct Tenancy {
     pub(crate) tenant: Arc<TenantState>,
     pub(crate) realm: Arc<RealmState>,
-    /// One per run that may execute at once.
+    /// One permit for each run that may execute at the same time.
     pub(crate) permits: Arc<Semaphore>,
     waiting: AtomicUsize,
-    /// Of those who make a context that is not there: one makes it, the others find it.
+    /// Turns to create a context that does not exist: one call creates it and the others find it.
     pub(crate) making: Keyed<()>,
     contexts: Mutex<ContextTable>,
 }
@@ -60,16 +61,16 @@ pub(crate) struct Tenancy {
 #[derive(Default)]
 struct ContextTable {
     by_id: HashMap<String, Arc<Context>>,
-    /// By the keys of links.
+    /// Contexts by the keys of their links.
     by_key: HashMap<String, (Arc<Context>, Root)>,
-    /// Being created, or being stopped: they take a place among `max_contexts` but are not found.
+    /// Number of contexts that are being created or stopped. They count towards `max_contexts` but cannot be found.
     unlisted: usize,
     created: u64,
 }
 
 impl TenantState {
     fn new(tenant: &Tenant, config: &EngineConfig) -> Self {
-        // Only the one built-in name goes to the back end as it is; others could collide or be no valid name.
+        // Only the built-in name is passed to the back end as it is. Other names could collide or be invalid there.
         let name =
             if *tenant == Tenant::local() { "local".into() } else { format!("t-{}", uuid::Uuid::new_v4().simple()) };
         let quota = config.quota_of(tenant).clone();
@@ -85,7 +86,7 @@ impl TenantState {
         }
     }
 
-    /// Room for one more sandbox on its way out.
+    /// Takes a permit for one more sandbox that is ending.
     pub(crate) fn ending(&self) -> Option<OwnedSemaphorePermit> {
         self.ending.clone().try_acquire_owned().ok()
     }
@@ -107,14 +108,15 @@ impl Tenancy {
         &self.realm.config
     }
 
-    /// Around each sandbox, outermost first.
+    /// Returns the groups around each sandbox, outermost first.
     pub(crate) fn groups(&self) -> Vec<Group> {
         let RealmConfig { realm, group_memory_bytes: memory_bytes, group_cpu_millis: cpu_millis, .. } =
             self.realm.config;
         vec![self.tenant.group.clone(), Group { name: realm.0.into(), memory_bytes, cpu_millis }]
     }
 
-    /// The way out of its sandboxes, where the operator gives one. Whatever else is said about it can only narrow it.
+    /// Returns the egress of sandboxes of this size if the operator allows one. The policies of the size and of the
+    /// tenant can only narrow it.
     pub(crate) fn exit(&self, size: Option<Size>) -> Option<EgressSpec> {
         let config = self.config();
         let of_size = size.or(config.default_size).and_then(|size| config.network_of.get(&size));
@@ -123,7 +125,7 @@ impl Tenancy {
         Some(EgressSpec { tenant: self.tenant.tenant.clone(), realm: config.realm, policy })
     }
 
-    /// A place among the contexts, before there is one.
+    /// Reserves room for a context before it is created.
     pub(crate) fn reserve(self: &Arc<Self>, memory: u64) -> Result<Reservation, Full> {
         let config = &self.realm.config;
         let mut contexts = lock(&self.contexts);
@@ -144,7 +146,8 @@ impl Tenancy {
         }
     }
 
-    /// Whether there would be enough memory without the idle ones; else they would make room for nothing.
+    /// Returns whether enough memory would be free without the idle contexts. If not, evicting them would achieve
+    /// nothing.
     fn would_fit(&self, contexts: &ContextTable, memory: u64) -> bool {
         let most = self.realm.config.max_total_memory_bytes.unwrap_or(u64::MAX);
         let idle = contexts.by_id.values().filter(|context| context.idle_since().is_some());
@@ -157,7 +160,7 @@ impl Tenancy {
         lock(&self.contexts).find(wanted, connection).map(|context| ContextLease::new(&context))
     }
 
-    /// Takes a context out: from here on nobody finds it and those in its queue give up.
+    /// Removes a context: from here on no call finds it, and calls in its queue give up.
     pub(crate) fn remove(
         self: &Arc<Self>,
         wanted: &ContextSelector,
@@ -168,17 +171,17 @@ impl Tenancy {
         Ok(contexts.remove(context, self))
     }
 
-    /// The one that this connection made last.
+    /// Returns the context that this connection created last.
     pub(crate) fn made_by(&self, connection: &str) -> Option<Arc<Context>> {
         lock(&self.contexts).made_by(connection)
     }
 
-    /// Takes out exactly this one, if it is still there.
+    /// Removes exactly this context if it is still there.
     pub(crate) fn take_out(self: &Arc<Self>, context: &Arc<Context>) -> Option<Removed> {
         lock(&self.contexts).take_out(context, self)
     }
 
-    /// Takes out what nobody used for so long.
+    /// Removes contexts that were idle for at least `limit`.
     pub(crate) fn remove_idle(self: &Arc<Self>, limit: Duration) -> Vec<Removed> {
         let mut contexts = lock(&self.contexts);
         let is_idle = |context: &Context| context.idle_since().is_some_and(|since| since.elapsed() >= limit);
@@ -196,7 +199,7 @@ impl Tenancy {
         all
     }
 
-    /// Those that have a sandbox, the last used first.
+    /// Returns up to `most` contexts that have a sandbox, most recently used first.
     pub(crate) fn recently_used(&self, most: usize) -> Vec<ContextLease> {
         let mut all = self.newest_first();
         all.retain(|context| context.live_place().is_some());
@@ -206,13 +209,13 @@ impl Tenancy {
         listed.map(|context| ContextLease::new(&context)).collect()
     }
 
-    /// The context whose files a link names.
+    /// Returns the context whose files the link key leads to, and which of its directories.
     pub(crate) fn by_key(&self, key: &str) -> Option<(ContextLease, Root)> {
         let contexts = lock(&self.contexts);
         contexts.by_key.get(key).map(|(context, root)| (ContextLease::new(context), *root))
     }
 
-    /// Contexts, and runs that execute or wait.
+    /// Returns the number of contexts, and how many of them have runs that execute or wait.
     pub(crate) fn count(&self) -> (usize, usize) {
         let contexts = lock(&self.contexts);
         (contexts.by_id.len(), contexts.by_id.values().filter(|context| context.is_running()).count())
@@ -223,7 +226,7 @@ impl Tenancy {
         !contexts.by_id.is_empty() || contexts.unlisted > 0
     }
 
-    /// A place in the queue; `None` when it is full.
+    /// Enters the queue, or returns `None` if it is full.
     pub(crate) fn enqueue(self: &Arc<Self>, limit: usize) -> Option<Queued> {
         let queued = Queued(self.clone());
         let before = self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -258,7 +261,8 @@ impl ContextTable {
         }
     }
 
-    /// By id; or by name if only one has it. Exact bytes, nothing folded or trimmed.
+    /// Finds a context by id, or by name if only one has it. Names are compared byte by byte, without folding or
+    /// trimming.
     fn named(&self, wanted: &str) -> Result<Arc<Context>, EngineError> {
         if let Some(context) = self.by_id.get(wanted) {
             return Ok(context.clone());
@@ -293,20 +297,20 @@ impl ContextTable {
     }
 }
 
-/// Newest first.
+/// Returns the ids, newest context first.
 fn ids(mut contexts: Vec<&Arc<Context>>) -> Vec<String> {
     contexts.sort_by_key(|c| std::cmp::Reverse(c.number));
     contexts.iter().map(|c| c.id.clone()).collect()
 }
 
-/// Why there is no place for another context.
+/// The reason why there is no room for another context.
 pub(crate) enum Full {
-    /// This one was taken out to make room; there is some once its sandbox is gone.
+    /// This context was removed to make room, which becomes available once its sandbox is gone.
     Evict(Removed),
     For(EngineError),
 }
 
-/// What one context takes of the limits that reach over tenants and realms. Given back when dropped.
+/// The share of one context in the limits that apply across tenants and realms. Dropping it gives the share back.
 pub(crate) struct Charge {
     tenant: Arc<TenantState>,
     realm: Arc<RealmState>,
@@ -338,14 +342,14 @@ impl Drop for Charge {
     }
 }
 
-/// A context on its way out. It keeps its place among the limits until it is dropped.
+/// A context that is being stopped. It keeps its share of the limits until it is dropped.
 pub(crate) struct Removed {
     pub(crate) context: Arc<Context>,
     place: Reservation,
 }
 
 impl Removed {
-    /// See [`TenantState::ending`].
+    /// Takes a permit as [`TenantState::ending`] does.
     pub(crate) fn ending(&self) -> Option<OwnedSemaphorePermit> {
         self.place.tenancy.tenant.ending()
     }
@@ -357,7 +361,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Takes out the `old` one, which may have the same id. `None` if another one has it.
+    /// Adds the context and removes `old`, which may have the same id. Returns `None` if another context has that id.
     pub(crate) fn fill(
         mut self,
         mut context: Context,
@@ -429,7 +433,7 @@ impl Tenancies {
         Ok(tenancy)
     }
 
-    /// Without making any.
+    /// Returns an existing tenancy and never creates one.
     pub(crate) fn known(&self, tenant: &Tenant, realm: Realm) -> Option<Arc<Tenancy>> {
         lock(&self.all).tenancy.get(&(tenant.clone(), realm)).cloned()
     }
@@ -442,7 +446,7 @@ impl Tenancies {
         lock(&self.all).tenancy.values().cloned().collect()
     }
 
-    /// Forgets who has nothing. For whom something waits ready stays: it is in their groups.
+    /// Forgets tenants that have nothing. A tenant with ready sandboxes stays, because these are in its groups.
     pub(crate) fn forget_idle(&self) {
         let mut all = lock(&self.all);
         let in_use = |tenancy: &Arc<Tenancy>| Arc::strong_count(tenancy) > 1 || tenancy.has_contexts();

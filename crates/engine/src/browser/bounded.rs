@@ -1,31 +1,31 @@
-//! What a browser answered, as far as it may be passed on. A page that has taken the browser over can say anything.
+//! Bounds the answers of a browser before they are passed on. A page that has taken over the browser can send anything.
 
 use proto::browser::{
     BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, MAX_HAPPENED, PageEvent, PageInfo, Snapshot,
     SnapshotAsk, TabAsk, TabInfo,
 };
 
-/// Characters.
+/// Maximum number of characters of a URL. `TITLE`, `LINE` and `NAME` bound other texts.
 const URL: usize = 2048;
 const TITLE: usize = 500;
 const LINE: usize = 2000;
 const NAME: usize = 300;
-/// Of a snapshot, whatever was asked for,
+/// Maximum number of characters of a snapshot, whatever was requested.
 const SNAPSHOT: usize = 400_000;
-/// and what may stand around what was asked for.
+/// Number of characters that a snapshot may have beyond the requested number.
 const MARGIN: usize = 1000;
 const VALUE: usize = 100_000;
-/// Of base64.
+/// Maximum number of base64 characters of a picture.
 const PICTURE: usize = 12 << 20;
-/// How every PNG begins.
+/// Beginning of every PNG file in base64.
 const PNG: &str = "iVBORw0KGgo";
-/// Of lists.
+/// Maximum number of tabs in a list. `LOG`, `REMOVED` and `NOTES` bound other lists.
 const TABS: usize = 100;
 const LOG: usize = 1000;
 const REMOVED: usize = 500;
 const NOTES: usize = 50;
 
-/// The same answer, bounded; an error if it is none to what was asked.
+/// Returns the same answer with bounded content. An answer that does not match the action becomes an error.
 pub(crate) fn bounded(ask: &BrowserAction, browsed: BrowserReply) -> BrowserReply {
     let result = match browsed.result {
         Ok(result) => checked(ask, result),
@@ -58,7 +58,7 @@ fn checked(ask: &BrowserAction, result: BrowseResult) -> Result<BrowseResult, Br
         (BrowserAction::Log { max_lines }, BrowseResult::Log { lines, dropped }) => {
             let most = LOG.min(*max_lines as usize);
             let dropped = dropped.saturating_add(lines.len().saturating_sub(most) as u64);
-            // The newest are the last.
+            // The newest lines are the last ones.
             let newest = lines.len().saturating_sub(most);
             Ok(BrowseResult::Log { lines: lines[newest..].iter().map(|said| line(said, LINE)).collect(), dropped })
         }

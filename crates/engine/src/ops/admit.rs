@@ -1,4 +1,4 @@
-//! Who may run now: the turn in a context, then the permits of its realm and tenant.
+//! Admission of a run: first the turn in its context, then the permits of its realm and tenant.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -15,10 +15,10 @@ use crate::context::ContextState;
 use crate::keyed::Turn;
 use crate::op::{Call, EngineError, Event};
 
-/// After this the caller is told that it waits.
+/// Time after which the caller is informed that it waits.
 const TELL_WAITING: Duration = Duration::from_secs(1);
 
-/// Given back when dropped.
+/// The permits of one run. Dropping them gives them back.
 pub(super) struct Permits {
     _realm: OwnedSemaphorePermit,
     _tenant: Option<OwnedSemaphorePermit>,
@@ -41,7 +41,8 @@ impl OpContext {
         self.admit_to(call, entered, turn, "an earlier run in this context is not finished").await
     }
 
-    /// The turn first, then permits: who waits for an earlier call of the same context takes none from others.
+    /// Waits for the turn first and then for the permits, so a run that waits for an earlier one in its context takes
+    /// no permit from others.
     pub(super) async fn admit_to<T>(
         &self,
         call: &Call,
@@ -52,7 +53,7 @@ impl OpContext {
         let making = entered.making.take();
         let context = &entered.context;
         let mut turn = pin!(turn.lock_owned());
-        // Asked once, it stands in the queue; then the next may ask.
+        // Polling the lock once puts this call into its queue. Only then may the next call enter the context.
         let had = match poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await {
             Poll::Ready(home) => Some(home),
             Poll::Pending => None,
@@ -61,7 +62,7 @@ impl OpContext {
         let permits = had.is_some().then(|| self.try_permits()).flatten();
         let had = match (had, permits) {
             (Some(home), Some(permits)) => return Ok((home, permits)),
-            // A turn that was had is not given back: another run would go first.
+            // A turn that was obtained is kept, because another run would go first otherwise.
             (had, _) => had,
         };
         let _queued = self.enqueue()?;
@@ -93,7 +94,7 @@ impl OpContext {
         Permits { _realm: realm, _tenant: tenant, running }
     }
 
-    /// Waits for them, but not for ever.
+    /// Waits for the permits, for `queue_wait` at most.
     pub(super) async fn permits(
         &self,
         call: &Call,
@@ -116,7 +117,8 @@ impl OpContext {
         }
     }
 
-    /// Waits, tells the caller so after a while, and gives up with what is waited for (`over`), the caller or the engine.
+    /// Waits for `work` and informs the caller after a while. Gives up when the object of the wait (`over`), the call
+    /// or the engine ends.
     pub(super) async fn wait<T>(
         &self,
         call: &Call,

@@ -1,4 +1,4 @@
-//! Runs in the background: begun, looked at, cancelled. The client's end is not theirs; the engine's is.
+//! Starts, reads and cancels background runs. They outlive the client's connection but not the engine.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::background::Background;
 use crate::engine::caught;
 use crate::op::{Call, EngineError, EventSink, Outcome, RunInfo};
 
-/// Clients give up on a call after a minute.
+/// Maximum time that a call waits, because clients give up on a call after a minute.
 const LONGEST_WAIT: Duration = Duration::from_secs(50);
 
 impl OpContext {
@@ -23,7 +23,8 @@ impl OpContext {
     ) -> Result<Outcome, EngineError> {
         let cancel = self.inner.closing.child_token();
         let (context_id, is_command) = (entered.context.id.clone(), matches!(run.work, RunInput::Command(_)));
-        // The call that begins it is over long before it is. Before the run is entered, where nothing would take a refused one out.
+        // The run outlives the call that starts it, so it has a separate hold. The hold is filled before the run is
+        // registered, because nothing would remove a refused run.
         let memory = call.memory.beside();
         memory.add(run.work.length())?;
         let background = Arc::new(Background::new(call.realm, context_id, is_command, cancel.clone()));
@@ -36,7 +37,7 @@ impl OpContext {
             record.finish(result, call.memory);
             world.tenancy.tenant.background.trim();
         });
-        // Begun here and now, so that it takes its turn before what is asked for next.
+        // Polled once here, so that the run takes its turn before the next request.
         if poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await.is_pending() {
             self.inner.tasks.spawn(work);
         }

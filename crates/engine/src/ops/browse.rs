@@ -1,8 +1,8 @@
-//! Something in the browser of a context. Calls in one browser go one after the other, beside the code of its context and not behind it:
-//! a page is opened that code serves.
+//! Performs actions in the browser of a context. Actions in one browser run one after the other, but beside the code of
+//! the context and not after it, so that a page can be opened while code serves it.
 //!
-//! However a call goes, the next one finds a browser: a dead one is started again, one that does not answer is given up, and the next
-//! result says what was lost.
+//! However an action goes, the next one finds a browser: a dead browser is started again, one that does not answer is
+//! given up, and the next result says what was lost.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use crate::op::{Browse, Browsed, Call, EngineError, Network, NoticeKind, Outcome
 use crate::registry::{LiveSandbox, one_line};
 use crate::sandbox_egress::sentences;
 
-/// What the host allows beyond the time of the action; the guest allows less, so that it can say what became of it.
+/// Time that the host allows beyond the timeout of the action. The guest allows less, so that it can report what
+/// happened.
 const BACKSTOP: Duration = Duration::from_secs(5);
 const MAX_UPLOADS: usize = 100;
 const FOR_MEMORY: &str = " (a process of the sandbox was killed for memory meanwhile)";
@@ -49,7 +50,7 @@ impl OpContext {
         wanted.clamp(Duration::from_millis(1), config.max_timeout.max(config.timeout))
     }
 
-    /// Where there is one for this tool set.
+    /// Returns the browser of this realm, or an error if it has none.
     pub(super) fn browser_command(&self) -> Result<&BrowserCommand, EngineError> {
         let config = self.tenancy.config();
         if config.browser.is_none() {
@@ -61,7 +62,7 @@ impl OpContext {
         self.inner.provisioner()?.runtimes.browser.as_ref().ok_or_else(|| EngineError::NoBrowser(missing.into()))
     }
 
-    /// Starts the browser of a context that is going to need it; nobody waits for that but who uses it.
+    /// Starts the browser of a context that is going to need it. Only calls that use the browser wait for the start.
     pub(super) fn expect_browsing(&self, context: &ContextLease) {
         let (world, context) = (self.clone(), context.context().clone());
         self.inner.tasks.spawn(async move {
@@ -107,7 +108,7 @@ struct BrowseRequest {
     timeout: Duration,
 }
 
-/// One call that has its turn.
+/// A browser action that has its turn.
 struct BrowseAttempt<'a> {
     world: &'a OpContext,
     call: &'a Call,
@@ -115,13 +116,13 @@ struct BrowseAttempt<'a> {
     asked: &'a BrowseRequest,
 }
 
-/// How the guest ended it.
+/// The end of a browser action, as far as the guest can tell.
 enum BrowseEnding {
     Answered(Box<Answered>),
     Failed(GuestFailure, String),
-    /// The request is too long for the wire.
+    /// The request is too long for the wire protocol.
     Unsendable(String),
-    /// It kept silent beyond all deadlines.
+    /// The guest stayed silent beyond all deadlines.
     Silent {
         cancelled: bool,
     },
@@ -156,7 +157,7 @@ impl BrowseAttempt<'_> {
         Ok(Browsed { context, created, notice, page, happened, result, denied, duration })
     }
 
-    /// The context's sandbox, with a browser in it.
+    /// Returns the context's sandbox with a running browser in it.
     async fn ready_browser(&self, browsing: &mut BrowserUse) -> Result<Arc<LiveSandbox>, EngineError> {
         let place = self.world.place_for_files(self.context).await?;
         if let Some(old) = browsing.place.replace(place.clone())
@@ -170,13 +171,13 @@ impl BrowseAttempt<'_> {
             return Ok(place);
         }
         if browsing.used {
-            // Who was told when it happened need not be told of the journal's entry again.
+            // A death that was reported when it happened is not reported to the journal again.
             if place.browser_is_over() {
                 self.died("it ended between two calls");
             }
             browsing.notice.get_or_insert_with(|| RESTARTED.into());
         }
-        // One that nobody waited for is replaced by the next.
+        // If this call gives up on the start, the next call replaces that browser.
         let starting = self.world.inner.provisioner()?.start_browser(&place);
         self.world.unless_over(self.call, starting).await?.map_err(|failure| {
             tracing::warn!(context = self.context.id, why = failure.log, "no browser");
@@ -221,7 +222,7 @@ impl BrowseAttempt<'_> {
         }
     }
 
-    /// What it means for the browser.
+    /// Decides what the end means for the browser.
     async fn conclude(&self, ending: BrowseEnding, place: &LiveSandbox) -> Result<Answered, EngineError> {
         let failed = |why, message: String| {
             Ok(Answered { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
@@ -265,7 +266,7 @@ impl BrowseAttempt<'_> {
         }
     }
 
-    /// It is given up; why, as far as it is known.
+    /// Gives the browser up, and returns a message with the reason as far as it is known.
     async fn gone(&self, place: &LiveSandbox, why: &str) -> String {
         let outgrew = place.browser_outgrew().await;
         let why = format!("{why}{}", if outgrew { FOR_MEMORY } else { "" });
@@ -280,10 +281,10 @@ impl BrowseAttempt<'_> {
     }
 }
 
-/// What a browser says of a proxy that does not let it through, which is not why.
+/// Errors of a browser whose proxy does not let it through. They do not contain the reason.
 const NOT_LET_OUT: [&str; 4] =
     ["ERR_TUNNEL_CONNECTION_FAILED", "ERR_PROXY_CONNECTION_FAILED", "ERR_SOCKS_CONNECTION", "ERR_EMPTY_RESPONSE"];
-/// What it says where there is no network at all.
+/// Errors of a browser without any network.
 const NO_NETWORK: [&str; 6] = [
     "ERR_INTERNET_DISCONNECTED",
     "ERR_NAME_NOT_RESOLVED",
@@ -293,7 +294,8 @@ const NO_NETWORK: [&str; 6] = [
     "ERR_CONNECTION_FAILED",
 ];
 
-/// Over plain HTTP the browser takes a denial for the page's own answer. It is not the page that was asked for.
+/// Returns the denial that a page shows. Over plain HTTP the browser takes a denial for the page's own response, which
+/// is not the requested page.
 fn refused<'a>(ask: &Ask, shown: Option<&PageInfo>, denials: &'a [egress::Denial]) -> Option<&'a egress::Denial> {
     let opens = matches!(ask, Ask::Open { .. } | Ask::Back | Ask::Forward | Ask::Reload);
     let url = &shown.filter(|_| opens)?.url;
@@ -304,7 +306,7 @@ fn refused<'a>(ask: &Ask, shown: Option<&PageInfo>, denials: &'a [egress::Denial
     })
 }
 
-/// Says why a page could not be opened, where the browser does not know.
+/// Adds the reason why a page could not be opened if the browser does not know it.
 fn explain(error: &mut BrowseError, denials: &[egress::Denial], online: bool) {
     if error.why != BrowseFailure::Navigation {
         return;

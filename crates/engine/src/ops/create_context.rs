@@ -1,4 +1,5 @@
-//! A new context: a session that waits ready becomes its sandbox where one fits. At a limit an idle one makes room, where it may.
+//! Creates a context. A ready sandbox is used if one fits. At a limit an idle context is evicted where the realm allows
+//! it.
 
 use std::sync::Arc;
 
@@ -12,15 +13,15 @@ use crate::ops::stop_context;
 use crate::stock::SandboxKind;
 use crate::tenancy::{Full, Reservation};
 
-/// Dialects have stricter rules; this only keeps nonsense out of the tables.
+/// Limits that only keep unreasonable values out of the tables; dialects have stricter rules.
 const MAX_NAME: usize = 1024;
 const MAX_DESCRIPTION: usize = 64 << 10;
 
 impl OpContext {
     pub(super) async fn create_context(&self, call: &Call, new: NewContext) -> Result<Outcome, EngineError> {
-        // Where a context may run any language, the first run says which interpreter is needed.
+        // If a context may run any language, its first run decides which kernel is needed.
         let wanted = Some(new.language).filter(|_| self.tenancy.config().one_language);
-        // One at a time: of two that replace the same one, the second replaces the first.
+        // One at a time: of two calls that replace the same context, the second replaces the context of the first.
         let name = match (&call.connection, &new.id) {
             (Some(connection), _) if new.replace => Some(format!("current {connection}")),
             (_, id) => id.as_ref().map(|id| format!("id {id}")),
@@ -42,7 +43,7 @@ impl OpContext {
         })
     }
 
-    /// The context, and the id of the one it replaced.
+    /// Creates a context, and returns it with the id of the context that it replaced.
     pub(super) async fn create(
         &self,
         call: &Call,
@@ -57,7 +58,7 @@ impl OpContext {
         let home = self.settle(SandboxKind { size: plan.size, language: plan.language, browser }, wanted).await?;
         let Some(place) = home.place.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
-            // Nobody would learn its id.
+            // No client would learn its id.
             let _ = place.destroy("the call that made it was cancelled").await;
             return Err(EngineError::Cancelled);
         }
@@ -93,7 +94,8 @@ impl OpContext {
         Ok(Plan { id, name, description, language, size, limits, keys, connection: call.connection.clone() })
     }
 
-    /// A place among the limits. Where idle contexts make room, the one not used for the longest time goes first.
+    /// Reserves room within the limits. In realms that evict idle contexts, the one unused for the longest time goes
+    /// first.
     async fn reserve(&self, memory: u64, old: Option<&Arc<Context>>) -> Result<Reservation, EngineError> {
         loop {
             let removed = match self.tenancy.reserve(memory) {
@@ -104,7 +106,7 @@ impl OpContext {
                     removed
                 }
                 Err(Full::For(error)) => {
-                    // Rather the old one before its successor is there than none at all.
+                    // Stopping the old context before its successor exists is better than failing.
                     let removed = old.and_then(|old| self.tenancy.take_out(old)).ok_or(error)?;
                     self.inner.taken_out(&self.tenancy, &removed, NoticeKind::Stopped);
                     removed

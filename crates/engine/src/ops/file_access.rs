@@ -1,4 +1,4 @@
-//! Where the files of an operation are: in the sandbox of a context, or with a conversation.
+//! Locates the files of an operation: in the sandbox of a context or in that of a conversation.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::context::ContextLease;
 use crate::op::{Call, EngineError, FileOwner};
 use crate::registry::LiveSandbox;
 
-/// Held as long as its files are worked with.
+/// Access to files, held as long as an operation works with them.
 pub(super) struct FileAccess {
     pub(super) place: Arc<LiveSandbox>,
     pub(super) root: Root,
-    /// Of links to its files.
+    /// Key of links to the files.
     pub(super) key: String,
     _hold: FileLease,
 }
 
-/// Dropped when the work is done; nothing looks into it.
+/// Keeps the context or the conversation's turn until the work is done. Its content is never read.
 enum FileLease {
     Context { _in_use: ContextLease },
     Conversation { _turn: Box<Conversation> },
@@ -45,7 +45,7 @@ impl OpContext {
         }
     }
 
-    /// Whoever asks for what is not there is told so before anything else.
+    /// Checks that the context exists, so that a missing one is reported before any other error.
     pub(super) fn exists(&self, call: &Call, holder: &FileOwner) -> Result<(), EngineError> {
         match holder {
             FileOwner::Context(target) if target.make.is_none() => {

@@ -1,4 +1,4 @@
-//! The contexts of the tenant, newest first. Waits for nothing.
+//! Lists the contexts of the tenant, newest first, without waiting for anything.
 
 use super::OpContext;
 use crate::op::Outcome;

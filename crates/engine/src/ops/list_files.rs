@@ -1,4 +1,4 @@
-//! What is in a directory of the sandbox, and what is new in those of a tenant.
+//! Lists a directory of a sandbox, and the newest files of a tenant.
 
 use proto::{FileEntry, FileKind, FromGuest, ListOrder, Root, ToGuest};
 
@@ -6,11 +6,11 @@ use super::{FILE_WAIT, OpContext, check_path, file_error, unless_cancelled};
 use crate::op::{Call, EngineError, FileListing, FileOwner, Outcome, RecentFile};
 use crate::registry::LiveSandbox;
 
-/// Of all paths of one listing together.
+/// Maximum size of all paths of one listing together.
 const MAX_PATHS: usize = 4 << 20;
-/// Of a conversation after a call, and of what is new.
+/// Maximum number of files listed for a conversation after a call, and of recent files.
 pub(super) const NEWEST: u32 = 100;
-/// How many contexts are asked what is new.
+/// Maximum number of contexts that are asked for recent files.
 const CONTEXTS: usize = 20;
 
 impl OpContext {
@@ -31,7 +31,7 @@ impl OpContext {
         unless_cancelled(call, listing, &self.inner).await
     }
 
-    /// Asks only sandboxes that exist; one that does not answer has nothing new.
+    /// Lists recent files of sandboxes that exist. A sandbox that does not answer contributes none.
     pub(super) async fn recent_files(&self) -> Outcome {
         let limit = self.inner.config.max_file_bytes;
         let mut asking = tokio::task::JoinSet::new();

@@ -1,4 +1,4 @@
-//! A file out of the sandbox, at most as large as allowed, whatever the guest announces.
+//! Reads a file out of a sandbox, bounded by the allowed size whatever the guest announces.
 
 use proto::{FrameKind, FromGuest, Root, ToGuest};
 
@@ -19,7 +19,7 @@ impl OpContext {
             let key = site.key.clone();
             match read(&site.place, site.root, &path, range, &memory).await {
                 Ok((_, content)) => Ok(Outcome::File { path, size: content.len() as u64, content, key }),
-                // Too much for an answer, but there is a link to it.
+                // The file is too large for an answer, but a link can serve it.
                 Err(EngineError::FileTooLarge { .. }) => {
                     let range = Range { offset: 0, length: 0, max_size: max_link };
                     let (identity, content) = read(&site.place, site.root, &path, range, &memory).await?;
@@ -35,11 +35,11 @@ impl OpContext {
 pub(crate) struct Range {
     pub(crate) offset: u64,
     pub(crate) length: u64,
-    /// Of the whole file.
+    /// Maximum size of the whole file.
     pub(crate) max_size: u64,
 }
 
-/// What tells whether a file is still the same one.
+/// Metadata that shows whether a file is still the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) size: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Identity {
     pub(crate) inode: u64,
 }
 
-/// A part of a file; collected only as far as it was asked for, and added to `memory`.
+/// Reads a part of a file. It collects no more than was requested, and adds the bytes to `memory`.
 pub(crate) async fn read(
     place: &LiveSandbox,
     root: Root,
@@ -88,7 +88,7 @@ async fn read_all(
                 memory.add(bytes.len())?;
                 content.extend(bytes);
             }
-            // A file that shrank or grew meanwhile is given as it was read.
+            // A file that shrank or grew meanwhile is returned as it was read.
             GuestReply::Message(FromGuest::Done) => {
                 tracing::trace!(announced = identity.size, read = content.len(), "file read");
                 return Ok((identity, content));

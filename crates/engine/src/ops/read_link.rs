@@ -1,4 +1,4 @@
-//! The file behind a link, for the tenant whose it is.
+//! Reads the file behind a link for the tenant that owns it.
 
 use super::{OpContext, check_path, unless_cancelled};
 use crate::links::LinkedFile;

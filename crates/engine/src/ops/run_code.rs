@@ -1,6 +1,6 @@
-//! One cell in a context: wait for the turn and a permit, run, say what the end means.
+//! Runs a cell in a context: waits for the turn and a permit, runs the cell, and decides what its end means.
 //!
-//! However a run goes, it ends with exactly one outcome and leaves its context able to take the next: a dead interpreter is
+//! However a run goes, it ends with exactly one outcome and leaves its context ready for the next run. A dead kernel is
 //! started again, a lost sandbox is replaced, and the next result says what was lost.
 
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::registry::LiveSandbox;
 
 pub(super) const SIGKILL: i32 = 9;
 
-/// A run that is over before this is not asked after by itself,
+/// A run shorter than this does not cause its own query for memory kills.
 const BRIEF: Duration = Duration::from_millis(20);
-/// but together with those of this time.
+/// Short runs within this time share one query for memory kills.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
-/// What is run in a context, and under which conditions.
+/// Code or a command to run in a context, with the conditions of the run.
 pub(super) struct Run {
     pub(super) work: RunInput,
     pub(super) env: Environment,
@@ -44,7 +44,8 @@ impl OpContext {
     pub(super) async fn run_code(&self, call: &Call, run: RunCode) -> Result<Outcome, EngineError> {
         let RunCode { target, language, code, timeout, env, network, background } = run;
         self.check_wishes(&env, network)?;
-        // An existing context has a language of its own; what is made for this run has the one it names.
+        // An existing context has its own language. A context that is created for this run gets the one that the run
+        // names.
         let wanted = language.or_else(|| target.make.as_ref().map(|make| make.language));
         let entered = self.enter(call, target, wanted).await?;
         self.same_language(&entered, language)?;
@@ -62,7 +63,7 @@ impl OpContext {
         }
     }
 
-    /// Here and now, or in the background.
+    /// Runs the code or command, or starts it in the background.
     pub(super) async fn start(&self, call: &Call, entered: ResolvedContext, run: Run) -> Result<Outcome, EngineError> {
         let nobodys = entered.nobodys();
         let result = match run.background {
@@ -104,7 +105,7 @@ impl OpContext {
         let mut ran = result?;
         self.tell(&context.id, &ran.end);
         if context.gone.is_cancelled() && matches!(ran.end, RunOutcome::Cancelled { .. }) {
-            // The context's end cancelled it: what the interpreter still had goes too.
+            // The stop of the context cancelled the run, so the state of the kernel is lost too.
             ran.end = RunOutcome::SandboxLost { why: "its context was stopped".into() };
         }
         ran.created = entered.news.tell();
@@ -122,8 +123,9 @@ impl OpContext {
         run.timeout.unwrap_or(usual).clamp(Duration::from_millis(1), most.max(config.timeout))
     }
 
-    /// Memory kills so far, so that the next are told from these. Off the caller's path; the turn is held meanwhile. What was over
-    /// at once hardly filled any memory: of many such runs one asks for all.
+    /// Records the number of memory kills so far, so that later ones can be distinguished from them. This does not
+    /// delay the caller, but the turn is held meanwhile. A very short run has hardly filled any memory, so many of them
+    /// share one query.
     fn settle_account(&self, context: &Arc<Context>, mut home: OwnedMutexGuard<ContextState>, took: Duration) {
         let Some(place) = home.live_sandbox() else { return };
         if took >= BRIEF {
@@ -161,7 +163,7 @@ impl RunInput {
     }
 }
 
-/// One run that has its turn.
+/// A run that has its turn.
 pub(super) struct RunAttempt<'a> {
     pub(super) world: &'a OpContext,
     pub(super) call: &'a Call,
@@ -204,7 +206,7 @@ impl RunAttempt<'_> {
                 tracing::debug!(context = self.context.id, refused.why, "the interpreter took no cell");
             }
         }
-        // The code did not start. A kernel that takes no cell is replaced, once.
+        // The code did not start. A kernel that accepts no cell is replaced once.
         let _ = place.stop_kernel(kernel).await;
         home.kernel_ended(language);
         let lost = || "[the interpreter had to be started again: variables are lost, files are kept]".into();
@@ -237,13 +239,14 @@ impl RunAttempt<'_> {
             Some(status) => self.conclude(status, place, home, language).await,
             None => home.not_reported(&mut heard),
         };
-        // Told only with a run that happened.
+        // The notice is shown only with a run that took place.
         let notice = home.take_notice(Some(language));
         let ran = heard.ran(end, self.context.info(), Some(&self.context.keys.outputs));
         Ok(Ran { notice, ..ran })
     }
 
-    /// A sandbox with a living interpreter. If it cannot be started in a sandbox that has no other, the context moves to a new one.
+    /// Returns a sandbox with a live kernel. If the kernel cannot be started in a sandbox that has no other, the
+    /// context moves to a new one.
     async fn ready_kernel(
         &self,
         home: &mut ContextState,
@@ -272,7 +275,7 @@ impl RunAttempt<'_> {
         let place = world.move_in(context, home, Some(language)).await?;
         match home.kernels.get(&language) {
             Some(kernel) => Ok((place, *kernel)),
-            // A session of the pool, with Python only.
+            // The new sandbox is one of the pool, with only a Python kernel.
             None => {
                 let kernel = home.last_kernel + 1;
                 home.last_kernel = kernel;
@@ -284,7 +287,7 @@ impl RunAttempt<'_> {
         }
     }
 
-    /// What a reported end means for the context.
+    /// Decides what a reported end means for the context.
     async fn conclude(
         &self,
         status: RunStatus,
@@ -312,7 +315,7 @@ impl RunAttempt<'_> {
         }
     }
 
-    /// A kill for memory is told from others by the sandbox's own count.
+    /// Returns an outcome if the process was killed for memory, which the sandbox's own counter shows.
     pub(super) async fn killed(&self, how: Ended, place: &LiveSandbox, home: &mut ContextState) -> Option<RunOutcome> {
         if how != (Ended::Signaled { signal: SIGKILL }) {
             return None;
@@ -330,14 +333,14 @@ pub(super) fn reported(heard: &CellReport<'_>) -> Option<RunStatus> {
 }
 
 impl ContextState {
-    /// Takes note of the memory kills up to now, and answers the figures if there are new ones.
+    /// Records the number of memory kills so far, and returns the statistics if there are new ones.
     async fn settle(&mut self, place: &LiveSandbox) -> Option<sandbox::Stats> {
         let stats = place.stats().await?;
         let before = std::mem::replace(&mut self.oom_kills, stats.oom_kills);
         (stats.oom_kills > before).then_some(stats)
     }
 
-    /// What an end that the guest did not report means.
+    /// Decides what an end that the guest did not report means.
     pub(super) fn not_reported(&mut self, heard: &mut CellReport<'_>) -> RunOutcome {
         match &heard.ending {
             CellEnding::Lost(why) => {

@@ -1,4 +1,4 @@
-//! One command in the sandbox of a context. It takes its turn among the runs there, and sees their files.
+//! Runs a command in the sandbox of a context. It takes its turn among the runs of the context and sees their files.
 
 use proto::{Ended, GuestFailure, RunStatus, ToGuest};
 
@@ -9,7 +9,7 @@ use crate::context::ContextState;
 use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
 
 const SHELL: &str = "/bin/sh";
-/// What a shell says of a program that is not there, and of one that cannot be started.
+/// Exit statuses that a shell reports for a program that does not exist and for one that cannot be started.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 
@@ -28,7 +28,7 @@ impl OpContext {
     }
 }
 
-/// What no system starts; refused here, because it cannot be said on the wire.
+/// Returns a refusal for a command that no system can start. It is refused here because it cannot be sent to the guest.
 fn unfit(command: &Command) -> Option<StartRefused> {
     let parts = match command {
         Command::Shell(line) => std::slice::from_ref(line),
@@ -82,7 +82,7 @@ impl RunAttempt<'_> {
                 RunOutcome::Exit { code }
             }
             Some(RunStatus::Ended { how }) => self.killed(how, &place, home).await.unwrap_or(RunOutcome::Ended { how }),
-            // Variables are not a command's to lose.
+            // A command has no variables to lose.
             Some(RunStatus::TimedOut { .. }) => RunOutcome::TimedOut { after: self.timeout, state_kept: true },
             Some(RunStatus::Cancelled { .. }) => RunOutcome::Cancelled { state_kept: true },
             Some(RunStatus::Interrupted) => RunOutcome::Interrupted,
@@ -94,7 +94,7 @@ impl RunAttempt<'_> {
         Ok(Ran { notice, ..ran })
     }
 
-    /// A program that cannot be started is a result, as it is in a shell.
+    /// Returns the result of a command that could not be started. As in a shell, this is a result and not an error.
     fn not_started(
         &self,
         refused: StartRefused,

@@ -1,4 +1,5 @@
-//! A fresh interpreter for one call, with the conversation's files. It ends with the call; the files stay.
+//! Runs code in a fresh kernel for one call, with the conversation's files. The kernel ends with the call; the files
+//! stay.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +23,10 @@ use crate::provision::Shape;
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::sandbox_egress::EgressSpec;
 
-/// Dialects count characters, which may have four bytes.
+/// Maximum number of bytes of a conversation's id. Dialects count characters, which may have four bytes.
 const MAX_CONVERSATION: usize = 1024;
 
-/// A conversation whose turn it is.
+/// A conversation together with its turn.
 pub(super) struct Conversation {
     pub(super) key: String,
     pub(super) shape: Shape,
@@ -58,7 +59,7 @@ impl OpContext {
         let fresh = OneShotRun { world: self, call, place: &place, kernel, info };
         let result = fresh.run(code, env).await;
         drop(permits);
-        // Off the caller's path, but before the next call of this conversation, which waits for the turn.
+        // Does not delay the caller, but is done before the next call of this conversation, which waits for the turn.
         let room = self.tenancy.tenant.ending();
         let is_bounded = room.is_some();
         room.into_iter().for_each(|room| place.ends_in(room));
@@ -79,7 +80,7 @@ impl OpContext {
         Ok(Outcome::Ran(Box::new(ran)))
     }
 
-    /// A sandbox for one call has a way out if this call is to have one.
+    /// Returns the egress for a sandbox of one call, which has one only if this call should.
     fn exit_for(&self, network: Network) -> Option<EgressSpec> {
         let given = match network {
             Network::On => true,
@@ -118,7 +119,7 @@ impl OpContext {
         config.kept.ok_or_else(none)
     }
 
-    /// How the interpreter of a conversation's call is started.
+    /// Returns how to start the kernel of a conversation's call.
     fn kernel_of(&self, key: &str, language: Language) -> Result<KernelSpec, EngineError> {
         let Some(mut spec) = self.inner.provisioner()?.runtimes.kernel(language, DATA) else {
             return Err(EngineError::CreateFailed("no JavaScript runtime is installed".into()));
@@ -152,7 +153,7 @@ pub(super) fn no_place(failure: SandboxFailure) -> EngineError {
     if failure.in_use { EngineError::InUse(failure.public) } else { EngineError::CreateFailed(failure.public) }
 }
 
-/// One run in a sandbox of its own.
+/// A run in a sandbox that exists only for this call.
 struct OneShotRun<'a> {
     world: &'a OpContext,
     call: &'a Call,
@@ -174,7 +175,7 @@ impl OneShotRun<'_> {
             call: self.call,
             place: self.place.clone(),
             timeout: config.timeout.max(Duration::from_millis(1)),
-            // The sandbox has a way out only if this call is to have one.
+            // The sandbox has an egress only if this call should have one.
             network: Network::Usual,
             budget: config.text_budget,
             record: None,
@@ -185,7 +186,7 @@ impl OneShotRun<'_> {
             env: env.0,
             deadline: cell.deadline(),
             forward_bytes: cell.forward_bytes(),
-            // It would go with the sandbox.
+            // A kept output would be lost with the sandbox.
             keep_over: None,
         };
         let mut heard = match cell.run(&request).await {
@@ -211,7 +212,7 @@ impl OneShotRun<'_> {
         Ok(Ran { files, ..ran })
     }
 
-    /// No variables are kept, whatever the guest says.
+    /// Decides what a reported end means. No variables are kept, whatever the guest says.
     async fn meaning(&self, status: RunStatus, after: Duration) -> RunOutcome {
         match status {
             RunStatus::Ok => RunOutcome::Ok,
@@ -240,7 +241,7 @@ impl OneShotRun<'_> {
 }
 
 impl OpContext {
-    /// What went wrong, for whoever listens.
+    /// Sends a notice if the run ended abnormally.
     pub(super) fn tell(&self, id: &str, end: &RunOutcome) {
         let what = match end {
             RunOutcome::TimedOut { .. } => NoticeKind::TimedOut,

@@ -1,4 +1,5 @@
-//! The end of a context: it vanishes at once, its running code ends by itself, then its sandbox goes, behind the answer.
+//! Stops a context: it disappears at once, its running code ends by itself, and its sandbox is destroyed without
+//! delaying the answer.
 
 use super::{OpContext, unless_cancelled};
 use crate::op::{Call, ContextSelector, EngineError, NoticeKind, Outcome};
@@ -14,8 +15,9 @@ impl OpContext {
     }
 }
 
-/// Waits for the turns, which running code and a browser's call hold no longer than their own deadlines, and orders the end of the sandbox. Where too many
-/// of the tenant's are on their way out already, waits for the end as well and keeps its place among the limits meanwhile.
+/// Waits for the turns and orders the end of the sandbox. Running code and browser actions hold their turns no longer
+/// than their own deadlines. If too many sandboxes of the tenant are already ending, this also waits for the end, and
+/// the context keeps its share of the limits meanwhile.
 pub(crate) async fn finish(removed: Removed) -> Result<(), EngineError> {
     const WHY: &str = "its context was stopped";
     let _browsing = removed.context.browsing.lock().await;

@@ -1,4 +1,4 @@
-//! A file into the sandbox. The guest writes it; the host never touches a path the guest can change.
+//! Writes a file into a sandbox. The guest writes it; the host never touches a path that the guest can change.
 
 use proto::{FromGuest, MAX_CHUNK, ToGuest};
 
@@ -22,7 +22,7 @@ impl OpContext {
             self.exists(call, &holder)?;
             return Err(EngineError::FileTooLarge { path, limit });
         }
-        // Cancelled or not, the content stays in memory until the guest has it.
+        // Even if the call is cancelled, the content stays in memory until the guest has it.
         let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let uploads = self.tenancy.tenant.uploads.clone();
         let full = |_| EngineError::OverLimit { what: "bytes_uploaded_at_once", limit: UPLOADS.to_string() };
@@ -44,7 +44,7 @@ async fn write(site: &FileAccess, path: &str, content: &[u8], limit: u64) -> Res
     let request = ToGuest::WriteFile { root: site.root, path: path.into(), size: content.len() as u64 };
     let mut pending = place.guest.call(&request).await.map_err(lost)?;
     let mut chunks = content.chunks(MAX_CHUNK);
-    // A refusal may come before everything is sent.
+    // A refusal may arrive before everything is sent.
     let answer = loop {
         let Some(chunk) = chunks.next() else { break pending.next().await };
         if let Some(early) = pending.try_next() {

@@ -1,4 +1,5 @@
-//! The book of the stock: what lies on which shelf, what should, and what is to be done about it. Knows no task and waits for nothing.
+//! The bookkeeping of the stock: what is on each shelf, what should be there, and what to do about it. This module
+//! starts no tasks and waits for nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,12 +16,12 @@ use crate::provision::{FIRST_KERNEL, Shape};
 use crate::registry::LiveSandbox;
 use crate::tenancy::Tenancy;
 
-/// What was just taken is used at once: a refill leaves it the processor for so long, where enough are left.
+/// A sandbox that was just taken is used at once, so a refill leaves it the processor for this time if enough are left.
 const LULL: Duration = Duration::from_millis(10);
-/// How often it is looked whether less is needed.
+/// Interval between checks whether a shelf needs fewer sandboxes.
 const TICK: Duration = Duration::from_secs(5);
 
-/// Memory of a ready sandbox and the time to make one, until they are measured.
+/// Returns estimates for the memory of a ready sandbox and the time to create one, until both are measured.
 fn guess(kind: SandboxKind) -> (u64, Duration) {
     let (bytes, pace) = match kind.language {
         Language::Python => (16 << 20, Duration::from_millis(20)),
@@ -29,16 +30,16 @@ fn guess(kind: SandboxKind) -> (u64, Duration) {
     if kind.browser { (bytes + (90 << 20), pace + Duration::from_millis(400)) } else { (bytes, pace) }
 }
 
-/// A sandbox nobody has used. Dropped, it is destroyed.
+/// A sandbox that nobody has used. Dropping it destroys the sandbox.
 pub(crate) struct ReadySandbox {
     pub(crate) id: String,
     pub(super) place: Option<Arc<LiveSandbox>>,
     pub(super) born: Instant,
-    /// Its interpreter runs the statement of the health check.
+    /// True while the kernel runs the statement of the health check.
     pub(super) checking: bool,
     pub(super) healthy: bool,
     pub(super) bytes: Option<u64>,
-    /// Tells the stock when it dies.
+    /// Notifies the stock when the sandbox dies.
     pub(super) _watch: AbortOnDropHandle<()>,
 }
 
@@ -51,7 +52,7 @@ impl ReadySandbox {
         self.healthy && self.place.as_ref().is_some_and(lives)
     }
 
-    /// From here on it is a context's, and its end too.
+    /// Hands the sandbox over to a context, which is then responsible for its end.
     pub(crate) fn leave(mut self) -> Option<Arc<LiveSandbox>> {
         self.place.take()
     }
@@ -65,7 +66,7 @@ impl Drop for ReadySandbox {
     }
 }
 
-/// What tells shelves apart. All else of a sandbox's shape follows from tenant and realm.
+/// Identifies a shelf. All other properties of a sandbox follow from the tenant and the realm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct ShelfKey {
     pub(super) tenant: Tenant,
@@ -73,13 +74,13 @@ pub(super) struct ShelfKey {
     pub(super) kind: SandboxKind,
 }
 
-/// What of a sandbox a context may choose.
+/// The properties of a sandbox that a context may choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SandboxKind {
     pub(crate) size: Option<Size>,
-    /// Of its interpreter.
+    /// Language of its kernel.
     pub(crate) language: Language,
-    /// With a browser that was started.
+    /// True if a browser is started in it.
     pub(crate) browser: bool,
 }
 
@@ -91,30 +92,30 @@ impl ShelfKey {
 }
 
 pub(super) struct Shelf {
-    /// Also keeps the tenant, whose groups these sandboxes are in, from being forgotten.
+    /// Tenancy of the shelf. It also keeps the tenant, in whose groups these sandboxes are, from being forgotten.
     pub(super) tenancy: Arc<Tenancy>,
     pub(super) shape: Shape,
     pub(super) kind: SandboxKind,
-    /// Ordered by the operator.
+    /// Number of sandboxes that the operator ordered.
     pub(super) least: usize,
-    /// Wished for without demand.
+    /// Number of sandboxes wanted without any demand.
     pub(super) usual: usize,
-    /// However great the demand.
+    /// Maximum number of sandboxes, however great the demand.
     pub(super) most: usize,
-    /// The oldest first.
+    /// Ready sandboxes, oldest first.
     pub(super) ready: VecDeque<ReadySandbox>,
-    /// Refills that were begun, also those that still wait for their moment.
+    /// Number of refills that were begun, including those that still wait for their moment.
     pub(super) refills: usize,
-    /// Of these, sandboxes being made.
+    /// Number of refills that are creating their sandbox.
     pub(super) building: usize,
-    /// Who takes what is being made; never more than that.
+    /// Callers that take the sandboxes being created; never more than `building`.
     pub(super) waiting: VecDeque<oneshot::Sender<ReadySandbox>>,
     pub(super) demand: Demand,
     pub(super) last_taken: Instant,
-    /// Of one refill.
+    /// Average memory of one refill (`bytes`) and average time that it takes (`pace`).
     pub(super) bytes: u64,
     pub(super) pace: Duration,
-    /// After a failure.
+    /// Time to wait after a failure (`pause`), and the moment before which no refill begins (`retry`).
     pub(super) pause: Duration,
     pub(super) retry: Instant,
 }
@@ -142,7 +143,7 @@ impl Shelf {
         }
     }
 
-    /// How long a session is used: it is replaced a little before its time is over.
+    /// Returns the time for which a ready sandbox is used. It is replaced a little before `session_ttl` is over.
     fn lifetime(&self) -> Duration {
         let ttl = self.tenancy.config().session_ttl;
         ttl - (ttl / 10).min(Duration::from_secs(60))
@@ -172,7 +173,7 @@ impl Shelf {
         self.ready.remove(at)
     }
 
-    /// To who waits for it, else to the others.
+    /// Hands the sandbox to the first caller that waits for one, or puts it on the shelf.
     pub(super) fn put(&mut self, mut session: ReadySandbox) {
         while let Some(waiting) = self.waiting.pop_front() {
             match waiting.send(session) {
@@ -183,7 +184,7 @@ impl Shelf {
         self.ready.push_back(session);
     }
 
-    /// Who waited for it does without; the next is tried after a pause.
+    /// Records a failed refill. The caller that waited for it gets none, and the next attempt follows after a pause.
     pub(super) fn failed(&mut self, now: Instant) {
         self.waiting.pop_front();
         self.pause = (self.pause * 2).clamp(Duration::from_secs(1), Duration::from_secs(60));
@@ -203,7 +204,7 @@ pub(super) struct Shelves {
     pub(super) refills: usize,
 }
 
-/// What is to be done now, and when to look again.
+/// The actions to take now, and the time of the next check.
 #[derive(Default)]
 pub(super) struct StockPlan {
     pub(super) unwanted: Vec<ReadySandbox>,
@@ -243,7 +244,8 @@ impl Shelves {
         orders
     }
 
-    /// How many each shelf should have; the most recently used first.
+    /// Returns how many sandboxes each shelf should have, most recently used shelf first after those that the operator
+    /// ordered.
     pub(super) fn targets(&self, now: Instant, room: PoolBudget) -> Vec<(ShelfKey, usize)> {
         let mut shelves: Vec<(&ShelfKey, &Shelf)> = self.all.iter().collect();
         shelves.sort_by_key(|(_, shelf)| (shelf.least == 0, std::cmp::Reverse(shelf.last_taken)));
@@ -252,7 +254,7 @@ impl Shelves {
         shelves.into_iter().map(|(key, _)| key.clone()).zip(given).collect()
     }
 
-    /// The shelf that has the least of what it should have.
+    /// Returns the shelf that has the smallest part of what it should have.
     fn neediest(&self, targets: &[(ShelfKey, usize)], now: Instant) -> Option<ShelfKey> {
         let needs = |(key, target): &(ShelfKey, usize)| {
             let shelf = self.all.get(key)?;
@@ -262,7 +264,8 @@ impl Shelves {
         targets.iter().filter_map(needs).min_by_key(|(filled, _)| *filled).map(|(_, key)| key)
     }
 
-    /// When a moment has passed since the last was taken; none if too few are left to wait for that.
+    /// Returns when `LULL` has passed since the last sandbox was taken. Returns `None` if it has passed already, or if
+    /// too few sandboxes are left to wait for it.
     pub(super) fn lull(&self, key: &ShelfKey, room: PoolBudget) -> Option<Instant> {
         let (shelf, now) = (self.all.get(key)?, Instant::now());
         let target = self.targets(now, room).into_iter().find(|(of, _)| of == key)?.1;
@@ -275,7 +278,7 @@ impl StockPlan {
     fn look_again(&mut self, shelf: &Shelf, now: Instant) {
         let lifetime = shelf.lifetime();
         let expiries = shelf.ready.iter().map(|session| session.born + lifetime);
-        // Demand that falls asks for less; what never changes is not looked at.
+        // Falling demand lowers the target, so it is checked periodically. A target that cannot fall needs no check.
         let tick = (shelf.demand.wish(now) > shelf.least.max(shelf.usual)).then_some(now + TICK);
         let next = expiries.chain([shelf.retry]).filter(|at| *at > now).chain(tick).min();
         self.wake = [self.wake, next].into_iter().flatten().min();
