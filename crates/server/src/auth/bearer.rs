@@ -1,4 +1,4 @@
-//! The `Authorization` header, and the answer to one that is not good (RFC 6750).
+//! The `Authorization` header, and the answer to an invalid one (RFC 6750).
 
 use std::fmt;
 
@@ -6,15 +6,15 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 
-/// The longest token that is looked at; tokens of identity providers are some kilobytes.
+/// Maximum length of a token that is examined; tokens of identity providers are a few kilobytes.
 const LONGEST: usize = 16 << 10;
 
-/// A token as the operator set it. Never shown.
+/// A token as the operator set it. It is never shown.
 #[derive(Clone)]
 pub struct Secret(String);
 
 impl Secret {
-    /// As it stands in a variable or a file: a line end after it is not part of it.
+    /// Reads a token from the text of a variable or a file; a trailing line end is not part of the token.
     pub fn parse(text: &str) -> Result<Self, String> {
         let token = text.trim_end_matches(['\r', '\n']);
         if token.is_empty() {
@@ -44,13 +44,13 @@ impl fmt::Debug for Secret {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenError {
     Missing,
-    /// Not one header of the right form.
+    /// The request has no single header of the right form.
     Malformed,
     Wrong,
     Expired,
-    /// Signed with a key that is not in the set; it is being fetched anew.
+    /// The token is signed with a key that is not in the set; the set is being fetched again.
     UnknownKey,
-    /// Made for somebody else.
+    /// The token was issued for another service.
     OtherAudience,
 }
 
@@ -68,7 +68,7 @@ impl TokenError {
         }
     }
 
-    /// The value of `WWW-Authenticate`. A request without a token gets no error code, as the RFC has it.
+    /// Returns the value of `WWW-Authenticate`. A request without a token gets no error code, as the RFC requires.
     pub fn challenge(self, metadata: Option<&str>) -> String {
         let mut challenge = String::from("Bearer realm=\"sandpool\"");
         let code = match self {
@@ -86,12 +86,12 @@ impl TokenError {
     }
 }
 
-/// The token of a request: of one header, and of no other place.
+/// Returns the token of a request. Only a single `Authorization` header counts.
 pub fn token(headers: &HeaderMap) -> Result<&str, TokenError> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().ok_or(TokenError::Missing)?;
     if values.next().is_some() {
-        return Err(TokenError::Malformed); // two readers might take one each
+        return Err(TokenError::Malformed); // two readers might take different ones
     }
     let (scheme, rest) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or(TokenError::Malformed)?;
     let token = rest.trim_matches(' ');

@@ -1,4 +1,4 @@
-//! From the settings to what [`Auth`](super::Auth) is opened with.
+//! Converts the settings to the configuration with which [`Auth`](super::Auth) is opened.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::{AuthConfig, AuthError, JwtConfig, KeySource, Quotas, Secret};
 use crate::config::{self, Config};
 
 impl AuthConfig {
-    /// Reads the file with the token, if it is in one.
+    /// Converts the settings, and reads the token from its file if it is in one.
     pub fn of(config: &Config) -> Result<Self, AuthError> {
         let quota = &config.quota;
         let quotas = Quotas {

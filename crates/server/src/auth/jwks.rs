@@ -1,8 +1,8 @@
-//! The keys of an identity provider: a JSON Web Key Set from a file or a URL, kept fresh in the background.
+//! The keys of an identity provider: a JSON Web Key Set from a file or a URL, refreshed in the background.
 //!
-//! No request ever waits for it: one whose key is not known is refused, the set is fetched anew (at most once a minute,
-//! however many ask), and the next attempt finds the key. Providers publish a key well before they sign with it, and the set
-//! is fetched every quarter of an hour anyway.
+//! No request ever waits for the set. A request whose key is not known is refused, the set is fetched again (at most
+//! once a minute, however many requests need it), and the next attempt finds the key. Providers publish a key well
+//! before they sign with it, and the set is fetched every 15 minutes anyway.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,10 +17,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use ureq::tls::{Certificate, RootCerts, TlsConfig, TlsProvider};
 
-/// Sets of real providers are a few kilobytes.
+/// Maximum size of a key set; the sets of real providers are a few kilobytes.
 const MOST_BYTES: u64 = 256 << 10;
 const MOST_KEYS: usize = 100;
-/// For the whole of a request.
+/// Timeout for a whole request.
 const FETCH_TIME: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,8 @@ pub enum KeysError {
 }
 
 impl KeySource {
-    /// A path, or a URL: `https://…`, and `http://…` on this machine only, since whoever can change the answer is let in.
+    /// Parses a path or a URL. A URL is `https://…`, or `http://…` on this machine only, because anyone who can change
+    /// the key set can get in.
     pub fn parse(text: &str) -> Result<Self, String> {
         let Some((scheme, _)) = text.split_once("://") else { return Ok(Self::File(text.into())) };
         let uri: http::Uri = text.parse().map_err(|error| format!("`{text}` is not a URL: {error}"))?;
@@ -64,13 +65,13 @@ impl KeySource {
     }
 }
 
-/// When the set is loaded again.
+/// The times at which the set is loaded again.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
-    /// Older than this the keys are trusted no more: the provider may have withdrawn one meanwhile.
+    /// Maximum age of keys that are trusted: the provider may have withdrawn an older key.
     pub max_age: Duration,
     pub every: Duration,
-    /// However often a key is missed.
+    /// Minimum interval between two loads, however often a key is missed.
     pub at_most_every: Duration,
 }
 
@@ -85,11 +86,11 @@ pub struct Jwks {
     source: KeySource,
     pace: Pace,
     keys: Arc<RwLock<Keys>>,
-    /// To the thread, once there is one; it ends when this goes.
+    /// Channel to the refreshing thread, once there is one; the thread ends when the channel closes.
     missed: OnceLock<Option<SyncSender<()>>>,
 }
 
-/// What was loaded last, and when.
+/// The keys that were loaded last, and the time of that.
 #[derive(Clone, Default)]
 struct Keys {
     all: Arc<[VerifyingKey]>,
@@ -103,8 +104,8 @@ struct VerifyingKey {
 }
 
 impl Jwks {
-    /// A file has to be good; a provider that cannot be reached now may be reached later. No thread yet: a process has to do
-    /// some things before it has any.
+    /// Opens the source. A file must be valid; a provider that cannot be reached now may be reachable later. This
+    /// starts no thread, because a process has to do some things before it has any.
     pub fn open(source: KeySource, pace: Pace) -> Result<Self, KeysError> {
         let first = match source {
             KeySource::File(_) => Keys { all: source.load()?, loaded: Some(Instant::now()) },
@@ -113,7 +114,7 @@ impl Jwks {
         Ok(Self { source, pace, keys: Arc::new(RwLock::new(first)), missed: OnceLock::new() })
     }
 
-    /// From now on the set is kept fresh. Done by the first miss, if nobody did it before.
+    /// Starts the thread that refreshes the set, unless it runs. The first miss does this if it was not done before.
     pub fn start(&self) {
         self.missed.get_or_init(|| {
             let (missed, misses) = sync_channel(1);
@@ -127,7 +128,8 @@ impl Jwks {
         });
     }
 
-    /// The key a token names, unless the keys are too old `now`. A token that names none is only checked when there is no choice.
+    /// Returns the key that a token names, unless the keys are too old at `now`. A token that names no key is checked
+    /// only if there is exactly one candidate.
     pub fn find(&self, id: Option<&str>, algorithm: Algorithm, now: Instant) -> Option<DecodingKey> {
         let Keys { all, loaded } = self.keys.read().unwrap_or_else(PoisonError::into_inner).clone();
         if now.saturating_duration_since(loaded?) > self.pace.max_age {
@@ -139,11 +141,11 @@ impl Jwks {
         first.filter(|_| second.is_none()).map(|key| key.key.clone())
     }
 
-    /// A key was not there: load the set again soon.
+    /// Requests an early reload of the set, because a key was not in it.
     pub fn missed(&self) {
         self.start();
         if let Some(Some(missed)) = self.missed.get() {
-            let _ = missed.try_send(()); // full: it is on its way already
+            let _ = missed.try_send(()); // a full channel means that a reload is already requested
         }
     }
 }
@@ -153,7 +155,7 @@ fn keep_fresh(source: &KeySource, keys: &RwLock<Keys>, misses: &Receiver<()>, pa
     let mut tried = known().loaded;
     loop {
         if tried.is_none_or(|at| at.elapsed() >= pace.at_most_every) {
-            // The age of the keys counts from before they were asked for.
+            // The age of the keys counts from before the request for them.
             let now = Instant::now();
             tried = Some(now);
             match source.load() {
@@ -190,7 +192,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// One request without redirects, proxies or patience, trusting the machine's certificates.
+/// Fetches the set with one request, without redirects or proxies and with a short timeout. It trusts the machine's
+/// certificates.
 fn fetch(url: &str) -> Result<Vec<u8>, String> {
     let certificates = rustls_native_certs::load_native_certs();
     let roots: Vec<_> = certificates.certs.iter().map(|cert| Certificate::from_der(cert.as_ref()).to_owned()).collect();
@@ -216,7 +219,8 @@ fn fetch(url: &str) -> Result<Vec<u8>, String> {
     answer.body_mut().with_config().limit(MOST_BYTES).read_to_vec().map_err(|error| error.to_string())
 }
 
-/// The keys that can be used here. Others (for encryption, of other curves) are left out: a set may well have both.
+/// Returns the keys that this server can use. Other keys (for encryption, or of other curves) are skipped, because a
+/// set may contain both kinds.
 fn parse(text: &[u8]) -> Result<Arc<[VerifyingKey]>, String> {
     #[derive(Deserialize)]
     struct KeySet {

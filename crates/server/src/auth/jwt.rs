@@ -1,4 +1,4 @@
-//! Tokens of an identity provider: signature, audience, issuer and times are checked, and the subject is who calls.
+//! Tokens of an identity provider: the signature, audience, issuer and times are checked, and a claim names the tenant.
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +10,18 @@ use super::bearer::TokenError;
 use super::jwks::{Jwks, KeySource, KeysError, Pace};
 use super::signature::{self, ALGORITHMS};
 
-/// Clocks differ by this much.
+/// Difference between clocks that is tolerated, in seconds.
 const LEEWAY_SECONDS: u64 = 60;
 
 #[derive(Debug, Clone)]
 pub struct JwtConfig {
     pub keys: KeySource,
-    /// What `aud` has to contain: a token for another service is no token for this one.
+    /// Value that `aud` has to contain: a token for another service is not valid here.
     pub audience: String,
     pub issuer: Option<String>,
     /// The claim that names the tenant.
     pub tenant_claim: String,
-    /// How long keys are trusted that could not be fetched anew.
+    /// How long keys are trusted that could not be fetched again.
     pub max_age: Duration,
 }
 
@@ -58,12 +58,13 @@ impl Verifier {
         Ok(Self { keys: Jwks::open(config.keys, pace)?, validation, tenant_claim: config.tenant_claim })
     }
 
-    /// Fetches the keys, now and every while.
+    /// Starts fetching the keys, now and at intervals.
     pub fn start(&self) {
         self.keys.start();
     }
 
-    /// Who a token speaks for. Keys in the token itself, and places it says to get them from, are not looked at.
+    /// Returns the subject that a token speaks for. Keys inside the token, and addresses that it names for keys, are
+    /// ignored.
     pub fn subject(&self, token: &str) -> Result<String, TokenError> {
         self.subject_at(token, Instant::now())
     }
@@ -77,7 +78,7 @@ impl Verifier {
             self.keys.missed();
             return Err(TokenError::UnknownKey);
         };
-        // One algorithm: the one of the key.
+        // Only the algorithm of the key is accepted.
         let validation = Validation { algorithms: vec![header.alg], ..self.validation.clone() };
         let claims =
             decode::<Map<String, Value>>(token, &key, &validation).map_err(|error| refused(error.kind()))?.claims;
@@ -112,7 +113,8 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    /// An RSA key whose private half is gone, and a token it signed once: `sub` is `rsa-user`, good until the year 2100.
+    /// An RSA key whose private half no longer exists, and a token signed with it: `sub` is `rsa-user`, valid until the
+    /// year 2100.
     const RSA: &str = include_str!("rsa_fixture.json");
 
     fn base64(bytes: impl AsRef<[u8]>) -> String {
@@ -300,7 +302,7 @@ mod tests {
         assert_eq!(verifier.subject(&es.token(header, &claims(|_| ()))), Err(TokenError::Wrong));
     }
 
-    /// Answers each request with the next body, then is gone.
+    /// Answers each request with the next body, then stops listening.
     fn serve(answers: Vec<String>) -> (String, std::thread::JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/jwks", listener.local_addr().unwrap());
@@ -334,7 +336,7 @@ mod tests {
         let config = JwtConfig::new(KeySource::parse(&url).unwrap(), "sandpool");
         let verifier = Verifier::with_pace(config, pace).unwrap();
         let token = new.token(json!({"alg": "EdDSA", "kid": "2"}), &claims(|_| ()));
-        // Each attempt is a miss until the set with the key is there.
+        // Each attempt is a miss until the set with the key has arrived.
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         let mut subject = verifier.subject(&token);
         while subject == Err(TokenError::UnknownKey) && std::time::Instant::now() < deadline {
@@ -345,13 +347,14 @@ mod tests {
         assert_eq!(served.join().unwrap(), 3);
     }
 
-    /// W33: a key that was withdrawn while the provider could not be reached is not trusted for ever.
+    /// Covers hostile row W33: a key that was withdrawn while the provider could not be reached is not trusted for
+    /// ever.
     #[test]
     fn w33_keys_are_trusted_no_longer_than_their_largest_age() {
         const HOUR: Duration = Duration::from_secs(3600);
         let es = Signer::es();
         let token = es.token(json!({"alg": "ES256", "kid": "1"}), &claims(|_| ()));
-        // Answers once; from then on nobody listens there.
+        // The provider answers once; after that nothing listens there.
         let (url, served) = serve(vec![answer("200 OK", &json!({"keys": [es.jwk("1")]}))]);
         let config = JwtConfig { max_age: 2 * HOUR, ..JwtConfig::new(KeySource::parse(&url).unwrap(), "sandpool") };
         let verifier = Verifier::open(config).unwrap();
@@ -381,7 +384,7 @@ mod tests {
             for _ in 0..1000 {
                 assert_eq!(verifier.subject(&token), Err(TokenError::UnknownKey), "{what}");
             }
-            // A second request would be refused a connection; there is none within the minute.
+            // A second request would fail to connect; there is none within the minute.
             assert_eq!(served.join().unwrap(), 1, "{what}");
         }
     }

@@ -1,11 +1,11 @@
-//! RFC 9728: where a client learns who issues tokens for this server.
+//! RFC 9728 metadata, from which a client learns who issues tokens for this server.
 
 use serde_json::{Value, json};
 
-/// Below it stands the path of the resource.
+/// Path of the metadata; the path of the resource follows it.
 pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
-/// The document for a resource of this server: the whole of it (`""`), `/mcp` or `/mcp/<dialect>`.
+/// Returns the document for a resource of this server: the whole server (`""`), `/mcp` or `/mcp/<dialect>`.
 pub fn document(base: &str, path: &str, servers: &[String]) -> Option<Value> {
     if !path.is_empty() && resource(path) != path {
         return None;
@@ -21,12 +21,13 @@ pub fn document(base: &str, path: &str, servers: &[String]) -> Option<Value> {
     Some(document)
 }
 
-/// Where the document for a request's path is.
+/// Returns the address of the document for a request's path.
 pub fn url(base: &str, path: &str) -> String {
     format!("{base}{WELL_KNOWN}{}", resource(path))
 }
 
-/// The resource a path belongs to. What is not below `/mcp` (metrics, say) has the document of the whole server.
+/// Returns the resource that a path belongs to. A path that is not below `/mcp` (such as that of the metrics) belongs
+/// to the whole server.
 fn resource(path: &str) -> &str {
     let Some(rest) = path.strip_prefix("/mcp") else { return "" };
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';

@@ -1,4 +1,4 @@
-//! How the HTTP transport asks, and the pages about it.
+//! Connects [`Auth`] to the HTTP transport, and serves the metadata documents.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::http::{Authenticator, Caller, Denied};
 use crate::metrics::DenialReason;
 use crate::observe::Observer;
 
-/// The door, and somebody who sees who is turned away.
+/// An authenticator that reports denied callers to an observer.
 pub struct Watched {
     pub auth: Arc<Auth>,
     pub observer: Arc<Observer>,
@@ -45,7 +45,7 @@ impl From<super::Denied> for Denied {
     }
 }
 
-/// RFC 9728's documents. Everybody may read them: they say where to get a token.
+/// Returns the routes of the RFC 9728 documents. They need no token, because they say where to get one.
 pub fn routes(auth: Arc<Auth>) -> Router {
     Router::new()
         .route(WELL_KNOWN, get(metadata))
@@ -109,6 +109,6 @@ mod tests {
 
     #[test]
     fn the_routes_are_well_formed() {
-        let _ = routes(auth()); // axum panics on one that is not
+        let _ = routes(auth()); // axum panics on a malformed route
     }
 }

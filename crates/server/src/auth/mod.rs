@@ -1,7 +1,9 @@
-//! Who may do what: bearer tokens, tenants and their quotas, tokens of an identity provider, calls per second.
+//! Identifies callers and limits them: bearer tokens, tenants and their quotas, tokens of an identity provider, calls
+//! per second.
 //!
-//! Knows HTTP's vocabulary and no transport: the head of a request in, a [`Caller`] or a [`Denied`] out. Who a caller is comes
-//! from the `Authorization` header alone; no other header, no query and no id says anything about it.
+//! This module knows HTTP's types but no transport: it turns the head of a request into a [`Caller`] or a [`Denied`].
+//! The identity of a caller comes from the `Authorization` header alone; other headers, queries and ids do not affect
+//! it.
 
 mod bearer;
 mod configured;
@@ -32,21 +34,22 @@ pub use self::middleware::{Watched, routes};
 pub use self::tenants::{Quotas, TenantsError};
 use crate::config::Policies;
 
-/// How callers are told apart. Nothing set: everybody is the one local tenant.
+/// How callers are distinguished. If nothing is set, every caller is the local tenant.
 #[derive(Debug, Clone, Default)]
 pub struct AuthConfig {
     /// One token for everything; its holder is the local tenant.
     pub token: Option<Secret>,
-    /// A file of tenants, read once.
+    /// Path of the tenants file, which is read once.
     pub tenants: Option<PathBuf>,
-    /// What a tenant's `network` may name.
+    /// Policies that a tenant's `network` may name.
     pub policies: Policies,
     pub jwt: Option<JwtConfig>,
-    /// What the outside calls this server, such as `https://sandbox.example.com`; else what a request calls it.
+    /// Address of this server as its clients know it, such as `https://sandbox.example.com`; if not set, the request's
+    /// host is used.
     pub public_url: Option<String>,
-    /// Who issues tokens, for the metadata; else the issuer of `jwt`.
+    /// Issuers of tokens that the metadata names; if empty, the issuer of `jwt`.
     pub servers: Vec<String>,
-    /// What holds where a tenant has no figure of its own.
+    /// Quotas that apply where a tenant's own entry sets none.
     pub quotas: Quotas,
 }
 
@@ -68,19 +71,19 @@ pub enum AuthError {
     SharedToken(String),
 }
 
-/// A request whose sender is known.
+/// An identified caller and its quotas.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Caller {
     pub tenant: Tenant,
     pub quotas: Quotas,
 }
 
-/// A request that is not let in. Says nothing that helps to guess.
+/// The refusal of a request. It reveals nothing that helps to guess a token.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Denied {
-    /// 401: who is it?
+    /// Status 401: the caller could not be identified.
     Unknown { challenge: String, message: &'static str },
-    /// 429: too many calls; the next one has a chance after this time.
+    /// Status 429: the tenant makes too many calls. The next one may succeed after `retry_after`.
     TooFast { retry_after: Duration, per_second: f64 },
 }
 
@@ -92,12 +95,12 @@ impl Denied {
         }
     }
 
-    /// The header that has to go with the status.
+    /// Returns the header that has to accompany the status.
     pub fn header(&self) -> (http::HeaderName, String) {
         match self {
             Self::Unknown { challenge, .. } => (http::header::WWW_AUTHENTICATE, challenge.clone()),
             Self::TooFast { retry_after, .. } => {
-                // Whole seconds, never early.
+                // The header has whole seconds, rounded up so that the client does not retry too early.
                 (http::header::RETRY_AFTER, retry_after.as_secs_f64().ceil().max(1.0).to_string())
             }
         }
@@ -112,7 +115,7 @@ impl Denied {
         }
     }
 
-    /// The body: JSON-RPC, so that every client can show it.
+    /// Returns the body, which is JSON-RPC so that every client can show it.
     pub fn body(&self) -> Value {
         json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32600, "message": self.message()}})
     }
@@ -130,7 +133,7 @@ pub struct Auth {
 }
 
 impl Auth {
-    /// Reads the files, and starts nothing.
+    /// Reads the files and starts nothing.
     pub fn open(config: AuthConfig) -> Result<Self, AuthError> {
         let required = config.is_set();
         let tenants = match &config.tenants {
@@ -153,24 +156,25 @@ impl Auth {
         Ok(Self { token, tenants, jwt, public_url, servers, quotas, buckets, required })
     }
 
-    /// Begins to fetch the keys of an identity provider in the background; without it the first token that needs them does.
+    /// Starts fetching the keys of an identity provider in the background. Otherwise the first token that needs them
+    /// starts it.
     pub fn start(&self) {
         if let Some(jwt) = &self.jwt {
             jwt.start();
         }
     }
 
-    /// The tenants that are known by name, and what each may have.
+    /// Returns the tenants that are known by name, with their quotas.
     pub fn tenants(&self) -> impl Iterator<Item = (Tenant, Quotas)> {
         self.tenants.all().map(|(name, quotas)| (Tenant(name.into()), quotas.or(&self.quotas)))
     }
 
-    /// Without it everybody is the local tenant.
+    /// Returns whether callers have to identify themselves. If not, every caller is the local tenant.
     pub fn is_required(&self) -> bool {
         self.required
     }
 
-    /// Lets a request in, as one call of its sender's.
+    /// Admits a request and counts it as one call of its tenant.
     pub fn admit(&self, parts: &Parts) -> Result<Caller, Denied> {
         self.identify(parts).and_then(|caller| self.charge(&caller).map(|()| caller))
     }
@@ -181,14 +185,15 @@ impl Auth {
         taken.map_err(|retry_after| Denied::TooFast { retry_after, per_second })
     }
 
-    /// RFC 9728: what `/.well-known/oauth-protected-resource<path>` answers; none if there is nothing at that path.
+    /// Returns the RFC 9728 document at `/.well-known/oauth-protected-resource<path>`, or `None` if there is none for
+    /// that path.
     pub fn metadata(&self, parts: &Parts, path: &str) -> Option<Value> {
         metadata::document(&self.base(parts)?, path, &self.servers)
     }
 
     fn identify(&self, parts: &Parts) -> Result<Caller, Denied> {
         if !self.required {
-            // Whoever may connect is on this machine, or the operator's own gateway.
+            // A client that can connect is on this machine, or is the operator's gateway.
             let quotas = Quotas { show_host_paths: true, ..self.quotas.clone() };
             return Ok(Caller { tenant: Tenant::local(), quotas });
         }
@@ -215,7 +220,7 @@ impl Auth {
         Ok(Caller { tenant: Tenant(name), quotas })
     }
 
-    /// Scheme and host of this server as its clients know it. A `Host` that is none is not repeated.
+    /// Returns scheme and host of this server as its clients know it. A malformed `Host` is not repeated.
     fn base(&self, parts: &Parts) -> Option<String> {
         if let Some(url) = &self.public_url {
             return Some(url.trim_end_matches('/').to_owned());
@@ -229,14 +234,14 @@ impl Auth {
     }
 }
 
-/// Compares in the same time whatever is in them.
+/// Compares in constant time, whatever the contents.
 fn same(one: &[u8; 32], other: &[u8; 32]) -> bool {
     let equal: Choice = one.ct_eq(other);
     equal.into()
 }
 
-/// Without anything to tell callers by, only this machine may connect; `no_auth` is the word of an operator with a gateway of
-/// his own in front.
+/// Allows binding to an address. Without authentication only loopback is allowed, unless `no_auth` says that the
+/// operator has a gateway in front.
 pub fn bind_allowed(addr: SocketAddr, has_auth: bool, no_auth: bool) -> Result<(), String> {
     let loopback = match addr.ip() {
         IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(ip.is_loopback(), |ip| ip.is_loopback()),
@@ -273,7 +278,7 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
-    /// HOSTILE A24.
+    /// Covers hostile row A24.
     #[test]
     fn only_the_whole_token_in_one_header_is_let_in() {
         const META: &str = r#"resource_metadata="http://127.0.0.1:8775/.well-known/oauth-protected-resource/mcp""#;
@@ -329,7 +334,7 @@ mod tests {
         assert_eq!(with_token().admit(&parts).unwrap_err().status(), 401);
     }
 
-    /// HOSTILE X25.
+    /// Covers hostile row X25.
     #[test]
     fn no_other_header_says_who_a_caller_is() {
         let spoofs =

@@ -1,10 +1,12 @@
-//! Calls per second: one bucket of tokens a tenant, filled at the tenant's rate, as deep as one second's worth.
+//! Calls per second: one token bucket for each tenant, which is filled at the tenant's rate and holds one second's
+//! worth.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Tenants remembered at once. An identity provider may know more users than memory should be spent on.
+/// Maximum number of tenants that are remembered. An identity provider may know more users than memory should be spent
+/// on.
 const MOST: usize = 10_000;
 
 #[derive(Default)]
@@ -17,7 +19,7 @@ struct Bucket {
 }
 
 impl Buckets {
-    /// Takes one call, or says how long to wait for it.
+    /// Takes one call, or returns how long to wait for it.
     pub fn take(&self, tenant: &str, per_second: f64, now: Instant) -> Result<(), Duration> {
         let depth = per_second.max(1.0);
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +37,8 @@ impl Buckets {
     }
 }
 
-/// Makes room: the half that was not used for longest. Whoever comes back starts with a full bucket.
+/// Makes room by removing the half that was not used for the longest time. A tenant that returns starts with a full
+/// bucket.
 fn forget(buckets: &mut HashMap<String, Bucket>) {
     let mut times: Vec<Instant> = buckets.values().map(|bucket| bucket.filled).collect();
     let middle = times.len() / 2;

@@ -1,5 +1,5 @@
-//! Signatures of tokens, checked with ring: RS256, ES256 and EdDSA, and nothing else. `none` and the shared-secret algorithms
-//! do not exist here, so no token can ask for them.
+//! Checks signatures of tokens with ring: RS256, ES256 and EdDSA, and nothing else. `none` and the shared-secret
+//! algorithms do not exist here, so a token cannot ask for them.
 
 use std::sync::Once;
 
@@ -13,17 +13,17 @@ use ring::signature::{
 
 pub const ALGORITHMS: [Algorithm; 3] = [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA];
 
-/// Makes `jsonwebtoken` check with ring. Its provider is the process's, so this is done once.
+/// Makes `jsonwebtoken` check signatures with ring. The provider belongs to the process, so it is installed once.
 pub fn install() {
     static PROVIDER: CryptoProvider = CryptoProvider {
         signer_factory: |_: &Algorithm, _: &EncodingKey| Err(ErrorKind::InvalidAlgorithm.into()),
         verifier_factory: verifier,
-        // Keys are read from their public components, for which the library needs none of these.
+        // Keys are read from their public components, for which the library needs none of these functions.
         key_utils: KeyUtils::new_unimplemented(),
     };
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let _ = PROVIDER.install_default(); // only fails when there is one, and nobody else installs one
+        let _ = PROVIDER.install_default(); // fails only if a provider exists, and nothing else installs one
     });
 }
 

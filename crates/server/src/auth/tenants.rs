@@ -1,4 +1,4 @@
-//! The file of tenants: names, hashes of tokens, quotas.
+//! The tenants file, which contains names, hashes of tokens and quotas.
 //!
 //! ```toml
 //! [[tenant]]
@@ -21,25 +21,26 @@ use sha2::{Digest, Sha256};
 use crate::config::Policies;
 use crate::dialect::links::hex;
 
-/// What one tenant may have; none means the operator's general limit.
+/// Quotas of one tenant; `None` means the operator's general limit.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Quotas {
     pub contexts: Option<usize>,
-    /// Runs that execute at once.
+    /// Maximum number of runs that execute at once.
     pub runs: Option<usize>,
-    /// Of all sandboxes together.
+    /// Memory of all the tenant's sandboxes together.
     pub memory_mb: Option<u64>,
     pub calls_per_second: Option<f64>,
     /// Whether `get_volume_path` shows paths of this machine.
     pub show_host_paths: bool,
-    /// Narrows what the sandboxes may reach. It stands beside the figures, not among them.
+    /// Policy that narrows what the tenant's sandboxes may reach. In the file it is a key beside `quotas`, not one of
+    /// them.
     #[serde(skip)]
     pub network: Option<Policy>,
 }
 
 impl Quotas {
-    /// These, and for what they do not name the general ones.
+    /// Returns these quotas, with the general ones in place of those that are not set.
     pub fn or(&self, general: &Self) -> Self {
         Self {
             contexts: self.contexts.or(general.contexts),
@@ -51,7 +52,7 @@ impl Quotas {
         }
     }
 
-    /// The part that the engine enforces.
+    /// Returns the quotas that the engine enforces.
     pub fn for_engine(&self) -> Quota {
         Quota {
             contexts: self.contexts,
@@ -80,11 +81,12 @@ pub struct TenantEntry {
 #[derive(Debug, Default)]
 pub struct Tenants(Vec<TenantEntry>);
 
-/// Before the name of a subject that cannot be a tenant's name as it is. No name in a file begins so.
+/// Prefix of the names of subjects that cannot be tenant names themselves. No name in the file begins with it.
 const HASHED: &str = "sub-";
 
 impl Tenants {
-    /// `subjects`: an identity provider names tenants too, so that an entry without a token makes sense.
+    /// Reads the file. `subjects` says that an identity provider names tenants too, so that an entry without a token
+    /// makes sense.
     pub fn read(path: &Path, subjects: bool, policies: &Policies) -> Result<Self, TenantsError> {
         let read = |source| TenantsError::Read { path: path.into(), source };
         if std::fs::metadata(path).map_err(read)?.mode() & 0o077 != 0 {
@@ -120,7 +122,8 @@ impl Tenants {
         Ok(Self(entries))
     }
 
-    /// Looks at every hash, found or not: the time says nothing about the position.
+    /// Returns the tenant with this hash. It compares every hash even after a match, so that the time does not reveal
+    /// the position.
     pub fn by_digest(&self, digest: &[u8; 32]) -> Option<&TenantEntry> {
         let mut found = None;
         for entry in &self.0 {
@@ -133,8 +136,8 @@ impl Tenants {
         found
     }
 
-    /// The tenant that a subject of the identity provider is. One that is no valid name, or would be taken for a tenant with
-    /// a token of its own, goes by its hash.
+    /// Returns the tenant name for a subject of the identity provider. A subject that is not a valid name, or that
+    /// equals the name of a tenant with a token, gets a name made from its hash.
     pub fn name_of_subject(&self, subject: &str) -> String {
         let taken = self.0.iter().any(|entry| entry.name == subject && !entry.digests.is_empty());
         if check_name(subject).is_ok() && !taken {
@@ -224,7 +227,7 @@ fn digest(value: &toml::Value) -> Result<[u8; 32], String> {
     Ok(digest)
 }
 
-/// A key that is not known is a mistake; the nearest right one is likely meant.
+/// Refuses an unknown key as a mistake and suggests the nearest known one.
 fn known(table: &toml::Table, keys: &[&str], place: &str) -> Result<(), String> {
     let Some(unknown) = table.keys().find(|key| !keys.contains(&key.as_str())) else { return Ok(()) };
     let nearest = crate::config::nearest(unknown, keys.iter().copied()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Which version of the file, and which part of it: RFC 9110, sections 8.8, 13 and 14. Pure; the clock is an argument.
+//! Decides which version of the file and which part of it a request gets (RFC 9110, sections 8.8, 13 and 14). The
+//! decision has no side effects; the clock is an argument.
 
 use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,15 +11,15 @@ use ring::digest;
 use super::{Stat, plain};
 use crate::dialect::links::hex;
 
-/// The last second that a date in a header can name.
+/// The last second that a date in a header can express.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// Tells one version of a file from another.
+/// The identity of one version of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Version {
-    /// With its quotes.
+    /// The entity tag, with its quotes.
     etag: String,
-    /// In whole seconds. None if it cannot be said in a header: before 1970, or in the future.
+    /// Time of the last change in whole seconds; `None` if a header cannot express it: before 1970, or in the future.
     modified: Option<SystemTime>,
 }
 
@@ -27,7 +28,7 @@ pub enum Decision {
     Whole,
     Part(Range<u64>),
     NotModified,
-    /// A condition of the client's does not hold.
+    /// A condition of the client does not hold.
     Failed,
     Unsatisfiable,
 }
@@ -44,7 +45,7 @@ impl Version {
         Self { etag: format!("\"{}\"", hex(&digest.as_ref()[..16])), modified: modified.filter(|time| *time <= now) }
     }
 
-    /// What every answer about this version says.
+    /// Returns the headers of every answer about this version.
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
@@ -55,7 +56,8 @@ impl Version {
         headers
     }
 
-    /// Whether a list of entity tags names this version. Ours has no comma in it, so splitting there cannot miss it.
+    /// Returns whether a list of entity tags names this version, or `None` without the header. Our tag contains no
+    /// comma, so splitting the list at commas cannot miss it.
     fn is_in(&self, headers: &HeaderMap, name: HeaderName, weak: bool) -> Option<bool> {
         let mut lines = headers.get_all(name).iter().peekable();
         lines.peek()?;
@@ -66,13 +68,14 @@ impl Version {
         Some(lines.any(|line| line.to_str().is_ok_and(|line| line.split(',').any(names_this))))
     }
 
-    /// Changed after the date; none without a date that can be read.
+    /// Returns whether the version changed after the date in the header, or `None` if either date is missing or
+    /// unreadable.
     fn is_newer(&self, headers: &HeaderMap, name: HeaderName) -> Option<bool> {
         Some(self.modified? > date(headers.get(name)?)?)
     }
 
-    /// If-Range: the part is of use only beside the same version. A date says so only if the file cannot have changed once more
-    /// within its second.
+    /// Evaluates `If-Range`: a part is useful only beside the same version. A date proves that the version is the same
+    /// only if the file cannot have changed again within that second.
     fn is_the_one_in_hand(&self, headers: &HeaderMap, now: SystemTime) -> bool {
         let Some(value) = headers.get(header::IF_RANGE) else { return true };
         if value.as_bytes() == self.etag.as_bytes() {
@@ -87,7 +90,7 @@ fn date(value: &HeaderValue) -> Option<SystemTime> {
     httpdate::parse_http_date(value.to_str().ok()?).ok()
 }
 
-/// In the order of RFC 9110, section 13.2.2.
+/// Evaluates the conditions in the order of RFC 9110, section 13.2.2.
 pub fn decide(method: &Method, headers: &HeaderMap, version: &Version, size: u64, now: SystemTime) -> Decision {
     let holds = version
         .is_in(headers, header::IF_MATCH, false)
@@ -111,7 +114,8 @@ pub fn decide(method: &Method, headers: &HeaderMap, version: &Version, size: u64
     }
 }
 
-/// One range. Several, or what is none, is answered with the whole, as the RFC allows: nothing is counted or kept for them.
+/// Evaluates one range. Several ranges or a malformed one are answered with the whole file, as the RFC allows, so that
+/// nothing has to be counted or kept for them.
 fn part(range: &HeaderValue, size: u64) -> Decision {
     let spec = || {
         let (unit, spec) = range.to_str().ok()?.split_once('=')?;
@@ -124,13 +128,13 @@ fn part(range: &HeaderValue, size: u64) -> Decision {
             false => Decision::Unsatisfiable,
         },
         Some((None, Some(0))) => Decision::Unsatisfiable,
-        // The end of an empty file is the empty file, which no `Content-Range` can name.
+        // The end of an empty file is the empty file, which `Content-Range` cannot express.
         Some((None, Some(last))) if size > 0 => Decision::Part(size.saturating_sub(last)..size),
         _ => Decision::Whole,
     }
 }
 
-/// Digits, or nothing; a number beyond all files is the largest one.
+/// Parses digits or an empty text. A number that does not fit becomes the largest one, which is beyond any file.
 fn position(text: &str) -> Option<Option<u64>> {
     if text.is_empty() {
         return Some(None);
@@ -190,7 +194,7 @@ mod tests {
         }
     }
 
-    /// A13.
+    /// Covers hostile row A13.
     #[test]
     fn ranges() {
         use Decision::*;

@@ -1,8 +1,9 @@
-//! `Content-Disposition` (RFC 6266): kept as a file, under its name, whatever the name is.
+//! `Content-Disposition` (RFC 6266): makes a browser save the file under its name, whatever the name is.
 
 use crate::dialect::links::encoded;
 
-/// Twice: for those who read RFC 8187, and in ASCII for those who do not. `%` is left out of the latter because some decode it.
+/// Returns the header's value with the name in two forms: encoded for clients that implement RFC 8187, and in ASCII for
+/// those that do not. The ASCII form has no `%`, because some clients decode it.
 pub fn attachment(name: &str) -> String {
     let safe = |c: char| if matches!(c, ' '..='~') && !matches!(c, '"' | '\\' | '%') { c } else { '_' };
     let fallback: String = name.chars().map(safe).collect();
@@ -13,7 +14,7 @@ pub fn attachment(name: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A14.
+    /// Covers hostile row A14.
     #[test]
     fn no_name_can_end_the_header_or_the_quotes() {
         let cases = [

@@ -1,4 +1,4 @@
-//! How many downloads at once: of one key, of one owner and in all.
+//! Limits the downloads at once: for one key, for one owner and in total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Clone, Copy)]
 pub struct DownloadLimits {
     pub per_key: usize,
-    /// So that nobody's slow readers keep all others out.
+    /// Limit for one owner, so that the slow readers of one owner cannot keep all others out.
     pub per_owner: usize,
     pub total: usize,
 }
 
 impl Default for DownloadLimits {
-    /// A browser opens six connections to one host.
+    /// Allows more downloads for a key than the six connections that a browser opens to one host.
     fn default() -> Self {
         Self { per_key: 8, per_owner: 32, total: 256 }
     }
@@ -24,14 +24,14 @@ pub struct Permits {
     running: Arc<Mutex<Running>>,
 }
 
-/// Downloads of each; who has none is not in it.
+/// Running downloads by key and by owner; a key or owner without any has no entry.
 #[derive(Default)]
 struct Running {
     keys: HashMap<String, usize>,
     owners: HashMap<String, usize>,
 }
 
-/// The right to one download; ends when it is dropped.
+/// The right to one download, which ends when this is dropped.
 pub struct Permit {
     key: String,
     owner: String,

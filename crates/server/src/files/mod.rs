@@ -1,8 +1,9 @@
-//! Files by their links, over HTTP: `GET` and `HEAD` of `/files/<key>/<path>`, in pieces, with ranges and conditions.
+//! Serves files by their links over HTTP: `GET` and `HEAD` of `/files/<key>/<path>`, in pieces, with ranges and
+//! conditions.
 //!
-//! The key is the permission, so no token is asked for, and whatever is wrong with an address gets the same answer as a file that
-//! does not exist. Everything here comes out of a sandbox: a browser may keep it, never show it as a page of this server.
-//! Knows the engine only as a [`Store`].
+//! The key is the permission, so no token is needed, and a wrong address gets the same answer as a file that does not
+//! exist. All content comes from a sandbox: a browser may save it, but must never show it as a page of this server.
+//! This module knows the engine only as a [`Store`].
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -30,48 +31,48 @@ use conditions::{Decision, Version};
 pub use limit::DownloadLimits;
 use limit::{Permit, Permits};
 
-/// What is read at a time, and all that a download holds in memory.
+/// Bytes that are read at a time, and all that a download holds in memory.
 const PIECE: u64 = 256 * 1024;
 
-/// Where files come from.
+/// The source of files.
 pub trait Store: Send + Sync + 'static {
     type File: StoredFile;
 
-    /// Whose files a key leads to, for counting; none for a key that leads nowhere.
+    /// Returns the owner used for download accounting, or `None` for a key that leads nowhere.
     fn owner(&self, key: &str) -> Option<String>;
 
     fn open(&self, key: &str, path: &str) -> impl Future<Output = Result<Self::File, EngineError>> + Send;
 }
 
-/// A file that was found. It fails as soon as it is not the same any more.
+/// A file that was found. Reading it fails as soon as it is no longer the same file.
 pub trait StoredFile: Send + Sync + 'static {
     fn stat(&self) -> Stat;
 
-    /// Exactly this much of it, at most 1 MiB.
+    /// Reads exactly `length` bytes, which may be at most 1 MiB.
     fn read(&self, offset: u64, length: u32) -> impl Future<Output = Result<Vec<u8>, EngineError>> + Send;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     pub size: u64,
-    /// Since 1970; code in a sandbox can set it to anything.
+    /// Nanoseconds since 1970; code in a sandbox can set this to any value.
     pub modified_ns: i64,
     pub inode: u64,
 }
 
 #[derive(Clone)]
 pub struct Settings {
-    /// Only links that it signed are served.
+    /// If set, only links that it signed are served.
     pub signer: Option<Signer>,
     pub limits: DownloadLimits,
-    /// Is told of each file that is given out.
+    /// Called for each file that is served.
     pub given: Arc<dyn Fn(&ServedFile<'_>) + Send + Sync>,
 }
 
-/// A file on its way to somebody who had its link.
+/// A file that is sent to a client that had its link.
 pub struct ServedFile<'a> {
     pub key: &'a str,
-    /// Where it goes, if the transport says.
+    /// The client's address, if the transport provides it.
     pub peer: Option<SocketAddr>,
     pub bytes: u64,
 }
@@ -82,7 +83,8 @@ impl Default for Settings {
     }
 }
 
-/// To be merged into another router, not nested: addresses are read from the path as it was sent.
+/// Returns a router that has to be merged into another router, not nested, because addresses are read from the path as
+/// it was sent.
 pub fn router<S: Store>(store: S, settings: Settings) -> Router {
     let files = Arc::new(FileServer::new(store, settings));
     let answer = any(move |request: http::Request<Body>| {
@@ -92,7 +94,7 @@ pub fn router<S: Store>(store: S, settings: Settings) -> Router {
     Router::new().route("/files", answer.clone()).route("/files/", answer.clone()).route("/files/{*rest}", answer)
 }
 
-/// What answers the requests.
+/// Answers the requests for files.
 pub struct FileServer<S> {
     store: S,
     settings: Settings,
@@ -168,8 +170,8 @@ struct Download<F> {
     _permit: Permit,
 }
 
-/// The length was promised in the header. A piece that fails or comes short therefore ends the connection: a body that is too
-/// short is seen as such, and two versions of a file are never mixed.
+/// Streams the file in pieces. The header has promised the length, so a piece that fails or is too short ends the
+/// connection: the client notices the short body, and two versions of a file are never mixed.
 fn pieces<F: StoredFile>(download: Download<F>) -> impl Stream<Item = Result<Bytes, Broken>> + Send + 'static {
     try_unfold(download, |mut download| async move {
         let length = (download.end - download.at).min(PIECE);
@@ -189,7 +191,7 @@ fn pieces<F: StoredFile>(download: Download<F>) -> impl Stream<Item = Result<Byt
 #[error("a download was broken off: {0}")]
 struct Broken(String);
 
-/// What the file is and how it may be used.
+/// Sets the headers that say what the file is and how it may be used.
 fn describe(headers: &mut HeaderMap, path: &str) {
     let name = path.rsplit('/').next().unwrap_or(path);
     let mime = mime::of(name);
@@ -199,12 +201,12 @@ fn describe(headers: &mut HeaderMap, path: &str) {
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
 }
 
-/// For text that is plain by the way it was made.
+/// Converts text that is plain by construction.
 fn plain(text: String) -> HeaderValue {
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// Stand in every answer. Pictures may be shown on other sites: there is no cookie whose use they could betray.
+/// Headers of every answer. Other sites may show the pictures, because there is no cookie whose use that could reveal.
 const SAFE: [(HeaderName, &str); 4] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::CONTENT_SECURITY_POLICY, "sandbox; default-src 'none'"),
@@ -222,16 +224,16 @@ fn response(status: StatusCode, headers: HeaderMap, body: Body) -> Response<Body
     response
 }
 
-/// Why there is no file in the answer.
+/// The reason why an answer contains no file.
 #[derive(Debug)]
 enum DownloadRefusal {
     Method,
     NotFound,
-    /// The link was good once; who has it may know.
+    /// The link was valid once, so its holder may learn that it has expired.
     Expired,
-    /// If-Match or If-Unmodified-Since does not hold.
+    /// `If-Match` or `If-Unmodified-Since` does not hold.
     Changed,
-    /// Larger than the operator lets links serve.
+    /// The file is larger than the operator allows for links.
     TooLarge,
     Range {
         size: u64,

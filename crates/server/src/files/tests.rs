@@ -1,4 +1,4 @@
-//! The whole way of a request, most of it over a real connection, with a store of numbers instead of an engine.
+//! Tests the whole path of a request, mostly over a real connection, with a store of numbers instead of an engine.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,12 +18,12 @@ use crate::dialect::links::{Expiring, Links};
 const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const OTHER: &str = "ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
-/// Files whose byte at `n` is `n` modulo 251, and what was asked of them.
+/// Files whose byte at `n` is `n` modulo 251, and the paths that were opened.
 #[derive(Clone)]
 struct Numbers {
     sizes: Vec<(&'static str, u64)>,
     asked: Arc<Mutex<Vec<String>>>,
-    /// From this piece on it is another file.
+    /// Offset from which reading fails, as if the file had changed.
     changed_from: u64,
 }
 
@@ -105,7 +105,7 @@ async fn serve(store: Numbers, settings: Settings) -> SocketAddr {
     address
 }
 
-/// Everything that comes back until the connection ends, headers and body.
+/// Returns everything that is received until the connection ends: headers and body.
 async fn raw(address: SocketAddr, request: &str) -> (String, Vec<u8>) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -115,7 +115,7 @@ async fn raw(address: SocketAddr, request: &str) -> (String, Vec<u8>) {
     (String::from_utf8(answer[..end].to_vec()).unwrap(), answer[end..].to_vec())
 }
 
-/// A14, A15: the header as it goes over the wire.
+/// Covers hostile rows A14 and A15: the test reads the header as it goes over the wire.
 #[tokio::test]
 async fn a_page_out_of_a_sandbox_is_a_file_to_keep_and_nothing_else() {
     let name = "é \"x\"\r\nSet-Cookie: a=1.html";
@@ -148,7 +148,8 @@ async fn a_page_out_of_a_sandbox_is_a_file_to_keep_and_nothing_else() {
     assert_eq!(body, [0, 1, 2]);
 }
 
-/// A07, A12, X24: what is wrong, unknown or another's looks the same, and nobody is asked about what is wrong.
+/// Covers hostile rows A07, A12 and X24: malformed, unknown and foreign addresses get the same answer, and the store is
+/// never asked about malformed ones.
 #[tokio::test]
 async fn everything_that_is_not_there_gets_the_same_answer() {
     let store = Numbers::new(&[("a.txt", 3)]);
@@ -280,7 +281,7 @@ async fn downloads_of_one_key_are_bounded() {
     assert_eq!(get().await.status(), StatusCode::OK, "a download that is given up frees its place");
 }
 
-/// X20.
+/// Covers hostile row X20.
 #[tokio::test]
 async fn where_links_end_only_signed_ones_are_served() {
     let signer = Signer::new(b"secret");
@@ -307,7 +308,8 @@ async fn where_links_end_only_signed_ones_are_served() {
     }
 }
 
-/// A13, and the promise of constant memory: what is in flight is a piece and the connection's own buffers.
+/// Covers hostile row A13 and the promise of constant memory: only one piece and the connection's buffers are in
+/// flight.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_gibibytes_need_no_more_memory_than_two_megabytes() {
     const SIZE: u64 = 2 << 30;
@@ -322,7 +324,7 @@ async fn two_gibibytes_need_no_more_memory_than_two_megabytes() {
         if n == 0 {
             break;
         }
-        // Every 64 MiB or so; the first measure is taken when all buffers exist.
+        // Measured about every 64 MiB; the first measurement is taken when all buffers exist.
         if total >> 26 != (total + n) >> 26 {
             let now = resident_kib();
             warm.get_or_insert(now);
@@ -341,7 +343,7 @@ fn resident_kib() -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// What the framework does with the path before we see it: nothing.
+/// The framework hands on the path unchanged.
 #[tokio::test]
 async fn the_router_hands_on_the_path_as_it_was_sent() {
     let store = Numbers::new(&[("a b/%2e", 1)]);

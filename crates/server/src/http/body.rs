@@ -1,4 +1,4 @@
-//! Reading a request's body: bounded by itself, by its time, and by the memory that its tenant may hold.
+//! Reads a request's body within three bounds: its length, its deadline, and the memory that its tenant may hold.
 
 use std::time::Duration;
 
@@ -15,13 +15,14 @@ use tokio::time::timeout;
 use super::{SERVER_ERROR, refuse, refused};
 use crate::mcp::message::{self, Fault};
 
-/// Bytes kept of a body that is too long, to find the id of its request.
+/// Bytes kept of a body that is too long, in order to find the id of its request.
 const HEAD: usize = 4096;
 
-/// The body of a request that is refused anyway is read and thrown away if it is no longer than this: the connection can go on.
+/// Maximum length of a body that is read and discarded when its request is refused, so that the connection can be
+/// reused.
 const SHORT: u64 = 64 << 10;
 
-/// How long a client may take to write one.
+/// Maximum time for which the server waits for the body of a refused request.
 const LINGER: Duration = Duration::from_secs(2);
 
 pub(super) struct Bodies {
@@ -34,7 +35,7 @@ impl Bodies {
         Self { limit, deadline }
     }
 
-    /// The body; what it takes is added to `hold` as it arrives.
+    /// Reads the body and adds its bytes to `hold` as they arrive.
     pub(super) async fn read(&self, headers: &HeaderMap, body: Incoming, hold: &Hold) -> Result<Bytes, Response<Body>> {
         match timeout(self.deadline, self.collect(headers, body, hold)).await {
             Ok(result) => result,
@@ -56,7 +57,7 @@ impl Bodies {
         if announced > self.limit {
             return Err(self.too_long(announced, &[]));
         }
-        // It grows with what has come and was counted; an announcement costs nothing.
+        // The buffer grows with bytes that have arrived and were counted; an announced length alone costs no memory.
         let mut whole = BytesMut::with_capacity(announced.min(AT_FIRST));
         let mut pause = STRETCH;
         while let Some(frame) = body.frame().await {
@@ -79,12 +80,14 @@ impl Bodies {
         Ok(whole.freeze())
     }
 
-    /// Of a body that has no length of its own, what was read of it is told.
+    /// Returns the refusal of a body over the limit. `length` is the announced length, or what was read of a body
+    /// without one.
     fn too_long(&self, length: usize, head: &[u8]) -> Response<Body> {
         closing(refuse(StatusCode::PAYLOAD_TOO_LARGE, &message::too_long(length, self.limit, head, &[])))
     }
 
-    /// A refusal of a request whose body nobody wants.
+    /// Returns `refusal` for a request whose body is not needed. The connection closes unless a short body was read to
+    /// its end.
     pub(super) async fn unread(&self, mut body: Incoming, refusal: Response<Body>) -> Response<Body> {
         let short = body.size_hint().upper().is_some_and(|length| length <= SHORT);
         let rest = async { while let Some(Ok(_)) = body.frame().await {} };
@@ -97,11 +100,11 @@ impl Bodies {
 
 const AT_FIRST: usize = 64 << 10;
 
-/// Bytes of a body that are read before others get a turn. A client on the same machine writes as fast as the body is read, so
-/// reading would otherwise not end before the body does.
+/// Bytes of a body that are read before other tasks get a turn. A client on the same machine writes as fast as the body
+/// is read, so reading would otherwise not pause before the end of the body.
 const STRETCH: usize = 128 << 10;
 
-/// There is no memory for a request.
+/// Returns the refusal of a request for which there is no memory.
 pub(super) fn over(full: Full) -> Response<Body> {
     match full {
         Full::Tenant(_) => later(StatusCode::TOO_MANY_REQUESTS, full.to_string()),
@@ -119,7 +122,7 @@ fn later(status: StatusCode, why: impl Into<String>) -> Response<Body> {
     response
 }
 
-/// What comes next on the connection is not known to be a request.
+/// Marks the connection to be closed, because the bytes that follow on it may not be a request.
 fn closing(mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response

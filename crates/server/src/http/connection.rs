@@ -1,7 +1,7 @@
-//! Connections: how many, how long in each phase, and how they end.
+//! Connections: how many there are, how long each phase may last, and how they end.
 //!
-//! One that has no complete request may be closed at any time; under pressure the one that has waited longest goes first, so
-//! that idle or slow clients cannot keep others out.
+//! A connection without a complete request may be closed at any time. Under pressure the connection that has waited
+//! longest is closed first, so that idle or slow clients cannot keep others out.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -33,26 +33,26 @@ use super::share::Share;
 use super::{App, HttpOptions};
 use crate::metrics::Metrics;
 
-/// How long cancelled calls may take to say so.
+/// Maximum time for cancelled calls to send their answers during a shutdown.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// The same when it has to be now.
+/// Maximum time for cancelled calls to send their answers when the server has to stop at once.
 const LAST_WORD: Duration = Duration::from_millis(500);
 
-/// How long a request may still be arriving after a shutdown.
+/// Maximum time for which a request may still be arriving after a shutdown began.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
 
-/// How long what a client writes after its answer is thrown away.
+/// How long the server reads and discards what a client still sends after its answer.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// After a failed accept: descriptors come back when connections end.
+/// Pause after a failed accept; file descriptors become free when connections end.
 const BREATH: Duration = Duration::from_millis(50);
 
 const SHED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Type: application/json\r\n\
 Content-Length: 92\r\nConnection: close\r\n\r\n\
 {\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32000,\"message\":\"too many connections at once\"}}";
 
-/// The other end of a connection.
+/// The address of the client at the other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
@@ -94,7 +94,7 @@ async fn sweep(server: Arc<Server>) {
     }
 }
 
-/// Accepts for ever.
+/// Accepts connections until the future is dropped.
 async fn accept(
     listener: TcpListener,
     server: &Arc<Server>,
@@ -114,7 +114,7 @@ async fn accept(
         };
         let options = server.options();
         if all.count() >= options.max_connections && !all.evict() {
-            // The buffer of a new connection has room for this; a client that misses it sees a closed connection.
+            // The send buffer of a new connection has room for this; a client that misses it sees a closed connection.
             let _ = stream.try_write(SHED);
             continue;
         }
@@ -140,7 +140,7 @@ async fn accept(
     }
 }
 
-/// Answers go out at once, and a peer that vanished without a word is noticed.
+/// Configures the socket so that answers go out at once and a peer that vanished silently is noticed.
 fn prepare(stream: &TcpStream, options: &HttpOptions) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -168,7 +168,8 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
     let served = http1::Builder::new().max_header_size(options.max_header).serve_connection(TokioIo::new(io), service);
     let mut served = pin!(served);
     let mut ticks = interval(options.tick());
-    // A server that was busy is no reason to cut its clients: time counts from here, and what has arrived comes first.
+    // A busy server must not drop its clients for its own delay: the time counts from here, and data that has arrived
+    // is handled before deadlines are checked.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     connection.enter(Phase::Head);
     let mut ending = false;
@@ -197,7 +198,7 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
 }
 
 impl HttpOptions {
-    /// How often deadlines are looked at.
+    /// Returns the interval at which deadlines are checked.
     fn tick(&self) -> Duration {
         let shortest = self.header_deadline.min(self.idle_deadline);
         (shortest / 4).clamp(Duration::from_millis(10), Duration::from_secs(5))
@@ -224,7 +225,7 @@ impl Connections {
         ConnectionSlot(self.clone(), number)
     }
 
-    /// Closes the connection that has kept us waiting longest, if there is any.
+    /// Closes the connection that has waited longest without a complete request. Returns false if there is none.
     fn evict(&self) -> bool {
         let mut all = self.all();
         let waiting = all.1.iter().filter_map(|(number, connection)| Some((connection.waiting_since()?, *number)));
@@ -242,7 +243,7 @@ impl Connections {
     }
 }
 
-/// A connection's place among all; given back however its task ends.
+/// A connection's entry in [`Connections`]; dropping it removes the entry, however the connection's task ends.
 struct ConnectionSlot(Arc<Connections>, u64);
 
 impl Drop for ConnectionSlot {
@@ -253,13 +254,13 @@ impl Drop for ConnectionSlot {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Between requests.
+    /// The connection is between two requests.
     Idle,
-    /// A request's head is arriving.
+    /// The head of a request is arriving.
     Head,
-    /// Its body is; that has a deadline of its own.
+    /// The body of a request is arriving; `body_deadline` bounds this phase.
     Body,
-    /// It is being answered.
+    /// A request is being answered.
     Busy,
 }
 
@@ -267,9 +268,9 @@ pub(super) struct Connection {
     pub peer: SocketAddr,
     pub local: SocketAddr,
     state: Mutex<(Phase, Instant)>,
-    /// Of the request that is being answered.
+    /// The share of the request that is being answered.
     share: Mutex<Option<Share>>,
-    /// The answer says that the connection ends, and the client may still be writing.
+    /// The answer announced the end of the connection, and the client may still be writing.
     linger: AtomicBool,
     close: CancellationToken,
 }
@@ -283,18 +284,18 @@ impl Connection {
         *self.state() = (phase, Instant::now());
     }
 
-    /// A request's head is complete. It is over when what this returns is dropped.
+    /// Notes that the head of a request is complete. The request is over when the returned value is dropped.
     fn request(self: &Arc<Self>) -> Busy {
         self.enter(Phase::Body);
         Busy(self.clone())
     }
 
-    /// Kept until the request is over.
+    /// Keeps the share until the request is over.
     pub(super) fn hold(&self, share: Share) {
         *self.share.lock().unwrap_or_else(PoisonError::into_inner) = Some(share);
     }
 
-    /// The request is complete.
+    /// Notes that the request is complete: from here on the connection is not closed under pressure.
     pub(super) fn busy(&self) {
         self.enter(Phase::Busy);
     }
@@ -323,7 +324,7 @@ impl Drop for Busy {
     }
 }
 
-/// A response's body; its connection is busy until it has been sent.
+/// The body of a response; its connection is busy until the body has been sent.
 struct BusyBody {
     body: Body,
     metrics: Metrics,
@@ -351,14 +352,14 @@ impl HttpBody for BusyBody {
     }
 }
 
-/// The stream with an eye on its deadlines.
+/// A TCP stream that enforces the write deadline and lingers after the last answer.
 struct Watched {
     stream: TcpStream,
     connection: Arc<Connection>,
     patience: Duration,
-    /// Runs while the client does not read.
+    /// Timer that runs while the client does not read.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// Runs after the last byte was sent.
+    /// Timer that runs after the last byte was sent.
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
@@ -374,7 +375,8 @@ impl Watched {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// A connection whose last answer is still on its way to a slow reader is not idle.
+    /// Restarts the idle time when bytes were sent: a connection whose last answer is still on its way to a slow reader
+    /// is not idle.
     fn sent(&self, written: &Poll<io::Result<usize>>) {
         let mut state = self.connection.state();
         if state.0 == Phase::Idle && matches!(written, Poll::Ready(Ok(1..))) {
@@ -382,15 +384,15 @@ impl Watched {
         }
     }
 
-    /// Throws away what the client still sends, for a while. A connection that is closed with bytes unread is reset, and a client
-    /// that is still writing may then never see the answer.
+    /// Reads and discards for a while what the client still sends. Closing a connection with unread bytes resets it,
+    /// and a client that is still writing might then never see the answer.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let lingering = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
         if lingering.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(()));
         }
         let mut space = [0; 16 << 10];
-        // Not for ever: others want to be polled, too.
+        // The loop is bounded so that other tasks are polled too.
         for _ in 0..16 {
             let mut buffer = ReadBuf::new(&mut space);
             match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer)) {

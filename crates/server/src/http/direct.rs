@@ -1,7 +1,8 @@
-//! A request given straight to its handler: no loop, no task, no channel. For services that ask their clients nothing.
+//! Gives a request straight to its handler, without a service loop, task or channel, for services that send no requests
+//! to their clients.
 //!
-//! The call is polled where its answer is waited for. Left alone before its end it is cancelled and ends by itself, so that what
-//! has to be written down of it is.
+//! The call is polled by the code that waits for its answer. A call that is dropped before its end is cancelled and
+//! finishes in the background, so that it is still logged and recorded in the journal.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +32,7 @@ type ServerMessage = TxJsonRpcMessage<RoleServer>;
 
 pub(super) struct Direct {
     work: DirectCall,
-    /// What the handler says meanwhile, if the client wants to hear it.
+    /// Notifications of the handler, if the client asked for progress.
     notes: Option<mpsc::Receiver<ServerNotification>>,
     answer: Option<ServerMessage>,
     prepared: Prepared,
@@ -39,12 +40,13 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Whether a request can be answered like this: what opens a session or a subscription talks to a peer of its own.
+    /// Returns whether a request can be answered directly. Requests that open a session or a subscription need a
+    /// separate peer, and thus a service loop.
     pub(super) fn takes(request: &ClientRequest) -> bool {
         !matches!(request, ClientRequest::InitializeRequest(_) | ClientRequest::SubscriptionsListenRequest(_))
     }
 
-    /// `begun` is cancelled at the latest when the call is over.
+    /// Creates the call without polling it. `begun` is cancelled at the latest when the call ends.
     pub(super) fn new(
         service: Box<dyn DynService<RoleServer>>,
         mut request: ClientRequest,
@@ -75,12 +77,12 @@ impl Direct {
         Self { work: DirectCall::Here(Box::pin(work)), notes, answer: None, prepared, cancel }
     }
 
-    /// See [`Prepared`].
+    /// Returns the encoded result, if the handler left one (see [`Prepared`]).
     pub(super) fn prepared(&self) -> Option<&Bytes> {
         self.prepared.get()
     }
 
-    /// From here on the call goes on whether or not anybody waits for it.
+    /// Moves the call to a task, so that it continues whether or not its messages are awaited.
     pub(super) fn go_on(&mut self, turn: Option<Turn>) {
         self.work = match std::mem::replace(&mut self.work, DirectCall::Over) {
             DirectCall::Here(work) => {
@@ -96,7 +98,7 @@ impl Direct {
         };
     }
 
-    /// The next message, the answer last. Giving up the wait loses nothing.
+    /// Returns the next message; the answer is the last one. The future is cancel safe.
     pub(super) async fn next(&mut self) -> Option<ServerMessage> {
         if self.answer.is_none() {
             let noted = async {
@@ -111,7 +113,7 @@ impl Direct {
                 answer = &mut self.work => self.answer = answer,
             }
         }
-        // What was said before the answer is heard before it.
+        // Notifications sent before the answer are delivered before it.
         match self.notes.as_mut().and_then(|notes| notes.try_recv().ok()) {
             Some(note) => Some(JsonRpcMessage::notification(note)),
             None => self.answer.take(),
@@ -130,7 +132,7 @@ impl Drop for Direct {
     }
 }
 
-/// A call on its way.
+/// A call in progress: polled in place, running in a task, or finished.
 enum DirectCall {
     Here(BoxFuture<'static, ServerMessage>),
     Apart(JoinHandle<ServerMessage>),
@@ -153,20 +155,21 @@ impl Future for DirectCall {
     }
 }
 
-/// By a peer a handler knows who asks. rmcp makes one only together with a loop, so that those of loops that are over are lent to
-/// one request after the other.
+/// Spare peers. A peer tells a handler about its client. rmcp creates a peer only together with a service loop, so
+/// peers whose loops have ended are lent to one request after another.
 #[derive(Default)]
 pub(super) struct Peers(Mutex<Vec<Peer<RoleServer>>>);
 
 impl Peers {
-    /// So many wait to be lent.
+    /// Maximum number of spare peers that are kept.
     const KEPT: usize = 64;
 
     fn spare(&self) -> MutexGuard<'_, Vec<Peer<RoleServer>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `service` is any that could answer.
+    /// Lends a spare peer, or creates one. A new peer's service loop ends at once, so `service` may return any service
+    /// of the endpoint.
     pub(super) fn lend(
         self: &Arc<Self>,
         info: InitializeRequestParams,
@@ -184,7 +187,7 @@ impl Peers {
     }
 }
 
-/// A peer for one request.
+/// A peer lent to one request.
 pub(super) struct PeerLease {
     peer: Peer<RoleServer>,
     peers: Arc<Peers>,
@@ -199,7 +202,7 @@ impl Drop for PeerLease {
     }
 }
 
-/// A client that is gone before it said anything.
+/// A transport whose client has already disconnected.
 struct Closed;
 
 impl Transport<RoleServer> for Closed {

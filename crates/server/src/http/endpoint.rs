@@ -1,4 +1,4 @@
-//! Requests below `/mcp`: who asks, in which revision, and in what form the answer goes back.
+//! Handles requests below `/mcp`: finds the caller and the revision, and chooses the form of the answer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -53,16 +53,16 @@ pub(super) struct Server {
     pub sessions: Sessions,
     shares: Arc<Shares>,
     turns: Arc<Turns>,
-    /// For large messages, which are read on threads of their own.
+    /// Turns for large messages, which are read on separate threads.
     large_turns: Arc<Turns>,
     peers: Arc<Peers>,
     /// Cancels all calls.
     pub halt: CancellationToken,
-    /// Ends the streams that no call holds open.
+    /// Ends the streams that belong to no call.
     pub closing: CancellationToken,
 }
 
-/// Where a request goes and who sent it.
+/// The endpoint a request is for, and the caller who sent it.
 struct RequestInfo<'a> {
     endpoint: &'a Endpoint,
     name: &'a str,
@@ -80,7 +80,7 @@ struct BatchItem {
     hold: Hold,
 }
 
-/// In what form the client takes an answer.
+/// The forms of an answer that the client accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Json,
@@ -207,17 +207,18 @@ impl Server {
             Err(refusal) => return refusal,
         };
         connection.busy();
-        // As bytes and as a message, for a moment.
+        // For a moment the request is in memory twice: as bytes and as a message.
         if let Err(full) = place.hold.add(bytes.len()) {
             return over(full);
         }
-        // Those that are read here do not wait for one that is read elsewhere.
+        // Large messages have a separate queue, so that messages read on this thread do not wait for one read on
+        // another.
         let is_large = bytes.len() >= LARGE;
         let turn = if is_large { &self.large_turns } else { &self.turns }.take(&place.caller.tenant).await;
         log_body(&bytes, |body| HttpLine::RequestBody(body).log());
         let session = match self.session(&place, headers) {
             Ok(session) => session,
-            // To look for the id is to read the message.
+            // Finding the id would mean reading the whole large message on this thread.
             Err(unknown) if is_large => return unknown.answer(Value::Null),
             Err(unknown) => return unknown.answer(message::id_of(&bytes).unwrap_or_default()),
         };
@@ -234,7 +235,7 @@ impl Server {
         match read {
             Ok(Incoming::One(message)) => during(turn, self.one(place, headers, form, session, message)).await,
             Ok(Incoming::Batch(messages)) => {
-                // Each message counts as a request of its own for those who count.
+                // Each message of a batch counts as one request towards the caller's rate.
                 for _ in 1..messages.len() {
                     if let Err(denied) = self.app.gate.admit(parts, connection.peer) {
                         return turned_away(denied);
@@ -297,7 +298,7 @@ impl Server {
         }
     }
 
-    /// Starts a request, or says with which status it is refused.
+    /// Starts a request, or returns the status and the error with which it is refused.
     fn begin(
         &self,
         place: &RequestInfo<'_>,
@@ -344,7 +345,7 @@ impl Server {
         Ok((Exchange::start(id, request, setting), era))
     }
 
-    /// Answers `initialize`. A client for which there is no room goes on without a session.
+    /// Answers `initialize`. A client for which there is no room continues without a session.
     fn open(
         &self,
         place: &RequestInfo<'_>,
@@ -370,7 +371,7 @@ impl Server {
         session: Option<Arc<Session>>,
         messages: Vec<Result<Message, Fault>>,
     ) -> Response<Body> {
-        // What the body took is counted with its messages.
+        // From here on the bytes of the body are counted in the holds of its messages.
         let hold = place.hold.clone();
         let _ = hold.set(0);
         let mut refusals = Vec::new();
@@ -379,7 +380,7 @@ impl Server {
             match message {
                 Ok(Message::Request { id, request, weight }) => {
                     HttpLine::Parsed { method: request.method(), id: &id }.log();
-                    // Each has a hold of its own: they do not end together.
+                    // Each request has a separate hold, because the requests do not end together.
                     let hold = place.hold.apart();
                     if let Err(full) = hold.set(held_by(weight)) {
                         refusals.push(Fault::new(id, SERVER_ERROR, full.to_string()).encode());
@@ -418,7 +419,8 @@ impl Server {
         self.reply("batch", Answers::Batch(Some(answers.boxed())), form, &era, None).await
     }
 
-    /// As one JSON document if it comes soon, or if the client takes nothing else; otherwise as a stream.
+    /// Sends the answer as one JSON document if it comes soon or the client accepts nothing else, and as a stream
+    /// otherwise.
     async fn reply(
         &self,
         method: &str,
@@ -437,12 +439,13 @@ impl Server {
             match timeout(patience, answers.next()).await {
                 Ok(Some(ExchangeEvent::Last(last))) => {
                     log_answer(method, &last.words.bytes);
-                    // Errors that have a status of their own are for those who do not read the body.
+                    // An error with a specific status is for readers that do not parse the body, so it is
+                    // never streamed.
                     let status = status(&last);
                     let form = if status == StatusCode::OK { form } else { Form::Json };
                     return whole(form, status, last.words);
                 }
-                // Taken back by the client.
+                // The client cancelled the request.
                 Ok(None) => return empty(StatusCode::ACCEPTED),
                 Ok(Some(ExchangeEvent::Meanwhile(_))) if form == Form::Json => {}
                 Ok(Some(ExchangeEvent::Meanwhile(words))) => break Some(words),
@@ -479,11 +482,13 @@ impl Server {
             connection.busy();
             return match session.replay(seen) {
                 Some((replay, place)) => sse::response(replay.read(Some(place)), keep_alive, session.ended.clone()),
-                // Nothing, and the end: an error would make some clients ask again and again.
+                // The answer is a stream that ends at once, because an error would make some clients retry again and
+                // again.
                 None => sse::response(EmptyStream, keep_alive, CancellationToken::new()),
             };
         }
-        // Not busy: nothing is said on such a stream, so it goes when others need its connection.
+        // The connection is not marked busy: nothing is ever sent on this stream, so it may be closed when others need
+        // the connection.
         match session.listen() {
             Some(listener) => {
                 let source = IdleStream { _listener: listener, ended: session.ended.clone() };
@@ -497,7 +502,7 @@ impl Server {
         match self.session(place, headers) {
             Ok(Some(session)) => {
                 self.sessions.close(&session);
-                // Python's client takes anything but 200 and 204 for a failure.
+                // The Python client treats every status other than 200 and 204 as a failure.
                 empty(StatusCode::NO_CONTENT)
             }
             Ok(None) => not_allowed("DELETE ends a session; Mcp-Session-Id names none"),
@@ -505,7 +510,7 @@ impl Server {
         }
     }
 
-    /// The session that the headers name. Since 2026-07-28 there are none.
+    /// Returns the session that the headers name. Revision 2026-07-28 and later have no sessions.
     fn session(&self, place: &RequestInfo<'_>, headers: &HeaderMap) -> Result<Option<Arc<Session>>, UnknownSession> {
         if revision::is_modern(headers) {
             return Ok(None);
@@ -522,10 +527,11 @@ impl Server {
     }
 }
 
-/// A message of this length is read on a thread of its own: meanwhile the others are answered.
+/// Messages of at least this length are read on a separate thread, so that other requests are answered meanwhile.
 const LARGE: usize = message::LONG;
 
-/// The reading goes on when the client has gone; until it ends it has its memory and its turn.
+/// Reads a large message on a separate thread. The reading continues after the client has disconnected, and keeps its
+/// memory and its turn until it ends.
 async fn read_apart(bytes: Bytes, batches: bool, hold: Hold, turn: Turn) -> Result<Incoming, Fault> {
     let reading = tokio::task::spawn_blocking(move || {
         let read = message::read(&bytes, batches);
@@ -551,7 +557,7 @@ impl UnknownSession {
     }
 }
 
-/// `Some("")` for `/mcp` itself, `None` for what is not below it.
+/// Returns the name of the endpoint: `Some("")` for `/mcp` itself, `None` for a path that is not below it.
 fn endpoint_name(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/mcp")?;
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
@@ -570,7 +576,7 @@ async fn answered(
     empty(StatusCode::ACCEPTED)
 }
 
-/// What the answer comes from.
+/// The source of an answer: one exchange or a batch.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum Answers {
     One(Exchange),
@@ -608,7 +614,7 @@ impl EventSource for Plain {
     }
 }
 
-/// The stream of a session that belongs to no request: we have nothing to say on it.
+/// A session's stream that belongs to no request; the server never sends a message on it.
 struct IdleStream {
     _listener: Listener,
     ended: CancellationToken,
@@ -630,7 +636,8 @@ impl EventSource for EmptyStream {
 }
 
 impl Form {
-    /// JSON unless a stream was asked for by name; `None` if neither is taken.
+    /// Returns the accepted forms. A stream has to be named explicitly. Returns `None` if the client accepts neither
+    /// form.
     fn of(headers: &HeaderMap) -> Option<Self> {
         let json = !headers.contains_key(header::ACCEPT)
             || accepted(headers).any(|kind| matches!(&*kind, "application/json" | "application/*" | "*/*"));
@@ -657,12 +664,12 @@ fn is_json(headers: &HeaderMap) -> bool {
     given.is_some_and(|given| essence(given) == "application/json") && !headers.contains_key(header::CONTENT_ENCODING)
 }
 
-/// A media type without its parameters.
+/// Returns a media type without its parameters, in lower case.
 fn essence(text: &str) -> String {
     text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
-/// An answer that is there already.
+/// Returns the response for an answer that is complete.
 fn whole(form: Form, status: StatusCode, words: AnswerBytes) -> Response<Body> {
     match form {
         Form::Json | Form::Either => json(status, words.plain()),
@@ -674,7 +681,7 @@ fn whole(form: Form, status: StatusCode, words: AnswerBytes) -> Response<Body> {
     }
 }
 
-/// Answers of a batch in one document.
+/// The answers of a batch, joined into one JSON document.
 #[derive(Default)]
 struct BatchAnswer(Vec<u8>);
 
@@ -689,7 +696,7 @@ impl BatchAnswer {
         }
     }
 
-    /// `None` if nothing had an answer.
+    /// Returns the document, or `None` if no message of the batch had an answer.
     fn finish(self) -> Option<Vec<u8>> {
         let Self(mut all) = self;
         (!all.is_empty()).then(|| {
@@ -699,12 +706,14 @@ impl BatchAnswer {
     }
 }
 
-/// What a request holds while it is worked on: its arguments as they came, and as what is done with them.
+/// Returns the bytes that a request holds while it is handled: its arguments as received, and once more as the
+/// operation made from them.
 fn held_by(weight: usize) -> usize {
     2 * weight
 }
 
-/// 400 for what is no JSON; what could be read is answered, whatever the answer says. The newest revision wants 400 for that, too.
+/// Returns 400 for a body that is not JSON. A message that could be read is answered with 200 even if the answer is an
+/// error; the newest revision requires 400 for an invalid request too.
 fn status_of(fault: &Fault, headers: &HeaderMap) -> StatusCode {
     let refused = fault.code == PARSE_ERROR || fault.code == INVALID_REQUEST && revision::is_modern(headers);
     if refused { StatusCode::BAD_REQUEST } else { StatusCode::OK }
@@ -716,7 +725,7 @@ fn not_allowed(why: &str) -> Response<Body> {
     response
 }
 
-/// A client of which only the revision is known.
+/// Returns the parameters of a client of which only the revision is known.
 pub(super) fn unknown_peer(version: ProtocolVersion) -> InitializeRequestParams {
     let mut peer =
         InitializeRequestParams::new(ClientCapabilities::default(), Implementation::new("unknown", "unknown"));
@@ -729,7 +738,7 @@ fn log_answer(method: &str, bytes: &[u8]) {
     log_body(bytes, |body| HttpLine::Response(body).log());
 }
 
-/// Bodies are looked at only when somebody wants to read them.
+/// Parses and logs a body only if the log level shows bodies.
 fn log_body(bytes: &[u8], log: impl FnOnce(&Value)) {
     if tracing::enabled!(target: HTTP_LOG, tracing::Level::DEBUG)
         && let Ok(body) = serde_json::from_slice(bytes)

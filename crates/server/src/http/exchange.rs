@@ -1,7 +1,8 @@
-//! One request: messages out, the client's answers and its change of mind in. It goes straight to its handler, or through a service
-//! loop of its own where the handler may ask the client something.
+//! One HTTP request and everything that is sent for it. Messages go out to the client; the client's answers to our
+//! questions and its cancellation come in. The request goes straight to its handler, or through a service loop where
+//! the handler may ask the client something.
 //!
-//! Dropping an [`Exchange`] cancels the call; a client that is gone has nobody else to say so.
+//! Dropping an [`Exchange`] cancels the call, because a client that has disconnected cannot cancel it.
 
 use std::io;
 use std::sync::Arc;
@@ -31,23 +32,23 @@ use crate::mcp::message::{Fault, INTERNAL_ERROR};
 /// Messages that may wait for a client that reads slowly.
 const QUEUE: usize = 16;
 
-/// What a call needs beside its request.
+/// Everything that a call needs besides its request.
 pub(super) struct ExchangeParts {
     pub service: Box<dyn DynService<RoleServer>>,
     pub peer: Asker,
-    /// Where the client's answers to our questions arrive, if it can be asked.
+    /// The session through which the client's answers to our questions arrive, if the client can be asked.
     pub session: Option<Arc<Session>>,
     /// The call's entry in its session.
     pub entry: Option<SessionCall>,
-    /// Of the server: cancels every call.
+    /// Cancelled by the server to end every call.
     pub halt: CancellationToken,
-    /// What the request holds, and then its answer.
+    /// The memory of the request, and then of its answer.
     pub hold: Hold,
 }
 
-/// Who asks: what was negotiated, for legacy clients; otherwise what the request itself says.
+/// The client that asks, described by what a legacy client negotiated, or otherwise by the request itself.
 pub(super) enum Asker {
-    /// It may be asked in turn: there is a loop.
+    /// The handler may send requests to the client, which needs a service loop.
     Loop(Box<InitializeRequestParams>),
     Direct(PeerLease),
 }
@@ -56,13 +57,13 @@ pub(super) struct Exchange {
     id: Value,
     way: MessageSource,
     over: bool,
-    /// The request has its place in the engine's queue, or its answer.
+    /// Cancelled when the request has its place in the engine's queue, or its answer.
     begun: CancellationToken,
     entry: Option<SessionCall>,
     hold: Hold,
 }
 
-/// Where its messages come from. Dropped, it cancels the call.
+/// The source of an exchange's messages. Dropping it cancels the call.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
 enum MessageSource {
     Loop { messages: mpsc::Receiver<TxJsonRpcMessage<RoleServer>>, _cancel: DropGuard },
@@ -77,7 +78,7 @@ impl MessageSource {
         }
     }
 
-    /// The result, where it is bytes already.
+    /// Returns the result if the handler has already encoded it.
     fn prepared(&self) -> Option<&Bytes> {
         match self {
             Self::Loop { .. } => None,
@@ -86,14 +87,15 @@ impl MessageSource {
     }
 }
 
-/// Bytes for a client. Their memory is their tenant's until the last of them is sent.
+/// Bytes for a client. They count towards their tenant's memory until the last of them has been sent.
 pub(super) struct AnswerBytes {
     pub bytes: Vec<u8>,
     hold: Hold,
 }
 
 impl AnswerBytes {
-    /// `None` if there is no memory for them. The hold is theirs from here on.
+    /// Counts the bytes in `hold` and takes the hold over. Returns the hold with an error if there is no memory for the
+    /// bytes.
     pub(super) fn new(bytes: Vec<u8>, hold: Hold) -> Result<Self, (Full, Hold)> {
         match hold.set(bytes.len()) {
             Ok(()) => Ok(Self { bytes, hold }),
@@ -101,13 +103,13 @@ impl AnswerBytes {
         }
     }
 
-    /// An answer; an error in place of one that there is no memory for.
+    /// Returns an answer, or an error in its place if there is no memory for the answer.
     pub(super) fn last(id: &Value, bytes: Vec<u8>, hold: Hold) -> Self {
         let length = bytes.len();
         Self::new(bytes, hold).unwrap_or_else(|(full, hold)| {
             let why = format!("an answer of {length} bytes was dropped: {full}");
             let bytes = Fault::new(id.clone(), SERVER_ERROR, why).encode();
-            // Less than what was free for the request.
+            // The error is smaller than the part of a call that is not counted.
             let _ = hold.set(0);
             Self { bytes, hold }
         })
@@ -128,24 +130,24 @@ impl AsRef<[u8]> for AnswerBytes {
     }
 }
 
-/// What comes out of an exchange.
+/// A message that an exchange produces.
 pub(super) enum ExchangeEvent {
-    /// On the way.
+    /// A notification or a question that precedes the answer.
     Meanwhile(AnswerBytes),
-    /// The answer.
+    /// The answer, after which the exchange is over.
     Last(FinalAnswer),
 }
 
 pub(super) struct FinalAnswer {
     pub words: AnswerBytes,
-    /// The error's code, if it is one.
+    /// The code of the error, if the answer is an error.
     pub error: Option<ErrorCode>,
-    /// The protocol version, if the answer was to `initialize`.
+    /// The negotiated protocol version, if the answer is to `initialize`.
     pub initialized: Option<rmcp::model::ProtocolVersion>,
 }
 
 impl FinalAnswer {
-    /// The status that revision 2026-07-28 wants; the others know only 200.
+    /// Returns the HTTP status that revision 2026-07-28 requires; older revisions use 200 for every answer.
     pub(super) fn modern_status(&self, meta_is_malformed: bool) -> StatusCode {
         match self.error {
             Some(
@@ -165,7 +167,7 @@ impl Exchange {
         let begun = CancellationToken::new();
         let cancel = setting.halt.child_token();
         rmcp::model::GetExtensions::extensions_mut(&mut request).insert(QueuedSignal(begun.clone()));
-        // The id is visible in some notifications, so it is the client's own where rmcp has room for it.
+        // Some notifications show the id, so it is the client's id wherever rmcp's type can hold it.
         let inner = match &id {
             Value::String(text) => RequestId::String(text.as_str().into()),
             other => other.as_i64().map_or_else(|| RequestId::String(other.to_string().into()), RequestId::Number),
@@ -193,15 +195,15 @@ impl Exchange {
         Self { id, way, over: false, begun, entry: setting.entry, hold: setting.hold }
     }
 
-    /// From here on the call goes on also while nobody waits for its next message. One that has not begun does so in
-    /// the given turn.
+    /// Lets the call continue while its next message is not awaited. A call that has not begun begins in the given
+    /// turn.
     pub(super) fn go_on(&mut self, turn: Option<Turn>) {
         if let MessageSource::Direct(direct) = &mut self.way {
             direct.go_on(turn);
         }
     }
 
-    /// The next message; `None` when the client took its request back, or after the answer.
+    /// Returns the next message, or `None` after the answer or when the client cancelled its request.
     pub(super) async fn next(&mut self) -> Option<ExchangeEvent> {
         loop {
             if let Some(said) = self.heard().await {
@@ -210,7 +212,7 @@ impl Exchange {
         }
     }
 
-    /// `None` for what is not passed on.
+    /// Waits for one message. The outer `None` means that the message is not passed on.
     async fn heard(&mut self) -> Option<Option<ExchangeEvent>> {
         if self.over {
             return Some(None);
@@ -239,7 +241,7 @@ impl Exchange {
         };
         let (error, initialized) = match message {
             JsonRpcMessage::Notification(_) | JsonRpcMessage::Request(_) => {
-                // Progress is dropped where there is no memory for it.
+                // A notification for which there is no memory is dropped.
                 return AnswerBytes::new(bytes, self.hold.apart())
                     .ok()
                     .map(|words| Some(ExchangeEvent::Meanwhile(words)));
@@ -251,12 +253,12 @@ impl Exchange {
             },
         };
         self.over = true;
-        // The request and what came of it are gone: the answer is all that is held.
+        // The request and its result are gone, so only the answer is held.
         let words = AnswerBytes::last(&self.id, bytes, self.hold.clone());
         Some(Some(ExchangeEvent::Last(FinalAnswer { words, error, initialized })))
     }
 
-    /// The answer alone.
+    /// Returns the answer and discards the messages before it.
     pub(super) async fn last(&mut self) -> Option<FinalAnswer> {
         loop {
             match self.next().await? {
@@ -266,13 +268,13 @@ impl Exchange {
         }
     }
 
-    /// Returns when a call that is started now comes after this one.
+    /// Completes when any call that is started afterwards comes after this one in the engine's queue.
     pub(super) fn begun(&self) -> impl Future<Output = ()> + Send + use<> {
         self.begun.clone().cancelled_owned()
     }
 }
 
-/// The service loop's end.
+/// The service loop's transport to the client.
 struct LoopTransport {
     request: Option<ClientJsonRpcMessage>,
     from_client: mpsc::Receiver<ClientJsonRpcMessage>,
@@ -303,7 +305,7 @@ impl Transport<RoleServer> for LoopTransport {
             if !asked {
                 return Err(io::Error::other("this client cannot be asked"));
             }
-            // A client that is gone is no error: its call is being cancelled.
+            // A client that has disconnected is not an error: its call is being cancelled.
             let _ = to_client.send(message).await;
             if let Some((answered, begun)) = tokens {
                 answered.cancel();

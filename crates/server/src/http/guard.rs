@@ -1,6 +1,7 @@
-//! Which hosts we answer to and which origins may ask: the defence against pages that reach us through a name of their own.
+//! Decides which hosts the server answers to and which origins may send requests. This is the defence against web pages
+//! that reach the server through a host name under their control.
 //!
-//! Pure, and the same for every route.
+//! The checks have no side effects and are the same for every route.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,7 +21,7 @@ const METHODS: &str = "GET, POST, DELETE, OPTIONS";
 const HEADERS: &str = "Content-Type, Accept, Authorization, Mcp-Session-Id, MCP-Protocol-Version, Mcp-Method, Mcp-Name, \
                        Last-Event-ID";
 
-/// What one request may do.
+/// The hosts and origins that the server accepts.
 pub(super) struct Guard {
     hosts: Vec<Name>,
     any_host: bool,
@@ -31,7 +32,7 @@ pub(super) struct Guard {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Name {
-    /// Lower case, an IPv6 address without brackets.
+    /// Host name in lower case, or an address; an IPv6 address has no brackets.
     host: String,
     port: Option<u16>,
 }
@@ -42,21 +43,21 @@ struct Origin {
     name: Name,
 }
 
-/// Why a request is not looked at any further.
+/// The reason why a request is rejected before it is dispatched.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestRefusal {
     pub status: StatusCode,
     pub why: &'static str,
 }
 
-/// What an answer says about the origin that asked.
+/// The CORS headers of an answer.
 pub(super) enum Cors {
     Silent,
     Anyone,
     This(HeaderValue),
 }
 
-/// See [`HttpOptions::check`].
+/// Rejects malformed hosts and origins; see [`HttpOptions::check`].
 pub(super) fn check(options: &HttpOptions) -> Result<(), String> {
     let is_host = |text: &&String| *text == "*" || Name::parse(text).is_some();
     let is_origin = |text: &&String| *text == "*" || Origin::parse(text).is_some();
@@ -82,8 +83,9 @@ impl Guard {
         }
     }
 
-    /// `local` is the address that the client connected to: a page cannot make a browser send an address as host and reach
-    /// another machine.
+    /// Checks the host and the origin of a request. `local` is the address that the client connected to. It is always
+    /// accepted as host, because a page cannot make a browser send an address as host and reach another machine with
+    /// it.
     pub(super) fn check(&self, parts: &Parts, local: SocketAddr) -> Result<Cors, RequestRefusal> {
         let mut hosts = parts.headers.get_all(HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else {
@@ -137,7 +139,7 @@ impl Guard {
         })
     }
 
-    /// The answer to a preflight, if there are any.
+    /// Returns the answer to a preflight request, or `None` if `cors` is off.
     pub(super) fn preflight(&self, parts: &Parts) -> Option<Response<Body>> {
         if !self.cors {
             return None;
@@ -188,7 +190,7 @@ impl Name {
 }
 
 impl Origin {
-    /// `null` and whatever else is no `scheme://host[:port]` is none.
+    /// Returns `None` for `null` and for anything else that is not of the form `scheme://host[:port]`.
     fn parse(text: &str) -> Option<Self> {
         let (scheme, rest) = text.trim().split_once("://")?;
         let scheme = scheme.to_ascii_lowercase();

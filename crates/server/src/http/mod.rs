@@ -1,11 +1,14 @@
-//! The transport of `sandpool serve`: MCP's Streamable HTTP, all five revisions on one endpoint, in front of any rmcp service.
+//! The transport of `sandpool serve`: MCP's Streamable HTTP, with all five revisions on one endpoint, in front of any
+//! rmcp service.
 //!
-//! Of rmcp this uses the service loop and the model, not its HTTP service, which takes only a `ServerHandler` (no member beside
-//! those of its own types can leave it), makes a worker of some 50 kB for each `initialize`, knows no caller when it makes a
-//! session, and keeps a long call silent until its first message. Here a request goes straight to its handler, or through a
-//! service loop of its own, and a session is a small record: who opened it, what was negotiated, what is in flight.
+//! The transport uses rmcp's service loop and model, but not its HTTP service. That service takes only a
+//! `ServerHandler` (so that no member beside those of rmcp's types can leave it), creates a worker of some 50 kB for
+//! each `initialize`, does not know the caller when it creates a session, and keeps a long call silent until its first
+//! message. Here a request goes straight to its handler or through a service loop created for it, and a session is a
+//! small record of its tenant, the negotiated parameters and the calls in flight.
 //!
-//! Knows nothing of dialects, tokens or files: these come in as [`Endpoint`]s, a [`Authenticator`] and further routes.
+//! The transport does not know dialects, tokens or files. They are passed in as [`Endpoint`]s, an [`Authenticator`] and
+//! further routes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -44,41 +47,43 @@ mod turns;
 pub use crate::mcp::Caller;
 pub use connection::Peer;
 
-/// Plain data; nothing here is read from anywhere.
+/// Options of the transport. They are plain data: this module reads no file and no environment variable for them.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// Names and addresses by which clients reach us, with or without a port, besides loopback ones and the address they
-    /// connected to; `*` for any.
+    /// Names and addresses by which clients reach the server, with or without a port. Loopback names and the address
+    /// that a client connected to are always accepted; `*` accepts any host.
     pub allowed_hosts: Vec<String>,
-    /// Origins of browsers that may ask. Without any: loopback ones and those of `allowed_hosts`.
+    /// Origins from which browsers may send requests. If empty, loopback origins and those of `allowed_hosts` are
+    /// accepted.
     pub allowed_origins: Vec<String>,
     pub cors: bool,
-    /// Callers need no token: `cors` then opens the server to loopback origins only.
+    /// Whether callers need no token. `cors` then never accepts every origin, only those that `allowed_origins`
+    /// describes.
     pub open: bool,
     pub max_connections: usize,
     pub max_header: usize,
     pub max_body: usize,
-    /// What requests, results and answers may take, of each tenant and of all.
+    /// Memory budgets for requests, results and answers: one for each tenant and one for all tenants together.
     pub memory: Memory,
     pub header_deadline: Duration,
     pub body_deadline: Duration,
-    /// Between two requests of a connection.
+    /// Maximum time between two requests of a connection.
     pub idle_deadline: Duration,
-    /// How long a client may not read.
+    /// Maximum time for which a client may not read its answer.
     pub write_deadline: Duration,
-    /// So many requests of one tenant are answered at once, streams included.
+    /// Maximum number of requests of one tenant that are answered at once, streams included.
     pub max_requests_per_tenant: usize,
     pub max_sessions: usize,
     pub max_sessions_per_tenant: usize,
     /// How long a session without a call in flight is kept.
     pub session_idle: Duration,
-    /// How long an answer may take before a stream is begun for it, if the client takes one.
+    /// How long an answer may take before a stream is started for it, if the client accepts a stream.
     pub patience: Duration,
-    /// Between two signs of life on a stream.
+    /// Interval between two signs of life on a stream.
     pub keep_alive: Duration,
-    /// How long a call goes on for a client that lost its stream and may come back for it.
+    /// How long a call continues for a client that lost its stream and may resume it.
     pub resume_within: Duration,
-    /// How long calls in flight may go on after a shutdown.
+    /// How long calls in flight may continue after a shutdown.
     pub grace: Duration,
 }
 
@@ -109,14 +114,14 @@ impl Default for HttpOptions {
     }
 }
 
-/// Decides who calls. Asked for every request below `/mcp` before anything else is looked at, and again for each further message
-/// of a batch.
+/// Identifies the caller of a request. The transport asks it for every request below `/mcp`, right after the checks of
+/// host and origin and before anything else, and again for each further message of a batch.
 pub trait Authenticator: Send + Sync + 'static {
-    /// The connection of the [`Caller`] is filled in later.
+    /// Returns the caller; the transport sets the caller's connection later.
     fn admit(&self, parts: &Parts, peer: SocketAddr) -> Result<Caller, Denied>;
 }
 
-/// The answer to a caller who is not let in.
+/// The answer to a caller that was not admitted.
 #[derive(Debug, Clone)]
 pub struct Denied {
     pub status: StatusCode,
@@ -128,7 +133,7 @@ pub type Status = dyn Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync;
 type Make = dyn Fn(Caller, Hold) -> Box<dyn DynService<RoleServer>> + Send + Sync;
 type Schemas = dyn Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync;
 
-/// One `/mcp/<name>`.
+/// One endpoint, `/mcp/<name>`.
 pub struct Endpoint {
     make: Box<Make>,
     schemas: Box<Schemas>,
@@ -137,8 +142,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// `make` gives the service for one request, of this caller and with the memory that it holds. `status` is what a plain GET
-    /// shows.
+    /// Creates an endpoint. `make` returns the service for one request, given its caller and its memory. `status`
+    /// returns the document that a plain GET shows.
     pub fn new<S: Service<RoleServer>>(
         make: impl Fn(Caller, Hold) -> S + Send + Sync + 'static,
         status: impl Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync + 'static,
@@ -147,48 +152,49 @@ impl Endpoint {
         Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status), direct: false }
     }
 
-    /// The service asks its clients nothing, and what it says before an answer goes through the request's [`crate::mcp::Outlet`]: it
-    /// needs no service loop, which costs several times what a short call does.
+    /// Declares that the service sends no requests to its clients and that its notifications go through the request's
+    /// [`crate::mcp::Outlet`]. Such a service needs no service loop, which costs several times as much as a short call.
     pub fn direct(mut self) -> Self {
         self.direct = true;
         self
     }
 
-    /// The input schemas of tools, for those that want arguments repeated in headers (`x-mcp-header`).
+    /// Sets the look-up of tools' input schemas, which may require arguments to be repeated in headers
+    /// (`x-mcp-header`).
     pub fn with_schemas(mut self, schemas: impl Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync + 'static) -> Self {
         self.schemas = Box::new(schemas);
         self
     }
 }
 
-/// All that is served.
+/// Everything that the server serves.
 pub struct App {
     pub options: HttpOptions,
     pub metrics: Metrics,
     pub gate: Arc<dyn Authenticator>,
-    /// By name; `/mcp/<name>` leads to each.
+    /// Endpoints by name; each is served at `/mcp/<name>`.
     pub endpoints: BTreeMap<String, Endpoint>,
-    /// The one at `/mcp`.
+    /// Name of the endpoint that is served at `/mcp`.
     pub default: String,
-    /// Everything that is not below `/mcp`. Host and origin are checked before, callers are not: a [`Peer`] is in the
-    /// extensions.
+    /// Routes for everything that is not below `/mcp`. Host and origin are checked before these routes, callers are
+    /// not. The request's extensions contain a [`Peer`].
     pub routes: axum::Router,
 }
 
 impl HttpOptions {
-    /// What is no host or no origin would be left out without a word.
+    /// Rejects malformed hosts and origins, which would otherwise be ignored silently.
     pub fn check(&self) -> Result<(), String> {
         guard::check(self)
     }
 }
 
-/// Serves until `shutdown`, then lets calls in flight end within the grace, or at once when `now` comes. When it returns all
-/// connections are closed and all calls have ended or were cancelled.
+/// Serves until `shutdown`, then lets calls in flight end within the grace period, or cancels them at once when `now`
+/// is cancelled. When this returns, all connections are closed and all calls have ended or were cancelled.
 pub async fn serve(listener: TcpListener, app: App, shutdown: CancellationToken, now: CancellationToken) {
     connection::serve(listener, app, shutdown, now).await;
 }
 
-/// A refusal of the transport itself. The body is an error of JSON-RPC, which is what clients can read.
+/// Returns a refusal by the transport itself. Its body is a JSON-RPC error, which clients can read.
 fn refuse(status: StatusCode, fault: &Fault) -> Response<Body> {
     json(status, fault.encode())
 }
@@ -206,10 +212,10 @@ fn empty(status: StatusCode) -> Response<Body> {
     response
 }
 
-/// For what JSON-RPC has no code of its own.
+/// Error code for conditions for which JSON-RPC defines no code.
 const SERVER_ERROR: i32 = -32000;
 
-/// A refusal that is about no message in particular.
+/// Returns a refusal that does not concern a particular message.
 fn refused(status: StatusCode, why: impl Into<String>) -> Response<Body> {
     refuse(status, &Fault::new(Value::Null, SERVER_ERROR, why))
 }

@@ -1,6 +1,6 @@
-//! A stream that its client may come back for: events are kept while the call runs, and a while after its answer.
+//! A stream that its client may resume: events are kept while the call runs and for a while after its answer.
 //!
-//! Bounded: of a long stream only the latest events are kept, and only so many finished streams in all.
+//! Memory is bounded: only the latest events of a long stream are kept, and only a limited number of finished streams.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -17,15 +17,15 @@ use super::exchange::{AnswerBytes, Exchange, ExchangeEvent};
 use super::session::Session;
 use super::sse::{self, EventSource};
 
-/// Events kept of a running call.
+/// Maximum number of events that are kept of a stream.
 const MAX_EVENTS: usize = 64;
 
 /// How long a finished stream is kept.
 const KEPT: Duration = Duration::from_secs(30);
 
-/// What the smallest finished stream counts for.
+/// Number of bytes that the smallest finished stream counts for.
 const LEAST: usize = 64 << 10;
-/// Bytes of finished streams: of one tenant, and of all.
+/// Budgets for the bytes of finished streams: for one tenant, and for all tenants together.
 static FINISHED: LazyLock<Memory> = LazyLock::new(|| Memory::new(16 << 20, 64 << 20));
 
 pub(super) struct Replay {
@@ -36,23 +36,24 @@ pub(super) struct Replay {
 
 #[derive(Default)]
 struct Log {
-    /// The number of the first event that is kept.
+    /// Number of the first event that is kept.
     first: u64,
     events: VecDeque<Bytes>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct ReplayState {
-    /// Events so far.
+    /// Number of events so far.
     events: u64,
     finished: bool,
-    /// Counts readers; only the latest is served.
+    /// Number of the latest reader, which is the only one that is served.
     reader: u64,
     attached: bool,
 }
 
 impl Replay {
-    /// Takes over an exchange: its events go into the log, and it is given up when nobody has read for `resume_within`.
+    /// Takes over an exchange. Its events go into the log, and the exchange is dropped when nothing has been read for
+    /// `resume_within`.
     pub(super) fn begin(
         session: &Arc<Session>,
         exchange: Exchange,
@@ -77,7 +78,7 @@ impl Replay {
     }
 
     async fn pump(self: Arc<Self>, session: Arc<Session>, mut exchange: Exchange, resume_within: Duration) {
-        // One wait for all of the call: what it says meanwhile does not bring its client back.
+        // There is one wait for the whole call, because messages that the call sends do not bring its client back.
         let mut abandoned = pin!(self.abandoned(resume_within));
         loop {
             let said = tokio::select! {
@@ -122,7 +123,7 @@ impl Replay {
         self.news.send_modify(|news| news.events += 1);
     }
 
-    /// Serves the events after `seen`; another reader before this one gets no more.
+    /// Returns a reader of the events after `seen`; earlier readers get no more events.
     pub(super) fn read(self: &Arc<Self>, seen: Option<u64>) -> Reader {
         self.news.send_modify(|news| {
             news.reader += 1;
@@ -133,7 +134,7 @@ impl Replay {
         Reader { replay: self.clone(), news, number, next: seen.map_or(0, |seen| seen.saturating_add(1)) }
     }
 
-    /// Returns when nobody has read for so long.
+    /// Returns when the stream has had no reader for `patience`.
     async fn abandoned(&self, patience: Duration) {
         let mut news = self.news.subscribe();
         loop {

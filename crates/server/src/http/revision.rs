@@ -1,7 +1,7 @@
-//! Which revision of the protocol a request speaks, and whether its headers agree with its body.
+//! Determines the protocol revision of a request and checks that the request's headers agree with its body.
 //!
-//! Pure. Up to 2025-11-25 a handshake decides; since 2026-07-28 each request says it itself, and repeats what it is about in
-//! headers that machines in between may read.
+//! Nothing here has side effects. Up to revision 2025-11-25 a handshake decides the revision. Since 2026-07-28 each
+//! request states its revision and repeats its subject in headers that intermediaries may read.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -18,7 +18,7 @@ const PARAM: &str = "mcp-param-";
 
 #[derive(Debug, PartialEq)]
 pub(super) enum Era {
-    /// Of a session, or as the header says.
+    /// A revision up to 2025-11-25, as the session negotiated it or as the header names it.
     Legacy {
         version: Option<ProtocolVersion>,
     },
@@ -28,12 +28,13 @@ pub(super) enum Era {
     },
 }
 
-/// The header says that the request is of 2026-07-28 or later.
+/// Returns whether the header names revision 2026-07-28 or later.
 pub(super) fn is_modern(headers: &HeaderMap) -> bool {
     text(headers, VERSION).ok().flatten().is_some_and(|version| version >= ProtocolVersion::V_2026_07_28.as_str())
 }
 
-/// Batches were dropped with 2025-06-18. Without a header a client is taken for one of the oldest revision.
+/// Returns whether the client may send batches, which revision 2025-06-18 removed. A client without the header is
+/// assumed to use the oldest revision.
 pub(super) fn has_batches(headers: &HeaderMap) -> bool {
     text(headers, VERSION).is_ok_and(|version| version.is_none_or(|v| v <= ProtocolVersion::V_2025_03_26.as_str()))
 }
@@ -49,7 +50,8 @@ pub(super) fn era(
     let header = text(headers, VERSION).map_err(|why| refuse(INVALID_REQUEST, why))?;
     let has_standard_headers = header.is_some_and(|v| v >= ProtocolVersion::STANDARD_HEADERS.as_str());
 
-    // With a version in its `_meta` it is a request of a revision that has no such method, and refused as one.
+    // An `initialize` with a version in its `_meta` belongs to a revision that has no such method, and is refused as
+    // such a request.
     if let ClientRequest::InitializeRequest(initialize) = request
         && request.get_meta().protocol_version().is_none()
     {
@@ -135,7 +137,7 @@ fn name(headers: &HeaderMap, request: &ClientRequest) -> Result<(), String> {
     }
 }
 
-/// Arguments that the tool's schema wants repeated.
+/// Checks the headers that have to repeat arguments according to the tool's schema.
 fn arguments(headers: &HeaderMap, schema: &JsonObject, given: Option<&JsonObject>) -> Result<(), String> {
     let properties = schema.get("properties").and_then(Value::as_object);
     for (property, schema) in properties.into_iter().flatten() {
@@ -166,7 +168,7 @@ fn argument(headers: &HeaderMap, header: &str, property: &str, value: Option<&Va
     }
 }
 
-/// The only value of a header. Two could be read differently by two machines.
+/// Returns the only value of a header. Two values are refused, because two machines could read them differently.
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, String> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -176,7 +178,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Strin
     }
 }
 
-/// `=?base64?…?=` stands for what a header cannot carry.
+/// Decodes `=?base64?…?=`, which represents a value that a header cannot carry.
 fn decoded(name: &str, value: &str) -> Result<String, String> {
     let Some(inner) = value.strip_prefix("=?base64?").and_then(|value| value.strip_suffix("?=")) else {
         return Ok(value.to_owned());

@@ -1,7 +1,7 @@
-//! Sessions of the legacy revisions: records of who opened them, what was negotiated and what is in flight.
+//! Sessions of the legacy revisions: records of their tenant, the negotiated parameters and the calls in flight.
 //!
-//! An id is no permission: a session answers only to the tenant that opened it, at the endpoint where it was opened, and an
-//! unknown id looks like a foreign one.
+//! A session id is not a permission: a session answers only to the tenant that opened it, at the endpoint where it was
+//! opened. An unknown id gets the same answer as another tenant's id.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,19 +21,19 @@ use super::replay::Replay;
 use crate::mcp::message::{Fault, INVALID_REQUEST};
 use crate::metrics::{Metrics, Open};
 
-/// The code that the official SDKs use.
+/// Error code for an unknown session, as the official SDKs use it.
 const NOT_FOUND: i32 = -32001;
 
-/// Requests of one session that may run at once.
+/// Maximum number of requests of one session that run at once.
 const MAX_CALLS: usize = 256;
 
-/// Questions to the client that may wait for an answer.
+/// Maximum number of questions to the client that wait for an answer.
 const MAX_ASKED: usize = 64;
 
-/// Streams of one session that belong to no request.
+/// Maximum number of streams of one session that belong to no request.
 const MAX_LISTENERS: usize = 8;
 
-/// What is kept of `initialize`, as JSON.
+/// Maximum length, as JSON, of what a session keeps of `initialize`.
 const MAX_INFO: usize = 4096;
 
 pub(super) struct Sessions {
@@ -50,24 +50,24 @@ pub(super) struct Session {
     tenant: Tenant,
     endpoint: String,
     state: Mutex<SessionState>,
-    /// Streams and calls end with it.
+    /// Cancelled when the session ends; its streams and calls end with it.
     pub ended: CancellationToken,
     _counted: Open,
 }
 
 struct SessionState {
     touched: Instant,
-    /// Anything came after `initialize`.
+    /// Whether any request came after `initialize`.
     used: bool,
     listeners: usize,
-    /// By the client's id as JSON: `1` and `"1"` are two.
+    /// Calls in flight by the client's id as JSON, so that `1` and `"1"` differ.
     calls: HashMap<String, CancellationToken>,
     last_asked: i64,
     asked: HashMap<i64, PendingQuestion>,
     replays: Vec<Arc<Replay>>,
 }
 
-/// A question to the client: the id that the service loop gave it, and where its answer goes.
+/// A question to the client: the id that the service loop gave it, and the channel for its answer.
 struct PendingQuestion(RequestId, mpsc::Sender<ClientJsonRpcMessage>);
 
 impl Sessions {
@@ -85,7 +85,8 @@ impl Sessions {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a session; at the limit in the place of the tenant's own least recently used one. `None` if all of these are busy.
+    /// Opens a session. At the limit it takes the place of the tenant's most dispensable session: one that was never
+    /// used, or else the least recently used one. Returns `None` if all sessions of the tenant are busy.
     pub(super) fn open(&self, tenant: Tenant, endpoint: &str, info: InitializeRequestParams) -> Option<Arc<Session>> {
         let session = Arc::new(Session {
             id: Uuid::new_v4().to_string(),
@@ -116,7 +117,7 @@ impl Sessions {
         Some(session)
     }
 
-    /// The session if it is the tenant's own and of this endpoint.
+    /// Returns the session if it belongs to the tenant and to this endpoint.
     pub(super) fn find(&self, id: &str, tenant: &Tenant, endpoint: &str) -> Option<Arc<Session>> {
         let session = self.all().get(id).cloned()?;
         (session.tenant == *tenant && session.endpoint == endpoint).then(|| {
@@ -130,7 +131,7 @@ impl Sessions {
         session.ended.cancel();
     }
 
-    /// Ends those that were idle for too long.
+    /// Ends the sessions that were idle for too long.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
         self.all().retain(|_, session| !session.end_if(|touched| now.duration_since(touched) >= self.idle));
@@ -143,7 +144,7 @@ impl Sessions {
     }
 }
 
-/// What a session keeps of `initialize`; `None` for a client that tells too much of itself to be remembered.
+/// Returns what a session keeps of `initialize`, or `None` if the client's description of itself is too long to keep.
 pub(super) fn kept(mut info: InitializeRequestParams, negotiated: ProtocolVersion) -> Option<InitializeRequestParams> {
     info.meta = None;
     info.protocol_version = negotiated;
@@ -154,14 +155,14 @@ pub(super) fn kept(mut info: InitializeRequestParams, negotiated: ProtocolVersio
     (length <= MAX_INFO).then_some(info)
 }
 
-/// The answer to whoever names a session that is not there.
+/// Returns the answer to a request that names a session that does not exist.
 pub(super) fn not_found(id: Value) -> (StatusCode, Fault) {
     let why = "session not found: it ended, or never was; initialize again";
     (StatusCode::NOT_FOUND, Fault::new(id, NOT_FOUND, why))
 }
 
 impl SessionState {
-    /// How dispensable the session is, the least being the most; `None` while it is busy.
+    /// Returns a key by which sessions are sorted, the most dispensable first; `None` while the session is busy.
     fn spare(&self) -> Option<(bool, Instant)> {
         (self.calls.is_empty() && self.listeners == 0).then_some((self.used, self.touched))
     }
@@ -182,7 +183,8 @@ impl Session {
         state.used = true;
     }
 
-    /// Ends it unless it is busy, and tells whether it did. A call that comes at the same time comes before or after.
+    /// Ends the session unless it is busy, and returns whether it ended. A concurrent call either comes first and keeps
+    /// the session, or finds it ended.
     fn end_if(&self, idle_since: impl FnOnce(Instant) -> bool) -> bool {
         let state = self.state();
         let ends = state.spare().is_some_and(|(_, touched)| idle_since(touched));
@@ -192,7 +194,7 @@ impl Session {
         ends
     }
 
-    /// Streams of this revision begin with an event that lets the client come back.
+    /// Returns whether streams of the session's revision begin with an event that lets the client resume them.
     pub(super) fn is_resumable(&self) -> bool {
         self.info.protocol_version >= ProtocolVersion::V_2025_11_25
     }
@@ -201,7 +203,7 @@ impl Session {
         self.info.protocol_version <= ProtocolVersion::V_2025_03_26
     }
 
-    /// Notes a call, unless one with its id still runs or the session has just ended.
+    /// Records a call, unless a call with its id still runs or the session has just ended.
     pub(super) fn enter(self: &Arc<Self>, id: &Value) -> Result<SessionCall, (StatusCode, Fault)> {
         let mut state = self.state();
         let key = id.to_string();
@@ -220,14 +222,15 @@ impl Session {
         Ok(SessionCall { session: self.clone(), key, withdrawn })
     }
 
-    /// The client takes a request back. Unknown ones are nobody's business.
+    /// Cancels a request that the client takes back. Unknown ids are ignored.
     pub(super) fn withdraw(&self, id: &Value) {
         if let Some(withdrawn) = self.state().calls.get(&id.to_string()) {
             withdrawn.cancel();
         }
     }
 
-    /// Gives a question to the client an id that is unique in the session. False if too many wait already.
+    /// Gives a question to the client an id that is unique in the session. Returns false if too many questions wait
+    /// already.
     pub(super) fn ask(&self, id: &mut RequestId, answers: mpsc::Sender<ClientJsonRpcMessage>) -> bool {
         let mut state = self.state();
         state.asked.retain(|_, PendingQuestion(_, answers)| !answers.is_closed());
@@ -241,7 +244,7 @@ impl Session {
         true
     }
 
-    /// Takes the client's answer to where it was asked.
+    /// Forwards the client's answer to the call that asked.
     pub(super) async fn answer(&self, id: &Value, mut message: ClientJsonRpcMessage) {
         let asked = id.as_i64().and_then(|id| self.state().asked.remove(&id));
         let Some(PendingQuestion(inner, answers)) = asked else { return };
@@ -253,7 +256,7 @@ impl Session {
         let _ = answers.send(message).await;
     }
 
-    /// A stream that belongs to no request.
+    /// Registers a stream that belongs to no request.
     pub(super) fn listen(self: &Arc<Self>) -> Option<Listener> {
         let mut state = self.state();
         (state.listeners < MAX_LISTENERS).then(|| {
@@ -270,7 +273,7 @@ impl Session {
         self.state().replays.retain(|kept| kept.id != replay.id);
     }
 
-    /// The stream that an event belongs to, and the event's place in it.
+    /// Returns the stream that an event belongs to, and the event's number in it.
     pub(super) fn replay(&self, event: &str) -> Option<(Arc<Replay>, u64)> {
         let (stream, place) = event.split_once('/')?;
         let place = place.parse().ok()?;
@@ -279,7 +282,7 @@ impl Session {
     }
 }
 
-/// A call in flight. Its session does not end by idleness.
+/// A call in flight. Its session does not end by idleness while the call lasts.
 pub(super) struct SessionCall {
     session: Arc<Session>,
     key: String,

@@ -1,4 +1,5 @@
-//! How many requests one tenant may have under way, so that nobody's waiting calls take all connections.
+//! Limits how many requests one tenant may have in flight, so that the waiting calls of one tenant cannot occupy all
+//! connections.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,11 +8,11 @@ use engine::op::Tenant;
 
 pub(super) struct Shares {
     most: usize,
-    /// Who has none is not in it.
+    /// Requests in flight by tenant; a tenant without any has no entry.
     held: Mutex<HashMap<Tenant, usize>>,
 }
 
-/// One request under way; it is over when this is dropped.
+/// One request in flight; it is over when this is dropped.
 pub(super) struct Share {
     shares: Arc<Shares>,
     tenant: Tenant,

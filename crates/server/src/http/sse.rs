@@ -1,4 +1,4 @@
-//! Events on the wire, and the streams that carry them.
+//! Server-sent events and the streams that carry them.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,16 +11,16 @@ use http::{HeaderValue, Response, header};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// How soon a client should come back for the rest of a stream, in milliseconds.
+/// Time in milliseconds after which a client should reconnect for the rest of a stream.
 const RETRY_MS: u32 = 1000;
 
-/// Where the events of a stream come from.
+/// The source of a stream's events.
 pub(super) trait EventSource: Send + 'static {
-    /// The next event as it goes over the wire; `None` when there are no more. Giving up the wait loses nothing.
+    /// Returns the next event as it goes over the wire, or `None` when there are no more. The future is cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<Bytes>> + Send;
 }
 
-/// One message. JSON has no line breaks in it.
+/// Encodes one message as an event. JSON contains no line breaks, so one `data` line is enough.
 pub(super) fn event(id: Option<&str>, message: &[u8]) -> Vec<u8> {
     let mut event = Vec::with_capacity(message.len() + 64);
     if let Some(id) = id {
@@ -34,12 +34,13 @@ pub(super) fn event(id: Option<&str>, message: &[u8]) -> Vec<u8> {
     event
 }
 
-/// Gives the client an id to come back with before there is anything to say.
+/// Encodes an event that gives the client an id to resume with before there is any message.
 pub(super) fn priming(id: &str) -> Bytes {
     format!("id: {id}\nretry: {RETRY_MS}\ndata: \n\n").into()
 }
 
-/// A response that goes on until the source has no more, or until `end`. Dropped when the client is gone.
+/// Returns a response that lasts until the source has no more events or `end` is cancelled. The source is dropped when
+/// the client has disconnected.
 pub(super) fn response<S: EventSource>(source: S, keep_alive: Duration, end: CancellationToken) -> Response<Body> {
     let events = unfold((source, end), move |(mut source, end)| async move {
         let next = tokio::select! {
@@ -50,7 +51,7 @@ pub(super) fn response<S: EventSource>(source: S, keep_alive: Duration, end: Can
         match next {
             Ok(Some(event)) => Some((Ok::<_, Infallible>(event), (source, end))),
             Ok(None) => None,
-            // A comment: proxies and idle deadlines see that the call lives.
+            // A comment shows proxies and idle deadlines that the call is still running.
             Err(_) => Some((Ok(Bytes::from_static(b": alive\n\n")), (source, end))),
         }
     });

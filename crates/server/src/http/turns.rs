@@ -1,9 +1,10 @@
-//! Whose request is handled next. Each tenant that has requests waiting gets one turn after the other, however many requests
-//! and connections one of them has.
+//! Decides whose request is handled next. Tenants with waiting requests get one turn after another, however many
+//! requests and connections one of them has.
 //!
-//! A turn is for the work that keeps a processor busy: reading a message and whatever its handler does before it waits for
-//! something. There are as many turns as the runtime has threads. The holder of a turn yields once before it works, so that
-//! everything else that has arrived gets into the queue here, where tenants are told apart, and does not wait in the runtime's.
+//! A turn covers the work that keeps a processor busy: reading a message, and the work of its handler until it first
+//! waits for something. There are as many turns as the runtime has threads. The holder of a turn yields once before it
+//! works, so that all other requests that have arrived enter this queue, which distinguishes tenants, instead of
+//! waiting in the runtime's queue.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -21,18 +22,18 @@ pub(super) struct Turns {
 
 #[derive(Default)]
 struct Queue {
-    /// Turns that are taken.
+    /// Number of turns that are taken.
     taken: usize,
-    /// Tenants with somebody waiting, the next one first. Each is here once.
+    /// Tenants with waiting requests, the next one first. Each tenant occurs once.
     order: VecDeque<Tenant>,
     waiting: HashMap<Tenant, VecDeque<oneshot::Sender<Turn>>>,
 }
 
-/// The right to work; the next one has it when this is dropped.
+/// The right to work; dropping it gives the right to the next waiting request.
 pub(super) struct Turn(Arc<Turns>);
 
 impl Turns {
-    /// For the runtime that this is called in.
+    /// Creates as many turns as the current runtime has worker threads.
     pub(super) fn here() -> Arc<Self> {
         Self::new(Handle::try_current().map_or(1, |runtime| runtime.metrics().num_workers()))
     }
@@ -48,7 +49,7 @@ impl Turns {
     pub(super) async fn take(self: &Arc<Self>, tenant: &Tenant) -> Turn {
         let turn = match self.enter(tenant) {
             Ok(turn) => turn,
-            // Only a turn that was given out ends the wait, so the sender is never just dropped.
+            // A wait ends only with a turn: a sender is never dropped while its receiver waits.
             Err(coming) => coming.await.unwrap_or_else(|_| self.another()),
         };
         tokio::task::yield_now().await;
@@ -77,7 +78,7 @@ impl Turns {
 }
 
 impl Queue {
-    /// The first of the next tenant, which goes to the end of the row.
+    /// Returns the first waiting request of the next tenant, and moves the tenant to the end of the order.
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
         let tenant = self.order.pop_front()?;
         let own = self.waiting.get_mut(&tenant)?;
@@ -95,21 +96,22 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let next = {
             let mut queue = self.0.queue();
-            // Those that do not wait any more have nobody to receive it.
+            // Requests that no longer wait cannot receive the turn and are skipped.
             let next = std::iter::from_fn(|| queue.next()).find(|next| !next.is_closed());
             if next.is_none() {
                 queue.taken -= 1;
             }
             next
         };
-        // Sent without the lock: if it is not taken after all, it comes back here and is dropped like any other.
+        // The turn is sent without the lock: if the receiver is gone after all, the turn comes back here and is dropped
+        // like any other.
         if let Some(next) = next {
             let _ = next.send(Turn(self.0.clone()));
         }
     }
 }
 
-/// Works until it has to wait for the first time; the turn is over then.
+/// Runs `work` and ends the turn when the work waits for the first time.
 pub(super) async fn during<T>(turn: Turn, work: impl Future<Output = T>) -> T {
     let mut turn = Some(turn);
     let mut work = pin!(work);
@@ -129,7 +131,7 @@ mod tests {
         Tenant(name.into())
     }
 
-    /// W29.
+    /// Covers hostile row W29.
     #[tokio::test]
     async fn a_tenant_with_many_requests_gets_one_turn_before_the_next_tenant() {
         let turns = Turns::new(1);

@@ -1,4 +1,4 @@
-//! Answers as bytes, under the client's own id and within their budget. The same on every transport.
+//! Encodes answers under the client's id and within the size limit, in the same way for every transport.
 
 use rmcp::RoleServer;
 use rmcp::model::JsonRpcMessage;
@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::message::{Fault, INTERNAL_ERROR};
 
-/// The longest answer. TypeScript clients close the connection at 10 MiB.
+/// Maximum length of an answer in bytes. TypeScript clients close the connection at 10 MiB.
 pub(crate) const MAX_ANSWER: usize = 8 << 20;
 
-/// What the service says: a result or an error under the id that the client gave, anything else as it is.
+/// Encodes a message of the service: a result or an error under the id that the client gave, anything else unchanged.
 pub(crate) fn encode(id: &Value, message: &TxJsonRpcMessage<RoleServer>) -> Vec<u8> {
     let body = match message {
         JsonRpcMessage::Response(response) => Body::Result(&response.result),
@@ -22,7 +22,7 @@ pub(crate) fn encode(id: &Value, message: &TxJsonRpcMessage<RoleServer>) -> Vec<
     if answer.len() > MAX_ANSWER { over_limit(id.clone(), answer.len()) } else { answer }
 }
 
-/// The same for a result that is encoded already.
+/// Encodes an answer around a result that is already encoded.
 pub(crate) fn around(id: &Value, result: &[u8]) -> Vec<u8> {
     let id = bytes(id);
     let mut answer = Vec::with_capacity(result.len() + id.len() + 40);

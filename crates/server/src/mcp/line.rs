@@ -1,9 +1,10 @@
-//! Bytes into lines, bounded: a line over the limit is never held whole, and the next one is read as if nothing had been.
+//! Splits bytes into lines within a limit. A line over the limit is never held whole, and it does not affect the next
+//! line.
 
-/// The longest line that is read.
+/// Maximum length of a line in bytes.
 pub(super) const MAX_LINE: usize = 24 << 20;
 
-/// Bytes kept of both ends of a line over the limit, to find the id of its request.
+/// Bytes kept of both ends of a line over the limit, in order to find the id of its request.
 const ENDS: usize = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +27,7 @@ impl LineSplitter {
         Self { limit, buffer: Vec::new(), over: None }
     }
 
-    /// The lines that `bytes` complete.
+    /// Returns the lines that `bytes` complete.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<InputLine> {
         let mut lines = Vec::new();
         let mut rest = bytes;
@@ -39,7 +40,7 @@ impl LineSplitter {
         lines
     }
 
-    /// What stands after the last newline, at the end of input.
+    /// Returns the line after the last newline, at the end of input.
     pub(super) fn finish(&mut self) -> Option<InputLine> {
         self.take()
     }
@@ -64,7 +65,7 @@ impl LineSplitter {
         }
     }
 
-    /// The line, unless it is blank; `\r` before the newline belongs to it.
+    /// Returns the line unless it is blank. A `\r` before the newline is part of the line end.
     fn take(&mut self) -> Option<InputLine> {
         let mut buffer = std::mem::take(&mut self.buffer);
         if let Some((length, tail)) = self.over.take() {

@@ -1,6 +1,7 @@
-//! One line into JSON-RPC messages, strictly: what the dispatcher sees is what was sent, once, or it is refused with a reason.
+//! Parses one line into JSON-RPC messages, strictly: the dispatcher sees exactly what was sent, once, or the line is
+//! refused with a reason.
 //!
-//! Pure. Knows JSON-RPC and the shape of MCP's requests, nothing of sessions.
+//! Parsing has no side effects. This module knows JSON-RPC and the shape of MCP's requests, but no sessions.
 
 use std::fmt;
 
@@ -18,19 +19,19 @@ pub(crate) const INVALID_REQUEST: i32 = -32600;
 pub(crate) const INVALID_PARAMS: i32 = -32602;
 pub(crate) const INTERNAL_ERROR: i32 = -32603;
 
-/// Most messages in a batch.
+/// Maximum number of messages in a batch.
 const MAX_BATCH: usize = 50;
 
-/// Values in one message. Each costs memory many times its length in the text.
+/// Maximum number of values in one message. Each value costs many times its length in the text as memory.
 const MAX_VALUES: usize = 100_000;
 
-/// An id is echoed; a token or a number is enough for one.
+/// Maximum length of an id in bytes. Ids are echoed, and a token or a number is enough for one.
 const MAX_ID: usize = 1024;
 
-/// An error answer.
+/// A JSON-RPC error answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Fault {
-    /// `Null` when none could be read.
+    /// Id of the request; `Null` if no id could be read.
     pub id: Value,
     pub code: i32,
     pub message: String,
@@ -70,18 +71,18 @@ pub(crate) enum Message {
     Request {
         id: Value,
         request: Box<ClientRequest>,
-        /// About what it takes in memory.
+        /// Approximate memory of the request in bytes.
         weight: usize,
     },
-    /// The request with this id is no longer wanted.
+    /// The client cancels the request with this id.
     Cancelled { id: Value, reason: Option<String> },
     /// The client's answer to a request of ours, under the id that we gave it.
     Answer { id: Value, message: Box<ClientJsonRpcMessage> },
-    /// Another notification: nothing to do, nothing to say.
+    /// Any other notification, which needs no action and no answer.
     Ignored,
 }
 
-/// Reads a line. `batches`: the revision that the client speaks still has them.
+/// Reads a line. `batches` says whether the client's revision has batches.
 pub(crate) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
     // RFC 8259 lets a reader ignore a byte order mark, and some shells write one.
     let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
@@ -101,7 +102,8 @@ pub(crate) fn read(line: &[u8], batches: bool) -> Result<Incoming, Fault> {
     }
 }
 
-/// The answer to a line that was too long to be read: with the id if it stands at one of the two ends.
+/// Returns the error for a line that is too long to be read, with the id of its request if the id is at one of the two
+/// ends.
 pub(crate) fn too_long(length: usize, limit: usize, head: &[u8], tail: &[u8]) -> Fault {
     let id = id_at_head(head).or_else(|| id_at_tail(tail)).unwrap_or(Value::Null);
     Fault::new(id, INVALID_REQUEST, format!("a message of {length} bytes is over the limit of {limit} bytes"))
@@ -143,7 +145,7 @@ fn message(value: Value) -> Result<Message, Fault> {
     }
 }
 
-/// Never an error: an answer has no answer.
+/// Reads an answer. A malformed one is ignored, because an answer has no answer.
 fn answer(id: Value, mut envelope: Map<String, Value>) -> Message {
     envelope.insert("id".into(), id.clone());
     match serde_json::from_value(Value::Object(envelope)) {
@@ -160,7 +162,7 @@ fn is_id(value: &Value) -> bool {
     }
 }
 
-/// Never an error: a notification has no answer.
+/// Reads a notification. A malformed one is ignored, because a notification has no answer.
 fn notification(method: &str, params: Option<Value>) -> Message {
     let Some(Value::Object(mut params)) = params.filter(|_| method == "notifications/cancelled") else {
         return Message::Ignored;
@@ -172,7 +174,7 @@ fn notification(method: &str, params: Option<Value>) -> Message {
     }
 }
 
-/// A request, typed; one that fits no type of rmcp's stays as it is and is refused later.
+/// Converts a request to rmcp's types. A request that fits no type stays as it is and is refused later.
 fn request(method: String, params: Option<Value>) -> Result<(ClientRequest, usize), String> {
     let mut params = match params {
         None | Some(Value::Null) => Map::new(),
@@ -217,7 +219,7 @@ fn other(method: String, params: Map<String, Value>) -> ClientRequest {
         .unwrap_or_else(|_| ClientRequest::CustomRequest(CustomRequest::new(method, Some(Value::Object(params)))))
 }
 
-/// Fills in what some clients leave out.
+/// Reads the parameters of `initialize` and fills in members that some clients omit.
 fn initialize(mut params: Map<String, Value>) -> Result<InitializeRequestParams, String> {
     params.entry("protocolVersion").or_insert_with(|| "2024-11-05".into());
     for (member, inner) in [("capabilities", &[][..]), ("clientInfo", &[("name", "unknown"), ("version", "unknown")])] {
@@ -257,7 +259,7 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
         Some(Value::Object(arguments)) => call.with_arguments(arguments),
         Some(_) => return Err("`arguments` must be an object".into()),
     };
-    // Of all else, no tool has a use for much.
+    // No tool needs much data in any other member.
     for (name, value) in &params {
         small(&format!("`{}` of `params`", crate::dialect::shown(name)), weight(value))?;
     }
@@ -273,10 +275,11 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
     }
 }
 
-/// The most of what is taken without being asked for: members that nobody knows, and those about which nobody asks here.
+/// Maximum memory of unsolicited data in a request: unknown members and arguments, and members that this server never
+/// asks for.
 pub(crate) const MAX_ASIDE: usize = 64 << 10;
 
-/// What a call takes while it is worked on, whatever it says.
+/// Bytes that every call is counted with while it is handled, in addition to its content.
 const CALL: usize = 4096;
 
 fn small(what: &str, weight: usize) -> Result<(), String> {
@@ -286,7 +289,7 @@ fn small(what: &str, weight: usize) -> Result<(), String> {
     }
 }
 
-/// About what a value takes in memory.
+/// Returns the approximate memory of a value.
 pub(crate) fn weight(value: &Value) -> usize {
     let inside = match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -297,12 +300,13 @@ pub(crate) fn weight(value: &Value) -> usize {
     size_of::<Value>() + inside
 }
 
-/// The same for a member of an object: a key, a value, and their place.
+/// Returns the approximate memory of an object's member: its key, its value and its slot in the object.
 fn member((key, value): (&String, &Value)) -> usize {
     3 * size_of::<usize>() + key.capacity() + weight(value) + 2 * size_of::<Value>()
 }
 
-/// JSON without duplicate keys. What is JSON by its grammar but cannot be taken is answered with the id it carries.
+/// Parses JSON without duplicate keys. A message with valid grammar that cannot be accepted gets an error with the id
+/// it carries.
 fn parse(line: &[u8]) -> Result<Value, Fault> {
     let error = match strict(line) {
         Ok(value) => return Ok(value),
@@ -315,17 +319,19 @@ fn parse(line: &[u8]) -> Result<Value, Fault> {
     Err(Fault::new(id, PARSE_ERROR, format!("parse error: {error}")))
 }
 
-/// From this length on a message takes long to read.
+/// Length in bytes from which a message takes long to read.
 pub(crate) const LONG: usize = 256 << 10;
 
 fn strict(line: &[u8]) -> Result<Value, serde_json::Error> {
-    /// Numbers that no double holds, in one message. In a long one it is an error: each costs another reading of the whole.
+    /// Maximum number of numbers outside the range of a double that are replaced in one message. In a long message such
+    /// a number is an error, because each replacement means reading the whole message again.
     const REWRITES: usize = 8;
     let rewrites = if line.len() > LONG { 0 } else { REWRITES };
     let mut line = std::borrow::Cow::Borrowed(line);
     for _ in 0..rewrites {
         match strict_once(&line) {
-            // `1e309` is JSON. It is read as JavaScript would send it on, `null`, so that the refusal can name the field.
+            // `1e309` is valid JSON. It is read as `null`, as JavaScript would forward it, so that the refusal can name
+            // the field.
             Err(error) if error.to_string().starts_with("number out of range") => {
                 let Some(number) = number_before(&line, &error) else { return Err(error) };
                 line.to_mut().splice(number, *b"null");
@@ -344,7 +350,7 @@ fn strict_once(line: &[u8]) -> Result<Value, serde_json::Error> {
     Ok(value)
 }
 
-/// The number that ends near the place of an error, which is told by line and column (counted from 1).
+/// Returns the range of the number that ends near an error, whose place is a line and a column (counted from 1).
 fn number_before(line: &[u8], error: &serde_json::Error) -> Option<std::ops::Range<usize>> {
     let before: usize = line.split_inclusive(|byte| *byte == b'\n').take(error.line() - 1).map(<[u8]>::len).sum();
     let column = before + error.column();
@@ -421,7 +427,8 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 }
 
-/// The id of a message that is JSON by its grammar: everything else in it is skipped, however deep or large.
+/// Returns the id of a message with valid JSON grammar. Everything else in the message is skipped, however deep or
+/// large.
 pub(crate) fn id_of(line: &[u8]) -> Option<Value> {
     let mut id = Seen::Not;
     let mut deserializer = serde_json::Deserializer::from_slice(line);
@@ -430,15 +437,15 @@ pub(crate) fn id_of(line: &[u8]) -> Option<Value> {
     id.once()
 }
 
-/// The id of a message of which only the beginning is there, if it stands before anything that is cut.
+/// Returns the id of a message of which only the beginning is available, if the id comes before the cut.
 fn id_at_head(head: &[u8]) -> Option<Value> {
     let mut id = Seen::Not;
     let _ = serde_json::Deserializer::from_slice(head).deserialize_map(IdOnly(&mut id));
     id.once()
 }
 
-/// The id of a message of which only the end is there: `,"id":7}`. A string's own quotes would be escaped, so for a message
-/// that is JSON this can only be a member of the outermost object.
+/// Returns the id of a message of which only the end is available, such as `,"id":7}`. Quotes inside a string would be
+/// escaped, so in a valid message this can only be a member of the outermost object.
 fn id_at_tail(tail: &[u8]) -> Option<Value> {
     let key = b"\"id\"";
     let members = tail.trim_ascii_end().strip_suffix(b"}")?;

@@ -1,7 +1,7 @@
-//! One MCP handler for every dialect and transport: rmcp's vocabulary on one side, `Op` and `Outcome` on the other.
+//! One MCP handler for every dialect and transport: it translates between rmcp's types and `Op` and `Outcome`.
 //!
-//! Behaviour is the engine's, words are the dialect's. What rmcp does not do is put right in [`Guarded`] (for all transports),
-//! in [`stdio`] (for lines) and in [`crate::http`].
+//! The engine defines the behaviour, the dialect the wording. [`Guarded`] (for all transports), [`stdio`] (for lines)
+//! and [`crate::http`] add what rmcp lacks.
 
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
@@ -41,24 +41,24 @@ pub use progress::Outlet;
 pub use service::{ExtraMembers, Guarded};
 pub(crate) use service::{Panicked, caught};
 
-/// The engine as this module needs it; tests put a fake in its place.
+/// The part of the engine that this module needs; tests replace it with a fake.
 pub trait Execute: Send + Sync + 'static {
     fn execute<'a>(&'a self, call: &'a Call, op: Op) -> Executing<'a>;
 }
 
 pub type Executing<'a> = Pin<Box<dyn Future<Output = Result<Outcome, EngineError>> + Send + 'a>>;
 
-/// The tool list of an endpoint never changes while the process lives.
+/// How long a client may cache a list. The tool list of an endpoint never changes while the process lives.
 const LIST_TTL_MS: u64 = 300_000;
 
-/// What one endpoint offers: a dialect in one language, under the operator's options.
+/// What one endpoint offers: a dialect in one language, with the operator's options.
 pub struct Surface {
     dialect: &'static Dialect,
     lang: Lang,
     options: Options,
     links: Links,
     tools: Vec<Tool>,
-    /// The result of `tools/list`: for revisions before 2026-07-28, and since.
+    /// The encoded result of `tools/list`: first for revisions before 2026-07-28, then for later ones.
     listed: [OnceLock<Bytes>; 2],
     observer: Arc<Observer>,
 }
@@ -80,7 +80,7 @@ impl Surface {
             .with_cache_scope(CacheScope::Private)
     }
 
-    /// The list as rmcp would send it; made once.
+    /// Returns the list as rmcp would encode it. It is encoded once.
     fn listed(&self, modern: bool) -> Bytes {
         let listed = self.listed[usize::from(modern)].get_or_init(|| {
             let mut result = ServerResult::ListToolsResult(self.list());
@@ -93,8 +93,8 @@ impl Surface {
     }
 }
 
-/// A result that is encoded already. A transport that can send one puts this into a request's extensions; a handler that fills
-/// it returns an empty result.
+/// A slot for a result that is already encoded. A transport that can send such a result puts the slot into a request's
+/// extensions; a handler that fills it returns an empty result.
 #[derive(Clone, Default)]
 pub struct Prepared(Arc<OnceLock<Bytes>>);
 
@@ -104,29 +104,29 @@ impl Prepared {
     }
 }
 
-/// Who calls. A transport has to say it to get a handler ([`Handlers::of`]).
+/// The tenant and connection of one request. A transport needs it to get a handler ([`Handlers::of`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
     pub tenant: Tenant,
-    /// See [`engine::op::Call::connection`].
+    /// Id of the client's connection; see [`engine::op::Call::connection`].
     pub connection: Option<String>,
-    /// May know where shared volumes lie on this machine.
+    /// Whether the caller may learn where shared volumes are on this machine.
     pub show_host_paths: bool,
 }
 
 impl Caller {
-    /// Where there is nobody to tell apart.
+    /// Returns the local tenant's caller, for transports that do not distinguish callers.
     pub fn local(connection: Option<String>) -> Self {
         Self { tenant: Tenant::local(), connection, show_host_paths: true }
     }
 }
 
-/// What the handlers of one endpoint share.
+/// State that the handlers of one endpoint share.
 #[derive(Clone)]
 pub struct Handlers {
     engine: Arc<dyn Execute>,
     surface: Arc<Surface>,
-    /// Ends every call that still runs; the transport's last word.
+    /// Cancels every call that still runs, as the last step of a shutdown.
     halt: CancellationToken,
 }
 
@@ -135,7 +135,8 @@ impl Handlers {
         Self { engine, surface, halt }
     }
 
-    /// For what this caller asks, with the memory that it holds meanwhile. There is no handler without a caller.
+    /// Returns the handler for one request of this caller, with the memory that the request holds. There is no handler
+    /// without a caller.
     pub fn of(&self, caller: Caller, memory: Hold) -> McpServer {
         McpServer { shared: self.clone(), caller, memory }
     }
@@ -156,7 +157,7 @@ impl Deref for McpServer {
 }
 
 impl McpServer {
-    /// Arguments down, outcome up, and a word now and then in between.
+    /// Converts the arguments to an operation, executes it with progress notifications, and renders the outcome.
     async fn call(&self, row: &'static ToolRow, args: Args, context: &RequestContext<RoleServer>) -> CallResult {
         let Surface { dialect, options, observer, .. } = &*self.surface;
         let (caller, origin) = (&self.caller, origin(context));
@@ -210,7 +211,7 @@ impl McpServer {
         }
     }
 
-    /// As they are written now.
+    /// Returns the settings for links that are written now.
     fn links(&self) -> Links {
         self.surface.links.at(now())
     }
@@ -222,7 +223,7 @@ impl McpServer {
     }
 }
 
-/// New for every answer: a page that knew the number could end what is marked as its own.
+/// Creates new marks for every answer: a page that knew their number could end its untrusted section itself.
 fn fence() -> Fence {
     Fence::new(uuid::Uuid::new_v4().simple().to_string())
 }
@@ -242,14 +243,15 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What a tool call comes to.
+/// The result of a tool call.
 enum CallResult {
     Reply(Reply),
     Task(Task),
 }
 
-/// Comes with a tool call and is cancelled when the call has its place in the engine's queue. rmcp starts the handlers of several
-/// requests in any order; a transport that waits for this in between keeps the client's.
+/// Signal in a tool call's extensions that is cancelled when the call has its place in the engine's queue. rmcp starts
+/// the handlers of several requests in any order; a transport that waits for this signal between them keeps the
+/// client's order.
 #[derive(Clone)]
 pub(crate) struct QueuedSignal(pub(crate) CancellationToken);
 
@@ -267,14 +269,14 @@ impl ServerHandler for McpServer {
         }
     }
 
-    /// The version remembered for later requests is the negotiated one, not the one asked for.
+    /// Remembers the negotiated version for later requests instead of the requested one.
     async fn initialize(
         &self,
         mut request: InitializeRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
         let mut result = self.negotiate_initialize(&request)?;
-        // What calls can become is a matter of the revision that has no `initialize`.
+        // Calls can become tasks only in a revision that has no `initialize`, so the extension is not offered here.
         if let Some(extensions) = &mut result.capabilities.extensions {
             extensions.remove(TASKS_EXTENSION_ID);
             result.capabilities.extensions.take_if(|extensions| extensions.is_empty());
@@ -429,8 +431,8 @@ fn to_mcp(answer: Answer) -> CallToolResult {
         }
     });
     let mut result = CallToolResult::success(blocks.collect());
-    // @modelcontextprotocol/sdk 1.x checks the object of an error, too: the model would read a complaint about the schema in
-    // place of the error's text.
+    // @modelcontextprotocol/sdk 1.x also validates the object of an error, so the model would read a complaint about
+    // the schema instead of the error's text.
     result.structured_content = answer.fits.then_some(answer.structured);
     result.is_error = Some(answer.is_error);
     result

@@ -1,6 +1,7 @@
 //! Progress notifications: output lines while a cell runs, and a sign of life when there are none.
 //!
-//! Only for a client that sent a token. Bounded in rate and size; a slow client costs lines, never time of the cell.
+//! They are sent only to a client that sent a progress token. Their rate and size are bounded; a slow client loses
+//! lines but never delays the cell.
 
 use std::time::Duration;
 
@@ -13,31 +14,32 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Output is gathered for this time before it is sent: what comes at the end of a call is in its answer.
+/// How long output is gathered before it is sent. Output at the end of a call is in the answer.
 const PACE: Duration = Duration::from_millis(100);
 
-/// TypeScript clients give up after 60 s without a word.
+/// Interval between signs of life. TypeScript clients give up after 60 s without a message.
 const ALIVE: Duration = Duration::from_secs(10);
 
-/// Bytes of output in one notification; what does not fit is in the result anyway.
+/// Maximum bytes of output in one notification; the result contains what does not fit.
 const MESSAGE: usize = 4096;
 
-/// Events that may wait for the pace: a run sends ten a second.
+/// Maximum number of events that wait to be sent; a run sends ten a second.
 const QUEUE: usize = 32;
 
-/// A token is echoed with every notification.
+/// Maximum length of a progress token, which is echoed in every notification.
 const TOKEN: usize = 1024;
 
-/// Where what is said about a request goes; put into its extensions by a transport that has no service loop for it.
+/// Channel for the notifications of a request; a transport without a service loop puts it into the request's
+/// extensions.
 #[derive(Clone)]
 pub struct Outlet(pub mpsc::Sender<ServerNotification>);
 
-/// The task that reports, if anybody asked for it.
+/// The task that sends progress notifications, if the client asked for them.
 pub(super) struct Reporter(Option<(JoinHandle<Option<()>>, DropGuard)>);
 
 impl Reporter {
-    /// Returns when nothing more is going to be sent, so that the answer comes last. What is left is not sent: the answer has it,
-    /// and a TypeScript client that reads both at once no longer knows the token.
+    /// Returns when no more notifications will be sent, so that the answer comes last. Remaining output is not sent:
+    /// the answer contains it, and a TypeScript client that reads both at once no longer knows the token.
     pub(super) async fn finish(self) {
         if let Some((task, stop)) = self.0 {
             drop(stop);

@@ -1,7 +1,7 @@
-//! Files as resources: what `resources/*` asks for as an `Op`, and the outcome as MCP has it.
+//! Files as resources: converts `resources/*` requests to an `Op`, and the outcome to MCP's types.
 //!
-//! The address of a resource is the file's link, or `sandpool://files/<key>/<path>` where links cannot be made. Nothing is ever
-//! fetched: an address that is not ours names no resource.
+//! The address of a resource is the file's link, or `sandpool://files/<key>/<path>` where links cannot be made. The
+//! server never fetches an address: one that is not ours names no resource.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -15,12 +15,12 @@ use super::McpServer;
 use crate::dialect::links::{Address, Links};
 use crate::dialect::{iso8601, mime, shown};
 
-/// Of a file that is read as a resource. As base64 it is 4 MiB, far below what clients refuse.
+/// Maximum size of a file that is read as a resource. As base64 it is 4 MiB, far below what clients refuse.
 const MOST_BYTES: u64 = 3 << 20;
 
 const SCHEME: &str = "sandpool:/";
 
-/// `resources/list`.
+/// Answers `resources/list`.
 pub(super) async fn list(server: &McpServer, context: &RequestContext<RoleServer>) -> Result<Vec<Resource>, ErrorData> {
     match execute(server, Op::RecentFiles, context).await {
         Ok(Outcome::Recent(files)) => Ok(listed(files, &server.links())),
@@ -29,7 +29,7 @@ pub(super) async fn list(server: &McpServer, context: &RequestContext<RoleServer
     }
 }
 
-/// `resources/read`.
+/// Answers `resources/read`.
 pub(super) async fn read(
     server: &McpServer,
     uri: &str,
@@ -82,17 +82,17 @@ fn resource(file: &RecentFile, links: &Links) -> Option<Resource> {
     Some(resource)
 }
 
-/// None for a path that could not be asked for again.
+/// Returns the address of a file, or `None` for a path that could not be requested again.
 fn uri(key: &str, path: &str, links: &Links) -> Option<String> {
     links.to(key, path).or_else(|| own().to(key, path))
 }
 
-/// Addresses that work wherever the server is.
+/// Returns settings for `sandpool:` addresses, which do not depend on where the server is.
 fn own() -> Links {
     Links { base: Some(SCHEME.into()), expiring: None }
 }
 
-/// `resources/templates/list`.
+/// Answers `resources/templates/list`.
 pub(super) fn templates(links: &Links) -> Vec<ResourceTemplate> {
     let bases = links.base.iter().map(String::as_str).chain([SCHEME]);
     bases
@@ -103,7 +103,8 @@ pub(super) fn templates(links: &Links) -> Vec<ResourceTemplate> {
         .collect()
 }
 
-/// Who asks is known by other means than the link, so its signature and its end are not looked at.
+/// Converts an address to an operation. The caller is already authenticated, so the link's signature and expiry are not
+/// checked.
 fn lower(uri: &str, links: &Links) -> Result<Op, ErrorData> {
     let bases = links.base.iter().map(String::as_str).chain([SCHEME]);
     let address = bases.filter_map(|base| uri.strip_prefix(base)).find_map(|rest| {
@@ -143,7 +144,7 @@ fn render_error(uri: &str, error: &EngineError, links: &Links) -> ErrorData {
     }
 }
 
-/// The code that the client's revision wants is put in by rmcp.
+/// Returns the error for an unknown resource. rmcp sets the code that the client's revision requires.
 fn not_found(uri: &str) -> ErrorData {
     ErrorData::resource_not_found("Resource not found", Some(json!({ "uri": shown(uri) })))
 }
@@ -218,7 +219,7 @@ mod tests {
         }
     }
 
-    /// A37, A12: no address but ours means anything.
+    /// Covers hostile rows A37 and A12: only the server's own addresses name a resource.
     #[test]
     fn other_addresses_name_nothing() {
         let uris = [

@@ -1,5 +1,5 @@
-//! What stands around every handler on every transport: a panic is an answer, methods that were not declared are refused, and a
-//! result keeps the members for which rmcp's type has no room.
+//! The wrapper around every handler on every transport. It turns a panic into an answer, refuses methods that were not
+//! declared, and adds the members of a result for which rmcp's types have no room.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
@@ -18,7 +18,7 @@ use crate::dialect::shown;
 
 pub struct Guarded<S>(pub S);
 
-/// Members of a result beside those that rmcp knows; a handler finds it in its request's extensions.
+/// Members of a result in addition to those that rmcp knows; a handler finds this in its request's extensions.
 #[derive(Clone, Default)]
 pub struct ExtraMembers(Arc<Mutex<Map<String, Value>>>);
 
@@ -85,8 +85,8 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
 }
 
 impl<S: Service<RoleServer>> Guarded<S> {
-    /// rmcp answers some of these with success and an empty list although nothing was declared, and calls a declared method with
-    /// bad params unknown.
+    /// Refuses methods whose capability was not declared, and declared methods with invalid params. rmcp answers some
+    /// of the former with success and an empty list, and reports the latter as unknown methods.
     fn refuse_undeclared(&self, request: &ClientRequest) -> Result<(), ErrorData> {
         let method = request.method();
         let Some(is_declared) = capability(method) else { return Ok(()) };
@@ -102,7 +102,7 @@ impl<S: Service<RoleServer>> Guarded<S> {
     }
 }
 
-/// What 2026-07-28 dropped. rmcp refuses some of these itself, but not when their params are bad.
+/// Methods that revision 2026-07-28 removed. rmcp refuses some of them itself, but not if their params are invalid.
 const REMOVED: [&str; 5] = ["initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"];
 
 pub(super) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
@@ -114,7 +114,7 @@ fn not_found(method: &str) -> ErrorData {
     ErrorData::new(ErrorCode::METHOD_NOT_FOUND, format!("method not found: {}", shown(method)), None)
 }
 
-/// The capability that a method belongs to.
+/// Returns the check for the capability that a method belongs to.
 fn capability(method: &str) -> Option<fn(&ServerCapabilities) -> bool> {
     match method {
         "completion/complete" => Some(|declared| declared.completions.is_some()),
@@ -133,7 +133,7 @@ fn capability(method: &str) -> Option<fn(&ServerCapabilities) -> bool> {
 
 pub(crate) struct Panicked;
 
-/// rmcp never answers a request whose handler panics.
+/// Catches a panic of the future: rmcp never answers a request whose handler panics.
 pub(crate) fn caught<T>(future: impl Future<Output = T>) -> impl Future<Output = Result<T, Panicked>> {
     AssertUnwindSafe(future).catch_unwind().map_err(|_| Panicked)
 }

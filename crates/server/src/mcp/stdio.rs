@@ -1,8 +1,9 @@
-//! MCP over lines: what stands between the client's bytes and rmcp's service loop.
+//! MCP over lines: connects the client's bytes to rmcp's service loop.
 //!
-//! rmcp falls silent or ends on much that real clients send. Here every line is answered or knowingly ignored: malformed JSON,
-//! bad envelopes, batches, lines without end, ids used twice, calls before `initialize`, the end of input with calls in flight.
-//! Inside, every request gets an id of ours, so that no answer can ever reach another request than its own.
+//! rmcp falls silent or stops on much that real clients send. Here every line is answered or deliberately ignored:
+//! malformed JSON, bad envelopes, batches, endless lines, ids used twice, calls before `initialize`, the end of input
+//! with calls in flight. Internally every request gets an id of ours, so that an answer can never reach another
+//! request.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,15 +30,15 @@ use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
 use super::{Caller, Execute, Guarded, Handlers, QueuedSignal, Surface};
 use crate::observe::Origin;
 
-/// Requests that may wait for their answers; the next is read when one of them has it.
+/// Maximum number of requests without an answer; the next request is read when one of them is answered.
 const MAX_IN_FLIGHT: u32 = 256;
 
-/// How long cancelled calls, and then a client that does not read, may take to end.
+/// Maximum time for cancelled calls to end, and then for output to be written to a client that does not read.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy)]
 pub struct StdioOptions {
-    /// How long calls in flight may go on after the end of input or a shutdown.
+    /// How long calls in flight may continue after the end of input or a shutdown.
     pub grace: Duration,
 }
 
@@ -47,12 +48,12 @@ impl Default for StdioOptions {
     }
 }
 
-/// Why serving ended. All of these are orderly.
+/// The reason why serving ended. All of these ends are orderly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StdioEnd {
-    /// The client closed its end.
+    /// The client closed its end of the input.
     EndOfInput,
-    /// The client no longer reads.
+    /// The client no longer reads the output.
     ClientGone,
     Shutdown,
 }
@@ -65,7 +66,7 @@ pub enum StdioError {
     Task(#[from] tokio::task::JoinError),
 }
 
-/// Serves the process's own standard input and output until the client leaves or `shutdown` is cancelled. All calls have
+/// Serves this process's standard input and output until the client leaves or `shutdown` is cancelled. All calls have
 /// ended when this returns. Nothing else may write to standard output.
 pub async fn serve_stdio(
     engine: Arc<dyn Execute>,
@@ -77,7 +78,7 @@ pub async fn serve_stdio(
     serve(input, output, engine, surface, options, shutdown).await
 }
 
-/// The same over any pair of streams.
+/// Serves any pair of streams in the same way as [`serve_stdio`].
 pub async fn serve(
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin + Send + 'static,
@@ -92,7 +93,7 @@ pub async fn serve(
     let writer = tokio::spawn(write_lines(output, lines_out, gone.clone()));
     let (to_service, from_client) = mpsc::channel(1);
     let session = Arc::new(StdioConnection::new(out));
-    // One process, one client.
+    // There is one client in one process.
     let caller = Caller::local(Some("stdio".into()));
     let handler = Handlers::new(engine, surface, halt.clone()).of(caller, Hold::default());
     let service = serve_directly_with_ct(
@@ -120,7 +121,7 @@ pub async fn serve(
     end
 }
 
-/// Waits for what is still to be written, but not for a client that does not read.
+/// Waits for the remaining output to be written, but not for a client that does not read.
 async fn finish(mut writer: tokio::task::JoinHandle<()>) {
     if timeout(LAST_WORDS, &mut writer).await.is_err() {
         writer.abort();
@@ -146,7 +147,8 @@ async fn read_lines(
     }
 }
 
-/// The only writer. It ends when all senders are gone; `gone` says that nobody reads.
+/// Writes all lines; nothing else writes to the output. It returns when all senders are gone, and cancels `gone` if the
+/// client no longer reads.
 async fn write_lines(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Receiver<Vec<u8>>, gone: CancellationToken) {
     while let Some(mut line) = lines.recv().await {
         line.push(b'\n');
@@ -162,7 +164,7 @@ async fn write_lines(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Recei
     }
 }
 
-/// Who waits for what.
+/// The client's connection and the requests that wait for an answer.
 struct StdioConnection {
     out: mpsc::Sender<Vec<u8>>,
     waiting: Mutex<Waiting>,
@@ -172,11 +174,11 @@ struct StdioConnection {
 #[derive(Default)]
 struct Waiting {
     last: i64,
-    /// By our id.
+    /// Waiting requests by our id.
     calls: HashMap<i64, Waiter>,
-    /// Ours by the client's, as JSON: `1` and `"1"` are two.
+    /// Our ids by the client's id as JSON, so that `1` and `"1"` differ.
     ids: HashMap<String, i64>,
-    /// The revision that `initialize` asked for, or the last request that named one.
+    /// The revision that `initialize` asked for, or the one that a later request named last.
     revision: Option<String>,
 }
 
@@ -184,9 +186,9 @@ struct Waiting {
 struct Waiter {
     id: Value,
     batch: Option<Arc<Batch>>,
-    /// Given back when the answer is on its way.
+    /// Permit that is released when the answer is on its way.
     _room: OwnedSemaphorePermit,
-    /// An answer ends the wait for the beginning, too.
+    /// Ends the wait for the call's place in the engine's queue, because an answer ends that wait too.
     _begun: DropGuard,
 }
 
@@ -216,14 +218,15 @@ impl StdioConnection {
         }
     }
 
-    /// Batches were dropped with 2025-06-18. Before `initialize` a client is taken for one of the oldest revision.
+    /// Returns whether the client may send batches, which revision 2025-06-18 removed. Before `initialize` the client
+    /// is assumed to use the oldest revision.
     fn has_batches(&self) -> bool {
         self.waiting().revision.as_deref().is_none_or(|revision| matches!(revision, "2024-11-05" | "2025-03-26"))
     }
 
     async fn take_batch(&self, messages: Vec<Result<Message, Fault>>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
         let batch = Arc::new(Batch::default());
-        // One answer more than there will be, so that the batch is not complete before all of it was read.
+        // The batch expects one additional answer, so that it is not complete before all of its messages were read.
         batch.expect();
         for message in messages {
             match message {
@@ -243,7 +246,7 @@ impl StdioConnection {
         match message {
             Message::Request { id, request, .. } => self.forward(id, request, batch, service).await,
             Message::Cancelled { id, reason } => self.cancel(&id, reason, service).await,
-            // We ask the client nothing over lines.
+            // The server asks the client nothing over lines.
             Message::Answer { .. } | Message::Ignored => {}
         }
     }
@@ -259,7 +262,8 @@ impl StdioConnection {
             batch.expect();
         }
         let Ok(room) = self.room.clone().acquire_owned().await else { return };
-        // Taken first: from `enter` on there is no place where this could be given up and the request forgotten.
+        // The slot is reserved first: after `enter` this future cannot be dropped before the request is sent, so no
+        // request is forgotten.
         let Ok(slot) = service.reserve().await else { return };
         let revision = match &*request {
             ClientRequest::InitializeRequest(request) => Some(request.params.protocol_version.as_str().to_owned()),
@@ -282,7 +286,7 @@ impl StdioConnection {
         }
     }
 
-    /// Our id for a request of the client's, unless one with that id still runs.
+    /// Returns our id for a request of the client, or `None` if a request with the client's id still runs.
     fn enter(
         &self,
         id: &Value,
@@ -313,7 +317,7 @@ impl StdioConnection {
         Some(waiter)
     }
 
-    /// A cancelled request gets no answer: the protocol says so, and rmcp drops it.
+    /// Cancels a request. It gets no answer: the protocol says so, and rmcp drops it.
     async fn cancel(&self, id: &Value, reason: Option<String>, service: &mpsc::Sender<ClientJsonRpcMessage>) {
         let ours = self.waiting().ids.get(&id.to_string()).copied();
         let Some((ours, waiter)) = ours.and_then(|ours| Some((ours, self.leave(ours)?))) else { return };
@@ -325,7 +329,7 @@ impl StdioConnection {
         }
     }
 
-    /// Sends what the service says to whom it belongs.
+    /// Sends a message of the service to the request that it belongs to.
     async fn send(&self, message: TxJsonRpcMessage<RoleServer>) {
         let ours = match &message {
             JsonRpcMessage::Response(response) => Some(&response.id),
@@ -350,20 +354,20 @@ impl StdioConnection {
         }
     }
 
-    /// A client that is gone is noticed by the writer.
+    /// Queues a line for the writer, which notices a client that has disconnected.
     async fn write(&self, line: Vec<u8>) {
         let _ = self.out.send(line).await;
     }
 }
 
-/// Answers that go out together.
+/// Answers of one batch, which are sent together.
 #[derive(Default)]
 struct Batch(Mutex<Parts>);
 
 #[derive(Default)]
 struct Parts {
     missing: usize,
-    /// Comma-separated.
+    /// Encoded answers, separated by commas.
     answers: Vec<u8>,
 }
 
@@ -376,7 +380,8 @@ impl Batch {
         self.parts().missing += 1;
     }
 
-    /// One answer less to wait for; the whole line when it was the last, unless nothing in the batch has an answer.
+    /// Notes that one expected answer arrived or will not come. Returns the whole line after the last one, unless no
+    /// message of the batch has an answer.
     fn arrived(&self, answer: Option<Vec<u8>>) -> Option<Vec<u8>> {
         let mut parts = self.parts();
         parts.missing -= 1;
@@ -394,7 +399,7 @@ impl Batch {
     }
 }
 
-/// The service's end of the line.
+/// The service loop's transport to the client.
 struct ServiceTransport {
     session: Arc<StdioConnection>,
     from_client: mpsc::Receiver<ClientJsonRpcMessage>,

@@ -1,7 +1,8 @@
-//! The Tasks extension (`io.modelcontextprotocol/tasks`, SEP-2663), for clients that declare it; others see nothing of it.
+//! The Tasks extension (`io.modelcontextprotocol/tasks`, SEP-2663), for clients that declare it. Other clients see
+//! nothing of it.
 //!
-//! A task is a background run of the engine and nothing more: its id is the run's, which only its tenant can use, and its result
-//! is what the tool would have answered. Nothing is kept here, so any connection can ask.
+//! A task is a background run of the engine and nothing more. Its id is the run's id, which only its tenant can use,
+//! and its result is the tool's answer. This module keeps no state, so any connection of the tenant can ask.
 
 use std::time::Duration;
 
@@ -16,34 +17,36 @@ use super::service::is_modern;
 use super::{Execute, McpServer, Surface, now, to_mcp};
 use crate::dialect::{Args, RenderInput, iso8601, shown};
 
-/// A call that ends within this time is answered as ever: a task costs the client at least one more round.
+/// A call that ends within this time is answered in the ordinary way, because a task costs the client at least one more
+/// round.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const POLL_INTERVAL_MS: u64 = 1000;
 
-/// From the beginning. The engine keeps a run for this long after its end.
+/// Lifetime of a task, counted from its start. The engine keeps a run for this long after its end.
 const TTL_MS: u64 = 60 * 60 * 1000;
 
-/// Of the last line of output, which is the status message of a task.
+/// Maximum number of characters of the last line of output, which is the status message of a task.
 const LINE: usize = 200;
 
-/// What became of a call.
+/// The result of a call.
 pub(super) enum CallDone {
     Outcome(Outcome),
-    /// It lasts, and goes on as a task.
+    /// The run takes long and continues as a task.
     Task(Task),
 }
 
 impl Surface {
-    /// Where runs can go on in the background.
+    /// Returns whether runs can continue in the background.
     pub(super) fn has_tasks(&self) -> bool {
         self.dialect.background.is_some()
     }
 }
 
 impl McpServer {
-    /// How long a run may last as a task, if the client can take one and says so with this request. In `initialize` the
-    /// Inspector declares the extension too, and then does not know the answer: revisions before 2026-07-28 have no `resultType`.
+    /// Returns how long a run may last as a task, if the client supports tasks and says so in this request. The
+    /// Inspector declares the extension in `initialize` too, but then does not understand the answer, because revisions
+    /// before 2026-07-28 have no `resultType`.
     pub(super) fn may_last(&self, context: &RequestContext<RoleServer>) -> Option<Duration> {
         let declared = || context.client_capabilities().as_ref().is_some_and(ClientCapabilities::supports_tasks);
         (self.surface.has_tasks() && is_modern(context) && declared())
@@ -51,14 +54,15 @@ impl McpServer {
     }
 }
 
-/// As the engine does it; but where `may_last` says how long a call may ask for, a run that lasts becomes a task.
+/// Executes an operation. If `may_last` is set, it is the time limit of a run that names none, and a long run becomes a
+/// task.
 pub(super) async fn execute(
     engine: &dyn Execute,
     call: &Call,
     op: Op,
     may_last: Option<Duration>,
 ) -> Result<CallDone, EngineError> {
-    // A background run that names no time gets more than a call would.
+    // A background run without a timeout gets more time than a call would.
     let op = match (op, may_last) {
         (Op::RunCode(run), Some(longest)) if !run.background => {
             Op::RunCode(RunCode { background: true, timeout: run.timeout.or(Some(longest)), ..run })
@@ -74,10 +78,10 @@ pub(super) async fn execute(
     }
 }
 
-/// Waits a little for the end of a run. Until the client has a task, it is the call that can be cancelled.
+/// Waits briefly for the end of a run. Until the client has a task, cancelling the call cancels the run.
 async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDone, EngineError> {
     let progress = tokio::select! {
-        // First, for a look ends by the same token.
+        // Cancellation is checked first, because the same token also ends the look at the run.
         biased;
         () = call.cancel.cancelled() => {
             let call = Call { cancel: CancellationToken::new(), ..call.clone() };
@@ -85,7 +89,7 @@ async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDon
             return Err(EngineError::Cancelled);
         }
         progress = look(engine, call, run.clone(), PATIENCE) => match progress {
-            // There is no memory for its result just now. The client can ask for the task later.
+            // There is no memory for the result at the moment. The client can ask for the task later.
             Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(CallDone::Task(working(&run, now(), now()))),
             progress => progress?,
         },
@@ -123,7 +127,7 @@ fn last_line(output: &str) -> Option<String> {
     Some(line.chars().take(LINE).collect())
 }
 
-/// `tasks/get`.
+/// Answers `tasks/get`.
 pub(super) async fn get(server: &McpServer, id: String) -> Result<GetTaskResult, ErrorData> {
     let call = server.engine_call(EventSink::default());
     let progress = look(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
@@ -136,18 +140,18 @@ pub(super) async fn get(server: &McpServer, id: String) -> Result<GetTaskResult,
     Ok(GetTaskResult::new(DetailedTask::new(task, payload)))
 }
 
-/// `tasks/cancel`. The run ends a little later.
+/// Answers `tasks/cancel`. The run ends a little later.
 pub(super) async fn cancel(server: &McpServer, id: String) -> Result<(), ErrorData> {
     let call = server.engine_call(EventSink::default());
     server.engine.execute(&call, Op::CancelRun { run: id }).await.map(|_| ()).map_err(refused)
 }
 
-/// `tasks/update`. Nothing is ever asked of the client, and answers that nobody waits for are ignored.
+/// Answers `tasks/update`. The server never asks the client for input, so the client's responses are ignored.
 pub(super) async fn update(server: &McpServer, id: String) -> Result<(), ErrorData> {
     get(server, id).await.map(|_| ())
 }
 
-/// What the tool would have answered.
+/// Returns the tool's answer.
 fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     let Surface { dialect, options, links, .. } = surface;
     let Some(row) = dialect.background else { return Map::new() };
@@ -165,7 +169,7 @@ fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     }
 }
 
-/// A foreign task looks exactly like an absent one.
+/// Converts an error. Another tenant's task gets exactly the same answer as an absent one.
 fn refused(error: EngineError) -> ErrorData {
     match error {
         EngineError::RunNotFound(id) => ErrorData::invalid_params(format!("task not found: {}", shown(&id)), None),
