@@ -1,5 +1,6 @@
-//! What a user would pick instead. Each is a program in Python or in C that `scripts/bench` installed; helpers in Python speak to
-//! those whose protocol only Python knows, in lines of JSON, so that their rounds can stand between ours.
+//! The alternatives that a user could choose. Each is a program in Python or in C that `scripts/bench` installed.
+//! Helpers in Python talk to those whose protocol only Python libraries implement; they exchange lines of JSON, so that
+//! their rounds can be interleaved with ours.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,7 +18,7 @@ pub const GATEWAY: &str = "Kernel Gateway";
 pub const BUBBLEWRAP: &str = "bubblewrap + python";
 pub const RUN_PYTHON: &str = "mcp-run-python";
 
-/// The directory of what is installed, unless this one could not be.
+/// Returns the directory of the installed alternatives, or an error if this one could not be installed.
 pub fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, BenchError> {
     let dir = bench.alternatives.as_deref();
     let dir = dir.ok_or_else(|| BenchError::Said("not measured: no `--alternatives`".into()))?;
@@ -27,11 +28,11 @@ pub fn installed<'a>(bench: &'a Bench, name: &str) -> Result<&'a Path, BenchErro
     }
 }
 
-/// A helper that measures and answers with what it measured.
+/// A helper that measures and replies with its measurements.
 pub struct Helper(LineChild);
 
 impl Helper {
-    /// Kernels of ipykernel.
+    /// Starts the helper for kernels of ipykernel.
     pub fn ipykernel(bench: &Bench) -> Result<Self, BenchError> {
         let python = installed(bench, "ipykernel")?.join("python/bin/python");
         Self::start(bench, &python, "kernels.py", include_str!("helpers/kernels.py"))
@@ -42,7 +43,7 @@ impl Helper {
         Self::start(bench, &python, "gateway.py", include_str!("helpers/gateway.py"))
     }
 
-    /// IPython's shell alone, in the runtime that sandboxes use.
+    /// Starts the helper for IPython's shell alone, in the runtime that sandboxes use.
     pub fn bare(bench: &Bench) -> Result<Self, BenchError> {
         Self::start(bench, &bench.subject.python, "bare.py", include_str!("helpers/bare.py"))
     }
@@ -64,7 +65,7 @@ impl Helper {
         }
     }
 
-    /// What was measured, one value each.
+    /// Returns the measured values.
     pub fn values(&mut self, request: &Value) -> Result<Vec<f64>, BenchError> {
         let answer = self.ask(request)?;
         let values =
@@ -72,7 +73,7 @@ impl Helper {
         Ok(values.iter().filter_map(Value::as_f64).collect())
     }
 
-    /// From nothing to the result of a first cell.
+    /// Measures the time from nothing to the result of a first cell.
     pub fn first(&mut self, code: &str) -> Result<Vec<f64>, BenchError> {
         self.values(&json!({ "do": "start", "code": code }))
     }
@@ -81,14 +82,14 @@ impl Helper {
         self.values(&json!({ "do": "call", "times": times, "code": "print(1)" }))
     }
 
-    /// Kernels that stay; how many there are now, and why no more.
+    /// Opens kernels that stay alive. Returns how many there are now, and why there are no more.
     pub fn open(&mut self, count: usize, code: &str) -> Result<(u64, Option<String>), BenchError> {
         let answer = self.ask(&json!({ "do": "open", "count": count, "code": code }))?;
         Ok((answer["kernels"].as_u64().unwrap_or(0), answer["why"].as_str().map(str::to_owned)))
     }
 }
 
-/// A Python in a sandbox of bubblewrap, for one call.
+/// Runs Python once in a sandbox of bubblewrap.
 pub fn bubblewrap(bench: &Bench) -> Result<(), BenchError> {
     installed(bench, "bubblewrap")?;
     let mut command = command("bwrap");
@@ -98,13 +99,13 @@ pub fn bubblewrap(bench: &Bench) -> Result<(), BenchError> {
     if output.stdout == b"1\n" { Ok(()) } else { Err(BenchError::Said("it did not print 1".into())) }
 }
 
-/// The MCP server, started; its start is the first thing that is measured.
+/// Starts the MCP server; its start is the first thing that is measured.
 pub fn run_python(bench: &Bench) -> Result<Mcp, BenchError> {
     let bin = installed(bench, "mcp-run-python")?.join("python/bin");
     let mut command = command(bin.join("mcp-run-python"));
     quiet(&mut command, bench);
     let path = format!("{}:/usr/local/bin:/usr/bin:/bin", bin.display());
-    // What it fetched when it was installed lies in the user's cache.
+    // The files that it downloaded during its installation are in the user's cache.
     command
         .envs(bench.subject.environment.iter().map(|(name, value)| (name, value)))
         .env("PATH", path)

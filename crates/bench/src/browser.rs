@@ -1,6 +1,7 @@
-//! The browser beside Playwright MCP: the same page, the same Chromium, the same client, in turns.
+//! Compares the browser with Playwright MCP: the same page, the same Chromium, the same client, in interleaved rounds.
 //!
-//! Ours goes the whole way: `sandpool stdio`, a sandbox, the proxy with a policy. Theirs has a browser on the host without any of it.
+//! Our side includes everything: `sandpool stdio`, a sandbox, the proxy with a policy. Their side has a browser on the
+//! host without any of it.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -19,23 +20,24 @@ use crate::stats::Samples;
 use crate::{Bench, BenchError, memory};
 
 const PLAYWRIGHT: &str = "Playwright MCP";
-/// Without the half second that it waits after each action.
+/// Playwright MCP without the half second that it waits after each action.
 const UNSETTLED: &str = "Playwright MCP, --timeout-settle 0";
 
-/// The name under which a sandbox finds the page.
+/// Host name under which a sandbox finds the page.
 const NAME: &str = "shop.test";
 
-/// Of a round, for each.
+/// Number of samples of each series in a round.
 const TIMES: usize = 5;
-/// Sandboxes, or servers, of which the memory is looked at.
+/// Number of sandboxes, or servers, whose memory is measured.
 const LOOKS: usize = 3;
 
-/// What is done with an open page: the names of its series, how the two are asked, and what ours may take of theirs.
+/// A step on an open page: the names of its series, how both sides are asked, and the goal for our time relative to
+/// theirs.
 struct Step {
     what: &'static str,
     ours: &'static str,
     theirs: &'static str,
-    /// The same with `--timeout-settle 0`, and its goal.
+    /// The series with `--timeout-settle 0`, and its goal.
     unsettled: Option<(&'static str, f64)>,
     share: Option<f64>,
     ask: fn(&mut Shop) -> Result<TimedResult, BenchError>,
@@ -106,7 +108,8 @@ pub fn measure(bench: &Bench) -> Result<Figure, BenchError> {
     Ok(figure)
 }
 
-/// A sandbox, or a server, that was asked for nothing before. What an agent has to call until it sees the page, together.
+/// Measures a sandbox, or a server, that has not been used before. The sample is the total of all calls that an agent
+/// needs until it sees the page.
 fn first(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchError> {
     for _ in bench.rounds("browser, first goto") {
         samples.begin_round();
@@ -152,7 +155,7 @@ fn warm(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchEr
     Ok(())
 }
 
-/// Each alone, so that no page of a file is shared with another browser but those that wait ready.
+/// Measures each browser alone, so that it shares no page of a file with another browser except those that wait ready.
 fn memory_of(bench: &Bench, samples: &mut Samples, site: &Site) -> Result<(), BenchError> {
     for _ in 0..LOOKS {
         samples.begin_round();
@@ -186,7 +189,7 @@ fn lines(samples: &Samples) -> Vec<ReportRow> {
     lines
 }
 
-/// Series of ours, of ours with empty pools where there is one, and of the alternative.
+/// Makes a row from our series, our series with empty pools if there is one, and the series of the alternative.
 fn beside(
     samples: &Samples,
     what: &str,
@@ -200,19 +203,20 @@ fn beside(
     ReportRow::against(what, quantity(ours), empty, against, goal)
 }
 
-/// A browser with the shop's page open, and how to ask for things in it.
+/// A browser with the shop's page open, and the calls to use it.
 struct Shop {
     client: Mcp,
     dialect: Dialect,
     url: String,
-    /// How long the first page took, with what has to be called before.
+    /// Time until the first page was open, including the calls that have to come before.
     opened: f64,
-    /// What was bought since the page was opened.
+    /// Number of things bought since the page was opened.
     bought: usize,
 }
 
 enum Dialect {
-    /// The same page in the other dialect's context, where screenshots are asked for: `workbench` has none.
+    /// Our server. The value is the same page in a context of another dialect, which takes the screenshots because
+    /// `workbench` has no tool for them.
     Ours(Option<(Box<Mcp>, String)>),
     Theirs,
 }
@@ -220,7 +224,7 @@ enum Dialect {
 impl Shop {
     fn ours(bench: &Bench, site: &Site, pool: Pool) -> Result<Self, BenchError> {
         let mut client = server::stdio(bench, "workbench", pool, &settings(site))?;
-        // One before, so that the server is up; then what waits ready is made.
+        // The first sandbox shows that the server is up; afterwards the ready sandboxes are made.
         client.call_when_ready(&BenchCall::new("sandbox_create", json!({})))?;
         client.call(&BenchCall::new("sandbox_destroy", json!({})))?;
         bench.settle()?;
@@ -255,7 +259,7 @@ impl Shop {
         self.client.call(&BenchCall::new(tool, arguments))
     }
 
-    /// `selector` here, `target` there.
+    /// Adds the selector under the name that the dialect uses: `selector` in ours, `target` in theirs.
     fn at(&self, selector: &str, more: Value) -> Value {
         let mut arguments = more;
         let name = if matches!(self.dialect, Dialect::Theirs) { "target" } else { "selector" };
@@ -269,7 +273,7 @@ impl Shop {
         expect(self.call("browser_goto", "browser_navigate", json!({ "url": url }))?, "Fifty things")
     }
 
-    /// Shows the last thing too, and what was done.
+    /// Takes a snapshot, which must also show the last thing in the shop and the effect of the clicks.
     fn snapshot(&mut self) -> Result<TimedResult, BenchError> {
         let answer = expect(self.call("browser_snapshot", "browser_snapshot", json!({}))?, "Buy 50")?;
         expect(answer, &format!("Cart: {}", self.bought))
@@ -283,7 +287,7 @@ impl Shop {
     }
 
     fn type_name(&mut self) -> Result<TimedResult, BenchError> {
-        // The clicks before are seen to have been done.
+        // This snapshot verifies that the clicks before took effect.
         self.snapshot()?;
         let arguments = self.at("#name", json!({ "text": "a visitor" }));
         let answer = self.call("browser_type", "browser_type", arguments)?;
@@ -308,7 +312,7 @@ impl Shop {
         }
     }
 
-    /// Of all processes in the sandbox, or of the server and its browser.
+    /// Measures all processes in the sandbox, or the server and its browser.
     fn memory(mut self, bench: &Bench) -> Result<Vec<f64>, BenchError> {
         let pids = match &self.dialect {
             Dialect::Ours(_) => {
@@ -326,7 +330,7 @@ impl Shop {
     }
 }
 
-/// One table: the page under a name, and nothing else.
+/// Returns settings with one policy table, which allows only the page under its name.
 fn settings(site: &Site) -> String {
     let port = site.port;
     format!(
@@ -348,7 +352,7 @@ fn playwright(bench: &Bench, flags: &[&str]) -> Result<Mcp, BenchError> {
     Mcp::start(&mut command, &bench.children)
 }
 
-/// What a model reads.
+/// Returns the text that a model reads.
 fn text(result: &Value) -> String {
     let blocks = result["content"].as_array().into_iter().flatten();
     blocks.filter_map(|block| block["text"].as_str()).collect::<Vec<_>>().join("\n")

@@ -1,6 +1,7 @@
-//! The smallest MCP clients there can be, over pipes and over HTTP/1.1 keep-alive: no SDK stands between the clock and the server.
+//! Minimal MCP clients over pipes and over HTTP/1.1 keep-alive, so that no SDK stands between the clock and the server.
 //!
-//! The clock runs from the first byte written to the last byte of the answer. Every answer is then read and must be a success.
+//! The clock runs from the first byte written to the last byte of the answer. Every answer is then read and must be a
+//! success.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +15,7 @@ use crate::process::{Children, LineChild};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A call of a tool, written once and sent often.
+/// A call of a tool, serialized once and sent often.
 #[derive(Debug, Clone)]
 pub struct BenchCall(String);
 
@@ -28,7 +29,7 @@ impl BenchCall {
     }
 }
 
-/// A tool's result and how long it took, in seconds.
+/// The result of a tool and the time it took, in seconds.
 #[derive(Debug)]
 pub struct TimedResult {
     pub seconds: f64,
@@ -36,13 +37,13 @@ pub struct TimedResult {
 }
 
 impl TimedResult {
-    /// A text member of the structured result.
+    /// Returns a text member of the structured result.
     pub fn field(&self, name: &str) -> Result<&str, BenchError> {
         let found = self.result["structuredContent"][name].as_str();
         found.ok_or_else(|| BenchError::Said(format!("no `{name}` in an answer: {}", brief(&self.result))))
     }
 
-    /// That the code printed just this; the dialects have two names for it.
+    /// Checks that the code printed exactly `expected`; the dialects have two names for the output.
     pub fn printed(self, expected: &str) -> Result<Self, BenchError> {
         let printed = self.field("stdout").or_else(|_| self.field("output"))?;
         match printed.trim() == expected {
@@ -56,7 +57,8 @@ impl TimedResult {
 pub trait Client {
     fn call(&mut self, call: &BenchCall) -> Result<TimedResult, BenchError>;
 
-    /// Until the server can do it; it says so while it cannot. An end of the server is final.
+    /// Repeats the call until the server can perform it; the server refuses it before that. An error other than a
+    /// refusal is final.
     fn call_when_ready(&mut self, call: &BenchCall) -> Result<TimedResult, BenchError> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -68,7 +70,7 @@ pub trait Client {
     }
 }
 
-/// The result in an answer to `tools/call`, if it is a success.
+/// Returns the result in an answer to `tools/call` if it is a success.
 fn success(message: &Value) -> Result<Value, BenchError> {
     let result = &message["result"];
     if result.is_object() && result["isError"] != true {
@@ -89,7 +91,7 @@ fn hello(id: u64) -> String {
 
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
-/// Over a child's standard input and output.
+/// A client over the standard input and output of a child process.
 #[derive(Debug)]
 pub struct Stdio {
     lines: LineChild,
@@ -105,12 +107,12 @@ impl Stdio {
         Ok(client)
     }
 
-    /// Of the server's process.
+    /// Returns the process id of the server.
     pub fn id(&self) -> u32 {
         self.lines.process.id()
     }
 
-    /// Sends a call without waiting.
+    /// Sends a call without waiting for its answer.
     pub fn begin(&mut self, call: &BenchCall) -> Result<u64, BenchError> {
         self.next += 1;
         let mut line = call.request(self.next);
@@ -119,7 +121,7 @@ impl Stdio {
         Ok(self.next)
     }
 
-    /// The next answer to any of the calls, with its id and when it came.
+    /// Returns the next answer to any of the calls, with its id and its time of arrival.
     pub fn next(&mut self) -> Result<(u64, Instant, Value), BenchError> {
         loop {
             let line = self.lines.read()?;
@@ -141,7 +143,7 @@ impl Stdio {
         }
     }
 
-    /// A success among what `next` returned.
+    /// Returns the result of a message from `next` if it is a success.
     pub fn result(message: &Value) -> Result<Value, BenchError> {
         success(message)
     }
@@ -156,7 +158,7 @@ impl Client for Stdio {
     }
 }
 
-/// Over one persistent connection, with `TCP_NODELAY`.
+/// A client over one persistent connection with `TCP_NODELAY`.
 #[derive(Debug)]
 pub struct Http {
     stream: BufReader<TcpStream>,
@@ -191,17 +193,17 @@ impl Http {
         self.stream.get_mut().write_all(request.as_bytes()).map_err(BenchError::io("cannot send a request"))
     }
 
-    /// Sends a call without waiting.
+    /// Sends a call without waiting for its answer.
     pub fn begin(&mut self, call: &BenchCall) -> Result<(), BenchError> {
         self.next += 1;
         self.post(&call.request(self.next))
     }
 
-    /// The answer to the call that was begun.
+    /// Waits for the answer to the call that `begin` sent.
     pub fn finish(&mut self) -> Result<(Instant, Value), BenchError> {
         let (_, body) = self.answer()?;
         let arrived = Instant::now();
-        // A document, or a stream of which the last event is the answer.
+        // The body is a JSON document, or a stream whose last event is the answer.
         let text = match body.first() {
             Some(b'{') => &body[..],
             _ => body.rsplit(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"data: ")).unwrap_or_default(),
@@ -210,7 +212,7 @@ impl Http {
         Ok((arrived, success(&message)?))
     }
 
-    /// The session's id, if the answer names one, and the body.
+    /// Reads an answer and returns the id of the session, if the answer contains one, and the body.
     fn answer(&mut self) -> Result<(Option<String>, Vec<u8>), BenchError> {
         let failed = BenchError::io("cannot read an answer");
         let (mut session, mut length, mut line) = (None, None, String::new());
@@ -223,7 +225,7 @@ impl Http {
                 if line == "\r\n" {
                     break;
                 }
-                continue; // the status: what is wrong stands in the body
+                continue; // the status line: the body says what is wrong
             };
             match name.to_ascii_lowercase().as_str() {
                 "mcp-session-id" => session = Some(value.to_owned()),
@@ -268,7 +270,7 @@ impl Client for Http {
     }
 }
 
-/// Whether a plain GET is answered with 200.
+/// Returns whether a plain GET is answered with 200.
 pub fn is_ok(address: SocketAddr, path: &str) -> bool {
     let asked = || -> std::io::Result<bool> {
         let mut stream = TcpStream::connect(address)?;

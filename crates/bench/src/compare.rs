@@ -1,7 +1,7 @@
-//! Two builds by turns: whether the new one is slower.
+//! Compares two builds to find out whether the new one is slower.
 //!
-//! Each round measures both builds once, and the build that begins alternates. A ratio is taken inside each round; the median of these
-//! ratios is reported, with the lowest and the highest.
+//! Each round measures both builds once, and the build that begins alternates. A ratio is taken inside each round; the
+//! median of these ratios is reported, with the lowest and the highest.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::fmt;
 use crate::report::Figure;
 use crate::stats::quantile;
 
-/// The new build against the old one, a line for each figure and series that both have.
+/// Ratios of the new build to the old one, with a line for each figure and series that both have.
 #[derive(Debug)]
 pub struct Comparison {
     pub rounds: usize,

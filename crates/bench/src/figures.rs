@@ -1,4 +1,4 @@
-//! The figures: for each what is measured, in which rounds, and the lines of the table it gives.
+//! The figures: for each, what is measured, in which rounds, and which lines of the table result.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -22,10 +22,10 @@ const BOTH: [(&str, Pool); 2] = [(OURS, Pool::Full), (EMPTY, Pool::Empty)];
 
 const PANDAS: &str = "import pandas\nprint(1)";
 const STACK: &str = "import numpy, pandas, matplotlib.pyplot, os\nprint(os.readlink('/proc/self/ns/pid'))";
-/// Before the first sample: a pool fills, caches warm up.
+/// Pause before the first sample, in which the pool fills and caches warm up.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// A figure that can be asked for.
+/// A figure that the user can select.
 pub struct Row {
     pub name: &'static str,
     pub title: &'static str,
@@ -46,7 +46,7 @@ pub const ALL: &[Row] = &[
     Row { name: "browser", title: "the browser beside another one for agents", measure: browser::measure },
 ];
 
-/// For the help and for errors.
+/// Names of the figures, for the help and for errors.
 pub const NAMES: [&str; 11] =
     ["first", "warm", "http", "javascript", "oneshot", "memory", "many", "burst", "load", "start", "browser"];
 
@@ -61,7 +61,7 @@ impl Bench {
         self.children.check()
     }
 
-    /// A server over stdio that has run something.
+    /// Starts a server over stdio and waits until it has run something.
     fn ready(&self, dialect: &str, pool: Pool, probe: &BenchCall) -> Result<client::Stdio, BenchError> {
         let mut client = server::stdio(self, dialect, pool, "")?;
         client.call_when_ready(probe)?;
@@ -77,13 +77,13 @@ fn times(value: f64) -> Quantity {
     Quantity { value, unit: Unit::Times }
 }
 
-/// Reading the samples of a figure.
+/// Derives quantities and rows from the samples of a figure.
 impl Samples {
     pub fn quantity(&self, subject: &str, value: Option<f64>, unit: Unit) -> Found {
         value.map(|value| Quantity { value, unit }).ok_or_else(|| self.why_not(subject).to_owned())
     }
 
-    /// The median, in `T`.
+    /// Returns the median in units of `T`.
     pub fn in_true(&self, subject: &str) -> Found {
         self.quantity(subject, self.ratio(subject, TRUE), Unit::T)
     }
@@ -92,7 +92,7 @@ impl Samples {
         self.quantity(subject, self.tail_ratio(subject, at, TRUE), Unit::T)
     }
 
-    /// A row beside an alternative that takes longer.
+    /// Returns a row beside an alternative that takes longer.
     fn beside(&self, what: &str, name: &'static str, goal: Option<Goal>) -> ReportRow {
         let empty = self.quantity(EMPTY, self.ratio(name, EMPTY), Unit::Times);
         let against = Against { name, theirs: self.in_true(name), ratio: self.ratio(name, OURS) };
@@ -104,7 +104,7 @@ impl Samples {
     }
 }
 
-/// New contexts, one after another with pauses, each stopped again.
+/// Measures the creation of one context with its first cell, and stops the context again.
 fn creates(bench: &Bench, client: &mut dyn Client, language: &str, code: &str) -> Result<Vec<f64>, BenchError> {
     let (context, seconds) = first_cell(client, language, code, "1")?;
     client.call(&stop(&context))?;
@@ -139,7 +139,7 @@ fn first(bench: &Bench) -> Result<Figure, BenchError> {
         if let Some(gateway) = &mut gateway {
             samples.take(GATEWAY, || gateway.first(PANDAS))?;
         }
-        // Seconds each, and it knows no pandas: a few are enough for the order of magnitude.
+        // Each sample takes seconds, and it has no pandas: a few are enough for the order of magnitude.
         if round < 3 {
             samples.take(RUN_PYTHON, || {
                 let start = Instant::now();
@@ -166,7 +166,7 @@ fn first(bench: &Bench) -> Result<Figure, BenchError> {
     Ok(figure)
 }
 
-/// Warm calls of one context.
+/// Measures warm calls of one context.
 fn warm_calls(bench: &Bench, client: &mut dyn Client, call: &BenchCall) -> Result<Vec<f64>, BenchError> {
     let one = |_| {
         bench.children.check()?;
@@ -179,7 +179,7 @@ fn no_ops(bench: &Bench, client: &mut dyn Client) -> Result<Vec<f64>, BenchError
     (0..bench.plan.calls).map(|_| Ok(client.call(&no_op())?.seconds)).collect()
 }
 
-/// A context of its own that has run a cell.
+/// Creates a separate context and runs cells in it until it is warm.
 fn warmed(client: &mut dyn Client) -> Result<BenchCall, BenchError> {
     let context = client.call_when_ready(&server::create("python"))?.field("context")?.to_owned();
     let call = server::run(&context, "python", "print(1)");
@@ -336,7 +336,7 @@ fn javascript(bench: &Bench) -> Result<Figure, BenchError> {
 const NEW: &str = "sandpool, new conversations";
 const EMPTY_NEW: &str = "sandpool, new conversations, empty pools";
 
-/// Why there is no such figure with empty pools.
+/// Reason why this figure has no value with empty pools.
 const AHEAD: &str = "a conversation that goes on has its next sandbox made ahead, whatever the pools are";
 
 fn oneshot(bench: &Bench) -> Result<Figure, BenchError> {
@@ -388,7 +388,7 @@ fn oneshot(bench: &Bench) -> Result<Figure, BenchError> {
     Ok(figure)
 }
 
-/// Contexts that have imported the data stack, then kernels that have: what each holds for itself alone.
+/// Measures the private memory of contexts, and then of kernels, that have imported the data stack.
 fn memory_of(bench: &Bench) -> Result<Figure, BenchError> {
     const CONTEXTS: usize = 8;
     let mut samples = Samples::default();
@@ -437,7 +437,7 @@ fn memory_of(bench: &Bench) -> Result<Figure, BenchError> {
 }
 
 const FEW: usize = 10;
-/// Of the figure `many`: create and call, with few and with many others alive.
+/// Series of the figure `many`: create and call, with few and with many other contexts alive.
 const MANY: [(Pool, [&str; 4]); 2] = [
     (Pool::Full, ["create, few", "call, few", "create, many", "call, many"]),
     (
@@ -454,7 +454,7 @@ fn many(bench: &Bench) -> Result<Figure, BenchError> {
             server.wait_ready(bench)?;
             Ok((server.connect()?, server))
         });
-        // A failure is shown where the result would be.
+        // A failure is shown in place of the result.
         let Some((mut client, _server)) = samples.need(names[2], made)? else { continue };
         bench.settle()?;
         let before = memory::available();
@@ -468,7 +468,7 @@ fn many(bench: &Bench) -> Result<Figure, BenchError> {
             crowd(bench, &mut samples, &mut client, &contexts, create, call)?;
         }
         if let (Pool::Full, Some(before), Some(after)) = (pool, before, memory::available()) {
-            // What the kernel needs for namespaces, mounts and page tables is in here, too.
+            // This includes the memory that the Linux kernel needs for namespaces, mounts and page tables.
             let each = (before - after) / contexts.len().max(1) as f64 / 1e6;
             let count = contexts.len();
             notes.push(format!(
@@ -496,7 +496,7 @@ fn many(bench: &Bench) -> Result<Figure, BenchError> {
     Ok(figure)
 }
 
-/// More contexts, each after a first cell.
+/// Creates more contexts, and runs a first cell in each.
 fn grow(bench: &Bench, client: &mut client::Http, contexts: &mut Vec<String>, count: usize) -> Result<(), BenchError> {
     while contexts.len() < count {
         bench.children.check()?;
@@ -510,7 +510,7 @@ fn grow(bench: &Bench, client: &mut client::Http, contexts: &mut Vec<String>, co
     Ok(())
 }
 
-/// Creates with pauses and calls around the circle, with these others alive.
+/// Measures creates with pauses, and calls to each context in turn, with these other contexts alive.
 fn crowd(
     bench: &Bench,
     samples: &mut Samples,
@@ -541,7 +541,7 @@ const CELLS: &str = "create + first cell";
 const EMPTY_CELLS: &str = "create + first cell, empty pools";
 const AGAIN: &str = "sandpool, the second time";
 
-/// A pool follows demand, so the server of each round is a new one, which has not seen a burst.
+/// Measures a burst. A pool follows demand, so each round uses a new server, which has not seen a burst.
 fn burst(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     for _ in bench.rounds("burst").take(5) {
@@ -588,7 +588,8 @@ fn burst(bench: &Bench) -> Result<Figure, BenchError> {
     Ok(figure)
 }
 
-/// All creates are sent before any answer is read; a first cell follows each answer. Times from the first byte sent.
+/// Sends all creates before it reads any answer, and a first cell after each answer. Times count from the first byte
+/// sent.
 fn at_once(bench: &Bench, server: &mut client::Stdio) -> Result<(Vec<f64>, Vec<f64>), BenchError> {
     let (mut created, mut printed) = (Vec::new(), Vec::new());
     let mut cells: HashMap<u64, String> = HashMap::new();
@@ -620,7 +621,7 @@ fn at_once(bench: &Bench, server: &mut client::Stdio) -> Result<(Vec<f64>, Vec<f
 fn load(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
     let mut notes = Vec::new();
-    // First: a connection that nobody uses while they start would be closed.
+    // The kernels start first, because the server would close a connection that stays unused while they start.
     let mut kernels = samples.need(IPYKERNEL, Helper::ipykernel(bench))?;
     if let Some(kernels) = &mut kernels {
         (bench.say)("  load: starting kernels");
@@ -666,7 +667,7 @@ fn load(bench: &Bench) -> Result<Figure, BenchError> {
     Ok(figure)
 }
 
-/// Each connection always has one call under way; how many are answered a second.
+/// Keeps one call in progress on each connection, and returns the number of answers per second.
 fn rate(bench: &Bench, clients: &mut [(client::Http, BenchCall)]) -> Result<f64, BenchError> {
     let start = Instant::now();
     for (client, call) in clients.iter_mut() {
@@ -699,7 +700,7 @@ fn readable(clients: &[(client::Http, BenchCall)]) -> Result<Vec<usize>, BenchEr
 
 fn start(bench: &Bench) -> Result<Figure, BenchError> {
     let mut samples = Samples::default();
-    floors::plain_import(bench)?; // not from the disk
+    floors::plain_import(bench)?; // fills the page cache
     for _ in bench.rounds("start") {
         samples.begin_round();
         samples.take(TRUE, || true_times(bench, 10))?;

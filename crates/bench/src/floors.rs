@@ -1,4 +1,4 @@
-//! What nothing on this machine can be faster than: the units and floors that stand beside the figures.
+//! Units and floors that are shown beside the figures: nothing on this machine can be faster than these.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ pub const CELL: &str = "bare run_cell";
 pub const IMPORT: &str = "plain import";
 pub const NODE: &str = "a new node process";
 
-/// `T`, as many times as asked for. With `posix_spawn`, the quickest way there is.
+/// Measures `T` as many times as requested. It uses `posix_spawn`, the fastest way to start a process.
 pub fn true_times(bench: &Bench, times: usize) -> Result<Vec<f64>, BenchError> {
     timed(bench, times, || command("/bin/true").status().map(drop).map_err(BenchError::io("cannot start `/bin/true`")))
 }
@@ -33,7 +33,7 @@ pub fn timed(
     (0..times).map(one).collect()
 }
 
-/// A byte to `cat` and back.
+/// Sends a byte to `cat` and back.
 pub struct PingPong {
     process: Process,
     pipes: (std::process::ChildStdin, std::process::ChildStdout),
@@ -56,7 +56,7 @@ impl PingPong {
     }
 }
 
-/// The environment our own kernels have, as far as it matters for speed and memory.
+/// Sets the environment that our kernels have, as far as it matters for speed and memory.
 pub fn quiet(command: &mut Command, bench: &Bench) {
     for name in ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
         command.env(name, bench.subject.threads.to_string());
@@ -66,7 +66,7 @@ pub fn quiet(command: &mut Command, bench: &Bench) {
     command.env("PYTHONDONTWRITEBYTECODE", "1");
 }
 
-/// A process that imports what the warm interpreter has imported.
+/// Runs a process that imports the modules that the warm interpreter has imported.
 pub fn plain_import(bench: &Bench) -> Result<(), BenchError> {
     let code = format!("import IPython.core.interactiveshell, {}", bench.subject.preload.join(", "));
     let mut python = command(&bench.subject.python);

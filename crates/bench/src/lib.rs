@@ -1,7 +1,9 @@
-//! How fast a `sandpool` binary is on this machine, as ratios to floors and alternatives that are measured in the same run.
+//! Measures how fast a `sandpool` binary is on this machine, as ratios to floors and alternatives that are measured in
+//! the same run.
 //!
-//! Each figure is a straight line of interleaved rounds in `figures`; `stats` makes medians and ratios of them, `report` the table,
-//! `plot` the picture. Knows the server only from outside, through its command line and MCP.
+//! Each figure is a plain sequence of interleaved rounds in `figures`; `stats` computes medians and ratios, `report`
+//! makes the table and `plot` the picture. The benchmark knows the server only from outside, through its command line
+//! and MCP.
 
 mod alternatives;
 mod browser;
@@ -37,7 +39,7 @@ use subject::Subject;
 pub enum BenchError {
     #[error("interrupted")]
     Interrupted,
-    /// An answer that is no success.
+    /// The server answered a call with a failure.
     #[error("{0}")]
     Refused(String),
     #[error("{0}")]
@@ -52,22 +54,22 @@ impl BenchError {
     }
 }
 
-/// How much is measured.
+/// Amount of measurements.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub rounds: usize,
-    /// Warm calls in a round.
+    /// Number of warm calls in a round.
     pub calls: usize,
-    /// New contexts in a round.
+    /// Number of new contexts in a round.
     pub creates: usize,
-    /// Live contexts of the figure `many`.
+    /// Number of live contexts in the figure `many`.
     pub many: usize,
-    /// Creates at once.
+    /// Number of simultaneous creates.
     pub burst: usize,
-    /// Contexts under load, and kernels of the alternative.
+    /// Number of contexts under load, and of kernels of the alternative.
     pub loaded: usize,
     pub load: Duration,
-    /// Between two creates: a pool refills meanwhile, and the unit of measure is not taken while it does.
+    /// Pause between two creates, in which the pool refills. The unit of measure is not taken while it does.
     pub pause: Duration,
 }
 
@@ -82,7 +84,7 @@ impl Plan {
         load: Duration::from_secs(3),
         pause: Duration::from_millis(200),
     };
-    /// A look, not a measurement.
+    /// A quick check that everything works, not a measurement.
     pub const QUICK: Self = Self {
         rounds: 2,
         calls: 10,
@@ -95,13 +97,13 @@ impl Plan {
     };
 }
 
-/// What a run needs to know.
+/// Options of a run.
 pub struct Options {
     pub plan: Plan,
     pub quick: bool,
-    /// Names of `NAMES`; all if empty.
+    /// Names from `NAMES`; all figures if empty.
     pub only: Vec<String>,
-    /// What `scripts/bench` installed.
+    /// Directory of the alternatives that `scripts/bench` installed.
     pub alternatives: Option<PathBuf>,
     /// The binary under test.
     pub executable: PathBuf,
@@ -110,7 +112,7 @@ pub struct Options {
     pub say: fn(&str),
 }
 
-/// A run of the benchmark.
+/// State of a run of the benchmark.
 struct Bench {
     plan: Plan,
     alternatives: Option<PathBuf>,
@@ -122,7 +124,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// For names that are used once.
+    /// Returns a number for names that are used once.
     fn next_number(&self) -> usize {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
@@ -153,7 +155,7 @@ impl Options {
     }
 }
 
-/// Measures one binary. Blocks for minutes; `children` can end it from another thread.
+/// Measures one binary. It blocks for minutes; `children` can end it from another thread.
 pub fn run(options: Options) -> Result<BenchReport, BenchError> {
     let bench = Bench::new(&options, &options.executable)?;
     let versions = machine::versions(bench.subject.versions.clone(), bench.alternatives.as_deref(), &bench.children);
@@ -173,7 +175,7 @@ pub fn run(options: Options) -> Result<BenchReport, BenchError> {
     })
 }
 
-/// Measures two binaries by turns, a round each.
+/// Measures two binaries alternately, one round each.
 pub fn compare(options: Options, old: &Path) -> Result<Comparison, BenchError> {
     let rounds = options.plan.rounds;
     let options = Options { plan: Plan { rounds: 1, ..options.plan }, alternatives: None, ..options };
@@ -182,7 +184,7 @@ pub fn compare(options: Options, old: &Path) -> Result<Comparison, BenchError> {
     for figure in options.wanted() {
         for round in 0..rounds {
             (options.say)(&format!("{}: round {} of {rounds}", figure.name, round + 1));
-            // Whoever begins may find the machine in another state than the second.
+            // The build that begins may find the machine in another state than the second one.
             let (measured_new, measured_old) = if round % 2 == 0 {
                 let first = (figure.measure)(&new)?;
                 (first, (figure.measure)(&old)?)

@@ -1,4 +1,4 @@
-//! On what was measured: enough to compare, nothing that names the machine.
+//! Describes the machine of a measurement: enough to compare results, without anything that identifies the machine.
 
 use std::path::Path;
 
@@ -25,12 +25,12 @@ pub fn describe() -> Machine {
         processor: model.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown").trim().to_owned(),
         cores: std::thread::available_parallelism().map_or(1, Into::into),
         memory_gib: (kib / 104_857.6).round() / 10.0,
-        // Without what a distributor or a provider added.
+        // The suffixes that distributors or providers add are removed.
         kernel: release.split(|c: char| c != '.' && !c.is_ascii_digit()).next().unwrap_or_default().to_owned(),
     }
 }
 
-/// What is measured, with versions.
+/// Returns the versions of everything that is measured.
 pub fn versions(
     mut versions: Vec<(String, String)>,
     alternatives: Option<&Path>,

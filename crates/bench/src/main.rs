@@ -40,7 +40,7 @@ struct Cli {
     out: Option<PathBuf>,
 }
 
-/// How long the benchmark's processes may take to end after Ctrl-C.
+/// Maximum time for the processes of the benchmark to end after Ctrl-C.
 const GRACE: Duration = Duration::from_secs(30);
 
 enum Measured {
@@ -78,7 +78,7 @@ fn show(measured: Option<Measured>, out: Option<&Path>) -> Result<ExitCode, Stri
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns nothing if the user interrupts it.
+/// Runs the measurement. Returns `None` if the user interrupts it.
 async fn measure(cli: &Cli) -> Result<Option<Measured>, String> {
     let listen = |kind| signal(kind).map_err(|error| error.to_string());
     let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
@@ -111,7 +111,7 @@ async fn measure(cli: &Cli) -> Result<Option<Measured>, String> {
         _ = interrupt.recv() => children.stop(),
         _ = terminate.recv() => children.stop(),
     }
-    // The worker sees its children end, and ends what is left itself.
+    // The worker notices that its children end, and ends the remaining ones itself.
     tokio::select! {
         _ = &mut working => {}
         () = tokio::time::sleep(GRACE) => children.kill(),

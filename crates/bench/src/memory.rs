@@ -1,10 +1,10 @@
-//! Private memory of processes, as the kernel counts it.
+//! Private memory of processes, as the Linux kernel counts it.
 
 use std::path::Path;
 
 use crate::BenchError;
 
-/// Bytes that these processes share with no other: what would be free if they were gone.
+/// Returns the bytes that these processes share with no other process, which would be free without them.
 pub fn private(pids: &[u32]) -> Result<f64, BenchError> {
     let one = |pid: &u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));
@@ -21,7 +21,7 @@ fn private_of(rollup: &str) -> f64 {
     (of("Private_Clean:") + of("Private_Dirty:")) * 1024.0
 }
 
-/// The processes of a pid namespace, as `/proc/self/ns/pid` names it inside.
+/// Returns the processes of a PID namespace, given its name in `/proc/self/ns/pid` inside.
 pub fn members(namespace: &str) -> Result<Vec<u32>, BenchError> {
     let all = std::fs::read_dir("/proc").map_err(BenchError::io("`/proc` cannot be read"))?;
     let pids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -34,7 +34,7 @@ pub fn members(namespace: &str) -> Result<Vec<u32>, BenchError> {
     }
 }
 
-/// A process and all that come from it.
+/// Returns a process and all its descendants.
 pub fn family(pid: u32) -> Result<Vec<u32>, BenchError> {
     let all = std::fs::read_dir("/proc").map_err(BenchError::io("`/proc` cannot be read"))?;
     let pids = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -48,13 +48,13 @@ pub fn family(pid: u32) -> Result<Vec<u32>, BenchError> {
     Ok(family)
 }
 
-/// From `/proc/<pid>/stat`, where a name in parentheses stands before.
+/// Returns the parent of a process from `/proc/<pid>/stat`, where it comes after a name in parentheses.
 fn parent(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// What the machine could still give to programs.
+/// Returns the memory that the machine could still give to programs.
 pub fn available() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     kilobytes(&text, "MemAvailable:").map(|kilobytes| kilobytes * 1024.0)

@@ -1,4 +1,5 @@
-//! The picture: how many times better than each alternative, on a logarithmic scale. Readable on light and on dark.
+//! Draws the picture: how many times better than each alternative, on a logarithmic scale. It is readable on light and
+//! on dark backgrounds.
 
 use std::fmt::Write as _;
 
@@ -18,7 +19,7 @@ struct Bar {
     goal: Option<f64>,
 }
 
-/// Empty where nothing was compared.
+/// Returns the picture as SVG. It has no bars if nothing was compared.
 pub fn svg(report: &BenchReport) -> String {
     let bars = bars(report);
     let most = bars.iter().map(|bar| bar.ratio).fold(10.0, f64::max);
@@ -76,7 +77,7 @@ fn draw(svg: &mut String, bar: &Bar, top: f64, x: &impl Fn(f64) -> f64) {
             middle + BAR / 2.0 + 3.0
         );
     }
-    // Behind the mark only where that is in the way.
+    // The value is placed after the goal's mark only if the mark would be in its way.
     let mark = bar.goal.map(x).filter(|mark| (end - 4.0..end + 64.0).contains(mark));
     let after = mark.unwrap_or(end);
     let _ = writeln!(
@@ -101,7 +102,7 @@ fn bars(report: &BenchReport) -> Vec<Bar> {
     lines.filter_map(bar).collect()
 }
 
-/// Short words for a figure. The browser's has a bar for each thing that is done.
+/// Returns a short label for a figure. The figure of the browser has one bar for each step.
 fn label(figure: &str, line: &str) -> String {
     let label = match figure {
         "browser" => return line.replace('`', ""),

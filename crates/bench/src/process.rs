@@ -1,4 +1,5 @@
-//! The processes of a benchmark: started here, each in a process group of its own, and ended here, whatever happens.
+//! The processes of a benchmark. They are started here, each in a separate process group, and ended here, whatever
+//! happens.
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
@@ -13,12 +14,12 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::BenchError;
 
-/// Longer than anything measured here takes; what takes longer is broken.
+/// Maximum time to wait for anything measured here; whatever takes longer is broken.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// For a process to end in order: a server has sandboxes to remove.
+/// Time for a process to end in an orderly way: a server has sandboxes to remove.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Every process that lives, so that an interruption reaches all of them.
+/// All live processes, so that an interruption reaches each of them.
 #[derive(Debug, Clone, Default)]
 pub struct Children(Arc<ChildrenInner>);
 
@@ -29,7 +30,7 @@ struct ChildrenInner {
 }
 
 impl Children {
-    /// Asks all to end, and lets no other begin. Whoever waits for one of them sees its output end.
+    /// Asks all processes to end, and prevents new ones. A thread that waits for one of them sees its output end.
     pub fn stop(&self) {
         self.0.stopped.store(true, Ordering::SeqCst);
         for leader in self.leaders() {
@@ -37,7 +38,7 @@ impl Children {
         }
     }
 
-    /// What was asked and did not.
+    /// Kills the processes that did not end when they were asked to.
     pub fn kill(&self) {
         for leader in self.leaders() {
             let _ = kill_process_group(leader, Signal::KILL);
@@ -62,7 +63,7 @@ impl Children {
     }
 }
 
-/// A program with nothing of the caller's environment.
+/// Creates a command without anything of the caller's environment.
 #[allow(clippy::disallowed_methods, reason = "the one place in which the benchmark starts processes")]
 pub fn command(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new(program.as_ref());
@@ -70,7 +71,7 @@ pub fn command(program: impl AsRef<Path>) -> Command {
     command
 }
 
-/// A child that is ended when it is dropped: asked first, killed with its group if it does not.
+/// A child that is ended when it is dropped: it is asked first, and killed with its group if it does not end.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -94,12 +95,12 @@ impl Process {
         self.child.id()
     }
 
-    /// Its input and output, where they are pipes.
+    /// Returns the child's input and output if they are pipes.
     pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         Some((self.child.stdin.take()?, self.child.stdout.take()?))
     }
 
-    /// Whether it ended by itself.
+    /// Returns whether the child has ended by itself.
     pub fn has_ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
@@ -134,14 +135,15 @@ pub fn run(command: &mut Command, children: &Children) -> Result<Output, BenchEr
     Err(BenchError::Said(format!("`{name}` ended with {}: {}", output.status, last.trim())))
 }
 
-/// A child that speaks in lines over its standard input and output.
+/// A child that exchanges lines over its standard input and output.
 #[derive(Debug)]
 pub struct LineChild {
-    // Before the process: closed input is how most are told to end.
+    // The input is declared before the process, so that it is closed first: most programs end when their input is
+    // closed.
     input: ChildStdin,
     output: ChildStdout,
     buffer: Vec<u8>,
-    /// What of the buffer was handed out.
+    /// Number of bytes of the buffer that were handed out.
     taken: usize,
     pub process: Process,
 }
@@ -158,7 +160,7 @@ impl LineChild {
         self.input.write_all(line.as_bytes()).map_err(|_| self.gone())
     }
 
-    /// The next line, with its end.
+    /// Returns the next line with its line end.
     pub fn read(&mut self) -> Result<&[u8], BenchError> {
         self.buffer.drain(..self.taken);
         self.taken = 0;
@@ -186,7 +188,7 @@ impl LineChild {
     }
 }
 
-/// A wait that ends: a server that hangs is a result, not a reason to hang.
+/// Waits with a timeout, because a server that hangs is a result and must not make the benchmark hang.
 pub fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), BenchError> {
     let mut fds = [PollFd::new(stream, PollFlags::IN)];
     let patience = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
@@ -199,7 +201,7 @@ pub fn wait_readable(stream: &impl std::os::fd::AsFd) -> Result<(), BenchError> 
 
 static NUMBER: AtomicUsize = AtomicUsize::new(0);
 
-/// A directory of the benchmark's own, gone with it.
+/// A temporary directory of the benchmark, removed with it.
 #[derive(Debug)]
 pub struct Workplace(PathBuf);
 

@@ -1,4 +1,4 @@
-//! What came out: figures made of lines, each with its goal, and the one table in which they are read.
+//! The results: figures made of lines, each with its goal, and the one table that shows them.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -18,7 +18,7 @@ pub struct BenchReport {
     pub figures: Vec<Figure>,
 }
 
-/// One figure: what the table shows of it, and what that was made of (seconds, bytes, or calls a second).
+/// One figure: what the table shows, and the measurements behind it (seconds, bytes, or calls per second).
 #[derive(Debug, Serialize)]
 pub struct Figure {
     pub name: &'static str,
@@ -45,13 +45,13 @@ pub struct ReportRow {
     pub ours: Found,
     pub goal: Option<Goal>,
     pub reached: Option<bool>,
-    /// The same quantity, or the same ratio, where no sandbox was ready.
+    /// The same quantity, or the same ratio, measured while no sandbox was ready.
     #[serde(serialize_with = "found")]
     pub empty: Found,
     pub against: Option<Against>,
 }
 
-/// A value, or why there is none.
+/// A value, or the reason why there is none.
 pub type Found = Result<Quantity, String>;
 
 /// An alternative beside ours, and how many times better ours is.
@@ -71,9 +71,9 @@ pub struct Quantity {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Unit {
-    /// Times a fork+exec of `/bin/true`.
+    /// Multiples of a fork+exec of `/bin/true`.
     T,
-    /// Times something that the line names.
+    /// Multiples of something that the line names.
     Times,
     Megabytes,
     PerSecond,
@@ -98,7 +98,7 @@ impl Goal {
         Some(Self::AtMost(Quantity { value, unit }))
     }
 
-    /// Times better than an alternative.
+    /// Returns the goal to be `value` times better than an alternative.
     pub fn times(value: f64) -> Option<Self> {
         Some(Self::AtLeast(Quantity { value, unit: Unit::Times }))
     }
@@ -112,13 +112,13 @@ impl Goal {
 }
 
 impl ReportRow {
-    /// Of ours alone: the goal is about it.
+    /// Creates a row for our value alone, to which the goal applies.
     pub fn new(what: &str, ours: Found, empty: Found, goal: Option<Goal>) -> Self {
         let reached = goal.map(|goal| ours.as_ref().is_ok_and(|ours| goal.holds(ours.value)));
         Self { what: what.into(), ours, goal, reached, empty, against: None }
     }
 
-    /// Beside an alternative: the goal is about the ratio.
+    /// Creates a row beside an alternative; the goal applies to the ratio.
     pub fn against(what: &str, ours: Found, empty: Found, against: Against, goal: Option<Goal>) -> Self {
         let reached = goal.and_then(|goal| Some(goal.holds(against.ratio?)));
         Self { what: what.into(), ours, goal, reached, empty, against: Some(against) }
@@ -147,7 +147,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// Three digits that count, thousands apart.
+/// Formats a number with about three significant digits and separated thousands.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         0.0..0.995 => 2,
@@ -166,7 +166,7 @@ pub fn number(value: f64) -> String {
 
 const HEADINGS: [&str; 7] = ["figure", "ours", "goal", "reached", "with empty pools", "alternative", "ratio"];
 
-/// The table and the notes, for a terminal.
+/// Prints the table and the notes for a terminal.
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.rows();
@@ -181,7 +181,7 @@ impl fmt::Display for BenchReport {
 }
 
 impl BenchReport {
-    /// The table, a row a line.
+    /// Returns the rows of the table.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let lines = self.figures.iter().flat_map(|figure| &figure.lines).map(row);
         std::iter::once(HEADINGS.map(String::from).to_vec()).chain(lines).collect()
@@ -195,7 +195,7 @@ impl BenchReport {
         rows
     }
 
-    /// What could not be measured, and what was seen on the way.
+    /// Returns what could not be measured, and what was noticed during the measurement.
     pub fn notes(&self) -> Vec<String> {
         let failed = self.figures.iter().flat_map(|figure| {
             figure.failed.iter().map(|(subject, why)| format!("`{}`, {subject}: {why}", figure.name))
@@ -278,7 +278,7 @@ fn row(line: &ReportRow) -> Vec<String> {
     ]
 }
 
-/// Of a reason; the whole stands below the table.
+/// Shortens a reason; the whole text is printed below the table.
 fn short(why: &str) -> String {
     const MOST: usize = 60;
     match why.char_indices().nth(MOST) {
@@ -301,7 +301,7 @@ fn markdown_table(page: &mut String, rows: &[Vec<String>]) {
 pub mod tests {
     use super::*;
 
-    /// A report of everything that can be in one.
+    /// Returns a report that contains everything that can be in one.
     pub fn example() -> BenchReport {
         let quantity = |value, unit| Ok(Quantity { value, unit });
         let mut first = Figure::new("first", "create_context + first import pandas, stdio", &Samples::default());

@@ -1,4 +1,4 @@
-//! The server under test: the binary as a child process, with a configuration and a state directory of its own.
+//! The server under test: the binary as a child process, with a separate configuration and state directory.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -17,13 +17,13 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Whether sandboxes wait ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pool {
-    /// As configured by default.
+    /// The pool has its default configuration.
     Full,
-    /// None is ever ready: every sandbox is made when it is asked for.
+    /// No sandbox is ever ready: every sandbox is created on request.
     Empty,
 }
 
-/// Room for as many contexts as a figure makes.
+/// Setting that allows as many contexts as a figure creates.
 const ROOM: &str = "dialect.sandpool.max_contexts = 100000\n";
 
 impl Pool {
@@ -35,17 +35,17 @@ impl Pool {
     }
 }
 
-/// `sandpool stdio` with a client, and lines of configuration besides.
+/// Starts `sandpool stdio` with a client and with additional lines of configuration.
 pub fn stdio(bench: &Bench, dialect: &str, pool: Pool, more: &str) -> Result<client::Stdio, BenchError> {
     let (mut command, log) = child(bench, pool, more)?;
     command.args(["stdio", "--dialect", dialect]);
     client::Stdio::start(&mut command, &bench.children).map_err(|error| with_log(error, &log))
 }
 
-/// `sandpool serve` on a port of its own.
+/// A running `sandpool serve` on a separate port.
 pub struct Http {
     pub address: SocketAddr,
-    /// Ends with it.
+    /// The server process, which ends when this value is dropped.
     _process: Process,
 }
 
@@ -73,7 +73,7 @@ impl Http {
     }
 }
 
-/// Looks every other millisecond, which is little beside what is waited for.
+/// Polls every two milliseconds, which is little compared to the time that is waited for.
 fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, BenchError> {
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
@@ -86,7 +86,7 @@ fn until<T>(bench: &Bench, mut look: impl FnMut() -> Option<T>) -> Result<T, Ben
     Err(BenchError::Said(format!("the server was not ready within {} s", PATIENCE.as_secs())))
 }
 
-/// The command, and the file its log goes to.
+/// Returns the command and the file of its log.
 fn child(bench: &Bench, pool: Pool, more: &str) -> Result<(Command, PathBuf), BenchError> {
     let name = format!("server-{}", bench.next_number());
     let config = bench
@@ -101,7 +101,7 @@ fn child(bench: &Bench, pool: Pool, more: &str) -> Result<(Command, PathBuf), Be
     Ok((command, log))
 }
 
-/// What the server said last is why it is gone.
+/// Adds the last line of the server's log to an error, because it usually says why the server ended.
 fn with_log(error: BenchError, log: &PathBuf) -> BenchError {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     match (error, text.lines().rfind(|line| !line.is_empty())) {
@@ -110,7 +110,7 @@ fn with_log(error: BenchError, log: &PathBuf) -> BenchError {
     }
 }
 
-/// The calls of the default dialect.
+/// Creates a context in the default dialect.
 pub fn create(language: &str) -> BenchCall {
     BenchCall::new("create_context", json!({ "language": language }))
 }
@@ -123,18 +123,18 @@ pub fn stop(context: &str) -> BenchCall {
     BenchCall::new("stop_context", json!({ "context": context }))
 }
 
-/// The tool that does nothing: it looks into a table of the server's.
+/// Calls a tool that does nothing except looking into a table of the server.
 pub fn no_op() -> BenchCall {
     BenchCall::new("list_contexts", json!({}))
 }
 
-/// One-shot: a fresh process a call.
+/// Runs code once, in a fresh process.
 pub fn one_shot(conversation: &str, code: &str) -> BenchCall {
     let arguments: Value = json!({ "conversationId": conversation, "language": "python", "code": code });
     BenchCall::new("sandbox.run_code", arguments)
 }
 
-/// A new context that has run its first cell; how long both took together.
+/// Creates a context and runs its first cell; returns the context and the time of both together.
 pub fn first_cell(
     client: &mut dyn Client,
     language: &str,

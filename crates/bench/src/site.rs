@@ -1,4 +1,4 @@
-//! The page of the browser's figures, on loopback: one page under every path, over connections that are kept.
+//! Serves the page of the browser's figures on loopback: the same page under every path, over persistent connections.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,12 +9,12 @@ use std::time::Duration;
 use crate::BenchError;
 
 const PAGE: &str = include_str!("helpers/list50.html");
-/// For a client that says nothing.
+/// Timeout for a client that sends nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Lines of one request.
+/// Maximum number of lines of one request.
 const LINES: usize = 200;
 
-/// A shop with fifty things. The server ends when this is dropped.
+/// A shop with fifty things. The server ends when this value is dropped.
 pub struct Site {
     pub port: u16,
     stop: Arc<AtomicBool>,
@@ -32,7 +32,7 @@ impl Site {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
-                // A client that goes away is no error.
+                // A client that disconnects is not an error.
                 std::thread::spawn(move || serve(stream).ok());
             }
         });
@@ -43,7 +43,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts.
+        // The connection wakes the accepting thread.
         let _ = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)));
     }
 }

@@ -1,6 +1,7 @@
-//! Samples and what is said about them: medians, tails, and ratios of medians within rounds.
+//! Samples and their statistics: medians, tails, and ratios of medians within rounds.
 //!
-//! A machine has moods. Rounds are interleaved, so a ratio is taken inside each round and the median of those is reported.
+//! The speed of a machine varies over time. Rounds are interleaved, so a ratio is taken inside each round and the
+//! median of these ratios is reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use crate::BenchError;
 
-/// Everything measured for one figure: the values of each subject, by round.
+/// All measurements of one figure: the values of each subject, by round.
 #[derive(Debug, Default)]
 pub struct Samples {
     rounds: Vec<BTreeMap<&'static str, Vec<f64>>>,
@@ -29,8 +30,8 @@ impl Samples {
         self.rounds.push(BTreeMap::new());
     }
 
-    /// Values of a subject, for this round. One that failed before is not tried again; its reason stays. Only an interruption ends
-    /// everything.
+    /// Adds values of a subject to this round. A subject that failed before is not tried again, and its reason stays.
+    /// Only an interruption ends everything.
     pub fn take(
         &mut self,
         subject: &'static str,
@@ -54,7 +55,7 @@ impl Samples {
         Ok(())
     }
 
-    /// Something a subject needs, such as a process; without it the subject has failed.
+    /// Returns something that a subject needs, such as a process. Without it the subject has failed.
     pub fn need<T>(&mut self, subject: &'static str, made: Result<T, BenchError>) -> Result<Option<T>, BenchError> {
         match made {
             Ok(made) => Ok(Some(made)),
@@ -91,12 +92,13 @@ impl Samples {
         quantile(self.all(subject), at)
     }
 
-    /// How many times as much `subject` is as `unit`: the median over the rounds of the ratio of the round's medians.
+    /// Returns how many times as large `subject` is as `unit`: the median over the rounds of the ratio of the round's
+    /// medians.
     pub fn ratio(&self, subject: &str, unit: &str) -> Option<f64> {
         self.ratio_to_sum(subject, &[(unit, 1.0)])
     }
 
-    /// The same against several together, each so many times.
+    /// Returns the ratio to the sum of several subjects, each multiplied by its factor.
     pub fn ratio_to_sum(&self, subject: &str, parts: &[(&str, f64)]) -> Option<f64> {
         let median = |round: &BTreeMap<_, Vec<f64>>, of: &str| quantile(round.get(of)?.clone(), 0.5);
         let ratios = self.rounds.iter().filter_map(|round| {
@@ -107,7 +109,8 @@ impl Samples {
         quantile(ratios.collect(), 0.5)
     }
 
-    /// A tail against the median of a unit, over all rounds: one round has too few samples for a tail.
+    /// Returns the ratio of a tail to the median of a unit, over all rounds, because one round has too few samples for
+    /// a tail.
     pub fn tail_ratio(&self, subject: &str, at: f64, unit: &str) -> Option<f64> {
         Some(self.quantile(subject, at)? / self.median(unit).filter(|unit| *unit > 0.0)?)
     }
@@ -118,7 +121,7 @@ impl Samples {
     }
 }
 
-/// Results are published: of a path only its last part is anybody's business.
+/// Reduces each path to its last component, because results are published and the rest would reveal the machine.
 fn without_paths(text: &str) -> String {
     let word = |word: &str| match word.split_once('/') {
         Some((before, path)) if !before.ends_with(char::is_alphanumeric) => {
@@ -134,14 +137,15 @@ fn summary(values: Vec<f64>) -> Option<Summary> {
     Some(Summary { samples: values.len(), min: at(0.0)?, median: at(0.5)?, p95: at(0.95)?, p99: at(0.99)? })
 }
 
-/// The nearest rank: always a value that was measured. The median of an even number is the mean of the two in the middle.
+/// Returns the quantile by nearest rank, which is always a measured value. The median of an even number of values is
+/// the mean of the two in the middle.
 pub fn quantile(mut values: Vec<f64>, at: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let count = values.len();
     if at == 0.5 && count > 0 && count.is_multiple_of(2) {
         return Some((values[count / 2 - 1] + values[count / 2]) / 2.0);
     }
-    // Exact for any number of samples that fits into memory.
+    // The conversion is exact for any number of samples that fits into memory.
     let rank = (at * count as f64).ceil() as usize;
     values.get(rank.saturating_sub(1)).copied()
 }

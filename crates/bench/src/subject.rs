@@ -1,4 +1,4 @@
-//! A `sandpool` binary that is measured, and what it says about itself on its command line.
+//! A `sandpool` binary that is measured, and what its command line reports about it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::BenchError;
 use crate::process::{Children, command, run};
 
-/// Variables that a server gets from the caller: where its files are, and how it reaches package registries.
+/// Variables of the caller that a server gets: they say where its files are and how it reaches package registries.
 const PASSED_ON: [&str; 8] =
     ["HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"];
 
@@ -18,21 +18,21 @@ pub struct Subject {
     pub executable: PathBuf,
     pub python: PathBuf,
     pub node: Option<PathBuf>,
-    /// Chromium.
+    /// Path of Chromium.
     pub browser: Option<PathBuf>,
-    /// Names and versions of what it runs.
+    /// Names and versions of the software that it runs.
     pub versions: Vec<(String, String)>,
-    /// Lines of TOML: the runtimes and the browser that it would use, with none of the caller's other settings.
+    /// Settings as lines of TOML: the runtimes and the browser that it would use, without other settings of the caller.
     pub settings: String,
-    /// Threads of numeric libraries in its kernels.
+    /// Number of threads of the numeric libraries in its kernels.
     pub threads: u64,
-    /// What its warm interpreter has imported.
+    /// Modules that its warm interpreter has imported.
     pub preload: Vec<String>,
     pub environment: Vec<(&'static str, OsString)>,
 }
 
 impl Subject {
-    /// Asks the binary, which prepares its runtimes if they are missing.
+    /// Queries the binary, which prepares its runtimes if they are missing.
     pub fn of(executable: &Path, children: &Children) -> Result<Self, BenchError> {
         let executable = std::path::absolute(executable).map_err(BenchError::io("cannot find the binary"))?;
         let environment = environment();
@@ -71,7 +71,7 @@ fn parse<T: serde::de::DeserializeOwned>(json: &str) -> Result<T, BenchError> {
     serde_json::from_str(json).map_err(|error| BenchError::Said(format!("the binary's JSON cannot be read: {error}")))
 }
 
-/// Lines of the form `NAME='value'`.
+/// Parses lines of the form `NAME='value'`.
 fn shell_variables(text: &str) -> BTreeMap<String, String> {
     let pair = |line: &str| {
         let (name, value) = line.split_once('=')?;
@@ -80,7 +80,7 @@ fn shell_variables(text: &str) -> BTreeMap<String, String> {
     text.lines().filter_map(pair).filter(|(_, value)| !value.is_empty()).collect()
 }
 
-/// JSON values of settings are TOML as well: strings, numbers, lists of strings.
+/// Converts settings to TOML. JSON values of settings are valid TOML as well: strings, numbers, lists of strings.
 fn settings(config: &BTreeMap<String, Value>) -> String {
     let chosen = config.iter().filter(|(key, _)| key.starts_with("runtimes.") || *key == "browser");
     let given = chosen.map(|(key, setting)| (key, &setting["value"])).filter(|(_, value)| !value.is_null());
@@ -91,7 +91,7 @@ fn strings(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// `doctor` says `Chromium 156.0.8078.79 (headless shell) at /usr/lib/…`.
+/// Parses the line of `doctor` about the browser: `Chromium 156.0.8078.79 (headless shell) at /usr/lib/…`.
 fn browser(doctor: &Value) -> Option<(String, PathBuf)> {
     let (what, path) = layer(doctor, "browser")?.rsplit_once(" at ")?;
     Some((what.split(' ').nth(1)?.to_owned(), path.into()))

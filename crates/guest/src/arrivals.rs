@@ -1,6 +1,8 @@
-//! What was put into the sandbox instead of started by us: kernels, which we take and equip, and the driver of a browser.
+//! This module receives processes that the launcher puts into the sandbox: kernels, which the guest takes and equips,
+//! and the browser driver.
 //!
-//! Such a process is our child, has given up everything and waits, with nothing open but a channel to us.
+//! Such a process is a child of the guest, has given up all privileges and waits. It has nothing open but a channel to
+//! the guest and, if it is a driver, its leash.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -17,7 +19,8 @@ use jail::zygote::Arrival;
 
 pub use jail::zygote::Fork;
 
-/// What has come and was not asked for yet. Nothing waits for it: the launcher says that it is there before anybody asks.
+/// Processes that have arrived and have not been taken. Nothing waits for an arrival: the launcher reports it before
+/// anybody asks the guest for it.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     way: Option<OwnedFd>,
@@ -25,30 +28,30 @@ pub struct Arrivals {
     driver: Option<Driver>,
 }
 
-/// The process that drives the sandbox's browser: our child, with a stream of frames to it.
+/// The browser driver: a child of the guest, connected by a stream of frames.
 #[derive(Debug)]
 pub struct Driver {
     pub pid: u32,
-    /// A pidfd: ready to be read when the process has ended.
+    /// Pidfd of the process, which becomes readable when the process has ended.
     pub process: OwnedFd,
     pub channel: UnixStream,
-    /// Ends the process when it is closed: it is another user's, whom we cannot signal.
+    /// Ends the process when it is closed. The guest cannot signal the process, because it belongs to another user.
     pub leash: OwnedFd,
 }
 
 impl Arrivals {
-    /// `way`: where the launcher hands them over, if it does.
+    /// Creates an empty queue. `way` is the socket on which the launcher hands processes over, if it does.
     pub fn new(way: Option<OwnedFd>) -> Self {
         Self { way, ..Self::default() }
     }
 
-    /// The oldest kernel.
+    /// Takes the oldest kernel.
     pub fn take_kernel(&mut self) -> io::Result<Fork> {
         let refused = self.receive();
         self.kernels.pop_front().ok_or_else(|| refused.err().unwrap_or_else(|| absent("kernel")))
     }
 
-    /// The newest driver; one that came before it has ended, or ends with its channel.
+    /// Takes the newest driver. A driver that arrived before it has ended, or ends because its channel closes.
     pub fn take_driver(&mut self) -> io::Result<Driver> {
         let refused = self.receive();
         self.driver.take().ok_or_else(|| refused.err().unwrap_or_else(|| absent("driver of a browser")))
@@ -73,14 +76,14 @@ fn absent(what: &str) -> io::Error {
     io::Error::other(format!("no {what} was put into this sandbox"))
 }
 
-/// What the kernel reads first, with the descriptors for 1, 2, 3 and 4.
+/// First packet that a forked kernel reads. It carries the descriptors for 1, 2, 3 and 4.
 #[derive(Serialize)]
 struct Equipment<'a> {
     env: &'a BTreeMap<String, String>,
     cwd: &'a str,
 }
 
-/// Gives the kernel on the other end what a started one would have had from the beginning.
+/// Gives the forked kernel at the other end what a started kernel has from the beginning.
 pub fn equip(channel: &OwnedFd, env: &BTreeMap<String, String>, cwd: &str, fds: &ChildFds) -> io::Result<()> {
     let packet = serde_json::to_vec(&Equipment { env, cwd })?;
     let rights: Vec<BorrowedFd<'_>> = fds.iter().map(|(_, fd)| fd.as_fd()).collect();
@@ -96,7 +99,7 @@ pub fn equip(channel: &OwnedFd, env: &BTreeMap<String, String>, cwd: &str, fds: 
     }
 }
 
-/// Why the kernel could not be held, if that was so.
+/// Returns the reason why the kernel could not be confined, if it sent one.
 pub fn last_words(channel: &OwnedFd) -> Option<String> {
     let mut text = [0; 1024];
     let (got, _) = rustix::net::recv(channel, &mut text, RecvFlags::DONTWAIT).ok()?;

@@ -1,6 +1,8 @@
-//! The driver of the sandbox's browser, as its PID 1 sees it: requests passed on, answers checked, uploads put where it may read them.
+//! This module is the guest's side of the browser driver: it forwards requests, checks replies, and copies uploads to
+//! where the browser may read them.
 //!
-//! The driver may have been taken over by a page. It is never waited for: it has a time for each answer, and is ended after it.
+//! A page may have taken over the driver, so the guest never waits for it: each reply has a deadline, and a driver that
+//! misses it is killed.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,31 +24,33 @@ use crate::files::FileFailure;
 use crate::host::{Host, NOBODY};
 use crate::process::Process;
 
-/// From the start of the browser to its blank page; the driver itself gives up before.
+/// Time from the start of the browser to its blank page. The driver itself gives up earlier.
 const START: Duration = Duration::from_secs(35);
-/// What an answer may come later than the driver was told to give it.
+/// Maximum delay of a reply after the time at which the driver was told to give it.
 const LATE: Duration = Duration::from_secs(2);
-/// Between the end of its channel and that of the driver.
+/// Time that the driver gets to end after its channel has closed.
 const ENDING: Duration = Duration::from_secs(2);
 const READ: usize = 64 << 10;
-/// Per turn of the loop.
+/// Maximum number of reads per turn of the loop.
 const READS: usize = 16;
 
 pub struct BrowserDriver {
-    /// Until it is killed: the process has another uid, and heeds no signal of ours. Dropped first, since the next waits for its end.
+    /// Leash of the driver, until the driver is killed. The driver has another uid, so it ignores signals of the guest.
+    /// This field is dropped first, because dropping `process` waits for the end of the driver.
     leash: Option<OwnedFd>,
     process: Process,
-    /// None once the driver has closed it, or said something that it should not.
+    /// Channel to the driver; `None` once the driver has closed it or sent something invalid.
     channel: Option<UnixStream>,
     decoder: Decoder,
     out: Vec<u8>,
     sent: usize,
-    /// Requests of the driver are numbered by us: calls of two hosts may have the same number.
+    /// Number of the last request to the driver. The guest chooses these numbers, because calls of two hosts may have
+    /// the same number.
     number: u64,
     open: Option<OpenAction>,
-    /// When the driver is killed.
+    /// Time at which the driver is killed.
     until: Option<Instant>,
-    /// Whether the host knows of its end.
+    /// Whether the host knows that the driver has ended.
     told: bool,
 }
 
@@ -58,7 +62,7 @@ struct OpenAction {
 
 enum Stage {
     Starting,
-    /// Files are still being copied for it.
+    /// The files of the call are still being copied.
     Copying {
         copy: Box<Copy>,
         ask: BrowserAction,
@@ -103,7 +107,7 @@ impl BrowserDriver {
         self.sent < self.out.len()
     }
 
-    /// Whether there is a file to be copied on.
+    /// Returns whether files are being copied.
     pub fn is_busy(&self) -> bool {
         matches!(&self.open, Some(OpenAction { stage: Stage::Copying { .. }, .. }))
     }
@@ -112,7 +116,7 @@ impl BrowserDriver {
         self.until
     }
 
-    /// Why not, if not.
+    /// Begins a browser action. Returns the reason if it cannot begin.
     pub fn browse(
         &mut self,
         call: u64,
@@ -142,7 +146,7 @@ impl BrowserDriver {
         self.say(&ToDriver::Browse { ask, after_ms: after.as_millis() as u64, uploads });
     }
 
-    /// Copies on, for a call that needs files.
+    /// Continues copying for a call that needs files.
     pub fn advance(&mut self, uploads: &mut Uploads, now: Instant, host: &mut Host) {
         let Some(OpenAction { call, stage: Stage::Copying { copy, .. } }) = &mut self.open else { return };
         let (call, copied) = (*call, copy.advance());
@@ -161,7 +165,7 @@ impl BrowserDriver {
         }
     }
 
-    /// Of the call of this number, if it is the one.
+    /// Cancels the call with this number if it is the open one.
     pub fn interrupt(&mut self, call: u64, now: Instant, host: &mut Host) {
         match &self.open {
             Some(open) if open.call != call => {}
@@ -175,7 +179,7 @@ impl BrowserDriver {
         }
     }
 
-    /// Its host is gone.
+    /// Cancels the open call because its host is gone.
     pub fn abandon(&mut self, now: Instant) {
         match &mut self.open {
             Some(OpenAction { stage: Stage::Copying { .. }, .. }) => self.open = None,
@@ -201,7 +205,7 @@ impl BrowserDriver {
     }
 
     fn encode(&mut self, number: u64, message: &ToDriver) {
-        // It came in a frame, so it fits into one.
+        // The content came in a frame, so it fits into one.
         let encoded = proto::encode_message(&mut self.out, number, message);
         debug_assert!(encoded.is_ok());
         self.write();
@@ -213,7 +217,7 @@ impl BrowserDriver {
             match rustix::net::send(&*channel, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
                 Ok(written) => self.sent += written,
                 Err(rustix::io::Errno::INTR) => {}
-                // One that is gone is seen at its end.
+                // A driver that is gone is noticed when its process ends.
                 Err(_) => return,
             }
         }
@@ -234,7 +238,8 @@ impl BrowserDriver {
             }
             loop {
                 match self.decoder.next_frame() {
-                    // An answer to nothing, or not an answer: whatever drives the browser now is not our driver.
+                    // A frame that is not a reply to the open request shows that the browser is no longer controlled by
+                    // our driver.
                     Ok(Some(frame)) if !self.pass_on(&frame, host) => return self.distrust(now, host),
                     Ok(Some(_)) => {}
                     Err(_) => return self.distrust(now, host),
@@ -244,7 +249,7 @@ impl BrowserDriver {
         }
     }
 
-    /// Whether it was an answer to what is open.
+    /// Forwards a reply to the host. Returns whether the frame was a reply to the open request.
     fn pass_on(&mut self, frame: &Frame, host: &mut Host) -> bool {
         if frame.kind != FrameKind::Message || frame.call != self.number {
             return false;
@@ -282,7 +287,8 @@ impl BrowserDriver {
         self.kill("the browser's driver spoke out of turn, and was ended", host);
     }
 
-    /// Whoever waits for an answer has it now: one that has slipped its leash does not end before the launcher ends it.
+    /// Kills the driver and answers the open call at once. A driver that has escaped its leash does not end before the
+    /// launcher ends it.
     fn kill(&mut self, why: &str, host: &mut Host) {
         self.channel = None;
         self.until = None;
@@ -302,9 +308,9 @@ impl BrowserDriver {
         }
     }
 
-    /// The driver is gone, and the browser with it.
+    /// Handles the end of the driver, which is also the end of the browser.
     pub fn ended(&mut self, how: Ended, now: Instant, host: &mut Host) {
-        // What it said last is still there.
+        // The driver's last messages may still be in the channel.
         self.read(now, host);
         self.kill(
             &match how {
@@ -320,7 +326,7 @@ fn failed(message: String) -> FromGuest {
     FromGuest::Failed { failure: GuestFailure::Browser, message }
 }
 
-/// The request with the names that its files have now.
+/// Returns the request with the names that its files have now.
 fn named(ask: BrowserAction, names: &[String]) -> BrowserAction {
     match ask {
         BrowserAction::Upload { at, .. } => BrowserAction::Upload { at, files: names.to_vec() },
@@ -330,14 +336,14 @@ fn named(ask: BrowserAction, names: &[String]) -> BrowserAction {
 
 // ---- uploads
 
-/// Calls whose files are kept: a form may be sent long after its file was chosen.
+/// Number of calls whose files are retained. A form may be sent long after its file was chosen.
 const KEPT: usize = 8;
-/// Of all files of one call.
+/// Maximum size of all files of one call together.
 const MAX_BYTES: u64 = 256 << 20;
 const CHUNK: usize = 64 << 10;
 const CHUNKS_PER_TURN: usize = 16;
 
-/// Where the browser reads the files it is given.
+/// Manages the files that are given to the browser: copies them to where the browser may read them, and removes them.
 pub struct Uploads {
     from: PathBuf,
     to: PathBuf,
@@ -345,21 +351,21 @@ pub struct Uploads {
     kept: VecDeque<Directory>,
 }
 
-/// Files of one call. They go with it.
+/// Directory with the files of one call. The files are removed when this value is dropped.
 pub struct Directory {
     path: PathBuf,
     names: Vec<String>,
 }
 
-/// Files on their way, in pieces.
+/// A copy of files that proceeds in chunks.
 pub struct Copy {
     pub names: Vec<String>,
     root: Root,
-    /// Not begun.
+    /// Files whose copy has not begun.
     ahead: VecDeque<(File, PathBuf)>,
     current: Option<(File, NewFile)>,
     left: u64,
-    /// Goes last, when nothing half-made is in it any more.
+    /// Destination of the files. This field is dropped last, when no half-written file is left in the directory.
     directory: Directory,
 }
 
@@ -368,7 +374,7 @@ impl Uploads {
         Self { from, to, next: 0, kept: VecDeque::new() }
     }
 
-    /// Opens all there is to copy; nothing where there is nothing.
+    /// Opens all files that have to be copied. Returns `None` if there are none.
     pub fn begin(&mut self, files: &[String]) -> Result<Option<Copy>, FileFailure> {
         if files.is_empty() {
             return Ok(None);
@@ -399,7 +405,7 @@ impl Uploads {
         Ok(Some(copy))
     }
 
-    /// Keeps a call's files for a while; where they are.
+    /// Retains the files of a call for a while and returns the path of their directory.
     fn keep(&mut self, directory: Directory) -> String {
         let path = directory.path.display().to_string();
         self.kept.push_back(directory);
@@ -409,7 +415,7 @@ impl Uploads {
         path
     }
 
-    /// The browser that had them is gone.
+    /// Removes the files of all calls because the browser that used them is gone.
     pub fn forget(&mut self) {
         self.kept.clear();
     }
@@ -417,7 +423,7 @@ impl Uploads {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What we wrote and nothing else: anything may have been put beside it.
+        // Remove only what the guest wrote, because anything may have been put beside it.
         for name in &self.names {
             let _ = std::fs::remove_file(self.path.join(name));
         }
@@ -426,7 +432,7 @@ impl Drop for Directory {
 }
 
 impl Copy {
-    /// Whether all is there.
+    /// Copies the next chunks. Returns whether all files are complete.
     fn advance(&mut self) -> Result<bool, FileFailure> {
         let mut chunk = vec![0; CHUNK];
         for _ in 0..CHUNKS_PER_TURN {

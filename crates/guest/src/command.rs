@@ -1,4 +1,5 @@
-//! One command: runs to the end of its process, not of its pipes, which a process left behind may hold open for ever.
+//! This module runs one command. The run lasts until the command's process ends, not until its pipes close, because a
+//! process that the command left behind may hold them open for ever.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -20,7 +21,7 @@ pub struct Job {
     term: CallDeadline,
 }
 
-/// What a command needs to start.
+/// Parameters of a command.
 pub struct CommandSpec<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
@@ -56,7 +57,7 @@ impl Job {
         self.term.cancel(now);
     }
 
-    /// Its host is gone.
+    /// Cancels the command because its host is gone, and sends nothing more for it.
     pub fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         self.call = NOBODY;
@@ -72,8 +73,8 @@ impl Job {
         self.stdout.tick(now, host);
         self.stderr.tick(now, host);
         match self.term.due(now) {
-            // To the group, as a terminal does: a shell by itself waits for its child first. Again, because a shell that is just
-            // starting a program loses it.
+            // The signal goes to the group, as from a terminal, because a shell on its own waits for its child first.
+            // It is sent again because a shell that is just starting a program loses it.
             Some(Step::Interrupt | Step::Again) => {
                 self.process.signal_group(Signal::INT);
                 self.process.signal_group(Signal::CONT);

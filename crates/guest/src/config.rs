@@ -1,20 +1,20 @@
-//! What differs between a guest in a sandbox and one in a test.
+//! This module contains the configuration that differs between a guest in a sandbox and one in a test.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
 pub struct GuestConfig {
-    /// Where the file operations happen; nothing outside of these two is reached.
+    /// Directory of the file operations, together with `data`. They reach nothing outside of these two.
     pub workspace: PathBuf,
     pub data: PathBuf,
-    /// Where files are put that the browser may read.
+    /// Directory for files that the browser may read.
     pub uploads: PathBuf,
-    /// On which file system long output is kept. Nothing in this directory gets a name.
+    /// Directory on whose file system long output is kept. No file in this directory gets a name.
     pub outputs: PathBuf,
-    /// How to start the transpiler. In a sandbox the guest executes itself again.
+    /// Command that starts the transpiler. In a sandbox the guest executes itself again.
     pub transpiler: Vec<String>,
-    /// How long a guest without a host waits for one.
+    /// Time that a guest without a host waits for one.
     pub adoption_grace: Duration,
 }
 

@@ -1,6 +1,7 @@
-//! What a driver says, one JSON line each. Anything in the sandbox can write such a line: it is parsed as a claim.
+//! This module parses what a driver sends, one JSON object per line. Anything in the sandbox can write such a line, so
+//! its content is only a claim.
 //!
-//! Knows no pipes. Nesting is bounded by the parser, the number of values here.
+//! The module knows no pipes. The JSON parser bounds the nesting, and this module bounds the number of values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-/// A line of a driver.
+/// A line that a driver has sent.
 #[derive(Debug, PartialEq)]
 pub enum DriverLine {
     Ready {
@@ -20,7 +21,7 @@ pub enum DriverLine {
         n: u64,
         event: KernelEvent,
     },
-    /// With the number of the cell that it comes from, if it is output.
+    /// An error outside a cell, or output of an earlier cell; `run` is the number of that cell if it is output.
     Late {
         text: String,
         run: Option<u64>,
@@ -39,7 +40,7 @@ pub enum CellEnd {
     Exit { code: i32 },
 }
 
-/// One struct for all kinds: a tagged enum would be buffered twice by serde.
+/// Fields of all kinds of lines in one struct, because serde would buffer a tagged enum twice.
 #[derive(Deserialize)]
 struct Raw {
     t: EventKind,
@@ -90,7 +91,7 @@ enum Status {
     Exit,
 }
 
-/// The line, or nothing if it is not one a driver writes.
+/// Parses a line. Returns `None` if it is not a line that a driver writes.
 pub fn parse(line: &[u8]) -> Option<DriverLine> {
     let Raw { t, n, version, data, id, update, wait, name, value, text, status, code, run } =
         serde_json::from_slice(line).ok()?;
@@ -124,7 +125,7 @@ fn bundle<'de, D: Deserializer<'de>>(deserializer: D) -> Result<MimeBundle, D::E
     }
 }
 
-/// Builds a `Value` out of at most `budget` values.
+/// Builds a `Value` that consists of at most `budget` values.
 struct Bounded<'b> {
     budget: &'b mut usize,
 }

@@ -1,6 +1,7 @@
-//! Files of the sandbox, for the host: written, read and listed beneath a few directories, never out of them.
+//! This module writes, reads and lists files of the sandbox for the host, beneath a few directories and never outside
+//! of them.
 //!
-//! Big files move in pieces between the other work of the loop. Knows no kernels.
+//! Large files are transferred in chunks, between the other work of the loop. The module knows no kernels.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -15,9 +16,9 @@ use crate::host::{Broken, Host};
 use crate::outputs::Outputs;
 
 const CHUNK: usize = 64 << 10;
-/// Per file and turn of the loop.
+/// Maximum number of chunks per file and turn of the loop.
 const CHUNKS_PER_TURN: usize = 4;
-/// A listing must fit into one message, each character escaped.
+/// Maximum size of a listing, which must fit into one message even if each character is escaped.
 const MAX_LISTING: usize = 15 << 20;
 
 pub struct FileOperations {
@@ -26,11 +27,11 @@ pub struct FileOperations {
     outputs: Outputs,
     reading: BTreeMap<u64, Reading>,
     writing: BTreeMap<u64, Writing>,
-    /// Not yet begun.
+    /// Listings that have not begun.
     listing: VecDeque<List>,
 }
 
-/// Which part of a file is wanted, and of how large a file at most.
+/// Part of a file to read, and the maximum size of the whole file.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
     pub offset: u64,
@@ -58,7 +59,7 @@ struct Writing {
     left: u64,
 }
 
-/// An operation that cannot be done, as the host is told.
+/// A failed operation, as it is reported to the host.
 pub struct FileFailure {
     pub failure: GuestFailure,
     pub message: String,
@@ -72,12 +73,12 @@ impl FileOperations {
         Self { workspace, data, outputs, reading, writing, listing: VecDeque::new() }
     }
 
-    /// Whether there is something to send.
+    /// Returns whether there is something to send.
     pub fn is_busy(&self) -> bool {
         !self.reading.is_empty() || !self.listing.is_empty()
     }
 
-    /// The host is gone: nothing is left half written.
+    /// Drops all operations because the host is gone. No half-written file remains.
     pub fn forget(&mut self) {
         self.reading.clear();
         self.writing.clear();
@@ -102,7 +103,7 @@ impl FileOperations {
         }
     }
 
-    /// Bytes for a file. After a failure the rest of its bytes come to nothing.
+    /// Writes bytes of a file. After a failure, the remaining bytes of the file are ignored.
     pub fn receive(&mut self, call: u64, bytes: &[u8], host: &mut Host) -> std::result::Result<(), Broken> {
         let Some(writing) = self.writing.get_mut(&call) else { return Ok(()) };
         writing.left = writing.left.checked_sub(bytes.len() as u64).ok_or(Broken)?;
@@ -159,7 +160,7 @@ impl FileOperations {
         Ok((start, Reading { file, offset: part.offset, left }))
     }
 
-    /// Sends on what fits.
+    /// Continues the operations and sends as much as fits into the host's buffer.
     pub fn advance(&mut self, host: &mut Host) {
         self.reading.retain(|&call, reading| {
             for _ in 0..CHUNKS_PER_TURN {
@@ -186,7 +187,8 @@ impl FileOperations {
 
     // ---- listing
 
-    /// One a turn of the loop: a large tree takes a good part of a second, in which no deadline is kept.
+    /// Queues a listing. Only one is made per turn of the loop, because a large tree takes a good part of a second,
+    /// during which no deadline is enforced.
     pub fn list(&mut self, list: List) {
         self.listing.push_back(list);
     }
@@ -231,7 +233,7 @@ impl FileOperations {
         Ok(beneath::Listing { entries, total })
     }
 
-    /// The path below its root: given so, or absolute with the root before it.
+    /// Resolves a path below its root. The path is relative to the root, or absolute and begins with it.
     fn resolve<'p>(&self, root: Root, path: &'p str) -> Result<ResolvedPath<'p>> {
         let dir = match root {
             Root::Workspace => &self.workspace,
@@ -250,15 +252,15 @@ impl FileOperations {
     }
 }
 
-/// Where a path leads.
+/// A resolved path.
 enum ResolvedPath<'p> {
     Beneath(beneath::Root, &'p Path),
-    /// By names that are no paths: there is no directory.
+    /// Kept output, which is addressed by names instead of paths: it has no directory.
     Outputs,
 }
 
 impl Reading {
-    /// Whether there is more.
+    /// Sends the next chunk. Returns whether there is more to send.
     fn send_chunk(&mut self, call: u64, host: &mut Host) -> Result<bool> {
         let wanted = self.left.min(CHUNK as u64);
         let mut chunk = vec![0; wanted as usize];

@@ -1,6 +1,7 @@
-//! The link to the host: frames in, one bounded buffer of frames out.
+//! This module is the connection to the host: incoming frames, and one bounded buffer of outgoing frames.
 //!
-//! Knows no kernels. While no host is there, what is sent is thrown away: answers belong to the host that asked.
+//! It knows no kernels. Messages that are sent while no host is connected are discarded, because replies belong to the
+//! host that asked.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -9,13 +10,14 @@ use proto::{Decoder, Frame, FrameKind, FromGuest, MAX_CHUNK};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 
-/// Above this much unsent, pipes and files are not read.
+/// Number of unsent bytes above which pipes and files are not read.
 const HIGH_WATER: usize = 1 << 20;
 const READ: usize = 64 << 10;
-/// A buffer that once grew larger than this is given back when it is empty.
+/// Capacity above which an empty buffer is freed.
 const KEEP: usize = 64 << 10;
 
-/// The call of work whose host is gone: what is sent for it goes nowhere. The next host has numbers of its own.
+/// Call number of work whose host is gone. Messages for it are discarded, because the next host numbers its calls
+/// independently.
 pub const NOBODY: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -28,7 +30,7 @@ pub struct Host {
     pub greeted: bool,
 }
 
-/// The connection cannot be used any longer; the reason is nobody's concern but a debugger's.
+/// The connection can no longer be used. The reason is not recorded, because it would matter only in a debugger.
 #[derive(Debug)]
 pub struct Broken;
 
@@ -51,12 +53,12 @@ impl Host {
         self.sent < self.out.len()
     }
 
-    /// Whether whoever has a choice should wait before sending more.
+    /// Returns whether senders that can wait should wait before they send more.
     pub fn is_full(&self) -> bool {
         self.out.len() - self.sent > HIGH_WATER
     }
 
-    /// Reads once. Plain `read` drops descriptors that come along: the guest takes none.
+    /// Reads once. A plain `read` drops descriptors that come along; the guest accepts none.
     pub fn receive(&mut self) -> Result<(), Broken> {
         let Some(link) = &self.link else { return Ok(()) };
         self.input.clear();
@@ -76,7 +78,8 @@ impl Host {
         self.decoder.next_frame().map_err(|_| Broken)
     }
 
-    /// Puts a message into the buffer. A message too large for a frame is told to the caller, who knows what it stood for.
+    /// Appends a message to the buffer. A message that is too large for a frame is returned as an error, because the
+    /// caller knows what it stood for.
     pub fn try_send(&mut self, call: u64, message: &FromGuest) -> Result<(), proto::FrameError> {
         if self.link.is_none() || call == NOBODY {
             return Ok(());
@@ -84,7 +87,7 @@ impl Host {
         proto::encode_message(&mut self.out, call, message)
     }
 
-    /// For messages that are small by construction.
+    /// Sends a message that is small by construction.
     pub fn send(&mut self, call: u64, message: &FromGuest) {
         let sent = self.try_send(call, message);
         debug_assert!(sent.is_ok());
@@ -99,7 +102,7 @@ impl Host {
         }
     }
 
-    /// Half of the buffer at least, so that each byte is moved about once.
+    /// Discards the sent bytes once they are more than half of the buffer, so that each byte is moved about once.
     fn forget_sent(&mut self) {
         if self.sent > self.out.len() / 2 {
             self.out.drain(..self.sent);
@@ -107,7 +110,7 @@ impl Host {
         }
     }
 
-    /// Writes what the socket takes.
+    /// Writes as much as the socket accepts.
     pub fn flush(&mut self) -> Result<(), Broken> {
         let Some(link) = &self.link else { return Ok(()) };
         while self.sent < self.out.len() {
@@ -136,7 +139,8 @@ mod tests {
 
     use super::*;
 
-    /// HOSTILE R14: a reader that is never done reading must not make the buffer grow with all that ever went through it.
+    /// HOSTILE R14: a reader that never catches up must not make the buffer grow with everything that ever passed
+    /// through it.
     #[test]
     fn what_was_sent_takes_no_room_while_there_is_more_to_send() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -1,7 +1,8 @@
-//! One interpreter with its driver: started, fed with cells, interrupted, killed; what it says goes to the host.
+//! This module controls one kernel through its driver: it starts the kernel, feeds it with cells, interrupts it, kills
+//! it, and forwards what it sends to the host.
 //!
-//! Nothing the code in it does can make a call end twice, never, or with the answer of another call: the guest ends each run
-//! exactly once, at the first of `done`, the end of the process, and the kill after the deadline.
+//! Nothing that the code in a kernel does can make a call end twice, never, or with the answer of another call: the
+//! guest ends each run exactly once, at the first of `done`, the end of the process, and the kill after the deadline.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -24,22 +25,23 @@ const REQUESTS: i32 = 3;
 const EVENTS: i32 = 4;
 const INTERRUPTS: i32 = 5;
 
-/// An interpreter that is not ready by then never will be.
+/// Time limit for the start of a kernel. A kernel that is not ready by then never will be.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// A driver that closed its events is lost; if it is just exiting, it gets this long to show its exit status.
+/// Time between the moment a driver closes its events and its kill. Such a driver is lost; if it is just exiting, this
+/// is long enough to get its exit status.
 const LOST_GRACE: Duration = Duration::from_millis(200);
-/// While a cell runs, the kernel is looked at this often for being stopped.
+/// Interval at which the guest checks whether the kernel was stopped while it runs a cell.
 const STOPPED_CHECK: Duration = Duration::from_millis(250);
-/// How often a run looks whether a volume was damaged.
+/// Minimum time between two checks for damaged volumes.
 const VOLUMES_CHECK: Duration = Duration::from_secs(1);
-/// Errors outside a cell that wait for the next one: so many, each so long.
+/// Maximum number of errors outside a cell that wait for the next cell. Each has at most `MAX_LATE_TEXT` bytes.
 const MAX_LATE: usize = 16;
 const MAX_LATE_TEXT: usize = 16 << 10;
-/// Of what earlier cells left running wrote.
+/// Maximum size of late output from threads and timers that earlier cells left running.
 const MAX_LATE_OUTPUT: usize = 256 << 10;
-/// Of the standard error of a kernel that did not start, this much is told.
+/// Number of bytes of standard error that are reported for a kernel that did not start.
 const STDERR_SHOWN: usize = 4 << 10;
-/// As many reads as a pipe can hold; more comes only from a process that still writes.
+/// Number of reads that empty a full pipe. More data comes only from a process that is still writing.
 const READS_PER_PIPE: usize = 17;
 
 pub struct Kernel {
@@ -51,24 +53,24 @@ pub struct Kernel {
     events: LineReader,
     requests: Writer,
     interrupts: Option<Writer>,
-    /// Where a forked kernel says why it could not become one.
+    /// Channel on which a forked kernel reports why it could not become one.
     channel: Option<OwnedFd>,
     state: KernelState,
-    /// The number of the last cell; in each event, so that a late answer is not taken for the next cell's.
+    /// Number of the last cell. Each event carries it, so that a late event is not attributed to the next cell.
     n: u64,
     late: Vec<String>,
-    /// The driver closed its events.
+    /// Time at which the driver closed its events, if it has.
     lost: Option<Instant>,
-    /// `StopKernel` calls that wait for the end.
+    /// `StopKernel` calls that wait for the end of the process.
     stops: Vec<u64>,
     stopped_check: Instant,
-    /// When the volumes were last looked at; none of them, yet.
+    /// Time of the last check for damaged volumes; `None` before the first check.
     volumes_check: Option<Instant>,
-    /// Where its cells begin; on the sandbox's volume.
+    /// Initial directory of the cells, which lies on the sandbox's volume.
     cwd: String,
-    /// Its standard error comes with its standard output.
+    /// Whether standard error arrives together with standard output.
     merged: bool,
-    /// Lines that no driver would write, and answers to no question.
+    /// Number of lines that no driver would write, and of answers without a request.
     pub ignored: u64,
 }
 
@@ -81,12 +83,12 @@ enum KernelState {
 struct Run {
     call: u64,
     term: CallDeadline,
-    /// The cell is still with the transpiler.
+    /// Whether the transpiler still has the cell.
     preparing: bool,
     env: BTreeMap<String, String>,
 }
 
-/// What a cell comes with, besides its code.
+/// Parameters of a cell besides its code.
 pub struct Terms {
     pub env: BTreeMap<String, String>,
     pub deadline: Deadline,
@@ -104,7 +106,7 @@ struct CellRequest<'a> {
     env: &'a BTreeMap<String, String>,
 }
 
-/// Our ends of what a kernel is connected with.
+/// The guest's ends of the pipes to a kernel.
 struct Ends {
     stdout: Output,
     stderr: Output,
@@ -113,7 +115,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// And the kernel's.
+    /// Creates the pipes and returns the guest's ends and the kernel's ends.
     fn new(spec: &KernelSpec, outputs: &Outputs) -> std::io::Result<(Self, ChildFds)> {
         let (stdout, stderr, mut fds) = Output::both(spec.merge_output, outputs)?;
         let (events, events_fd) = pipe_from_child()?;
@@ -143,7 +145,7 @@ impl Kernel {
         Ok(Self::starting(id, call, spec, process, ends, now, interrupts))
     }
 
-    /// A kernel that is there already, and waits for what a started one is given from the beginning.
+    /// Adopts a forked kernel, which already exists and waits for what a started kernel has from the beginning.
     pub fn adopt(
         fork: Fork,
         id: KernelId,
@@ -213,7 +215,7 @@ impl Kernel {
         self.requests.write();
     }
 
-    /// The call of the cell that runs.
+    /// Returns the call of the running cell.
     pub fn running(&self) -> Option<u64> {
         match &self.state {
             KernelState::Running(run) => Some(run.call),
@@ -225,7 +227,7 @@ impl Kernel {
         self.id
     }
 
-    /// The number of a cell that is still with the transpiler.
+    /// Returns the number of the cell that the transpiler still has.
     pub fn preparing(&self) -> Option<u64> {
         match &self.state {
             KernelState::Running(run) if run.preparing => Some(self.n),
@@ -233,7 +235,8 @@ impl Kernel {
         }
     }
 
-    /// Begins a run: from here on it has a clock and gets the output. The code follows in `submit` or `refuse`.
+    /// Begins a run: from here on its deadline counts and it receives the output. `submit` follows with the code, or
+    /// `refuse` with an error.
     pub fn begin(&mut self, call: u64, terms: Terms, now: Instant, host: &mut Host) -> Result<(), &'static str> {
         match self.state {
             KernelState::Starting { .. } => return Err("the kernel is still starting"),
@@ -254,7 +257,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Number of the cell that runs or ran last.
+    /// Returns the number of the cell that runs or ran last.
     pub fn number(&self) -> u64 {
         self.n
     }
@@ -264,13 +267,13 @@ impl Kernel {
         run.preparing = false;
         let env = std::mem::take(&mut run.env);
         let request = CellRequest { t: "run", n: self.n, code, map, env: &env };
-        // A string in a struct always serialises.
+        // A struct of strings and numbers always serialises.
         let Ok(mut line) = serde_json::to_vec(&request) else { return };
         line.push(b'\n');
         self.requests.push(&line);
     }
 
-    /// Ends the run before it reached the kernel, with an error of the code.
+    /// Ends the run before it has reached the kernel, with an error in the code.
     pub fn refuse(&mut self, name: &str, value: String, text: String, host: &mut Host) {
         let Some(call) = self.running() else { return };
         let event = KernelEvent::Error { name: name.to_owned(), value, text };
@@ -284,7 +287,7 @@ impl Kernel {
         }
     }
 
-    /// Its host is gone: what runs is interrupted, the interpreter stays.
+    /// Interrupts the running cell because its host is gone. The kernel stays.
     pub fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         match &mut self.state {
@@ -297,7 +300,7 @@ impl Kernel {
         self.stderr.abandon();
     }
 
-    /// Kills; the answer to `call` comes when the process is gone.
+    /// Kills the kernel. The reply to `call` is sent when the process is gone.
     pub fn stop(&mut self, call: u64) {
         self.stops.push(call);
         self.process.kill();
@@ -333,7 +336,8 @@ impl Kernel {
             self.process.continue_if_stopped();
         }
         if run.term.wake_at().is_some_and(|at| now >= at) {
-            // The answer may lie in the pipe already; then the cell was in time, and an interrupt would meet the next.
+            // The answer may already be in the pipe. In that case the cell was in time, and an interrupt would hit the
+            // next one.
             self.read_events(host);
         }
         let KernelState::Running(run) = &mut self.state else { return };
@@ -345,19 +349,19 @@ impl Kernel {
                 self.process.signal(Signal::CONT);
             }
             Step::Nudge => match &mut self.interrupts {
-                // With its number: the cell may be over before this arrives.
+                // The nudge carries the number of the cell, because the cell may be over before the nudge arrives.
                 Some(interrupts) => interrupts.push(&(self.n as u32).to_le_bytes()),
                 None if run.term.stopped_soon() => self.process.signal(Signal::INT),
                 None => {}
             },
-            // The other interpreters have their second rung.
+            // Kernels with an interrupt pipe have the nudge instead.
             Step::Again if self.interrupts.is_none() => self.process.signal(Signal::INT),
             Step::Again => {}
             Step::Kill => self.process.kill(),
         }
     }
 
-    /// Reads once from the events and handles what is whole.
+    /// Reads events once and handles the complete lines.
     pub fn read_events(&mut self, host: &mut Host) -> Read {
         let read = self.events.read();
         if read == Read::End && self.lost.is_none() {
@@ -388,7 +392,7 @@ impl Kernel {
         };
         self.state = KernelState::Idle;
         self.channel = None;
-        // What an interpreter says while it starts is no cell's output.
+        // Output during the start belongs to no cell.
         self.stdout.drain(host);
         self.stderr.drain(host);
         self.stdout.take_late();
@@ -397,7 +401,7 @@ impl Kernel {
     }
 
     fn late(&mut self, text: String, run: Option<u64>, host: &mut Host) {
-        // A cell that has not been is a lie, which costs nobody but the liar.
+        // The number of a cell that never ran is a lie, which harms only the code that tells it.
         let ago = run.map(|run| self.n.saturating_sub(run).max(1));
         let text = shortened(text, if ago.is_some() { MAX_LATE_OUTPUT } else { MAX_LATE_TEXT });
         match self.running() {
@@ -414,7 +418,7 @@ impl Kernel {
         }
     }
 
-    /// The event after all output that was written before it.
+    /// Sends an event after all output that was written before it.
     fn send_event(&mut self, call: u64, event: KernelEvent, host: &mut Host) {
         self.drain(host);
         self.stdout.flush(host);
@@ -457,9 +461,9 @@ impl Kernel {
         host.send(run.call, &FromGuest::RunEnd { end });
     }
 
-    /// The process is gone: whatever waits for it gets its answer.
+    /// Handles the end of the process: every call that waits for it gets its reply.
     pub fn ended(&mut self, how: Ended, host: &mut Host) {
-        // A `done` may have been written just before the end.
+        // The driver may have written a `done` just before the end.
         for _ in 0..READS_PER_PIPE {
             if self.read_events(host) != Read::Some {
                 break;
@@ -512,7 +516,8 @@ impl Kernel {
         }
     }
 
-    /// The directories on damaged volumes. Looks once a second at most: a short cell costs less than reading the list of mounts.
+    /// Returns the directories on damaged volumes. Checks at most once a second, because a short cell costs less than
+    /// reading the list of mounts.
     fn damaged(&mut self) -> Vec<String> {
         if self.volumes_check.is_some_and(|last| last.elapsed() < VOLUMES_CHECK) {
             return Vec::new();
@@ -532,15 +537,15 @@ impl Kernel {
     }
 }
 
-/// Of these directories, those on volumes that have met an error (of the disk below, for instance), after which the kernel lets them
-/// be read only. Since Linux 6.15 that shows in the list of mounts alone.
+/// Returns those of the directories that lie on damaged volumes. After an error (of the disk below, for instance) the
+/// Linux kernel makes a volume read-only. Since Linux 6.15 only the list of mounts shows this.
 fn damaged(dirs: &[&str]) -> Vec<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let is_damaged = |dir: &&&str| mounts.lines().any(|line| is_damaged(line, dir));
     dirs.iter().filter(is_damaged).map(|dir| (*dir).to_owned()).collect()
 }
 
-/// Whether this line of the list of mounts is that of `dir`, and an ext4 that turned read-only.
+/// Returns whether this line of the list of mounts describes `dir` and an ext4 file system that has become read-only.
 fn is_damaged(line: &str, dir: &str) -> bool {
     let Some((mount, file_system)) = line.split_once(" - ") else { return false };
     let mut words = file_system.split(' ');

@@ -1,7 +1,8 @@
-//! The guest: PID 1 of a sandbox. Starts kernels and commands, moves files, reaps, keeps deadlines, and serves `proto`.
+//! This crate is the guest, PID 1 of a sandbox. It starts kernels and commands, moves files, reaps processes, enforces
+//! deadlines, and serves `proto`.
 //!
-//! Holds no secret and trusts nothing that runs beside it. One thread, no runtime: it is copied into every sandbox, so what it
-//! keeps in memory is paid for as often as there are sandboxes.
+//! It holds no secret and trusts nothing that runs beside it. It has one thread and no async runtime: every sandbox has
+//! a guest, so its memory is paid for as often as there are sandboxes.
 
 mod arrivals;
 mod browser;
@@ -27,13 +28,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 pub use config::GuestConfig;
 
-/// Serves one connection in the calling thread, until it closes. Kernels and commands end with it.
+/// Serves one connection in the calling thread until it closes. Kernels and commands end with it.
 pub fn serve(stream: UnixStream, config: GuestConfig) -> io::Result<()> {
     server::Server::on_stream(stream, config)?.run()
 }
 
-/// Serves one host after the other, until none has come for the adoption grace or SIGTERM arrives. `forks` brings kernels that were
-/// forked into the sandbox.
+/// Serves one host after the other, until none has come for the adoption grace time or SIGTERM arrives. `forks`
+/// delivers the processes that the launcher puts into the sandbox.
 pub fn serve_listener(
     listener: UnixListener,
     signals: OwnedFd,

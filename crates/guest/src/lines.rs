@@ -1,13 +1,14 @@
-//! Lines from a pipe that anyone in the sandbox may write to, and a queue of bytes into one.
+//! This module reads lines from a pipe that anything in the sandbox may write to, and queues bytes that are written
+//! into one.
 //!
-//! A line that is too long is skipped and counted, so garbage cannot grow memory.
+//! A line that is too long is skipped and counted, so that garbage cannot use up memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 
-/// A driver's line never exceeds 12 MB.
+/// Maximum length of a line. A driver never writes a longer one.
 pub const MAX_LINE: usize = 12 << 20;
 const READ: usize = 64 << 10;
 
@@ -15,15 +16,15 @@ const READ: usize = 64 << 10;
 pub struct LineReader {
     fd: Option<OwnedFd>,
     buffer: Vec<u8>,
-    /// Up to here there is no line end.
+    /// Position up to which the buffer contains no further line end.
     searched: usize,
     start: usize,
-    /// In the middle of a line that is too long.
+    /// Whether the reader is in the middle of a line that is too long.
     skipping: bool,
     pub skipped: u64,
 }
 
-/// What a read found.
+/// Result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read {
     Some,
@@ -40,7 +41,7 @@ impl LineReader {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Reads once.
+    /// Reads once from the pipe.
     pub fn read(&mut self) -> Read {
         let Some(fd) = &self.fd else { return Read::End };
         self.buffer.drain(..self.start);
@@ -61,7 +62,7 @@ impl LineReader {
         }
     }
 
-    /// The next whole line of what has been read.
+    /// Returns the next complete line of what has been read.
     pub fn next_line(&mut self) -> Option<Vec<u8>> {
         loop {
             let Some(at) = self.buffer[self.searched..].iter().position(|&b| b == b'\n') else {
@@ -96,7 +97,7 @@ impl LineReader {
     }
 }
 
-/// Bytes on their way into a pipe.
+/// A queue of bytes that are written into a pipe.
 #[derive(Debug)]
 pub struct Writer {
     fd: Option<OwnedFd>,
@@ -109,7 +110,7 @@ impl Writer {
         Self { fd: Some(fd), bytes: Vec::new(), written: 0 }
     }
 
-    /// To be polled while there is something to write.
+    /// Returns the descriptor to poll while there is something to write.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().filter(|_| self.written < self.bytes.len()).map(AsFd::as_fd)
     }
@@ -119,7 +120,7 @@ impl Writer {
         self.write();
     }
 
-    /// Writes what fits. A reader that is gone shows elsewhere; here its bytes are dropped.
+    /// Writes as much as fits. If the reader is gone, the bytes are dropped here; its end is noticed elsewhere.
     pub fn write(&mut self) {
         let Some(fd) = &self.fd else { return };
         while self.written < self.bytes.len() {

@@ -1,6 +1,9 @@
-//! `sandpool-guest [--grace SECONDS]`: the guest on the listening socket that is descriptor 3; forked kernels come on 4, if that is open.
-//! `sandpool-guest browser`: the driver of the sandbox's browser, on the socket that is descriptor 3.
-//! `sandpool-guest transpile`: its transpiler, on standard input and output.
+//! `sandpool-guest [--grace SECONDS]` runs the guest on the listening socket at descriptor 3. Forked kernels arrive on
+//! descriptor 4, if it is open.
+//!
+//! `sandpool-guest browser` runs the browser driver on the socket at descriptor 3.
+//!
+//! `sandpool-guest transpile` runs the transpiler on standard input and output.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -26,7 +29,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), String> {
-    // Code in the sandbox has the same uid: it must not read or trace its PID 1.
+    // Code in the sandbox has the same uid, and must not read or trace its PID 1.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| format!("cannot become undumpable: {error}"))?;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -47,18 +50,19 @@ fn run() -> Result<(), String> {
     guest::serve_listener(UnixListener::from(listener), signals, forks, config).map_err(|error| error.to_string())
 }
 
-/// The channel to the guest is descriptor 3 here too.
+/// Runs the browser driver. Descriptor 3 is the channel to the guest here.
 fn browse() -> Result<(), String> {
-    // Ours to keep and nobody's to inherit: the guest ends us by closing the other end.
+    // This process keeps the leash open, and no child inherits it: the guest ends this process by closing the other
+    // end.
     let _leash = jail::inherited::take_fd(LEASH);
     let channel = jail::inherited::take_fd(LISTENER).map_err(|error| format!("no socket at descriptor 3: {error}"))?;
     browser::serve(channel.into()).map_err(|error| error.to_string())
 }
 
 fn transpile() -> Result<(), String> {
-    // What a panic says goes into the answer.
+    // The message of a panic goes into the answer instead.
     std::panic::set_hook(Box::new(|_| {}));
-    // Standard output as it comes would write line by line.
+    // Rust's standard output would write line by line.
     let output = std::io::stdout().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
     guest::transpile::serve(std::io::stdin(), File::from(output)).map_err(|error| error.to_string())
 }

@@ -1,7 +1,8 @@
-//! One output stream of a process: read at the descriptor, coalesced, counted, cut.
+//! This module handles one output stream of a process: it reads the descriptor, coalesces, counts and truncates.
 //!
-//! A stream belongs to a call while one runs; between calls it fills a small tail that the next call gets as late output.
-//! Knows no kernels and never waits: memory is bounded by what is declared here, however much is written.
+//! While a call runs, the stream belongs to that call. Between calls it fills a small tail, which the next call
+//! receives as late output. The module knows no kernels and never waits. The constants here bound its memory, no matter
+//! how much is written.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,20 +16,22 @@ use crate::host::{Host, NOBODY};
 use crate::outputs::{Draft, Outputs};
 use crate::process::ChildFds;
 
-/// A chunk leaves when this much is together,
+/// Size at which a chunk is sent.
 const CHUNK: usize = 32 << 10;
-/// or when its first byte is this old.
+/// Age of its first byte at which a smaller chunk is sent.
 const CHUNK_AGE: Duration = Duration::from_millis(5);
-/// Of what is not sent on, this much is kept from the end.
+/// Number of bytes that are stored from the end of output that is not forwarded.
 const TAIL: usize = 64 << 10;
-/// A read that brings less than this is followed by a pause: a program that writes byte by byte wakes nobody per byte.
+/// Size below which a read is followed by a pause, so that a program that writes byte by byte does not cause one
+/// wake-up per byte.
 const TRICKLE: usize = 4 << 10;
-/// A call that is over sooner than this wakes us once, at its end; its output is read then. A longer one is read from here on.
+/// Time for which the output of a new call is not polled. A call that ends sooner wakes the guest once, at its end, and
+/// its output is read then. The output of a longer call is read from this time on.
 const HUSH: Duration = Duration::from_millis(2);
-/// Pause between reads while no call is there to get the output.
+/// Pause between reads while no call receives the output.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
-/// The last bytes of something long.
+/// The last bytes of a long stream.
 #[derive(Debug, Default)]
 pub struct Tail {
     bytes: Vec<u8>,
@@ -49,7 +52,7 @@ impl Tail {
         self.dropped += surplus as u64;
     }
 
-    /// The bytes and how many went before them; leaves nothing behind.
+    /// Takes the bytes and the number of bytes that were dropped before them, and resets both.
     pub fn take(&mut self) -> (Vec<u8>, u64) {
         self.cut();
         let Self { bytes, dropped } = std::mem::take(self);
@@ -57,23 +60,23 @@ impl Tail {
     }
 }
 
-/// What becomes of a call's output.
+/// Determines which output of a call is forwarded and kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
-    /// So much is sent on,
+    /// Maximum number of bytes of a stream that are forwarded.
     pub forward_bytes: u64,
-    /// and a stream of more than this is kept.
+    /// Length above which a stream becomes kept output; `None` disables this.
     pub keep_over: Option<u64>,
 }
 
-/// The call a stream belongs to at the moment.
+/// The call to which a stream currently belongs.
 #[derive(Debug, Clone, Copy)]
 struct Owner {
     call: u64,
     forward_bytes: u64,
 }
 
-/// A stream of a call that is over.
+/// Summary of a stream whose call has ended.
 #[derive(Debug)]
 pub struct Finished {
     bytes: u64,
@@ -95,7 +98,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Both streams of a child, and its descriptors 1 and 2. Merged they are one pipe, and nothing comes by the second stream.
+    /// Returns both streams of a child, and its descriptors 1 and 2. With `merge` the descriptors are one pipe, and the
+    /// second stream stays empty.
     pub fn both(merge: bool, outputs: &Outputs) -> std::io::Result<(Self, Self, ChildFds)> {
         let (stdout, one) = pipe_from_child()?;
         let (stderr, two) = if merge {
@@ -123,7 +127,7 @@ impl Output {
         }
     }
 
-    /// From now on what is read belongs to `call`.
+    /// Assigns everything that is read from now on to `call`.
     pub fn begin(&mut self, call: u64, share: Share, now: Instant) {
         self.owner = Some(Owner { call, forward_bytes: share.forward_bytes });
         self.draft = share.keep_over.map(|over| self.outputs.draft(over));
@@ -131,7 +135,7 @@ impl Output {
         self.quiet_until = self.fd.is_some().then(|| now + HUSH);
     }
 
-    /// The call goes on without anybody to tell.
+    /// Detaches the stream from the host that requested the call; the call itself continues.
     pub fn abandon(&mut self) {
         if let Some(owner) = &mut self.owner {
             owner.call = NOBODY;
@@ -139,7 +143,7 @@ impl Output {
         self.draft = None;
     }
 
-    /// Sends all that is left for the call.
+    /// Sends everything that is left for the call and ends the stream's part in it.
     pub fn finish(&mut self, host: &mut Host) -> Finished {
         self.flush(host);
         if let Some(owner) = self.owner.take() {
@@ -155,12 +159,12 @@ impl Output {
         Finished { bytes: self.total, kept }
     }
 
-    /// What was written while no call ran, and how many bytes of it are lost.
+    /// Takes the output that was written while no call ran, and the number of bytes of it that are lost.
     pub fn take_late(&mut self) -> (Vec<u8>, u64) {
         self.tail.take()
     }
 
-    /// To be polled, unless the stream is pausing or at its end.
+    /// Returns the descriptor to poll, unless the stream pauses or has ended.
     pub fn fd(&self, now: Instant) -> Option<BorrowedFd<'_>> {
         if self.quiet_until.is_some_and(|until| now < until) {
             return None;
@@ -186,7 +190,7 @@ impl Output {
         }
     }
 
-    /// Reads once what is there.
+    /// Reads once.
     pub fn read(&mut self, now: Instant, host: &mut Host) {
         let read = self.read_up_to(CHUNK, host);
         if self.owner.is_none() {
@@ -196,10 +200,10 @@ impl Output {
         }
     }
 
-    /// Reads exactly what is in the pipe at this moment: all that was written before the event that is being handled, and
-    /// nothing that a flooding process may add meanwhile.
+    /// Reads exactly what is in the pipe at this moment: everything that was written before the event that is being
+    /// handled, and nothing that a flooding process adds meanwhile.
     pub fn drain(&mut self, host: &mut Host) {
-        // A short read emptied the pipe.
+        // A short read has emptied the pipe.
         if self.read_up_to(CHUNK, host) < CHUNK {
             return;
         }
@@ -213,7 +217,7 @@ impl Output {
         }
     }
 
-    /// Sends what is being held back.
+    /// Sends the bytes that wait for a full chunk.
     pub fn flush(&mut self, host: &mut Host) {
         self.held_since = None;
         if let Some(owner) = self.owner {
@@ -262,7 +266,7 @@ impl Output {
     }
 }
 
-/// The end of a call that began at `started`.
+/// Builds the `RunEnd` of a call that began at `started`.
 pub fn run_end(status: RunStatus, started: Instant, stdout: Finished, stderr: Finished) -> RunEnd {
     RunEnd {
         status,
@@ -274,14 +278,15 @@ pub fn run_end(status: RunStatus, started: Instant, stdout: Finished, stderr: Fi
     }
 }
 
-/// A pipe whose reading end never blocks. The two ends are separate file descriptions: the writer does not notice.
+/// Creates a pipe whose reading end never blocks. The two ends are separate file descriptions, so the writer is not
+/// affected.
 pub fn pipe_from_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK)?;
     Ok((reader, writer))
 }
 
-/// A pipe whose writing end never blocks.
+/// Creates a pipe whose writing end never blocks.
 pub fn pipe_to_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;

@@ -1,8 +1,9 @@
-//! Long output of cells and commands, kept whole for whoever asks for it later.
+//! This module keeps long outputs of cells and commands whole, so that they can be read later.
 //!
-//! The files have no name in the file system (`O_TMPFILE`). Only the guest holds their descriptors, and nobody can look into the
-//! guest: code in the sandbox can neither read nor change nor replace what was kept, and there is no path to lead astray. They
-//! count against the sandbox's volume; a volume that is full means that nothing is kept.
+//! The files have no name in the file system (`O_TMPFILE`). Only the guest holds their descriptors, and nothing in the
+//! sandbox can look into the guest: code in the sandbox can neither read nor change nor replace kept output, and there
+//! is no path that it could redirect. The files count against the sandbox's volume; if the volume is full, nothing is
+//! kept.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,16 +16,17 @@ use std::time::{Duration, Instant};
 use proto::{KeptOutput, MAX_KEPT, Stream};
 use rustix::fs::{Mode, OFlags};
 
-/// Of one stream, so much is held in memory before there is a file for it.
+/// Number of bytes of one stream that are held in memory before a file is created for it.
 const HELD: usize = 16 << 10;
-/// Of all outputs together; at most this part of their file system.
+/// Maximum size of all kept outputs together. They are also limited to their file system's size divided by
+/// `MOST_OF_VOLUME`.
 const MOST_BYTES: u64 = 256 << 20;
 const MOST_OF_VOLUME: u64 = 4;
-/// Each holds a descriptor.
+/// Maximum number of kept outputs. Each holds a descriptor.
 const MOST_FILES: usize = 64;
 const LIFE: Duration = Duration::from_secs(3600);
 
-/// All that is kept. Every stream has a hold on it.
+/// All kept outputs. Every stream has a handle to them.
 #[derive(Debug, Clone)]
 pub struct Outputs(Rc<RefCell<Shelf>>);
 
@@ -32,9 +34,9 @@ pub struct Outputs(Rc<RefCell<Shelf>>);
 struct Shelf {
     dir: PathBuf,
     most_bytes: u64,
-    /// The oldest first.
+    /// Kept outputs, oldest first.
     kept: VecDeque<KeptFile>,
-    /// Of what is kept and of what is being written.
+    /// Total size of the kept outputs and of those that are being written.
     bytes: u64,
     next: u64,
 }
@@ -60,7 +62,7 @@ impl Outputs {
         self.0.borrow().kept.iter().find(|kept| kept.name == name).map(|kept| kept.file.try_clone())
     }
 
-    /// Names and files, the oldest first.
+    /// Calls `visit` with the name and the file of each kept output, oldest first.
     pub fn each(&self, mut visit: impl FnMut(&str, &File)) {
         self.0.borrow().kept.iter().for_each(|kept| visit(&kept.name, &kept.file));
     }
@@ -85,7 +87,7 @@ impl Shelf {
 
     fn most(&self) -> u64 {
         match rustix::fs::statvfs(&self.dir).map_or(0, |stat| stat.f_blocks.saturating_mul(stat.f_frsize)) {
-            // A file system without a size.
+            // The file system reports no size.
             0 => self.most_bytes,
             size => self.most_bytes.min(size / MOST_OF_VOLUME),
         }
@@ -97,7 +99,8 @@ impl Shelf {
         oldest.is_some()
     }
 
-    /// Makes room for so many bytes more; not if they do not fit beside what others are writing.
+    /// Reserves room for `bytes` more bytes, dropping the oldest outputs if necessary. Returns `false` if they do not
+    /// fit beside the outputs that are being written.
     fn claim(&mut self, bytes: u64) -> bool {
         let most = self.most();
         while self.bytes + bytes > most {
@@ -110,13 +113,13 @@ impl Shelf {
     }
 }
 
-/// A stream that is kept if it gets longer than `over`.
+/// A stream that becomes kept output if it is longer than `over`.
 #[derive(Debug)]
 pub struct Draft {
     outputs: Outputs,
     over: u64,
     state: DraftState,
-    /// In the file.
+    /// Number of bytes in the file.
     bytes: u64,
 }
 
@@ -124,9 +127,9 @@ pub struct Draft {
 enum DraftState {
     Held(Vec<u8>),
     Writing(File),
-    /// As much is in the file as may be.
+    /// The file is as large as it may be.
     Full(File),
-    /// There is no file: it could not be made or written.
+    /// There is no file, because it could not be created or written.
     GivenUp,
 }
 
@@ -144,7 +147,7 @@ impl Draft {
         }
     }
 
-    /// The stream is at its end, after `total` bytes.
+    /// Ends the stream after `total` bytes. Returns the kept output, if there is one.
     pub fn finish(mut self, stream: Stream, total: u64) -> Option<KeptOutput> {
         if total <= self.over {
             return None;
@@ -157,7 +160,7 @@ impl Draft {
         else {
             return None;
         };
-        // From here on the bytes are the shelf's.
+        // From here on the bytes belong to the shelf.
         let bytes = std::mem::take(&mut self.bytes);
         let mut shelf = self.outputs.0.borrow_mut();
         shelf.next += 1;

@@ -1,7 +1,7 @@
-//! Starting, signalling and reaping processes: the only place in the guest that does.
+//! This module starts, signals and reaps processes. It is the only place in the guest that does.
 //!
-//! A process is only ever signalled through its pidfd, or through its group while its leader is not yet reaped:
-//! a recycled number can never be hit.
+//! A process is signalled only through its pidfd, or through its group while the group's leader is not yet reaped, so a
+//! signal can never hit a recycled pid.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,19 +13,19 @@ use command_fds::{CommandFdExt, FdMapping};
 use proto::Ended;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitStatus};
 
-/// What to start. Nothing is inherited: environment, directory and descriptors are all said here.
+/// Describes a process to start. It inherits nothing: environment, directory and descriptors are all given here.
 pub struct Launch<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
     pub cwd: Option<&'a str>,
-    /// 0 is `/dev/null` unless given.
+    /// Descriptors of the process. Descriptor 0 is `/dev/null` unless given.
     pub fds: ChildFds,
 }
 
-/// Descriptors of a child by number.
+/// Descriptors of a child, with the number that each has in the child.
 pub type ChildFds = Vec<(RawFd, OwnedFd)>;
 
-/// A child process, the leader of its own group.
+/// A child process that is the leader of its process group.
 #[derive(Debug)]
 pub struct Process {
     pid: Pid,
@@ -50,12 +50,12 @@ impl Process {
         jail::inherited::unblock_in_child(&mut command);
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
-        // The child cannot have been reaped yet, so the number is still its own.
+        // The child cannot have been reaped yet, so the pid still belongs to it.
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
         Ok(Self { pid, pidfd, ended: None })
     }
 
-    /// A child that we did not start.
+    /// Adopts a child that the guest did not start.
     pub fn adopt(pid: u32, pidfd: OwnedFd) -> io::Result<Self> {
         let wrong = || io::Error::other(format!("`{pid}` is no process of this sandbox"));
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(wrong)?;
@@ -66,14 +66,14 @@ impl Process {
         self.pid
     }
 
-    /// Readable once the process has ended.
+    /// Returns the pidfd, which becomes readable once the process has ended.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
     pub fn signal(&self, signal: Signal) {
         if self.ended.is_none() {
-            // Fails only for a process that has just ended.
+            // This fails only for a process that has just ended.
             let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
         }
     }
@@ -84,26 +84,26 @@ impl Process {
         }
     }
 
-    /// The process by itself too: it may have left its group.
+    /// Kills the group, and also the process itself, which may have left its group.
     pub fn kill(&self) {
         self.signal_group(Signal::KILL);
         self.signal(Signal::KILL);
     }
 
-    /// A memory kill shall take the one that grew, not the guest.
+    /// Marks the process for the OOM killer, so that a memory kill takes the process that grew and not the guest.
     pub fn offer_to_oom_killer(&self) {
-        // Not worth failing for: the limits hold without it.
+        // A failure is ignored, because the limits hold without the mark.
         let path = format!("/proc/{}/oom_score_adj", self.pid.as_raw_nonzero());
         let _ = std::fs::write(path, jail::process::KERNEL_OOM_SCORE);
     }
 
-    /// How the process ended, once it has; reaps it.
+    /// Reaps the process if it has ended, and returns how it ended.
     pub fn try_wait(&mut self) -> Option<Ended> {
         if self.ended.is_none() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             self.ended = match rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
                 Ok(status) => status.as_ref().map(ended_from_id),
-                // It was reaped before anybody knew whose it was, and how it ended is lost.
+                // PID 1 reaped the process before it was adopted, so how it ended is lost.
                 Err(rustix::io::Errno::CHILD) if self.is_over() => Some(Ended::Signaled { signal: 9 }),
                 Err(_) => None,
             };
@@ -117,12 +117,12 @@ impl Process {
         rustix::event::poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Takes the status that a wait for any child has brought.
+    /// Records the status that a wait for any child returned.
     pub fn reaped(&mut self, status: WaitStatus) {
         self.ended.get_or_insert(ended_from(status));
     }
 
-    /// Lets a stopped process go on: whoever stops an interpreter must not be able to make its caller wait.
+    /// Continues a stopped process, so that code that stops an interpreter cannot make its caller wait.
     pub fn continue_if_stopped(&self) {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
         if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
@@ -138,7 +138,8 @@ impl Drop for Process {
             return;
         }
         self.kill();
-        // A killed process ends in no time, unless the kernel is in the middle of something for it; then PID 1 reaps it later.
+        // A killed process ends almost at once, unless the Linux kernel is in the middle of an operation for it; then
+        // PID 1 reaps it later.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         for _ in 0..100 {
             if !matches!(rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options), Ok(None)) {
@@ -150,7 +151,7 @@ impl Drop for Process {
     }
 }
 
-/// One child of PID 1 that has ended and is now reaped, whoever started it.
+/// Reaps one child of PID 1 that has ended, regardless of which process started it.
 pub fn reap_any() -> Option<(Pid, WaitStatus)> {
     rustix::process::wait(rustix::process::WaitOptions::NOHANG).ok().flatten()
 }

@@ -1,7 +1,7 @@
-//! The loop: one thread, one `poll`, everything the guest waits for.
+//! This module is the main loop of the guest: one thread and one `poll` for everything the guest waits for.
 //!
-//! Knows which call belongs to what and nothing of how it is done. No step blocks: a kernel, a command or a host that
-//! does not read can delay only itself.
+//! It knows which call belongs to what, but not how the work is done. No step blocks: a kernel, a command or a host
+//! that does not read can delay only itself.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,28 +29,28 @@ use crate::process::{Process, reap_any};
 use crate::transpile::{SourceCell, TranspileReply};
 use crate::transpiler::{Client, Transpiler};
 
-/// A command, whichever host's: call numbers are each host's own.
+/// Number of a command. It is unique across hosts, because each host numbers its calls independently.
 type JobId = u64;
 
-/// What a descriptor in the poll belongs to.
+/// Identifies what a polled descriptor belongs to.
 #[derive(Debug, Clone, Copy)]
 enum PollSource {
     Listener,
     Signals,
     Host,
-    /// Any child's pidfd.
+    /// The pidfd of any child.
     Child,
     KernelOutput(KernelId, Stream),
     KernelEvents(KernelId),
     KernelRequests(KernelId),
     JobOutput(JobId, Stream),
     Browser,
-    /// Handled in each turn; here only to wake up.
+    /// Answers of the transpiler. They are handled in each turn of the loop; this source only wakes it up.
     TranspilerAnswers,
     TranspilerRequests,
 }
 
-/// Whether the loop goes on.
+/// Whether the loop continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     On,
@@ -72,19 +72,19 @@ pub struct Server {
     files: FileOperations,
     transpiler: Transpiler,
     alone_since: Option<Instant>,
-    /// PID 1 inherits orphans and reaps them.
+    /// Whether the guest is PID 1, which inherits orphaned processes and reaps them.
     is_init: bool,
 }
 
 impl Server {
-    /// Serves one connection and ends with it.
+    /// Creates a server for one connection. The server ends with it.
     pub fn on_stream(stream: UnixStream, config: GuestConfig) -> io::Result<Self> {
         let mut server = Self::new(config);
         server.host.connect(stream)?;
         Ok(server)
     }
 
-    /// Serves whoever connects, one after the other. `signals` brings SIGCHLD and SIGTERM.
+    /// Creates a server that serves one connection after the other. `signals` delivers SIGCHLD and SIGTERM.
     pub fn on_listener(
         listener: UnixListener,
         signals: OwnedFd,
@@ -302,7 +302,8 @@ impl Server {
     // ---- children
 
     fn reap(&mut self) {
-        // Own children first, through their pidfds; then, as PID 1, whoever was left behind.
+        // The guest's own children come first, through their pidfds. Then, as PID 1, it reaps processes that were left
+        // behind.
         self.collect_ended();
         if !self.is_init {
             return;
@@ -357,7 +358,8 @@ impl Server {
         }
     }
 
-    /// SIGTERM ends the guest, and with PID 1 ends everything; SIGCHLD only woke us.
+    /// Reads the pending signals. SIGTERM ends the guest and, as the guest is PID 1, everything in the sandbox; SIGCHLD
+    /// only wakes the loop.
     fn read_signals(&mut self) -> Flow {
         let Some(signals) = &self.signals else { return Flow::On };
         let mut info = [0u8; 128 * 4];
@@ -370,10 +372,11 @@ impl Server {
         flow
     }
 
-    /// A SIGTERM (`signalfd_siginfo`: signal at 0, code at 8, sender's pid at 12) that may end us. Code in the sandbox has our uid and
-    /// must not end its PID 1. A sender outside the pid namespace has no pid in it; the pid alone says nothing, because a sender can
-    /// write any (`rt_sigqueueinfo`) and signals of the kernel have none (`F_SETOWN`, `F_SETSIG`). But `SI_USER` is the kernel's word
-    /// that it was kill(2): nobody can claim it in a signal to another process.
+    /// Returns whether the signal (`signalfd_siginfo`: signal at 0, code at 8, sender's pid at 12) is a SIGTERM that
+    /// may end the guest. Code in the sandbox has the guest's uid and must not end its PID 1. A sender outside the pid
+    /// namespace has no pid in it. The pid alone proves nothing, because a sender can write any pid (`rt_sigqueueinfo`)
+    /// and signals of the Linux kernel have none (`F_SETOWN`, `F_SETSIG`). But with `SI_USER` the Linux kernel asserts
+    /// that the signal came from kill(2): no process can claim it in a signal to another process.
     fn ends_us(&self, info: &[u8]) -> bool {
         const SI_USER: u32 = 0;
         let word = |at: usize| info.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
@@ -387,7 +390,8 @@ impl Server {
         let Some(listener) = &self.listener else { return };
         let Ok((stream, _)) = listener.accept() else { return };
         if self.host.fd().is_some() {
-            // Only the owner of the socket's directory can connect: a new server has come before the old one's end was seen.
+            // Only the owner of the socket's directory can connect, so a new server has come before the end of the old
+            // one was noticed.
             self.drop_calls();
         }
         if self.host.connect(stream).is_ok() {
@@ -405,7 +409,7 @@ impl Server {
         Flow::On
     }
 
-    /// Nobody waits for these any more; the kernels stay.
+    /// Abandons all calls, because nobody waits for them any more. The kernels stay.
     fn drop_calls(&mut self) {
         let now = Instant::now();
         self.files.forget();
@@ -580,7 +584,7 @@ impl Server {
         Ok(())
     }
 
-    /// One that is there ends: who asks for another knows that it is of no use.
+    /// Starts the browser. An existing browser ends, because a host that asks for another one has no use for it.
     fn start_browser(&mut self, call: u64, spec: BrowserSpec) {
         self.browser = None;
         self.uploads.forget();
@@ -623,7 +627,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // All at once, then the drops below wait for each.
+        // Kill all processes at once; the drops of the fields then wait for each of them.
         let kernels = self.kernels.values().map(Kernel::process);
         let browser = self.browser.as_ref().map(BrowserDriver::process);
         kernels.chain(self.jobs.values().map(Job::process)).chain(browser).for_each(Process::kill);

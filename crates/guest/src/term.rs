@@ -1,19 +1,21 @@
-//! The time of one call, and the ladder down when it is over: interrupt, nudge, interrupt again, kill.
+//! This module tracks the deadline of one call and the steps that follow it: interrupt, nudge, interrupt again, kill.
 //!
-//! Pure: knows no processes and reads no clock.
+//! It is pure: it knows no processes and reads no clock.
 
 use std::time::{Duration, Instant};
 
 use proto::{Deadline, RunStatus};
 
-/// Between the interrupt and its second rung, for interpreters that have one.
+/// Time between the interrupt and the nudge, for kernels that have one.
 const NUDGE_AFTER: Duration = Duration::from_millis(100);
-/// In the second half of the grace time the interrupt comes again, each time after this part of the whole. The first may have
-/// been lost (Python drops it in a `__del__`); code that is still cleaning up has had half of the time for it.
+/// Number of parts of the grace time. In its second half, the interrupt is repeated after each part. The first
+/// interrupt may have been lost (Python drops it in a `__del__`), and code that is still cleaning up has had half of
+/// the time for it.
 const AGAIN_PARTS: u32 = 8;
-/// An interrupt that comes this soon may have found the interpreter still reading the cell, where it ignores interrupts.
+/// Time after the start in which an interrupt may be lost: the kernel may still be reading the cell, and ignores
+/// interrupts meanwhile.
 const SOON: Duration = Duration::from_secs(1);
-/// A deadline beyond any sense must not overflow the clock.
+/// Upper bound of deadlines, so that an absurd value does not overflow the clock.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub enum Why {
     Cancelled,
 }
 
-/// What has to be done now. Each comes once, in this order; only `Again` comes several times.
+/// A step that has to be taken now. Each step comes once, in this order; only `Again` comes several times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Interrupt,
@@ -44,7 +46,7 @@ struct Stop {
     why: Why,
     at: Instant,
     next: Option<Step>,
-    /// How often the interrupt came again.
+    /// Number of times that the interrupt was repeated.
     again: u32,
 }
 
@@ -54,7 +56,7 @@ impl CallDeadline {
         Self { started, ends: started + bounded(deadline.after_ms), grace: bounded(deadline.grace_ms), stop: None }
     }
 
-    /// The host wants the call to end. The first reason stays.
+    /// Stops the call because the host asks for it. If the call is already being stopped, the first reason stays.
     pub fn cancel(&mut self, now: Instant) {
         self.stop.get_or_insert(Stop::new(Why::Cancelled, now));
     }
@@ -67,12 +69,12 @@ impl CallDeadline {
         self.stop.as_ref().map(|stop| stop.why)
     }
 
-    /// Whether the stop came so soon that its interrupt may be lost.
+    /// Returns whether the stop came so soon that its interrupt may be lost.
     pub fn stopped_soon(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.at < self.started + SOON)
     }
 
-    /// What the call ends with if it was told to stop.
+    /// Returns the status with which the call ends, if it was stopped.
     pub fn status(&self, state_kept: bool) -> Option<RunStatus> {
         self.stopping().map(|why| match why {
             Why::TimedOut => RunStatus::TimedOut { state_kept },
@@ -87,7 +89,7 @@ impl CallDeadline {
         }
     }
 
-    /// The next step, if its time has come.
+    /// Returns the next step if its time has come.
     pub fn due(&mut self, now: Instant) -> Option<Step> {
         if self.stop.is_none() && self.is_over(now) {
             self.stop = Some(Stop::new(Why::TimedOut, now));

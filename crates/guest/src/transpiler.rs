@@ -1,6 +1,8 @@
-//! The guest's side of the transpiler: one child, one cell at a time, a short time each.
+//! This module is the guest's side of the transpiler: one child process, one cell at a time, with a short time limit
+//! for each.
 //!
-//! The child lives beside hostile code and reads hostile code: its death, its silence and its answers are all survived.
+//! The child runs beside hostile code and reads hostile code, so the guest survives its death, its silence and its
+//! answers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,15 +17,15 @@ use crate::output::{pipe_from_child, pipe_to_child};
 use crate::process::{Launch, Process};
 use crate::transpile::{self, SourceCell, TranspileReply};
 
-/// A cell takes a millisecond; even a megabyte of code takes less than this.
+/// Time limit for a cell. Most cells take a millisecond, and even a megabyte of code takes less than this.
 const LIMIT: Duration = Duration::from_secs(2);
 const READ: usize = 64 << 10;
 
-/// For whom a cell is transpiled.
+/// The kernel and the cell for which code is transpiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     pub kernel: KernelId,
-    /// Of the cell.
+    /// Number of the cell.
     pub number: u64,
 }
 
@@ -44,9 +46,10 @@ pub struct Transpiler {
     child: Option<Child>,
     waiting: VecDeque<TranspileJob>,
     current: Option<(Client, Instant)>,
-    /// The child has said something, or ended.
+    /// Whether the child has sent something or ended.
     answered: bool,
-    /// Of each kernel, so many of its cells were none of the user's, and are not counted in the names of the others.
+    /// Number of probes among the cells of each kernel. They are not cells of the user, so the names of the other cells
+    /// do not count them.
     probes: BTreeMap<KernelId, u64>,
 }
 
@@ -55,7 +58,7 @@ impl Transpiler {
         Self { command, child: None, waiting: VecDeque::new(), current: None, answered: false, probes: BTreeMap::new() }
     }
 
-    /// Starts the child ahead of the first cell. A failure shows with that cell.
+    /// Starts the child before the first cell. A failure is reported with that cell.
     pub fn warm_up(&mut self) {
         let _ = self.ensure_child();
     }
@@ -78,7 +81,7 @@ impl Transpiler {
         }
     }
 
-    /// There is something to read at `answers_fd`.
+    /// Records that `answers_fd` is readable.
     pub fn note_answer(&mut self) {
         self.answered = true;
     }
@@ -97,7 +100,7 @@ impl Transpiler {
         self.waiting.push_back(TranspileJob { client, request: transpile::request(SourceCell { number, ..cell }) });
     }
 
-    /// Nobody waits for this cell any more.
+    /// Drops a cell that nobody waits for any more.
     pub fn forget(&mut self, client: Client) {
         self.waiting.retain(|work| work.client != client);
         if self.current.is_some_and(|(current, _)| current == client) {
@@ -106,7 +109,7 @@ impl Transpiler {
         }
     }
 
-    /// Reads what there is, once, and begins what can be begun. Gives the cells that are finished, one way or another.
+    /// Reads once and begins the next cell if possible. Returns the cells that are finished, successfully or not.
     pub fn advance(&mut self, now: Instant) -> Vec<(Client, TranspileReply)> {
         let mut finished = Vec::new();
         if std::mem::take(&mut self.answered)
@@ -137,7 +140,7 @@ impl Transpiler {
         finished
     }
 
-    /// The answer to the current cell, once it is whole or can no longer come.
+    /// Returns the answer to the current cell, once it is complete or can no longer come.
     fn read(&mut self) -> Option<TranspileReply> {
         let child = self.child.as_mut()?;
         child.received.reserve(READ);
@@ -147,7 +150,7 @@ impl Transpiler {
             Err(_) => true,
         };
         let answer = match transpile::answer_from(&child.received) {
-            // An answer to no question: this child is not ours any more.
+            // An answer without a request shows that something else controls the child.
             _ if self.current.is_none() && !child.received.is_empty() => None,
             Ok(None) if !gone => return None,
             Ok(Some(answer)) => {

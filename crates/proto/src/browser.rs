@@ -1,36 +1,42 @@
-//! What the browser of a sandbox is asked, and what it answers. The guest passes both on; the driver beside the browser does the work.
+//! This module defines browser actions and their replies. The guest only passes them on; the driver next to the browser
+//! does the work.
 //!
-//! Everything here can have been made up by a page that has taken over the browser: the host bounds and checks it like any other word
-//! of the guest.
+//! A page that has taken over the browser can forge everything here, so the host bounds and checks it like any other
+//! message of the guest.
 
 use serde::{Deserialize, Serialize};
 
-/// How to start the browser. Paths are those inside the sandbox.
+/// Describes how to start the browser. All paths are paths inside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrowserSpec {
-    /// The binary itself, not a wrapper script.
+    /// Path of the binary itself, not of a wrapper script.
     pub program: String,
-    /// It needs no `--headless`, has one page view and no policies of its own: a third of the memory.
+    /// Whether `program` is Chromium's headless shell. The shell needs no `--headless`, has a single page view and no
+    /// policies, and uses a third of the memory.
     pub shell: bool,
-    /// Where everything but the sandbox's own loopback is asked for: `127.0.0.1:3128`. Without it there is nothing but loopback.
+    /// Address of the proxy for everything except the sandbox's loopback: `127.0.0.1:3128`. Without a proxy the browser
+    /// reaches only loopback.
     pub proxy: Option<String>,
-    /// Its own directory, empty at first: profile, cache, temporary files.
+    /// Home directory of the browser, initially empty, for its profile, cache and temporary files.
     pub home: String,
-    /// Where downloads go: `/workspace/downloads`.
+    /// Directory for downloads: `/workspace/downloads`.
     pub downloads: String,
-    /// Files of a certificate database (`cert9.db`, `key4.db`, `pkcs11.txt`) that the browser trusts; copied into its home.
+    /// Directory with the files of a certificate database (`cert9.db`, `key4.db`, `pkcs11.txt`) that the browser
+    /// trusts. The driver copies them into the browser's home.
     pub nssdb: Option<String>,
 }
 
-/// Guest to driver, in frames like those between host and guest. One request after the other; a frame's number names it.
+/// Messages from the guest to the driver, in frames like those between host and guest. The guest sends one request at a
+/// time; the frame's number identifies it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum ToDriver {
-    /// First. Answer: `Ready` or `Failed`.
+    /// The guest sends this message first. The driver replies with `Ready` or `Failed`.
     Start { spec: BrowserSpec },
-    /// Answer: `BrowserReply`. `uploads` is the directory with the files of an upload.
+    /// Performs a browser action. The driver replies with `Browsed`. `uploads` is the directory that contains the files
+    /// of an upload.
     Browse { ask: BrowserAction, after_ms: u64, uploads: Option<String> },
-    /// Ends the request of this number, which is then answered as `Cancelled`.
+    /// Cancels the request with this number, which the driver then answers as `Cancelled`.
     Cancel,
 }
 
@@ -42,13 +48,13 @@ pub enum FromDriver {
     Failed { message: String },
 }
 
-/// An element: a `ref_N` of a snapshot, or a CSS selector that matches one.
+/// Identifies an element by a `ref_N` of a snapshot, or by a CSS selector that matches exactly one element.
 pub type Locator = String;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum BrowserAction {
-    /// In the current tab.
+    /// Opens the URL in the current tab.
     Open {
         url: String,
     },
@@ -57,7 +63,8 @@ pub enum BrowserAction {
         button: MouseButton,
         double: bool,
     },
-    /// Replaces what stands in the field, or adds to it; `keys` sends each character as a key, for pages that listen to those.
+    /// Replaces the text of the field, or appends to it. `keys` sends each character as a key press, for pages that
+    /// listen to key events.
     Type {
         at: Locator,
         text: String,
@@ -65,12 +72,12 @@ pub enum BrowserAction {
         submit: bool,
         keys: bool,
     },
-    /// `Enter`, `Control+A`; in the element, or where the focus is.
+    /// Presses a key such as `Enter` or `Control+A`, in the element or, without one, at the current focus.
     Press {
         key: String,
         at: Option<Locator>,
     },
-    /// Options of a select, by value or by what they show.
+    /// Selects options of a `select` element, by value or by visible text.
     Select {
         at: Locator,
         options: Vec<String>,
@@ -78,7 +85,8 @@ pub enum BrowserAction {
     Hover {
         at: Locator,
     },
-    /// The element into view; without a distance that is all.
+    /// Scrolls the element into view, then scrolls by the distance if it is not zero. Without an element, scrolls the
+    /// page by the distance.
     Scroll {
         at: Option<Locator>,
         right: i32,
@@ -87,12 +95,13 @@ pub enum BrowserAction {
     Back,
     Forward,
     Reload,
-    /// Until the text is on the page, or no longer on it.
+    /// Waits until the text appears on the page, or until it disappears if `gone` is set.
     Wait {
         text: String,
         gone: bool,
     },
-    /// Into a file input. The guest has put the files where the browser may read them; these are their names there.
+    /// Puts files into a file input. The guest has copied the files to a directory that the browser may read; `files`
+    /// contains their names in it.
     Upload {
         at: Locator,
         files: Vec<String>,
@@ -100,7 +109,7 @@ pub enum BrowserAction {
     Tab {
         tab: TabAsk,
     },
-    /// JavaScript in the page's own world; what it comes to, as JSON.
+    /// Evaluates JavaScript in the page's main world and returns the result as JSON.
     Evaluate {
         expression: String,
     },
@@ -109,7 +118,7 @@ pub enum BrowserAction {
         at: Option<Locator>,
         full_page: bool,
     },
-    /// What the page wrote to its console and asked the network for since it was opened, newest last.
+    /// Returns what the page wrote to its console and requested from the network since it was opened, newest last.
     Log {
         max_lines: u32,
     },
@@ -135,26 +144,27 @@ pub enum TabAsk {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SnapshotAsk {
-    /// Characters of text and elements, together.
+    /// Maximum number of characters of text and elements together.
     pub max_chars: u32,
-    /// Where an earlier one stopped: its `next`.
+    /// Position at which an earlier snapshot stopped, taken from its `next`.
     pub from: Option<String>,
-    /// Only what is new or other than in the snapshot of this number.
+    /// Restricts the snapshot to what is new or has changed since the snapshot with this number.
     pub since: Option<u64>,
-    /// Only lines with this text, and where they are.
+    /// Restricts the snapshot to lines that contain this text, together with their position.
     pub find: Option<String>,
-    /// Only this element and what is in it.
+    /// Restricts the snapshot to this element and its contents.
     pub within: Option<Locator>,
-    /// The page's text and its elements apart, as the `workbench` document has them; otherwise one outline with both.
+    /// Whether the text and the elements of the page are returned separately, as the `workbench` document specifies.
+    /// Otherwise one outline contains both.
     pub apart: bool,
 }
 
-/// The answer to one request.
+/// Reply to one browser action.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BrowserReply {
-    /// The page that is shown now; none when there is no browser any more.
+    /// The current page, or `None` if the browser is gone.
     pub page: Option<PageInfo>,
-    /// What happened since the last answer without being asked for, oldest first; at most [`MAX_HAPPENED`].
+    /// Page events since the last reply, oldest first; at most [`MAX_HAPPENED`].
     pub happened: Vec<PageEvent>,
     pub result: Result<BrowseResult, BrowseError>,
 }
@@ -165,7 +175,7 @@ pub const MAX_HAPPENED: usize = 50;
 pub struct PageInfo {
     pub url: String,
     pub title: String,
-    /// The number of the tab that is shown, and how many there are.
+    /// Number of the current tab. `tabs` is the number of all tabs.
     pub tab: u32,
     pub tabs: u32,
 }
@@ -173,17 +183,19 @@ pub struct PageInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum PageEvent {
-    /// Answered by itself: dismissed; a `beforeunload` accepted.
+    /// The page opened a dialog, and the driver answered it: it accepts `alert` and `beforeunload` dialogs and
+    /// dismisses all others.
     Dialog { kind: String, message: String },
-    /// A page opened another one; it is a tab now.
+    /// A page opened another page, which is now a tab.
     Popup { tab: u32, url: String },
-    /// Too many pages: it was closed.
+    /// A page opened another page, which the driver closed because there were too many.
     PopupClosed { url: String },
-    /// `path` relative to `/workspace`, once it is there; `error` when it is not going to be.
+    /// A download ended. `path` is relative to `/workspace` and set once the file is there; `error` is set if the
+    /// download failed.
     Download { url: String, path: Option<String>, size: u64, error: Option<String> },
-    /// The page's own process died.
+    /// The process of the page died.
     Crashed { url: String },
-    /// Whatever else is worth a line: a refused permission, a file chooser that nobody asked for.
+    /// Any other event worth reporting, such as a refused permission or a file chooser that no action requested.
     Note { text: String },
 }
 
@@ -192,14 +204,14 @@ pub enum PageEvent {
 pub enum BrowseResult {
     Done,
     Snapshot(Snapshot),
-    /// PNG in base64.
+    /// A screenshot as a PNG in base64.
     Screenshot {
         png: String,
         width: u32,
         height: u32,
         clipped: bool,
     },
-    /// JSON text of what an expression came to; cut at the budget of the request's message.
+    /// Value of an expression as JSON text, truncated at the driver's limit.
     Value {
         json: String,
         truncated: bool,
@@ -223,49 +235,50 @@ pub struct TabInfo {
 
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// For `since`.
+    /// Number of this snapshot, for use in `SnapshotAsk::since`.
     pub number: u64,
-    /// The readable text, where it was asked for apart.
+    /// Readable text of the page, if `SnapshotAsk::apart` requested it separately.
     pub text: String,
     /// Lines such as `[ref_3] button "Sign in"`, in reading order.
     pub elements: String,
-    /// Where the next part begins, when this is not all.
+    /// Position at which the next part begins, if the snapshot is incomplete.
     pub next: Option<String>,
-    /// With `since`: what is gone.
+    /// Lines that have disappeared, if the request had `SnapshotAsk::since`.
     pub removed: Vec<String>,
-    /// What cannot be read, said once: a closed shadow root, a canvas, a frame that does not answer.
+    /// Notes about parts of the page that cannot be read, such as a closed shadow root, a canvas or a frame that does
+    /// not answer. Each note occurs once.
     pub notes: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrowseError {
     pub why: BrowseFailure,
-    /// One sentence; the browser's own text is in it where there is one.
+    /// One sentence that includes the browser's own error text, if there is one.
     pub message: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BrowseFailure {
-    /// No element matches.
+    /// No element matches the locator.
     NotFound,
-    /// The element of this ref is gone, or there never was one.
+    /// The element of this ref no longer exists, or never existed.
     Stale,
-    /// Several match.
+    /// Several elements match the locator.
     Ambiguous,
-    /// It is there, but hidden, disabled, moving, covered or of the wrong kind.
+    /// The element exists, but is hidden, disabled, moving, covered or of the wrong kind.
     NotReady,
     /// The page could not be opened.
     Navigation,
-    /// The time is over; what was done so far stays done.
+    /// The time ran out. Everything done up to then stays done.
     TimedOut,
-    /// The page's process died; the next call gets a fresh one.
+    /// The process of the page died. The next call gets a new page.
     Crashed,
-    /// An expression that threw.
+    /// The expression threw an exception.
     Threw,
-    /// The request itself: a selector, a key or a tab that is none.
+    /// The request is invalid, for example because of its selector, key or tab.
     Invalid,
     Cancelled,
-    /// The browser is gone or does not answer; it can be started again.
+    /// The browser is gone or does not respond. It can be started again.
     NoBrowser,
 }

@@ -1,15 +1,17 @@
-//! What environment variables for one cell may be. Both sides check the same: the host to tell its caller, the guest because its
-//! kernels rely on it.
+//! This module checks the environment variables of one cell. Host and guest apply the same check: the host to report
+//! errors to the caller, the guest because its kernels rely on it.
 
 use std::collections::BTreeMap;
 
-/// Of one cell.
+/// Maximum number of environment variables of one cell.
 pub const MAX_VARIABLES: usize = 256;
 
-/// Of all names and values together. A program can be started with any one variable of this size.
+/// Maximum length of all names and values together. It is small enough that a program can be started with a single
+/// variable of this size.
 pub const MAX_ENVIRONMENT: usize = 64 << 10;
 
-/// Neither names nor values are told: one may have been taken for the other, and values may be secrets.
+/// Reports invalid environment variables. The messages contain neither names nor values: the caller may have swapped
+/// the two, and values may be secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
     #[error("a name of an environment variable consists of letters, digits and `_`, and does not begin with a digit")]

@@ -1,4 +1,4 @@
-//! Frames: a fixed header that routes without decoding, then a payload.
+//! A frame consists of a fixed header, which is enough to route it without decoding, and a payload.
 //!
 //! ```text
 //! 0        4      5        8                16
@@ -6,7 +6,8 @@
 //! | length | kind | 0 0 0  | call           | payload
 //! +--------+------+--------+----------------+---------
 //! ```
-//! Integers are little endian. `call` ties every frame to one request; 0 is the guest speaking unasked.
+//! Integers are little endian. `call` ties every frame to one request; the guest uses 0 for messages that no request
+//! caused.
 
 use serde::Serialize;
 
@@ -14,10 +15,11 @@ use crate::{MAX_CHUNK, MAX_MESSAGE};
 
 pub const HEADER: usize = 16;
 
-/// What an empty decoder holds on to; one large message must not be paid for as long as its connection lives.
+/// Maximum capacity that an empty decoder retains. Without it, one large message would occupy memory for as long as the
+/// connection lives.
 const KEPT: usize = 64 << 10;
 
-/// What a payload is. Data frames are raw bytes: output and files are never JSON-escaped on the way.
+/// Type of a payload. Data frames contain raw bytes, so output and files are never JSON-escaped in transit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
@@ -47,7 +49,7 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// Any of these ends the connection: there is no way to find the next frame after a bad one.
+/// Error in a frame. Every variant ends the connection, because the next frame cannot be found after a bad one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     #[error("unknown frame kind `{0}`")]
@@ -60,7 +62,7 @@ pub enum FrameError {
     Message(String),
 }
 
-/// Appends one frame. The caller keeps payloads within `kind.max_payload()`.
+/// Appends one frame. The caller must keep the payload within `kind.max_payload()`.
 pub fn encode(out: &mut Vec<u8>, kind: FrameKind, call: u64, payload: &[u8]) {
     debug_assert!(payload.len() <= kind.max_payload());
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
@@ -69,7 +71,7 @@ pub fn encode(out: &mut Vec<u8>, kind: FrameKind, call: u64, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Appends one message frame, or says that it would be too long.
+/// Appends one message frame, or returns an error if it would be too long.
 pub fn encode_message<M: Serialize>(out: &mut Vec<u8>, call: u64, message: &M) -> Result<(), FrameError> {
     let payload = serde_json::to_vec(message).map_err(|e| FrameError::Message(e.to_string()))?;
     if payload.len() > MAX_MESSAGE {
@@ -80,13 +82,13 @@ pub fn encode_message<M: Serialize>(out: &mut Vec<u8>, call: u64, message: &M) -
 }
 
 impl Frame {
-    /// The payload as a message. serde_json refuses nesting deeper than 128.
+    /// Decodes the payload as a message. `serde_json` rejects nesting deeper than 128 levels.
     pub fn message<M: serde::de::DeserializeOwned>(&self) -> Result<M, FrameError> {
         serde_json::from_slice(&self.payload).map_err(|e| FrameError::Message(e.to_string()))
     }
 }
 
-/// Turns bytes, however they were cut, into frames.
+/// Decodes frames from bytes that arrive in chunks of any size.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
@@ -102,7 +104,7 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole frame; `None` when more bytes are needed.
+    /// Returns the next complete frame, or `None` if more bytes are needed.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let rest = &self.buffer[self.start..];
         let Some(header) = rest.first_chunk::<HEADER>() else { return Ok(None) };

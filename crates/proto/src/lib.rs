@@ -1,7 +1,7 @@
-//! What the host and the guest say to each other, and nothing else: frames, messages, limits, version.
+//! This crate defines the protocol between host and guest: frames, messages, limits and the version.
 //!
-//! Linked into the server and into PID 1 of each sandbox. No I/O, no clock, no allocation driven by a length the other side
-//! merely claims: a payload's buffer grows only as its bytes arrive.
+//! It is linked into the server and into PID 1 of each sandbox. It performs no I/O, reads no clock, and never allocates
+//! memory because of a length that the other side claims: the buffer of a payload grows only as its bytes arrive.
 
 pub mod browser;
 mod environment;
@@ -13,21 +13,22 @@ pub use environment::{EnvironmentError, MAX_ENVIRONMENT, MAX_VARIABLES, check_en
 pub use frame::{Decoder, Frame, FrameError, FrameKind, encode, encode_message};
 pub use message::*;
 
-/// Raised when a message changes its meaning. Both sides say theirs in `Hello`; they must be equal.
+/// Protocol version, incremented when a message changes its meaning. Both sides send their version in `Hello`, and the
+/// two must be equal.
 pub const VERSION: u32 = 4;
 
-/// The largest payload of a `Message` frame: a cell's picture in base64, or a cell's code.
+/// Maximum payload of a `Message` frame. It has room for a picture of a cell in base64, or for the code of a cell.
 pub const MAX_MESSAGE: usize = 16 << 20;
 
-/// JSON values in a cell's mime bundle. Each costs many times its length once it is decoded: the guest passes on no more, and a
-/// message with many more ends the connection.
+/// Maximum number of JSON values in the MIME bundle of a cell. A decoded value takes many times its encoded length, so
+/// the guest forwards no larger bundle, and the host closes the connection on a message with many more values.
 pub const MAX_VALUES: usize = 100_000;
 
-/// The largest payload of a data frame (`Stdout`, `Stderr`, `File`).
+/// Maximum payload of a data frame (`Stdout`, `Stderr`, `File`).
 pub const MAX_CHUNK: usize = 256 << 10;
 
-/// Of one stream of one call, at most this much is kept as a file of [`Root::Outputs`].
+/// Maximum number of bytes of one stream of one call that are kept as a file of [`Root::Outputs`].
 pub const MAX_KEPT: u64 = 64 << 20;
 
-/// Commands that run in one sandbox at the same time.
+/// Maximum number of commands that run in one sandbox at the same time.
 pub const MAX_COMMANDS: usize = 16;

@@ -1,7 +1,7 @@
-//! Messages. Closed enums; a message the other side does not know ends the connection.
+//! This module defines the messages as closed enums. An unknown message ends the connection.
 //!
-//! The guest is not trusted: the host bounds and checks whatever it reads from here, and nothing in a message is a host path,
-//! a secret or an instruction.
+//! The host does not trust the guest: it bounds and checks everything it reads. No message contains a host path, a
+//! secret or an instruction.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::browser::{BrowserAction, BrowserReply, BrowserSpec};
 
-/// A kernel inside one sandbox; chosen by the host.
+/// Number of a kernel within one sandbox, chosen by the host.
 pub type KernelId = u32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -30,106 +30,112 @@ impl Language {
     }
 }
 
-/// How to start an interpreter. Paths are those inside the sandbox.
+/// Describes how to start a kernel. All paths are paths inside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSpec {
     pub language: Language,
-    /// Interpreter, its flags and the driver file.
+    /// Interpreter, its flags and the path of the driver file.
     pub argv: Vec<String>,
-    /// The whole environment; nothing is inherited.
+    /// Complete environment of the process, which inherits nothing.
     pub env: BTreeMap<String, String>,
     pub cwd: String,
-    /// Descriptors 1 and 2 are the same pipe: all comes as `Stdout`, in the order written.
+    /// If set, descriptors 1 and 2 are the same pipe, and all output arrives as `Stdout` in the order in which it was
+    /// written.
     pub merge_output: bool,
 }
 
-/// Which directory a path of a file operation is below. Absolute paths are accepted if they are below it.
+/// Directory that contains the path of a file operation. Absolute paths are accepted if they lie below this directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Root {
-    /// `/workspace`.
+    /// The directory `/workspace`.
     Workspace,
-    /// `/data`.
+    /// The directory `/data`.
     Data,
-    /// Long output that was kept whole: files by their names in `KeptOutput`, which cannot be written. They go after a while.
+    /// Kept output, addressed by the names in `KeptOutput`. These files are read-only and expire after a while.
     Outputs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ListOrder {
-    /// Everything, directories included, by path.
+    /// Lists all entries, including directories, sorted by path.
     Path,
-    /// Regular files only, the most recently modified first.
+    /// Lists only regular files, most recently modified first.
     Newest,
 }
 
-/// When a call has to end. Counted by the guest from the moment it starts the work, and by the host again from outside.
+/// Time limit of a call. The guest counts from the moment it starts the work; the host enforces the limit again from
+/// outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deadline {
     pub after_ms: u64,
-    /// Between the interrupt and the kill.
+    /// Time between the interrupt and the kill.
     pub grace_ms: u64,
 }
 
-/// Host to guest. The frame's `call` names the request; its answers carry the same number.
+/// Messages from the host to the guest. The frame's `call` identifies the request; its replies carry the same number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToGuest {
-    /// First on each connection. Answer: `Hello`.
+    /// The host sends this message first on each connection. The guest replies with `Hello`.
     Hello { version: u32 },
-    /// Answer: `KernelReady`, or `Failed`. A `warm` kernel is not executed: it is the oldest fork of the warm interpreter that was
-    /// put into the sandbox and not yet taken. It gets environment, directory and descriptors as any other.
+    /// Starts a kernel. The guest replies with `KernelReady` or `Failed`. A `warm` kernel is not executed: the guest
+    /// takes the oldest fork of the warm interpreter that was put into the sandbox and is still unused, and gives it
+    /// the same environment, directory and descriptors as any other kernel.
     StartKernel { kernel: KernelId, spec: KernelSpec, warm: bool },
-    /// Kills the kernel and its process group. Answer: `Done`.
+    /// Kills the kernel and its process group. The guest replies with `Done`.
     StopKernel { kernel: KernelId },
-    /// Runs one cell. Answers: output frames, `Event`s, `Gap`s, then exactly one `RunEnd` (or `Failed`).
-    /// At most `forward_bytes` of each stream are sent on; of the rest the guest keeps the tail and counts.
-    /// A stream of more than `keep_over` bytes is kept whole as a file, up to `MAX_KEPT`.
+    /// Runs one cell. The guest replies with output frames, `Event`s and `Gap`s, then with exactly one `RunEnd` (or
+    /// `Failed`). It forwards at most `forward_bytes` of each stream; of the rest it stores the tail and counts the
+    /// bytes. A stream of more than `keep_over` bytes becomes kept output, a file of at most `MAX_KEPT` bytes.
     Run {
         kernel: KernelId,
         code: String,
-        /// Environment variables for this one cell, besides those of the kernel; see `check_environment`.
+        /// Environment variables for this cell, in addition to those of the kernel; see `check_environment`.
         env: BTreeMap<String, String>,
         deadline: Deadline,
         forward_bytes: u64,
         keep_over: Option<u64>,
     },
-    /// Runs a command, beside the cells and at most `MAX_COMMANDS` others. Answers: output frames, `Gap`s, then exactly one
-    /// `RunEnd` (or `Failed`).
+    /// Runs a command while cells and at most `MAX_COMMANDS - 1` other commands may be running. The guest replies with
+    /// output frames and `Gap`s, then with exactly one `RunEnd` (or `Failed`).
     Exec {
         argv: Vec<String>,
-        /// The whole environment; nothing is inherited.
+        /// Complete environment of the process, which inherits nothing.
         env: BTreeMap<String, String>,
         cwd: String,
-        /// As in `KernelSpec`.
+        /// Merges the two output streams, as in `KernelSpec`.
         merge_output: bool,
         deadline: Deadline,
         forward_bytes: u64,
         keep_over: Option<u64>,
     },
-    /// Interrupts the call of this number (a `Run` or `Exec`), then kills after its grace time. No answer of its own:
-    /// the interrupted call ends with `Cancelled`.
+    /// Interrupts the `Run` or `Exec` call with this number and kills it after its grace time. This message has no
+    /// reply: the interrupted call ends with `Cancelled`.
     Interrupt,
-    /// `size` bytes follow in `File` frames of the same call. Directories are made. Answer: `Written`, or `Failed`
-    /// (which may come before all bytes were sent; the rest is then ignored).
+    /// Writes a file, creating missing directories. The host sends `size` bytes in `File` frames of the same call. The
+    /// guest replies with `Written` or `Failed`. `Failed` may arrive before all bytes were sent; the guest then ignores
+    /// the rest.
     WriteFile { root: Root, path: String, size: u64 },
-    /// Answers: `FileStart`, `File` frames with at most `length` bytes from `offset` on, `Done`; or `Failed`.
-    /// A file larger than `max_size` is `TooLarge`.
+    /// Reads a file. The guest replies with `FileStart`, then `File` frames with at most `length` bytes starting at
+    /// `offset`, then `Done`; or with `Failed`. A file larger than `max_size` fails with `TooLarge`.
     ReadFile { root: Root, path: String, offset: u64, length: u64, max_size: Option<u64> },
-    /// Answer: `Files`, or `Failed`. Entries below `path`, the first `max_entries` in this order.
+    /// Lists the entries below `path`: the first `max_entries` in the given order. The guest replies with `Files` or
+    /// `Failed`.
     ListFiles { root: Root, path: String, max_entries: u32, order: ListOrder },
-    /// Takes the browser's driver that was put into the sandbox, and lets it start the browser with a blank page. Answer:
-    /// `BrowserReady`, or `Failed`. One that is there already ends.
+    /// Takes the browser driver that was put into the sandbox and has it start the browser with a blank page. The guest
+    /// replies with `BrowserReady` or `Failed`. It first ends a browser that is already running.
     StartBrowser { spec: BrowserSpec },
-    /// Answer: `BrowserReply`, or `Failed` where there is no browser. One after the other. `uploads` are files below `/workspace` that the
-    /// browser may read for this call, by the names in `Browse::Upload`. `after_ms` ends it in the driver.
+    /// Performs one browser action at a time. The guest replies with `Browsed`, or with `Failed` if there is no
+    /// browser. `uploads` lists files below `/workspace` that the browser may read for this call, under the names in
+    /// `BrowserAction::Upload`. The driver ends the action after `after_ms`.
     Browse { ask: BrowserAction, uploads: Vec<String>, after_ms: u64 },
-    /// Answer: `Done`.
+    /// Checks that the guest responds. The guest replies with `Done`.
     Ping,
 }
 
-/// Guest to host.
+/// Messages from the guest to the host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum FromGuest {
@@ -142,13 +148,14 @@ pub enum FromGuest {
     Event {
         event: KernelEvent,
     },
-    /// What background processes printed since the last cell; sent at the start of a run, before its own output.
+    /// Output that background processes wrote after the last cell. The guest sends it at the start of a run, before the
+    /// run's own output.
     LateOutput {
         stdout: String,
         stderr: String,
         dropped: u64,
     },
-    /// At this point of the stream `bytes` were left out.
+    /// The guest left out `bytes` bytes of the stream at this point.
     Gap {
         stream: Stream,
         bytes: u64,
@@ -156,7 +163,7 @@ pub enum FromGuest {
     RunEnd {
         end: RunEnd,
     },
-    /// A kernel ended while no cell ran in it (call 0).
+    /// A kernel ended while it ran no cell. The frame's call is 0.
     KernelExited {
         kernel: KernelId,
         how: Ended,
@@ -164,14 +171,16 @@ pub enum FromGuest {
     Written {
         size: u64,
     },
-    /// Of the whole file. Who reads a file in ranges sees by the other two that it is still the same one.
+    /// Describes the whole file. A client that reads a file in ranges compares `modified_ns` and `inode` to detect that
+    /// the file was replaced or changed.
     FileStart {
         size: u64,
-        /// Nanoseconds since 1970.
+        /// Modification time in nanoseconds since 1970.
         modified_ns: i64,
         inode: u64,
     },
-    /// `total` counts all entries, for `Newest` all regular files.
+    /// Result of a listing. `total` counts all entries, or all regular files for `ListOrder::Newest`, even if `entries`
+    /// contains fewer.
     Files {
         entries: Vec<FileEntry>,
         total: u64,
@@ -182,7 +191,7 @@ pub enum FromGuest {
     Browsed {
         browsed: Box<BrowserReply>,
     },
-    /// The browser ended by itself (call 0).
+    /// The browser ended without a request. The frame's call is 0.
     BrowserExited,
     Done,
     Failed {
@@ -198,11 +207,11 @@ pub enum Stream {
     Stderr,
 }
 
-/// What a cell shows besides its streams.
+/// Something a cell produces besides its output streams.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum KernelEvent {
-    /// The value of the last expression, as a mime bundle.
+    /// Value of the last expression, as a MIME bundle.
     Result {
         data: MimeBundle,
     },
@@ -219,8 +228,8 @@ pub enum KernelEvent {
         value: String,
         text: String,
     },
-    /// An error outside a cell (timer, unhandled rejection); with `ago`, what threads and timers of the cell so many before this one
-    /// have written.
+    /// An error outside a cell, such as one from a timer or an unhandled rejection. If `ago` is set, the text is
+    /// instead output from threads and timers of an earlier cell, `ago` cells before this one.
     Late {
         text: String,
         ago: Option<u64>,
@@ -239,37 +248,37 @@ pub struct RunEnd {
     pub stderr_kept: Option<KeptOutput>,
 }
 
-/// A stream that was kept as a file.
+/// Describes an output stream that was kept as a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptOutput {
-    /// Of the file, below [`Root::Outputs`].
+    /// Name of the file below [`Root::Outputs`].
     pub name: String,
-    /// How many are in the file, from the beginning of the stream on.
+    /// Number of bytes in the file, counted from the beginning of the stream.
     pub bytes: u64,
 }
 
-/// How a cell or a command ended. Each is a distinct, honest outcome.
+/// Describes how a cell or a command ended. Each variant is a distinct outcome, so that none is reported as another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]
 pub enum RunStatus {
     Ok,
-    /// The code raised; an `Error` event went before (not for commands).
+    /// The code raised an error. For a cell, an `Error` event was sent before; for a command there is none.
     Error,
-    /// `exit()` in a cell (the kernel lives on).
+    /// The cell called `exit()`. The kernel continues to run.
     Exit {
         code: i32,
     },
-    /// The deadline passed; the kernel lives on if the interrupt was heeded.
+    /// The deadline passed. The kernel continues to run if it obeyed the interrupt.
     TimedOut {
         state_kept: bool,
     },
-    /// The host asked for an interrupt.
+    /// The host requested an interrupt.
     Cancelled {
         state_kept: bool,
     },
-    /// The code interrupted itself, or an interrupt came from elsewhere.
+    /// The code interrupted itself, or an interrupt came from another source.
     Interrupted,
-    /// The process running the cell is gone: state lost. For a command: how it ended.
+    /// The process that ran the cell ended, so its state is lost. For a command, this is its normal end.
     Ended {
         how: Ended,
     },
@@ -284,11 +293,11 @@ pub enum Ended {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Relative to the directory that was asked for.
+    /// Path relative to the requested directory.
     pub path: String,
     pub size: u64,
     pub kind: FileKind,
-    /// Seconds since 1970.
+    /// Modification time in seconds since 1970.
     pub modified: i64,
 }
 
@@ -304,19 +313,19 @@ pub enum FileKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuestFailure {
-    /// The path leads out, is not valid, or is not the kind of thing asked for.
+    /// The path leads outside the root, is invalid, or names something of the wrong kind.
     InvalidPath,
     NotFound,
     TooLarge,
     NoSpace,
-    /// No such kernel, or it is busy, or it could not be started.
+    /// The kernel does not exist, is busy, or could not be started.
     Kernel,
-    /// As many commands as may run at once do.
+    /// The maximum number of commands is already running.
     Busy,
     /// There is no browser, or it cannot be started.
     Browser,
-    /// A variable's name or value is not one, or there are too many. No value is told.
+    /// A variable has an invalid name or value, or there are too many variables. The message contains no values.
     Environment,
-    /// Anything else the system refused.
+    /// The operating system refused the operation for any other reason.
     Io,
 }

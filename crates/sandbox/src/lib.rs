@@ -1,7 +1,8 @@
-//! Places to run things: `Backend` makes a `Sandbox`, a sandbox hands out a byte stream to its guest.
+//! This crate defines the interface to sandboxes: a `Backend` creates a `Sandbox`, and a sandbox provides a byte stream
+//! to its guest.
 //!
-//! Knows what isolates, not what is run: the stream's content is `proto`, spoken by the engine. The only `dyn` seams of the
-//! program are the two traits and the stream.
+//! The crate knows how sandboxes are isolated, not what runs in them: the engine speaks `proto` over the stream. The
+//! two traits and the stream are the only places in the program that use `dyn`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,49 +18,54 @@ pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub type GuestStream = Box<dyn Duplex>;
 
-/// What a sandbox is to be. Everything in it was decided by the operator, nothing by a tool argument.
+/// Specification of a sandbox. The operator decides everything in it; no tool argument does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SandboxSpec {
-    /// Budgets around it, outermost first (a tenant, then one of its tool sets): nested parent cgroups. One to three.
+    /// Groups around the sandbox, outermost first (a tenant, then one of its realms). They become nested parent
+    /// cgroups. There are one to three.
     pub groups: Vec<Group>,
     pub limits: Limits,
     /// Host directories and files of the language runtimes, shown read-only at the same path.
     pub runtime: Vec<PathBuf>,
-    /// Files written into the sandbox's root before it is sealed (drivers): absolute path inside, content.
+    /// Files that are written into the sandbox's root before it is sealed, such as the drivers: absolute path inside
+    /// the sandbox, and content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
-    /// Host directories the operator shares with sandboxes.
+    /// Host directories that the operator shares with sandboxes.
     pub volumes: Vec<SharedVolume>,
-    /// `/data` lies on a volume of its own that outlives the sandbox; only one sandbox at a time may have it.
+    /// Kept volume that holds `/data` and outlives the sandbox. Only one sandbox at a time may use it.
     pub kept: Option<KeptVolume>,
-    /// A socket listens inside on [`PROXY`], which is handed out once: [`Sandbox::take_egress_listener`]. Without it there is nothing but loopback.
+    /// Whether a socket listens inside on [`PROXY`]. It is handed out once, by [`Sandbox::take_egress_listener`].
+    /// Without it the sandbox has only loopback.
     pub egress: bool,
-    /// Room for a browser beside the code: a uid, a home and a share of memory and processors of its own.
+    /// Limits of a browser next to the code, if there is to be one. The browser gets a separate uid, a separate home,
+    /// and a share of memory and processors.
     pub browser: Option<BrowserRoom>,
 }
 
-/// Where a sandbox with a way out finds it.
+/// Address at which a sandbox with egress finds its proxy.
 pub const PROXY: std::net::SocketAddrV4 = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 3128);
 
-/// What of the sandbox's limits its browser may have at most. Of processes the code has what is left then.
+/// Part of the sandbox's limits that its browser may use at most. The code may use the remaining processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BrowserRoom {
     pub memory_bytes: u64,
     pub pids: u32,
 }
 
-/// An interpreter that is started once, with everything imported and no code of anybody's run, and then forked into sandboxes.
+/// Specification of the warm interpreter. It is started once, imports its libraries, runs no tenant's code, and is then
+/// forked into sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZygoteSpec {
-    /// Interpreter, its flags, the driver, and what the driver needs to know. Paths are those inside a sandbox.
+    /// Interpreter, its flags, the driver and the driver's arguments. All paths are paths inside a sandbox.
     pub argv: Vec<String>,
-    /// The whole environment: that of the kernels.
+    /// Complete environment, the same as that of the kernels.
     pub env: BTreeMap<String, String>,
-    /// As in [`SandboxSpec`]: it lives in a root like that of a sandbox.
+    /// Same as in [`SandboxSpec`], because the warm interpreter lives in a root like that of a sandbox.
     pub runtime: Vec<PathBuf>,
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// A directory of the host, shown to sandboxes. What its owner has there belongs to the sandbox's user inside.
+/// A directory of the host that is shown to sandboxes. Inside, the files of its owner belong to the sandbox's user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedVolume {
     pub host: PathBuf,
@@ -69,25 +75,25 @@ pub struct SharedVolume {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptVolume {
-    /// 64 lower-case hexadecimal digits.
+    /// Name of the volume: 64 lower-case hexadecimal digits.
     pub name: String,
-    /// What the volume is made with; one that exists keeps its size.
+    /// Size in bytes with which a new volume is created; an existing volume keeps its size.
     pub bytes: u64,
     pub inodes: u64,
 }
 
-/// A kept volume that exists.
+/// Describes an existing kept volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptVolumeInfo {
     pub name: String,
-    /// Seconds since 1970.
+    /// Time of the last use in seconds since 1970.
     pub last_used: u64,
 }
 
-/// A budget shared by all sandboxes that name the same group below the same outer groups.
+/// A cgroup with limits that is shared by all sandboxes that name the same group below the same outer groups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
-    /// `[a-z0-9-]{1,64}`.
+    /// Name of the group; it matches `[a-z0-9-]{1,64}`.
     pub name: String,
     pub memory_bytes: Option<u64>,
     pub cpu_millis: Option<u32>,
@@ -96,30 +102,31 @@ pub struct Group {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     pub memory_bytes: u64,
-    /// Thousandths of a core.
+    /// Processor limit in thousandths of a core.
     pub cpu_millis: u32,
     pub pids: u32,
     pub disk_bytes: u64,
     pub disk_inodes: u64,
 }
 
-/// How strongly a sandbox is held, weakest first. A configured floor refuses what lies below it.
+/// How strongly a sandbox is confined, weakest level first. The configured floor rejects anything lower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Namespaces, seccomp and quotas, but no memory or process limit by cgroup.
+    /// Namespaces, seccomp and quotas apply, but no cgroup limits memory or processes.
     Basic,
-    /// Limits hold; a second line is missing (landlock, or a host uid of the sandbox's own).
+    /// Memory and process limits apply, but a second line of defence is missing, such as landlock or a separate host
+    /// uid for each sandbox.
     Reduced,
-    /// Everything.
+    /// Every layer applies.
     Full,
 }
 
-/// The level with what is missing and why, for `doctor`, the log and each context.
+/// The isolation level together with what is missing and why, for `doctor`, the log and each context.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Isolation {
     pub level: Level,
-    /// One line each: what is missing, why, what to do.
+    /// One line for each missing layer: what is missing, why, and what to do about it.
     pub missing: Vec<String>,
 }
 
@@ -127,22 +134,24 @@ pub struct Isolation {
 pub struct Stats {
     pub memory_bytes: Option<u64>,
     pub pids: Option<u32>,
-    /// Processes of this sandbox that the kernel killed for memory, since it was made; but for those of its browser.
+    /// Number of processes that the Linux kernel killed for memory since the sandbox was created, except those of the
+    /// browser.
     pub oom_kills: u64,
     pub browser_oom_kills: u64,
-    /// The limit that such a kill was for, the sandbox's own or one around it; `None` where it cannot be told.
+    /// Limit that caused these kills, either the sandbox's or that of a group around it. `None` if the Linux kernel
+    /// does not reveal it.
     pub oom_limit_bytes: Option<u64>,
 }
 
-/// The warm interpreter, since the back end was started.
+/// Status of the warm interpreter, counted since the back end was started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ZygoteStatus {
-    /// It can be forked now.
+    /// Whether it can be forked now.
     pub ready: bool,
     pub forks: u64,
-    /// How often it died and was started again.
+    /// Number of times it died and was started again.
     pub restarts: u64,
-    /// Modules that it was to import and could not, and why.
+    /// Modules that it failed to import, and why.
     pub not_imported: BTreeMap<String, String>,
 }
 
@@ -154,10 +163,10 @@ pub enum BackendError {
     Create(String),
     #[error("isolation level `{got:?}` is below the configured floor `{floor:?}`: {missing}")]
     BelowFloor { got: Level, floor: Level, missing: String },
-    /// Another sandbox has the kept volume, here or under another server of the same state directory.
+    /// Another sandbox uses the kept volume, under this server or under another server of the same state directory.
     #[error("the kept volume is in use by another sandbox")]
     InUse,
-    /// In words for callers.
+    /// There is no disk space left. The text is suitable for callers.
     #[error("{0}")]
     NoSpace(String),
     #[error("sandbox `{0}` is gone")]
@@ -169,55 +178,57 @@ pub enum BackendError {
 #[async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
-    /// Says in plain words why this host cannot run this back end, or how well it can.
+    /// Returns how well this host can run this back end, or explains in plain words why it cannot.
     async fn preflight(&self) -> Result<Isolation, BackendError>;
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError>;
-    /// Starts the warm interpreter, in place of an earlier one, and returns when it can be forked. One that dies is started again.
+    /// Starts the warm interpreter, replacing an earlier one, and returns when it can be forked. An interpreter that
+    /// dies is started again.
     async fn warm(&self, _spec: &ZygoteSpec) -> Result<(), BackendError> {
         Err(no_warmth())
     }
-    /// How the warm interpreter is; `None` where the back end has none.
+    /// Returns the status of the warm interpreter, or `None` if the back end has none.
     async fn warmth(&self) -> Option<ZygoteStatus> {
         None
     }
-    /// The kept volumes, with when each was last used.
+    /// Returns the kept volumes and when each was last used.
     async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError>;
-    /// Deletes a kept volume. Idempotent; refused with [`BackendError::InUse`] while a sandbox has it.
+    /// Deletes a kept volume. Idempotent. Fails with [`BackendError::InUse`] while a sandbox uses the volume.
     async fn discard(&self, name: &str) -> Result<(), BackendError>;
-    /// Destroys what dead servers left behind; ownership is a label, so what lives is never touched.
+    /// Destroys the orphans of dead servers. A label identifies the owner, so nothing that belongs to a live server is
+    /// touched.
     async fn reap_orphans(&self) -> Result<(), BackendError> {
         Ok(())
     }
-    /// Whether sandboxes can be made at the moment.
+    /// Returns whether sandboxes can be created at the moment.
     fn is_up(&self) -> bool {
         true
     }
-    /// Returns when none can be made any more, whatever is tried, and says why.
+    /// Waits until the back end has permanently lost the ability to create sandboxes, then returns the reason.
     async fn given_up(&self) -> String {
         std::future::pending().await
     }
-    /// Destroys everything and waits until nothing is left. Kept volumes stay.
+    /// Destroys every sandbox and waits until nothing is left. Kept volumes remain.
     async fn shutdown(&self);
 }
 
 #[async_trait]
 pub trait Sandbox: Send + Sync {
-    /// Unguessable; also the label of everything that belongs to it.
+    /// Returns the unguessable id of the sandbox, which is also the label of everything that belongs to it.
     fn id(&self) -> &str;
     fn isolation(&self) -> &Isolation;
     async fn connect(&self) -> Result<GuestStream, BackendError>;
-    /// Puts a fork of the warm interpreter into the sandbox, as a child of its guest and held like everything else in it. The guest
-    /// takes it with the next kernel that is started as `warm`.
+    /// Puts a fork of the warm interpreter into the sandbox, as a child of its guest and confined like everything else
+    /// in it. The guest takes it with the next kernel that is started as `warm`.
     async fn fork_zygote(&self) -> Result<(), BackendError> {
         Err(no_warmth())
     }
-    /// The socket that listens on [`PROXY`] inside; the first to ask gets it. To be closed when the sandbox ends: it keeps the
-    /// sandbox's network alive.
+    /// Returns the socket that listens on [`PROXY`] inside, on the first call only. The caller must close it when the
+    /// sandbox ends, because it keeps the sandbox's network namespace alive.
     fn take_egress_listener(&self) -> Option<std::net::TcpListener> {
         None
     }
-    /// Puts the driver of a browser into the sandbox, held as [`SandboxSpec::browser`] says. The guest takes it with
-    /// `StartBrowser`; one that was not taken ends.
+    /// Puts a browser driver into the sandbox, confined as [`SandboxSpec::browser`] specifies. The guest takes it with
+    /// `StartBrowser`; an earlier driver that was never taken ends.
     async fn enter_browser(&self) -> Result<(), BackendError> {
         Err(BackendError::Unavailable {
             why: "this back end has no browsers".into(),
@@ -225,7 +236,8 @@ pub trait Sandbox: Send + Sync {
         })
     }
     async fn stats(&self) -> Result<Stats, BackendError>;
-    /// Idempotent; returns when no process, mount, cgroup or directory of it is left.
+    /// Destroys the sandbox and returns when none of its processes, mounts, cgroups and directories is left.
+    /// Idempotent.
     async fn destroy(&self) -> Result<(), BackendError>;
 }
 

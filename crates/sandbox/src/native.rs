@@ -1,6 +1,8 @@
-//! The back end that needs nothing but the kernel: sandboxes made by a launcher of our own.
+//! This module implements the back end that needs only the Linux kernel: a launcher process of the server creates its
+//! sandboxes.
 //!
-//! This side only talks to the launcher and connects to guests; what isolates is in `jail`. In `main`, before anything else:
+//! This side only talks to the launcher and connects to guests; the `jail` crate does the confining. `main` begins
+//! with:
 //!
 //! ```no_run
 //! # fn start(config: sandbox::native::NativeConfig) -> Result<(), Box<dyn std::error::Error>> {
@@ -47,35 +49,40 @@ use crate::{
     Sandbox, SandboxSpec, SharedVolume, Stats, ZygoteSpec, ZygoteStatus,
 };
 
-/// First thing in `main`: returns at once, except in the launcher, where it never does.
+/// Runs the launcher if this process is one, in which case it never returns. Otherwise it returns at once. `main` must
+/// call it first.
 pub fn launcher_entry() {
     jail::launcher::entry();
 }
 
-/// Neither a core file nor the host's `core_pattern` helper nor another process of this user gets the memory of this process.
+/// Protects the memory of this process from core files, from the host's `core_pattern` helper and from other processes
+/// of the same user.
 pub fn keep_memory_private() -> io::Result<()> {
     jail::rlimits::no_cores()?;
     jail::process::set_not_dumpable()
 }
 
-/// A launcher that has been started and waits to be told what for. Dropped, it ends.
+/// A launcher that has been started and waits for its configuration. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Launcher {
     spawned: Spawned,
     program: PathBuf,
 }
 
-/// Starts the launcher from this very executable. The first one is started while the process has one thread.
+/// Starts the launcher from the current executable. The first launcher must be started while the process has only one
+/// thread.
 pub fn spawn_launcher() -> io::Result<Launcher> {
     spawn_launcher_from(Path::new("/proc/self/exe"))
 }
 
-/// The same from another executable that calls [`launcher_entry`]: for tests, whose own `main` belongs to the harness.
+/// Starts the launcher from another executable that calls [`launcher_entry`]. Tests need it because their `main`
+/// belongs to the test harness.
 pub fn spawn_launcher_from(program: &Path) -> io::Result<Launcher> {
     Ok(Launcher { spawned: jail::launcher::spawn_program(program)?, program: program.to_owned() })
 }
 
-/// What `doctor` prints: every layer, and the level that results, or why nothing would start.
+/// Result of a survey, as `doctor` prints it: every layer, and either the resulting level or the reason why nothing
+/// would start.
 #[derive(Debug)]
 pub struct Examination {
     pub mode: Mode,
@@ -84,7 +91,7 @@ pub struct Examination {
 }
 
 impl Launcher {
-    /// Looks at the host without starting anything. Waits for the answer.
+    /// Surveys the host without starting anything. Blocks until the launcher replies.
     pub fn survey(&self, mode: Option<Mode>, cgroups: Cgroups) -> Result<Examination, BackendError> {
         let socket = &self.spawned.socket;
         let request = LauncherRequest { id: 0, call: LauncherCall::Survey { mode, cgroups } };
@@ -104,7 +111,8 @@ fn examination(survey: Survey) -> Examination {
     Examination { mode: survey.mode, facts: survey.facts, outcome }
 }
 
-/// Without limits on memory and processes a sandbox is only kept apart; a second line that is missing is the middle.
+/// Derives the isolation level from a survey. Without limits on memory and processes the level is `Basic`. If only a
+/// second line of defence is missing, the level is `Reduced`.
 fn isolation_of(survey: &Survey) -> Isolation {
     let has = |c| survey.cgroup.has(c);
     let lowers = |f: &&Fact| {
@@ -128,17 +136,17 @@ fn isolation_of(survey: &Survey) -> Isolation {
     Isolation { level, missing }
 }
 
-/// The guest's program, or the library of the warm interpreter.
+/// Source of the guest program, or of the library that the warm interpreter loads.
 #[derive(Debug, Clone)]
 pub enum GuestBinary {
-    /// As released: part of the server's own executable.
+    /// The bytes are part of the server's executable, as in a release.
     Bytes(&'static [u8]),
-    /// As built next to it in a development tree.
+    /// The file was built next to the server in a development tree.
     Path(PathBuf),
 }
 
 impl GuestBinary {
-    /// As a descriptor that nobody can change, made by `seal`.
+    /// Loads the binary into a descriptor whose content nobody can change. `seal` creates the descriptor.
     fn load(
         &self,
         dir: &Path,
@@ -163,32 +171,36 @@ impl GuestBinary {
 #[derive(Debug, Clone)]
 pub struct NativeConfig {
     pub state_dir: PathBuf,
-    /// Where uid slots are locked, the same for all servers; `None` takes [`default_runtime_dir`].
+    /// Directory in which uid slots are locked, the same for all servers. `None` selects [`default_runtime_dir`].
     pub runtime_dir: Option<PathBuf>,
     pub guest: GuestBinary,
-    /// What the warm interpreter loads to be forked.
+    /// Library that the warm interpreter loads so that it can be forked.
     pub zygote: GuestBinary,
-    /// Part of the names of our cgroups; `[a-z0-9-]`.
+    /// Label that becomes part of the names of the server's cgroups; it consists of characters from `[a-z0-9-]`.
     pub label: String,
-    /// One server a state directory (`serve`); otherwise many live side by side (`stdio`).
+    /// Whether only one server may use the state directory (`serve`). Otherwise many servers run side by side
+    /// (`stdio`).
     pub exclusive: bool,
     pub mode: Option<Mode>,
     pub cgroups: Cgroups,
-    /// Refuses to start below this level.
+    /// Lowest acceptable isolation level. The back end refuses to start below it.
     pub floor: Level,
-    /// The most sandboxes of a kind that are half made before they are asked for; [`SPARES`] unless there is a reason.
+    /// Maximum number of spares of each kind. Use [`SPARES`] unless there is a reason not to.
     pub spares: usize,
-    /// Starts another launcher when one dies.
+    /// Whether another launcher is started when one dies.
     pub restarts: bool,
-    /// What volumes on disk leave free of the state directory's file system; [`KeepFree::default`] unless the operator says.
+    /// Space that volumes leave free on the file system of the state directory; [`KeepFree::default`] unless the
+    /// operator sets it.
     pub keep_free: KeepFree,
 }
 
-/// Enough for a burst of calls, and little enough to forget about: a spare is a mounted image and an empty network.
+/// Default number of spares. It is enough for a burst of calls and costs little: a spare is a mounted image and an
+/// empty network namespace.
 pub const SPARES: usize = 8;
 
-/// The same for every server of this host (root) or of this user, in a directory that nobody else can write to: a name in `/tmp` could
-/// be taken by another user. Without a login session or a home it is the server's own, which other servers do not know.
+/// Returns the runtime directory, which is the same for every server of this host (as root) or of this user. Nobody
+/// else can write to it; a name in `/tmp` could be taken by another user. Without a login session or a home directory,
+/// the runtime directory lies in this server's state directory, where other servers do not look.
 pub fn default_runtime_dir(state_dir: &Path) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     if uid == 0 {
@@ -201,7 +213,8 @@ pub fn default_runtime_dir(state_dir: &Path) -> PathBuf {
 fn runtime_dir_of(uid: u32, sessions: &Path, passwd: &str, state_dir: &Path) -> PathBuf {
     use std::os::unix::fs::MetadataExt;
     let own = |dir: &PathBuf| std::fs::metadata(dir).is_ok_and(|found| found.is_dir() && found.uid() == uid);
-    // name:password:uid:gid:comment:home:shell. The account's home, whatever this process has in its environment.
+    // The fields are name:password:uid:gid:comment:home:shell. This takes the home of the account and ignores the
+    // environment of this process.
     let fields = |line: &str| line.split(':').map(str::to_owned).collect::<Vec<_>>();
     let account = passwd.lines().map(fields).find(|fields| fields.get(2).is_some_and(|f| *f == uid.to_string()));
     let home = account.and_then(|fields| fields.get(5).map(PathBuf::from)).filter(own);
@@ -209,7 +222,8 @@ fn runtime_dir_of(uid: u32, sessions: &Path, passwd: &str, state_dir: &Path) -> 
     session.or(home.map(|dir| dir.join(".local/state/sandpool/run"))).unwrap_or_else(|| state_dir.join("run"))
 }
 
-/// The connection to a launcher; when the last owner is gone it closes, and the launcher destroys what it made.
+/// Connection to a launcher. It closes when its last owner is dropped, and the launcher then destroys everything it
+/// created.
 #[derive(Debug)]
 struct LauncherConnection {
     shared: Arc<LauncherChannel>,
@@ -218,16 +232,16 @@ struct LauncherConnection {
 
 #[derive(Debug)]
 struct LauncherChannel {
-    /// A packet socket: only its readiness is tokio's, what is read and written is `wire`'s.
+    /// Packet socket. Tokio provides only its readiness; `wire` reads and writes it.
     socket: UnixDatagram,
     next: AtomicU64,
-    /// Who waits for which answer; `None` once the launcher is gone.
+    /// Senders for the calls that wait for a reply, by request id; `None` once the launcher is gone.
     waiting: Mutex<Option<HashMap<u64, oneshot::Sender<LauncherAnswer>>>>,
-    /// True once it is gone.
+    /// Becomes true once the launcher is gone.
     ended: watch::Sender<bool>,
 }
 
-/// With the descriptors that came with it.
+/// A reply of the launcher with the descriptors that came with it.
 type LauncherAnswer = (LauncherReply, Vec<OwnedFd>);
 
 impl Drop for LauncherConnection {
@@ -260,7 +274,7 @@ impl LauncherChannel {
                 let _ = waiter.send((response.reply, fds));
             }
         }
-        // Everybody who waits learns it by the end of their channel.
+        // Dropping the senders ends the channel of every waiting call, which reports that the launcher is gone.
         *self.waiting() = None;
         self.ended.send_replace(true);
     }
@@ -306,27 +320,29 @@ impl LauncherConnection {
         told.await.map_err(|_| gone())
     }
 
-    /// Says it without waiting for the answer: for those who are being dropped. Waits for room elsewhere, if there is none.
+    /// Sends a call without waiting for the reply, for values that are being dropped. If the socket is full, a spawned
+    /// task waits for room.
     fn post(self: &Arc<Self>, call: LauncherCall) {
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let request = LauncherRequest { id, call };
         let full = wire::send(&self.shared.socket, &request, &[]).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
         if full && let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let link = Arc::clone(self);
-            // Without a runtime the connection closes soon, and everything behind it goes.
+            // Without a runtime the message can be lost: the connection closes soon, and the launcher then destroys
+            // everything.
             runtime.spawn(async move { drop(link.call(request.call, &[]).await) });
         }
     }
 }
 
-/// The native back end, started.
+/// The native back end after its start.
 #[derive(Debug)]
 pub struct Native {
     running: Arc<Running>,
     survey: Survey,
 }
 
-/// What outlives a launcher.
+/// State that outlives a single launcher.
 #[derive(Debug)]
 struct Running {
     program: PathBuf,
@@ -334,12 +350,12 @@ struct Running {
     runtime_dir: PathBuf,
     isolation: Isolation,
     at: Mutex<CurrentLauncher>,
-    /// What is to be warm, under the next launcher too.
+    /// Specification of the warm interpreter, which the next launcher starts too.
     warm: Mutex<Option<(ZygoteSpec, Rotation)>>,
     state: watch::Sender<LauncherStatus>,
 }
 
-/// The launcher of the moment.
+/// The current launcher.
 #[derive(Debug)]
 struct CurrentLauncher {
     link: Arc<LauncherConnection>,
@@ -350,19 +366,20 @@ struct CurrentLauncher {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LauncherStatus {
     Yes,
-    /// It has ended, and another is being started.
+    /// The launcher has ended, and another is being started.
     Restarting,
-    /// No launcher stays; nothing is tried any more.
+    /// Launchers kept ending, and no further attempt is made.
     Ended,
-    /// By our own will.
+    /// The server is shutting the back end down.
     Closing,
 }
 
-/// A launcher that ended within this time of its start counts with those before it.
+/// Minimum lifetime of a stable launcher. The end of a launcher that lived shorter counts together with the ends before
+/// it.
 const STABLE: Duration = Duration::from_secs(60);
-/// After so many ends in a row no other is started.
+/// Number of ends in a row after which no other launcher is started.
 const MOST_ENDS: u32 = 5;
-/// Before the second attempt in a row; doubled for each that follows.
+/// Pause before the second attempt in a row. It doubles with each further attempt.
 const PAUSE: Duration = Duration::from_millis(200);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -399,12 +416,12 @@ impl Native {
         self.survey.mode
     }
 
-    /// Every isolation layer of this host, as found at the start.
+    /// Returns every isolation layer of this host, as found at the start.
     pub fn survey(&self) -> &[Fact] {
         &self.survey.facts
     }
 
-    /// The ids of the sandboxes that exist, also those on their way in or out.
+    /// Returns the ids of all sandboxes, including those that are being created or destroyed.
     pub async fn list(&self) -> Result<Vec<String>, BackendError> {
         match self.link().call(LauncherCall::List, &[]).await? {
             LauncherReply::List(ids) => Ok(ids),
@@ -412,7 +429,8 @@ impl Native {
         }
     }
 
-    /// As [`Backend::create`]; `fail_at` makes the step of this number fail, in debug builds: tests of the rollback.
+    /// Creates a sandbox like [`Backend::create`]. In debug builds `fail_at` makes the step of that number fail, for
+    /// tests of the rollback.
     pub async fn create_failing(
         &self,
         spec: &SandboxSpec,
@@ -423,7 +441,8 @@ impl Native {
             let at = lock(&self.running.at);
             (Arc::clone(&at.link), Arc::clone(&at.instance))
         };
-        // Its drop takes back what the launcher makes for us, should this future be dropped before the answer comes.
+        // If this future is dropped before the reply arrives, dropping `sandbox` destroys what the launcher creates for
+        // it.
         let mut sandbox = NativeSandbox {
             id: id.clone(),
             isolation: self.running.isolation.clone(),
@@ -458,14 +477,15 @@ impl Native {
 }
 
 impl Native {
-    /// As [`Backend::warm`], with a say in when the interpreter is replaced by a new one: tests of that.
+    /// Starts the warm interpreter like [`Backend::warm`]. `rotation` decides when a new interpreter replaces it, for
+    /// tests of the replacement.
     pub async fn warm_rotating(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
         *lock(&self.running.warm) = Some((spec.clone(), rotation));
         self.running.warm(spec, rotation).await
     }
 }
 
-/// Tells a launcher what for, and refuses a host that is too weak.
+/// Sends a launcher its configuration, and rejects a host whose isolation level is below the floor.
 async fn begin(
     spawned: Spawned,
     config: &NativeConfig,
@@ -499,13 +519,13 @@ async fn begin(
     Ok((CurrentLauncher { link: Arc::new(link), instance: Arc::new(instance), process: Some(process) }, survey))
 }
 
-/// Starts another launcher when one ends that was not told to. Its sandboxes are gone, as are its mounts; what it left of cgroups and
-/// files the next one removes.
+/// Starts another launcher when one ends unexpectedly. The old launcher's sandboxes and mounts are gone with it; the
+/// next launcher removes the cgroups and files that it left.
 async fn supervise(running: Weak<Running>, mut ended: watch::Receiver<bool>) {
     let mut ends = 0;
     loop {
         let since = Instant::now();
-        // An error: nobody has the launcher any more.
+        // An error means that nobody uses the launcher any more.
         if ended.wait_for(|ended| *ended).await.is_err() {
             return;
         }
@@ -559,7 +579,7 @@ impl Running {
                 Ok((at, _)) => {
                     let ended = at.link.shared.ended.subscribe();
                     let mut place = lock(&self.at);
-                    // Else the new one ends with its connection.
+                    // If the back end is closing, the new launcher ends with its connection.
                     return self.becomes(LauncherStatus::Yes).then(|| {
                         *place = at;
                         ended
@@ -709,7 +729,7 @@ impl Backend for Native {
         };
         let _ = link.call(LauncherCall::Shutdown, &[]).await;
         if let Some(process) = process {
-            // It ends right after its answer.
+            // The launcher ends right after its reply.
             let _ = tokio::task::spawn_blocking(move || process.wait()).await;
         }
     }
@@ -721,7 +741,7 @@ struct NativeSandbox {
     isolation: Isolation,
     link: Arc<LauncherConnection>,
     instance: Arc<OwnedFd>,
-    /// Until somebody takes it.
+    /// Listening socket for the egress, until `take_egress_listener` takes it.
     egress: Mutex<Option<TcpListener>>,
     destroyed: AtomicBool,
 }
@@ -751,7 +771,7 @@ impl Sandbox for NativeSandbox {
     }
 
     async fn connect(&self) -> Result<GuestStream, BackendError> {
-        // Through the directory's descriptor: the whole path may be longer than a socket address.
+        // This goes through the directory's descriptor because the whole path may be too long for a socket address.
         let path = format!("/proc/self/fd/{}/{}/guest.sock", self.instance.as_raw_fd(), self.id);
         let stream = UnixStream::connect(path).await.and_then(UnixStream::into_std).and_then(Stream::new);
         Ok(Box::new(stream.map_err(|_| BackendError::Gone(self.id.clone()))?))
@@ -796,7 +816,7 @@ impl Sandbox for NativeSandbox {
         match self.link.call(LauncherCall::Destroy { sandbox: self.id.clone() }, &[]).await {
             Ok(LauncherReply::Done) => {}
             Ok(other) => return Err(unexpected(other)),
-            // It ended with its launcher.
+            // The sandbox ended together with its launcher.
             Err(_) if self.link.is_gone() => {}
             Err(e) => return Err(e),
         }
@@ -841,7 +861,7 @@ mod tests {
         assert_eq!(of(&passwd.replace("/home:", "/nowhere:")), state.join("run"), "a home that is not there");
         std::fs::create_dir(sessions.join(uid.to_string())).unwrap();
         assert_eq!(of(&passwd), sessions.join(uid.to_string()).join("sandpool"));
-        // Of somebody else: neither a session nor a home is believed.
+        // A session directory or a home that belongs to somebody else is not trusted.
         let theirs =
             runtime_dir_of(uid + 1, &dir, &passwd.replace(&format!(":{uid}:"), &format!(":{}:", uid + 1)), &state);
         assert_eq!(theirs, state.join("run"));

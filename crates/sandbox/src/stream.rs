@@ -1,5 +1,5 @@
-//! The connection to a guest, without being woken for nothing: a unix socket tells each time the other side has read that it can be
-//! written, and only who waits for room needs to hear that.
+//! This module implements the connection to a guest without needless wake-ups. A Unix socket reports that it is
+//! writable every time the peer has read, but only a writer that waits for room needs that event.
 
 use std::io;
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
 pub(crate) struct Stream {
     socket: AsyncFd<UnixStream>,
-    /// The same socket, while there is no room in it.
+    /// A duplicate of the socket that waits for room, present while the socket is full.
     full: Option<AsyncFd<OwnedFd>>,
 }
 
@@ -30,7 +30,7 @@ impl Stream {
         Ok(Self { socket, full: None })
     }
 
-    /// The same socket, listened to for room.
+    /// Returns a duplicate of the socket that is registered for writability.
     fn waiting_for_room(&self) -> io::Result<AsyncFd<OwnedFd>> {
         let same = OwnedFd::from(self.socket.get_ref().try_clone()?);
         #[expect(deprecated, reason = "as above")]
@@ -45,7 +45,7 @@ impl AsyncRead for Stream {
             let unfilled = buffer.initialize_unfilled();
             match rustix::net::recv(ready.get_inner(), &mut *unfilled, RecvFlags::empty()) {
                 Ok((_, read)) => {
-                    // More would have been read: there is none until the next word of it.
+                    // A short read has emptied the socket: nothing more can be read until the next readiness event.
                     if read > 0 && read < unfilled.len() {
                         ready.clear_ready();
                     }

@@ -1,6 +1,6 @@
-//! The outside of Sandpool: command line, configuration, runtimes, the Model Context Protocol and its dialects.
+//! The outer layer of Sandpool: command line, configuration, runtimes, the Model Context Protocol and its dialects.
 //!
-//! The only crate that knows MCP, the environment and how everything is wired together.
+//! This is the only crate that knows MCP, the environment and how everything is wired together.
 
 pub mod auth;
 pub mod cli;

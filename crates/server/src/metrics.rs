@@ -1,8 +1,8 @@
-//! Counters for Prometheus, in its text format.
+//! Metrics for Prometheus, in its text format.
 //!
-//! A dozen names need no library: atomics, one table of histograms, and a page that is written by hand. Every label comes from a
-//! closed set (tools from the dialects' tables, reasons from enums below), so that no client can make the page grow; tenants are
-//! no label.
+//! A dozen names need no library: there are atomics, one table of histograms, and a page that is written by hand. Every
+//! label comes from a closed set (tools from the dialects' tables, reasons from the enums below), so that no client can
+//! make the page grow. Tenants are not a label.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -15,7 +15,7 @@ use engine::{Browsers, Ready, Traffic, ZygoteStatus};
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Upper bounds in seconds: from a listing to the longest command.
+/// Upper bounds of the buckets in seconds, from a listing to the longest command.
 const BUCKETS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0, 300.0];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum CallEnd {
     Ok,
     /// The code or the operation failed.
     Failed,
-    /// The arguments were not right.
+    /// The arguments were refused.
     Refused,
     Cancelled,
 }
@@ -41,7 +41,7 @@ impl DenialReason {
     }
 }
 
-/// How things stand at the moment somebody asks.
+/// Current values at the moment of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Gauges {
     pub contexts: usize,
@@ -97,7 +97,7 @@ impl Gauges {
     }
 }
 
-/// Cheap to clone; all clones count together.
+/// Handle to the metrics. It is cheap to clone; all clones count together.
 #[derive(Clone, Default)]
 pub struct Metrics(Arc<Inner>);
 
@@ -125,7 +125,7 @@ const KILLS: [&str; 3] = ["timeout", "memory", "crash"];
 const DENIALS: [&str; 3] = ["auth", "rate", "quota"];
 
 impl Metrics {
-    /// A call begins; it is counted when it ends, or as cancelled when what is returned is dropped before.
+    /// Begins a call. It is counted when it ends, or as cancelled if the returned value is dropped before.
     pub fn begin(&self, dialect: &'static str, tool: &'static str) -> InProgress {
         add(&self.0.calls_in_progress, 1);
         InProgress { metrics: self.clone(), labels: (dialect, tool), began: Instant::now(), end: CallEnd::Cancelled }
@@ -135,7 +135,7 @@ impl Metrics {
         add(&self.0.denials[why as usize], 1);
     }
 
-    /// Counts what the engine tells of by itself.
+    /// Counts a notice of the engine.
     pub fn notice(&self, notice: &Notice) {
         let kill = match notice.what {
             NoticeKind::TimedOut => 0,
@@ -151,13 +151,13 @@ impl Metrics {
         add(&self.0.kills[kill], 1);
     }
 
-    /// A connection, open as long as what is returned lives.
+    /// Counts a connection, which is open as long as the returned value lives.
     pub fn connection(&self) -> Open {
         add(&self.0.connections, 1);
         self.open(|inner| &inner.connections_open)
     }
 
-    /// A session of the protocol, likewise.
+    /// Counts an MCP session, which is open as long as the returned value lives.
     pub fn session(&self) -> Open {
         self.open(|inner| &inner.sessions_open)
     }
@@ -167,12 +167,12 @@ impl Metrics {
         Open { inner: self.0.clone(), gauge }
     }
 
-    /// Bytes of bodies sent: answers and files.
+    /// Counts bytes of bodies that were sent: answers and files.
     pub fn served(&self, bytes: u64) {
         add(&self.0.bytes_served, bytes);
     }
 
-    /// The page.
+    /// Returns the page in Prometheus' text format.
     pub fn text(&self, gauges: &Gauges) -> String {
         let inner = &*self.0;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -239,7 +239,7 @@ pub struct InProgress {
 }
 
 impl InProgress {
-    /// How long it took.
+    /// Ends the call and returns how long it took.
     pub fn end(mut self, end: CallEnd) -> Duration {
         self.end = end;
         self.began.elapsed()
@@ -254,14 +254,14 @@ impl Drop for InProgress {
         let calls = calls.entry(self.labels).or_default();
         calls.ends[self.end as usize] += 1;
         calls.seconds += seconds;
-        // Cumulative, as the format wants them.
+        // Buckets are cumulative, as the format demands.
         for (_, count) in BUCKETS.iter().zip(&mut calls.buckets).filter(|(bound, _)| seconds <= **bound) {
             *count += 1;
         }
     }
 }
 
-/// Something that is open.
+/// A connection or session that is open.
 #[must_use = "dropped, it counts as closed"]
 pub struct Open {
     inner: Arc<Inner>,
@@ -274,7 +274,8 @@ impl Drop for Open {
     }
 }
 
-/// Writes the format. No name and no label has a character in it that would have to be escaped: all are ours.
+/// Writes the text format. Names and labels come from this server only, and none contains a character that needs
+/// escaping.
 #[derive(Default)]
 struct Exposition(String);
 
@@ -299,7 +300,7 @@ impl Exposition {
         self.sample(name, &[], value);
     }
 
-    /// One sample a reason, also those that did not happen: a rate needs a beginning.
+    /// Writes one sample for each reason, including those that did not occur, because a rate needs a first value.
     fn labelled(&mut self, name: &str, help: &str, reasons: &[&str], counts: &[AtomicU64]) {
         self.kind(name, "counter", help);
         for (reason, count) in reasons.iter().zip(counts) {
@@ -349,7 +350,7 @@ mod tests {
             traffic: Traffic { connections: 13, bytes: 14 },
         };
         let page = metrics.text(&gauges);
-        // Times differ from run to run: sums are left out, and of the buckets only the last is looked at.
+        // Times differ from run to run, so the test leaves out sums and looks only at the last bucket.
         let bucket = |line: &&str| !line.contains("_sum") && (!line.contains("_bucket") || line.contains("+Inf"));
         let lines: Vec<&str> = page.lines().filter(bucket).collect();
         insta::assert_snapshot!(lines.join("\n").replace(env!("CARGO_PKG_VERSION"), "VERSION"));

@@ -1,7 +1,7 @@
-//! What is seen of each call: log lines, a record in the journal, figures.
+//! Observes each call: log lines, a journal entry, metrics.
 //!
-//! The handler says that a call begins and how it ended; what of it is written down where is decided here. No content of a call
-//! goes any further than the journal, and there only if the operator asked for it.
+//! The handler reports that a call begins and how it ended; this module decides what is recorded where. Content of a
+//! call goes only to the journal, and only if the operator asked for it.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -16,27 +16,27 @@ use crate::journal::{Journal, JournalEntry, sizes};
 use crate::logging::lines::{self, HttpLine, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
 
-/// Where a request came from; put into its extensions by the transport.
+/// Origin of a request; the transport puts it into the request's extensions.
 #[derive(Debug, Clone, Default)]
 pub struct Origin {
-    /// The client's own id of the request.
+    /// Id that the client gave to the request.
     pub id: Value,
-    /// Ours, the same in every line about it.
+    /// Id that this server gave to the request; it is the same in every line about it.
     pub request_id: Option<String>,
     pub peer: Option<SocketAddr>,
 }
 
-/// Tenant and conversation to the key of its files.
+/// Function from a tenant and a conversation to the key of the conversation's files.
 type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
 
-/// One for the whole server.
+/// Observer of all calls; the server has one.
 #[derive(Default)]
 pub struct Observer {
     pub metrics: Metrics,
     journal: Option<Journal>,
-    /// Known once the runtimes are ready.
+    /// Runtimes, known once they are ready.
     runtimes: OnceLock<Vec<RuntimeInfo>>,
-    /// How the key of a conversation is found, for the log.
+    /// Function that finds the key of a conversation, for the log.
     conversation_key: Option<Box<KeyOf>>,
     denials: Mutex<DenialLog>,
 }
@@ -46,7 +46,7 @@ impl Observer {
         Self { journal, ..Self::default() }
     }
 
-    /// `of` gives the key of a tenant's conversation.
+    /// Sets the function that returns the key of a tenant's conversation.
     pub fn with_conversation_keys(mut self, of: impl Fn(&str, &str) -> String + Send + Sync + 'static) -> Self {
         self.conversation_key = Some(Box::new(of));
         self
@@ -81,7 +81,7 @@ impl Observer {
         McpLine::ToolCall { tool }.log();
     }
 
-    /// From here until [`Watching::end`] the call counts as in progress.
+    /// Begins a call, which counts as in progress until [`Watching::end`].
     pub fn begin(&self, dialect: &'static str, tool: &'static str) -> Watching {
         if dialect == CONVERSATION {
             McpLine::ParsingArguments { tool: short(tool) }.log();
@@ -89,7 +89,7 @@ impl Observer {
         Watching { dialect, in_progress: self.metrics.begin(dialect, tool) }
     }
 
-    /// The arguments are understood.
+    /// Logs a call whose arguments have been converted to an operation.
     pub fn lowered(&self, call: &Call, op: &Op) {
         let Op::RunOnce(run) = op else { return };
         let runner = self.runtimes.get().and_then(|all| all.iter().find(|r| r.language == run.language));
@@ -105,7 +105,7 @@ impl Observer {
         }
     }
 
-    /// Somebody fetches a file by its link.
+    /// Records that a file was fetched by its link.
     pub fn file_given(&self, given: &ServedFile<'_>) {
         let Some(journal) = &self.journal else { return };
         let context = Some(head(given.key));
@@ -117,7 +117,7 @@ impl Observer {
         });
     }
 
-    /// A tenant reads a file as a resource.
+    /// Records that a tenant read a file as a resource.
     pub fn resource_read(&self, tenant: &str, dialect: &'static str, key: &str, origin: &Origin, ok: bool) {
         let Some(journal) = &self.journal else { return };
         journal.record(JournalEntry {
@@ -131,8 +131,8 @@ impl Observer {
         });
     }
 
-    /// A request was not let in. Each is counted, and one a second written down with how many there were: strangers must not
-    /// be able to fill the disk.
+    /// Records a refused request. Each refusal is counted, but only one a second is written, with the number since the
+    /// last one, because strangers must not be able to fill the disk.
     pub fn denied(&self, why: DenialReason, message: &str, peer: SocketAddr) {
         self.metrics.denied(why);
         let mut denials = self.denials.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ impl Observer {
     }
 }
 
-/// Enough to find the files again; the whole key is the permission to read them.
+/// Returns the beginning of a key. It is enough to find the files again; the whole key is the permission to read them.
 fn head(key: &str) -> String {
     format!("{}…", key.chars().take(12).collect::<String>())
 }
@@ -166,7 +166,7 @@ struct DenialLog {
 
 const CONVERSATION: &str = "conversation";
 
-/// JavaScript is accepted there, not offered.
+/// Returns whether a runtime is listed as a runner. `conversation` accepts JavaScript but does not offer it.
 fn is_runner(runtime: &RuntimeInfo) -> bool {
     runtime.language != engine::op::Language::Javascript
 }
@@ -181,23 +181,23 @@ fn described(run: &RunOnce) -> RunCode<'_> {
     }
 }
 
-/// `run_code` of `sandbox.run_code`.
+/// Returns the short name of a tool: `run_code` for `sandbox.run_code`.
 fn short(tool: &str) -> &str {
     tool.strip_prefix("sandbox.").or_else(|| tool.strip_prefix("sandbox_")).unwrap_or(tool)
 }
 
-/// A call that goes on.
+/// A call in progress.
 pub struct Watching {
     dialect: &'static str,
     in_progress: InProgress,
 }
 
-/// Of an outcome, what stays when it has been rendered.
+/// Facts of an outcome that are needed after it has been rendered.
 #[derive(Debug, Default)]
 pub struct Facts {
     pub context: Option<String>,
     pub run: Option<String>,
-    /// Of a conversation: whether it went well, its status, its files.
+    /// Result of a run in a conversation: whether it succeeded, its status, its files, and the key of the files.
     once: Option<(bool, i32, Vec<String>, String)>,
 }
 
@@ -232,13 +232,13 @@ impl Facts {
     }
 }
 
-/// What is known when a call has its answer.
+/// Facts about a call that has its answer.
 pub struct Ended<'a> {
     pub tenant: &'a str,
     pub scene: &'a RenderInput<'a>,
     pub origin: &'a Origin,
     pub facts: Facts,
-    /// None for a call that became a task.
+    /// The reply; `None` for a call that became a task.
     pub reply: Option<&'a Reply>,
     pub refused: bool,
     pub cancelled: bool,
@@ -296,7 +296,8 @@ fn log(dialect: &str, took: Duration, ended: &Ended<'_>, code: Option<&str>) {
     }
 }
 
-/// Of the browser's tools: the action, and where an address leads. Never what was typed, nor anything of a page.
+/// Describes the use of a browser tool: the action, and the site of an address. It never contains typed text or
+/// anything of a page.
 fn did(scene: &RenderInput<'_>) -> Option<String> {
     if !scene.tool.starts_with("browser_") {
         return None;

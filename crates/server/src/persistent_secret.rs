@@ -1,10 +1,10 @@
-//! A secret of 32 bytes that is made once and kept in a file which only its owner reads.
+//! Keeps a secret of 32 bytes, which is created once, in a file that only its owner can read.
 
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The secret in this file, made if there is none.
+/// Returns the secret in this file, and creates it if there is none.
 pub fn take(path: &Path) -> io::Result<[u8; 32]> {
     if let Some(secret) = read(path)? {
         return Ok(secret);
@@ -13,7 +13,8 @@ pub fn take(path: &Path) -> io::Result<[u8; 32]> {
     rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir)?;
-    // Complete or absent: it appears by a link, and of two servers that start at once one is first.
+    // The file is complete or absent, because it appears by a hard link; if two servers start at once, the first one
+    // wins.
     let half = dir.join(format!(".secret-{}", uuid::Uuid::new_v4().simple()));
     let made = write_private(&half, &secret).and_then(|()| std::fs::hard_link(&half, path));
     let _ = std::fs::remove_file(&half);
@@ -23,7 +24,7 @@ pub fn take(path: &Path) -> io::Result<[u8; 32]> {
     }
 }
 
-/// `None` when there is no such file.
+/// Reads the secret. Returns `None` if the file does not exist.
 pub fn read(path: &Path) -> io::Result<Option<[u8; 32]>> {
     match std::fs::read(path) {
         Ok(bytes) => {

@@ -1,4 +1,4 @@
-//! A directory for one test, gone with it.
+//! A directory for one test, removed with it.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ impl Scratch {
         Self(dir)
     }
 
-    /// A file in it.
+    /// Writes a file into the directory.
     pub fn write(&self, name: &str, content: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::write(&path, content).unwrap();

@@ -1,10 +1,11 @@
-//! The transpiler as a process of its own: requests on standard input, answers on standard output.
+//! This module runs the transpiler as a separate process, which reads requests from standard input and writes answers
+//! to standard output.
 //!
 //! ```text
 //! request: language u8, number u64, length u32, code
 //! answer:  0 u8, length u32, length u32, code, map (empty: none)
 //!          1 u8, length u32, length u32, value, text      the code is at fault
-//!          2 u8, length u32, length u32, message, empty   the transpiler is
+//!          2 u8, length u32, length u32, message, empty   the transpiler is at fault
 //! ```
 
 use std::io::{self, Read, Write};
@@ -14,13 +15,15 @@ use proto::Language;
 
 use super::{Output, SourceCell, TranspileError, transpile};
 
-/// Deep nesting is recursion. Only what is used of it costs memory.
+/// Stack size of the transpiler's thread. The parser recurses into nested code; only the part of the stack that is used
+/// costs memory.
 const STACK: usize = 256 << 20;
 
-/// An answer longer than this is none of ours.
+/// Maximum length of an answer. The transpiler never sends a longer one.
 pub const MAX_ANSWER: usize = 64 << 20;
 
-/// Transpiled before the first request, for nobody: what runs for the first time takes ten times as long.
+/// Code that is transpiled before the first request, with its result discarded. Whatever runs for the first time takes
+/// ten times as long.
 const REHEARSAL: &str =
     "import a, { b } from 'c'\nvar d: number = await b(), e = 1\nclass F<G> {}\nconsole.log(a, d)\n";
 
@@ -43,7 +46,8 @@ pub fn request(cell: SourceCell<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The answer at the beginning of the bytes: `None` while it is not whole, an error if it can be none.
+/// Parses the answer at the beginning of the bytes. Returns `None` while it is incomplete, and an error if it is
+/// invalid.
 pub fn answer_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'static str> {
     let Some(&[kind, a0, a1, a2, a3, b0, b1, b2, b3]) = bytes.first_chunk::<ANSWER_HEADER>() else { return Ok(None) };
     let first = u32::from_le_bytes([a0, a1, a2, a3]) as usize;
@@ -63,7 +67,7 @@ pub fn answer_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'static str>
     }
 }
 
-/// In one piece: each piece would wake the guest.
+/// Writes the answer in one piece, because each write would wake the guest.
 fn answer(out: &mut impl Write, answer: &TranspileReply) -> io::Result<()> {
     let (kind, first, second) = match answer {
         TranspileReply::Done(done) => (0, done.code.as_str(), done.map.as_deref().unwrap_or_default()),

@@ -1,9 +1,9 @@
-//! A cell of JavaScript or TypeScript becomes what V8's REPL mode can hold.
+//! This module turns a cell of JavaScript or TypeScript into code that V8's REPL mode accepts.
 //!
-//! Two steps: TypeScript is stripped to JavaScript (`strip`), then a few places of the text are changed (`rewrite`):
-//! imports become calls, exports vanish, `var` and `function` become redeclarable. Text, not tree: what is not touched stays
-//! where it was, and the source map leads back. Pure; it runs in a child (`child`), because a parser of hostile input has no
-//! place in PID 1.
+//! First `strip` converts TypeScript to JavaScript, then `rewrite` changes a few places of the text: imports become
+//! calls, exports are removed, and `var` and `function` become redeclarable. It edits text instead of a syntax tree, so
+//! untouched code stays where it was, and the source map leads back to the cell. The conversion is pure. It runs in a
+//! child process (`child`), because a parser of hostile input has no place in PID 1.
 
 mod child;
 mod pieces;
@@ -17,10 +17,11 @@ pub use child::{MAX_ANSWER, TranspileReply, answer_from, request, serve};
 use oxc::diagnostics::OxcDiagnostic;
 use proto::Language;
 
-/// A larger cell gets no source map: the map would be several times its size.
+/// Maximum size of a cell that gets a source map. The map is several times as large as its cell.
 const MAX_MAPPED: usize = 1 << 20;
 
-/// Asks whether an interpreter still answers. No cell of the user's: it stays as it is and is not counted.
+/// Code that checks whether a kernel still responds. It is not a cell of the user, so it is neither changed nor
+/// counted.
 pub const PROBE: &str = ";";
 
 #[derive(Debug, Clone, Copy)]
@@ -33,16 +34,16 @@ pub struct SourceCell<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     pub code: String,
-    /// Leads back to the cell; absent if nothing was changed.
+    /// Source map that leads back to the cell. It is absent if nothing was changed or the cell is too large.
     pub map: Option<String>,
 }
 
-/// Why a cell cannot run, for its author.
+/// Explains to the author of a cell why it cannot run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TranspileError {
-    /// What is wrong, in a few words.
+    /// Short description of the error.
     pub value: String,
-    /// The same with the place.
+    /// Description of the error with its position.
     pub text: String,
 }
 
@@ -56,7 +57,8 @@ pub fn transpile(cell: SourceCell<'_>) -> Result<Output, TranspileError> {
         }
         Language::Typescript => {
             let stripped = strip::strip(cell.code).map_err(|found| cell.refusal(&found))?;
-            // Stripped code that does not parse is our fault; the place in it means nothing to the author.
+            // If stripped code does not parse, the transpiler is at fault, and a position in that code means nothing to
+            // the author.
             let pieces = rewrite::rewrite(&stripped.code).map_err(|found| TranspileError {
                 value: found.message.clone(),
                 text: format!("{}\nSyntaxError: {}\n", cell.name(), found.message),
@@ -66,7 +68,7 @@ pub fn transpile(cell: SourceCell<'_>) -> Result<Output, TranspileError> {
     }
 }
 
-/// A fault and its place in the cell, in bytes.
+/// An error and its position in the cell, in bytes.
 #[derive(Debug)]
 pub struct Fault {
     message: String,
@@ -77,7 +79,7 @@ impl Fault {
     fn first_of<'d>(found: impl IntoIterator<Item = &'d OxcDiagnostic>) -> Option<Self> {
         let found = found.into_iter().next()?;
         let help = found.help.as_deref().map(|help| format!(" ({help})")).unwrap_or_default();
-        // A second declaration is at fault, not the first, which is named first.
+        // Of two declarations, the second is at fault, but the diagnostic names the first one first.
         let twice = found.message.ends_with("has already been declared");
         let label = if twice { found.labels.last() } else { found.labels.first() };
         let at = label.map(|label| label.offset() as usize);
@@ -120,7 +122,8 @@ impl SourceCell<'_> {
     }
 }
 
-/// Line and column (in characters, from 1) of a byte, and the line itself, cut if it is very long.
+/// Returns the line and column of a byte (in characters, starting at 1), and the text of the line, truncated if it is
+/// very long.
 fn place(code: &str, at: usize) -> (usize, usize, &str) {
     const SHOWN: usize = 400;
     let at = code.floor_char_boundary(at.min(code.len()));

@@ -1,4 +1,5 @@
-//! A changed text as a list of pieces: parts of the source, and new text between them. From it come the text and its source map.
+//! This module represents a changed text as a list of pieces: ranges of the source, and new text between them. The
+//! changed text and its source map are both derived from this list.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -18,7 +19,8 @@ pub struct Edit {
     pub text: String,
 }
 
-/// Appends the range of the source with the edits in it done. Edits at the same place are done in the order they were made.
+/// Appends the range of the source with `edits` applied. Edits at the same position are applied in the order in which
+/// they were made.
 pub fn append(pieces: &mut Vec<Piece>, range: Range<usize>, mut edits: Vec<Edit>) {
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
     let mut at = range.start;
@@ -40,7 +42,7 @@ pub fn text(pieces: &[Piece], source: &str) -> String {
         .collect()
 }
 
-/// A place in a text: line and column from 0, columns in UTF-16 units, as source maps count.
+/// Position in a text. Line and column start at 0, and columns count UTF-16 units, as in source maps.
 #[derive(Debug, Clone, Copy, Default)]
 struct TextPosition {
     line: u32,
@@ -57,7 +59,8 @@ impl TextPosition {
     }
 }
 
-/// The map from the changed text to `original`. `origin` leads from a place in `source` to one in `original`.
+/// Returns the source map from the changed text to `original`. `origin` converts a position in `source` to one in
+/// `original`.
 pub fn map(
     pieces: &[Piece],
     source: &str,
@@ -75,7 +78,8 @@ pub fn map(
                 let mut there = place_of(range.start, source, &lines);
                 let mut word = false;
                 for c in source[range.clone()].chars() {
-                    // One token a word: a look-up finds the token at or before the place it is asked for.
+                    // One token per word is enough, because a look-up finds the token at or before the requested
+                    // position.
                     let in_word = c.is_alphanumeric() || c == '_' || c == '$';
                     if !(c.is_whitespace() || in_word && word)
                         && let Some((line, column)) = origin(there.line, there.column)

@@ -1,13 +1,15 @@
-//! The changes that make a cell fit for V8's REPL mode.
+//! This module makes the changes that V8's REPL mode requires of a cell.
 //!
-//! REPL mode lets a name be declared again in a later cell, but only `let` and `class` after each other and `const` after
-//! `const`; not `var` and `function`. It has neither `import` nor `export`:
-//! - imports and `export … from` become `await __import(…)` at the head, `import(…)` becomes `__import(…)`, `export` vanishes;
-//! - `await X` at top level becomes `await __hold(X)`, which keeps the promise from being collected while it is waited for, and
-//!   `for await (… of X)` becomes `for await (… of __holdEach(X))`;
-//! - `var` becomes `let` where it stands, if nothing looks at it earlier; otherwise `let` at the head and an assignment;
-//! - `const` becomes `let`, unless the cell itself assigns to it, which is to fail as ever;
-//! - a function becomes `let f = function …`, where it stands or, if something looks at it earlier, at the head.
+//! REPL mode lets a later cell declare a name again, but only `let` and `class` after each other and `const` after
+//! `const`, not `var` and `function`. It supports neither `import` nor `export`. Therefore:
+//! - imports and `export … from` become `await __import(…)` at the head, `import(…)` becomes `__import(…)`, and
+//!   `export` is removed;
+//! - `await X` at top level becomes `await __hold(X)`, which keeps the promise from being collected while the cell
+//!   waits for it, and `for await (… of X)` becomes `for await (… of __holdEach(X))`;
+//! - `var` becomes `let` in place if nothing refers to it earlier; otherwise it becomes `let` at the head and an
+//!   assignment;
+//! - `const` becomes `let`, unless the cell itself assigns to it, which must fail as usual;
+//! - a function becomes `let f = function …`, in place or, if something refers to it earlier, at the head.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -36,8 +38,9 @@ pub fn rewrite(code: &str) -> Result<Vec<Piece>, Fault> {
     }
 }
 
-/// Parses as a module, for `import` and `await`, but holds it to the rules of a sloppy script, which it will be, unless it has
-/// what only a module may have. What only a script may hold (`with`, old octals) is parsed as one.
+/// Parses the cell as a module, because it may use `import` and `await`, but checks it against the rules of a sloppy
+/// script, which it is going to be, unless it contains something that only a module may contain. Code that only a
+/// script may contain (`with`, old octals) is parsed as a script.
 fn understood<'a>(allocator: &'a Allocator, code: &'a str) -> Result<(&'a Program<'a>, Semantic<'a>), Fault> {
     let (module, script) = (SourceType::mjs(), SourceType::script());
     let program = match parsed(allocator, code, module) {
@@ -76,10 +79,10 @@ fn parsed<'a>(allocator: &'a Allocator, code: &'a str, kind: SourceType) -> Resu
     Fault::first_of(&parsed.diagnostics).map_or(Ok(parsed.program), Err)
 }
 
-/// What is known of a name that the cell declares at its top.
+/// Facts about a name that the cell declares at top level.
 #[derive(Debug, Clone, Copy)]
 struct Name {
-    /// Where it is first looked at.
+    /// Position of the first reference to the name.
     first_use: usize,
     declared_once: bool,
     written: bool,
@@ -115,18 +118,18 @@ struct Rewriter<'s> {
     imports: Vec<String>,
     moved: Vec<Moved>,
     edits: Vec<Edit>,
-    /// Functions (and static blocks) around the place we are at.
+    /// Number of functions and static blocks around the current position.
     depth: usize,
-    /// The declaration in the head of a loop that is about to be visited.
+    /// Kind of the loop whose head is about to be visited, which may contain a declaration.
     loop_head: Option<LoopHead>,
     fault: Option<Fault>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LoopHead {
-    /// `for (…;…;…)`
+    /// A loop of the form `for (…;…;…)`.
     Counting,
-    /// `for (… in …)`, `for (… of …)`
+    /// A loop of the form `for (… in …)` or `for (… of …)`.
     Each,
 }
 
@@ -181,12 +184,13 @@ impl<'s> Rewriter<'s> {
         self.edit(at..at, text);
     }
 
-    /// Takes a range away and leaves its line ends, so that what follows keeps its line.
+    /// Removes a range but keeps its line ends, so that the following code stays on its lines.
     fn remove(&mut self, range: Range<usize>) {
         self.edit(range.clone(), self.line_ends(range));
     }
 
-    /// The same for a whole statement. The semicolon keeps the one before, which may have none, from going on in the one after.
+    /// Removes a whole statement like `remove`. The semicolon keeps the preceding statement, which may have none, from
+    /// continuing into the following one.
     fn remove_statement(&mut self, range: Range<usize>) {
         self.edit(range.clone(), format!(";{}", self.line_ends(range)));
     }
@@ -201,7 +205,8 @@ impl<'s> Rewriter<'s> {
 
     // ---- var
 
-    /// All names of a `var` at the top go the same way: in place, or to the head.
+    /// Finds the names of `var` declarations that must move to the head. All names of one declaration are treated
+    /// alike: in place, or at the head.
     fn find_hoisted(&mut self, program: &Program<'_>) {
         let mut found = Vars { direct: HashSet::new(), found: Vec::new() };
         for statement in &program.body {
@@ -256,7 +261,7 @@ impl<'s> Rewriter<'s> {
 
     // ---- functions
 
-    /// A function declared at the top, which has a name.
+    /// Rewrites a named function that is declared at top level.
     fn top_function(&mut self, function: &Function<'_>, name: &BindingIdentifier<'_>) {
         let whole = range(function.span);
         let known = self.names.get(name.name.as_str()).copied();
@@ -339,7 +344,7 @@ impl<'s> Rewriter<'s> {
             }
             _ => {}
         }
-        // The semicolon: the line before may have none.
+        // The semicolon is needed because the line before may have none.
         self.insert(declared.start, ";(");
         self.visit_export_default_declaration_kind(&export.declaration);
         self.insert(declared.end, ")");
@@ -376,7 +381,7 @@ impl<'s> Rewriter<'s> {
         let written = |name: &String| self.names.get(name).is_none_or(|known| known.written);
         if declaration.kind == VariableDeclarationKind::Const && !names_of(declaration).iter().any(written) {
             let start = declaration.span.start as usize;
-            // As long as it was: columns stay.
+            // The replacement has the same length, so columns stay the same.
             self.edit(start..start + "const".len(), "let  ");
         }
         self.visit_variable_declaration(declaration);
@@ -467,7 +472,7 @@ impl<'a> Visit<'a> for Rewriter<'_> {
     }
 
     fn visit_variable_declaration(&mut self, declaration: &VariableDeclaration<'a>) {
-        // Whatever stands inside the declaration is not the head of that loop any more.
+        // Code inside the declaration is no longer in the head of that loop.
         let head = self.loop_head.take();
         if self.depth > 0 || declaration.kind != VariableDeclarationKind::Var {
             return walk::walk_variable_declaration(self, declaration);
@@ -481,9 +486,9 @@ impl<'a> Visit<'a> for Rewriter<'_> {
     }
 }
 
-/// Finds each `var` that belongs to the cell itself, however deep in its blocks.
+/// Finds each `var` that belongs to the cell itself, however deeply it is nested in blocks.
 struct Vars {
-    /// Where those begin that stand directly at the top.
+    /// Start positions of the declarations that stand directly at top level.
     direct: HashSet<u32>,
     found: Vec<Var>,
 }

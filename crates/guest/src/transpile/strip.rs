@@ -1,4 +1,5 @@
-//! TypeScript to JavaScript: types go, enums, namespaces, parameter properties and legacy decorators become code.
+//! This module converts TypeScript to JavaScript: it removes types, and turns enums, namespaces, parameter properties
+//! and legacy decorators into code.
 
 use std::path::Path;
 
@@ -14,12 +15,13 @@ use super::Fault;
 
 pub struct Stripped {
     pub code: String,
-    /// Place in `code`, place in the cell; sorted; lines and columns from 0, in UTF-16 units.
+    /// Pairs of a position in `code` and a position in the cell, sorted. Lines and columns start at 0; columns count
+    /// UTF-16 units.
     places: Vec<((u32, u32), (u32, u32))>,
 }
 
 impl Stripped {
-    /// Where in the cell that comes from which stands at this place.
+    /// Returns the position in the cell from which the code at this position comes.
     pub fn origin(&self, line: u32, column: u32) -> Option<(u32, u32)> {
         let after = self.places.partition_point(|(place, _)| *place <= (line, column));
         let (place, origin) = self.places.get(after.checked_sub(1)?)?;
@@ -62,20 +64,21 @@ pub fn strip(code: &str) -> Result<Stripped, Fault> {
     Ok(Stripped { code, places })
 }
 
-/// Nothing is lowered but TypeScript itself.
+/// Returns options that lower only TypeScript itself.
 fn options() -> TransformOptions {
     let mut options = TransformOptions::default();
-    // An import that this cell does not use may be there for the next one.
+    // The next cell may need an import that this cell does not use.
     options.typescript.only_remove_type_imports = true;
-    // A const enum of one cell is used by another, which does not know its members.
+    // Another cell may use a const enum of this cell without knowing its members.
     options.typescript.optimize_const_enums = false;
     options.decorator.legacy = true;
-    // The driver has them under the global name `babelHelpers`.
+    // The driver provides the helpers under the global name `babelHelpers`.
     options.helper_loader.mode = HelperLoaderMode::External;
     options
 }
 
-/// A declaration at the end shows no value, but what it becomes would.
+/// Returns whether the last statement is a declaration that becomes an expression. A declaration at the end shows no
+/// value, but the expression would.
 fn becomes_an_expression(last: &Statement<'_>) -> bool {
     let class = match last {
         Statement::TSEnumDeclaration(_) => return true,

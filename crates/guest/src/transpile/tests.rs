@@ -88,7 +88,7 @@ fn var_becomes_redeclarable() {
     ));
 }
 
-/// A statement that is taken away still stands between its neighbours.
+/// Checks that a removed statement still separates its neighbours.
 #[test]
 fn what_is_taken_away_does_not_join_its_neighbours() {
     insta::assert_snapshot!(shown(
@@ -187,7 +187,7 @@ fn faults_are_shown_with_their_place() {
     ));
 }
 
-/// All words of the output that the map knows, with where they come from.
+/// Returns all words of the output that the map contains, with their origins.
 fn mapped(language: Language, code: &str) -> String {
     let output = transpile(SourceCell { language, number: 7, code }).unwrap();
     let map = output.map.unwrap();
@@ -224,7 +224,7 @@ fn the_map_leads_back() {
 
 #[test]
 fn random_text_never_panics_and_what_comes_out_can_be_read_again() {
-    // A small generator: fragments that the rewriter cares about, in any order.
+    // This is a small generator, which combines fragments that the rewriter handles in any order.
     let fragments = [
         "var a = 1",
         "var a",

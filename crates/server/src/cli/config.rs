@@ -1,4 +1,4 @@
-//! `sandpool config`: the effective configuration, each value with where it came from.
+//! `sandpool config`: prints the effective configuration and the source of each value.
 
 use std::process::ExitCode;
 

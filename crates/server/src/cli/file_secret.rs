@@ -1,4 +1,5 @@
-//! What the addresses of files are made with, the same over restarts: a link to a conversation's file outlives the server.
+//! The secret from which the keys of links are made. It stays the same over restarts, because a link to a file of a
+//! conversation outlives the server.
 
 use sha2::{Digest, Sha256};
 
@@ -6,7 +7,7 @@ use super::Failed;
 use crate::config::{Config, Secret};
 use crate::persistent_secret;
 
-/// The operator's, or one that is made once and kept.
+/// Returns the secret that the operator set, or one that is created once and stored.
 pub fn file_secret(config: &Config) -> Result<[u8; 32], Failed> {
     if let Some(Secret(text)) = &config.files.secret {
         return Ok(Sha256::digest(text.as_bytes()).into());

@@ -1,4 +1,4 @@
-//! The flags that are settings, made from the table of settings.
+//! Creates the flags that are settings from the table of settings.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
@@ -18,7 +18,7 @@ impl Args for Flags {
             let mut arg =
                 Arg::new(setting.key).long(name).help(format!("{}{env}", setting.help)).action(ArgAction::Set);
             arg = match setting.kind {
-                // `--cors` alone means yes.
+                // `--cors` without a value means `true`.
                 ValueKind::Switch => {
                     arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
                 }

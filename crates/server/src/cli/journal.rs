@@ -1,4 +1,4 @@
-//! `sandpool journal`: reads the audit journal, and checks that nobody changed it.
+//! `sandpool journal`: reads the audit journal and verifies that nobody changed it.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -141,7 +141,7 @@ fn show(dir: &Path, tenant: Option<&str>, last: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-/// One entry in one line: the fixed ones in columns of their own, the rest by name.
+/// Formats an entry as one line: the fixed members in columns, the others by name.
 fn entry_text(entry: &Map<String, Value>) -> String {
     if entry.is_empty() {
         return "(a line that is not one of the journal)".into();

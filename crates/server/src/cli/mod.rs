@@ -1,4 +1,5 @@
-//! The command line: one command a file. Parses to a value, loads the configuration, then acts.
+//! The command line, with one file for each command. It is parsed to a value, then the configuration is loaded, then
+//! the command runs.
 
 mod config;
 mod doctor;
@@ -50,14 +51,14 @@ enum Command {
     Journal(journal::Args),
 }
 
-/// What every command gets.
+/// Environment of every command.
 #[derive(Clone)]
 struct CommandEnv {
     config: Config,
     environment: Environment,
 }
 
-/// A command that failed: one clear line on stderr.
+/// Failure of a command, shown as one line on stderr.
 struct Failed(String);
 
 impl<E: std::error::Error> From<E> for Failed {
@@ -66,7 +67,7 @@ impl<E: std::error::Error> From<E> for Failed {
         let mut source = error.source();
         while let Some(cause) = source {
             let cause_text = cause.to_string();
-            // Some errors say what their causes say.
+            // Some errors already contain the text of their causes.
             if !text.ends_with(&cause_text) {
                 text.push_str(&format!(": {cause_text}"));
             }
@@ -115,14 +116,15 @@ fn dispatch(cli: Cli) -> CommandResult {
     }
 }
 
-/// The threads start here, after everything that must come before them. Cores are for the interpreters: one worker keeps several of
-/// them busy, and work that stays on one thread wakes no other.
+/// Runs `work` on several threads, which start only here, after everything that must come before them. There are few
+/// workers, because the cores are for the interpreters: one worker keeps several interpreters busy, and work that stays
+/// on one thread wakes no other.
 fn block_on<T>(work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     drive(Builder::new_multi_thread().worker_threads((cores / CORES_PER_WORKER).max(1)), work)
 }
 
-/// The same for one client: all on this thread, so that no step of a call waits for another to wake up.
+/// Runs `work` for a single client on this thread, so that no step of a call waits for another thread to wake up.
 fn block_on_here<T>(work: impl Future<Output = Result<T, Failed>>) -> Result<T, Failed> {
     drive(&mut Builder::new_current_thread(), work)
 }
@@ -134,7 +136,7 @@ fn drive<T>(runtime: &mut Builder, work: impl Future<Output = Result<T, Failed>>
     let runtime = runtime.enable_all().build()?;
     let result = runtime.block_on(work);
     logging::finish();
-    // A blocking read of stdin cannot be cancelled; do not wait for it.
+    // A blocking read of stdin cannot be cancelled, so the shutdown does not wait for it.
     runtime.shutdown_background();
     result
 }

@@ -1,4 +1,4 @@
-//! The way out of sandboxes and their browsers, from the settings: reads the values of secrets, once.
+//! Creates the egress of sandboxes and their browsers from the settings, and reads the values of secrets once.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use sandbox::BrowserRoom;
 use super::Failed;
 use crate::config::{BrowserChoice, Config, DialectLimits, SecretConfig, SecretSource, environment};
 
-/// None where no sandbox has a network.
+/// Returns the egress, or `None` if no sandbox has a network.
 pub fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
     let network = &config.network;
     if network.dialects.is_empty() {
@@ -21,7 +21,7 @@ pub fn egress(config: &Config) -> Result<Option<Egress>, Failed> {
     egress.map(Some).map_err(|error| Failed(format!("cannot make the sandboxes' way out: {error}")))
 }
 
-/// NSS's program that makes browsers trust hosts with a secret, if this machine has it.
+/// Returns NSS's program that makes browsers trust hosts with a secret, if this machine has it.
 pub fn certutil() -> Option<PathBuf> {
     ["/usr/local/bin/certutil", "/usr/bin/certutil"].map(PathBuf::from).into_iter().find(|path| path.is_file())
 }
@@ -46,11 +46,11 @@ fn read(path: &Path) -> Result<String, String> {
     if found.mode() & 0o077 != 0 {
         tracing::warn!("the secret in `{}` can be read by other users; `chmod 600` it", path.display());
     }
-    // Its content may be in the error of a text that is none.
+    // The error for a file that is not text may contain its content, so only its kind is reported.
     std::fs::read_to_string(path).map_err(|error| error.kind().to_string())
 }
 
-/// What of a context's limits its browser may have.
+/// Returns the part of a context's limits that its browser may use.
 pub fn browser(config: &Config, limits: &DialectLimits) -> Option<BrowserRoom> {
     let memory_mb = limits.browser_memory_mb.filter(|_| config.browser != BrowserChoice::Off)?;
     Some(BrowserRoom { memory_bytes: memory_mb << 20, pids: limits.pids })

@@ -1,19 +1,19 @@
-//! Writing to the terminal. A reader that went away is not an error worth a word.
+//! Writes to the terminal. If the reader went away, the error is ignored.
 
 use std::io::Write;
 
-/// To stdout: what the command was asked for.
+/// Writes the result of the command to stdout.
 pub fn line(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush());
 }
 
-/// To stderr: what the user should know besides.
+/// Writes additional information for the user to stderr.
 pub fn error(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// To one of the streams as it is, at once.
+/// Writes a text unchanged to one of the streams and flushes it.
 pub fn raw(stderr: bool, text: &str) {
     let _ = if stderr {
         std::io::stderr().lock().write_all(text.as_bytes())
@@ -23,7 +23,7 @@ pub fn raw(stderr: bool, text: &str) {
     };
 }
 
-/// Columns as wide as their widest cell; the last is not padded.
+/// Formats rows as columns that are as wide as their widest cell; the last column is not padded.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

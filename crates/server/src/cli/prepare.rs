@@ -1,4 +1,4 @@
-//! From a started server to one that can run code: the language runtimes, then the pool.
+//! Prepares a started server to run code: first the language runtimes, then the pool.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{CommandEnv, Failed};
 use crate::observe::Observer;
 use crate::runtimes::{self, Progress, browser};
 
-/// Makes the engine ready, or stops the server: one that can run nothing is of no use to a client.
+/// Makes the engine ready, or stops the server, because a server that can run nothing is useless to clients.
 pub async fn prepare(
     engine: Engine,
     context: CommandEnv,
@@ -32,7 +32,7 @@ pub async fn prepare(
         let browser = browser::find(&context.config.browser, &context.environment);
         let (prepared, browser) = tokio::join!(prepared, browser);
         let prepared = prepared.inspect_err(|_| {
-            // The error names paths of this machine; the client need not know them.
+            // The error contains paths of this machine, which the client must not see.
             engine.set_failed(
                 "the language runtimes could not be prepared; run `sandpool setup` on the server's machine",
             );
@@ -44,7 +44,7 @@ pub async fn prepare(
             tracing::info!("no browser: {why}");
             None
         });
-        drop(progress); // ends the telling, so that it does not come after the next word
+        drop(progress); // ends the progress task, so that no progress follows the next message
         let _ = telling.await;
         engine.set_status("starting the session pool");
         engine.start_pool(prepared.kernels(config, browser.as_ref())).await?;
@@ -62,14 +62,14 @@ pub async fn prepare(
     result
 }
 
-/// A server whose back end has given up ends, so that whoever watches over it can start another.
+/// Ends a server whose back end has given up, so that its supervisor can start another.
 pub async fn end_when_useless(engine: Engine, stop: CancellationToken) -> Failed {
     let why = engine.given_up().await;
     stop.cancel();
     Failed(why)
 }
 
-/// The reason for which the server ended by itself, or how it ended otherwise.
+/// Returns the reason why the server ended itself, or otherwise the given result.
 pub async fn useless_or(useless: JoinHandle<Failed>, otherwise: Result<(), Failed>) -> Result<(), Failed> {
     if useless.is_finished() {
         return Err(useless.await?);

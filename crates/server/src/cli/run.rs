@@ -1,4 +1,5 @@
-//! `sandpool run`: one piece of code in a fresh sandbox, its output as it comes, its success as the exit code.
+//! `sandpool run`: runs one piece of code in a fresh sandbox, prints its output as it arrives, and reports success in
+//! the exit code.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -45,9 +46,9 @@ pub struct Args {
     save: Option<PathBuf>,
 }
 
-/// Of each stream, before the middle is left out.
+/// Maximum length of each stream, above which its middle is left out.
 const TEXT_BUDGET: usize = 64 << 20;
-/// Events on their way to the terminal; a cell is never slowed down by it.
+/// Maximum number of events that wait for the terminal. Further ones are dropped, so a cell is never slowed down by it.
 const EVENTS: usize = 1 << 16;
 
 pub fn main(args: Args, context: CommandEnv) -> CommandResult {
@@ -92,7 +93,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
     }
     let mut limits = engine::EngineConfig {
         pool_realm: Realm::AGENTRUN,
-        // One context is made and no other.
+        // This command creates only one context.
         ready_max: 0,
         ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?)?
     };
@@ -101,7 +102,7 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
     }
     let engine = Engine::new(limits, native.start().await?.0);
     let work = async {
-        // One cell is no reason to import everything.
+        // Importing all libraries is not worthwhile for one cell.
         let cold = RuntimeConfig { warm: false, ..config.runtimes.clone() };
         engine.start_pool(prepared.kernels(&cold, None)).await?;
         cell(&engine, &signals.first, code, language, args.timeout).await
@@ -137,7 +138,7 @@ async fn cell(
     let Outcome::Created(made) = engine.execute(&call, create).await? else {
         return Err(Failed("no context was made".into()));
     };
-    // On a thread of its own: the terminal may be slow.
+    // Printing runs on a separate thread, because the terminal may be slow.
     let printing = tokio::task::spawn_blocking(move || {
         let mut printed = [0u64; 2];
         while let Some(event) = events.blocking_recv() {
@@ -165,7 +166,7 @@ async fn cell(
     Ok(*ran)
 }
 
-/// What is not a stream: the last value, the error, how it ended.
+/// Prints what is not part of a stream: the last value, the error, how the run ended.
 fn show(ran: &Ran) {
     if let Some(text) = ran.value.as_ref().and_then(|value| value.get("text/plain")).and_then(|text| text.as_str()) {
         output::line(text);
@@ -178,7 +179,7 @@ fn show(ran: &Ran) {
     }
 }
 
-/// Unless the code itself has said it.
+/// Says how a run ended, unless the output of the code shows it already.
 fn how_it_ended(end: &RunOutcome) -> Option<String> {
     Some(match end {
         RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } => return None,
@@ -211,7 +212,7 @@ fn exit_code(end: &RunOutcome) -> u8 {
     }
 }
 
-/// Pictures as files `figure-1.png`, …; without a directory at least a word.
+/// Saves pictures as files `figure-1.png`, …; without a directory it only mentions them.
 fn keep(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
     let shown: Vec<(&str, Vec<u8>)> = ran.displays.iter().chain(&ran.value).filter_map(picture).collect();
     let Some(dir) = save else {
@@ -229,7 +230,7 @@ fn keep(ran: &Ran, save: Option<&Path>) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The best picture of a display: its file extension and bytes.
+/// Returns the best picture of a display as its file extension and bytes.
 fn picture(bundle: &MimeBundle) -> Option<(&'static str, Vec<u8>)> {
     let text = |mime: &str| bundle.get(mime).and_then(|value| value.as_str());
     let binary = |mime: &str| STANDARD.decode(text(mime)?).ok();

@@ -1,4 +1,4 @@
-//! `sandpool serve`: MCP over HTTP, every dialect, for as many tenants as there are.
+//! `sandpool serve`: serves MCP over HTTP with every dialect for any number of tenants.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -75,7 +75,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
-        // A quarter: it takes four of the greedy to keep others out.
+        // One tenant gets at most a quarter, so that it takes four greedy tenants to keep others out.
         options: HttpOptions { max_connections, max_requests_per_tenant: (max_connections / 4).max(1), ..http_options },
         metrics: observer.metrics.clone(),
         gate: door.clone(),
@@ -99,7 +99,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     tokio::spawn(return_memory(stop.clone()));
     let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     transport::serve(listener, app, stop.clone(), now.clone()).await;
-    // One grace time for calls and for what goes on behind them.
+    // Calls and the work behind them share one grace period.
     let left = asked.await.map_or(Duration::ZERO, |asked| grace.saturating_sub(asked.elapsed()));
     halt.cancel();
     tokio::select! {
@@ -117,8 +117,9 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     prepared.map(|()| ExitCode::SUCCESS)
 }
 
-/// As many connections as were asked for and this process may have descriptors for; each sandbox needs one, too. Not before the
-/// launcher is started, which has limits of its own.
+/// Returns the requested number of connections, or fewer if this process may not have enough descriptors; each sandbox
+/// needs one, too. It raises the limit of descriptors, so the launcher, which has its own limits, has to be started
+/// before.
 fn room_for(wanted: usize) -> usize {
     const FOR_THE_REST: u64 = 256;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
@@ -133,7 +134,7 @@ fn room_for(wanted: usize) -> usize {
     room.min(wanted)
 }
 
-/// Bound only when it may be: a server that anybody can reach and use would be an open door.
+/// Binds the listener only if that is allowed: a server that everyone can reach and use would be an open door.
 async fn listen(config: &Config, auth: &Auth) -> Result<(TcpListener, SocketAddr), Failed> {
     let wanted = &config.serve.listen;
     let failed = |error: std::io::Error| Failed(format!("cannot listen on `{wanted}`: {error}"));
@@ -146,7 +147,7 @@ async fn listen(config: &Config, auth: &Auth) -> Result<(TcpListener, SocketAddr
     Ok((listener, address))
 }
 
-/// Where clients are told to fetch files.
+/// Returns the base address under which clients fetch files.
 fn public_url(config: &Config, address: SocketAddr) -> String {
     let own = match address.ip().is_unspecified() {
         true => format!("http://localhost:{}", address.port()),
@@ -172,7 +173,8 @@ fn observer(config: &Config, engine: &Engine) -> Result<Observer, Failed> {
     Ok(Observer::new(journal).with_conversation_keys(move |tenant, id| engine.conversation_key(tenant, id)))
 }
 
-/// What the engine does by itself, for the journal and the figures; to the last word once there are no more to come.
+/// Passes the notices of the engine to the journal and the metrics. After `told` is cancelled it still handles those
+/// that are left.
 async fn watch(engine: Engine, observer: Arc<Observer>, told: CancellationToken) {
     let mut notices = engine.notices();
     loop {
@@ -217,7 +219,8 @@ fn http_options(config: &Config, auth: &Auth) -> HttpOptions {
     }
 }
 
-/// Gives back what a burst of calls took, as long as the server has much: it is in pieces between what is still in use.
+/// Gives free memory back to the Linux kernel after bursts of calls, as long as the server occupies much of it. The
+/// allocator keeps that memory, because it lies in pieces between memory that is still in use.
 async fn return_memory(stop: CancellationToken) {
     const MUCH: u64 = 128 << 20;
     const GAIN: u64 = 8 << 20;
@@ -234,13 +237,13 @@ async fn return_memory(stop: CancellationToken) {
     }
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the number of bytes of this process that are in memory.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").ok().and_then(|text| text.split(' ').nth(1)?.parse().ok());
     pages.unwrap_or(0) * rustix::param::page_size() as u64
 }
 
-/// What calls may hold: of each tenant, and of all together.
+/// Returns the memory that calls may hold, for each tenant and for all together.
 fn memory(config: &Config) -> Memory {
     const MOST: usize = 1024;
     let machine = || {
@@ -249,11 +252,11 @@ fn memory(config: &Config) -> Memory {
         usize::try_from(bytes >> 22).unwrap_or(MOST).clamp(16, MOST)
     };
     let total = config.serve.call_memory_mb.unwrap_or_else(machine);
-    // On a small machine, too, one tenant leaves something to the others.
+    // On a small machine, too, one tenant must leave some memory to the others.
     Memory::new(config.quota.call_memory_mb.min(total / 2) << 20, total << 20)
 }
 
-/// What the parts of the server share.
+/// State that the parts of the server share.
 #[derive(Clone)]
 struct Server {
     engine: Engine,
@@ -283,7 +286,7 @@ impl Server {
         .direct()
     }
 
-    /// What a plain GET of an endpoint shows: the server, and the caller's own.
+    /// Returns the status that a plain GET of an endpoint shows: the server, and the contexts of the caller.
     async fn status(&self, dialect: &'static Dialect, caller: &Caller) -> Value {
         let realm = Realm(dialect.id);
         let call = Call {
@@ -328,7 +331,7 @@ impl Server {
             .merge(files::router(EngineFiles(self.engine.clone()), settings))
     }
 
-    /// Behind the token, like everything that tells something.
+    /// Serves the metrics. It demands the token, like every endpoint that reveals something.
     async fn metrics(&self, gate: &dyn Authenticator, request: Request) -> Response {
         let (parts, _) = request.into_parts();
         let peer = parts.extensions.get::<Peer>().map_or(([0, 0, 0, 0], 0).into(), |peer| peer.0);
@@ -367,7 +370,7 @@ fn shown(health: &Health) -> Value {
     })
 }
 
-/// What to do next, for whoever started it.
+/// Logs what the operator can do next.
 fn welcome(config: &Config, auth: &Auth, address: SocketAddr, base: &str) {
     let dialect = &config.dialect;
     tracing::info!("listening: http://{address}/mcp ({dialect}), and http://{address}/mcp/<dialect>");

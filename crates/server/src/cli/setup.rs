@@ -63,7 +63,7 @@ fn summary(prepared: &Prepared) {
     }
 }
 
-/// Nothing is fetched for it, and nothing fails without it.
+/// Mentions the browser, which is never downloaded and whose absence is not a failure.
 fn mention(found: Result<Option<InstalledBrowser>, SetupError>) {
     match found {
         Ok(Some(browser)) => output::line(&format!("Chromium {}: {}", browser.version, browser.program.display())),

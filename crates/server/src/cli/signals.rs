@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the first asks for an orderly end, the second for one now.
+//! Handles SIGINT and SIGTERM: the first signal asks for an orderly shutdown, the second for an immediate one.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;

@@ -75,7 +75,7 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     useless_or(useless, prepared.and(served)).await.map(|()| ExitCode::SUCCESS)
 }
 
-/// The links in answers work while the process lives: files and nothing else, for this machine.
+/// Serves the files behind the links in answers, and nothing else, to this machine while the process lives.
 async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signer>, stop: CancellationToken) {
     let settings = files::Settings { signer, ..files::Settings::default() };
     let app = App {
@@ -89,7 +89,7 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
     transport::serve(listener, app, stop.clone(), stop).await;
 }
 
-/// There is nothing to call over this listener.
+/// Authenticator of a listener over which nothing can be called.
 struct NoService;
 
 impl Authenticator for NoService {

@@ -1,4 +1,4 @@
-//! Puts the parts together: configuration to engine, the native back end and its guest.
+//! Connects the parts: the configuration to the engine, the native back end and its guest.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::dialect::{Links, Options};
 use crate::files::{Stat, Store, StoredFile};
 use crate::mcp::{Execute, Executing};
 
-/// What no session could be made with is said at the start, and not to the first client.
+/// Checks the shared volumes at the start, so that the operator rather than the first client learns of volumes with
+/// which no session could be created.
 fn check_volumes(config: &Config) -> Result<(), Failed> {
     for volume in &config.dialects.sessions.volumes {
         let wrong = |why: &str| Failed(format!("`microsandbox.volumes`: `{}` {why}", volume.host.display()));
@@ -33,7 +34,7 @@ fn check_volumes(config: &Config) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The native back end's launcher: a process of its own, started while this one still has a single thread.
+/// The launcher of the native back end: a separate process, started while this one still has a single thread.
 pub struct Native {
     launcher: Launcher,
     config: NativeConfig,
@@ -44,7 +45,7 @@ impl Native {
         Self::launch_with(config, reach, cgroups(config), config.floor)
     }
 
-    /// One that tries something out, and leaves the machine's cgroups as they are.
+    /// Starts a launcher for a trial, which leaves the machine's cgroups as they are.
     pub fn launch_trial(config: &Config) -> Result<Self, Failed> {
         Self::launch_with(config, TransportKind::Stdio, Cgroups::Nothing, Level::Basic)
     }
@@ -59,7 +60,7 @@ impl Native {
             guest,
             zygote: zygote()?,
             label: "sandpool".into(),
-            // A client on stdio starts a server of its own, so several share the directory.
+            // Each client on stdio starts a separate server, so several servers share the directory.
             exclusive: reach == TransportKind::Http,
             mode: None,
             cgroups,
@@ -71,13 +72,13 @@ impl Native {
         Ok(Self { launcher, config })
     }
 
-    /// Without a word on what holds less than it could.
+    /// Starts the back end without a warning about missing isolation layers.
     pub async fn start_quietly(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = native::Native::start(self.launcher, self.config).await?;
         Ok((Arc::new(native), isolation))
     }
 
-    /// What holds less than it could is said once, here.
+    /// Starts the back end and warns once about missing isolation layers.
     pub async fn start(self) -> Result<(Arc<dyn Backend>, Isolation), Failed> {
         let (native, isolation) = self.start_quietly().await?;
         if !isolation.missing.is_empty() {
@@ -92,7 +93,7 @@ impl Native {
     }
 }
 
-/// What volumes leave free of the disk.
+/// Returns how much of the disk volumes leave free.
 pub fn keep_free(config: &Config) -> KeepFree {
     KeepFree(config.keep_free_mb.map(|mb| mb << 20))
 }
@@ -105,7 +106,7 @@ pub fn level(isolation: &Isolation) -> String {
     format!("{:?}", isolation.level).to_lowercase()
 }
 
-/// The guest's program: built in, or next to ours in a development tree.
+/// Returns the guest program: embedded, or next to this executable in a development tree.
 #[cfg(embedded_guest)]
 fn guest() -> Result<GuestBinary, Failed> {
     Ok(GuestBinary::Bytes(include_bytes!(concat!(env!("OUT_DIR"), "/guest"))))
@@ -117,7 +118,7 @@ fn guest() -> Result<GuestBinary, Failed> {
     Ok(GuestBinary::Path(own.with_file_name("sandpool-guest")))
 }
 
-/// What the warm interpreter loads, likewise.
+/// Returns the library that the zygote loads: embedded, or next to this executable in a development tree.
 #[cfg(embedded_zygote)]
 fn zygote() -> Result<GuestBinary, Failed> {
     Ok(GuestBinary::Bytes(include_bytes!(concat!(env!("OUT_DIR"), "/zygote"))))
@@ -138,12 +139,13 @@ impl Execute for Engine {
 /// How clients reach the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransportKind {
-    /// One client; everything ends with it.
+    /// There is one client, and everything ends with it.
     Stdio,
     Http,
 }
 
-/// What the settings mean for the engine: the documents' rules with the operator's figures.
+/// Converts the settings to the configuration of the engine: the rules of the documents with the numbers of the
+/// operator.
 pub fn engine_config(config: &Config, reach: TransportKind, file_secret: [u8; 32]) -> Result<EngineConfig, Failed> {
     let realm = |usual, limits| realm(config, usual, limits);
     let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, sessions, .. } = &config.dialects;
@@ -191,7 +193,7 @@ pub fn engine_config(config: &Config, reach: TransportKind, file_secret: [u8; 32
     })
 }
 
-/// The default dialect's: a server stops once.
+/// Returns the grace period of the default dialect, because a server shuts down only once.
 pub fn shutdown_grace(config: &Config) -> Duration {
     let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, .. } = &config.dialects;
     let limits = match config.dialect.as_str() {
@@ -206,7 +208,7 @@ pub fn shutdown_grace(config: &Config) -> Duration {
 
 fn realm(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
     let memory_bytes = limits.memory_mb << 20;
-    // Within the bounds of the settings this is exact enough and fits.
+    // Within the bounds of the settings the conversion is exact enough and cannot overflow.
     let cpu_millis = (limits.cpus * 1000.0).round() as u32;
     let disk_bytes = limits.disk_mb << 20;
     let stays = |kept: KeptConfig| limits.idle_timeout.unwrap_or(kept.stays);
@@ -215,7 +217,7 @@ fn realm(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmCo
         max_timeout: usual.max_timeout.max(limits.timeout),
         max_command_timeout: usual.max_command_timeout.max(limits.timeout),
         limits: sandbox::Limits { memory_bytes, cpu_millis, pids: limits.pids, disk_bytes, ..usual.limits },
-        // Where the document means one budget for all contexts.
+        // The group limits apply where the document means one budget for all contexts.
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
         group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
         kept: usual.kept.map(|kept| KeptConfig { bytes: disk_bytes, stays: stays(kept), ..kept }),
@@ -231,7 +233,7 @@ fn realm(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmCo
     }
 }
 
-/// What the operator decided about the dialects themselves.
+/// Returns the choices of the operator that concern dialects.
 pub fn options(config: &Config) -> Options {
     Options {
         default_context: config.dialects.default_context,
@@ -241,14 +243,14 @@ pub fn options(config: &Config) -> Options {
     }
 }
 
-/// Code of a conversation knows where its files are going to be.
+/// Tells the code of a conversation the address under which its files will be available.
 pub fn set_file_base(engine: &mut EngineConfig, base: &str) {
     if let Some(realm) = engine.realms.iter_mut().find(|realm| realm.realm == Realm::CONVERSATION) {
         realm.env.insert("FILE_BASE_URL".into(), format!("{base}/files/{{key}}"));
     }
 }
 
-/// How links to files are written, and read again.
+/// Returns how links to files are written, and how their signatures are checked.
 pub fn links(config: &Config, base: String, file_secret: &[u8; 32]) -> (Links, Option<Signer>) {
     let signer = config.files.link_ttl.map(|_| Signer::new(file_secret));
     let expiring = signer.clone().zip(config.files.link_ttl).map(|(signer, ttl)| Expiring { signer, ttl, now: 0 });

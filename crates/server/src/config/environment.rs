@@ -1,4 +1,5 @@
-//! The one place that reads the environment, and the one list of what is read; `docs/environment.md` is made from it.
+//! The only place that reads the environment, and the only list of the variables that are read; `docs/environment.md`
+//! is generated from it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::nearest;
 use super::settings::{Fallback, SETTINGS};
 
-/// Variables that are not settings: where things are.
+/// Variables that are not settings, but say where things are.
 const PLACES: &[(&str, &str)] = &[
     ("HOME", "The user's directory; the XDG directories are below it when they are not set"),
     ("PATH", "Where `sandpool setup` looks for Python, Node and npm"),
@@ -18,8 +19,9 @@ const PLACES: &[(&str, &str)] = &[
     ("NO_COLOR", "If set and not empty, logs have no colour"),
 ];
 
-/// Handed on, unread, to `pip` and `npm` while runtimes are prepared, so that proxies, mirrors and certificates work.
-/// Nothing else is: a `PYTHONPATH`, `NODE_OPTIONS` or `PIP_TARGET` of the caller would change what is installed.
+/// Variables that are passed unread to `pip` and `npm` while runtimes are prepared, so that proxies, mirrors and
+/// certificates work. No others are passed: a `PYTHONPATH`, `NODE_OPTIONS` or `PIP_TARGET` of the caller would change
+/// what is installed.
 const HANDED_ON: &[&str] = &[
     "HOME",
     "LANG",
@@ -60,11 +62,11 @@ const HANDED_ON: &[&str] = &[
     "npm_config_userconfig",
 ];
 
-/// The environment as it was at start. Only variables of the list are in it.
+/// The environment as it was at the start. It contains only variables of the list.
 #[derive(Debug, Clone, Default)]
 pub struct Environment(BTreeMap<&'static str, OsString>);
 
-/// A variable that the operator's own file names (`value_env`), which no list can have.
+/// Returns a variable that the operator's file names (`value_env`); such names cannot be on the list.
 #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub fn named(name: &str) -> Option<OsString> {
     std::env::var_os(name)
@@ -76,26 +78,28 @@ impl Environment {
         Self(listed().filter_map(|name| Some((name, std::env::var_os(name)?))).collect())
     }
 
-    /// Variables that look like ours and are none, each with the one that is likely meant: a token under a misspelt name would
-    /// be no token at all.
+    /// Returns variables that look like ours but are not, each with the likely intended one. A token under a misspelt
+    /// name would be no token at all.
     #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     pub fn misspelt() -> Vec<(String, &'static str)> {
         std::env::vars_os().filter_map(|(name, _)| misspelt(name.to_str()?)).collect()
     }
 
-    /// Nothing but these. A name that is not on the list is a mistake of the caller's.
+    /// Creates an environment of exactly these variables. A name that is not on the list is a mistake of the test.
     #[cfg(test)]
     pub fn of(pairs: &[(&str, &str)]) -> Self {
         let name = |given: &str| listed().find(|name| *name == given).expect("a listed variable");
         Self(pairs.iter().map(|(key, value)| (name(key), OsString::from(value))).collect())
     }
 
-    /// An empty value counts as not set: that is how wrappers and unit files switch one off.
+    /// Returns a variable. An empty value counts as not set, because wrappers and unit files unset variables in this
+    /// way.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.0.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
     }
 
-    /// `XDG_<name>_HOME` if it is absolute, as the specification asks, else below the home directory.
+    /// Returns `XDG_<name>_HOME` if it is absolute, as the specification demands, otherwise the default below the home
+    /// directory.
     pub fn xdg(&self, name: &str, below_home: &str) -> Option<PathBuf> {
         let set = self.get(&format!("XDG_{name}_HOME")).map(PathBuf::from).filter(|path| path.is_absolute());
         set.or_else(|| Some(self.home()?.join(below_home)))
@@ -105,7 +109,8 @@ impl Environment {
         self.get("HOME").map(Path::new).filter(|path| path.is_absolute())
     }
 
-    /// The absolute directories of `PATH`: a relative one would make the working directory part of the program.
+    /// Returns the absolute directories of `PATH`. A relative one would make the choice of a program depend on the
+    /// working directory.
     pub fn path(&self) -> Vec<PathBuf> {
         let path = self.get("PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
         std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect()
@@ -129,7 +134,7 @@ fn listed() -> impl Iterator<Item = &'static str> {
     settings.chain(PLACES.iter().map(|(name, _)| *name)).chain(HANDED_ON.iter().copied())
 }
 
-/// `docs/environment.md`.
+/// Returns the content of `docs/environment.md`.
 pub fn page() -> String {
     let mut page = String::from(
         "# Environment variables\n\n\

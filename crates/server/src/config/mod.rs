@@ -1,7 +1,7 @@
-//! One typed configuration: file < environment < flags, each value with where it came from.
+//! The typed configuration: file < environment < flags, each value with its source.
 //!
-//! `settings` is the table of what can be set, `environment` the one reader of the environment, `resolve` puts the sources over
-//! each other. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
+//! `settings` is the table of what can be set, `environment` the only reader of the environment, and `resolve` merges
+//! the sources. Nothing else in the program reads a file, a variable or a flag to decide how to behave.
 
 pub mod environment;
 mod network;
@@ -19,7 +19,7 @@ use sandbox::Level;
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// None: what suits the command.
+    /// Log filter; `None` selects a default that suits the command.
     pub log: Option<String>,
     pub log_json: bool,
     pub dialect: String,
@@ -27,11 +27,11 @@ pub struct Config {
     pub floor: Level,
     /// Whether systemd may be asked for a cgroup.
     pub systemd_scope: bool,
-    /// What waits ready beside the sessions of the pool.
+    /// Maximum number of ready sandboxes of all tenants and dialects together; those of `pool_size` are always kept.
     pub ready_max: usize,
     pub ready_memory_mb: u64,
     pub state_dir: PathBuf,
-    /// None: 5 % of the file system, at least 1 GB and at most 8 GB.
+    /// Disk space that sandboxes leave free; `None` means 5 % of the file system, at least 1 GB and at most 8 GB.
     pub keep_free_mb: Option<u64>,
     pub runtimes: RuntimeConfig,
     pub browser: BrowserChoice,
@@ -46,10 +46,10 @@ pub struct Config {
     pub effective: Effective,
 }
 
-/// `[serve]`.
+/// Settings of `[serve]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Serve {
-    /// Host and port.
+    /// Host and port of the listener.
     pub listen: String,
     pub public_url: Option<String>,
     pub allowed_hosts: Vec<String>,
@@ -59,7 +59,7 @@ pub struct Serve {
     pub max_sessions: usize,
     pub session_idle: Duration,
     pub max_body_bytes: usize,
-    /// Of all tenants; none: what the machine has room for.
+    /// Memory for the calls of all tenants; `None` means as much as the machine has room for.
     pub call_memory_mb: Option<usize>,
     pub header_timeout: Duration,
     pub body_timeout: Duration,
@@ -67,7 +67,7 @@ pub struct Serve {
     pub write_timeout: Duration,
 }
 
-/// `[auth]`.
+/// Settings of `[auth]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Auth {
     pub token: Option<Secret>,
@@ -82,25 +82,25 @@ pub struct Auth {
     pub servers: Vec<String>,
 }
 
-/// `[quota]`: of a tenant that has no figures of its own.
+/// Settings of `[quota]`: the quotas of a tenant for which no others are set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct QuotaConfig {
     pub contexts: Option<usize>,
     pub runs: Option<usize>,
     pub memory_mb: Option<u64>,
-    /// Held by calls in the server itself.
+    /// Memory that the calls of a tenant may hold in the server itself.
     pub call_memory_mb: usize,
     pub calls_per_second: Option<f64>,
 }
 
-/// `[files]`.
+/// Settings of `[files]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FilesConfig {
     pub secret: Option<Secret>,
     pub link_ttl: Option<Duration>,
 }
 
-/// `[journal]`.
+/// Settings of `[journal]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Journal {
     pub enabled: bool,
@@ -108,7 +108,7 @@ pub struct Journal {
     pub days: u32,
 }
 
-/// A value that is not printed.
+/// A value that is never printed.
 #[derive(Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);
@@ -119,7 +119,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// What can be said about each dialect.
+/// Settings of the dialects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dialects {
     pub sandpool: DialectLimits,
@@ -127,13 +127,13 @@ pub struct Dialects {
     pub microsandbox: DialectLimits,
     pub workbench: DialectLimits,
     pub conversation: DialectLimits,
-    /// `[agentrun]`, `[microsandbox]`, `[conversation]`.
+    /// Setting of `[agentrun]`. The fields after it are settings of `[conversation]` and `[microsandbox]`.
     pub default_context: bool,
     pub underscores: bool,
     pub sessions: MicrosandboxConfig,
 }
 
-/// `[microsandbox]`.
+/// Settings of `[microsandbox]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MicrosandboxConfig {
     pub default_flavor: Size,
@@ -153,15 +153,15 @@ pub struct RuntimeConfig {
     pub packages: Vec<String>,
     pub node: NodeChoice,
     pub threads: u32,
-    /// Whether interpreters are forked from a warm one.
+    /// Whether interpreters are forked from a zygote.
     pub warm: bool,
-    /// Modules that one imports.
+    /// Modules that the zygote imports.
     pub preload: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeChoice {
-    /// The machine's if it is new enough, else the pinned one.
+    /// The Node of this machine if it is new enough, otherwise the pinned one.
     Auto,
     Pinned,
     Path(PathBuf),
@@ -169,13 +169,13 @@ pub enum NodeChoice {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BrowserChoice {
-    /// Chromium if this machine has it.
+    /// Chromium, if this machine has it.
     Auto,
     Off,
     Path(PathBuf),
 }
 
-/// `[dialect.<id>]`.
+/// Settings of `[dialect.<id>]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DialectLimits {
     pub timeout: Duration,
@@ -189,12 +189,12 @@ pub struct DialectLimits {
     pub max_contexts: usize,
     pub text_budget: usize,
     pub shutdown_grace: Duration,
-    /// Of the memory, what its browser may have; none where it has none.
+    /// Part of the memory that the browser may use; `None` in a dialect without a browser.
     pub browser_memory_mb: Option<u64>,
 }
 
 impl Config {
-    /// Reads the file the sources name, and puts everything together.
+    /// Reads the configuration file that the sources name, and merges all sources.
     pub fn load(sources: &Sources) -> Result<Self, ConfigError> {
         Self::typed(resolve::resolve(sources)?)
     }
@@ -292,13 +292,13 @@ impl Serve {
     }
 }
 
-/// The one that is likely meant by a name that is not known.
+/// Returns the known name that is most similar to an unknown one.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let likeness = |known: &&str| strsim::normalized_damerau_levenshtein(known, name);
     known.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
 }
 
-/// They become arguments of the interpreter's driver, so that nothing but a module's name may be there.
+/// Returns the modules to preload. They become arguments of the interpreter's driver, so only module names are allowed.
 fn preload(effective: &Effective) -> Result<Vec<String>, ConfigError> {
     let modules: Vec<String> = effective.get("runtimes.preload")?;
     let is_name = |part: &str| {
@@ -314,7 +314,8 @@ fn preload(effective: &Effective) -> Result<Vec<String>, ConfigError> {
     }
 }
 
-/// Host and port may each be given alone; the address as a whole wins unless it comes from a weaker source.
+/// Returns the address to listen on. Host and port may each be set separately; the whole address wins unless it comes
+/// from a weaker source.
 fn listen(effective: &Effective) -> Result<String, ConfigError> {
     let whole: String = effective.get("serve.listen")?;
     let Some((host, port)) = whole.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) else {
@@ -331,7 +332,7 @@ fn listen(effective: &Effective) -> Result<String, ConfigError> {
         })
     };
     let host = part("serve.host", host)?;
-    // An address of IPv6 needs its brackets beside a port.
+    // An IPv6 address needs brackets before a port.
     let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
     Ok(format!("{host}:{}", part("serve.port", port)?))
 }
@@ -372,7 +373,7 @@ impl Dialects {
     }
 }
 
-/// `host:container`, or `host:container:ro`.
+/// Parses `host:container` or `host:container:ro`.
 fn volume(text: &str) -> Result<SharedVolume, String> {
     let (paths, read_only) = match text.strip_suffix(":ro") {
         Some(paths) => (paths, true),
@@ -407,7 +408,8 @@ impl DialectLimits {
     }
 }
 
-/// Half of the context's, unless the operator says otherwise; none in a dialect that has no browser.
+/// Returns the memory of the browser: half of the context's unless the operator sets it, `None` in a dialect without a
+/// browser.
 fn browser_memory(effective: &Effective, key: &str, memory_mb: u64) -> Result<Option<u64>, ConfigError> {
     if settings::find(key).is_none() {
         return Ok(None);

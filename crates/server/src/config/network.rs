@@ -1,6 +1,7 @@
-//! `[network]`: policies by name and who has which, names of the operator's, secrets.
+//! Settings of `[network]`: named policies and to what they apply, additional host names of the operator, secrets.
 //!
-//! What is said at several places has to be allowed by all of them: of all sandboxes, of a dialect, a size, a tenant.
+//! Policies can be set for all sandboxes, a dialect, a size and a tenant. If several apply, all of them have to allow a
+//! connection.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,18 +18,18 @@ use super::{ConfigError, Effective, nearest};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
     pub policies: Policies,
-    /// Of the dialects that have a network at all.
+    /// Policies of the dialects that have a network at all.
     pub dialects: BTreeMap<&'static str, Policy>,
     pub sizes: BTreeMap<Size, Policy>,
     pub hosts: BTreeMap<String, IpAddr>,
     pub secrets: Vec<SecretConfig>,
 }
 
-/// Each policy by its name, the presets and `off` among them.
+/// All policies by name, including the presets and `off`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policies(BTreeMap<String, Policy>);
 
-/// A secret and where its value is; never the value.
+/// A secret and the source of its value, but never the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretConfig {
     pub name: String,
@@ -72,7 +73,8 @@ impl Network {
     }
 }
 
-/// A table that allows nothing makes nothing of all that stand beside it.
+/// Returns whether a policy denies everything. One table that allows nothing is enough, because all tables have to
+/// allow.
 fn is_off(policy: &Policy) -> bool {
     policy.tables.iter().any(|table| table.allow.is_empty())
 }
@@ -100,7 +102,7 @@ impl Policies {
     }
 }
 
-/// Those that are built in.
+/// Contains the built-in policies.
 impl Default for Policies {
     fn default() -> Self {
         let table = |name: &str, allow: Vec<String>| Table { name: name.into(), allow, ..Table::default() };
@@ -110,7 +112,7 @@ impl Default for Policies {
     }
 }
 
-/// What `network.default` or `network.allow` says, whichever comes from the stronger source.
+/// Returns the policy of `network.default` or `network.allow`, whichever comes from the stronger source.
 fn of_all(effective: &Effective, policies: &Policies) -> Result<Option<Policy>, ConfigError> {
     let Some(allow) = effective.get::<Option<Vec<String>>>("network.allow")? else {
         return named(effective, policies, "network.default");
@@ -136,7 +138,7 @@ fn check_policy_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `[network.policy.<name>]` as it is written.
+/// The content of `[network.policy.<name>]` in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[derive(Default)]
@@ -174,7 +176,7 @@ impl PolicyTable {
     }
 }
 
-/// What is wrong in it. The name of the policy is in the name of the setting already.
+/// Checks a table. The message leaves out the name of the policy, because the name of the setting contains it already.
 fn check(table: &Table) -> Result<(), String> {
     let own = format!("policy `{}`, ", table.name);
     table.check().map_err(|why| why.strip_prefix(&own).map_or(why.clone(), Into::into))
@@ -196,7 +198,7 @@ fn hosts(effective: &Effective) -> Result<BTreeMap<String, IpAddr>, ConfigError>
     Ok(hosts)
 }
 
-/// `[[network.secret]]` as it is written.
+/// The content of `[[network.secret]]` in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SecretTable {
@@ -242,7 +244,7 @@ fn secret(table: SecretTable) -> Result<SecretConfig, String> {
         (Some(_), Some(_)) => return Err("`value_file` and `value_env` are both there; which one is meant?".into()),
     };
     egress::Secret::check(&name, &hosts, &header, format.as_deref())?;
-    // An empty list would be everybody's further on.
+    // An empty list would later mean every tenant.
     if tenants.as_ref().is_some_and(Vec::is_empty) {
         return Err("`tenants` is empty: leave it away for everybody, or name those who may use it".into());
     }
@@ -265,7 +267,7 @@ mod tests {
         config.map(|config| config.network).map_err(|error| error.to_string().replace(&path, "FILE"))
     }
 
-    /// The names of the tables that have to allow, of each dialect that has any.
+    /// Returns the names of the tables that have to allow, for each dialect that has any.
     fn tables(file: &str, flags: &[(&'static str, &str)]) -> String {
         let names =
             |policy: &Policy| policy.tables.iter().map(|table| table.name.clone()).collect::<Vec<_>>().join("+");

@@ -1,4 +1,5 @@
-//! Puts file, environment and flags over each other and checks each value against the table. Pure but for reading the file.
+//! Merges file, environment and flags, and checks each value against the table of settings. It is pure except for
+//! reading the file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,11 +11,11 @@ use serde::de::DeserializeOwned;
 use super::environment::Environment;
 use super::settings::{Fallback, SETTINGS, Setting, ValueKind, find};
 
-/// Everything a configuration is made of.
+/// Sources from which a configuration is made.
 #[derive(Debug, Default)]
 pub struct Sources {
     pub environment: Environment,
-    /// Setting's key and the text given.
+    /// Flags, as the key of the setting and the given text.
     pub flags: Vec<(&'static str, String)>,
     pub is_root: bool,
 }
@@ -58,7 +59,7 @@ fn hint(nearest: &Option<&'static str>) -> String {
     nearest.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default()
 }
 
-/// A value and where it came from; no value means that the setting is unset.
+/// A value and its source; no value means that the setting is unset.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GivenValue {
     pub value: Option<toml::Value>,
@@ -66,7 +67,7 @@ pub struct GivenValue {
 }
 
 impl GivenValue {
-    /// The value, unless it is nobody's business.
+    /// Returns the value for display. The value of a secret setting is not shown.
     pub fn shown(&self, setting: &Setting) -> Option<toml::Value> {
         match self.value {
             Some(_) if setting.secret => Some(toml::Value::String("(set)".into())),
@@ -75,20 +76,20 @@ impl GivenValue {
     }
 }
 
-/// The effective configuration, one entry for each setting of the table.
+/// The effective configuration, with one entry for each setting of the table.
 #[derive(Debug, Clone)]
 pub struct Effective(BTreeMap<&'static str, GivenValue>);
 
 impl Effective {
-    /// In the order of the table.
+    /// Iterates over the settings in the order of the table.
     pub fn iter(&self) -> impl Iterator<Item = (&'static Setting, &GivenValue)> {
         SETTINGS.iter().map(|setting| (setting, &self.0[setting.key]))
     }
 
-    /// An `Option` is filled only if the setting has a value.
+    /// Returns the value of a setting. An `Option` is `Some` only if the setting has a value.
     pub(super) fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T, ConfigError> {
         let value = &self.0[key].value;
-        // Through JSON, because that has a null for `Option` to read.
+        // The conversion goes through JSON, because JSON has a null for `Option` to read.
         serde_json::to_value(value)
             .and_then(serde_json::from_value)
             .map_err(|error| self.error(key, &error.to_string()))
@@ -107,7 +108,7 @@ impl Effective {
         self.optional_time(key).ok_or_else(|| self.error(key, "expected a time"))
     }
 
-    /// What is there was checked when it was read.
+    /// Returns a time. Its value was checked when it was read.
     pub(super) fn optional_time(&self, key: &str) -> Option<Duration> {
         self.0[key].value.as_ref().and_then(as_seconds).map(Duration::from_secs_f64)
     }
@@ -117,7 +118,7 @@ impl Effective {
         std::path::absolute(&path).map_err(|error| self.error(key, &error.to_string()))
     }
 
-    /// How strong the source of a value is: flags over the environment over the file over the default.
+    /// Returns the strength of a value's source: flags over the environment over the file over the default.
     pub(super) fn strength(&self, key: &str) -> u8 {
         match self.0[key].origin {
             Origin::Default => 0,
@@ -131,7 +132,7 @@ impl Effective {
         self.error_in(key, "", why)
     }
 
-    /// Of something in a setting that is a table: `.corp.allow`.
+    /// Returns an error about a part of a setting that is a table; `rest` is its path, such as `.corp.allow`.
     pub(super) fn error_in(&self, key: &str, rest: &str, why: &str) -> ConfigError {
         ConfigError::Value { key: format!("{key}{rest}"), origin: self.0[key].origin.clone(), why: why.into() }
     }
@@ -190,8 +191,9 @@ fn defaults(sources: &Sources) -> BTreeMap<&'static str, GivenValue> {
     values
 }
 
-/// The file that was asked for, or the first of the usual places that exists. Never the working directory: a client may start
-/// us in a directory that somebody else filled, and the file decides which interpreter is executed.
+/// Returns the requested configuration file, or the first of the usual places that exists. The working directory is
+/// never one of them: a client may start this program in a directory that somebody else filled, and the file decides
+/// which interpreter is executed.
 fn config_file(sources: &Sources) -> Option<(PathBuf, Origin)> {
     if let Some((_, given)) = sources.flags.iter().rev().find(|(key, _)| *key == "config") {
         return Some((given.into(), Origin::Flag("config")));
@@ -236,10 +238,10 @@ fn nearest(key: &str) -> Option<&'static str> {
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let likeness = |known: &str| {
         if known.starts_with(&format!("{key}.")) {
-            return 1.0; // a value where a table belongs: its first key is the likely one
+            return 1.0; // a value in place of a table: the first key of the table is the likely one
         }
         let whole = strsim::normalized_damerau_levenshtein(key, known);
-        // `timeout = 5` at the top means the one in its table.
+        // `timeout = 5` at the top level most likely means the setting in its table.
         whole.max(0.9 * strsim::normalized_damerau_levenshtein(&last(key), &last(known)))
     };
     let known = SETTINGS.iter().filter(|setting| setting.kind != ValueKind::ConfigFile).map(|setting| setting.key);
@@ -247,11 +249,11 @@ fn nearest(key: &str) -> Option<&'static str> {
     (best > 0.5).then_some(key)
 }
 
-/// A value that came as one string: a flag or a variable.
+/// Parses a value that was given as one string, by a flag or a variable.
 fn from_text(setting: &Setting, given: &str, origin: Origin) -> Result<GivenValue, ConfigError> {
     let value = match setting.kind {
         ValueKind::Text | ValueKind::OneOf(_) | ValueKind::ConfigFile => Some(toml::Value::String(given.into())),
-        // As the microsandbox wrapper has it.
+        // The microsandbox wrapper writes lists as JSON.
         ValueKind::List if given.trim_start().starts_with('[') => {
             serde_json::from_str::<Vec<String>>(given).ok().map(toml::Value::from)
         }
@@ -296,7 +298,7 @@ fn check(kind: ValueKind, value: &toml::Value) -> Result<(), String> {
     };
     match kind {
         _ if fits => Ok(()),
-        // What is there may be a secret in the wrong place.
+        // The value may be a secret in the wrong place, so the message does not show it.
         ValueKind::Table | ValueKind::Tables => Err(format!("expected {}", expected(kind))),
         _ => Err(format!("`{value}` is not {}", expected(kind))),
     }

@@ -1,43 +1,44 @@
-//! The one table of settings. Flags, their help, the keys of `sandpool.toml`, the environment page and `sandpool config`
-//! are all made from it; a setting that is not here does not exist.
+//! The only table of settings. Flags, their help, the keys of `sandpool.toml`, the environment page and `sandpool
+//! config` are all generated from it; a setting that is not here does not exist.
 
 use std::sync::LazyLock;
 
-/// One setting and everywhere it can be given.
+/// One setting and all the ways to set it.
 #[derive(Debug)]
 pub struct Setting {
-    /// Its name in `sandpool.toml`, dotted; also its name everywhere inside the program.
+    /// Dotted name in `sandpool.toml`; also the name everywhere inside the program.
     pub key: &'static str,
     pub kind: ValueKind,
     pub default: Fallback,
-    /// `--name`, and what stands for its value in the help; a switch takes none.
+    /// Name of the flag without `--`, and the placeholder of its value in the help; a switch takes no value.
     pub flag: Option<(&'static str, &'static str)>,
-    /// The first one that is set counts; those after the first are names that other servers gave it.
+    /// Environment variables, of which the first one that is set counts. Those after the first are the names that other
+    /// servers use.
     pub env: &'static [&'static str],
-    /// Never shown, and not read from the configuration file.
+    /// Whether the value is never shown and cannot be set in the configuration file.
     pub secret: bool,
     pub help: &'static str,
 }
 
-/// What a value may be. Strings from flags and the environment are read accordingly.
+/// Type of a value. Strings from flags and the environment are parsed accordingly.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ValueKind {
     Text,
     OneOf(&'static [&'static str]),
-    /// Comma-separated where it is one string.
+    /// A list of strings, comma-separated if it is given as one string.
     List,
     Switch,
     /// A whole number within these bounds.
     Whole(i64, i64),
     /// A number within these bounds.
     Number(f64, f64),
-    /// Seconds as a number, or a text such as `90s`, `10m`, `1h`; bounds in seconds.
+    /// A time: seconds as a number, or a text such as `90s`, `10m`, `1h`. The bounds are in seconds.
     Time(f64, f64),
-    /// Has keys of the operator's own, so that it stands in the file as a whole.
+    /// A table with keys that the operator chooses. It can only be given in the file, as a whole.
     Table,
-    /// Begins with `[[…]]` there.
+    /// An array of tables, written as `[[…]]` in the file.
     Tables,
-    /// Names the configuration file itself, so it cannot stand in one.
+    /// The path of the configuration file, which therefore cannot be set in that file.
     ConfigFile,
 }
 
@@ -46,7 +47,7 @@ pub enum Fallback {
     /// A TOML value.
     Is(&'static str),
     Unset,
-    /// Depends on the user: the words say how.
+    /// A default that depends on the user; the text says how.
     Computed(&'static str),
 }
 
@@ -73,10 +74,10 @@ impl Setting {
     }
 }
 
-/// The ids of the dialects, in the order in which they are listed.
+/// Ids of the dialects, in the order in which they are listed.
 pub const DIALECTS: &[&str] = &["sandpool", "agentrun", "microsandbox", "workbench", "conversation"];
 
-/// `[dialect.<id>]`: the same keys for each.
+/// Settings of `[dialect.<id>]`, with the same keys for each dialect.
 macro_rules! limits {
     ($id:literal, timeout: $timeout:literal, memory_mb: $memory:literal, cpus: $cpus:literal, disk_mb: $disk:literal,
      pool_size: $pool:literal, idle_timeout: $idle:expr, max_contexts: $contexts:literal) => {{
@@ -146,7 +147,7 @@ pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
         setting(key, Whole(64, 1 << 24), half, "Memory that the browser of a context may take of the context's")
     };
     all.extend([browser("dialect.sandpool.browser_memory_mb"), browser("dialect.workbench.browser_memory_mb")]);
-    // Other servers' names for some of these.
+    // Some settings also have the variable names of other servers.
     for (key, name) in WRAPPER {
         if let Some(setting) = all.iter_mut().find(|setting| setting.key == *key) {
             setting.env = name;
@@ -155,7 +156,7 @@ pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     all
 });
 
-/// What the microsandbox wrapper calls some of the limits.
+/// Variables that the microsandbox wrapper uses for some of the limits.
 const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.timeout", &["MSB_EXECUTION_TIMEOUT"]),
     ("dialect.microsandbox.idle_timeout", &["MSB_SESSION_TIMEOUT"]),
@@ -187,7 +188,7 @@ fn disk_help(dialect: &str) -> &'static str {
     }
 }
 
-/// As many runs execute at once; elsewhere there may be none.
+/// Returns the minimum size of the pool. In `agentrun` it is also the number of runs at once, so it cannot be 0.
 fn least_pool(dialect: &str) -> i64 {
     i64::from(dialect == "agentrun")
 }

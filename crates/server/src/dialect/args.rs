@@ -1,5 +1,5 @@
-//! Reading arguments: each refusal names the field. Wrong types are never coerced, `null` is a wrong type, and a field that the
-//! tool does not know is ignored.
+//! Reads arguments. Each refusal names the field. Wrong types are never coerced, `null` is a wrong type, and a field
+//! that the tool does not know is ignored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,14 +11,14 @@ use super::shown;
 
 pub type Args = Map<String, Value>;
 
-/// Arguments refused: a code of the dialect and a message for the model.
+/// Refusal of arguments: an error code of the dialect and a message for the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArgError {
     pub code: &'static str,
     pub message: String,
 }
 
-/// Why a field was refused. The field's name is in it.
+/// Reason why a field was refused; it contains the field's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FieldError(pub String);
 
@@ -28,7 +28,7 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// For dialects that have one form for all of them.
+/// Conversion for dialects that have one form for all refusals.
 impl From<FieldError> for ArgError {
     fn from(refused: FieldError) -> Self {
         Self { code: "INVALID_PARAMS", message: refused.0 }
@@ -43,7 +43,7 @@ fn wrong<T>(field: impl fmt::Display, wanted: &str, got: &Value) -> Result<T, Fi
     refused(format!("{field} must be {wanted}, got {}", kind(got)))
 }
 
-/// The text of a field, `None` when it is not given. It may be empty.
+/// Returns the text of a field, which may be empty, or `None` if the field is absent.
 pub(super) fn text<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, FieldError> {
     match args.get(field) {
         None => Ok(None),
@@ -52,12 +52,12 @@ pub(super) fn text<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, F
     }
 }
 
-/// A text that has to be given; it may be empty.
+/// Returns the text of a required field, which may be empty.
 pub(super) fn given<'a>(args: &'a Args, field: &str) -> Result<&'a str, FieldError> {
     text(args, field)?.ok_or_else(|| FieldError(format!("{field} is required")))
 }
 
-/// A text that has to be given and to hold something.
+/// Returns the text of a required field, which must not be empty.
 pub(super) fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, FieldError> {
     match given(args, field)? {
         "" => refused(format!("{field} is required")),
@@ -65,7 +65,7 @@ pub(super) fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, Field
     }
 }
 
-/// A text that, if it is given, holds something.
+/// Returns the text of an optional field, which must not be empty if it is given.
 pub(super) fn filled<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, FieldError> {
     match text(args, field)? {
         Some("") => refused(format!("{field} cannot be empty; leave it out instead")),
@@ -73,7 +73,7 @@ pub(super) fn filled<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>,
     }
 }
 
-/// One of the texts in `choices`, as what stands beside it.
+/// Returns the value that stands beside the given text in `choices`.
 pub(super) fn choice<T: Copy>(args: &Args, field: &str, choices: &[(&str, T)]) -> Result<Option<T>, FieldError> {
     let Some(text) = text(args, field)? else { return Ok(None) };
     match choices.iter().find(|(name, _)| *name == text) {
@@ -93,14 +93,14 @@ pub(super) fn flag(args: &Args, field: &str) -> Result<Option<bool>, FieldError>
     }
 }
 
-/// A whole number. `5.0` is one, as JSON Schema has it.
+/// Returns a whole number. `5.0` is one, as in JSON Schema.
 pub(super) fn whole(args: &Args, field: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, FieldError> {
     let number = match args.get(field) {
         None => return Ok(None),
         Some(Value::Number(number)) => number,
         Some(other) => return wrong(field, "a whole number", other),
     };
-    // Beyond 2^53 a float no longer tells neighbours apart; nothing here needs one so large.
+    // Above 2^53 a float cannot represent every whole number; no argument needs one that large.
     let exact = |float: f64| (float.fract() == 0.0 && (0.0..9_007_199_254_740_992.0).contains(&float)).then_some(float);
     let value = number.as_u64().or_else(|| number.as_f64().and_then(exact).map(|float| float as u64));
     match value {
@@ -140,7 +140,8 @@ pub(super) fn text_map(args: &Args, field: &str) -> Result<Option<BTreeMap<Strin
     members.iter().map(text).collect::<Result<_, _>>().map(Some)
 }
 
-/// A name or an id of the caller's: 1 to 128 letters of any script, digits, `-`, `_` and `.`. Else why not.
+/// Checks a name or an id that the caller chose: 1 to 128 letters of any script, digits, `-`, `_` and `.`. Returns the
+/// reason if it is not valid.
 pub(super) fn check_name(name: &str) -> Result<(), &'static str> {
     if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.')) {
         return Err("cannot be empty or contain special characters");

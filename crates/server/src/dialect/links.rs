@@ -1,37 +1,38 @@
-//! Addresses of files: `<base>/files/<key>/<path>`. The key is the permission; an address can also carry an end and a signature.
+//! Links to files: `<base>/files/<key>/<path>`. The key is the permission; a link can also carry an expiry time and a
+//! signature.
 //!
-//! Written and read here and nowhere else. No clock: whoever renders an answer says what time it is.
+//! Links are written and parsed only here. This module uses no clock: its caller supplies the time.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use ring::hmac;
 
-/// Decoded, in bytes.
+/// Maximum length of a decoded path, in bytes.
 const LONGEST_PATH: usize = 4096;
-/// Where files are, below the base address.
+/// Path of the files below the base address.
 const ROOT: &str = "/files/";
 
-/// How links are written. Without a base address there are none.
+/// How links are written. No links can be made without a base address.
 #[derive(Debug, Clone, Default)]
 pub struct Links {
     /// Scheme, host and port, without a slash at the end.
     pub base: Option<String>,
-    /// Without it a link lasts as long as the file.
+    /// Expiry of links; without it a link is valid as long as the file exists.
     pub expiring: Option<Expiring>,
 }
 
-/// Links that end.
+/// Settings of links that expire.
 #[derive(Debug, Clone)]
 pub struct Expiring {
     pub signer: Signer,
     pub ttl: Duration,
-    /// When the links are written, in seconds since 1970; see [`Links::at`].
+    /// Time at which links are written, in seconds since 1970; see [`Links::at`].
     pub now: u64,
 }
 
 impl Links {
-    /// The same, written at this time.
+    /// Returns the same settings for links that are written at this time.
     pub fn at(&self, now: u64) -> Self {
         let mut links = self.clone();
         if let Some(expiring) = &mut links.expiring {
@@ -40,7 +41,7 @@ impl Links {
         links
     }
 
-    /// None for a path that could not be asked for again.
+    /// Returns the link to a file, or `None` without a base address or for a path that could not be requested again.
     pub fn to(&self, key: &str, path: &str) -> Option<String> {
         let path = path.trim_start_matches('/');
         let mut link = format!("{}{ROOT}{key}/{}", self.base.as_ref()?, encoded_path(path)?);
@@ -52,17 +53,17 @@ impl Links {
     }
 }
 
-/// Key and path, as an address names them.
+/// Key and path of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// 64 lower-case hex digits.
+    /// Key of the file: 64 lower-case hex digits.
     pub key: String,
-    /// Decoded; relative, and without a component that means another place.
+    /// Decoded relative path, without components such as `..` that lead to another place.
     pub path: String,
 }
 
 impl Address {
-    /// The path of a request target as it was sent. It is decoded once, here.
+    /// Parses the path of a request target as it was sent. This is the only place that decodes it, and it does so once.
     pub fn parse(raw: &str) -> Option<Self> {
         let (key, path) = raw.strip_prefix(ROOT)?.split_once('/')?;
         let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
@@ -81,11 +82,11 @@ impl Address {
 #[derive(Debug, Clone)]
 pub struct Signer(hmac::Key);
 
-/// What the query of a link is worth.
+/// Result of checking the query of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signed {
     Valid,
-    /// It was valid once.
+    /// The signature is right, but the link has expired.
     Expired,
     Wrong,
 }
@@ -99,7 +100,7 @@ impl Signer {
         hex(hmac::sign(&self.0, message(key, path, expires).as_bytes()).as_ref())
     }
 
-    /// Only the query as it was written is valid, byte for byte.
+    /// Checks the query of a link. Only the exact bytes that this server writes are valid.
     pub fn check(&self, address: &Address, query: &str, now: u64) -> Signed {
         let written = || {
             let (expires, signature) = query.strip_prefix("expires=")?.split_once("&signature=")?;
@@ -108,7 +109,7 @@ impl Signer {
         };
         let Some((expires, signature)) = written() else { return Signed::Wrong };
         let message = message(&address.key, &address.path, expires);
-        // Compares in constant time.
+        // This compares in constant time.
         match hmac::verify(&self.0, message.as_bytes(), &signature) {
             Err(_) => Signed::Wrong,
             Ok(()) if expires <= now => Signed::Expired,
@@ -117,25 +118,27 @@ impl Signer {
     }
 }
 
-/// The path is last, and the only part that is not of fixed alphabet. It begins with our own words because the secret makes the
-/// keys of files too.
+/// Returns the text that is signed. The path is last, because it is the only part whose alphabet is not fixed. The text
+/// begins with a prefix that only this use has, because the same secret makes the keys of files.
 fn message(key: &str, path: &str, expires: u64) -> String {
     format!("sandpool expiring link\0read\0{key}\0{expires}\0{path}")
 }
 
-/// A name in a directory: what a path may be made of.
+/// Returns whether a path component is a plain name in a directory.
 fn is_plain(component: &str) -> bool {
     !matches!(component, "" | "." | "..") && !component.contains(['/', '\\', '\0'])
 }
 
-/// A replacement character stands where the file's name is no text: asked for under this name, it would not be found.
+/// Encodes a path, or returns `None` if it could not be requested. A replacement character means that the file's name
+/// is not valid UTF-8: a request for the replaced name would not find it.
 fn encoded_path(path: &str) -> Option<String> {
     let known = !path.contains(char::REPLACEMENT_CHARACTER);
     let valid = known && path.len() <= LONGEST_PATH && path.split('/').all(is_plain);
     valid.then(|| path.split('/').map(encoded).collect::<Vec<_>>().join("/"))
 }
 
-/// Every byte but the unreserved ones of RFC 3986, which need no encoding in a header parameter either (RFC 8187).
+/// Escapes every byte except the unreserved ones of RFC 3986, which need no encoding in a header parameter either (RFC
+/// 8187).
 pub fn encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -149,7 +152,7 @@ pub fn encoded(text: &str) -> String {
     encoded
 }
 
-/// None for an escape that is none, or bytes that are no text.
+/// Decodes percent escapes. Returns `None` for an invalid escape and for bytes that are not UTF-8.
 fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();
@@ -205,7 +208,7 @@ mod tests {
         assert_eq!(links().to(KEY, &"x".repeat(LONGEST_PATH + 1)), None);
     }
 
-    /// A07, A08, A12, X24: one spelling of a key, one decoding of a path, nothing that means another place.
+    /// A07, A08, A12, X24: a key has one spelling, a path is decoded once, and no component leads to another place.
     #[test]
     fn only_plain_addresses_are_read() {
         let ends =
@@ -231,7 +234,7 @@ mod tests {
         for end in ends.into_iter().chain(codes) {
             assert_eq!(Address::parse(&format!("/files/{KEY}/{end}")), None, "{end}");
         }
-        // Decoded once: what is left is a name like any other.
+        // The path is decoded once: the rest is an ordinary name.
         let twice = Address::parse(&format!("/files/{KEY}/%252e%252e%252fpasswd")).unwrap();
         assert_eq!(twice.path, "%2e%2e%2fpasswd");
         let path_parameters = Address::parse(&format!("/files/{KEY}/a;x=1/..;/b")).unwrap();
@@ -259,7 +262,7 @@ mod tests {
         assert_eq!(Address::parse(&format!("/files/{KEY}/{}", "x".repeat(LONGEST_PATH + 1))), None);
     }
 
-    /// A07, A12: every string of four of these pieces, some fifty thousand.
+    /// A07, A12: tests every string of four of these pieces, about fifty thousand.
     #[test]
     fn whatever_is_read_stays_below_and_is_written_the_same() {
         let pieces = ["/", "\\", ".", "..", "%", "25", "2e", "%2e", "%2F", "%5c", "%00", "%c0%af", "a", " ", ";"];
@@ -276,7 +279,7 @@ mod tests {
         assert!(read > 1_000, "{read} of them");
     }
 
-    /// X20: the signature covers key, path, what may be done, and the end.
+    /// X20: the signature covers the key, the path, the permitted use and the expiry time.
     #[test]
     fn a_signature_holds_for_one_file_until_its_end() {
         let signer = Signer::new(b"secret");

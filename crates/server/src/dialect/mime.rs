@@ -1,6 +1,6 @@
-//! The type of a file by the end of its name. What is not known is bytes.
+//! Determines the type of a file from the end of its name. Unknown files are plain bytes.
 
-/// Types of what people make in sandboxes.
+/// Types of the files that people make in sandboxes.
 const KNOWN: &[(&str, &str)] = &[
     ("css", "text/css"),
     ("csv", "text/csv"),
@@ -48,7 +48,7 @@ pub fn of(name: &str) -> &'static str {
     known.map_or("application/octet-stream", |(_, mime)| mime)
 }
 
-/// Whether the content is shown as text rather than as bytes.
+/// Returns whether the content is shown as text rather than as bytes.
 pub fn is_text(mime: &str) -> bool {
     mime.starts_with("text/")
         || matches!(

@@ -1,5 +1,5 @@
-//! A dialect is a table of tools: names, prose, argument schemas, how arguments become an `Op`, how an `Outcome` becomes an
-//! answer. Everything here is pure: no state, no clock, no engine, no protocol library.
+//! A dialect is a table of tools: names, prose, argument schemas, the conversion of arguments to an `Op` and of an
+//! `Outcome` to an answer. Everything here is pure: it uses no state, no clock, no engine and no protocol library.
 
 use std::borrow::Cow;
 
@@ -26,33 +26,34 @@ pub use links::Links;
 pub use shared::untrusted::Fence;
 pub use time::iso8601;
 
-/// One tool set, as one document describes it.
+/// One dialect, as one document describes it.
 pub struct Dialect {
     pub id: &'static str,
     pub server_name: &'static str,
-    /// The language of the document; used when the operator chose none.
+    /// Language of the document, used if the operator chose none.
     pub default_lang: Lang,
     pub tools: &'static [ToolRow],
-    /// Accepted, not advertised: another name of a tool.
+    /// Other names of tools, which are accepted but not advertised.
     pub aliases: &'static [(&'static str, &'static str)],
-    /// The JSON-RPC code for a tool that does not exist.
+    /// JSON-RPC error code for a tool that does not exist.
     pub unknown_tool_code: i32,
     pub prose_en: &'static str,
     pub prose_zh: &'static str,
-    /// Refused arguments, in the dialect's own form.
+    /// Renders refused arguments in the form of the dialect.
     pub refuse: fn(&RenderInput<'_>, &ArgError) -> Reply,
-    /// The tool that asks after a background run. Where there is one, long runs can become tasks of clients that know these.
+    /// The tool that queries a background run. In a dialect that has one, long runs can become tasks for clients that
+    /// support them.
     pub background: Option<&'static ToolRow>,
 }
 
 /// One tool of a dialect.
 pub struct ToolRow {
     pub name: &'static str,
-    /// The section of the prose file; differs from `name` where one tool has two forms.
+    /// Section of the prose file; it differs from `name` if one tool has two forms.
     pub prose: &'static str,
     pub fields: &'static [Field],
     pub form: SchemaForm,
-    /// Object at the root, nothing but plain types: some clients refuse the whole list otherwise.
+    /// Schema with an object at the root and plain types only: some clients refuse the whole list of tools otherwise.
     pub output_schema: fn() -> Value,
     pub hints: Hints,
     pub lower: fn(&Args, &Options) -> Result<Op, ArgError>,
@@ -61,7 +62,8 @@ pub struct ToolRow {
 }
 
 impl ToolRow {
-    /// Arguments that the tool does not know are ignored, but not carried along when they are large.
+    /// Accepts arguments that the tool does not know, because they are ignored, but refuses them if they are large,
+    /// because the server would have to carry them along.
     pub(crate) fn known(&self, args: &Args) -> Result<(), ArgError> {
         let unknown = args.iter().filter(|(name, _)| self.fields.iter().all(|field| field.name != *name));
         let (most, mut all) = (message::MAX_ASIDE, 0);
@@ -80,19 +82,19 @@ impl ToolRow {
     }
 }
 
-/// What the operator decided about dialects; the same for all calls.
+/// Choices of the operator that concern dialects; they are the same for all calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Agentrun: `run_code` without a context runs in one named `default`.
+    /// Makes `run_code` of the agentrun dialect run in a context named `default` if it names no context.
     pub default_context: bool,
-    /// Flavor of a microsandbox session that names none.
+    /// Flavor of a microsandbox session whose call names none.
     pub default_size: Size,
-    /// Conversation: advertise `sandbox_run_code` in place of `sandbox.run_code`.
+    /// Makes the conversation dialect advertise `sandbox_run_code` in place of `sandbox.run_code`.
     pub underscores: bool,
-    /// The longest time a call may ask for, in seconds.
+    /// Maximum timeout that a call may ask for, in seconds.
     pub max_timeout: u64,
     pub max_command_timeout: u64,
-    /// Tell clients where a shared volume lies on the host.
+    /// Whether clients are shown the path of a shared volume on the host.
     pub show_host_paths: bool,
 }
 
@@ -109,19 +111,19 @@ impl Default for Options {
     }
 }
 
-/// What rendering may look at besides the outcome.
+/// Input of rendering besides the outcome.
 pub struct RenderInput<'a> {
-    /// The tool's name as it is advertised.
+    /// Name of the tool as it is advertised.
     pub tool: &'static str,
     pub args: &'a Args,
     pub options: &'a Options,
     pub links: &'a Links,
-    /// Around what came from a page.
+    /// Marks for content that came from a page.
     pub fence: &'a Fence,
 }
 
 impl RenderInput<'_> {
-    /// A block with the address of a file, where links can be made.
+    /// Returns a block with the address of a file, if links can be made.
     pub fn link(&self, key: &str, path: &str, size: Option<u64>) -> Option<Block> {
         let name = path.rsplit('/').next().unwrap_or(path).to_owned();
         let uri = self.links.to(key, path)?;
@@ -129,11 +131,11 @@ impl RenderInput<'_> {
     }
 }
 
-/// How a call that got no outcome is answered.
+/// Reply to a call that has no outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     Answer(Answer),
-    /// As an error of JSON-RPC.
+    /// An error of JSON-RPC.
     Error {
         code: i32,
         message: String,
@@ -147,21 +149,21 @@ impl From<Answer> for Reply {
     }
 }
 
-/// How the document prints a tool's arguments.
+/// How the document prints the arguments of a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchemaForm {
-    /// With `properties` and `required`, even if they are empty.
+    /// A schema with `properties` and `required`, even if they are empty.
     Full,
-    /// `{"type": "object"}` and nothing else.
+    /// The schema `{"type": "object"}` without further members.
     Bare,
 }
 
-/// One argument.
+/// One argument of a tool.
 pub struct Field {
     pub name: &'static str,
     pub required: bool,
     pub kind: FieldKind,
-    /// The values that are advertised; empty for free text.
+    /// Values that are advertised; empty for free text.
     pub choices: &'static [&'static str],
     pub default: Option<fn(&Options) -> Value>,
 }
@@ -173,7 +175,7 @@ pub enum FieldKind {
     Whole,
     Number,
     TextList,
-    /// An object whose values are texts.
+    /// An object whose values are strings.
     TextMap,
 }
 
@@ -203,27 +205,28 @@ impl std::str::FromStr for Lang {
     }
 }
 
-/// What a call gives back: blocks for those who read, an object for those who compute, both with the same facts.
+/// Answer to a call: blocks for readers and an object for programs, both with the same facts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     pub blocks: Vec<Block>,
     pub structured: Value,
-    /// `structured` fits the tool's output schema. What does not is not sent: some clients check it even in an error.
+    /// Whether `structured` matches the tool's output schema. An object that does not match is not sent, because some
+    /// clients check it even in an error.
     pub fits: bool,
     pub is_error: bool,
-    /// Members of the result beside `content`, where a document has some.
+    /// Members of the result beside `content`, for documents that have some.
     pub extra: Map<String, Value>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Block {
     Text(String),
-    /// `data` is base64.
+    /// A picture; `data` is base64.
     Image {
         data: String,
         mime: &'static str,
     },
-    /// A file that can be fetched, by its address or as a resource.
+    /// A file that a client can fetch by its address or as a resource.
     Link {
         uri: String,
         name: String,
@@ -233,28 +236,29 @@ pub enum Block {
 }
 
 impl Answer {
-    /// The object as JSON with two-space indent in the first block, in the order in which its type declares its members.
+    /// Writes the object as JSON with two-space indent into the first block, with members in the order in which its
+    /// type declares them.
     pub fn json<T: Serialize>(object: &T) -> Self {
         let text = serde_json::to_string_pretty(object).expect("answers are plain data");
         let structured = serde_json::to_value(object).expect("answers are plain data");
         Self { blocks: vec![Block::Text(text)], structured, fits: true, ..Self::default() }
     }
 
-    /// An error whose object is of another shape than a success.
+    /// Marks the answer as an error whose object has another shape than that of a success.
     pub fn failed(self) -> Self {
         Self { is_error: true, fits: false, ..self }
     }
 
-    /// An error whose object says so itself, in the shape of a success.
+    /// Marks the answer as an error whose object has the shape of a success and says itself that it is an error.
     pub fn unsuccessful(self) -> Self {
         Self { is_error: true, ..self }
     }
 }
 
-/// The tool sets by their ids, in the order in which they are shown.
+/// Ids of the dialects, in the order in which they are shown.
 pub const IDS: &[&str] = &["sandpool", "agentrun", "microsandbox", "workbench", "conversation"];
 
-/// The tool set with this id, in the form that the operator chose.
+/// Returns the dialect with this id, in the form that the operator chose.
 pub fn find(id: &str, options: &Options) -> Option<&'static Dialect> {
     match id {
         "sandpool" => Some(&sandpool::DIALECT),
@@ -268,7 +272,7 @@ pub fn find(id: &str, options: &Options) -> Option<&'static Dialect> {
     }
 }
 
-/// All of them.
+/// Returns all dialects, in the form that the operator chose.
 pub fn all(options: &Options) -> impl Iterator<Item = &'static Dialect> {
     IDS.iter().filter_map(|id| find(id, options))
 }
@@ -280,7 +284,7 @@ impl Dialect {
         self.tools.iter().find(|row| row.name == name)
     }
 
-    /// What the server says about itself to a model, in the chosen language.
+    /// Returns what the server tells a model about itself, in the chosen language.
     pub fn instructions(&self, lang: Lang) -> Option<&'static str> {
         prose::section(self.prose(lang), "server").map(prose::description)
     }
@@ -289,7 +293,7 @@ impl Dialect {
         prose::section(self.prose(lang), row.prose).map(prose::description).unwrap_or_default()
     }
 
-    /// The schema as the document prints it: no member of ours.
+    /// Returns the schema as the document prints it, without additional members.
     pub fn input_schema(&self, row: &ToolRow, lang: Lang, options: &Options) -> Value {
         if row.form == SchemaForm::Bare {
             return json!({ "type": "object" });
@@ -330,7 +334,8 @@ impl Field {
         Self { default: Some(default), ..self }
     }
 
-    /// A description only where the prose has one: some documents print none.
+    /// Returns the schema of a field. It has a description only if the prose has one, because some documents print
+    /// none.
     fn schema(&self, section: &str, options: &Options) -> Value {
         let text = || json!({ "type": "string" });
         let mut schema = match self.kind {
@@ -354,7 +359,7 @@ impl Field {
     }
 }
 
-/// A value of the caller's, short enough to stand in a message.
+/// Shortens a value of the caller for use in a message.
 pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     const MOST: usize = 200;
     match text.char_indices().nth(MOST) {
@@ -363,7 +368,8 @@ pub(crate) fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Head and tail of a text over budget, with what is left out named between them.
+/// Returns the head and the tail of a text that is over budget, with a line between them that says how much is left
+/// out.
 pub(crate) fn clipped(text: &str, budget: usize) -> Cow<'_, str> {
     let total = text.chars().count();
     if total <= budget {

@@ -1,6 +1,6 @@
-//! The prose files: `# section`, a description (one paragraph a line), then ``- `field`: text`` lines.
+//! Parses the prose files: `# section`, a description (one line for each paragraph), then ``- `field`: text`` lines.
 
-/// The body of a section.
+/// Returns the body of a section.
 pub(super) fn section<'a>(prose: &'a str, name: &str) -> Option<&'a str> {
     prose.split("\n# ").map(|part| part.strip_prefix("# ").unwrap_or(part)).find_map(|part| {
         let (title, body) = part.split_once('\n')?;
@@ -8,7 +8,7 @@ pub(super) fn section<'a>(prose: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// What stands before the list of fields.
+/// Returns the text before the list of fields.
 pub(super) fn description(section: &str) -> &str {
     section.split("\n- `").next().unwrap_or(section).trim()
 }

@@ -1,6 +1,7 @@
-//! Seconds since 1970 as ISO 8601 in UTC, whole seconds.
+//! Formats seconds since 1970 as ISO 8601 in UTC, in whole seconds.
 
-/// `2025-10-22T06:53:42Z`. Times outside the years 1 to 9999 (a file may claim any) are shown as the nearest of these.
+/// Formats a time as `2025-10-22T06:53:42Z`. Times outside the years 1 to 9999 (a file may claim any) are shown as the
+/// nearest time within them.
 pub fn iso8601(seconds: i64) -> String {
     const YEAR_1: i64 = -62_135_596_800;
     const YEAR_9999_ENDS: i64 = 253_402_300_799;
@@ -11,8 +12,8 @@ pub fn iso8601(seconds: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of a day counted from 1970-01-01: Howard Hinnant's `civil_from_days`, in which a year begins in March
-/// so that the leap day is its last.
+/// Returns year, month and day of a day counted from 1970-01-01. This is Howard Hinnant's `civil_from_days`, in which a
+/// year begins in March, so that the leap day is its last.
 fn civil(day: i64) -> (i64, i64, i64) {
     let z = day + 719_468;
     let era = z.div_euclid(146_097);

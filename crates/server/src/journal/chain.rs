@@ -1,7 +1,8 @@
-//! What ties lines together: each has the code of the one before (`prev`) and one of its own (`mac`), made with a key that does not
-//! lie in the journal's directory. Who writes there without the key can neither change a line nor put another chain in its place.
+//! The chain of journal lines: each line has the code of the line before (`prev`) and its own code (`mac`), made with a
+//! key that is stored outside of the journal's directory. An attacker who can write to the directory but lacks the key
+//! can neither change a line nor replace the chain.
 //!
-//! Lines of an older form have no `mac`; the next line has their hash.
+//! Lines of an older form have no `mac`; the line after such a line has its hash.
 
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,12 +15,12 @@ use super::files::hash;
 use crate::dialect::links::hex;
 use crate::persistent_secret;
 
-/// Beside the journal's directory, with its name.
+/// Returns the path of the key, which lies beside the journal's directory and is named after it.
 pub fn key_path(dir: &Path) -> PathBuf {
     dir.with_extension("key")
 }
 
-/// Where the newest line is noted, in the same place.
+/// Returns the path of the note of the newest line, which lies beside the key.
 pub fn head_path(dir: &Path) -> PathBuf {
     dir.with_extension("head")
 }
@@ -28,7 +29,7 @@ pub fn head_path(dir: &Path) -> PathBuf {
 pub struct ChainKey(hmac::Key);
 
 impl ChainKey {
-    /// Made on first use.
+    /// Reads the key, and creates it on first use.
     pub fn take(path: &Path) -> io::Result<Self> {
         persistent_secret::take(path).map(|secret| Self::new(&secret))
     }
@@ -41,7 +42,7 @@ impl ChainKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// Ends a line, a JSON object without its `mac`, with the code of what stands before it; answers the code.
+    /// Completes a line, given as a JSON object without `mac`, with the code of its content, and returns the code.
     pub fn close(&self, line: &mut Vec<u8>, begin: usize) -> String {
         let mac = hex(hmac::sign(&self.0, &line[begin..]).as_ref());
         line.pop_if(|last| *last == b'}');
@@ -49,27 +50,28 @@ impl ChainKey {
         mac
     }
 
-    /// Whether the line is as it was written.
+    /// Returns whether the line is as it was written.
     pub fn fits(&self, line: &[u8], mac: &str) -> bool {
         let Some(body) = line.strip_suffix(format!("{MAC}{mac}\"}}").as_bytes()) else { return false };
         let body = [body, b"}"].concat();
-        // A plain comparison is enough: who asks has the key.
+        // A comparison in constant time is not needed, because the caller has the key.
         hex(hmac::sign(&self.0, &body).as_ref()) == mac
     }
 }
 
 const MAC: &str = ",\"mac\":\"";
 
-/// What the chain needs of a line.
+/// The members of a line that the chain needs.
 #[derive(Debug, Deserialize)]
 pub struct ChainLink {
     pub seq: u64,
     pub prev: String,
     pub event: String,
-    /// In a `torn`: bytes of the unfinished line before, and the code of the last whole one.
+    /// In a `torn` entry, `count` is the number of bytes of the unfinished line before, and `after` is the code of the
+    /// last whole line.
     pub count: Option<u64>,
     pub after: Option<String>,
-    /// In an `expired`: the last line that was deleted for its age.
+    /// In an `expired` entry: the last line that was deleted because of its age.
     pub through: Option<u64>,
     pub mac: Option<String>,
 }
@@ -79,13 +81,13 @@ impl ChainLink {
         serde_json::from_slice(line).ok()
     }
 
-    /// What the next line has for the one before.
+    /// Returns the head after this line, which the next line refers to.
     pub fn head(&self, line: &[u8]) -> Head {
         Head { seq: self.seq, hash: self.mac.clone().unwrap_or_else(|| hash(line)) }
     }
 }
 
-/// Where the chain stands: the number of the last line, and its code.
+/// End of the chain: the number of the last line, and its code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     pub seq: u64,
@@ -93,7 +95,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// The note of it, replaced as a whole.
+    /// Writes the note of the head, replacing the old one atomically.
     pub fn note(&self, path: &Path) -> io::Result<()> {
         let half = path.with_extension("head-new");
         let mut options = std::fs::OpenOptions::new();

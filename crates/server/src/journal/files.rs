@@ -1,4 +1,4 @@
-//! The journal's files: their names, their order, their lines.
+//! The journal's files: their names, their order and their lines.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -10,13 +10,14 @@ use sha2::{Digest, Sha256};
 use crate::dialect::links::hex;
 use crate::dialect::time::iso8601;
 
-/// No line is longer; what is, is damaged.
+/// Maximum length of a journal line; longer lines are treated as damaged.
 pub const LONGEST_LINE: u64 = 1 << 20;
 
-/// What the very first line has for the hash of the line before.
+/// Hash that the very first line has for the line before.
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// `2026-11-16.jsonl`, then `2026-11-16-2.jsonl`. In the order they were written.
+/// Name of a journal file: `2026-11-16.jsonl`, then `2026-11-16-2.jsonl`. Names sort in the order in which the files
+/// were written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
     pub day: String,
@@ -52,7 +53,7 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// The journal's files in a directory, oldest first; whatever else is there is not looked at.
+/// Lists the journal's files in a directory, oldest first, and ignores everything else there.
 pub fn list(dir: &Path) -> io::Result<Vec<Name>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -62,24 +63,24 @@ pub fn list(dir: &Path) -> io::Result<Vec<Name>> {
     Ok(names)
 }
 
-/// `2026-11-16T00:12:56.123Z`.
+/// Formats a time as `2026-11-16T00:12:56.123Z`.
 pub fn time(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let whole = iso8601(since.as_secs().try_into().unwrap_or(i64::MAX));
     format!("{}.{:03}Z", whole.trim_end_matches('Z'), since.subsec_millis())
 }
 
-/// `2026-11-16`, in UTC.
+/// Formats the day in UTC as `2026-11-16`.
 pub fn day(at: SystemTime) -> String {
     time(at)[..10].to_owned()
 }
 
-/// Of a line without its end.
+/// Returns the hash of a line without its line end.
 pub fn hash(line: &[u8]) -> String {
     hex(&Sha256::digest(line))
 }
 
-/// The next line without its end, and whether it had one. None at the end of the file.
+/// Returns the next line without its line end, and whether it had one. Returns `None` at the end of the file.
 pub fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, bool)>> {
     let mut line = Vec::new();
     file.take(LONGEST_LINE).read_until(b'\n', &mut line)?;
@@ -90,7 +91,7 @@ pub fn next_line(file: &mut impl BufRead) -> io::Result<Option<(Vec<u8>, bool)>>
     Ok(Some((line, whole)))
 }
 
-/// All lines of all files, oldest first, as they are.
+/// Returns the unchanged lines of all files, oldest first.
 pub fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> + use<>> {
     let paths: Vec<PathBuf> = list(dir)?.iter().map(|name| dir.join(name.to_string())).collect();
     Ok(paths.into_iter().flat_map(|path| FileLines { file: Some(File::open(path).map(BufReader::new)) }))

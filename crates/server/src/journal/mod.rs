@@ -1,8 +1,10 @@
-//! The audit journal: who did what when, with sizes and outcomes and, unless the operator asks, without contents.
+//! The audit journal records who did what and when, with sizes and outcomes, and without contents unless the operator
+//! asks for them.
 //!
-//! JSON lines, one file a day, each line with a code of its own and that of the one before. One thread writes; a call hands its entry over and
-//! goes on. A journal that cannot keep up or has no disk left loses entries and never a call: what is lost is counted, and the
-//! count is written down as soon as there is room.
+//! The journal consists of JSON lines, one file for each day. Each line has its own code and that of the line before.
+//! One thread writes; a call hands over its entry and continues. If the journal cannot keep up or the disk is full,
+//! entries are lost but calls are not affected. Lost entries are counted, and the count is written as soon as there is
+//! room.
 
 mod chain;
 mod files;
@@ -30,12 +32,12 @@ use self::writer::Writer;
 #[derive(Debug, Clone)]
 pub struct JournalConfig {
     pub dir: PathBuf,
-    /// Also arguments and results, cut.
+    /// Whether arguments and results are also recorded, shortened.
     pub contents: bool,
     pub keep_days: u32,
-    /// A file this large is followed by another of the same day.
+    /// File size at which another file of the same day is started.
     pub file_bytes: u64,
-    /// Entries that may wait to be written.
+    /// Maximum number of entries that wait to be written.
     pub queue: usize,
 }
 
@@ -45,10 +47,10 @@ impl JournalConfig {
     }
 }
 
-/// One thing that happened. What is none or empty is left out of the line.
+/// One event. Members that are `None` or empty are left out of the line.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct JournalEntry {
-    /// `call`, or what happened without one: `context_removed`, `denied`, …
+    /// `call`, or the name of an event that is not a call: `context_removed`, `denied`, …
     pub event: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
@@ -56,18 +58,18 @@ pub struct JournalEntry {
     pub dialect: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool: Option<String>,
-    /// Of the context, session, sandbox or conversation.
+    /// Id of the context or conversation, whatever the dialect calls it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
-    /// Of the browser: what was done, or which site was opened.
+    /// Browser action, or the site that was opened.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub did: Option<String>,
     /// Arguments by name, with the size of each; see [`sizes`].
     #[serde(rename = "args", skip_serializing_if = "BTreeMap::is_empty")]
     pub sizes: BTreeMap<String, u64>,
-    /// `ok`, or the error's code.
+    /// `ok`, or the code of the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     #[serde(rename = "ms", serialize_with = "milliseconds", skip_serializing_if = "Option::is_none")]
@@ -78,24 +80,24 @@ pub struct JournalEntry {
     pub request_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<SocketAddr>,
-    /// How many, in a `gap`; how many bytes, in a `torn`.
+    /// Number of lost entries in a `gap`; number of bytes in a `torn`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Written only when the journal is told to; see [`Journal::wants_contents`].
+    /// Arguments and results, recorded only if the operator asked for them; see [`Journal::wants_contents`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Value>,
-    /// In a `torn`: the code of the last whole line.
+    /// In a `torn` entry: the code of the last whole line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// In an `expired`: the last line that was deleted for its age.
+    /// In an `expired` entry: the last line that was deleted because of its age.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub through: Option<u64>,
 }
 
 fn milliseconds<S: serde::Serializer>(took: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    // Microseconds are enough, and no line needs more digits.
+    // Microseconds are exact enough, and more digits would only make lines longer.
     let micros = took.map(|took| took.as_micros() as f64).unwrap_or_default();
     out.serialize_f64(micros / 1000.0)
 }
@@ -105,7 +107,7 @@ impl JournalEntry {
         Self { event, ..Self::default() }
     }
 
-    /// What the engine tells of by itself.
+    /// Returns the entry of a notice of the engine.
     pub fn notice(notice: &Notice) -> Self {
         let event = match notice.what {
             NoticeKind::Created => "context_created",
@@ -136,7 +138,7 @@ impl JournalEntry {
         Self { through: Some(through), ..Self::event("expired") }
     }
 
-    /// A line stays short whatever a client sent.
+    /// Shortens all texts, so that a line stays short whatever a client sent.
     fn bounded(mut self, contents: bool) -> Self {
         for text in [
             &mut self.tenant,
@@ -170,7 +172,7 @@ fn cut(text: &mut String, most: usize) {
     }
 }
 
-/// The arguments of a call by name and size in bytes.
+/// Returns the arguments of a call by name, with their sizes in bytes.
 pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
     let size = |value: &Value| match value {
         Value::String(text) => text.len() as u64,
@@ -184,7 +186,7 @@ pub fn sizes(args: &Map<String, Value>) -> BTreeMap<String, u64> {
     args.iter().take(32).map(named).collect()
 }
 
-/// Where entries are handed in. Cheap to clone.
+/// Handle through which entries are recorded. It is cheap to clone.
 #[derive(Clone)]
 pub struct Journal {
     queue: SyncSender<WriterCommand>,
@@ -192,12 +194,12 @@ pub struct Journal {
     contents: bool,
 }
 
-/// What did not get into the journal.
+/// Numbers of entries that were lost.
 #[derive(Default)]
 struct Counts {
-    /// Not yet told by a `gap`.
+    /// Lost entries that no `gap` reports yet.
     unwritten: AtomicU64,
-    /// Since the start.
+    /// Lost entries since the start.
     lost: AtomicU64,
 }
 
@@ -218,9 +220,9 @@ enum WriterCommand {
 }
 
 impl Journal {
-    /// Takes up the chain where the last server left it, and starts the thread.
+    /// Continues the chain where the last server left it, and starts the writing thread.
     pub fn open(config: JournalConfig) -> Result<Self, JournalError> {
-        // Contents make an entry large; what waits for the disk has to fit into memory.
+        // Contents make an entry large, and entries that wait for the disk have to fit into memory.
         let most = if config.contents { QUEUE_WITH_CONTENTS } else { usize::MAX };
         let (queue, messages) = sync_channel(config.queue.clamp(1, most));
         let (counts, contents) = (Arc::<Counts>::default(), config.contents);
@@ -231,12 +233,12 @@ impl Journal {
         Ok(Self { queue, counts, contents })
     }
 
-    /// Whether it is worth to collect [`JournalEntry::contents`].
+    /// Returns whether callers should collect [`JournalEntry::contents`].
     pub fn wants_contents(&self) -> bool {
         self.contents
     }
 
-    /// Never waits and never fails; what cannot be taken is counted.
+    /// Records an entry. It never waits and never fails; an entry that does not fit into the queue is counted as lost.
     pub fn record(&self, entry: JournalEntry) {
         let entry = Box::new(entry.bounded(self.contents));
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
@@ -246,12 +248,12 @@ impl Journal {
         }
     }
 
-    /// Entries that did not get in since the start, for the metrics.
+    /// Returns the number of lost entries since the start, for the metrics.
     pub fn lost(&self) -> u64 {
         self.counts.lost.load(Ordering::Relaxed)
     }
 
-    /// Writes what waits and brings it to the disk. Blocks; what is recorded afterwards is lost.
+    /// Writes the waiting entries and syncs them to the disk. This blocks; entries recorded afterwards are lost.
     pub fn close(&self) {
         let (done, wait) = sync_channel(1);
         if self.queue.send(WriterCommand::Close(done)).is_ok() {
@@ -260,23 +262,24 @@ impl Journal {
     }
 }
 
-/// How long a line may wait to be brought to the disk, and how often old days are looked for.
+/// Maximum time until a line is synced to the disk, and interval at which expired days are looked for.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Entries of this time are written at once, so that calls that come close together wake the thread once for all,
+/// Time during which entries are collected and then written together, so that calls in quick succession wake the thread
+/// only once.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// and at most so many.
+/// Maximum number of entries that are written together.
 const TOGETHER: usize = 64;
 
-/// Between two gaps: under a flood one line tells of many.
+/// Minimum time between two `gap` entries, so that under a flood one line reports many lost entries.
 const GAP_PAUSE: Duration = Duration::from_secs(1);
 
 fn write_on(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Counts) {
     let mut told: Option<Instant> = None;
     let mut tidied = Instant::now();
     loop {
-        // Also when there is always something to write.
+        // This also happens when there is always something to write.
         if tidied.elapsed() >= IDLE {
             tidied = Instant::now();
             let written = tell_gap(writer, counts).and_then(|()| writer.sync());
@@ -323,7 +326,7 @@ fn write_on(writer: &mut Writer, messages: &Receiver<WriterCommand>, counts: &Co
     }
 }
 
-/// Writes down how many entries are missing about here.
+/// Records how many entries are missing around this point.
 fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
     let missing = counts.unwritten();
     if missing == 0 {
@@ -337,7 +340,7 @@ fn tell_gap(writer: &mut Writer, counts: &Counts) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Counts what could not be written, and says so once when it begins and once when it is over.
+/// Counts entries that could not be written, and logs the beginning and the end of the failure once each.
 fn after(written: std::io::Result<()>, writer: &mut Writer, counts: &Counts, entries: u64) {
     match written {
         Ok(()) => {
@@ -447,7 +450,7 @@ mod tests {
         let (queue, messages) = sync_channel(4);
         let journal = Journal { queue, counts: Arc::default(), contents: false };
         for n in 0..10 {
-            journal.record(call(&format!("tool-{n}"))); // nobody reads yet
+            journal.record(call(&format!("tool-{n}"))); // the writer does not run yet
         }
         assert_eq!(journal.lost(), 6);
         let closing = journal.clone();
@@ -463,7 +466,7 @@ mod tests {
         assert_eq!(journal.lost(), 7);
     }
 
-    /// `/dev/full` has no room for anything.
+    /// Uses `/dev/full`, where every write fails for lack of space.
     #[test]
     fn a_full_disk_costs_entries_and_no_call_and_the_gap_is_written_when_there_is_room() {
         let dir = Scratch::new();

@@ -1,8 +1,9 @@
-//! Checking the chain: every line has to carry the code of the one before and a right one of its own, over all files; the newest
-//! line that was noted outside of the directory has to be there; a beginning may be missing only where days have expired.
+//! Verifies the chain: over all files, every line has to carry the code of the line before and a valid code of its
+//! content. The newest line, which is noted outside of the directory, has to be there. Lines may be missing from the
+//! beginning only if they have expired.
 //!
-//! Whoever has the key, or can write the directory and the note beside it, can write another journal or an earlier state of this
-//! one: that is seen only by a head that was kept elsewhere.
+//! An attacker who has the key, or who can write both the directory and the note beside it, can write another journal
+//! or restore an earlier state of this one. Only a head that was stored elsewhere reveals that.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -14,13 +15,13 @@ use super::files::{GENESIS, hash, list, next_line};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyReport {
     pub files: Vec<FileReport>,
-    /// The code of the last whole line: what to note for the next time.
+    /// Code of the last whole line, to be noted for the next verification.
     pub head: Option<String>,
-    /// The last line has no end: a server is writing, or stopped while it did.
+    /// Whether the last line has no end, because a server is writing it or stopped while it did.
     pub unfinished: bool,
-    /// Lines of the form that has no key.
+    /// Number of lines in the older form, which has no key.
     pub old_form: u64,
-    /// What is wrong with the journal as a whole.
+    /// Faults of the journal as a whole.
     pub broken: Vec<String>,
 }
 
@@ -36,13 +37,14 @@ pub struct FileReport {
     pub lines: u64,
     pub first_seq: Option<u64>,
     pub last_seq: Option<u64>,
-    /// The first line that does not fit, counted from 1, and why.
+    /// The first line that does not fit, counted from 1, and the reason.
     pub broken: Option<(u64, String)>,
 }
 
-/// Walks all files of a directory, with the key that lies at `key`. `noted` is a head of an earlier time, which has to be there still.
+/// Verifies all files of a directory with the key at `key`. `noted` is a head of an earlier time, which still has to be
+/// there.
 pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyReport> {
-    // Read first: a server that writes goes on meanwhile.
+    // The note is read first, because a running server continues to write meanwhile.
     let newest = Head::noted(&head_path(dir))?;
     let mut walk = Walk { key: ChainKey::read(key)?, noted, newest: newest.as_ref(), ..Walk::default() };
     let names = list(dir)?;
@@ -61,22 +63,22 @@ pub fn verify(dir: &Path, key: &Path, noted: Option<&str>) -> io::Result<VerifyR
 
 #[derive(Default)]
 struct Walk<'a> {
-    /// `None` when it is missing.
+    /// Key of the chain; `None` if it is missing.
     key: Option<ChainKey>,
-    /// None until the first line: days before it may have been deleted.
+    /// Head before the next line; `None` until the first line, because the days before it may have been deleted.
     before: Option<Head>,
-    /// A line that is none; right only if the next one says so. Its hash and size.
+    /// Hash and size of bytes that are not a valid line. They are accepted only if the next line explains them.
     torn: Option<(String, u64)>,
     noted: Option<&'a str>,
     seen: bool,
-    /// The server's own note of its newest line.
+    /// The server's note of its newest line.
     newest: Option<&'a Head>,
     newest_seen: bool,
     old_form: u64,
     keyed: u64,
-    /// The number of the first line, unless it is of the old form.
+    /// Number of the first line, unless it is of the old form.
     first: Option<u64>,
-    /// The last line that expired.
+    /// Number of the last line that expired.
     through: u64,
 }
 
@@ -104,7 +106,7 @@ impl Walk<'_> {
         Ok((report, false))
     }
 
-    /// The number of the line; none for one that waits for the next to explain it.
+    /// Checks a line and returns its number, or `None` if the next line has to explain it.
     fn line(&mut self, line: &[u8]) -> Result<Option<u64>, String> {
         let torn = self.torn.take();
         let Some(link) = ChainLink::parse(line) else {
@@ -125,7 +127,7 @@ impl Walk<'_> {
         .map(|()| Some(link.seq))
     }
 
-    /// Whether the line itself is as a server with the key wrote it.
+    /// Checks that a server with the key wrote the line as it is.
     fn authentic(&mut self, line: &[u8], link: &ChainLink) -> Result<(), String> {
         let Some(mac) = &link.mac else {
             self.old_form += 1;
@@ -135,7 +137,7 @@ impl Walk<'_> {
             self.first = Some(link.seq);
         }
         self.keyed += 1;
-        // Without the key there is nothing to compare; that is said once, of the whole.
+        // Without the key there is nothing to compare; the report says that once for the whole journal.
         if self.key.as_ref().is_some_and(|key| !key.fits(line, mac)) {
             return Err(format!("line {} was changed, or made with another key", link.seq));
         }
@@ -156,7 +158,7 @@ impl Walk<'_> {
             ));
         }
         let last = self.before.as_ref().map_or(0, |head| head.seq);
-        // Whoever makes a key notes a head at once. One that the caller kept is better.
+        // A server that creates a key notes a head at once. A head that the caller kept is better evidence.
         if self.key.is_some() && self.newest.is_none() && self.noted.is_none() && self.before.is_some() {
             let how = "pass a head from the log or from an earlier run with --head";
             faults.push(format!(
@@ -181,7 +183,7 @@ const NOT_A_LINE: &str = "this is not a line of the journal";
 
 fn follows(before: Option<&Head>, link: &ChainLink) -> Result<(), String> {
     let Some(before) = before else {
-        // The first line there is: the first ever, or one whose days before were deleted.
+        // The first line here is either the first ever or one before which days were deleted.
         let first = (link.seq == 1) == (link.prev == GENESIS);
         return if first { Ok(()) } else { Err("the first line's number and hash do not fit together".into()) };
     };
@@ -237,7 +239,7 @@ mod tests {
             Self { dir, _scratch: scratch }
         }
 
-        /// Three days of four lines each.
+        /// Creates a journal with three days of four lines each.
         fn new() -> Self {
             let kept = Self::empty();
             (0..3).for_each(|day| kept.write(day, 4));
@@ -254,7 +256,7 @@ mod tests {
             writer.sync().unwrap();
         }
 
-        /// Three days as servers wrote them before there was a key.
+        /// Creates a journal with three days as servers wrote them before there was a key.
         fn old_form() -> Self {
             let kept = Self::empty();
             let mut prev = GENESIS.to_owned();
@@ -280,7 +282,7 @@ mod tests {
             verify(&self.dir, &key_path(&self.dir), noted).unwrap()
         }
 
-        /// File, line and reason of each broken file.
+        /// Returns file, line and reason of each broken file.
         fn broken(&self) -> Vec<(usize, u64, String)> {
             let index = |name: &str| FILES.iter().position(|file| *file == name).unwrap();
             let files = self.verify(None).files.into_iter();
@@ -338,7 +340,7 @@ mod tests {
         assert_eq!(kept.verify(None).broken, ["lines 9 to 12 are missing from the end"]);
         FILES[..2].iter().for_each(|file| std::fs::remove_file(kept.dir.join(file)).unwrap());
         assert_eq!(kept.verify(None).broken, ["lines 1 to 12 are missing from the end"]);
-        // The last line itself, which no other line speaks of.
+        // The last line itself is covered by no other line.
         let kept = Kept::new();
         kept.edit(2, |lines| lines[3] = lines[3].replace("tool-3", "tool-x"));
         assert_eq!(kept.broken(), one(2, 4, "line 12 was changed, or made with another key"));
@@ -361,7 +363,7 @@ mod tests {
         std::fs::remove_file(kept.dir.join(FILES[0])).unwrap();
         assert_eq!(kept.verify(None).broken, ["lines 1 to 4 are missing from the beginning, and have not expired"]);
 
-        // After 31 days the first of the three is over its time, with a word.
+        // After 31 days the first of the three days expires, and the journal says so.
         let kept = Kept::new();
         kept.write(31, 1);
         assert!(!kept.dir.join(FILES[0]).exists() && kept.dir.join(FILES[1]).exists());
@@ -400,14 +402,14 @@ mod tests {
         let report = kept.verify(None);
         assert_eq!(report.files[0].broken, Some((1, "line 1 was changed, or made with another key".into())));
         assert_eq!(report.broken, ["line 12 is another one than was written"]);
-        // In the form that needs no key.
+        // A forgery in the form that needs no key.
         let kept = Kept::new();
         forge(&kept, None);
         let report = kept.verify(None);
         assert_eq!(report.broken, ["line 12 is another one than was written"]);
         std::fs::remove_file(head_path(&kept.dir)).unwrap();
         assert!(!kept.verify(None).is_whole());
-        // With the newest lines in the old form only.
+        // A forgery of only the newest line in the old form.
         let kept = Kept::new();
         kept.edit(2, |lines| {
             let prev = &lines[2].split_once("\"mac\":\"").unwrap().1[..64];
@@ -424,7 +426,7 @@ mod tests {
         assert!(!report.is_whole());
         assert_eq!(report.broken, ["the key is missing, so that nothing can be said about who wrote these lines"]);
         assert_eq!(kept.broken(), []);
-        // A new server makes another key, and goes on.
+        // A new server creates another key and continues.
         kept.write(3, 1);
         let report = kept.verify(None);
         assert_eq!(report.files[0].broken, Some((1, "line 1 was changed, or made with another key".into())));
@@ -437,7 +439,7 @@ mod tests {
         let report = kept.verify(None);
         assert!(report.is_whole(), "{report:?}");
         assert_eq!((report.old_form, report.files.len()), (12, 3));
-        // A server of today goes on with it, and what it adds is keyed.
+        // A current server continues the journal, and the lines that it adds have codes.
         kept.write(2, 2);
         let report = kept.verify(None);
         assert!(report.is_whole(), "{report:?}");
@@ -461,7 +463,7 @@ mod tests {
         let text = std::fs::read_to_string(kept.dir.join(FILES[0])).unwrap();
         let first = ChainLink::parse(text.lines().next().unwrap().as_bytes()).unwrap().mac.unwrap();
         assert!(kept.verify(Some(&first)).is_whole(), "a head of earlier is still there");
-        // Who can write beside the directory too can put back an earlier state of both.
+        // An attacker who can also write beside the directory can restore an earlier state of both.
         kept.edit(2, |lines| lines.truncate(2));
         std::fs::remove_file(head_path(&kept.dir)).unwrap();
         assert!(kept.verify(None).broken[0].starts_with("the note of the newest line is missing"));

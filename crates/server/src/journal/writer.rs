@@ -1,4 +1,4 @@
-//! Appending to the journal: the chain, the files' turn, what a crash left, what is too old.
+//! Appends to the journal: extends the chain, starts new files, repairs the end after a crash and deletes expired days.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -36,19 +36,19 @@ pub struct Writer {
     config: JournalConfig,
     name: Name,
     file: File,
-    /// Of what is good in the file; more is what a failed write left.
+    /// Length of the valid part of the file; bytes after it are left from a failed write.
     length: u64,
     unsynced: bool,
     key: ChainKey,
     head: Head,
-    /// What the log has said of it last, and when.
+    /// Number of the head that was logged last, and the time of that.
     told: (u64, Instant),
     expired_on: String,
     /// Whether the last write failed.
     pub failing: bool,
-    /// Why the last one failed that did, until a gap has told.
+    /// Reason of the last failure, until a `gap` reports it.
     pub why: Option<String>,
-    /// Held as long as this server writes here.
+    /// Lock of the directory, held as long as this server writes there.
     _lock: File,
 }
 
@@ -94,8 +94,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// What was cut while no server ran is said now. The next line follows the one that was noted, so that `verify` shows the gap
-    /// from then on. From here on there is a note, so that a missing one shows.
+    /// Reports lines that were cut while no server ran. The next line follows the noted one, so that `verify` shows the
+    /// gap from then on. It also writes the first note, so that a missing note is noticed later.
     fn compare_note(&mut self) -> io::Result<()> {
         let path = head_path(&self.config.dir);
         match Head::noted(&path) {
@@ -119,7 +119,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Into the log, which may lie elsewhere: `verify --head` takes it.
+    /// Writes the head to the log, which may be stored elsewhere, for `verify --head`.
     fn tell_head(&mut self) {
         if self.head.seq > self.told.0 {
             tracing::info!(seq = self.head.seq, head = self.head.hash, "journal");
@@ -127,7 +127,7 @@ impl Writer {
         self.told = (self.head.seq, Instant::now());
     }
 
-    /// Goes on where the newest line is. One that was not finished is closed off in its own file.
+    /// Finds the newest line, after which this server continues. An unfinished line is closed off in its file.
     fn find_end(&mut self, names: &[Name], now: SystemTime) -> io::Result<()> {
         for name in names.iter().rev() {
             let end = end_of(&self.config.dir.join(name.to_string()))?;
@@ -144,7 +144,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The unfinished line stays for whoever wants to look at it, and the chain goes over it.
+    /// Ends the unfinished line, which stays there for inspection, and continues the chain after it.
     fn close_off(&mut self, name: &Name, rest: &[u8], now: SystemTime) -> io::Result<()> {
         tracing::warn!("the journal ends in an unfinished line of {} bytes; it is closed off", rest.len());
         let current = self.name.clone();
@@ -154,7 +154,7 @@ impl Writer {
         self.file.write_all(b"\n")?;
         self.length = self.file.metadata()?.len();
         match ChainLink::parse(rest) {
-            Some(link) => self.head = link.head(rest), // it had everything but its end
+            Some(link) => self.head = link.head(rest), // only its line end was missing
             None => {
                 let before = std::mem::replace(&mut self.head.hash, hash(rest));
                 self.append_here([(now, &JournalEntry::torn(rest.len() as u64, before))])?;
@@ -163,12 +163,12 @@ impl Writer {
         if *name != current { self.turn_to(current) } else { Ok(()) }
     }
 
-    /// One line, whole or not at all.
+    /// Appends one line, completely or not at all.
     pub fn append(&mut self, at: SystemTime, entry: &JournalEntry) -> io::Result<()> {
         self.append_all([(at, entry)])
     }
 
-    /// Lines, all of them whole or none at all.
+    /// Appends lines, all of them completely or none at all.
     pub fn append_all<'a>(
         &mut self,
         entries: impl IntoIterator<Item = (SystemTime, &'a JournalEntry)>,
@@ -195,7 +195,7 @@ impl Writer {
             bytes.push(b'\n');
         }
         if let Err(error) = self.file.write_all(&bytes) {
-            // On a full disk half a line may have got in.
+            // On a full disk a part of a line may have been written.
             let _ = self.file.set_len(self.length);
             return Err(error);
         }
@@ -218,7 +218,7 @@ impl Writer {
         if self.unsynced {
             self.file.sync_data()?;
             self.unsynced = false;
-            // After the lines: a crash never leaves a note of lines that are not there.
+            // The note is written after the lines, so that a crash never leaves a note of lines that do not exist.
             self.head.note(&head_path(&self.config.dir))?;
         }
         if self.told.1.elapsed() >= TELL {
@@ -227,7 +227,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Deletes the days that are over their time; looks once a day.
+    /// Deletes the days that have expired. It does so at most once a day.
     pub fn expire(&mut self, now: SystemTime) {
         let today = day(now);
         if self.expired_on == today {
@@ -239,7 +239,7 @@ impl Writer {
         let names = list(&self.config.dir).unwrap_or_default();
         let old: Vec<&Name> = names.iter().filter(|name| name.day < first_kept && **name < self.name).collect();
         let last = |name: &Name| Some(end_of(&self.config.dir.join(name.to_string())).ok()?.head?.seq);
-        // Written down before they go: a beginning that is missing without a word was cut.
+        // The expiry is recorded before the files are deleted: a missing beginning without such a record was cut.
         if let Some(through) = old.iter().rev().find_map(|name| last(name)) {
             let told = self.append_here([(now, &JournalEntry::expired(through))]).and_then(|()| self.sync());
             if let Err(error) = told {
@@ -260,7 +260,7 @@ impl Writer {
     }
 }
 
-/// How often the log has the head, when there is a new one.
+/// Interval at which the head is logged if it has changed.
 const TELL: Duration = Duration::from_secs(3600);
 
 fn lock(dir: &Path) -> io::Result<File> {
@@ -283,22 +283,22 @@ fn options() -> OpenOptions {
 
 #[derive(Debug, Default)]
 struct End {
-    /// None: there is no whole line in the file.
+    /// Head after the last whole line; `None` if the file has no whole line.
     head: Option<Head>,
-    /// What stands after the last whole line.
+    /// Bytes after the last whole line.
     unfinished: Option<Vec<u8>>,
 }
 
-/// Reads no more than the last lines of a file.
+/// Returns the end of a file, reading only its last lines.
 fn end_of(path: &Path) -> io::Result<End> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    // Two of the longest lines: the last one, and the one before if that is not finished.
+    // This covers two lines of maximum length: the last one, and the one before it if the last is not finished.
     let start = length.saturating_sub(2 * LONGEST_LINE);
     file.seek(SeekFrom::Start(start))?;
     let mut file = BufReader::new(file.take(2 * LONGEST_LINE));
     let mut end = End::default();
-    let mut first = start > 0; // may begin in the middle of a line
+    let mut first = start > 0; // the first line may be incomplete
     while let Some((line, whole)) = next_line(&mut file)? {
         let link = ChainLink::parse(&line);
         match link.filter(|_| whole) {
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    /// A journal's directory in one of the test's own, which has the key too.
+    /// A journal's directory inside a scratch directory, which also contains the key.
     struct Dir(PathBuf, #[allow(dead_code, reason = "removes it")] Scratch);
 
     impl Dir {
@@ -341,7 +341,7 @@ mod tests {
             "12-17" => 31,
             other => panic!("{other}"),
         };
-        // 2126-11-16: after any today, since a file is never of a day before that of its writing.
+        // 2126-11-16 is later than any current date, because a file never has a day before that of its writing.
         SystemTime::UNIX_EPOCH + Duration::from_secs(4_950_460_800 + days * 86_400)
     }
 
@@ -405,7 +405,7 @@ mod tests {
         for (what, rest) in
             [("half a line", "{\"time\":\"2126-11"), ("zeros", "\0\0\0\0"), ("no end", "{\"seq\":3,\"prev\":\"")]
         {
-            // On the same day, and on the next: the end is in another file then.
+            // The next server starts on the same day, or on the next, when the end is in another file.
             for next in [at("11-16"), at("11-17")] {
                 let dir = Dir::new();
                 let mut writer = open(&dir, at("11-16"));

@@ -1,8 +1,8 @@
-//! Text of strangers in a line of ours: it must not end the line, colour it or turn it around.
+//! Escapes untrusted text in a log line, which must not end the line, colour it or reverse it.
 
 use std::fmt::{self, Write};
 
-/// Writes on what can do no harm, and the rest as Rust would write it in a literal.
+/// Writer that passes on harmless characters and escapes the others as in a Rust literal.
 pub struct Escaped<W>(pub W);
 
 impl<W: Write> Write for Escaped<W> {
@@ -17,14 +17,15 @@ impl<W: Write> Write for Escaped<W> {
     }
 }
 
-/// Control characters (ESC and the one-byte CSI among them), the other line ends, and what reorders text.
+/// Returns whether a character is a control character (including ESC and the one-byte CSI), another line end, or one
+/// that reorders text.
 fn is_harmful(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 pub fn escaped(text: &str) -> String {
     let mut out = Escaped(String::with_capacity(text.len()));
-    let _ = out.write_str(text); // a String takes everything
+    let _ = out.write_str(text); // writing to a String cannot fail
     out.0
 }
 

@@ -1,4 +1,5 @@
-//! The form for people. Lines the documents print stand as they are printed there; all others in tracing's usual form.
+//! The log format for people. Lines that the documents print appear exactly as there; all others appear in tracing's
+//! usual form.
 
 use std::fmt::{self, Write};
 
@@ -33,7 +34,7 @@ where
     }
 }
 
-/// The message alone: the documents' lines have no fields.
+/// Writes only the message, because the lines of the documents have no fields.
 struct MessageVisitor<'a, 'w>(&'a mut Writer<'w>, fmt::Result);
 
 impl Visit for MessageVisitor<'_, '_> {
@@ -44,11 +45,11 @@ impl Visit for MessageVisitor<'_, '_> {
     }
 }
 
-/// `message name=value …`, with nothing in it that a terminal would obey.
+/// Formats `message name=value …`, without any character that a terminal would interpret.
 pub fn fields() -> impl for<'a> FormatFields<'a> + Send + Sync + 'static {
     format::debug_fn(|out: &mut Writer<'_>, field, value| match field.name() {
         "message" => write!(Escaped(out), "{value:?}"),
-        // Where a line of the `log` crate came from; its target is shown already.
+        // Fields of the `log` crate say where a line came from; its target is shown already.
         name if name.starts_with("log.") => Ok(()),
         name => {
             write!(out, "{name}=")?;

@@ -1,8 +1,9 @@
-//! The log lines that dialects prescribe: `[MCP]` and `[HTTP]` of `conversation`, and one line for each call of `workbench`
-//! (docs/dialects).
+//! The log lines that dialects prescribe: `[MCP]` and `[HTTP]` of `conversation`, and one line for each call of
+//! `workbench` (docs/dialects).
 //!
-//! Pure: a value in, its text out; `log` hands it to tracing. No line has a host path, a token, a value of the environment, code
-//! or the secret part of a file's link in it, whatever it is given; bodies are logged at debug level only.
+//! The code is pure and turns a value into its text; `log` hands it to tracing. No line contains a host path, a token,
+//! a value of the environment, code or the secret part of a file's link, whatever its input; bodies are logged at debug
+//! level only.
 
 use std::fmt::{self, Display, Formatter};
 use std::net::SocketAddr;
@@ -12,16 +13,17 @@ use serde_json::{Map, Value};
 
 use super::escape::escaped;
 
-/// Targets of these lines. The human form prints their messages and nothing else.
+/// Targets of these lines. The human format prints only their messages.
 pub const MCP_LOG: &str = "sandpool::mcp";
 pub const HTTP_LOG: &str = "sandpool::http";
 
-/// Characters of one value of a client's in a line.
+/// Maximum number of characters of one client value in a line.
 const SHOWN: usize = 64;
-/// Characters of a body in a line.
+/// Maximum number of characters of a body in a line.
 const BODY_SHOWN: usize = 4000;
 
-/// What `conversation` logs of a request on its way through the server, in the order of docs/dialects/conversation.md.
+/// Lines that `conversation` logs about a request on its way through the server, in the order of
+/// docs/dialects/conversation.md.
 #[derive(Debug, Clone, Copy)]
 pub enum McpLine<'a> {
     Incoming {
@@ -58,12 +60,12 @@ pub enum McpLine<'a> {
         name: &'a str,
         url: &'a str,
     },
-    /// Beyond the first few.
+    /// Number of files beyond the first few.
     MoreFiles(usize),
     Completed {
         tool: &'a str,
     },
-    /// The call went well, the code it ran did not.
+    /// The call succeeded, but the code that it ran failed.
     CompletedWithError {
         tool: &'a str,
     },
@@ -73,12 +75,12 @@ pub enum McpLine<'a> {
     },
 }
 
-/// A `sandbox.run_code` by its sizes: neither its code nor a value of its environment.
+/// Sizes of a `sandbox.run_code`, without its code or any value of its environment.
 #[derive(Debug, Clone, Copy)]
 pub struct RunCode<'a> {
     pub conversation: &'a str,
     pub language: &'a str,
-    /// In bytes.
+    /// Length of the code in bytes.
     pub code_len: usize,
     pub network: bool,
     pub env_vars: usize,
@@ -90,7 +92,7 @@ impl McpLine<'_> {
     }
 }
 
-/// What comes before a run, after its arguments were read.
+/// Returns the lines before a run, after its arguments were read.
 pub fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str) -> [McpLine<'a>; 5] {
     [
         McpLine::RunCode(run),
@@ -101,10 +103,11 @@ pub fn run_code_begins<'a>(run: RunCode<'a>, runner: &'a str, link_hex: &'a str)
     ]
 }
 
-/// A call names so many of its files in the log: how much it writes there is not the code's to decide.
+/// Maximum number of files that one call names in the log, because code in a sandbox must not decide how much is
+/// logged.
 const NAMED_FILES: usize = 5;
 
-/// What comes after it; `files` are name and URL.
+/// Returns the lines after a run; `files` are pairs of name and URL.
 pub fn run_code_ended<'a>(
     success: bool,
     exit_code: i32,
@@ -172,7 +175,7 @@ impl Display for McpLine<'_> {
     }
 }
 
-/// What `conversation` logs of the HTTP layer.
+/// Lines that `conversation` logs about the HTTP layer.
 #[derive(Debug, Clone, Copy)]
 pub enum HttpLine<'a> {
     Request {
@@ -187,7 +190,7 @@ pub enum HttpLine<'a> {
         method: &'a str,
     },
     Response(&'a Value),
-    /// `count`: so many since the last such line.
+    /// A refused request; `count` is the number of refusals since the last such line.
     Refused {
         peer: SocketAddr,
         message: &'a str,
@@ -223,13 +226,13 @@ impl Display for HttpLine<'_> {
     }
 }
 
-/// What `workbench` logs of each call: tool, duration, key arguments cut and redacted, error code, sandbox.
+/// Line that `workbench` logs for each call: tool, duration, shortened and redacted key arguments, error code, sandbox.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolLine<'a> {
     pub tool: &'a str,
     pub took: Duration,
     pub args: &'a Map<String, Value>,
-    /// The error's code if it failed.
+    /// Code of the error if the call failed.
     pub error: Option<&'a str>,
     pub sandbox: Option<&'a str>,
 }
@@ -255,7 +258,7 @@ impl Display for ToolLine<'_> {
     }
 }
 
-/// Arguments whose value helps to find a fault and is no secret. All others are shown by their size.
+/// Arguments whose value helps to find a fault and is not secret. All others are shown by their size.
 const KEY_ARGUMENTS: &[&str] = &[
     "action",
     "background",
@@ -314,13 +317,14 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// As the documents shorten a directory's name: whoever knows the whole may read the files.
+/// Shortens the name of a directory as the documents do, because everyone who knows the whole name may read the files.
 fn head(secret: &str, most: usize) -> String {
     let head: String = secret.chars().take(most).collect();
     format!("{}...", escaped(&head))
 }
 
-/// Where an address leads, and nothing that may be a secret or a page's content: neither path nor query, of `data:` only the scheme.
+/// Returns where an address leads, without anything that may be secret or content of a page: neither path nor query,
+/// and of `data:` only the scheme.
 pub fn site(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, after)) => {
@@ -334,7 +338,8 @@ pub fn site(url: &str) -> String {
     }
 }
 
-/// A URL without what gives access: user and password, the query, the secret directory of a file's link.
+/// Returns a URL without the parts that give access: user and password, the query, the secret directory of a file's
+/// link.
 fn without_secret(url: &str) -> String {
     let (url, rest) = match url.find(['?', '#']) {
         Some(at) => (&url[..at], "?…"),
@@ -370,19 +375,19 @@ fn without_links(text: &str) -> String {
     out + rest
 }
 
-/// A body for the debug log, cut.
+/// Returns a redacted and shortened body for the debug log.
 fn redacted(body: &Value) -> String {
     escaped(&cut(&without_secrets(body.clone()).to_string(), BODY_SHOWN))
 }
 
-/// Without values of environments, what is called a secret, what is typed into a page, and links.
+/// Removes values of environments, members with names of secrets, text typed into a page, and links.
 pub fn without_secrets(value: Value) -> Value {
     match value {
         Value::Object(members) => {
             Value::Object(members.into_iter().map(|(name, value)| redacted_member(name, value)).collect())
         }
         Value::Array(items) => items.into_iter().map(without_secrets).collect(),
-        // A result is often JSON within a text.
+        // A result often contains JSON within a text.
         Value::String(text) => Value::String(without_links(&text)),
         other => other,
     }
@@ -397,7 +402,7 @@ fn redacted_member(name: String, value: Value) -> (String, Value) {
             Value::Object(variables.into_iter().map(|(name, _)| (name, HIDDEN.into())).collect())
         }
         Value::String(_) if SECRETS.iter().any(|secret| lower.contains(secret)) => HIDDEN.into(),
-        // Typed into a page, it may be a password.
+        // Text typed into a page may be a password.
         Value::String(ref text) if matches!(lower.as_str(), "text" | "key") && !text.starts_with('{') => HIDDEN.into(),
         other => without_secrets(other),
     };
@@ -414,7 +419,7 @@ mod tests {
 
     const HEX: &str = "abc123def4567890abc123def4567890abc123def4567890abc123def4567890";
 
-    /// As docs/dialects/conversation.md prints them, but for the line with the host path.
+    /// Lines as docs/dialects/conversation.md prints them, except the line with the host path.
     const DOCUMENT: &str = "\
 [MCP] Incoming request - Method: initialize, ID: 1
 [MCP] Processing initialize request
@@ -474,7 +479,7 @@ mod tests {
         assert_eq!(lines[2], "[MCP] Found 100 files");
         assert_eq!(lines[8], "[MCP] 95 more files available");
         assert!(lines.iter().map(String::len).sum::<usize>() < 4096, "{lines:?}");
-        // Up to that many are all named.
+        // Up to five files are all named.
         let few = files[..5].iter().map(|(name, url)| (name.as_str(), url.as_str()));
         assert!(!run_code_ended(true, 0, few).iter().any(|line| line.to_string().contains("more files")));
     }

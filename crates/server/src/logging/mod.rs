@@ -1,7 +1,8 @@
-//! Logs, on stderr: for people, in the documents' own words where these have words, or as JSON lines for machines.
+//! Logs go to stderr: for people, in the words of the documents where they prescribe them, or as JSON lines for
+//! machines.
 //!
-//! Sets up the subscriber and knows how a line looks. What is worth a line is the business of those who log; the words of
-//! the documents are in [`lines`].
+//! This module sets up the subscriber and formats lines. The callers decide what is worth a line; the wording of the
+//! documents is in [`lines`].
 
 mod escape;
 mod human;
@@ -33,15 +34,16 @@ pub enum LogError {
     Start(#[from] TryInitError),
 }
 
-/// From here on everything logged goes to stderr: stdout belongs to the protocol. `colour` is for people only.
+/// Sends all log lines to stderr from now on, because stdout belongs to the protocol. `colour` applies only to the
+/// human format.
 pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), LogError> {
     let refused = |source| LogError::Filter { filter: filter.into(), source };
     let filter = quiet(EnvFilter::try_new(filter).map_err(refused)?);
     Ok(Registry::default().with(layer(format, colour, || sink::Stderr).with_filter(filter)).try_init()?)
 }
 
-/// Whatever was asked for, rmcp says nothing but errors: in its own lines of a request stand code and environment, and its spans
-/// hide the one with the request's id.
+/// Reduces rmcp to errors whatever the filter says: its lines about a request contain code and environment values, and
+/// its spans hide the span with the request's id.
 fn quiet(filter: EnvFilter) -> impl Filter<Registry> + Send + Sync + 'static {
     filter.and(filter_fn(|line| !line.target().starts_with("rmcp") || *line.level() == Level::ERROR))
 }
@@ -53,7 +55,7 @@ where
     let layer = fmt::layer().with_writer(writer).with_ansi(colour);
     match format {
         LogFormat::Human => layer.fmt_fields(human::fields()).event_format(human::Human::default()).boxed(),
-        // The span around a call carries `request_id` and `tenant`; the lines within are told apart by them.
+        // The span around a call carries `request_id` and `tenant`, which tell the lines of different calls apart.
         LogFormat::Json => {
             layer.with_ansi(false).json().flatten_event(true).with_current_span(true).with_span_list(false).boxed()
         }
@@ -83,7 +85,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// What `work` logs at all levels, in this form.
+    /// Returns what `work` logs at all levels, in this format.
     pub fn logged(format: LogFormat, work: impl FnOnce()) -> String {
         filtered(format, LevelFilter::TRACE, work)
     }
@@ -107,7 +109,7 @@ mod tests {
     use super::testing::{filtered, logged};
     use super::*;
 
-    /// As docs/dialects/agentrun.md prints its start-up lines.
+    /// Start-up lines as docs/dialects/agentrun.md prints them.
     const START_UP: &str = "\
 [INFO] AgentRun 初始化开始...
 [INFO] 创建 Code Interpreter: ci-abc123def456

@@ -1,4 +1,4 @@
-//! The way of lines to stderr. A reader that does not read costs lines, which are counted, and never a call's time.
+//! Writes log lines to stderr. If nobody reads stderr, lines are lost and counted, but no call is delayed.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,26 +6,26 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Lines that may wait.
+/// Maximum number of lines that wait to be written.
 const MOST: usize = 4096;
 
-/// Lines come in bursts, some for each call: those of this time are written at once, so that a call wakes the writer at most once
-/// and is not disturbed by it.
+/// Time during which lines are collected and then written together. Lines come in bursts, several for each call, so a
+/// call wakes the writer at most once and is not disturbed by it.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// So many lines in one write.
+/// Maximum number of lines in one write.
 const TOGETHER: usize = 256;
 
-/// Between two words about lines that were lost.
+/// Minimum time between two messages about lost lines.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How long the last lines may take.
+/// Maximum time for writing the last lines.
 const LAST: Duration = Duration::from_secs(1);
 
 static QUEUE: OnceLock<Queue> = OnceLock::new();
 
-/// From here on a thread of its own writes. Before, whoever makes a line writes it: a process has to do some things before it
-/// has any thread.
+/// Starts a thread that writes from now on. Before that, each line is written by the thread that logs it, because a
+/// process has to do some things before it has any threads.
 pub fn detach() {
     let lost = |count| tracing::warn!("{count} lines of the log were lost: nobody reads stderr");
     if QUEUE.get().is_none()
@@ -35,14 +35,14 @@ pub fn detach() {
     }
 }
 
-/// Returns when what was logged so far is written, or cannot be.
+/// Returns when all lines logged so far are written, or when that has failed.
 pub fn finish() {
     if let Some(queue) = QUEUE.get() {
         queue.finish(LAST);
     }
 }
 
-/// Takes one line at a time, whole.
+/// Writer that takes one whole line at a time.
 pub struct Stderr;
 
 impl Write for Stderr {
@@ -66,7 +66,7 @@ struct Queue {
 
 enum SinkCommand {
     Line(Vec<u8>),
-    /// Everything before it is written.
+    /// Signals that everything before this command has been written.
     Written(SyncSender<()>),
 }
 
@@ -90,7 +90,7 @@ impl Queue {
                         }
                     }
                 }
-                // A reader that is gone is nothing to talk about: there is nobody to hear it.
+                // If the reader is gone, the error is ignored, because nobody would see a message about it.
                 let _ = out.write_all(&lines);
                 lines.clear();
                 if let Some(done) = written {
@@ -125,12 +125,12 @@ mod tests {
 
     use super::*;
 
-    /// Writes nothing until it may.
+    /// Writer that blocks until the test releases it.
     struct Stuck(Receiver<()>, Arc<Mutex<Vec<u8>>>);
 
     impl Write for Stuck {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-            let _ = self.0.recv(); // fails at once when it is free
+            let _ = self.0.recv(); // fails at once when the test has released the writer
             self.1.lock().unwrap().extend_from_slice(line);
             Ok(line.len())
         }
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    /// F25.
+    /// F25 of the hostile list.
     #[test]
     fn a_reader_that_does_not_read_costs_lines_and_not_time() {
         let (free, stuck) = channel();

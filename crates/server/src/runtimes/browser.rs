@@ -1,6 +1,7 @@
-//! Chromium: found on this machine, never fetched. The headless shell before the whole browser: a third of its memory and start time.
+//! Finds Chromium on this machine; it is never downloaded. The headless shell is preferred to the whole browser,
+//! because it takes a third of its memory and start time.
 //!
-//! What is looked for are the programs themselves. What lies in `/usr/bin` is a script that adds flags and keys of its own.
+//! Only the binaries themselves are looked for, because the files in `/usr/bin` are scripts that add flags and keys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use super::process::Tool;
 use super::python::{exposes_home, is_binary};
 use crate::config::{BrowserChoice, Environment};
 
-/// Where packages put the headless shell: Debian's first.
+/// Paths where packages install the headless shell, Debian's first.
 const SHELLS: &[&str] = &[
     "/usr/lib/chromium/chromium-headless-shell",
     "/usr/lib64/chromium-browser/headless_shell",
@@ -35,8 +36,8 @@ const WHOLE: &[&str] = &[
 ];
 const WHOLE_NAMES: &[&str] = &["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
 
-/// Where test tools keep what they fetched, below the home directory: the directory, how the names in it begin, and the binary
-/// below each.
+/// Places below the home directory where test tools keep downloaded browsers: the directory, the beginning of the names
+/// in it, and the binary below each.
 const FETCHED_SHELLS: &[(&str, &str, &str)] = &[
     (".cache/ms-playwright", "chromium_headless_shell-", "chrome-headless-shell-linux64/chrome-headless-shell"),
     (".cache/ms-playwright", "chromium_headless_shell-", "chrome-linux/headless_shell"),
@@ -48,18 +49,18 @@ const FETCHED_WHOLE: &[(&str, &str, &str)] = &[
     (".cache/puppeteer/chrome", "linux-", "chrome-linux64/chrome"),
 ];
 
-/// Where fonts are that a sandbox sees.
+/// Directories with fonts that a sandbox sees.
 const FONTS: &[&str] = &["/usr/share/fonts", "/usr/local/share/fonts"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledBrowser {
     pub version: String,
     pub program: PathBuf,
-    /// The headless shell, not the whole browser.
+    /// Whether this is the headless shell rather than the whole browser.
     pub shell: bool,
 }
 
-/// None where the operator wants none.
+/// Returns the browser to use, or `None` if the operator wants none.
 pub async fn find(choice: &BrowserChoice, env: &Environment) -> Result<Option<InstalledBrowser>, SetupError> {
     match choice {
         BrowserChoice::Off => Ok(None),
@@ -100,13 +101,14 @@ fn places(packaged: &[&str], names: &[&str], fetched: &[(&str, &str, &str)], env
             .map(|entry| entry.path().join(binary))
             .collect();
         versions.sort();
-        versions.reverse(); // the newest first
+        versions.reverse(); // newest first
         versions
     });
     packaged.chain(on_path).chain(fetched).collect()
 }
 
-/// Whether this one can be used: a program that says its version and whose directory may be shown to sandboxes.
+/// Checks that a browser can be used: the program has to report its version, and its directory must be safe to show to
+/// sandboxes.
 async fn look(path: &Path, env: &Environment) -> Result<InstalledBrowser, SetupError> {
     let refused = |why: &str| SetupError::tool(&format!("`{}`", path.display()), why);
     let program = path.canonicalize().map_err(SetupError::io(path))?;
@@ -122,12 +124,12 @@ async fn look(path: &Path, env: &Environment) -> Result<InstalledBrowser, SetupE
     Ok(InstalledBrowser { version: version.into(), shell: SHELL_NAMES.contains(&&*name), program })
 }
 
-/// `Chromium 156.0.8078.79 built on …`.
+/// Returns the version in an answer such as `Chromium 156.0.8078.79 built on …`.
 fn version(answer: &str) -> Option<&str> {
     answer.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Its data lies beside the program.
+/// Returns the directory of the program, which also contains its data.
 fn directory(program: &Path) -> Option<&Path> {
     program.parent().filter(|dir| dir.parent().is_some())
 }
@@ -144,7 +146,7 @@ impl InstalledBrowser {
     }
 }
 
-/// Whether pages can show text: a browser without fonts shows boxes.
+/// Returns whether pages can show text. A browser without fonts shows boxes.
 pub fn has_fonts() -> bool {
     fn any(dir: &Path, depth: usize) -> bool {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -161,7 +163,8 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    /// A program that answers `--version` with one: GNU's `echo`, which is started by its real name.
+    /// Creates a program that answers `--version` with a version: a copy of GNU's `echo`, which is started by its real
+    /// name.
     fn stand_in(at: &Path) -> PathBuf {
         fs::create_dir_all(at.parent().unwrap()).unwrap();
         fs::copy("/bin/echo", at).unwrap();

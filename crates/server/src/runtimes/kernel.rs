@@ -1,4 +1,5 @@
-//! How a sandbox starts the interpreters: command line, environment and what of the host it sees.
+//! Says how a sandbox starts the interpreters: the command line, the environment, and the paths of the host that it
+//! sees.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,9 +13,10 @@ use crate::config::RuntimeConfig;
 const PYTHON_DRIVER: &str = include_str!("../../../guest/kernels/driver.py");
 const NODE_DRIVER: &str = include_str!("../../../guest/kernels/driver.cjs");
 const SITE_HOOK: &str = include_str!("sitecustomize.py");
-/// Inside the sandbox.
+/// Directory of the drivers inside the sandbox.
 const DRIVERS: &str = "/opt/sandpool";
-/// What code installs: on the sandbox's own volume, and gone with it. `/tmp` is on that volume and not among the user's files.
+/// Directory for packages that code installs. It is on the volume of the sandbox and is removed with it; `/tmp` is on
+/// that volume, but not among the user's files.
 const PACKAGES: &str = "/tmp/.packages";
 
 impl Prepared {
@@ -22,7 +24,7 @@ impl Prepared {
         let node = self.node.as_ref().ok().map(super::Node::binary);
         let env = environment(&self.python.dir, node.as_deref(), config.threads);
         let driver = |name: &str| format!("{DRIVERS}/{name}");
-        // `-B`: no `__pycache__` among the user's files.
+        // `-B` keeps `__pycache__` out of the user's files.
         let flags = ["-I", "-B", "-X", "utf8"].map(String::from);
         let argv = [vec![text(&self.python.dir.join("bin/python"))], flags.into(), vec![driver("driver.py")]].concat();
         let python = KernelCommand {
@@ -46,12 +48,12 @@ impl Prepared {
     }
 }
 
-/// The same interpreter as one to be forked; `guest/kernels/PROTOCOL.md` says how.
+/// Returns the command line of the same interpreter as a zygote; see `guest/kernels/PROTOCOL.md`.
 fn warm(argv: &[String], preload: &[String]) -> Vec<String> {
     argv.iter().cloned().chain(["--warm".into()]).chain(preload.iter().cloned()).collect()
 }
 
-/// Of a version's numbers.
+/// Returns the first `numbers` components of a version.
 fn first(version: &str, numbers: usize) -> String {
     version.split('.').take(numbers).collect::<Vec<_>>().join(".")
 }
@@ -61,13 +63,14 @@ fn python_binds(prepared: &Prepared) -> Vec<PathBuf> {
     outside_usr([prepared.python.dir.clone()].into_iter().chain(base))
 }
 
-/// `/usr` is in each sandbox anyway.
+/// Removes the paths below `/usr`, which every sandbox sees anyway.
 pub fn outside_usr(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
     paths.into_iter().filter(|path| !path.starts_with("/usr")).collect()
 }
 
-/// The whole environment of an interpreter and of what it starts. Caches go to the private `/tmp`, not among the user's files.
-/// `threads` is for the numeric libraries: by default they start one a core, each with a stack and a buffer.
+/// Returns the complete environment of an interpreter and of the processes that it starts. Caches go to the private
+/// `/tmp`, not among the user's files. `threads` is for the numeric libraries, which by default start one thread for
+/// each core, each with a stack and a buffer.
 fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<String, String> {
     let installed = Path::new(PACKAGES).join("bin");
     let bins = [Some(installed), Some(python.join("bin")), node.and_then(Path::parent).map(Path::to_owned)];
@@ -97,8 +100,9 @@ fn environment(python: &Path, node: Option<&Path>, threads: u32) -> BTreeMap<Str
     env
 }
 
-/// So that `pip install` and `npm install -g` go where the sandbox may write, and what they install is found. A cache would only take
-/// of the sandbox's disk; hints about new versions are of no use here.
+/// Makes `pip install` and `npm install -g` write where the sandbox may write, and makes the result importable. Caches
+/// are off because they would only take disk space of the sandbox; hints about new versions are off because they are of
+/// no use here.
 fn installs() -> [(&'static str, String); 13] {
     [
         ("SANDPOOL_PACKAGES", PACKAGES.into()),
@@ -106,7 +110,7 @@ fn installs() -> [(&'static str, String); 13] {
         ("PIP_NO_CACHE_DIR", "1".into()),
         ("PIP_NO_INPUT", "1".into()),
         ("PIP_DISABLE_PIP_VERSION_CHECK", "1".into()),
-        // Without a network there is nothing to try again; a sandbox that has one is told otherwise.
+        // Without a network retries are useless; a sandbox with a network gets other values.
         ("PIP_RETRIES", "0".into()),
         ("npm_config_fetch_retries", "0".into()),
         ("NODE_PATH", format!("{PACKAGES}/lib/node_modules")),

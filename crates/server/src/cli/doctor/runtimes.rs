@@ -1,4 +1,4 @@
-//! The languages, the warm interpreter and the browser: what is there, and whether it can be used.
+//! Reports the languages, the warm interpreter and the browser: which exist, and whether they can be used.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use crate::runtimes::{self, Node, SetupError, browser, node, python};
 
 pub struct Found {
     pub facts: Vec<Fact>,
-    /// Of Python.
+    /// Packages of Python with their versions.
     pub packages: BTreeMap<String, String>,
-    /// Python can be used or prepared.
+    /// Whether Python can be used or prepared.
     pub usable: bool,
 }
 
@@ -67,7 +67,7 @@ async fn node(context: &CommandEnv) -> Fact {
     }
 }
 
-/// A back end of doctor's own, in a directory that goes with it.
+/// A separate back end for this command, in a directory that is removed with it.
 pub struct Trial {
     native: Native,
     dir: PathBuf,
@@ -80,7 +80,7 @@ impl Trial {
         Ok(Self { native, dir })
     }
 
-    /// The modules that could not be imported.
+    /// Starts a zygote and returns the modules that could not be imported.
     async fn warm(self, spec: &ZygoteSpec) -> Result<BTreeMap<String, String>, Failed> {
         let work = async {
             let (backend, _) = self.native.start_quietly().await?;
@@ -96,7 +96,7 @@ impl Trial {
     }
 }
 
-/// Whether interpreters are forked here: found out by starting one to fork.
+/// Reports whether interpreters are forked here, which it finds out by starting a zygote.
 async fn warm(context: &CommandEnv, trial: Result<Trial, Failed>) -> Option<Fact> {
     const LAYER: &str = "warm Python";
     let config = &context.config.runtimes;
@@ -112,7 +112,7 @@ async fn warm(context: &CommandEnv, trial: Result<Trial, Failed>) -> Option<Fact
     })
 }
 
-/// What an interpreter to fork has imported of what it was told to.
+/// Reports which of the requested modules the zygote has imported.
 fn imports(layer: &str, wanted: &[String], failed: &BTreeMap<String, String>) -> Fact {
     let done: Vec<&str> = wanted.iter().filter(|name| !failed.contains_key(*name)).map(String::as_str).collect();
     let done = if done.is_empty() { "nothing".into() } else { done.join(", ") };

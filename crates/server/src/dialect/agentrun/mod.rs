@@ -1,4 +1,4 @@
-//! `agentrun`: the tool set of the AgentRun document: four tools it prints, three it planned.
+//! `agentrun`: the dialect of the AgentRun document, with the four tools that it prints and the three that it planned.
 
 use engine::op::{ContextSelector, FileOwner, Language, NewContext, Op, RunCode, Target};
 use serde_json::Value;
@@ -10,11 +10,12 @@ use super::{Dialect, Field, Hints, Lang, Options, SchemaForm, ToolRow, shown};
 
 mod render;
 
-/// `run_code {code, context_id}`, as the body of the document has it.
+/// The dialect with `run_code {code, context_id}`, as the body of the document has it.
 pub static DIALECT: Dialect =
     dialect(&[RUN_CODE, CREATE_CONTEXT, STOP_CONTEXT, LIST_CONTEXTS, UPLOAD_FILE, DOWNLOAD_FILE, LIST_FILES]);
 
-/// `run_code {code}`, as its appendix has it: runs in a context named `default`, made at the first call.
+/// The dialect with `run_code {code}`, as the appendix of the document has it. The code runs in a context named
+/// `default`, which the first call creates.
 pub static WITH_DEFAULT_CONTEXT: Dialect = dialect(&[
     RUN_CODE_IN_DEFAULT,
     CREATE_CONTEXT,
@@ -159,7 +160,7 @@ fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, ArgError> {
     args::required(args, field).map_err(invalid)
 }
 
-/// The document has one message for both fields, missing or invalid; a wrong type is added to it.
+/// Converts `run_code`. The document has one message for both fields, missing or invalid; a wrong type is added to it.
 fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
     const BOTH: &str = "code and context_id are required";
     let part = |field| match args.get(field) {
@@ -176,7 +177,7 @@ fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
 
 fn run_code_in_default(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let code = required(args, "code")?;
-    // A context of one's own is still welcome, just not advertised.
+    // A call may still name a context; the field is just not advertised.
     let target = match optional(args, "context_id")? {
         Some(context) => Target::existing(ContextSelector::Named(context.to_owned())),
         None => Target {
@@ -203,10 +204,11 @@ fn create_context(args: &Args, _: &Options) -> Result<Op, ArgError> {
     Ok(Op::CreateContext(NewContext { description: description.to_owned(), ..NewContext::named(name, language) }))
 }
 
-/// Descriptions come back in every list: fifty of them must stay far below the size of an answer.
+/// Maximum length of a description. Descriptions appear in every list: fifty of them must stay far below the size of an
+/// answer.
 const MAX_DESCRIPTION: usize = 4096;
 
-/// Whatever is not a language is a wrong language, also when it is not even text.
+/// Returns the language of a context. A value that is not a string is refused like an unknown language.
 fn language(value: Option<&Value>) -> Result<Language, ArgError> {
     let given = match value {
         None => return Ok(Language::Python),
@@ -239,7 +241,7 @@ fn path(text: &str) -> Result<String, ArgError> {
 fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let place = holder(args)?;
     let path = path(given(args, "path")?)?;
-    // An empty file is a file.
+    // Empty files are allowed.
     let content = given(args, "content")?;
     let content = match encoding(args)? {
         None | Some(Encoding::Utf8) => content.as_bytes().to_vec(),

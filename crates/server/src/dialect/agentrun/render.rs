@@ -1,4 +1,4 @@
-//! Outcomes as the document prints them: JSON with two-space indent, members in its order.
+//! Renders outcomes as the document prints them: JSON with two-space indent, members in its order.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -30,7 +30,7 @@ pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     failure(refused.code, &refused.message).into()
 }
 
-/// The engine's errors under the document's codes, for every tool.
+/// Renders an error of the engine under the document's codes, for every tool.
 pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     answer(error).into()
 }
@@ -91,7 +91,7 @@ pub(super) fn create_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     answer.into()
 }
 
-/// No context is made here: what is over is what is on its way.
+/// Renders an error of an upload. An upload creates no context, so what exceeds the limit is the uploads in progress.
 pub(super) fn upload_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     let answer = match e {
         EngineError::OverLimit { what, limit } => {
@@ -110,7 +110,7 @@ pub(super) fn stop_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     answer.into()
 }
 
-/// A back end that fails is a result, as the document has it.
+/// Renders an error of a run. A failure of the back end is a result, as the document has it.
 pub(super) fn run_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     let answer = match e {
         EngineError::Sandbox(why) => Answer::json(&RunResult {
@@ -127,7 +127,8 @@ pub(super) fn run_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     answer.into()
 }
 
-/// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
+/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
+/// than hidden.
 fn mismatch() -> Answer {
     failure("INTERNAL_ERROR", "The engine gave another kind of answer than was asked for")
 }
@@ -151,7 +152,7 @@ pub(super) fn ran_schema() -> Value {
 pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Ran(ran) = outcome else { return mismatch() };
     let kept = run::kept(scene, &ran);
-    // How it ended is always the last line.
+    // The last line always says how the run ended.
     let mut stderr = run::stderr(&ran);
     for note in [Some(kept.lines).filter(|lines| !lines.is_empty()), run::ending(&ran.end, &WORDS)].iter().flatten() {
         add_lines(&mut stderr, note);

@@ -1,5 +1,5 @@
-//! `conversation`: the tool set of the code sandbox document. A fresh process a call, and files with links that belong to the
-//! conversation.
+//! `conversation`: the dialect of the code sandbox document. Each call runs in a fresh process, and files with links
+//! belong to the conversation.
 
 use engine::op::{Environment, FileOwner, Language, Network, Op, RunOnce};
 
@@ -10,7 +10,7 @@ use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow
 
 mod render;
 
-/// Named as the document names them.
+/// The dialect with the tool names of the document.
 pub static DIALECT: Dialect = dialect(
     &[RUN_CODE, LIST_RUNNERS, UPLOAD_FILE],
     &[
@@ -20,7 +20,7 @@ pub static DIALECT: Dialect = dialect(
     ],
 );
 
-/// For hosts that refuse a dot in a name.
+/// The dialect for hosts that refuse a dot in a tool name.
 pub static WITH_UNDERSCORES: Dialect = dialect(
     &[
         ToolRow { name: "sandbox_run_code", ..RUN_CODE },
@@ -100,7 +100,7 @@ fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
     Ok(Op::RunOnce(RunOnce { conversation, language, code, env, network }))
 }
 
-/// Any text that fits into a log line: it is only ever hashed.
+/// Returns the id of the conversation. Any text that fits into a log line is valid, because the id is only hashed.
 fn conversation(args: &Args) -> Result<String, FieldError> {
     const LONGEST: usize = 256;
     let id = args::required(args, "conversationId")?;
@@ -121,7 +121,7 @@ fn language(args: &Args) -> Result<Language, FieldError> {
     })
 }
 
-/// Where a conversation's files are.
+/// Directory of a conversation's files.
 const DATA: &str = "/data";
 
 fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
@@ -132,7 +132,7 @@ fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
         Ok(_) => return Err(FieldError("filename cannot be a directory".into()).into()),
         Err(why) => return Err(FieldError(format!("filename {} is refused: {why}", shown(filename))).into()),
     };
-    // An empty file is a file.
+    // Empty files are allowed.
     let content =
         decode(args::given(args, "content")?).map_err(|why| FieldError(format!("content must be base64: {why}")))?;
     Ok(Op::WriteFile { place, path, content })

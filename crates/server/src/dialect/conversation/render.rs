@@ -1,5 +1,5 @@
-//! Outcomes as the document prints them. Its content type `output` is not in the protocol and every client drops it: the same
-//! JSON stands in a text block.
+//! Renders outcomes as the document prints them. Its content type `output` does not exist in the protocol and every
+//! client drops it, so the same JSON is sent in a text block.
 
 use engine::op::{Captured, Ended, EngineError, FileKind, FileListing, Language, Outcome, Ran, RunOutcome};
 use serde::Serialize;
@@ -15,17 +15,18 @@ use crate::dialect::{Answer, ArgError, Block, RenderInput, Reply, clipped, shown
 const INVALID_PARAMS: i32 = -32602;
 const INTERNAL_ERROR: i32 = -32603;
 
-/// Files named in one answer, newest first.
+/// Maximum number of files named in one answer, newest first.
 const MOST_FILES: usize = 100;
 
-/// Their names together. A name stands in an answer up to six times, three of them percent-encoded.
+/// Maximum length of their names together. A name appears in an answer up to six times, three of them percent-encoded.
 const NAMES_BUDGET: usize = 64 << 10;
 
 pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     Reply::Error { code: INVALID_PARAMS, message: refused.message.clone(), data: None }
 }
 
-/// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
+/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
+/// than hidden.
 fn mismatch() -> Answer {
     failed_run("The engine gave another kind of answer than was asked for.".into())
 }
@@ -41,7 +42,7 @@ fn link_schema() -> Value {
     object_with(serde_json::json!({ "name": string(), "url": string() }), &["url"])
 }
 
-/// A file's row and, where links can be made, the block with its address.
+/// Returns the row of a file and, if links can be made, the block with its address.
 fn linked(scene: &RenderInput<'_>, key: &str, path: &str, size: u64) -> (FileLink, Option<Block>) {
     let block = scene.link(key, path, Some(size));
     let url = block.as_ref().and_then(|block| match block {
@@ -59,10 +60,10 @@ struct RunResult {
     success: bool,
     output: String,
     files: Vec<FileLink>,
-    /// In `/data`, but not in `files`.
+    /// Number of files in `/data` that are not in `files`.
     #[serde(skip_serializing_if = "Option::is_none")]
     more_files: Option<u64>,
-    /// Where the whole is, when `output` was cut.
+    /// Address of the kept output, if `output` was cut.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_url: Option<String>,
 }
@@ -97,13 +98,13 @@ pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     if success { answer } else { answer.unsuccessful() }
 }
 
-/// A program of its own: it may end as it likes, as long as it says 0.
+/// Returns whether a run succeeded. The code is a separate program, so every kind of exit with code 0 is a success.
 fn succeeded(end: &RunOutcome) -> bool {
     matches!(end, RunOutcome::Ok | RunOutcome::Exit { code: 0 } | RunOutcome::Ended { how: Ended::Exited { code: 0 } })
 }
 
-/// Both streams in the order written (the engine has merged them), what was displayed, the traceback, and how it ended if that
-/// needs a word. The last value is not in it: a program does not print it.
+/// Returns both streams in the order written (the engine has merged them), the displays, the traceback, and how the run
+/// ended if that needs words. It leaves out the last value, because a program does not print it.
 fn output(ran: &Ran) -> String {
     let mut out = String::new();
     if let Some(notice) = &ran.notice {
@@ -154,7 +155,7 @@ fn ending(end: &RunOutcome) -> Option<String> {
     })
 }
 
-/// Rows, link blocks, and how many files are in neither.
+/// Returns the rows, the link blocks, and the number of files that are in neither.
 fn listed(scene: &RenderInput<'_>, files: &FileListing) -> (Vec<FileLink>, Vec<Block>, Option<u64>) {
     let mut left = NAMES_BUDGET;
     let fits = |path: &str| {
@@ -182,7 +183,8 @@ fn whole_output(scene: &RenderInput<'_>, output: &Captured) -> Option<(String, B
     }
 }
 
-/// The program did not run. The same object, so that whoever reads only `success` and `output` learns it too.
+/// Renders a run that did not start. The answer has the same object as a run, so that clients that read only `success`
+/// and `output` learn of it.
 fn failed_run(why: String) -> Answer {
     let result = RunResult { success: false, output: why, files: Vec::new(), more_files: None, output_url: None };
     Answer::json(&result).unsuccessful()
@@ -201,7 +203,7 @@ pub(super) fn run_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     }
 }
 
-/// What went wrong and what to do, for every tool.
+/// Says what went wrong and what to do, for every tool.
 fn sentence(error: &EngineError) -> String {
     use EngineError as E;
     match error {
@@ -241,7 +243,7 @@ pub(super) fn runners_schema() -> Value {
     object(serde_json::json!({ "languages": array(runner) }))
 }
 
-/// The advertised ones: plain JavaScript is accepted, not listed.
+/// Lists the advertised languages. Plain JavaScript is accepted but not listed.
 pub(super) fn runners(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Runtimes(runtimes) = outcome else { return mismatch() };
     let advertised = runtimes.into_iter().filter(|runtime| runtime.language != Language::Javascript);

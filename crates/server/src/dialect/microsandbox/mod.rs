@@ -1,4 +1,4 @@
-//! `microsandbox`: the tool set of the microsandbox documents: sessions that are made when they are needed.
+//! `microsandbox`: the dialect of the microsandbox documents, whose sessions are created when they are needed.
 
 use std::time::Duration;
 
@@ -125,7 +125,8 @@ fn execute_command(args: &Args, options: &Options) -> Result<Op, ArgError> {
     }))
 }
 
-/// Without arguments a line for the shell. A list without entries says no more than none: models write it for "no arguments".
+/// Converts the command. Without arguments it is a line for the shell. An empty list counts as no arguments, because
+/// models write it in that sense.
 fn command(args: &Args) -> Result<Command, FieldError> {
     let program = args::required(args, "command")?;
     let arguments = args::text_list(args, "args")?.unwrap_or_default();
@@ -141,7 +142,8 @@ fn command(args: &Args) -> Result<Command, FieldError> {
     Ok(Command::Argv([vec![program.to_owned()], arguments].concat()))
 }
 
-/// The session to use, how to make it if it is not there, and the template if one was asked for: one that exists keeps its own.
+/// Returns the session to use, how to create it if it does not exist, and the template that the call asked for. An
+/// existing session keeps its template.
 fn session(args: &Args, options: &Options) -> Result<(Target, Option<Language>), FieldError> {
     let template = args::choice(args, "template", &TEMPLATES)?;
     let id = session_id(args)?.map(str::to_owned);

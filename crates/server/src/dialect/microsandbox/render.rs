@@ -1,4 +1,5 @@
-//! Outcomes as the documents have them: stdout alone in the first block, facts about the session beside `content`.
+//! Renders outcomes as the documents have them: stdout alone in the first block, facts about the session beside
+//! `content`.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     Reply::Error { code: INVALID_PARAMS, message: format!("Invalid params: {}", refused.message), data: None }
 }
 
-/// What the caller or the server did wrong: limits are invalid requests, the rest of the server's troubles internal errors.
+/// Renders an error of the engine. Limits are invalid requests; the other failures of the server are internal errors.
 pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     use EngineError as E;
     let (code, message) = match error {
@@ -52,7 +53,8 @@ pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     Reply::Error { code, message, data: None }
 }
 
-/// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
+/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
+/// than hidden.
 fn mismatch() -> Answer {
     Answer::json(&json!({ "error": "the engine gave another kind of answer than was asked for" })).failed()
 }
@@ -79,12 +81,12 @@ struct Executed {
     command: Option<CommandFacts>,
     #[serde(flatten)]
     session: SessionFacts,
-    /// What has to be said about the session, if anything.
+    /// Remark about the session, if there is something to say.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
 }
 
-/// Beside `content` too, where the document has them.
+/// Facts about the session. They also appear beside `content`, where the document has them.
 #[derive(Serialize)]
 struct SessionFacts {
     session_id: String,
@@ -140,7 +142,7 @@ pub(super) fn command(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     executed(scene, &ran, Some(facts), ending)
 }
 
-/// Stdout and nothing else; stderr, marked, if there is any; the session; then pictures and links.
+/// Renders a run: stdout alone, then marked stderr if there is any, the session, pictures and links.
 fn executed(scene: &RenderInput<'_>, ran: &Ran, command: Option<CommandFacts>, ending: Option<String>) -> Answer {
     let session = SessionFacts {
         session_id: ran.context.id.clone(),
@@ -181,7 +183,8 @@ fn executed(scene: &RenderInput<'_>, ran: &Ran, command: Option<CommandFacts>, e
     Answer { blocks, structured: members(&executed).into(), fits: true, is_error: !success, extra }
 }
 
-/// State that is gone, a flavor that was not taken, output that is elsewhere: never silently.
+/// Returns remarks about lost state, a flavor that was not applied and output that is elsewhere, none of which may
+/// happen silently.
 fn note(args: &Args, ran: &Ran, kept: &str) -> Option<String> {
     let mut note = String::new();
     if ran.created && session_id(args).is_ok_and(|id| id.is_some()) {
@@ -248,7 +251,7 @@ pub(super) fn sessions_schema() -> Value {
     object(json!({ "sessions": array(session) }))
 }
 
-/// One that is not there is an empty list, not an error.
+/// Lists the sessions. A session that does not exist gives an empty list, not an error.
 pub(super) fn sessions(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Contexts(contexts) = outcome else { return mismatch() };
     let asked = session_id(scene.args).ok().flatten();
@@ -279,7 +282,7 @@ pub(super) fn stopped(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     Answer::json(&StoppedSession { success: true, session_id: &context_id })
 }
 
-/// An unknown session is no error: it does not run, which is what was wanted.
+/// Renders an error of `stop_session`. An unknown session is not an error: it does not run, as the caller wanted.
 pub(super) fn stop_error(scene: &RenderInput<'_>, e: &EngineError) -> Reply {
     match e {
         EngineError::ContextNotFound(id) => Answer::json(&StoppedSession { success: false, session_id: id }).into(),
@@ -306,7 +309,8 @@ pub(super) fn volumes_schema() -> Value {
     object(json!({ "volume_mappings": array(mapping) }))
 }
 
-/// The one place that may tell a path of the host: as the operator wrote it, and only if they want it told.
+/// Lists the shared volumes. This is the only place that may reveal a path of the host: as the operator wrote it, and
+/// only if the operator allows it.
 pub(super) fn volumes(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Volumes(volumes) = outcome else { return mismatch() };
     let mapping = |volume: engine::op::SharedVolume| Mapping {

@@ -1,4 +1,5 @@
-//! The browser's tools: arguments to requests. One tool acts, with the action as an argument: each has fields of its own.
+//! Converts the arguments of the browser tools to requests. One tool performs all actions, with the action as an
+//! argument and separate fields for each action.
 
 use std::time::Duration;
 
@@ -79,25 +80,25 @@ pub(super) const BROWSER_SCREENSHOT: ToolRow = ToolRow {
     ..BROWSER_OPEN
 };
 
-/// In the order of how often they are wanted.
+/// Actions, in the order of how often they are wanted.
 const ACTIONS: &[&str] = &[
     "click", "type", "press", "select", "hover", "scroll", "back", "forward", "reload", "wait", "upload", "tab",
     "evaluate", "log",
 ];
 
-/// Of an action that names no time: enough for a page that settles slowly.
+/// Timeout of an action that names none; it is enough for a page that settles slowly.
 const USUAL: Duration = Duration::from_secs(10);
-/// A wheel's worth of a page.
+/// Usual scroll distance, similar to one turn of a mouse wheel.
 const USUAL_PIXELS: u64 = 600;
 const MOST_PIXELS: u64 = 1_000_000;
 const LOG_LINES: u32 = 200;
 const MOST_FILES: usize = 20;
 
-/// Characters of a snapshot.
+/// Usual number of characters of a snapshot.
 pub(super) const SNAPSHOT_CHARS: u64 = 20_000;
 pub(super) const MOST_SNAPSHOT_CHARS: u64 = 100_000;
 
-/// One that is made for the browser has a browser ready.
+/// Returns the context of the call. A context that is created for the browser has a browser ready.
 fn place(args: &Args) -> Result<Target, FieldError> {
     let Target { which, make } = target(args)?;
     Ok(Target { which, make: make.map(|new| NewContext { browser: true, ..new }) })
@@ -124,7 +125,8 @@ fn number(args: &Args, field: &str, most: u64) -> Result<Option<u32>, FieldError
     Ok(args::whole(args, field, 1..=most)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
 }
 
-/// Every field that an action can have. All are read, whatever the action: a wrong value is refused also where it is not used.
+/// Every field that an action can have. All fields are read for every action, so that a wrong value is refused even if
+/// the action does not use it.
 struct ActionFields {
     action: String,
     target: Option<String>,
@@ -187,7 +189,7 @@ impl ActionFields {
         })
     }
 
-    /// What this action cannot do without.
+    /// Returns a field without which this action cannot work.
     fn needed<T>(&self, field: &str, value: Option<T>) -> Result<T, FieldError> {
         value.ok_or_else(|| FieldError(format!("{field} is required for the action {}", self.action)))
     }
@@ -225,7 +227,7 @@ impl ActionFields {
         })
     }
 
-    /// An element into view, unless a direction is given; the page downwards if nothing is.
+    /// Scrolls an element into view unless a direction is given. Without both it scrolls the page down.
     fn scroll(&self) -> Ask {
         let (right, down) = match (self.direction, &self.target) {
             (None, Some(_)) => (0, 0),
@@ -267,7 +269,7 @@ fn browser_act(args: &Args, options: &Options) -> Result<Op, ArgError> {
     if given.files.as_ref().is_some_and(|files| files.len() > MOST_FILES) {
         return Err(FieldError(format!("files cannot be more than {MOST_FILES}")).into());
     }
-    // What opens a page takes as long as that.
+    // Actions that may open a page get as long as opening one.
     let usual =
         if matches!(given.action.as_str(), "wait" | "tab" | "back" | "forward" | "reload") { OPENING } else { USUAL };
     let timeout = timeout(args, options, usual)?;

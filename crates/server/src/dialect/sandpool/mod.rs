@@ -1,5 +1,5 @@
-//! `sandpool`: our own tool set. Code, commands and files in one place that makes itself; what takes long goes on in the
-//! background.
+//! `sandpool`: the dialect of this project. Code, commands and files share one context that is created on demand; long
+//! runs continue in the background.
 
 use std::time::Duration;
 
@@ -179,10 +179,11 @@ const LIST_FILES: ToolRow = ToolRow {
     render_error: render::error,
 };
 
-/// Where everything goes that names no context.
+/// Context of calls that name none.
 const DEFAULT_CONTEXT: &str = "default";
 
-/// One that is named has to exist: a typing error must not look like lost variables.
+/// Returns the context of a call. A named context has to exist, because a typing error must not look like lost
+/// variables.
 fn target(args: &Args) -> Result<Target, FieldError> {
     let name = args::filled(args, "context")?.unwrap_or(DEFAULT_CONTEXT);
     let make = (name == DEFAULT_CONTEXT).then(|| NewContext::named(DEFAULT_CONTEXT, Language::Python));
@@ -209,7 +210,8 @@ fn run_code(args: &Args, options: &Options) -> Result<Op, ArgError> {
     }))
 }
 
-/// What models write when they mean run_command; it gives the same kind of answer.
+/// Returns whether the language is a shell. Models write it when they mean `run_command`, and it gives the same kind of
+/// answer.
 fn is_shell(args: &Args) -> bool {
     matches!(args::text(args, "language"), Ok(Some("bash" | "sh" | "shell")))
 }
@@ -232,7 +234,7 @@ fn shell(args: &Args, options: &Options, command: String) -> Result<Op, FieldErr
     }))
 }
 
-/// In the background nobody waits: there the longest time is the usual one.
+/// Returns the timeout. In the background nobody waits for the run, so the longest timeout is the default there.
 fn timeout(args: &Args, background: bool, longest: u64) -> Result<Option<Duration>, FieldError> {
     let asked = args::whole(args, "timeout", 1..=longest)?;
     Ok(asked.or(background.then_some(longest)).map(Duration::from_secs))
@@ -242,7 +244,7 @@ fn env(args: &Args) -> Result<Environment, FieldError> {
     Ok(Environment(args::text_map(args, "env")?.unwrap_or_default()))
 }
 
-/// Below the 60 s after which many clients give up.
+/// Maximum wait of one `wait_run`, below the 60 s after which many clients give up.
 const LONGEST_WAIT: u64 = 50;
 const USUAL_WAIT: u64 = 20;
 
@@ -272,7 +274,7 @@ fn encoding(args: &Args) -> Result<Option<Encoding>, FieldError> {
     args::choice(args, "encoding", &[("utf-8", Encoding::Utf8), ("base64", Encoding::Base64)])
 }
 
-/// First line, from 1, and how many; as asked for.
+/// Returns the first line, counted from 1, and the number of lines, as the call asks for them.
 fn lines(args: &Args) -> Result<(Option<u64>, Option<u64>), FieldError> {
     let counted = 1..=1 << 52;
     Ok((args::whole(args, "offset", counted.clone())?, args::whole(args, "limit", counted)?))
@@ -291,7 +293,7 @@ fn read_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
 
 fn write_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let path = path(args::required(args, "path")?)?;
-    // An empty file is a file.
+    // Empty files are allowed.
     let content = args::given(args, "content")?;
     let content = match encoding(args)? {
         None | Some(Encoding::Utf8) => content.as_bytes().to_vec(),

@@ -1,4 +1,4 @@
-//! What the browser's tools give back: one object for all of them, with what applies.
+//! Renders the answers of the browser tools: one object for all of them, with the members that apply.
 
 use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, Snapshot};
 use engine::op::{EngineError, Outcome};
@@ -22,24 +22,24 @@ struct PageOutput {
     told: UntrustedMembers,
 }
 
-/// What this server says.
+/// Members that this server wrote.
 #[derive(Default, Serialize)]
 struct TrustedMembers {
     success: bool,
-    /// What to do next.
+    /// Advice on what to do next.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
-    /// The one that is shown; told where there are several.
+    /// The tab that is shown, present if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     tab: Option<u32>,
-    /// Of a snapshot; for `since`.
+    /// Number of a snapshot, for the argument `since`.
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     width: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     height: Option<u32>,
-    /// What was lost since the last call.
+    /// Says what was lost since the last call.
     #[serde(skip_serializing_if = "Option::is_none")]
     notice: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,7 @@ struct TrustedMembers {
     context_created: bool,
 }
 
-/// What the page says, or what has words of it.
+/// Members that the page wrote or that may contain text of the page.
 #[derive(Default, Serialize)]
 struct UntrustedMembers {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,12 +59,12 @@ struct UntrustedMembers {
     title: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tabs: Option<Vec<TabRow>>,
-    /// JSON text.
+    /// Result of an expression, as JSON text.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<Vec<String>>,
-    /// For `from`.
+    /// Where the next part of a snapshot begins, for the argument `from`.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -76,12 +76,12 @@ struct UntrustedMembers {
 }
 
 impl PageOutput {
-    /// The object; and its text, in which the page's part is marked.
+    /// Returns the object, and its text in which the part of the page is marked.
     fn answer(&self, scene: &RenderInput<'_>) -> Answer {
         self.answer_with(scene, json!({}))
     }
 
-    /// The object has these members of the page's, too, and its text has not.
+    /// Like `answer`, with additional members of the page in the object, but not in its text.
     fn answer_with(&self, scene: &RenderInput<'_>, more: Value) -> Answer {
         let text = scene.fence.json(&self.own, &self.told);
         let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(self) };
@@ -105,7 +105,7 @@ struct TabRow {
     shown: bool,
 }
 
-/// What every tool of the browser's says, and these members.
+/// Returns the schema of the members that all browser tools share, and of these members.
 fn with(more: Value) -> Value {
     let mut members = json!({
         "success": boolean(),
@@ -208,7 +208,7 @@ fn done(scene: &RenderInput<'_>, mut page: PageOutput, result: BrowseResult) -> 
     page.answer(scene)
 }
 
-/// As many of the last lines as fit, and how many do not.
+/// Returns as many of the last lines as fit, and the number of those that do not.
 fn newest(lines: &[String]) -> (Vec<String>, u64) {
     let mut left = TEXT_BUDGET;
     let fitting = lines.iter().rev().map(|line| one_line(line)).take_while(|line| {
@@ -223,17 +223,17 @@ fn newest(lines: &[String]) -> (Vec<String>, u64) {
     (newest, left_out as u64)
 }
 
-/// The outline in a block of its own, as it is; then what else there is to say. The object has both.
+/// Renders a snapshot: the outline unchanged in a separate block, then the other facts. The object has both.
 fn seen(scene: &RenderInput<'_>, mut page: PageOutput, snapshot: Snapshot) -> Answer {
     let most = max_chars(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
-    // The browser keeps to what it was asked for; whoever has taken it over may not.
+    // The browser respects the requested length; an attacker who has taken it over may not.
     let elements = clipped(&snapshot.elements, most.saturating_mul(2)).into_owned();
     page.own.snapshot = Some(snapshot.number);
     page.told.removed = snapshot.removed.iter().map(|line| one_line(line)).collect();
     page.told.notes = snapshot.notes.iter().map(|line| one_line(line)).collect();
     page.told.next = snapshot.next.map(|next| one_line(&next));
     let mut answer = page.answer_with(scene, json!({ "elements": elements }));
-    // Some hosts refuse a text without a character.
+    // Some hosts refuse an empty text.
     let shown = if elements.is_empty() { "(no lines)".to_owned() } else { elements };
     answer.blocks.insert(0, Block::Text(scene.fence.lines(&shown)));
     answer
@@ -287,7 +287,7 @@ fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
     }
 }
 
-/// The same object, for those who read nothing but its members.
+/// Renders an error as the same object, for clients that read only its members.
 pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     let told = UntrustedMembers { error: Some(sentence(error)), ..UntrustedMembers::default() };
     Answer::json(&PageOutput { told, ..PageOutput::default() }).unsuccessful().into()

@@ -1,4 +1,5 @@
-//! Outcomes for agents: one object for every run, whether it answered at once or went on in the background.
+//! Renders outcomes for agents: one object for every run, whether it was answered at once or continued in the
+//! background.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -25,13 +26,14 @@ fn invalid(message: String) -> Reply {
     Reply::Error { code: INVALID_PARAMS, message, data: None }
 }
 
-/// A sentence in place of an object.
+/// Renders a failure as a sentence in place of an object.
 fn failure(sentence: String) -> Answer {
     let structured = json!({ "error": sentence });
     Answer { blocks: vec![Block::Text(sentence)], structured, ..Answer::default() }.failed()
 }
 
-/// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
+/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
+/// than hidden.
 pub(super) fn mismatch() -> Answer {
     failure("The engine gave another kind of answer than was asked for.".into())
 }
@@ -40,7 +42,7 @@ pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     failure(sentence(error)).into()
 }
 
-/// What happened and what to do next.
+/// Says what happened and what to do next.
 pub(super) fn sentence(error: &EngineError) -> String {
     use EngineError as E;
     match error {
@@ -100,7 +102,7 @@ pub(super) fn sentence(error: &EngineError) -> String {
 
 // ---- runs
 
-/// What every tool that runs something gives back. The first four are what clients of older servers read.
+/// The object of every tool that runs something. Clients of older servers read the first four members.
 #[derive(Default, Serialize)]
 struct Run {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,34 +116,34 @@ struct Run {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// The last value.
+    /// The last value of the cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorOutput>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     displays: Vec<Display>,
-    /// Of processes, threads and timers that earlier calls left behind.
+    /// Output of processes, threads and timers that earlier calls left behind.
     #[serde(skip_serializing_if = "Option::is_none")]
     late_output: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     truncated: Vec<CutStream>,
-    /// What was not let out to the network.
+    /// Denials of the network.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     denied: Vec<String>,
-    /// Only said when it was in question.
+    /// Whether variables were kept; present only if they could have been lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     variables_kept: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<String>,
-    /// By this call.
+    /// Whether this call created the context.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     context_created: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     run: Option<String>,
-    /// While it runs: both streams, since the cursor that was asked for.
+    /// Both streams since the requested cursor, present while the run continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,17 +163,17 @@ struct Display {
     text: String,
 }
 
-/// A stream of which only head and tail are shown.
+/// A stream of which only the head and the tail are shown.
 #[derive(Serialize)]
 struct CutStream {
     stream: &'static str,
     bytes: u64,
-    /// Where all of it is, for an hour.
+    /// Address of the whole stream, valid for an hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
 }
 
-/// Threads and timers say of which call they are; of processes that is not known.
+/// Returns the output that arrived late. Threads and timers say which call they belong to; processes do not.
 fn late(ran: &Ran) -> Option<String> {
     let texts: Vec<&str> = ran.late.iter().chain(&ran.strays).map(String::as_str).collect();
     (!texts.is_empty()).then(|| clipped(&texts.concat(), TEXT_BUDGET).into_owned())
@@ -240,7 +242,8 @@ pub(super) fn progress(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     }
 }
 
-/// The run did not take place, or nothing is left of what it answered. The same object, for those who read nothing but its members.
+/// Renders an error if the run did not take place or if its outcome is gone. The answer is the same object, for clients
+/// that read only its members.
 pub(super) fn run_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     match error {
         EngineError::InvalidEnvironment(why) => invalid(format!("env is refused: {why}")),
@@ -343,7 +346,7 @@ fn status(end: &RunOutcome) -> &'static str {
     }
 }
 
-/// Of every command that had one; of code only when it ended in that way.
+/// Returns the exit status: of every command that had one, and of code only if it ended by exiting.
 fn status_code(end: &RunOutcome, what: RunKind) -> Option<i32> {
     match end {
         RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => Some(*code),
@@ -364,7 +367,7 @@ fn variables_kept(end: &RunOutcome) -> Option<bool> {
 const WORDS: RunWording =
     RunWording { place: "context", anew: "with context left out, or in a new one made with create_context" };
 
-/// What was lost before, how it ended if that needs a word, what to do next.
+/// Says what was lost before, how the run ended if that needs words, and what to do next.
 fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
     let mut note = ran.notice.clone().unwrap_or_default();
     let ending = match what {
@@ -381,7 +384,7 @@ fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
     (!note.is_empty()).then(|| note.to_owned())
 }
 
-/// What a reader gets of a bundle that is no picture: its text where that says something, otherwise its source.
+/// Returns the readable form of a bundle that is not a picture: its text if that says something, otherwise its source.
 fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
     const RICH: [&str; 5] = ["text/html", "image/svg+xml", "text/markdown", "text/latex", "application/json"];
     if picture(bundle).is_some() {
@@ -392,7 +395,7 @@ fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
         other => Some((mime, other.to_string())),
     };
     let plain = text("text/plain");
-    // `<IPython.core.display.HTML object>`
+    // Such a text is only the name of an object: `<IPython.core.display.HTML object>`.
     let is_name = |text: &str| text.starts_with('<') && text.ends_with('>') && !text.contains('\n');
     match plain {
         Some((_, ref shown)) if !is_name(shown) => plain,
@@ -400,7 +403,7 @@ fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
     }
 }
 
-/// All of them within one budget.
+/// Returns the displays as far as they fit into one budget.
 fn displays(bundles: &[MimeBundle]) -> Vec<Display> {
     let mut left = TEXT_BUDGET;
     let fitting = bundles.iter().filter_map(readable).map_while(|(mime, text)| {
@@ -419,7 +422,7 @@ fn address(link: Option<&Block>) -> Option<String> {
     }
 }
 
-/// Streams of which a part is left out, and links to all of them.
+/// Returns the streams of which a part is left out, and links to their kept output.
 fn cuts(scene: &RenderInput<'_>, ran: &Ran) -> (Vec<CutStream>, Vec<Block>) {
     let cut = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].into_iter().filter(|(_, stream)| stream.truncated);
     let (cuts, links): (Vec<CutStream>, Vec<Option<Block>>) = cut
@@ -612,7 +615,7 @@ pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     answer
 }
 
-/// The content in a block of its own, as it is; then what else there is to say. The object has both.
+/// Renders the content unchanged in a separate block, then the other facts. The object has both.
 fn with_content(file: &File, content: String) -> Answer {
     let mut answer = Answer::json(file);
     answer.structured["content"] = json!(content);
@@ -620,7 +623,7 @@ fn with_content(file: &File, content: String) -> Answer {
     answer
 }
 
-/// As many lines as were asked for and fit.
+/// Returns as many of the requested lines as fit.
 fn text_file(scene: &RenderInput<'_>, file: File, text: &str) -> Answer {
     let (offset, limit) = lines(scene.args).unwrap_or_default();
     let count = |lines: u64| usize::try_from(lines).unwrap_or(usize::MAX);
@@ -666,7 +669,8 @@ fn bytes_file(file: File, bytes: &[u8]) -> Answer {
     with_content(&File { encoding: Some("base64"), ..file }, content)
 }
 
-/// A picture that can be shown is shown; of other bytes only the facts are of use to a reader.
+/// Renders a file that is not text: a picture is shown if possible; of other bytes only the facts are useful to a
+/// reader.
 fn other_file(file: File, bytes: &[u8]) -> Answer {
     let mime = mime::of(&file.path);
     let data = VISIBLE.contains(&mime).then(|| STANDARD.encode(bytes)).filter(|data| data.len() <= PICTURE_BUDGET);

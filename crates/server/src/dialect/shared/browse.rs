@@ -1,6 +1,6 @@
-//! How what came of something in the browser reads: the page, what happened unasked, what was not let out.
+//! Renders the outcome of browser actions: the page, its page events, and the denials.
 //!
-//! Titles, addresses and messages are the page's: each stands on one line, bounded.
+//! Titles, addresses and messages come from the page: each is put on one line and bounded.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use super::one_line;
 use super::schema::{array, string};
 use crate::dialect::{Block, RenderInput};
 
-/// Of opening a page, of one action, and of a look at the page.
+/// Usual timeouts of opening a page, of one action, and of looking at the page.
 pub(in crate::dialect) const OPENING: Duration = Duration::from_secs(30);
 pub(in crate::dialect) const ACTING: Duration = Duration::from_secs(5);
 pub(in crate::dialect) const LOOKING: Duration = Duration::from_secs(10);
 
-/// What an answer says beside what was asked for. Pages have a hand in all of it.
+/// What an answer reports beside the result that was asked for. Pages can influence all of it.
 #[derive(Default, Serialize)]
 pub(in crate::dialect) struct PageNotes {
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -36,7 +36,7 @@ impl PageNotes {
         self.happened.is_empty() && self.denied.is_empty()
     }
 
-    /// Its members, and what was lost since the last call. All of them may be absent.
+    /// Members of the notes, and `notice`, which says what was lost since the last call. All of them may be absent.
     pub const NAMES: [&str; 3] = ["happened", "denied", "notice"];
 
     pub fn schema() -> Map<String, Value> {
@@ -67,17 +67,18 @@ fn sentence(happened: &PageEvent) -> String {
     }
 }
 
-/// The page that is shown. Where none could be opened that is the one before or the browser's own about it: nobody's business.
+/// Returns the page that is shown. After a failed navigation that is the previous page or the browser's error page,
+/// neither of which concerns the client, so the result is `None`.
 pub(in crate::dialect) fn page_of(browsed: &mut Browsed) -> Option<PageInfo> {
     let is_open = !matches!(&browsed.result, Err(BrowseError { why: BrowseFailure::Navigation, .. }));
     browsed.page.take().filter(|_| is_open)
 }
 
-/// What keeps a page from being opened, as far as it is not the page's own fault.
+/// Reason of the network that keeps a page from being opened, as opposed to a fault of the page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::dialect) enum Barrier {
     Denied,
-    /// There is no network at all.
+    /// The sandbox has no network access at all.
     Off,
     None,
 }
@@ -93,7 +94,7 @@ impl Barrier {
     }
 }
 
-/// Where downloads can be fetched from.
+/// Returns links to the files that the page downloaded.
 pub(in crate::dialect) fn downloads(scene: &RenderInput<'_>, browsed: &Browsed) -> Vec<Block> {
     let done = browsed.happened.iter().filter_map(|happened| match happened {
         PageEvent::Download { path: Some(path), size, error: None, .. } => Some((path, *size)),
@@ -102,7 +103,7 @@ pub(in crate::dialect) fn downloads(scene: &RenderInput<'_>, browsed: &Browsed) 
     scene.fence.blocks(done.filter_map(|(path, size)| scene.link(&browsed.context.key, path, Some(size))).collect())
 }
 
-/// The beginning of a message, for a line that has more to say.
+/// Returns the beginning of a message, for a line that contains more than the message.
 pub(in crate::dialect) fn brief(message: &str) -> String {
     const MOST: usize = 400;
     let line = one_line(message);
@@ -112,7 +113,7 @@ pub(in crate::dialect) fn brief(message: &str) -> String {
     }
 }
 
-/// `https://example.com (Example)`.
+/// Formats a page as `https://example.com (Example)`.
 pub(in crate::dialect) fn shown(page: &PageInfo) -> String {
     match page.title.as_str() {
         "" => one_line(&page.url),

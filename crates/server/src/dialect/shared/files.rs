@@ -1,4 +1,4 @@
-//! Paths, encodings, listings and the size of an answer that holds a file.
+//! Paths, encodings, listings, and the size of an answer that contains a file.
 
 use base64::Engine as _;
 use base64::alphabet;
@@ -10,16 +10,18 @@ use serde_json::{Value, json};
 use super::schema::{array, integer, object, object_with, string};
 use crate::dialect::{Block, iso8601};
 
-/// A file's content stands in the answer twice (text and object), and base64 or escapes make it longer.
+/// Maximum length of file content in an answer. The content appears twice (as text and in the object), and base64 or
+/// escapes make it longer.
 pub(in crate::dialect) const FILE_BUDGET: usize = 3 << 20;
 
-/// A row of a listing without its path: names of members, indents, a size of twenty digits, a time.
+/// Upper bound of the length of a listing row without its path: member names, indents, a size of twenty digits, a time.
 const FILE_ROW: usize = 200;
 
-/// Where code starts; paths are relative to it.
+/// Directory in which code starts; paths are relative to it.
 pub(in crate::dialect) const WORKSPACE: &str = "/workspace";
 
-/// A path below `home`, relative to it, or why not. A model that writes `home` out means the same.
+/// Returns `text` as a path relative to `home`, or the reason why it is not below `home`. An absolute path below `home`
+/// is accepted, because models write it and mean the same.
 pub(in crate::dialect) fn path_below(home: &str, text: &str) -> Result<String, String> {
     let below = match text.strip_prefix(home) {
         Some("" | "/") => ".",
@@ -44,20 +46,20 @@ pub(in crate::dialect) fn path_below(home: &str, text: &str) -> Result<String, S
     Ok(below.to_owned())
 }
 
-/// How bytes stand in an argument or an answer.
+/// How bytes are represented in an argument or an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::dialect) enum Encoding {
     Utf8,
     Base64,
 }
 
-/// Whatever models and libraries write: padded or not.
+/// Base64 that may be padded or not, because models and libraries write both.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Base64, wrapped in lines or not.
+/// Decodes base64, which may be wrapped in lines.
 pub(in crate::dialect) fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeError> {
     if text.bytes().any(|b| b.is_ascii_whitespace()) {
         return LENIENT.decode(text.bytes().filter(|b| !b.is_ascii_whitespace()).collect::<Vec<u8>>());
@@ -65,7 +67,8 @@ pub(in crate::dialect) fn decode(text: &str) -> Result<Vec<u8>, base64::DecodeEr
     LENIENT.decode(text)
 }
 
-/// Upper bound of the length as a JSON string inside a JSON string, halved: a quote costs 2 and then 4, a control character 6 and then 7.
+/// Returns half of an upper bound of the length as a JSON string inside a JSON string: a quote costs 2 and then 4, a
+/// control character 6 and then 7.
 pub(in crate::dialect) fn written_length(text: &str) -> usize {
     text.bytes()
         .map(|byte| match byte {
@@ -76,7 +79,7 @@ pub(in crate::dialect) fn written_length(text: &str) -> usize {
         .sum()
 }
 
-/// A file that was read: with the content, or with the address to fetch it from.
+/// A file that was read, with its content or with the address to fetch it from.
 #[derive(Serialize)]
 pub(in crate::dialect) struct FileFacts {
     pub path: String,
@@ -93,7 +96,7 @@ pub(in crate::dialect) enum Content {
 }
 
 impl Content {
-    /// Without content, which is too large for an answer, there has to be a link.
+    /// Returns `None` if there is neither content nor a link. Content that is too large for an answer needs a link.
     pub fn new(encoding: &'static str, content: Option<String>, link: Option<&Block>) -> Option<Self> {
         match (content, link) {
             (Some(content), _) => Some(Self::Here { encoding, content }),
@@ -124,7 +127,7 @@ pub(in crate::dialect) fn written_schema() -> Value {
     object(json!({ "path": string(), "size": integer() }))
 }
 
-/// `total` tells of those that do not fit.
+/// The entries of a directory as far as they fit into an answer. `total` also counts those that do not fit.
 #[derive(Serialize)]
 pub(in crate::dialect) struct Listing {
     files: Vec<FileRow>,
@@ -153,8 +156,8 @@ pub(in crate::dialect) fn row_schema() -> Value {
     object(json!({ "path": string(), "size": integer(), "type": string(), "modified": string() }))
 }
 
-/// As many entries as one answer holds. The guest names them relative to the directory that was asked for; the next call wants
-/// them relative to where all paths start.
+/// Returns as many entries as fit into one answer. The guest names them relative to the requested directory; the rows
+/// name them relative to the directory where all paths start, because the next call expects that.
 pub(in crate::dialect) fn rows(directory: &str, entries: Vec<FileEntry>) -> Vec<FileRow> {
     let prefix = match directory.trim_matches('/').trim_start_matches("./") {
         "" | "." => String::new(),

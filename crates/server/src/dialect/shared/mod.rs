@@ -1,4 +1,4 @@
-//! What several dialects say in the same way. Nothing here belongs to one document.
+//! Wording and schemas that several dialects share. Nothing here belongs to one document.
 
 pub(super) mod browse;
 pub(super) mod files;
@@ -12,14 +12,14 @@ use engine::op::Language;
 
 use super::iso8601;
 
-/// Characters of one text field that the engine has not bounded itself.
+/// Maximum number of characters in a text field that the engine has not bounded already.
 pub(super) const TEXT_BUDGET: usize = 20_000;
 
-/// As arguments name it.
+/// Languages under the names that arguments use.
 pub(super) const LANGUAGES: [(&str, Language); 3] =
     [("python", Language::Python), ("javascript", Language::Javascript), ("typescript", Language::Typescript)];
 
-/// As people write it.
+/// Returns the name of a language as people write it.
 pub(super) fn title(language: Language) -> &'static str {
     match language {
         Language::Python => "Python",
@@ -36,7 +36,7 @@ pub(super) fn seconds(duration: Duration) -> String {
     format!("{} s", duration.as_secs_f64())
 }
 
-/// Bounded and without line breaks, for a place where only one line may stand.
+/// Shortens `text` and replaces control characters, including line breaks, for places that hold only one line.
 pub(super) fn one_line(text: &str) -> String {
     const MOST: usize = 600;
     let mut line: String = text.chars().take(MOST).map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -46,7 +46,7 @@ pub(super) fn one_line(text: &str) -> String {
     line
 }
 
-/// On lines of its own.
+/// Appends `text` on separate lines.
 pub(super) fn add_lines(out: &mut String, text: &str) {
     if !out.is_empty() && !out.ends_with('\n') {
         out.push('\n');

@@ -1,4 +1,4 @@
-//! How the outcome of a cell or a command reads: streams, the end of it, pictures, output that was kept.
+//! Renders the outcome of a cell or a command: its streams, how it ended, pictures, kept output.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,14 +8,15 @@ use super::files::decode;
 use super::{TEXT_BUDGET, add_lines, seconds};
 use crate::dialect::{Block, RenderInput, clipped};
 
-/// All pictures of one answer, in base64. TypeScript clients close the connection at a message of 10 MiB.
+/// Maximum size of all pictures of one answer, in base64. TypeScript clients close the connection at a message of 10
+/// MiB.
 pub(in crate::dialect) const PICTURE_BUDGET: usize = 5 << 20;
 
-/// A dialect's own words in the sentences about how a run ended.
+/// The words of a dialect in the sentences about how a run ended.
 pub(in crate::dialect) struct RunWording {
-    /// What keeps the variables: context, session, sandbox.
+    /// What keeps the variables in this dialect: context, session or sandbox.
     pub place: &'static str,
-    /// Where to go on when that is lost.
+    /// How to continue after the sandbox was lost.
     pub anew: &'static str,
 }
 
@@ -23,7 +24,7 @@ pub(in crate::dialect) fn succeeded(end: &RunOutcome) -> bool {
     matches!(end, RunOutcome::Ok | RunOutcome::Exit { code: 0 })
 }
 
-/// What was printed, then what was displayed as text, then the last value as the REPL prints it.
+/// Returns the printed text, then the displays that are text, then the last value as the REPL prints it.
 pub(in crate::dialect) fn stdout(ran: &Ran) -> String {
     let mut shown = text_displays(&ran.displays);
     if let Some(value) = ran.value.as_ref().and_then(text_of) {
@@ -36,7 +37,7 @@ pub(in crate::dialect) fn stdout(ran: &Ran) -> String {
     out
 }
 
-/// Displays that are no pictures, as text on lines of their own.
+/// Returns the displays that are not pictures, as text on separate lines.
 pub(in crate::dialect) fn text_displays(displays: &[MimeBundle]) -> String {
     let mut shown = String::new();
     for text in displays.iter().filter(|bundle| picture(bundle).is_none()).filter_map(text_of) {
@@ -49,7 +50,7 @@ fn text_of(bundle: &MimeBundle) -> Option<&str> {
     bundle.get("text/plain").or_else(|| bundle.values().next())?.as_str()
 }
 
-/// What was lost before, what went to stderr, then the traceback and what was not let out.
+/// Returns the notice of what was lost before, then stderr, the traceback and the denials.
 pub(in crate::dialect) fn stderr(ran: &Ran) -> String {
     let mut out = String::new();
     if let Some(notice) = &ran.notice {
@@ -69,14 +70,15 @@ pub(in crate::dialect) fn stderr(ran: &Ran) -> String {
     out
 }
 
-/// What was not let out to the network: a program's own words for it say less.
+/// Appends the denials of the network, because the error messages of programs say less about them.
 pub(in crate::dialect) fn add_denied(out: &mut String, ran: &Ran) {
     for sentence in &ran.denied {
         add_lines(out, &format!("[network] {sentence}"));
     }
 }
 
-/// Of code: what happened, whether variables were kept, what to do next.
+/// Says how a run of code ended, whether variables were kept and what to do next. Returns `None` if that needs no
+/// words.
 pub(in crate::dialect) fn ending(end: &RunOutcome, words: &RunWording) -> Option<String> {
     let place = words.place;
     let afresh = format!(
@@ -113,7 +115,8 @@ pub(in crate::dialect) fn ending(end: &RunOutcome, words: &RunWording) -> Option
     })
 }
 
-/// Where a kill for memory happened. A limit that is not known is the server's, or that of the whole machine.
+/// Says at which limit a process was killed for its memory. An unknown limit is that of the server or of the whole
+/// machine.
 pub(in crate::dialect) fn at_limit(bytes: Option<u64>) -> String {
     match bytes {
         Some(bytes) => format!("at the limit of {} MB", bytes >> 20),
@@ -121,7 +124,7 @@ pub(in crate::dialect) fn at_limit(bytes: Option<u64>) -> String {
     }
 }
 
-/// Of a command, which is a process of its own: variables are not at stake.
+/// Says how a command ended. A command is a separate process, so variables are not affected.
 pub(in crate::dialect) fn command_ending(end: &RunOutcome, words: &RunWording) -> Option<String> {
     Some(match end {
         RunOutcome::Ok | RunOutcome::Exit { code: 0 } | RunOutcome::Ended { how: Ended::Exited { code: 0 } } => {
@@ -150,7 +153,7 @@ pub(in crate::dialect) fn command_ending(end: &RunOutcome, words: &RunWording) -
     })
 }
 
-/// A command that ran to its end: its status says it all.
+/// Returns whether a command ran to its end, so that its exit status says everything.
 pub(in crate::dialect) fn has_status(end: &RunOutcome) -> bool {
     matches!(end, RunOutcome::Ok | RunOutcome::Exit { .. } | RunOutcome::Ended { how: Ended::Exited { .. } })
 }
@@ -162,7 +165,7 @@ fn lost(why: &str, words: &RunWording) -> String {
     )
 }
 
-/// The status of a command as a shell would report it; −1 when the sandbox was lost with it.
+/// Returns the status of a command as a shell would report it, or −1 if the sandbox was lost with it.
 pub(in crate::dialect) fn exit_code(end: &RunOutcome) -> i32 {
     match end {
         RunOutcome::Ok => 0,
@@ -190,15 +193,15 @@ pub(in crate::dialect) fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// The kinds of pictures that models can see.
+/// Types of pictures that models can see.
 pub(in crate::dialect) const VISIBLE: [&str; 4] = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 
-/// The picture of a bundle, if it is to be seen.
+/// Returns the picture of a bundle, if it has one that models can see.
 pub(in crate::dialect) fn picture(bundle: &MimeBundle) -> Option<(&'static str, &str)> {
     VISIBLE.into_iter().find_map(|mime| Some((mime, bundle.get(mime)?.as_str()?)))
 }
 
-/// Pictures in the order in which they were made.
+/// Returns the pictures in the order in which they were made.
 pub(in crate::dialect) fn pictures(ran: &Ran) -> Vec<Block> {
     let mut left = PICTURE_BUDGET;
     let mut blocks = Vec::new();
@@ -214,14 +217,14 @@ pub(in crate::dialect) fn pictures(ran: &Ran) -> Vec<Block> {
     blocks
 }
 
-/// One picture, or why not. Data that is not base64 would make clients throw the whole answer away.
+/// One picture, or the reason why it is left out. Clients would discard the whole answer if the data were not base64.
 pub(in crate::dialect) enum Picture {
     Shown(Block),
     LeftOut(String),
 }
 
 impl Picture {
-    /// The only one of its answer.
+    /// Checks a picture that is the only one of its answer.
     pub fn of(mime: &'static str, data: &str) -> Self {
         Self::within(PICTURE_BUDGET, mime, data)
     }
@@ -240,15 +243,16 @@ impl Picture {
     }
 }
 
-/// Streams that were cut and of which the whole was kept.
+/// Streams that were cut and whose kept output is available by a link.
 #[derive(Default)]
 pub(in crate::dialect) struct KeptWhole {
-    /// A line for each, with its address.
+    /// One line for each stream, with its address.
     pub lines: String,
     pub links: Vec<Block>,
 }
 
-/// Nothing where no links can be made: what is kept cannot be reached in another way.
+/// Returns the kept output of both streams. It is empty if no links can be made, because there is no other way to kept
+/// output.
 pub(in crate::dialect) fn kept(scene: &RenderInput<'_>, ran: &Ran) -> KeptWhole {
     let mut whole = KeptWhole::default();
     for (stream, captured) in [("stdout", &ran.stdout), ("stderr", &ran.stderr)] {

@@ -1,14 +1,14 @@
-//! Output schemas: an object at the root and plain types below, which every client reads.
+//! Output schemas: an object at the root and plain types below it, which every client can read.
 
 use serde_json::{Value, json};
 
-/// An object with all these members.
+/// Returns the schema of an object that has all these members.
 pub(in crate::dialect) fn object(properties: Value) -> Value {
     let required: Vec<&String> = properties.as_object().into_iter().flat_map(|p| p.keys()).collect();
     json!({ "type": "object", "properties": properties, "required": required })
 }
 
-/// An object of which some members may be absent.
+/// Returns the schema of an object in which the members named in `optional` may be absent.
 pub(in crate::dialect) fn object_with(properties: Value, optional: &[&str]) -> Value {
     let mut object = object(properties);
     if let Some(required) = object["required"].as_array_mut() {

@@ -1,4 +1,4 @@
-//! `workbench`: the tool set of the sandbox workbench: one sandbox at a time, with code, files and a browser.
+//! `workbench`: the dialect of the sandbox workbench: one sandbox at a time, with code, files and a browser.
 
 use std::time::Duration;
 
@@ -160,11 +160,11 @@ const FILE_LIST: ToolRow = ToolRow {
     render_error: render::error,
 };
 
-/// Characters of a page's text in a snapshot.
+/// Usual number of characters of a page's text in a snapshot.
 const SNAPSHOT_TEXT: u64 = 8_000;
 const MOST_SNAPSHOT_TEXT: u64 = 100_000;
 
-/// Of its elements.
+/// Number of characters for the elements of a page in a snapshot.
 const SNAPSHOT_ELEMENTS: u64 = 20_000;
 
 fn text_length(args: &Args) -> Result<u64, FieldError> {
@@ -181,7 +181,7 @@ fn sandbox_id(args: &Args) -> Result<Option<&str>, FieldError> {
     id.map(check).transpose()
 }
 
-/// The one that is named, otherwise the only one that can be meant.
+/// Selects the sandbox that the call names, otherwise the sandbox of the connection.
 fn which(args: &Args) -> Result<ContextSelector, FieldError> {
     Ok(sandbox_id(args)?.map_or(ContextSelector::Current, |id| ContextSelector::Id(id.to_owned())))
 }
@@ -190,7 +190,7 @@ fn holder(args: &Args) -> Result<FileOwner, FieldError> {
     Ok(FileOwner::Context(Target::existing(which(args)?)))
 }
 
-/// A connection has one sandbox: another one takes its place.
+/// Creates the sandbox of a connection. A connection has one sandbox, so a new one replaces it.
 fn sandbox_create(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let id = sandbox_id(args)?.map(str::to_owned);
     let name = id.clone().unwrap_or_default();
@@ -235,7 +235,7 @@ fn directory(args: &Args) -> Result<String, FieldError> {
 
 fn file_write(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let path = path(args::given(args, "path")?)?;
-    // An empty file is a file.
+    // Empty files are allowed.
     let content = args::given(args, "content")?.as_bytes().to_vec();
     Ok(Op::WriteFile { place: holder(args)?, path, content })
 }
@@ -244,7 +244,7 @@ fn browse(args: &Args, ask: Ask, timeout: Duration) -> Result<Op, ArgError> {
     Ok(Op::Browse(Browse { target: Target::existing(which(args)?), ask, uploads: Vec::new(), timeout }))
 }
 
-/// A `ref_N` or a CSS selector: the page knows which.
+/// Returns a `ref_N` or a CSS selector. The browser tells them apart.
 fn selector(args: &Args) -> Result<String, FieldError> {
     args::required(args, "selector").map(str::to_owned)
 }
@@ -260,7 +260,7 @@ fn browser_type(args: &Args, _: &Options) -> Result<Op, ArgError> {
 }
 
 fn browser_snapshot(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    // Text and elements share the browser's budget, and `maxTextLen` is the text's alone.
+    // Text and elements share the browser's budget, but `maxTextLen` counts text only.
     let max_chars = u32::try_from(text_length(args)? + SNAPSHOT_ELEMENTS).unwrap_or(u32::MAX);
     browse(args, Ask::Snapshot(SnapshotAsk { max_chars, apart: true, ..SnapshotAsk::default() }), LOOKING)
 }

@@ -1,4 +1,4 @@
-//! What the browser's tools give back: the page, and a failure whose hint names the next call.
+//! Renders the answers of the browser tools: the page, or a failure with a hint that names the next call.
 
 use engine::op::Outcome;
 use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageInfo, Snapshot};
@@ -22,7 +22,7 @@ struct PageFacts {
     own: TrustedPart,
 }
 
-/// What the page says, or what has words of it.
+/// Members that the page wrote or that may contain text of the page.
 #[derive(Serialize)]
 struct UntrustedPart {
     url: String,
@@ -33,15 +33,15 @@ struct UntrustedPart {
     beside: PageNotes,
 }
 
-/// What this server says.
+/// Members that this server wrote.
 #[derive(Default, Serialize)]
 struct TrustedPart {
-    /// What was lost since the last call.
+    /// Says what was lost since the last call.
     #[serde(skip_serializing_if = "Option::is_none")]
     notice: Option<String>,
 }
 
-/// Of a snapshot.
+/// The members of a snapshot.
 #[derive(Serialize)]
 struct SnapshotPart {
     text: String,
@@ -100,14 +100,14 @@ fn shown(
     let how = page.as_ref().map(|page| scene.fence.inline(&browse::shown(page))).unwrap_or_default();
     let (url, title) = page.map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
     let facts = PageFacts { told: UntrustedPart { url, title, seen, beside }, own };
-    // The document's first line, then JSON: marked in such a way that it is still both.
+    // The first line and the JSON that the document demands, marked so that it still has both.
     let text = format!("{} ok: {how}\n{}", scene.tool, scene.fence.json(&facts.own, &facts.told));
     let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(&facts) };
     untrusted::name_members(&mut answer.structured, &json!(facts.told));
     answer
 }
 
-/// The beginning of the text, and the elements.
+/// Returns the beginning of the text, and the elements.
 fn seen(scene: &RenderInput<'_>, snapshot: Snapshot) -> SnapshotPart {
     let most = text_length(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
     let cut = snapshot.text.char_indices().nth(most).map(|(at, _)| at);
@@ -120,13 +120,13 @@ fn seen(scene: &RenderInput<'_>, snapshot: Snapshot) -> SnapshotPart {
     }
     SnapshotPart {
         text: snapshot.text[..cut.unwrap_or(snapshot.text.len())].to_owned(),
-        // The browser keeps to what it was asked for; whoever has taken it over may not.
+        // The browser respects the requested length; an attacker who has taken it over may not.
         elements: clipped(&snapshot.elements, most.saturating_add(2 * TEXT_BUDGET)).into_owned(),
         notes,
     }
 }
 
-/// The document's two lines; and below them, in JSON, what else there is to say.
+/// Renders a failure as the document's two lines, with the remaining facts in JSON below them.
 fn failed(
     scene: &RenderInput<'_>,
     error: &BrowseError,
@@ -147,7 +147,8 @@ fn failed(
 fn why(scene: &RenderInput<'_>, error: &BrowseError) -> String {
     let what = match error.why {
         BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
-        // The browser's own words may have words of the page in them. Bounded here, so that the end of the mark is not cut off.
+        // The browser's messages may contain text of the page. They are bounded here, so that the closing mark is not
+        // cut off.
         _ => scene.fence.inline(&browse::brief(&error.message)),
     };
     let asked = ["selector", "url"].into_iter().find_map(|name| Some((name, args::text(scene.args, name).ok()??)));

@@ -1,6 +1,8 @@
-//! Outcomes as the document has them: a line that says how it went, then the JSON; or a hint that names the next call.
+//! Renders outcomes as the document demands: a line that says how the call ended, then JSON; or a hint that names the
+//! next call.
 //!
-//! Nothing that a sandbox prints can look like these lines: it stands inside the JSON, and in the first line without breaks.
+//! Nothing that a sandbox prints can look like these lines, because output appears only inside the JSON and, without
+//! line breaks, in the first line.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -105,7 +107,8 @@ pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
     failed(scene, &why, &hint).into()
 }
 
-/// An outcome that does not belong to the operation: a defect of ours, answered rather than hidden.
+/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
+/// than hidden.
 pub(super) fn mismatch(scene: &RenderInput<'_>) -> Answer {
     failed(
         scene,
@@ -121,7 +124,7 @@ struct Created {
     sandbox_id: String,
     level: Value,
     limits: LimitsOutput,
-    /// The one that had to go for it.
+    /// Id of the sandbox that was removed to make room for this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     replaced: Option<String>,
 }
@@ -185,7 +188,7 @@ struct Executed {
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
     execution_time: f64,
-    /// What was not let out to the network.
+    /// Denials of the network.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     denied: Vec<String>,
 }
@@ -249,7 +252,7 @@ fn what_failed(ran: &Ran, ending: Option<String>) -> String {
 fn hint(end: &RunOutcome, shell: bool) -> &'static str {
     match end {
         RunOutcome::TimedOut { .. } | RunOutcome::OutOfMemory { .. } => "call code_run again with less work at a time",
-        // The variables are an interpreter's; a shell has none to lose.
+        // Only interpreters have variables; a shell has none to lose.
         RunOutcome::Ended { .. } if !shell => "call code_run with the code that defines the variables first",
         RunOutcome::SandboxLost { .. } => "call sandbox_create for a new sandbox and start over",
         RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => "call code_run again if it should complete",
@@ -299,7 +302,7 @@ pub(super) fn files_schema() -> Value {
     object(json!({ "path": string(), "files": array(row_schema()), "total": integer() }))
 }
 
-/// `total` tells of those that do not fit.
+/// Lists the files that fit into an answer. `total` also counts those that do not fit.
 pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let Outcome::Files(engine::op::FileListing { entries, total, .. }) = outcome else { return mismatch(scene) };
     let path = directory(scene.args).unwrap_or_else(|_| ".".into());
