@@ -128,11 +128,7 @@ fn what_the_walk_names_exists() {
         }
         let modules: Vec<&str> = parts[1..].iter().copied().take_while(|part| is_module(part, &parts)).collect();
         let below = PathBuf::from("crates").join(parts[0]).join("src").join(modules.join("/"));
-        let in_module = |path: &Path| {
-            path.starts_with(&below)
-                || path.with_extension("") == below
-                || (modules.is_empty() && path.starts_with(&below))
-        };
+        let in_module = |path: &Path| path.starts_with(&below) || path.with_extension("") == below;
         for part in &parts[1 + modules.len()..] {
             let forms = [
                 format!("fn {part}("),
