@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use text::unix_now;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::capture::weight_of;
-use crate::context::unix_now;
 use crate::guest::lock;
 use crate::memory::Hold;
 use crate::op::{EngineError, Ran, Realm, RunProgress};

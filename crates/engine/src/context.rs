@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use proto::{Ended, KernelId, Language};
 use sandbox::{Isolation, Limits};
+use text::unix_now;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -293,8 +293,4 @@ impl Drop for Running {
     fn drop(&mut self) {
         lock(&self.0.state).runs -= 1;
     }
-}
-
-pub(crate) fn unix_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use proto::{KernelId, KernelSpec, Language};
 use sandbox::{Group, KeptVolume};
+use text::unix_now;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::config::{KeptConfig, RealmConfig};
-use crate::context::unix_now;
 use crate::engine::Inner;
 use crate::guest::lock;
 use crate::keyed::{Keyed, KeyedState, Turn};

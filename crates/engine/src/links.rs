@@ -48,7 +48,7 @@ fn key(secret: &[u8; 32], parts: &[&str]) -> String {
         hash.update(&(part.len() as u64).to_be_bytes());
         hash.update(part.as_bytes());
     }
-    hash.sign().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    text::hex(hash.sign().as_ref())
 }
 
 /// A file behind a link: its metadata, and its content in pieces. While it exists its context does not count as idle.

@@ -5,7 +5,6 @@
 pub mod auth;
 pub mod cli;
 pub mod config;
-pub mod dialect;
 pub mod files;
 pub mod http;
 pub mod journal;

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
 use serde_json::{Value, json};
 
-use crate::dialect::{Args, Block, RenderInput, Reply};
 use crate::files::ServedFile;
 use crate::journal::{Journal, JournalEntry, sizes};
 use crate::logging::lines::{self, HttpLine, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
+use dialects::{Args, Block, RenderInput, Reply};
 
 /// Origin of a request; the transport puts it into the request's extensions.
 #[derive(Debug, Clone, Default)]
@@ -364,7 +364,7 @@ mod tests {
         let did = |tool, args: Value| {
             let args = args.as_object().unwrap();
             let (options, links) = (Default::default(), Default::default());
-            let fence = crate::dialect::Fence::new("0".into());
+            let fence = dialects::Fence::new("0".into());
             did(&RenderInput { tool, args, options: &options, links: &links, fence: &fence })
         };
         let login = json!({ "url": "https://u:hunter2@shop.test/a?token=hunter2" });

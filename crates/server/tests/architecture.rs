@@ -13,8 +13,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("sandpool-guest", &["sandpool-browser", "sandpool-jail", "sandpool-proto"]),
     ("sandpool-zygote", &["sandpool-jail"]),
     ("sandpool-sandbox", &["sandpool-jail"]),
-    ("sandpool-engine", &["sandpool-egress", "sandpool-proto", "sandpool-sandbox"]),
-    ("sandpool", &["sandpool-egress", "sandpool-engine", "sandpool-sandbox"]),
+    ("sandpool-text", &[]),
+    ("sandpool-engine", &["sandpool-egress", "sandpool-proto", "sandpool-sandbox", "sandpool-text"]),
+    ("sandpool-dialects", &["sandpool-engine", "sandpool-text"]),
+    ("sandpool", &["sandpool-dialects", "sandpool-egress", "sandpool-engine", "sandpool-sandbox", "sandpool-text"]),
     ("sandpool-bench", &[]),
     ("sandpool-testkit", &["sandpool-engine", "sandpool-guest", "sandpool-proto", "sandpool-sandbox"]),
 ];
@@ -119,7 +121,7 @@ fn no_type_name_is_defined_in_more_than_three_places() {
 #[test]
 fn what_the_walk_names_exists() {
     let page = std::fs::read_to_string(workspace().join("docs/walk.md")).unwrap();
-    let crates = ["server", "engine", "proto", "guest", "jail", "sandbox", "egress"];
+    let crates = ["server", "dialects", "text", "engine", "proto", "guest", "jail", "sandbox", "egress"];
     let (mut named, lines) = (0, production());
     for name in page.split('`').skip(1).step_by(2).filter(|name| !name.contains([' ', '{', '/'])) {
         let parts: Vec<&str> = name.split("::").collect();

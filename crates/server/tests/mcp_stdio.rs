@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use dialects::{Dialect, Lang, Links, Options, agentrun, sandpool};
 use mcp_fake::FakeEngine;
 use serde_json::{Value, json};
-use server::dialect::{Dialect, Lang, Links, Options, agentrun, sandpool};
 use server::mcp::Surface;
 use server::mcp::stdio::{StdioEnd, StdioError, StdioOptions, serve};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};

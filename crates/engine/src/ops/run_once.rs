@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{Ended, KernelId, KernelSpec, Language, ListOrder, Root, RunStatus, ToGuest};
+use text::unix_now;
 use tokio_util::sync::CancellationToken;
 
 use super::OpContext;
@@ -12,7 +13,6 @@ use super::list_files::{ListRequest, NEWEST, list};
 use super::run_code::{SIGKILL, reported};
 use crate::cell::{CellEnding, CellRun};
 use crate::config::{DATA, KeptConfig};
-use crate::context::unix_now;
 use crate::conversation::ParkingSlot;
 use crate::keyed::Turn;
 use crate::links::conversation_key;

@@ -261,8 +261,8 @@ mod tests {
     use http::Request;
 
     use super::*;
-    use crate::dialect::links::hex;
     use crate::scratch::Scratch;
+    use text::hex;
 
     const TOKEN: &str = "correct-horse-battery-staple";
 

@@ -19,7 +19,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::config::Policies;
-use crate::dialect::links::hex;
+use text::hex;
 
 /// Quotas of one tenant; `None` means the operator's general limit.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

@@ -27,13 +27,13 @@ use super::wiring::{self, EngineFiles, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on};
 use crate::auth::{self, Auth, AuthConfig};
 use crate::config::Config;
-use crate::dialect::{self, Dialect, Lang, Links, Options};
 use crate::files;
 use crate::http::{self as transport, App, Authenticator, Caller, Endpoint, HttpOptions, Peer};
 use crate::journal::{Journal, JournalConfig, JournalEntry};
 use crate::mcp::{Handlers, Surface};
 use crate::metrics::{self, Gauges};
 use crate::observe::Observer;
+use dialects::{Dialect, Lang, Links, Options};
 
 /// Serve MCP over HTTP
 ///
@@ -267,7 +267,7 @@ struct Server {
 
 impl Server {
     fn endpoints(&self, lang: Option<Lang>, options: &Options, links: &Links) -> BTreeMap<String, Endpoint> {
-        dialect::all(options)
+        dialects::all(options)
             .map(|dialect| (dialect.id.to_owned(), self.endpoint(dialect, lang, options, links)))
             .collect()
     }
@@ -315,7 +315,7 @@ impl Server {
         })
     }
 
-    fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Authenticator>, signer: Option<dialect::links::Signer>) -> Router {
+    fn routes(&self, auth: Arc<Auth>, door: Arc<dyn Authenticator>, signer: Option<dialects::links::Signer>) -> Router {
         let observer = self.observer.clone();
         let settings = files::Settings {
             signer,

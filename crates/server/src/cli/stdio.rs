@@ -15,13 +15,13 @@ use super::prepare::{end_when_useless, prepare, useless_or};
 use super::signals::Signals;
 use super::wiring::{self, EngineFiles, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on_here};
-use crate::dialect::links::Signer;
+use crate::files;
 use crate::http::{self as transport, App, Authenticator, Caller, Denied, HttpOptions};
 use crate::mcp::Surface;
 use crate::mcp::stdio::{StdioOptions, serve_stdio};
 use crate::metrics::Metrics;
 use crate::observe::Observer;
-use crate::{dialect, files};
+use dialects::links::Signer;
 
 /// Serve MCP on standard input and output
 ///
@@ -49,7 +49,7 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
 
     let options = wiring::options(config);
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
-    let dialect = dialect::find(&config.dialect, &options).ok_or_else(|| Failed("no such dialect".into()))?;
+    let dialect = dialects::find(&config.dialect, &options).ok_or_else(|| Failed("no such dialect".into()))?;
     let (links, signer) = wiring::links(config, base, &secret);
     let surface = Arc::new(Surface::new(dialect, lang, options, links).watched_by(observer.clone()));
 

@@ -11,10 +11,10 @@ use sandbox::{Backend, Isolation, Level};
 
 use super::{Failed, network};
 use crate::config::{Config, DialectLimits, Dialects};
-use crate::dialect::links::{Expiring, Signer};
-use crate::dialect::{Links, Options};
 use crate::files::{Stat, Store, StoredFile};
 use crate::mcp::{Execute, Executing};
+use dialects::links::{Expiring, Signer};
+use dialects::{Links, Options};
 
 /// Checks the shared volumes at the start, so that the operator rather than the first client learns of volumes with
 /// which no session could be created.

@@ -9,7 +9,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use ring::digest;
 
 use super::{Stat, plain};
-use crate::dialect::links::hex;
+use text::hex;
 
 /// The last second that a date in a header can express.
 const LAST_SECOND: u64 = 253_402_300_799;

@@ -1,6 +1,6 @@
 //! `Content-Disposition` (RFC 6266): makes a browser save the file under its name, whatever the name is.
 
-use crate::dialect::links::encoded;
+use dialects::links::encoded;
 
 /// Returns the header's value with the name in two forms: encoded for clients that implement RFC 8187, and in ASCII for
 /// those that do not. The ASCII form has no `%`, because some clients decode it.

@@ -19,9 +19,9 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 
-use crate::dialect::links::{Address, Signed, Signer};
-use crate::dialect::mime;
 use crate::http::Peer;
+use dialects::links::{Address, Signed, Signer};
+use dialects::mime;
 
 mod conditions;
 mod disposition;

@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::dialect::links::{Expiring, Links};
+use dialects::links::{Expiring, Links};
 
 const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const OTHER: &str = "ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";

@@ -12,8 +12,8 @@ use ring::hmac;
 use serde::Deserialize;
 
 use super::files::hash;
-use crate::dialect::links::hex;
 use crate::persistent_secret;
+use text::hex;
 
 /// Returns the path of the key, which lies beside the journal's directory and is named after it.
 pub fn key_path(dir: &Path) -> PathBuf {

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
-use crate::dialect::links::hex;
-use crate::dialect::time::iso8601;
+use text::hex;
+use text::iso8601;
 
 /// Maximum length of a journal line; longer lines are treated as damaged.
 pub const LONGEST_LINE: u64 = 1 << 20;

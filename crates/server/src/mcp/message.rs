@@ -261,7 +261,7 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
     };
     // No tool needs much data in any other member.
     for (name, value) in &params {
-        small(&format!("`{}` of `params`", crate::dialect::shown(name)), weight(value))?;
+        small(&format!("`{}` of `params`", text::shown(name)), weight(value))?;
     }
     let call = match params.remove("inputResponses") {
         None | Some(Value::Null) => call,
@@ -419,7 +419,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
         while let Some(key) = members.next_key::<String>()? {
             let value = members.next_value_seed(Strict(self.0))?;
             if object.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("duplicate key `{}`", crate::dialect::shown(&key))));
+                return Err(A::Error::custom(format_args!("duplicate key `{}`", text::shown(&key))));
             }
             object.insert(key, value);
         }

@@ -7,7 +7,6 @@ use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use engine::Hold;
@@ -25,8 +24,9 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::{Answer, Args, Block, Dialect, Fence, Lang, Links, Options, RenderInput, Reply, ToolRow, shown};
 use crate::observe::{Ended, Facts, Observer, Origin};
+use dialects::{Answer, ArgError, Args, Block, Dialect, Fence, Lang, Links, Options, RenderInput, Reply, ToolRow};
+use text::{shown, unix_now};
 
 pub(crate) mod answer;
 mod line;
@@ -176,7 +176,7 @@ impl McpServer {
             watching.end(observer, ended);
             called
         };
-        let op = match row.known(&args).and_then(|()| (row.lower)(&args, &options)) {
+        let op = match small_unknown(row, &args).and_then(|()| (row.lower)(&args, &options)) {
             Ok(op) => op,
             Err(refused) => {
                 let reply = (dialect.refuse)(&scene, &refused);
@@ -213,7 +213,7 @@ impl McpServer {
 
     /// Returns the settings for links that are written now.
     fn links(&self) -> Links {
-        self.surface.links.at(now())
+        self.surface.links.at(unix_now())
     }
 
     fn engine_call(&self, events: EventSink) -> Call {
@@ -239,8 +239,22 @@ fn only_page(page: Option<PaginatedRequestParams>) -> Result<(), ErrorData> {
     }
 }
 
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+/// Accepts arguments that the tool does not know, because they are ignored, but refuses them if they are large, because
+/// the server would have to carry them along.
+fn small_unknown(row: &ToolRow, args: &Args) -> Result<(), ArgError> {
+    let (most, mut all) = (message::MAX_ASIDE, 0);
+    for (name, value) in args.iter().filter(|(name, _)| !row.knows(name)) {
+        all += name.len() + message::weight(value);
+        if all > most {
+            let message = format!(
+                "{} is no argument of {}, and arguments that it does not know may take {most} bytes",
+                shown(name),
+                row.name
+            );
+            return Err(ArgError { code: "INVALID_PARAMS", message });
+        }
+    }
+    Ok(())
 }
 
 /// The result of a tool call.

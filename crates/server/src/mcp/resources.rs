@@ -12,8 +12,9 @@ use rmcp::{ErrorData, RoleServer};
 use serde_json::json;
 
 use super::McpServer;
-use crate::dialect::links::{Address, Links};
-use crate::dialect::{iso8601, mime, shown};
+use dialects::links::{Address, Links};
+use dialects::mime;
+use text::{iso8601, shown};
 
 /// Maximum size of a file that is read as a resource. As base64 it is 4 MiB, far below what clients refuse.
 const MOST_BYTES: u64 = 3 << 20;

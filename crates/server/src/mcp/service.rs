@@ -13,8 +13,7 @@ use rmcp::model::{
 use rmcp::service::{NotificationContext, RequestContext, Service};
 use rmcp::{ErrorData, RoleServer};
 use serde_json::{Map, Value};
-
-use crate::dialect::shown;
+use text::shown;
 
 pub struct Guarded<S>(pub S);
 

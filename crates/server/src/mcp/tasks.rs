@@ -14,8 +14,9 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::service::is_modern;
-use super::{Execute, McpServer, Surface, now, to_mcp};
-use crate::dialect::{Args, RenderInput, iso8601, shown};
+use super::{Execute, McpServer, Surface, to_mcp};
+use dialects::{Args, RenderInput};
+use text::{iso8601, shown, unix_now};
 
 /// A call that ends within this time is answered in the ordinary way, because a task costs the client at least one more
 /// round.
@@ -90,7 +91,7 @@ async fn begun(engine: &dyn Execute, call: &Call, run: String) -> Result<CallDon
         }
         progress = look(engine, call, run.clone(), PATIENCE) => match progress {
             // There is no memory for the result at the moment. The client can ask for the task later.
-            Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(CallDone::Task(working(&run, now(), now()))),
+            Err(EngineError::OverLimit { .. } | EngineError::NotReady(_)) => return Ok(CallDone::Task(working(&run, unix_now(), unix_now()))),
             progress => progress?,
         },
     };
@@ -115,7 +116,7 @@ fn working(run: &str, started: u64, updated: u64) -> Task {
 }
 
 fn task(progress: &RunProgress) -> Task {
-    let task = working(&progress.run, progress.started_at, progress.ended_at.unwrap_or_else(now));
+    let task = working(&progress.run, progress.started_at, progress.ended_at.unwrap_or_else(unix_now));
     match last_line(&progress.output) {
         Some(line) => task.with_status_message(line),
         None => task,
@@ -159,7 +160,7 @@ fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
         tool: row.name,
         args: &Args::new(),
         options,
-        links: &links.at(super::now()),
+        links: &links.at(unix_now()),
         fence: &super::fence(),
     };
     let answer = (row.render)(&scene, Outcome::Progress(progress));

@@ -15,6 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use text::hex;
 
 use super::{Progress, SetupError};
 
@@ -256,10 +257,6 @@ fn walk(dir: &Path) -> std::io::Result<BTreeMap<PathBuf, fs::Metadata>> {
         }
     }
     Ok(found)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! `agentrun` against its document: schemas member for member, results and errors as printed.
 
+use dialects::{Args, Block, Dialect, Lang, Links, Options, RenderInput, Reply, ToolRow, agentrun};
 use engine::EngineError;
 use serde_json::{Value, json};
-use server::dialect::{Args, Block, Dialect, Lang, Links, Options, RenderInput, Reply, ToolRow, agentrun};
 
 use crate::mcp_fake;
 use crate::tools::Tools;

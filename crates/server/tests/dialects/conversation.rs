@@ -1,7 +1,7 @@
 //! The `conversation` dialect against its document.
 
+use dialects::{Block, Lang, Options, conversation};
 use serde_json::{Value, json};
-use server::dialect::{Block, Lang, Options, conversation};
 
 use crate::mcp_fake;
 use crate::tools::Tools;

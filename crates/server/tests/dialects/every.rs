@@ -3,26 +3,26 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use dialects::{Block, Dialect, Field, FieldKind, Lang, Links, Options, RenderInput, Reply, ToolRow};
 use engine::op::Op;
 use serde_json::{Map, Value, json};
-use server::dialect::{self, Block, Dialect, Field, FieldKind, Lang, Links, Options, RenderInput, Reply, ToolRow};
 
 /// Each in every form in which it can be offered.
 fn dialects() -> Vec<&'static Dialect> {
     let plain = Options::default();
     let other = Options { default_context: true, underscores: true, ..Options::default() };
-    let mut all: Vec<&Dialect> = dialect::all(&plain).collect();
-    all.extend(dialect::all(&other).filter(|other| !dialect::all(&plain).any(|plain| std::ptr::eq(plain, *other))));
+    let mut all: Vec<&Dialect> = dialects::all(&plain).collect();
+    all.extend(dialects::all(&other).filter(|other| !dialects::all(&plain).any(|plain| std::ptr::eq(plain, *other))));
     all
 }
 
 #[test]
 fn every_dialect_is_found_by_its_id_in_the_form_that_was_chosen() {
-    for id in dialect::IDS {
-        assert_eq!(dialect::find(id, &Options::default()).unwrap().id, *id);
+    for id in dialects::IDS {
+        assert_eq!(dialects::find(id, &Options::default()).unwrap().id, *id);
     }
-    assert!(dialect::find("nonsense", &Options::default()).is_none());
-    assert_eq!(dialects().len(), dialect::IDS.len() + 2);
+    assert!(dialects::find("nonsense", &Options::default()).is_none());
+    assert_eq!(dialects().len(), dialects::IDS.len() + 2);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn schemas_are_plain() {
 /// The list that a client gets, without what the transport adds.
 #[test]
 fn the_texts_of_the_tools() {
-    for dialect in dialect::all(&Options::default()) {
+    for dialect in dialects::all(&Options::default()) {
         for lang in [Lang::En, Lang::Zh] {
             let mut text = format!("{}\n\n", dialect.instructions(lang).unwrap());
             for row in dialect.tools {

@@ -1,8 +1,8 @@
 //! `microsandbox` against its documents: the schema they print, where the facts stand, which error has which code.
 
+use dialects::{Block, Lang, Options, Reply, microsandbox};
 use engine::op::{Op, Size};
 use serde_json::{Value, json};
-use server::dialect::{Block, Lang, Options, Reply, microsandbox};
 
 use crate::mcp_fake;
 use crate::tools::Tools;

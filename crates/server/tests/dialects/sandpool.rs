@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use dialects::{ArgError, Block, Options, Reply, sandpool};
 use engine::op::browser::{BrowserAction as Ask, MouseButton, TabAsk};
 use engine::op::{Command, ContextSelector, FileOwner, Language, Op, Size};
 use serde_json::{Value, json};
-use server::dialect::{ArgError, Block, Options, Reply, sandpool};
 
 use crate::mcp_fake;
 use crate::tools::Tools;

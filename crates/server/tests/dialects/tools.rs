@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
+use dialects::{Answer, Block, Dialect, Fence, Links, Options, RenderInput, Reply, ToolRow};
 use engine::op::{Call, EventSink, Realm, Tenant};
 use serde_json::{Map, Value};
-use server::dialect::{Answer, Block, Dialect, Fence, Links, Options, RenderInput, Reply, ToolRow};
 use server::mcp::Execute;
 use tokio_util::sync::CancellationToken;
 

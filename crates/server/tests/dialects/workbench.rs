@@ -1,7 +1,7 @@
 //! `workbench` against its document: ten tools, a line that says how it went, hints that name the next call.
 
+use dialects::{Block, Lang, Options, workbench};
 use serde_json::{Value, json};
-use server::dialect::{Block, Lang, Options, workbench};
 
 use crate::mcp_fake;
 use crate::tools::Tools;

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use dialects::{Links, Options, agentrun};
 use engine::op::{Call, EngineError, Op};
 use futures_util::FutureExt;
 use serde_json::json;
-use server::dialect::{Links, Options, agentrun};
 use server::http::{Endpoint, HttpOptions};
 use server::mcp::{Execute, Executing, Handlers, Surface};
 use tokio_util::sync::CancellationToken;

@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dialects::links::{Expiring, Links, Signer};
+use dialects::{Options, agentrun};
 use engine::op::{
     Call, ContextSelector, EngineError, FileOwner, Language, NewContext, Op, Outcome, Realm, Target, Tenant,
 };
 use engine::{Engine, EngineConfig, KernelCommand, LinkedFile, Runtimes};
 use futures_util::FutureExt;
 use serde_json::{Value, json};
-use server::dialect::links::{Expiring, Links, Signer};
-use server::dialect::{Options, agentrun};
 use server::files::{self, Settings, Store};
 use server::http::{App, Endpoint, HttpOptions, serve};
 use server::mcp::{Handlers, Surface};

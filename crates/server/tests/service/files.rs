@@ -2,8 +2,8 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use dialects::Options;
 use serde_json::{Map, Value, json};
-use server::dialect::{self, Options};
 use testkit::http::{Era, Mcp, Wire};
 
 use crate::support::{Service, is_full, report};
@@ -139,7 +139,7 @@ fn no_path_leads_out_of_the_place_where_paths_begin() {
         ("conversation", "sandbox.run_code"),
     ];
     let mut tried = 0;
-    for dialect in dialect::all(&Options::default()) {
+    for dialect in dialects::all(&Options::default()) {
         let rows: Vec<_> = dialect
             .tools
             .iter()

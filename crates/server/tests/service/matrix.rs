@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use dialects::{Field, FieldKind, Options, ToolRow};
 use serde_json::{Map, Value, json};
-use server::dialect::{self, Field, FieldKind, Options, ToolRow};
 use testkit::http::{Account, Answer, Era, Mcp, Wire, request};
 use uuid::Uuid;
 
@@ -51,7 +51,7 @@ fn arguments(row: &ToolRow, all: bool) -> Map<String, Value> {
 
 /// Every tool with every argument that names something, minimal and complete.
 fn cases() -> impl Iterator<Item = (&'static str, &'static ToolRow, &'static str, Map<String, Value>)> {
-    let dialects: Vec<_> = dialect::all(&Options::default()).collect();
+    let dialects: Vec<_> = dialects::all(&Options::default()).collect();
     dialects.into_iter().flat_map(|dialect| {
         dialect.tools.iter().flat_map(move |row| {
             let ids = row.fields.iter().filter(|field| is_id(field)).map(|field| field.name);
@@ -158,7 +158,7 @@ impl Blue {
         links.extend(linked(&conversation.call("sandbox.run_code", call)));
         ids.push(("conversation", "conversationId", id));
 
-        for dialect in dialect::IDS {
+        for dialect in dialects::IDS {
             assert!(ids.iter().any(|(of, ..)| of == dialect), "blue has nothing in `{dialect}`");
         }
         assert!(links.len() >= 3, "{links:?}");
@@ -318,7 +318,7 @@ fn the_owner_sees_a_difference(blue: &Blue) {
 /// Resources and tasks, by address and by id.
 fn others(service: &Service, blue: &Blue, era: Era) {
     let tasks = Era::Modern == era;
-    for dialect in dialect::IDS {
+    for dialect in dialects::IDS {
         let mut green = Mcp::new(&service.account("green"), dialect, era);
         green.tasks = tasks;
         for link in &blue.links {
@@ -341,7 +341,7 @@ fn others(service: &Service, blue: &Blue, era: Era) {
 
 /// X22.
 fn lists_show_own_things_only(service: &Service, blue: &Blue) {
-    for dialect in dialect::all(&Options::default()) {
+    for dialect in dialects::all(&Options::default()) {
         let mut green = service.client("green", dialect.id);
         let mut lists: Vec<(&str, Value)> = vec![
             ("resources/list", json!({})),

@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::time::Duration;
 
+use dialects::{FieldKind, Options};
 use serde_json::{Value, json};
-use server::dialect::{self, FieldKind, Options};
 use testkit::http::{BOTH, Era, Mcp, Wire, request};
 
 use crate::support::{Service, eventually, report, text, token};
@@ -85,7 +85,7 @@ fn malformed_messages_are_refused_and_forgotten() {
 /// A42: every number of every tool, beyond what the operator allows.
 fn whole_numbers(service: &Service) {
     let mut tried = 0;
-    for dialect in dialect::all(&Options::default()) {
+    for dialect in dialects::all(&Options::default()) {
         let mut blue = service.client("blue", dialect.id);
         for row in dialect.tools {
             for field in row.fields.iter().filter(|field| matches!(field.kind, FieldKind::Whole | FieldKind::Number)) {
@@ -175,7 +175,7 @@ fn nothing_is_told_without_the_token() {
     ]
     .map(str::to_owned)
     .into();
-    routes.extend(dialect::IDS.iter().map(|id| format!("/mcp/{id}")));
+    routes.extend(dialects::IDS.iter().map(|id| format!("/mcp/{id}")));
     let list = request(1, "tools/list", json!({})).to_string();
     let mut walked = 0;
     for route in routes.iter().map(String::as_str).chain(public) {
@@ -465,7 +465,7 @@ fn nothing_that_a_client_writes_is_fetched_run_or_believed() {
     let trap = TcpListener::bind("127.0.0.1:0").unwrap();
     trap.set_nonblocking(true).unwrap();
     let url = format!("http://{}/x", trap.local_addr().unwrap());
-    for dialect in dialect::all(&Options::default()) {
+    for dialect in dialects::all(&Options::default()) {
         let mut blue = service.client("blue", dialect.id);
         for uri in [
             url.as_str(),

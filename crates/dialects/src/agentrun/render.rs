@@ -1,0 +1,311 @@
+//! Renders outcomes as the document prints them: JSON with two-space indent, members in its order.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use engine::op::{ContextInfo, EngineError, Outcome};
+use serde::Serialize;
+use serde_json::{Value, json};
+use text::shown;
+
+use super::{directory, encoding, invalid};
+use crate::shared::files::{Content, Encoding, FILE_BUDGET, FileFacts, Listing, Written, written_length};
+use crate::shared::run::{self, RunWording};
+use crate::shared::schema::{array, boolean, integer, number, object, object_with, string};
+use crate::shared::{add_lines, moment, seconds, title};
+use crate::{Answer, ArgError, RenderInput, Reply};
+
+const WORDS: RunWording =
+    RunWording { place: "context", anew: "in a new context made with create_context if this one is not found" };
+
+#[derive(Serialize)]
+struct FailureOutput<'a> {
+    error: &'a str,
+    code: &'a str,
+}
+
+fn failure(code: &str, error: &str) -> Answer {
+    Answer::json(&FailureOutput { error, code }).failed()
+}
+
+pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
+    failure(refused.code, &refused.message).into()
+}
+
+/// Renders an error of the engine under the document's codes, for every tool.
+pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
+    answer(error).into()
+}
+
+fn answer(error: &EngineError) -> Answer {
+    use EngineError as E;
+    let (code, message) = match error {
+        E::ContextNotFound(id) => ("CONTEXT_NOT_FOUND", format!("Context not found: {}", shown(id))),
+        E::AmbiguousName { name, ids } => (
+            "CONTEXT_NOT_FOUND",
+            format!(
+                "Context not found: {} is the name of several contexts; use one of the ids {}",
+                shown(name),
+                ids.join(", ")
+            ),
+        ),
+        E::ContextLimit(most) => (
+            "CONTEXT_CREATION_FAILED",
+            format!("Failed to create context: at most {most} contexts; stop one with stop_context first"),
+        ),
+        E::Busy(waited) => ("BUSY", format!("All sessions were busy for {}; retry later", seconds(*waited))),
+        E::QueueFull(most) => ("BUSY", format!("{most} runs wait for a session already; retry later")),
+        E::NotReady(why) => ("SERVER_NOT_READY", format!("AgentRun manager not initialized or not ready: {why}")),
+        E::ResultDropped(why) => {
+            ("EXECUTION_FAILED", format!("The operation was done, but its result was dropped: {why}"))
+        }
+        E::ShuttingDown => ("SERVER_NOT_READY", "AgentRun manager not initialized or not ready: shutting down".into()),
+        E::CreateFailed(why) => ("CONTEXT_CREATION_FAILED", format!("Failed to create context: {why}")),
+        E::StopFailed(why) => ("STOP_FAILED", format!("Failed to stop context: {why}")),
+        E::FileNotFound(path) => ("FILE_NOT_FOUND", format!("File not found: {}", shown(path))),
+        E::InvalidPath { path, why } => ("INVALID_PATH", format!("Invalid path: {}: {why}", shown(path))),
+        E::FileTooLarge { path, limit } => {
+            ("FILE_TOO_LARGE", format!("File too large: {} is over the limit of {limit} bytes", shown(path)))
+        }
+        E::NoSpace => ("FILE_TOO_LARGE", "File too large: no space left in the context; delete files first".into()),
+        E::OverLimit { what, limit } => {
+            ("CONTEXT_CREATION_FAILED", format!("Failed to create context: over the limit {what} of {limit}"))
+        }
+        E::NoCurrent { .. } => ("CONTEXT_NOT_FOUND", "Context not found: none was named".into()),
+        E::OtherLanguage { context, is, .. } => {
+            ("INVALID_LANGUAGE", format!("Unsupported language: context {} runs {}", shown(context), is.name()))
+        }
+        E::RunNotFound(run) => ("RUN_NOT_FOUND", format!("Run not found: {}", shown(run))),
+        E::NetworkOff(why) | E::NoBrowser(why) | E::InvalidEnvironment(why) | E::InUse(why) => {
+            ("INVALID_PARAMS", why.clone())
+        }
+        E::Cancelled => ("CANCELLED", "Cancelled by the client".into()),
+        E::Sandbox(why) => ("SANDBOX_FAILED", format!("The sandbox failed: {why}")),
+    };
+    failure(code, &message)
+}
+
+pub(super) fn create_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
+        EngineError::Sandbox(why) => failure("CONTEXT_CREATION_FAILED", &format!("Failed to create context: {why}")),
+        other => answer(other),
+    };
+    answer.into()
+}
+
+/// Renders an error of an upload. An upload creates no context, so what exceeds the limit is the uploads in progress.
+pub(super) fn upload_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
+        EngineError::OverLimit { what, limit } => {
+            failure("BUSY", &format!("Over the limit {what} of {limit}; retry when other uploads have ended"))
+        }
+        other => answer(other),
+    };
+    answer.into()
+}
+
+pub(super) fn stop_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
+        EngineError::Sandbox(why) => failure("STOP_FAILED", &format!("Failed to stop context: {why}")),
+        other => answer(other),
+    };
+    answer.into()
+}
+
+/// Renders an error of a run. A failure of the back end is a result, as the document has it.
+pub(super) fn run_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
+    let answer = match e {
+        EngineError::Sandbox(why) => Answer::json(&RunResult {
+            stdout: String::new(),
+            stderr: format!(
+                "The sandbox failed: {why}. Whether variables were kept is unknown: run the code again, or make a new context \
+                 with create_context.\n"
+            ),
+            success: false,
+            execution_time: None,
+        }),
+        other => answer(other),
+    };
+    answer.into()
+}
+
+/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
+/// than hidden.
+fn mismatch() -> Answer {
+    failure("INTERNAL_ERROR", "The engine gave another kind of answer than was asked for")
+}
+
+// ---- run_code
+
+#[derive(Serialize)]
+struct RunResult {
+    stdout: String,
+    stderr: String,
+    success: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    execution_time: Option<f64>,
+}
+
+pub(super) fn ran_schema() -> Value {
+    let members = json!({ "stdout": string(), "stderr": string(), "success": boolean(), "execution_time": number() });
+    object_with(members, &["execution_time"])
+}
+
+pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Ran(ran) = outcome else { return mismatch() };
+    let kept = run::kept(scene, &ran);
+    // The last line always says how the run ended.
+    let mut stderr = run::stderr(&ran);
+    for note in [Some(kept.lines).filter(|lines| !lines.is_empty()), run::ending(&ran.end, &WORDS)].iter().flatten() {
+        add_lines(&mut stderr, note);
+    }
+    let mut answer = Answer::json(&RunResult {
+        stdout: run::stdout(&ran),
+        stderr,
+        success: run::succeeded(&ran.end),
+        execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
+    });
+    answer.blocks.extend(run::pictures(&ran));
+    answer.blocks.extend(kept.links);
+    answer
+}
+
+// ---- contexts
+
+#[derive(Serialize)]
+struct Created {
+    context_id: String,
+    name: String,
+    language: &'static str,
+    description: String,
+    created_at: String,
+    status: &'static str,
+    message: String,
+}
+
+pub(super) fn created_schema() -> Value {
+    object(json!({
+        "context_id": string(),
+        "name": string(),
+        "language": string(),
+        "description": string(),
+        "created_at": string(),
+        "status": string(),
+        "message": string(),
+    }))
+}
+
+pub(super) fn created(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Created(context) = outcome else { return mismatch() };
+    Answer::json(&Created {
+        context_id: context.id,
+        name: context.name,
+        language: context.language.name(),
+        description: context.description,
+        created_at: moment(context.created_at),
+        status: "active",
+        message: format!("{} context created successfully", title(context.language)),
+    })
+}
+
+#[derive(Serialize)]
+struct Stopped {
+    context_id: String,
+    status: &'static str,
+    message: &'static str,
+}
+
+pub(super) fn stopped_schema() -> Value {
+    object(json!({ "context_id": string(), "status": string(), "message": string() }))
+}
+
+pub(super) fn stopped(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Stopped { context_id } = outcome else { return mismatch() };
+    Answer::json(&Stopped { context_id, status: "stopped", message: "Context stopped successfully" })
+}
+
+#[derive(Serialize)]
+struct Contexts {
+    contexts: Vec<Listed>,
+    total: usize,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    context_id: String,
+    name: String,
+    description: String,
+    language: &'static str,
+    status: &'static str,
+    created_at: String,
+    last_used: String,
+}
+
+pub(super) fn contexts_schema() -> Value {
+    let context = object(json!({
+        "context_id": string(),
+        "name": string(),
+        "description": string(),
+        "language": string(),
+        "status": string(),
+        "created_at": string(),
+        "last_used": string(),
+    }));
+    object(json!({ "contexts": array(context), "total": integer() }))
+}
+
+pub(super) fn contexts(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Contexts(contexts) = outcome else { return mismatch() };
+    let total = contexts.len();
+    Answer::json(&Contexts { contexts: contexts.into_iter().map(listed).collect(), total })
+}
+
+fn listed(context: ContextInfo) -> Listed {
+    Listed {
+        context_id: context.id,
+        name: context.name,
+        description: context.description,
+        language: context.language.name(),
+        status: "active",
+        created_at: moment(context.created_at),
+        last_used: moment(context.last_used),
+    }
+}
+
+// ---- files
+
+pub(super) fn written(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Written { path, size, .. } = outcome else { return mismatch() };
+    Answer::json(&Written { path, size })
+}
+
+pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
+    let whole = content.len() as u64 == size;
+    let (encoding, content) = match (encoding(scene.args).ok().flatten(), String::from_utf8(content)) {
+        (None | Some(Encoding::Utf8), Ok(text)) => ("utf-8", text),
+        (Some(Encoding::Utf8), Err(_)) if whole => {
+            let refused =
+                invalid(format!("encoding 'utf-8' cannot show {}, which is not text; use 'base64'", shown(&path)));
+            return failure(refused.code, &refused.message);
+        }
+        (_, bytes) => ("base64", STANDARD.encode(bytes.map_or_else(|e| e.into_bytes(), String::into_bytes))),
+    };
+    let link = scene.link(&key, &path, Some(size));
+    let content = Some(content).filter(|content| whole && written_length(content) <= FILE_BUDGET);
+    let Some(content) = Content::new(encoding, content, link.as_ref()) else {
+        let why = format!(
+            "File too large: {} has {size} bytes, too many for one answer; read it in parts with run_code",
+            shown(&path)
+        );
+        return failure("FILE_TOO_LARGE", &why);
+    };
+    let mut answer = Answer::json(&FileFacts { path, size, content });
+    answer.blocks.extend(link);
+    answer
+}
+
+pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Files(files) = outcome else { return mismatch() };
+    let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
+    Answer::json(&Listing::of(&directory, files))
+}

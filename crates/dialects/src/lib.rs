@@ -1,0 +1,340 @@
+//! A dialect is a table of tools: names, prose, argument schemas, the conversion of arguments to an `Op` and of an
+//! `Outcome` to an answer. Everything here is pure: it uses no state, no clock, no engine and no protocol library.
+
+use engine::op::{EngineError, Op, Outcome, Size};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+pub mod agentrun;
+mod args;
+pub mod conversation;
+pub mod links;
+pub mod microsandbox;
+pub mod mime;
+mod prose;
+pub mod sandpool;
+mod shared;
+pub mod workbench;
+
+pub use args::{ArgError, Args};
+pub use links::Links;
+pub use shared::untrusted::Fence;
+
+/// One dialect, as one document describes it.
+pub struct Dialect {
+    pub id: &'static str,
+    pub server_name: &'static str,
+    /// Language of the document, used if the operator chose none.
+    pub default_lang: Lang,
+    pub tools: &'static [ToolRow],
+    /// Other names of tools, which are accepted but not advertised.
+    pub aliases: &'static [(&'static str, &'static str)],
+    /// JSON-RPC error code for a tool that does not exist.
+    pub unknown_tool_code: i32,
+    pub prose_en: &'static str,
+    pub prose_zh: &'static str,
+    /// Renders refused arguments in the form of the dialect.
+    pub refuse: fn(&RenderInput<'_>, &ArgError) -> Reply,
+    /// The tool that queries a background run. In a dialect that has one, long runs can become tasks for clients that
+    /// support them.
+    pub background: Option<&'static ToolRow>,
+}
+
+/// One tool of a dialect.
+pub struct ToolRow {
+    pub name: &'static str,
+    /// Section of the prose file; it differs from `name` if one tool has two forms.
+    pub prose: &'static str,
+    pub fields: &'static [Field],
+    pub form: SchemaForm,
+    /// Schema with an object at the root and plain types only: some clients refuse the whole list of tools otherwise.
+    pub output_schema: fn() -> Value,
+    pub hints: Hints,
+    pub lower: fn(&Args, &Options) -> Result<Op, ArgError>,
+    pub render: fn(&RenderInput<'_>, Outcome) -> Answer,
+    pub render_error: fn(&RenderInput<'_>, &EngineError) -> Reply,
+}
+
+impl ToolRow {
+    /// Returns whether the tool has an argument of this name.
+    pub fn knows(&self, name: &str) -> bool {
+        self.fields.iter().any(|field| field.name == name)
+    }
+}
+
+/// Choices of the operator that concern dialects; they are the same for all calls.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Makes `run_code` of the agentrun dialect run in a context named `default` if it names no context.
+    pub default_context: bool,
+    /// Flavor of a microsandbox session whose call names none.
+    pub default_size: Size,
+    /// Makes the conversation dialect advertise `sandbox_run_code` in place of `sandbox.run_code`.
+    pub underscores: bool,
+    /// Maximum timeout that a call may ask for, in seconds.
+    pub max_timeout: u64,
+    pub max_command_timeout: u64,
+    /// Whether clients are shown the path of a shared volume on the host.
+    pub show_host_paths: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            default_context: false,
+            default_size: Size::Small,
+            underscores: false,
+            max_timeout: 300,
+            max_command_timeout: 1800,
+            show_host_paths: true,
+        }
+    }
+}
+
+/// Input of rendering besides the outcome.
+pub struct RenderInput<'a> {
+    /// Name of the tool as it is advertised.
+    pub tool: &'static str,
+    pub args: &'a Args,
+    pub options: &'a Options,
+    pub links: &'a Links,
+    /// Marks for content that came from a page.
+    pub fence: &'a Fence,
+}
+
+impl RenderInput<'_> {
+    /// Returns a block with the address of a file, if links can be made.
+    pub fn link(&self, key: &str, path: &str, size: Option<u64>) -> Option<Block> {
+        let name = path.rsplit('/').next().unwrap_or(path).to_owned();
+        let uri = self.links.to(key, path)?;
+        Some(Block::Link { uri, mime: mime::of(&name), name, size })
+    }
+}
+
+/// Reply to a call that has no outcome.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    Answer(Answer),
+    /// An error of JSON-RPC.
+    Error {
+        code: i32,
+        message: String,
+        data: Option<Value>,
+    },
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self::Answer(answer)
+    }
+}
+
+/// How the document prints the arguments of a tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemaForm {
+    /// A schema with `properties` and `required`, even if they are empty.
+    Full,
+    /// The schema `{"type": "object"}` without further members.
+    Bare,
+}
+
+/// One argument of a tool.
+pub struct Field {
+    pub name: &'static str,
+    pub required: bool,
+    pub kind: FieldKind,
+    /// Values that are advertised; empty for free text.
+    pub choices: &'static [&'static str],
+    pub default: Option<fn(&Options) -> Value>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldKind {
+    Text,
+    Flag,
+    Whole,
+    Number,
+    TextList,
+    /// An object whose values are strings.
+    TextMap,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Hints {
+    pub read_only: bool,
+    pub destructive: bool,
+    pub idempotent: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lang {
+    En,
+    Zh,
+}
+
+impl std::str::FromStr for Lang {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "en" => Ok(Self::En),
+            "zh" => Ok(Self::Zh),
+            other => Err(format!("unknown language `{other}`; use `en` or `zh`")),
+        }
+    }
+}
+
+/// Answer to a call: blocks for readers and an object for programs, both with the same facts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    pub blocks: Vec<Block>,
+    pub structured: Value,
+    /// Whether `structured` matches the tool's output schema. An object that does not match is not sent, because some
+    /// clients check it even in an error.
+    pub fits: bool,
+    pub is_error: bool,
+    /// Members of the result beside `content`, for documents that have some.
+    pub extra: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Block {
+    Text(String),
+    /// A picture; `data` is base64.
+    Image {
+        data: String,
+        mime: &'static str,
+    },
+    /// A file that a client can fetch by its address or as a resource.
+    Link {
+        uri: String,
+        name: String,
+        mime: &'static str,
+        size: Option<u64>,
+    },
+}
+
+impl Answer {
+    /// Writes the object as JSON with two-space indent into the first block, with members in the order in which its
+    /// type declares them.
+    pub fn json<T: Serialize>(object: &T) -> Self {
+        let text = serde_json::to_string_pretty(object).expect("answers are plain data");
+        let structured = serde_json::to_value(object).expect("answers are plain data");
+        Self { blocks: vec![Block::Text(text)], structured, fits: true, ..Self::default() }
+    }
+
+    /// Marks the answer as an error whose object has another shape than that of a success.
+    pub fn failed(self) -> Self {
+        Self { is_error: true, fits: false, ..self }
+    }
+
+    /// Marks the answer as an error whose object has the shape of a success and says itself that it is an error.
+    pub fn unsuccessful(self) -> Self {
+        Self { is_error: true, ..self }
+    }
+}
+
+/// Ids of the dialects, in the order in which they are shown.
+pub const IDS: &[&str] = &["sandpool", "agentrun", "microsandbox", "workbench", "conversation"];
+
+/// Returns the dialect with this id, in the form that the operator chose.
+pub fn find(id: &str, options: &Options) -> Option<&'static Dialect> {
+    match id {
+        "sandpool" => Some(&sandpool::DIALECT),
+        "agentrun" if options.default_context => Some(&agentrun::WITH_DEFAULT_CONTEXT),
+        "agentrun" => Some(&agentrun::DIALECT),
+        "microsandbox" => Some(&microsandbox::DIALECT),
+        "workbench" => Some(&workbench::DIALECT),
+        "conversation" if options.underscores => Some(&conversation::WITH_UNDERSCORES),
+        "conversation" => Some(&conversation::DIALECT),
+        _ => None,
+    }
+}
+
+/// Returns all dialects, in the form that the operator chose.
+pub fn all(options: &Options) -> impl Iterator<Item = &'static Dialect> {
+    IDS.iter().filter_map(|id| find(id, options))
+}
+
+impl Dialect {
+    pub fn find(&self, name: &str) -> Option<&'static ToolRow> {
+        let alias = self.aliases.iter().find(|(alias, _)| *alias == name);
+        let name = alias.map_or(name, |(_, name)| name);
+        self.tools.iter().find(|row| row.name == name)
+    }
+
+    /// Returns what the server tells a model about itself, in the chosen language.
+    pub fn instructions(&self, lang: Lang) -> Option<&'static str> {
+        prose::section(self.prose(lang), "server").map(prose::description)
+    }
+
+    pub fn description(&self, row: &ToolRow, lang: Lang) -> &'static str {
+        prose::section(self.prose(lang), row.prose).map(prose::description).unwrap_or_default()
+    }
+
+    /// Returns the schema as the document prints it, without additional members.
+    pub fn input_schema(&self, row: &ToolRow, lang: Lang, options: &Options) -> Value {
+        if row.form == SchemaForm::Bare {
+            return json!({ "type": "object" });
+        }
+        let section = prose::section(self.prose(lang), row.prose).unwrap_or_default();
+        let properties: Map<String, Value> =
+            row.fields.iter().map(|field| (field.name.to_owned(), field.schema(section, options))).collect();
+        let required: Vec<&str> = row.fields.iter().filter(|f| f.required).map(|f| f.name).collect();
+        json!({ "type": "object", "properties": properties, "required": required })
+    }
+
+    fn prose(&self, lang: Lang) -> &'static str {
+        match lang {
+            Lang::En => self.prose_en,
+            Lang::Zh => self.prose_zh,
+        }
+    }
+}
+
+impl Field {
+    const fn new(name: &'static str, kind: FieldKind) -> Self {
+        Self { name, required: false, kind, choices: &[], default: None }
+    }
+
+    const fn required(name: &'static str) -> Self {
+        Self { required: true, ..Self::new(name, FieldKind::Text) }
+    }
+
+    const fn optional(name: &'static str) -> Self {
+        Self::new(name, FieldKind::Text)
+    }
+
+    const fn one_of(name: &'static str, choices: &'static [&'static str]) -> Self {
+        Self { choices, ..Self::new(name, FieldKind::Text) }
+    }
+
+    const fn default(self, default: fn(&Options) -> Value) -> Self {
+        Self { default: Some(default), ..self }
+    }
+
+    /// Returns the schema of a field. It has a description only if the prose has one, because some documents print
+    /// none.
+    fn schema(&self, section: &str, options: &Options) -> Value {
+        let text = || json!({ "type": "string" });
+        let mut schema = match self.kind {
+            FieldKind::Text => text(),
+            FieldKind::Flag => json!({ "type": "boolean" }),
+            FieldKind::Whole => json!({ "type": "integer" }),
+            FieldKind::Number => json!({ "type": "number" }),
+            FieldKind::TextList => json!({ "type": "array", "items": text() }),
+            FieldKind::TextMap => json!({ "type": "object", "additionalProperties": text() }),
+        };
+        if let Some(description) = prose::field(section, self.name) {
+            schema["description"] = json!(description);
+        }
+        if !self.choices.is_empty() {
+            schema["enum"] = json!(self.choices);
+        }
+        if let Some(default) = self.default {
+            schema["default"] = default(options);
+        }
+        schema
+    }
+}

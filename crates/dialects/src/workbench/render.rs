@@ -1,0 +1,310 @@
+//! Renders outcomes as the document demands: a line that says how the call ended, then JSON; or a hint that names the
+//! next call.
+//!
+//! Nothing that a sandbox prints can look like these lines, because output appears only inside the JSON and, without
+//! line breaks, in the first line.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use engine::op::{ContextInfo, EngineError, Outcome, Ran, RunOutcome};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::directory;
+use crate::args;
+use crate::shared::files::{Content, FILE_BUDGET, FileFacts, FileRow, Written, row_schema, rows, written_length};
+use crate::shared::run::{self, RunWording};
+use crate::shared::schema::{array, boolean, integer, number, object, object_with, string};
+use crate::shared::{add_lines, one_line, seconds};
+use crate::{Answer, ArgError, Block, RenderInput, Reply};
+
+const WORDS: RunWording =
+    RunWording { place: "sandbox", anew: "in a new sandbox made with sandbox_create if this one is not found" };
+
+pub(super) fn succeeded<T: Serialize>(scene: &RenderInput<'_>, how: &str, facts: &T) -> Answer {
+    let mut answer = Answer::json(facts);
+    prepend(&mut answer, &format!("{} ok: {}", scene.tool, one_line(how)));
+    answer
+}
+
+fn prepend(answer: &mut Answer, line: &str) {
+    if let Some(Block::Text(json)) = answer.blocks.first_mut() {
+        *json = format!("{line}\n{json}");
+    }
+}
+
+pub(super) fn failure_line(scene: &RenderInput<'_>, why: &str, hint: &str) -> String {
+    format!("{} failed: {}\nhint: {hint}", scene.tool, one_line(why))
+}
+
+fn failed(scene: &RenderInput<'_>, why: &str, hint: &str) -> Answer {
+    let text = failure_line(scene, why, hint);
+    let structured = json!({ "error": why, "hint": hint });
+    Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
+}
+
+pub(super) fn refusal(scene: &RenderInput<'_>, refused: &ArgError) -> Reply {
+    let hint = format!("correct the arguments and call {} again", scene.tool);
+    failed(scene, &refused.message, &hint).into()
+}
+
+pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
+    use EngineError as E;
+    let again = || format!("call {} again in a moment", scene.tool);
+    let (why, hint) = match error {
+        E::NoCurrent { ids } if ids.is_empty() => {
+            ("no sandbox is running".to_owned(), "call sandbox_create first".to_owned())
+        }
+        E::NoCurrent { ids } => (
+            format!("{} sandboxes are running, and none was named", ids.len()),
+            format!("call {} again with sandbox_id, one of {}", scene.tool, ids.join(", ")),
+        ),
+        E::ContextNotFound(id) => (
+            format!("no sandbox is running under this id (sandbox_id=\"{id}\")"),
+            "call sandbox_create first and use the sandbox_id it returns".to_owned(),
+        ),
+        E::ContextLimit(most) => {
+            (format!("there are {most} sandboxes, the most there may be"), "call sandbox_destroy first".to_owned())
+        }
+        E::Busy(waited) => (format!("all sandboxes were busy for {}", seconds(*waited)), again()),
+        E::QueueFull(most) => (format!("{most} runs wait already"), again()),
+        E::NotReady(why) => (format!("the server is not ready: {why}"), again()),
+        E::FileNotFound(path) => {
+            (format!("file not found (path=\"{path}\")"), "call file_list to see which files there are".to_owned())
+        }
+        E::InvalidPath { path, why } => (
+            format!("{why} (path=\"{path}\")"),
+            "call file_list to see which files there are; paths are relative to /workspace".to_owned(),
+        ),
+        E::FileTooLarge { path, limit } => (
+            format!("file is larger than {limit} bytes (path=\"{path}\")"),
+            "call code_run to read or write it in parts".to_owned(),
+        ),
+        E::NoSpace => (
+            "no space left in the sandbox".to_owned(),
+            "call code_run to delete files, or sandbox_create for a new sandbox".to_owned(),
+        ),
+        E::CreateFailed(why) => (
+            format!("the sandbox could not be made: {why}"),
+            match scene.args.get("sandbox_id") {
+                Some(_) => "call sandbox_create without sandbox_id, or with one that is free".to_owned(),
+                None => again(),
+            },
+        ),
+        E::StopFailed(why) => (format!("the sandbox could not be destroyed: {why}"), again()),
+        E::Sandbox(why) => (
+            format!("the sandbox failed: {why}"),
+            format!("call {} again, or sandbox_create for a new sandbox", scene.tool),
+        ),
+        E::NoBrowser(why) => (
+            format!("there is no browser: {why}"),
+            "work without one: call code_run, file_read, file_write or file_list".to_owned(),
+        ),
+        other => (other.to_string(), again()),
+    };
+    failed(scene, &why, &hint).into()
+}
+
+/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
+/// than hidden.
+pub(super) fn mismatch(scene: &RenderInput<'_>) -> Answer {
+    failed(
+        scene,
+        "the engine gave another kind of answer than was asked for",
+        "call sandbox_create for a new sandbox and try again",
+    )
+}
+
+// ---- sandboxes
+
+#[derive(Serialize)]
+struct Created {
+    sandbox_id: String,
+    level: Value,
+    limits: LimitsOutput,
+    /// Id of the sandbox that was removed to make room for this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replaced: Option<String>,
+}
+
+#[derive(Serialize)]
+struct LimitsOutput {
+    cpus: f64,
+    memory_mb: u64,
+    disk_mb: u64,
+    processes: u32,
+}
+
+pub(super) fn created_schema() -> Value {
+    let limits =
+        object(json!({ "cpus": number(), "memory_mb": integer(), "disk_mb": integer(), "processes": integer() }));
+    let members = json!({ "sandbox_id": string(), "level": string(), "limits": limits, "replaced": string() });
+    object_with(members, &["replaced"])
+}
+
+pub(super) fn created(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let (ContextInfo { id, limits, isolation, .. }, replaced) = match outcome {
+        Outcome::Created(context) => (context, None),
+        Outcome::Replaced { context, old } => (context, Some(old)),
+        _ => return mismatch(scene),
+    };
+    let limits = LimitsOutput {
+        cpus: f64::from(limits.cpu_millis) / 1000.0,
+        memory_mb: limits.memory_bytes >> 20,
+        disk_mb: limits.disk_bytes >> 20,
+        processes: limits.pids,
+    };
+    let mut how = format!("{id} ({} CPUs, {} MB)", limits.cpus, limits.memory_mb);
+    if let Some(old) = &replaced {
+        how += &format!(" replaces {old}, whose variables and files are gone");
+    }
+    succeeded(scene, &how, &Created { sandbox_id: id, level: json!(isolation.level), limits, replaced })
+}
+
+#[derive(Serialize)]
+struct Destroyed {
+    sandbox_id: String,
+}
+
+pub(super) fn destroyed_schema() -> Value {
+    object(json!({ "sandbox_id": string() }))
+}
+
+pub(super) fn destroyed(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Stopped { context_id } = outcome else { return mismatch(scene) };
+    succeeded(scene, &context_id.clone(), &Destroyed { sandbox_id: context_id })
+}
+
+// ---- code
+
+#[derive(Serialize)]
+struct Executed {
+    language: String,
+    success: bool,
+    stdout: String,
+    stderr: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_code: Option<i32>,
+    execution_time: f64,
+    /// Denials of the network.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    denied: Vec<String>,
+}
+
+pub(super) fn ran_schema() -> Value {
+    let members = json!({
+        "language": string(),
+        "success": boolean(),
+        "stdout": string(),
+        "stderr": string(),
+        "exit_code": integer(),
+        "execution_time": number(),
+        "denied": array(string()),
+    });
+    object_with(members, &["exit_code", "denied"])
+}
+
+pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Ran(ran) = outcome else { return mismatch(scene) };
+    let language = args::text(scene.args, "language").ok().flatten().unwrap_or_default().to_owned();
+    let shell = language == "shell";
+    let ending = if shell { run::command_ending(&ran.end, &WORDS) } else { run::ending(&ran.end, &WORDS) };
+    let kept = run::kept(scene, &ran);
+    let mut stderr = run::stderr(&ran);
+    let told = ending.as_ref().filter(|_| !(shell && run::has_status(&ran.end)));
+    for note in [Some(&kept.lines).filter(|lines| !lines.is_empty()), told].into_iter().flatten() {
+        add_lines(&mut stderr, note);
+    }
+    let success = run::succeeded(&ran.end);
+    let took = seconds(ran.duration);
+    let line = if success {
+        format!("{} ok: {language} in {took}", scene.tool)
+    } else {
+        failure_line(scene, &what_failed(&ran, ending), hint(&ran.end, shell))
+    };
+    let mut answer = Answer::json(&Executed {
+        language,
+        success,
+        stdout: run::stdout(&ran),
+        stderr,
+        exit_code: shell.then(|| run::exit_code(&ran.end)),
+        execution_time: (ran.duration.as_secs_f64() * 1e6).round() / 1e6,
+        denied: ran.denied.clone(),
+    });
+    prepend(&mut answer, &line);
+    answer.blocks.extend(run::pictures(&ran));
+    answer.blocks.extend(kept.links);
+    answer.is_error = !success;
+    answer
+}
+
+fn what_failed(ran: &Ran, ending: Option<String>) -> String {
+    let error = || ran.error.as_ref().map(|error| format!("{}: {}", error.name, error.value));
+    let in_a_line = |sentence: String| {
+        let sentence = sentence.trim_end_matches('.');
+        sentence.chars().take(1).flat_map(char::to_lowercase).chain(sentence.chars().skip(1)).collect()
+    };
+    ending.map(in_a_line).or_else(error).unwrap_or_else(|| "the code failed".into())
+}
+
+fn hint(end: &RunOutcome, shell: bool) -> &'static str {
+    match end {
+        RunOutcome::TimedOut { .. } | RunOutcome::OutOfMemory { .. } => "call code_run again with less work at a time",
+        // Only interpreters have variables; a shell has none to lose.
+        RunOutcome::Ended { .. } if !shell => "call code_run with the code that defines the variables first",
+        RunOutcome::SandboxLost { .. } => "call sandbox_create for a new sandbox and start over",
+        RunOutcome::Cancelled { .. } | RunOutcome::Interrupted => "call code_run again if it should complete",
+        RunOutcome::Ok | RunOutcome::Error | RunOutcome::Exit { .. } | RunOutcome::Ended { .. } => {
+            "read stderr below, correct the code and call code_run again"
+        }
+    }
+}
+
+// ---- files
+
+pub(super) fn written(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Written { path, size, .. } = outcome else { return mismatch(scene) };
+    succeeded(scene, &format!("{path} ({size} bytes)"), &Written { path, size })
+}
+
+pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::File { path, content, size, key } = outcome else { return mismatch(scene) };
+    let whole = content.len() as u64 == size;
+    let (encoding, content) = match String::from_utf8(content) {
+        Ok(text) => ("utf-8", text),
+        Err(bytes) => ("base64", STANDARD.encode(bytes.into_bytes())),
+    };
+    let link = scene.link(&key, &path, Some(size));
+    let content = Some(content).filter(|content| whole && written_length(content) <= FILE_BUDGET);
+    let Some(content) = Content::new(encoding, content, link.as_ref()) else {
+        let why = format!("{size} bytes are too many for one answer (path=\"{path}\")");
+        return failed(scene, &why, "call code_run to read it in parts");
+    };
+    let mut how = format!("{path} ({size} bytes)");
+    if matches!(content, Content::Elsewhere { .. }) {
+        how += ", too large for an answer: fetch it from the link";
+    }
+    let mut answer = succeeded(scene, &how, &FileFacts { path, size, content });
+    answer.blocks.extend(link);
+    answer
+}
+
+#[derive(Serialize)]
+struct Listing {
+    path: String,
+    files: Vec<FileRow>,
+    total: u64,
+}
+
+pub(super) fn files_schema() -> Value {
+    object(json!({ "path": string(), "files": array(row_schema()), "total": integer() }))
+}
+
+/// Lists the files that fit into an answer. `total` also counts those that do not fit.
+pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
+    let Outcome::Files(engine::op::FileListing { entries, total, .. }) = outcome else { return mismatch(scene) };
+    let path = directory(scene.args).unwrap_or_else(|_| ".".into());
+    let files = rows(&path, entries);
+    let entries = if total == 1 { "entry" } else { "entries" };
+    succeeded(scene, &format!("{path} ({total} {entries})"), &Listing { path, files, total })
+}
