@@ -189,6 +189,11 @@ impl Reader {
         Ok(point)
     }
 
+    /// Returns whether the pointer has come to the element's document since the element was found ready.
+    pub async fn is_felt(&mut self, tab: &impl TabAccess, element: &Element) -> bool {
+        self.ask::<bool>(tab, &element.frame, "felt", json!([])).await.unwrap_or(true)
+    }
+
     /// Checks, after a click on an element that was ready, that the element was still there. If it was not, nothing
     /// else was clicked.
     pub async fn hit(&mut self, tab: &impl TabAccess, element: &Element) -> Result<(), BrowseError> {

@@ -1,16 +1,24 @@
 //! Mouse actions.
 
+use std::time::Duration;
+
 use proto::browser::{BrowseResult, MouseButton};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use super::{Act, ActResult, button_name};
 use crate::cdp;
 use crate::settle;
-use crate::snapshot::{Need, Point};
+use crate::snapshot::{Element, Need, Point};
+
+/// Maximum time until a frame notices the pointer. A page may keep the event from us, so the click follows anyway.
+const REACHED: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 impl Act<'_> {
     pub async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> ActResult {
         let (element, point) = self.ready(at, Need::Click).await?;
+        self.reach(&element, point).await?;
         let moment = settle::moment(&self.page);
         let mut events = vec![mouse("mouseMoved", point, "none", 0)];
         for count in 1..=if double { 2 } else { 1 } {
@@ -36,6 +44,25 @@ impl Act<'_> {
         self.dispatch(vec![mouse("mouseMoved", point, "none", 0)]).await?;
         settle::after(&self.page, moment).await;
         Ok(BrowseResult::Done)
+    }
+
+    /// Moves the pointer to an element of a frame with a process of its own until that process notices the pointer. The
+    /// browser knows the place of such a frame only some time after the frame has loaded; until then the document
+    /// around it gets the events.
+    async fn reach(&mut self, element: &Element, point: Point) -> Result<(), cdp::CdpError> {
+        if *element.frame.session == *self.page.session {
+            return Ok(());
+        }
+        let end = Instant::now() + REACHED.min(self.left());
+        // A pointer that stays where it is causes no event.
+        for shift in [0.0, 0.5].into_iter().cycle() {
+            self.dispatch(vec![mouse("mouseMoved", Point { y: point.y + shift, ..point }, "none", 0)]).await?;
+            if self.reader.is_felt(&self.page, element).await || Instant::now() >= end {
+                break;
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+        Ok(())
     }
 
     /// Sends all events at once, because the browser keeps their order. They go to the tab's first session, whichever

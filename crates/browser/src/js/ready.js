@@ -139,6 +139,10 @@
   };
   for (const type of HELD) addEventListener(type, hold, {capture: true, passive: false});
 
+  // Whether the pointer has come to this document since the look.
+  addEventListener('pointermove', event => { if (guard && event.isTrusted) guard.felt = true; }, {capture: true, passive: true});
+  calls.felt = () => !!guard?.felt;
+
   // After the click: whether it reached what it was meant for.
   calls.hit = () => {
     const missed = guard?.missed;
