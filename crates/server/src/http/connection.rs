@@ -269,7 +269,7 @@ pub(super) struct Connection {
     pub local: SocketAddr,
     state: Mutex<(Phase, Instant)>,
     /// The share of the request that is being answered.
-    share: Mutex<Option<Share>>,
+    share: Mutex<Option<Arc<Share>>>,
     /// The answer announced the end of the connection, and the client may still be writing.
     linger: AtomicBool,
     close: CancellationToken,
@@ -291,7 +291,7 @@ impl Connection {
     }
 
     /// Keeps the share until the request is over.
-    pub(super) fn hold(&self, share: Share) {
+    pub(super) fn hold(&self, share: Arc<Share>) {
         *self.share.lock().unwrap_or_else(PoisonError::into_inner) = Some(share);
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::Body;
 use bytes::Bytes;
 use engine::Hold;
+use engine::memory::Full;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use http::request::Parts;
@@ -30,7 +31,7 @@ use super::guard::Guard;
 use super::replay::Replay;
 use super::revision::{self, Era};
 use super::session::{self, Listener, Session, Sessions};
-use super::share::Shares;
+use super::share::{Share, Shares};
 use super::sse::{self, EventSource};
 use super::turns::{Turn, Turns, during};
 use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
@@ -69,6 +70,8 @@ struct RequestInfo<'a> {
     caller: Caller,
     /// The memory of the request, and then of its answer.
     hold: Hold,
+    /// The request's part of what its tenant may have in flight.
+    share: Arc<Share>,
     request_id: String,
     peer: SocketAddr,
 }
@@ -78,6 +81,13 @@ struct BatchItem {
     id: Value,
     request: ClientRequest,
     hold: Hold,
+}
+
+/// One message of a batch that has an effect.
+#[allow(clippy::large_enum_variant, reason = "the large one is the usual one")]
+enum BatchStep {
+    Ask(BatchItem),
+    Withdraw(Value),
 }
 
 /// The forms of an answer that the client accepts.
@@ -167,7 +177,8 @@ impl Server {
             let refusal = busy("too many requests of yours are under way; retry when some have ended");
             return self.bodies.unread(body, refusal).await;
         };
-        connection.hold(share);
+        let share = Arc::new(share);
+        connection.hold(share.clone());
         let name = if name.is_empty() { &self.app.default } else { &name };
         let Some((name, endpoint)) = self.app.endpoints.get_key_value(name) else {
             let names = self.app.endpoints.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -175,8 +186,15 @@ impl Server {
             return refused(StatusCode::NOT_FOUND, why);
         };
         let hold = self.options().memory.hold(&caller.tenant);
-        let place =
-            RequestInfo { endpoint, name, caller, hold, request_id: request_id.to_string(), peer: connection.peer };
+        let place = RequestInfo {
+            endpoint,
+            name,
+            caller,
+            hold,
+            share,
+            request_id: request_id.to_string(),
+            peer: connection.peer,
+        };
         match parts.method {
             Method::POST => self.post(place, &parts, body, connection).await,
             Method::GET | Method::HEAD => self.get(place, &parts.headers, connection).await,
@@ -227,8 +245,10 @@ impl Server {
             None => revision::has_batches(headers),
         };
         let (read, turn) = if is_large {
-            let read = read_apart(bytes, batches, place.hold.clone(), turn).await;
-            (read, self.turns.take(&place.caller.tenant).await)
+            match read_apart(bytes, batches, place.hold.clone(), turn).await {
+                Ok(read) => (read, self.turns.take(&place.caller.tenant).await),
+                Err(full) => return over(full),
+            }
         } else {
             (message::read(&bytes, batches), turn)
         };
@@ -260,7 +280,11 @@ impl Server {
                 Ok(()) => (id, *request),
                 Err(full) => return over(full),
             },
-            Message::Answer { id, message } => return answered(session, &id, *message).await,
+            Message::Answer if session.is_none() => {
+                let fault = Fault::new(Value::Null, INVALID_REQUEST, "nothing was asked outside of a session");
+                return refuse(StatusCode::BAD_REQUEST, &fault);
+            }
+            Message::Answer => return empty(StatusCode::ACCEPTED),
             Message::Cancelled { id, .. } => {
                 if let Some(session) = session {
                     session.withdraw(&id);
@@ -277,7 +301,7 @@ impl Server {
         };
         let session = session.filter(|_| opening.is_none());
         let asked = BatchItem { id, request, hold: place.hold.clone() };
-        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), asked, form != Form::Json) {
+        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), asked) {
             Ok(begun) => begun,
             Err((status, fault)) => {
                 let bytes = fault.encode();
@@ -292,7 +316,7 @@ impl Server {
                 self.open(&place, params, form, last)
             }
             _ => {
-                let resumable = session.filter(|session| session.is_resumable());
+                let resumable = session.filter(|session| session.is_resumable()).map(|session| (session, place.share));
                 self.reply(&method, Answers::One(exchange), form, &era, resumable).await
             }
         }
@@ -305,11 +329,9 @@ impl Server {
         headers: &HeaderMap,
         session: Option<&Arc<Session>>,
         asked: BatchItem,
-        can_ask: bool,
     ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
         let BatchItem { id, mut request, hold } = asked;
-        let era = revision::era(headers, &id, &request, &place.endpoint.schemas)
-            .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
+        let era = revision::era(headers, &id, &request).map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
         let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
         let peer = match (&era, session, &request) {
             (_, _, ClientRequest::InitializeRequest(initialize)) => initialize.params.clone(),
@@ -337,7 +359,6 @@ impl Server {
         let setting = ExchangeParts {
             service: (place.endpoint.make)(caller, hold.clone()),
             peer,
-            session: session.filter(|_| can_ask).cloned(),
             entry,
             halt: self.halt.clone(),
             hold,
@@ -371,24 +392,34 @@ impl Server {
         session: Option<Arc<Session>>,
         messages: Vec<Result<Message, Fault>>,
     ) -> Response<Body> {
-        // From here on the bytes of the body are counted in the holds of its messages.
+        // From here on the bytes of the body are counted in the holds of its messages. All of them are counted before
+        // the first one waits for its turn.
         let hold = place.hold.clone();
         let _ = hold.set(0);
         let mut refusals = Vec::new();
-        let mut exchanges = Vec::new();
+        let mut steps = Vec::new();
         for message in messages {
             match message {
                 Ok(Message::Request { id, request, weight }) => {
                     HttpLine::Parsed { method: request.method(), id: &id }.log();
                     // Each request has a separate hold, because the requests do not end together.
                     let hold = place.hold.apart();
-                    if let Err(full) = hold.set(held_by(weight)) {
-                        refusals.push(Fault::new(id, SERVER_ERROR, full.to_string()).encode());
-                        continue;
+                    match hold.set(held_by(weight)) {
+                        Ok(()) => steps.push(BatchStep::Ask(BatchItem { id, request: *request, hold })),
+                        Err(full) => refusals.push(Fault::new(id, SERVER_ERROR, full.to_string()).encode()),
                     }
-                    let is_call = matches!(*request, ClientRequest::CallToolRequest(_));
-                    let asked = BatchItem { id, request: *request, hold };
-                    match self.begin(&place, headers, session.as_ref(), asked, false) {
+                }
+                Ok(Message::Cancelled { id, .. }) => steps.push(BatchStep::Withdraw(id)),
+                Ok(Message::Answer | Message::Ignored) => {}
+                Err(fault) => refusals.push(fault.encode()),
+            }
+        }
+        let mut exchanges = Vec::new();
+        for step in steps {
+            match step {
+                BatchStep::Ask(asked) => {
+                    let is_call = matches!(asked.request, ClientRequest::CallToolRequest(_));
+                    match self.begin(&place, headers, session.as_ref(), asked) {
                         Ok((mut exchange, _)) => {
                             exchange.go_on(Some(self.turns.take(&place.caller.tenant).await));
                             if is_call {
@@ -399,13 +430,11 @@ impl Server {
                         Err((_, fault)) => refusals.push(fault.encode()),
                     }
                 }
-                Ok(Message::Cancelled { id, .. }) => {
+                BatchStep::Withdraw(id) => {
                     if let Some(session) = &session {
                         session.withdraw(&id);
                     }
                 }
-                Ok(Message::Answer { .. } | Message::Ignored) => {}
-                Err(fault) => refusals.push(fault.encode()),
             }
         }
         let answers = async move {
@@ -427,7 +456,7 @@ impl Server {
         mut answers: Answers,
         form: Form,
         era: &Era,
-        resumable: Option<Arc<Session>>,
+        resumable: Option<(Arc<Session>, Arc<Share>)>,
     ) -> Response<Body> {
         let options = self.options();
         let status = |last: &FinalAnswer| match era {
@@ -457,8 +486,8 @@ impl Server {
             exchange.go_on(None);
         }
         match (resumable, answers) {
-            (Some(session), Answers::One(exchange)) => {
-                let reader = Replay::begin(&session, exchange, first, options.resume_within);
+            (Some((session, share)), Answers::One(exchange)) => {
+                let reader = Replay::begin(&session, exchange, share, first, options.resume_within);
                 sse::response(reader, options.keep_alive, CancellationToken::new())
             }
             (_, answers) => sse::response(Plain { first, answers }, options.keep_alive, CancellationToken::new()),
@@ -531,14 +560,16 @@ impl Server {
 const LARGE: usize = message::LONG;
 
 /// Reads a large message on a separate thread. The reading continues after the client has disconnected, and keeps its
-/// memory and its turn until it ends.
-async fn read_apart(bytes: Bytes, batches: bool, hold: Hold, turn: Turn) -> Result<Incoming, Fault> {
+/// memory and its turn until it ends. What was read is counted before it waits for anything: it can take many times the
+/// memory of its bytes.
+async fn read_apart(bytes: Bytes, batches: bool, hold: Hold, turn: Turn) -> Result<Result<Incoming, Fault>, Full> {
     let reading = tokio::task::spawn_blocking(move || {
         let read = message::read(&bytes, batches);
+        let held = hold.set(held_by(read.as_ref().map_or(0, Incoming::weight)));
         drop((bytes, hold, turn));
-        read
+        held.map(|()| read)
     });
-    let given_up = |_| Err(Fault::new(Value::Null, INTERNAL_ERROR, "internal error: the request was given up"));
+    let given_up = |_| Ok(Err(Fault::new(Value::Null, INTERNAL_ERROR, "internal error: the request was given up")));
     reading.await.unwrap_or_else(given_up)
 }
 
@@ -561,19 +592,6 @@ impl UnknownSession {
 fn endpoint_name(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/mcp")?;
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
-}
-
-async fn answered(
-    session: Option<Arc<Session>>,
-    id: &Value,
-    message: rmcp::model::ClientJsonRpcMessage,
-) -> Response<Body> {
-    let Some(session) = session else {
-        let fault = Fault::new(Value::Null, INVALID_REQUEST, "nothing was asked outside of a session");
-        return refuse(StatusCode::BAD_REQUEST, &fault);
-    };
-    session.answer(id, message).await;
-    empty(StatusCode::ACCEPTED)
 }
 
 /// The source of an answer: one exchange or a batch.
@@ -744,5 +762,37 @@ fn log_body(bytes: &[u8], log: impl FnOnce(&Value)) {
         && let Ok(body) = serde_json::from_slice(bytes)
     {
         log(&body);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::Memory;
+    use engine::op::Tenant;
+
+    use super::*;
+
+    /// W50: a message of many objects is counted as soon as it is read, and not when its turn comes.
+    #[tokio::test]
+    async fn w50_a_large_message_is_counted_where_it_is_read() {
+        let memory = Memory::new(64 << 20, 64 << 20);
+        let tenant = Tenant::local();
+        let objects = format!("{}1{}", "{\"\":".repeat(100), "}".repeat(100));
+        let body = |objects: &str| {
+            format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"x","arguments":{{"a":[{objects}]}}}}}}"#
+            )
+        };
+        let read = async |objects: &str| {
+            let hold = memory.hold_all_of(&tenant);
+            let turn = Turns::here().take(&tenant).await;
+            (read_apart(body(objects).into(), false, hold.clone(), turn).await, hold)
+        };
+        let (few, hold) = read(&objects).await;
+        assert!(matches!(few, Ok(Ok(Incoming::One(_)))));
+        assert!(memory.held().0 > 2 * 100 * 600, "{:?}", memory.held());
+        drop(hold);
+        let (many, _hold) = read(&vec![objects; 900].join(",")).await;
+        assert!(matches!(many, Err(Full::Tenant(_))));
     }
 }

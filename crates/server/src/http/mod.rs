@@ -21,7 +21,6 @@ use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, header};
 use rmcp::RoleServer;
-use rmcp::model::JsonObject;
 use rmcp::service::{DynService, Service};
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -131,12 +130,10 @@ pub struct Denied {
 
 pub type Status = dyn Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync;
 type Make = dyn Fn(Caller, Hold) -> Box<dyn DynService<RoleServer>> + Send + Sync;
-type Schemas = dyn Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync;
 
 /// One endpoint, `/mcp/<name>`.
 pub struct Endpoint {
     make: Box<Make>,
-    schemas: Box<Schemas>,
     status: Box<Status>,
     direct: bool,
 }
@@ -149,20 +146,13 @@ impl Endpoint {
         status: impl Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync + 'static,
     ) -> Self {
         let make = move |caller, hold| Box::new(Guarded(make(caller, hold))) as Box<dyn DynService<RoleServer>>;
-        Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status), direct: false }
+        Self { make: Box::new(make), status: Box::new(status), direct: false }
     }
 
     /// Declares that the service sends no requests to its clients and that its notifications go through the request's
     /// [`crate::mcp::Outlet`]. Such a service needs no service loop, which costs several times as much as a short call.
     pub fn direct(mut self) -> Self {
         self.direct = true;
-        self
-    }
-
-    /// Sets the look-up of tools' input schemas, which may require arguments to be repeated in headers
-    /// (`x-mcp-header`).
-    pub fn with_schemas(mut self, schemas: impl Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync + 'static) -> Self {
-        self.schemas = Box::new(schemas);
         self
     }
 }

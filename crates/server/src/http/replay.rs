@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::exchange::{AnswerBytes, Exchange, ExchangeEvent};
 use super::session::Session;
+use super::share::Share;
 use super::sse::{self, EventSource};
 
 /// Maximum number of events that are kept of a stream.
@@ -57,6 +58,7 @@ impl Replay {
     pub(super) fn begin(
         session: &Arc<Session>,
         exchange: Exchange,
+        share: Arc<Share>,
         first: Option<AnswerBytes>,
         resume_within: Duration,
     ) -> Reader {
@@ -69,7 +71,7 @@ impl Replay {
         }
         session.keep(replay.clone());
         let reader = replay.read(None);
-        tokio::spawn(replay.pump(session.clone(), exchange, resume_within));
+        tokio::spawn(replay.pump(session.clone(), (exchange, share), resume_within));
         reader
     }
 
@@ -77,7 +79,14 @@ impl Replay {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn pump(self: Arc<Self>, session: Arc<Session>, mut exchange: Exchange, resume_within: Duration) {
+    /// Reads the exchange until its end. The exchange keeps its share of what the tenant may have in flight, because it
+    /// goes on when its client has hung up.
+    async fn pump(
+        self: Arc<Self>,
+        session: Arc<Session>,
+        (mut exchange, share): (Exchange, Arc<Share>),
+        resume_within: Duration,
+    ) {
         // There is one wait for the whole call, because messages that the call sends do not bring its client back.
         let mut abandoned = pin!(self.abandoned(resume_within));
         loop {
@@ -94,7 +103,7 @@ impl Replay {
                 None => break,
             }
         }
-        drop(exchange);
+        drop((exchange, share));
         self.news.send_modify(|news| news.finished = true);
         let length = self.log().events.iter().map(Bytes::len).sum::<usize>().max(LEAST);
         let room = FINISHED.hold_all_of(session.tenant());

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use engine::op::Tenant;
 use http::StatusCode;
-use rmcp::model::{ClientJsonRpcMessage, InitializeRequestParams, JsonRpcMessage, ProtocolVersion, RequestId};
+use rmcp::model::{InitializeRequestParams, ProtocolVersion};
 use serde_json::Value;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -26,9 +25,6 @@ const NOT_FOUND: i32 = -32001;
 
 /// Maximum number of requests of one session that run at once.
 const MAX_CALLS: usize = 256;
-
-/// Maximum number of questions to the client that wait for an answer.
-const MAX_ASKED: usize = 64;
 
 /// Maximum number of streams of one session that belong to no request.
 const MAX_LISTENERS: usize = 8;
@@ -62,13 +58,8 @@ struct SessionState {
     listeners: usize,
     /// Calls in flight by the client's id as JSON, so that `1` and `"1"` differ.
     calls: HashMap<String, CancellationToken>,
-    last_asked: i64,
-    asked: HashMap<i64, PendingQuestion>,
     replays: Vec<Arc<Replay>>,
 }
-
-/// A question to the client: the id that the service loop gave it, and the channel for its answer.
-struct PendingQuestion(RequestId, mpsc::Sender<ClientJsonRpcMessage>);
 
 impl Sessions {
     pub(super) fn new(options: &HttpOptions, metrics: Metrics) -> Self {
@@ -98,8 +89,6 @@ impl Sessions {
                 used: false,
                 listeners: 0,
                 calls: HashMap::new(),
-                last_asked: 0,
-                asked: HashMap::new(),
                 replays: Vec::new(),
             }),
             ended: CancellationToken::new(),
@@ -227,33 +216,6 @@ impl Session {
         if let Some(withdrawn) = self.state().calls.get(&id.to_string()) {
             withdrawn.cancel();
         }
-    }
-
-    /// Gives a question to the client an id that is unique in the session. Returns false if too many questions wait
-    /// already.
-    pub(super) fn ask(&self, id: &mut RequestId, answers: mpsc::Sender<ClientJsonRpcMessage>) -> bool {
-        let mut state = self.state();
-        state.asked.retain(|_, PendingQuestion(_, answers)| !answers.is_closed());
-        if state.asked.len() >= MAX_ASKED {
-            return false;
-        }
-        state.last_asked += 1;
-        let ours = state.last_asked;
-        let inner = std::mem::replace(id, RequestId::Number(ours));
-        state.asked.insert(ours, PendingQuestion(inner, answers));
-        true
-    }
-
-    /// Forwards the client's answer to the call that asked.
-    pub(super) async fn answer(&self, id: &Value, mut message: ClientJsonRpcMessage) {
-        let asked = id.as_i64().and_then(|id| self.state().asked.remove(&id));
-        let Some(PendingQuestion(inner, answers)) = asked else { return };
-        match &mut message {
-            JsonRpcMessage::Response(response) => response.id = inner,
-            JsonRpcMessage::Error(error) => error.id = Some(inner),
-            JsonRpcMessage::Request(_) | JsonRpcMessage::Notification(_) => return,
-        }
-        let _ = answers.send(message).await;
     }
 
     /// Registers a stream that belongs to no request.

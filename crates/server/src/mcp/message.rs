@@ -6,9 +6,9 @@
 use std::fmt;
 
 use rmcp::model::{
-    CallToolRequestParams, CancelTaskParams, ClientJsonRpcMessage, ClientRequest, CustomRequest, DiscoverRequestParams,
-    GetTaskParams, InitializeRequestParams, InputResponses, MetaObject, PaginatedRequestParams, Request,
-    RequestMetaObject, RequestNoParam, RequestOptionalParam, UpdateTaskParams,
+    CallToolRequestParams, CancelTaskParams, ClientRequest, CustomRequest, DiscoverRequestParams, GetTaskParams,
+    InitializeRequestParams, InputResponses, MetaObject, PaginatedRequestParams, Request, RequestMetaObject,
+    RequestNoParam, RequestOptionalParam, UpdateTaskParams,
 };
 use serde::Serialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -66,6 +66,20 @@ pub(crate) enum Incoming {
     Batch(Vec<Result<Message, Fault>>),
 }
 
+impl Incoming {
+    /// Returns the approximate memory of all requests.
+    pub(crate) fn weight(&self) -> usize {
+        let weight = |message: &Message| match message {
+            Message::Request { weight, .. } => *weight,
+            Message::Cancelled { .. } | Message::Answer | Message::Ignored => 0,
+        };
+        match self {
+            Self::One(message) => weight(message),
+            Self::Batch(messages) => messages.iter().flatten().map(weight).sum(),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Message {
     Request {
@@ -76,8 +90,8 @@ pub(crate) enum Message {
     },
     /// The client cancels the request with this id.
     Cancelled { id: Value, reason: Option<String> },
-    /// The client's answer to a request of ours, under the id that we gave it.
-    Answer { id: Value, message: Box<ClientJsonRpcMessage> },
+    /// An answer of the client. It is ignored, because this server asks its clients nothing.
+    Answer,
     /// Any other notification, which needs no action and no answer.
     Ignored,
 }
@@ -130,7 +144,7 @@ fn message(value: Value) -> Result<Message, Fault> {
     }
     let method = match envelope.remove("method") {
         Some(Value::String(method)) => method,
-        None if envelope.contains_key("result") || envelope.contains_key("error") => return Ok(answer(id, envelope)),
+        None if envelope.contains_key("result") || envelope.contains_key("error") => return Ok(Message::Answer),
         None => return Err(bad(&id, "`method` is missing")),
         Some(_) => return Err(bad(&id, "`method` must be a string")),
     };
@@ -142,15 +156,6 @@ fn message(value: Value) -> Result<Message, Fault> {
             Ok((request, weight)) => Ok(Message::Request { id, request: Box::new(request), weight }),
             Err(why) => Err(Fault::new(id, INVALID_PARAMS, why)),
         },
-    }
-}
-
-/// Reads an answer. A malformed one is ignored, because an answer has no answer.
-fn answer(id: Value, mut envelope: Map<String, Value>) -> Message {
-    envelope.insert("id".into(), id.clone());
-    match serde_json::from_value(Value::Object(envelope)) {
-        Ok(message) => Message::Answer { id, message: Box::new(message) },
-        Err(_) => Message::Ignored,
     }
 }
 
@@ -185,14 +190,14 @@ fn request(method: String, params: Option<Value>) -> Result<(ClientRequest, usiz
     let meta = match params.remove("_meta") {
         None | Some(Value::Null) => RequestMetaObject::default(),
         Some(Value::Object(meta)) => {
-            let bytes = meta.iter().map(member).sum();
+            let bytes = object(&meta);
             small("`_meta`", bytes)?;
             weight += bytes;
             RequestMetaObject(MetaObject(meta))
         }
         Some(_) => return Err("`_meta` must be an object".into()),
     };
-    weight += params.iter().map(member).sum::<usize>();
+    weight += object(&params);
     let mut request = match method.as_str() {
         "initialize" => ClientRequest::InitializeRequest(Request::new(initialize(params)?)),
         "server/discover" => ClientRequest::DiscoverRequest(Request::new(DiscoverRequestParams {})),
@@ -291,18 +296,25 @@ fn small(what: &str, weight: usize) -> Result<(), String> {
 
 /// Returns the approximate memory of a value.
 pub(crate) fn weight(value: &Value) -> usize {
-    let inside = match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-        Value::String(text) => text.capacity(),
-        Value::Array(items) => items.iter().map(weight).sum(),
-        Value::Object(members) => members.iter().map(member).sum(),
-    };
-    size_of::<Value>() + inside
+    size_of::<Value>() + inside(value)
 }
 
-/// Returns the approximate memory of an object's member: its key, its value and its slot in the object.
-fn member((key, value): (&String, &Value)) -> usize {
-    3 * size_of::<usize>() + key.capacity() + weight(value) + 2 * size_of::<Value>()
+/// Returns the approximate memory that a value has on the heap.
+fn inside(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.capacity(),
+        Value::Array(items) => items.capacity() * size_of::<Value>() + items.iter().map(inside).sum::<usize>(),
+        Value::Object(members) => object(members),
+    }
+}
+
+/// Returns the approximate memory of an object, which is a B-tree: a node has room for eleven members and is at least
+/// about half full, except that of an object with few members.
+fn object(members: &Map<String, Value>) -> usize {
+    const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 2 * size_of::<usize>();
+    let held = |(key, value): (&String, &Value)| key.capacity() + inside(value);
+    members.len().div_ceil(6) * NODE + members.iter().map(held).sum::<usize>()
 }
 
 /// Parses JSON without duplicate keys. A message with valid grammar that cannot be accepted gets an error with the id
@@ -323,10 +335,11 @@ fn parse(line: &[u8]) -> Result<Value, Fault> {
 pub(crate) const LONG: usize = 256 << 10;
 
 fn strict(line: &[u8]) -> Result<Value, serde_json::Error> {
-    /// Maximum number of numbers outside the range of a double that are replaced in one message. In a long message such
-    /// a number is an error, because each replacement means reading the whole message again.
+    /// Maximum number of numbers outside the range of a double that are replaced in one message. In a message that is
+    /// longer than `SHORT` such a number is an error, because each replacement means reading the whole message again.
     const REWRITES: usize = 8;
-    let rewrites = if line.len() > LONG { 0 } else { REWRITES };
+    const SHORT: usize = 8 << 10;
+    let rewrites = if line.len() > SHORT { 0 } else { REWRITES };
     let mut line = std::borrow::Cow::Borrowed(line);
     for _ in 0..rewrites {
         match strict_once(&line) {

@@ -247,7 +247,7 @@ impl StdioConnection {
             Message::Request { id, request, .. } => self.forward(id, request, batch, service).await,
             Message::Cancelled { id, reason } => self.cancel(&id, reason, service).await,
             // The server asks the client nothing over lines.
-            Message::Answer { .. } | Message::Ignored => {}
+            Message::Answer | Message::Ignored => {}
         }
     }
 

@@ -84,7 +84,6 @@ impl Server {
                 move |caller, _| toy.of(caller),
                 |caller| std::future::ready(json!({ "status": "fine", "tenant": caller.tenant.0 })).boxed(),
             )
-            .with_schemas(Toy::schema)
         })
         .await
     }

@@ -6,7 +6,7 @@ use engine::Memory;
 use serde_json::{Value, json};
 use server::http::HttpOptions;
 
-use crate::client::{Client, Server, call, eventually, request};
+use crate::client::{BOTH, Client, Server, call, eventually, request, session};
 
 const MB: usize = 1 << 20;
 
@@ -137,6 +137,48 @@ async fn w30_a_long_message_of_an_unknown_session_is_not_read() {
         let answer = server.post(&headers, &body).await;
         assert_eq!((answer.status, &answer.json()["id"]), (404, &id));
     }
+    server.stop().await;
+}
+
+/// Returns an argument that takes many times the memory of its text: objects in objects, 64 deep.
+fn nested(objects: usize) -> Value {
+    let deep = || (0..64).fold(Value::Null, |inner, _| json!({ "": inner }));
+    (0..objects / 64).map(|_| deep()).collect()
+}
+
+/// W49: what a batch holds is counted before its first message waits.
+#[tokio::test]
+async fn w49_the_messages_of_a_batch_are_counted_while_they_wait() {
+    let memory = Memory::new(100 * MB, 100 * MB);
+    let server = server_with(&memory).await;
+    let mut client = server.client().await;
+    let batch = json!([call(1, "forever", json!({})), call(2, "echo", json!({ "text": "", "x": nested(6_400) }))]);
+    assert!(batch.to_string().len() < 64 << 10);
+    client.send_json(&of("blue"), &batch).await;
+    eventually("the first call runs", || server.toy.running() == 1).await;
+    let (held, _) = memory.held();
+    assert!(held > 2 * 6_400 * 600, "{held} bytes for 6,400 objects");
+    drop(client);
+    eventually("everything is given back", || memory.held() == (0, 0)).await;
+    server.stop().await;
+}
+
+/// W51: a call whose client has hung up, but may come back, is still one of its tenant's requests.
+#[tokio::test]
+async fn w51_calls_that_may_be_resumed_keep_their_share() {
+    let (patience, resume_within) = (Duration::from_millis(20), Duration::from_secs(600));
+    let options = HttpOptions { patience, resume_within, max_requests_per_tenant: 3, ..HttpOptions::default() };
+    let server = Server::with(options).await;
+    let id = session(&server, "2025-11-25", &[]).await;
+    let headers = [("mcp-session-id", id.as_str()), BOTH];
+    for number in 1..=3 {
+        let mut calling = server.client().await;
+        calling.send_json(&headers, &call(number, "forever", json!({}))).await;
+        calling.head().await;
+        drop(calling);
+    }
+    assert_eq!(server.post(&headers, &request(4, "ping", json!({}))).await.refusal(), (503, -32000));
+    eventually("all three go on", || server.toy.running() == 3).await;
     server.stop().await;
 }
 

@@ -384,22 +384,6 @@ async fn the_modern_revision_says_everything_in_each_request() {
     server.stop().await;
 }
 
-/// A28.
-#[tokio::test]
-async fn repeated_arguments_have_to_agree() {
-    let server = Server::start().await;
-    let (headers, body) = modern(1, "tools/call", json!({ "name": "repeated", "arguments": { "text": "Zürich" } }));
-    let ask = async |value: Option<&str>| {
-        let value = value.map(|value| ("Mcp-Param-Text", value));
-        server.post(&[borrowed(&headers), value.into_iter().collect()].concat(), &body).await
-    };
-    assert_eq!(ask(None).await.refusal(), (400, -32020));
-    assert_eq!(ask(Some("Basel")).await.refusal(), (400, -32020));
-    assert_eq!(ask(Some("=?base64?!!?=")).await.refusal(), (400, -32020));
-    assert_eq!(ask(Some("=?base64?WsO8cmljaA==?=")).await.text(), "Zürich");
-    server.stop().await;
-}
-
 #[tokio::test]
 async fn batches_are_of_the_oldest_revisions() {
     let server = Server::start().await;

@@ -258,22 +258,12 @@ async fn progress_that_nobody_reads_keeps_no_call_alive() {
 }
 
 #[tokio::test]
-async fn a_service_can_ask_its_client() {
+async fn an_answer_to_nothing_is_accepted_in_a_session_only() {
     let server = Server::with(quick()).await;
     let id = session(&server, "2025-11-25", &[]).await;
-    let mut calling = server.client().await;
-    calling.send_json(&[("mcp-session-id", &id), BOTH], &call(1, "roots", json!({}))).await;
-    calling.head().await;
-    let (_, question) = calling.event().await.unwrap();
-    assert_eq!(question["method"], "roots/list");
-    let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "roots": [{ "uri": "file:///here" }] } });
-    let other = session(&server, "2025-11-25", &[]).await;
-    assert_eq!(server.post(&[("mcp-session-id", &other)], &answer).await.status, 202, "nobody was asked there");
+    let answer = json!({ "jsonrpc": "2.0", "id": 1, "result": { "roots": [{ "uri": "file:///here" }] } });
     assert_eq!(server.post(&[("mcp-session-id", &id)], &answer).await.status, 202);
-    let (_, answer) = calling.event().await.unwrap();
-    assert_eq!(answer["result"]["content"][0]["text"], "file:///here");
-    let unasked = server.post(&[("mcp-session-id", &id)], &call(2, "roots", json!({}))).await;
-    assert!(unasked.text().starts_with("not answered"), "a client that takes only JSON cannot be asked");
+    assert_eq!(server.post(&[], &answer).await.refusal(), (400, -32600));
     server.stop().await;
 }
 

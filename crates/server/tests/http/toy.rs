@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode, JsonObject, ListToolsResult,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode, ListToolsResult,
     PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
@@ -53,15 +53,6 @@ impl Toy {
         self.0.listed.lock().unwrap().clone()
     }
 
-    /// One tool wants an argument repeated in a header.
-    pub fn schema(name: &str) -> Option<Arc<JsonObject>> {
-        let mut schema = json!({ "type": "object", "properties": { "text": { "type": "string" } } });
-        if name == "repeated" {
-            schema["properties"]["text"]["x-mcp-header"] = "Text".into();
-        }
-        schema.as_object().cloned().map(Arc::new)
-    }
-
     async fn until_cancelled(&self, context: &RequestContext<RoleServer>) {
         self.0.running.fetch_add(1, Ordering::SeqCst);
         context.ct.cancelled().await;
@@ -89,11 +80,11 @@ impl ServerHandler for Toy {
     ) -> Result<ListToolsResult, ErrorData> {
         let tenant = self.1.as_ref().map(|caller| caller.tenant.0.clone());
         self.0.listed.lock().unwrap().extend(tenant);
-        let tools = ["echo", "repeated"].map(|name| Tool::new(name, "does as it says", Self::schema(name).unwrap()));
-        Ok(ListToolsResult::with_all_items(tools.to_vec()))
+        let schema = json!({ "type": "object", "properties": { "text": { "type": "string" } } });
+        let schema = Arc::new(schema.as_object().unwrap().clone());
+        Ok(ListToolsResult::with_all_items(vec![Tool::new("echo", "does as it says", schema)]))
     }
 
-    #[allow(deprecated, reason = "roots are the plainest question to a client")]
     async fn call_tool(
         &self,
         request: CallToolRequestParams,
@@ -101,7 +92,7 @@ impl ServerHandler for Toy {
     ) -> Result<CallToolResponse, ErrorData> {
         let arguments = Value::Object(request.arguments.unwrap_or_default());
         let text = match &*request.name {
-            "echo" | "repeated" => arguments["text"].as_str().unwrap_or_default().to_owned(),
+            "echo" => arguments["text"].as_str().unwrap_or_default().to_owned(),
             "sleep" => {
                 tokio::time::sleep(Duration::from_millis(arguments["ms"].as_u64().unwrap_or(0))).await;
                 self.0.slept.fetch_add(1, Ordering::SeqCst);
@@ -136,10 +127,6 @@ impl ServerHandler for Toy {
                 }
                 "flooded".into()
             }
-            "roots" => match context.peer.list_roots().await {
-                Ok(roots) => roots.roots.into_iter().map(|root| root.uri).collect(),
-                Err(error) => format!("not answered: {error}"),
-            },
             "beside" => {
                 let beside = json!({ "session_id": "s-1", "content": "not taken" });
                 context.extensions.get::<ExtraMembers>().unwrap().put(beside.as_object().unwrap().clone());
