@@ -148,8 +148,8 @@ def page(rows):
     lines = [
         "# Real clients, as run",
         "",
-        "Written by `scripts/test-clients --write`, and the same again with every `make test`. Each row is a client that was not made for us, with",
-        "the story that `tests/clients/story.py` tells: list the tools, create a context, run code, see the variable in a second run, get a figure",
+        "`scripts/test-clients --write` writes this page; every `make test` runs the clients again and compares. Each row is a client that other projects",
+        "wrote. It performs the steps of `tests/clients/story.py`: list the tools, create a context, run code, see the variable in a second run, get a figure",
         "as an image, put a file, fetch its link and read it as a resource, cancel a long call and have the context free again, read the errors,",
         "stop the context and be told so. `token`: refused without one and with a wrong one, served with the right one. A library",
         "that complains of anything, if only in its log, fails its row.",

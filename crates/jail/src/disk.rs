@@ -4,7 +4,7 @@
 //! of space, the Linux kernel loses data that it had already accepted from the code. The budget prevents this: the
 //! space inside a volume that the host cannot back is marked as reserved (`reserved_clusters` of ext4), and a write
 //! there fails with `ENOSPC`, immediately and in the process that writes. As long as everything fits, nothing is
-//! reserved and the only cost is one `statvfs` per second. `docs/decisions/disk-budget.md` has the reasons.
+//! reserved and the only cost is one `statvfs` per second. `docs/decisions/037-disk-budget.md` has the reasons.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

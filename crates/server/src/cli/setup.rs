@@ -10,7 +10,7 @@ use crate::runtimes::{self, Prepared, Progress, SetupError};
 
 /// Prepare Python and Node for sandboxes
 ///
-/// Makes an environment on a Python of this machine (3.11 or newer) from a pinned and hashed list of packages, and takes Node 22 or
+/// Makes an environment on a Python of this machine (3.11 to 3.14) from a pinned and hashed list of packages, and takes Node 22 or
 /// newer from this machine or Node 24 from npm. Happens by itself at first use; afterwards no network is needed. Interrupted, it
 /// leaves nothing half done.
 #[derive(Debug, clap::Args)]

@@ -138,11 +138,11 @@ fn listed() -> impl Iterator<Item = &'static str> {
 pub fn page() -> String {
     let mut page = String::from(
         "# Environment variables\n\n\
-         Every variable Sandpool reads; there are no others but those that a `value_env` in `sandpool.toml` names. This page is printed by `sandpool config --environment`.\n\n\
+         This page lists every variable that Sandpool reads, except those that a `value_env` in `sandpool.toml` names. `sandpool config --environment` prints it.\n\n\
          ## Settings\n\
-         Where a flag or a key of `sandpool.toml` stands beside it, it is the same setting: a flag wins over the variable, the variable \
-         over the file. A variable that is empty counts as not set.\n\n\
-         | variable | flag | key in `sandpool.toml` | default | |\n|---|---|---|---|---|\n",
+         A flag and a key of `sandpool.toml` in the same row are the same setting: a flag overrides the variable, the variable \
+         overrides the file. A variable that is empty counts as not set. [settings.md](settings.md) lists the keys without a variable.\n\n\
+         | variable | flag | key in `sandpool.toml` | default | meaning |\n|---|---|---|---|---|\n",
     );
     for setting in SETTINGS.iter() {
         let [env, others @ ..] = setting.env else { continue };
@@ -160,13 +160,13 @@ pub fn page() -> String {
         };
         let _ = writeln!(page, "| `{env}`{others} | {flag} | {key} | {default} | {} |", setting.help);
     }
-    page.push_str("\n## Places\n\n| variable | |\n|---|---|\n");
+    page.push_str("\n## Places\n\n| variable | meaning |\n|---|---|\n");
     for (name, help) in PLACES {
         let _ = writeln!(page, "| `{name}` | {help} |");
     }
     page.push_str(
         "\n## Handed on to `pip` and `npm`\n\
-         While runtimes are prepared, and only then; nothing else of the environment reaches them. No variable reaches a sandbox.\n\n",
+         They get these variables and no others, while runtimes are prepared. No variable reaches a sandbox.\n\n",
     );
     let names: Vec<String> = HANDED_ON.iter().map(|name| format!("`{name}`")).collect();
     page.push_str(&names.join(", "));

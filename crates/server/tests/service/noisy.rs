@@ -274,10 +274,11 @@ fn page(table: &str, made: &[(&'static str, u64)], samples: usize) -> String {
     }
     let attacks: String = attacks.iter().map(|(name, rounds)| format!("| {name} | {rounds} |\n")).collect();
     format!(
-        "# A noisy neighbour\n\nWritten by `make neighbours`: a release build, quiet and noisy rounds by turns, {samples} samples of each kind. In a noisy\n\
+        "# A noisy neighbour\n\n`make neighbours` writes the tables of this page with a release build; the last section is written by hand. Quiet and noisy\n\
+         rounds alternate, with {samples} samples of each kind. In a noisy\n\
          round one tenant runs all of the attacks below at once, under its quotas ({}), while another tenant works. Every answer to that\n\
          tenant was right, no file of it was lost, and the warm interpreter was never restarted. The\n\
-         attackers' clients run at the lowest priority, since clients have machines of their own. The goal is a p99 of at most five times the\n\
+         attacking clients run at the lowest priority, because real clients would run on other machines. The goal is a p99 of at most five times the\n\
          quiet p99.\n\n{table}\n## The attacks\n\n| attack | rounds |\n|---|---|\n{attacks}",
         noise::QUOTAS.trim_matches(['{', '}', ' '])
     )
