@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use engine::op::{Notice, NoticeKind};
 use engine::{Browsers, Ready, Traffic, ZygoteStatus};
+use mcp::http::HttpTotals;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -54,6 +55,7 @@ pub struct Gauges {
     pub browsers: Browsers,
     pub network_denials: u64,
     pub traffic: Traffic,
+    pub http: HttpTotals,
 }
 
 impl Gauges {
@@ -107,10 +109,6 @@ struct Inner {
     calls_in_progress: AtomicU64,
     kills: [AtomicU64; KILLS.len()],
     denials: [AtomicU64; DENIALS.len()],
-    connections: AtomicU64,
-    connections_open: AtomicU64,
-    sessions_open: AtomicU64,
-    bytes_served: AtomicU64,
 }
 
 #[derive(Default)]
@@ -151,27 +149,6 @@ impl Metrics {
         add(&self.0.kills[kill], 1);
     }
 
-    /// Counts a connection, which is open as long as the returned value lives.
-    pub fn connection(&self) -> Open {
-        add(&self.0.connections, 1);
-        self.open(|inner| &inner.connections_open)
-    }
-
-    /// Counts an MCP session, which is open as long as the returned value lives.
-    pub fn session(&self) -> Open {
-        self.open(|inner| &inner.sessions_open)
-    }
-
-    fn open(&self, gauge: fn(&Inner) -> &AtomicU64) -> Open {
-        add(gauge(&self.0), 1);
-        Open { inner: self.0.clone(), gauge }
-    }
-
-    /// Counts bytes of bodies that were sent: answers and files.
-    pub fn served(&self, bytes: u64) {
-        add(&self.0.bytes_served, bytes);
-    }
-
     /// Returns the page in Prometheus' text format.
     pub fn text(&self, gauges: &Gauges) -> String {
         let inner = &*self.0;
@@ -182,7 +159,7 @@ impl Metrics {
         inner.write_calls(&mut page);
         page.gauge("sandpool_calls_in_progress", "Calls that are being answered.", read(&inner.calls_in_progress));
         page.gauge("sandpool_contexts", "Contexts, sessions and conversations with a sandbox.", gauges.contexts);
-        page.gauge("sandpool_sessions", "Protocol sessions over HTTP.", read(&inner.sessions_open));
+        page.gauge("sandpool_sessions", "Protocol sessions over HTTP.", gauges.http.sessions_open);
         page.gauge("sandpool_sandboxes", "Sandboxes of every kind.", gauges.sandboxes);
         page.gauge("sandpool_sandboxes_ending", "Sandboxes that are being destroyed.", gauges.ending);
         gauges.write_pool(&mut page);
@@ -192,9 +169,9 @@ impl Metrics {
         page.labelled("sandpool_kills_total", "Runs and sandboxes ended by force.", &KILLS, &inner.kills);
         page.labelled("sandpool_denials_total", "Requests that were not let in.", &DENIALS, &inner.denials);
         gauges.write_network(&mut page);
-        page.gauge("sandpool_http_connections", "Open connections.", read(&inner.connections_open));
-        page.counter("sandpool_http_connections_total", "Connections accepted.", read(&inner.connections));
-        page.counter("sandpool_http_served_bytes_total", "Bytes of bodies sent.", read(&inner.bytes_served));
+        page.gauge("sandpool_http_connections", "Open connections.", gauges.http.connections_open);
+        page.counter("sandpool_http_connections_total", "Connections accepted.", gauges.http.connections);
+        page.counter("sandpool_http_served_bytes_total", "Bytes of bodies sent.", gauges.http.bytes_served);
         page.counter("sandpool_journal_lost_total", "Entries missing in the journal.", gauges.journal_lost);
         page.0
     }
@@ -261,19 +238,6 @@ impl Drop for InProgress {
     }
 }
 
-/// A connection or session that is open.
-#[must_use = "dropped, it counts as closed"]
-pub struct Open {
-    inner: Arc<Inner>,
-    gauge: fn(&Inner) -> &AtomicU64,
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        (self.gauge)(&self.inner).fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Writes the text format. Names and labels come from this server only, and none contains a character that needs
 /// escaping.
 #[derive(Default)]
@@ -331,9 +295,6 @@ mod tests {
                 detail: None,
             });
         }
-        drop(metrics.connection());
-        let _open = (metrics.connection(), metrics.session(), metrics.session());
-        metrics.served(4096);
         let ready = Ready { wanted: 3, available: 1, memory_bytes: 6_000_000, taken: 7, handed_over: 8, made: 9 };
         let warm = ZygoteStatus { ready: true, forks: 10, restarts: 1, ..ZygoteStatus::default() };
         let browsers = Browsers { running: 2, started: 12, died: 3 };
@@ -348,6 +309,7 @@ mod tests {
             browsers,
             network_denials: 11,
             traffic: Traffic { connections: 13, bytes: 14 },
+            http: HttpTotals { connections: 2, connections_open: 1, sessions_open: 2, bytes_served: 4096 },
         };
         let page = metrics.text(&gauges);
         // Times differ from run to run, so the test leaves out sums and looks only at the last bucket.

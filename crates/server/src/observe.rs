@@ -7,24 +7,15 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use dialects::{Args, Block, RenderInput, Reply};
 use engine::op::{Call, EngineError, Op, Outcome, RunOnce, RunOutcome, RuntimeInfo};
+use mcp::Origin;
 use serde_json::{Value, json};
 
 use crate::files::ServedFile;
 use crate::journal::{Journal, JournalEntry, sizes};
-use crate::logging::lines::{self, HttpLine, McpLine, RunCode, ToolLine};
+use crate::logging::lines::{self, McpLine, RunCode, ToolLine};
 use crate::metrics::{CallEnd, DenialReason, InProgress, Metrics};
-use dialects::{Args, Block, RenderInput, Reply};
-
-/// Origin of a request; the transport puts it into the request's extensions.
-#[derive(Debug, Clone, Default)]
-pub struct Origin {
-    /// Id that the client gave to the request.
-    pub id: Value,
-    /// Id that this server gave to the request; it is the same in every line about it.
-    pub request_id: Option<String>,
-    pub peer: Option<SocketAddr>,
-}
 
 /// Function from a tenant and a conversation to the key of the conversation's files.
 type KeyOf = dyn Fn(&str, &str) -> String + Send + Sync;
@@ -143,7 +134,7 @@ impl Observer {
         let count = denials.unwritten;
         *denials = DenialLog { unwritten: 0, written: Some(Instant::now()) };
         drop(denials);
-        HttpLine::Refused { peer, message, count }.log();
+        lines::log_refused(peer, message, count);
         if let Some(journal) = &self.journal {
             let (count, outcome) = (Some(count), Some(why.name().into()));
             journal.record(JournalEntry { count, outcome, peer: Some(peer), ..JournalEntry::event("denied") });
@@ -383,7 +374,7 @@ mod tests {
         let log =
             logged(LogFormat::Human, || (0..100).for_each(|_| observer.denied(DenialReason::Auth, "who is it?", peer)));
         assert_eq!(log, "[HTTP] Refused 192.0.2.7:4242: who is it?\n");
-        let later = lines::HttpLine::Refused { peer, message: "who is it?", count: 99 };
-        assert_eq!(later.to_string(), "[HTTP] Refused 99 requests, the last of 192.0.2.7:4242: who is it?");
+        let later = logged(LogFormat::Human, || lines::log_refused(peer, "who is it?", 99));
+        assert_eq!(later, "[HTTP] Refused 99 requests, the last of 192.0.2.7:4242: who is it?\n");
     }
 }

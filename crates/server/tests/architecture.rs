@@ -16,15 +16,26 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("sandpool-text", &[]),
     ("sandpool-engine", &["sandpool-egress", "sandpool-proto", "sandpool-sandbox", "sandpool-text"]),
     ("sandpool-dialects", &["sandpool-engine", "sandpool-text"]),
-    ("sandpool", &["sandpool-dialects", "sandpool-egress", "sandpool-engine", "sandpool-sandbox", "sandpool-text"]),
+    ("sandpool-mcp", &["sandpool-engine", "sandpool-text"]),
+    (
+        "sandpool",
+        &[
+            "sandpool-dialects",
+            "sandpool-egress",
+            "sandpool-engine",
+            "sandpool-mcp",
+            "sandpool-sandbox",
+            "sandpool-text",
+        ],
+    ),
     ("sandpool-bench", &[]),
     ("sandpool-testkit", &["sandpool-engine", "sandpool-guest", "sandpool-proto", "sandpool-sandbox"]),
 ];
 
 /// Libraries that only these crates may know.
 const OWNED: &[(&str, &[&str])] = &[
-    ("rmcp", &["sandpool"]),
-    ("axum", &["sandpool"]),
+    ("rmcp", &["sandpool", "sandpool-mcp"]),
+    ("axum", &["sandpool", "sandpool-mcp"]),
     ("clap", &["sandpool", "sandpool-bench"]),
     ("oxc", &["sandpool-guest"]),
     ("landlock", &["sandpool-jail"]),
@@ -121,7 +132,7 @@ fn no_type_name_is_defined_in_more_than_three_places() {
 #[test]
 fn what_the_walk_names_exists() {
     let page = std::fs::read_to_string(workspace().join("docs/walk.md")).unwrap();
-    let crates = ["server", "dialects", "text", "engine", "proto", "guest", "jail", "sandbox", "egress"];
+    let crates = ["server", "dialects", "mcp", "text", "engine", "proto", "guest", "jail", "sandbox", "egress"];
     let (mut named, lines) = (0, production());
     for name in page.split('`').skip(1).step_by(2).filter(|name| !name.contains([' ', '{', '/'])) {
         let parts: Vec<&str> = name.split("::").collect();

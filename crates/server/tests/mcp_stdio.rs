@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dialects::{Dialect, Lang, Links, Options, agentrun, sandpool};
+use engine::Hold;
+use mcp::stdio::{StdioEnd, StdioError, StdioOptions, serve};
 use mcp_fake::FakeEngine;
 use serde_json::{Value, json};
-use server::mcp::Surface;
-use server::mcp::stdio::{StdioEnd, StdioError, StdioOptions, serve};
+use server::handler::{Handlers, Surface};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -41,7 +42,9 @@ impl Client {
         let (from_server, to_server) = tokio::io::split(ours);
         let engine = Arc::new(FakeEngine::default());
         let shutdown = CancellationToken::new();
-        let server = tokio::spawn(serve(input, output, engine.clone(), surface, options, shutdown.clone()));
+        let executor = engine.clone();
+        let make = move |caller, halt| Handlers::new(executor, surface, halt).of(caller, Hold::default());
+        let server = tokio::spawn(serve(input, output, make, options, shutdown.clone()));
         let output = BufReader::new(from_server).lines();
         Self { input: Some(to_server), output, engine, shutdown, server, transcript: String::new() }
     }

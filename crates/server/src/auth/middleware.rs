@@ -10,9 +10,10 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
+use mcp::Caller;
+use mcp::http::{Authenticator, Denied};
 
 use super::{Auth, WELL_KNOWN};
-use crate::http::{Authenticator, Caller, Denied};
 use crate::metrics::DenialReason;
 use crate::observe::Observer;
 

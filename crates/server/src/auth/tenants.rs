@@ -17,9 +17,9 @@ use egress::Policy;
 use engine::op::{Quota, Tenant};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use text::hex;
 
 use crate::config::Policies;
-use text::hex;
 
 /// Quotas of one tenant; `None` means the operator's general limit.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

@@ -10,10 +10,13 @@ use axum::Router;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use dialects::{Dialect, Lang, Links, Options};
 use engine::op::{EventSink, Health};
 use engine::{Call, Engine, Hold, Memory, Op, Outcome, Realm};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
+use mcp::Caller;
+use mcp::http::{self as transport, App, Authenticator, Counters, Endpoint, HttpOptions, Peer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -28,12 +31,11 @@ use super::{CommandEnv, CommandResult, Failed, block_on};
 use crate::auth::{self, Auth, AuthConfig};
 use crate::config::Config;
 use crate::files;
-use crate::http::{self as transport, App, Authenticator, Caller, Endpoint, HttpOptions, Peer};
+use crate::handler::{Handlers, Surface};
 use crate::journal::{Journal, JournalConfig, JournalEntry};
-use crate::mcp::{Handlers, Surface};
+use crate::logging::lines;
 use crate::metrics::{self, Gauges};
 use crate::observe::Observer;
-use dialects::{Dialect, Lang, Links, Options};
 
 /// Serve MCP over HTTP
 ///
@@ -71,13 +73,15 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     let (links, signer) = wiring::links(config, base.clone(), &secret);
     let halt = CancellationToken::new();
     let options = wiring::options(config);
-    let server = Server { engine: engine.clone(), observer: observer.clone(), halt: halt.clone(), back_end };
+    let counters = Counters::default();
+    let server = Server { engine: engine.clone(), observer: observer.clone(), counters, halt: halt.clone(), back_end };
     let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
         // One tenant gets at most a quarter, so that it takes four greedy tenants to keep others out.
         options: HttpOptions { max_connections, max_requests_per_tenant: (max_connections / 4).max(1), ..http_options },
-        metrics: observer.metrics.clone(),
+        counters: server.counters.clone(),
+        log: lines::log_http,
         gate: door.clone(),
         endpoints: server.endpoints(lang, &options, &links),
         default: config.dialect.clone(),
@@ -261,6 +265,7 @@ fn memory(config: &Config) -> Memory {
 struct Server {
     engine: Engine,
     observer: Arc<Observer>,
+    counters: Counters,
     halt: CancellationToken,
     back_end: Value,
 }
@@ -350,6 +355,7 @@ impl Server {
             browsers: counts.browsers,
             network_denials: counts.denials,
             traffic: counts.traffic,
+            http: self.counters.totals(),
         };
         ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], self.observer.metrics.text(&gauges)).into_response()
     }

@@ -5,8 +5,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::Engine;
+use dialects::links::Signer;
+use engine::{Engine, Hold};
 use http::request::Parts;
+use mcp::Caller;
+use mcp::http::{self as transport, App, Authenticator, Counters, Denied, HttpOptions};
+use mcp::stdio::{StdioOptions, serve_stdio};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -16,12 +20,9 @@ use super::signals::Signals;
 use super::wiring::{self, EngineFiles, Native, TransportKind};
 use super::{CommandEnv, CommandResult, Failed, block_on_here};
 use crate::files;
-use crate::http::{self as transport, App, Authenticator, Caller, Denied, HttpOptions};
-use crate::mcp::Surface;
-use crate::mcp::stdio::{StdioOptions, serve_stdio};
-use crate::metrics::Metrics;
+use crate::handler::{Handlers, Surface};
+use crate::logging::lines;
 use crate::observe::Observer;
-use dialects::links::Signer;
 
 /// Serve MCP on standard input and output
 ///
@@ -59,7 +60,12 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     let preparing = tokio::spawn(prepare(engine.clone(), context.clone(), stop.clone(), observer));
     let useless = tokio::spawn(end_when_useless(engine.clone(), stop.clone()));
     let second = signals.second.clone();
-    let serving = serve_stdio(Arc::new(engine.clone()), surface, StdioOptions { grace }, stop.clone());
+    let executor = Arc::new(engine.clone());
+    let serving = serve_stdio(
+        move |caller, halt| Handlers::new(executor, surface, halt).of(caller, Hold::default()),
+        StdioOptions { grace },
+        stop.clone(),
+    );
     let served = tokio::select! {
         served = serving => served.map(drop).map_err(Failed::from),
         () = second.cancelled() => Ok(()),
@@ -80,7 +86,8 @@ async fn serve_files(listener: TcpListener, engine: Engine, signer: Option<Signe
     let settings = files::Settings { signer, ..files::Settings::default() };
     let app = App {
         options: HttpOptions { open: true, grace: Duration::ZERO, ..HttpOptions::default() },
-        metrics: Metrics::default(),
+        counters: Counters::default(),
+        log: lines::log_http,
         gate: Arc::new(NoService),
         endpoints: BTreeMap::new(),
         default: String::new(),

@@ -4,6 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dialects::links::{Expiring, Signer};
+use dialects::{Links, Options};
 use engine::op::Quota;
 use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, Realm, RealmConfig};
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
@@ -12,9 +14,7 @@ use sandbox::{Backend, Isolation, Level};
 use super::{Failed, network};
 use crate::config::{Config, DialectLimits, Dialects};
 use crate::files::{Stat, Store, StoredFile};
-use crate::mcp::{Execute, Executing};
-use dialects::links::{Expiring, Signer};
-use dialects::{Links, Options};
+use crate::handler::{Execute, Executing};
 
 /// Checks the shared volumes at the start, so that the operator rather than the first client learns of volumes with
 /// which no session could be created.

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use ring::digest;
+use text::hex;
 
 use super::{Stat, plain};
-use text::hex;
 
 /// The last second that a date in a header can express.
 const LAST_SECOND: u64 = 253_402_300_799;

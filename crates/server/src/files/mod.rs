@@ -13,15 +13,14 @@ use std::time::SystemTime;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::routing::any;
+use dialects::links::{Address, Signed, Signer};
+use dialects::mime;
 use engine::EngineError;
 use futures_util::stream::{Stream, try_unfold};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
-
-use crate::http::Peer;
-use dialects::links::{Address, Signed, Signer};
-use dialects::mime;
+use mcp::http::Peer;
 
 mod conditions;
 mod disposition;

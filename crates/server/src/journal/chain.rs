@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use ring::hmac;
 use serde::Deserialize;
+use text::hex;
 
 use super::files::hash;
 use crate::persistent_secret;
-use text::hex;
 
 /// Returns the path of the key, which lies beside the journal's directory and is named after it.
 pub fn key_path(dir: &Path) -> PathBuf {

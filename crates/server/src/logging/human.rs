@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Write};
 
+use mcp::http::HTTP_LOG;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::field::MakeExt;
@@ -11,7 +12,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::escape::Escaped;
-use super::lines::{HTTP_LOG, MCP_LOG};
+use super::lines::MCP_LOG;
 
 #[derive(Default)]
 pub struct Human(Format<Full>);

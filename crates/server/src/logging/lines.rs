@@ -9,13 +9,13 @@ use std::fmt::{self, Display, Formatter};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use mcp::http::{HTTP_LOG, HttpEvent};
 use serde_json::{Map, Value};
 
 use super::escape::escaped;
 
-/// Targets of these lines. The human format prints only their messages.
+/// Target of these lines. As of those of the transport, the human format prints only their messages.
 pub const MCP_LOG: &str = "sandpool::mcp";
-pub const HTTP_LOG: &str = "sandpool::http";
 
 /// Maximum number of characters of one client value in a line.
 const SHOWN: usize = 64;
@@ -175,54 +175,32 @@ impl Display for McpLine<'_> {
     }
 }
 
-/// Lines that `conversation` logs about the HTTP layer.
-#[derive(Debug, Clone, Copy)]
-pub enum HttpLine<'a> {
-    Request {
-        peer: SocketAddr,
-    },
-    RequestBody(&'a Value),
-    Parsed {
-        method: &'a str,
-        id: &'a Value,
-    },
-    Sending {
-        method: &'a str,
-    },
-    Response(&'a Value),
-    /// A refused request; `count` is the number of refusals since the last such line.
-    Refused {
-        peer: SocketAddr,
-        message: &'a str,
-        count: u64,
-    },
-}
-
-impl HttpLine<'_> {
-    pub fn log(&self) {
-        match self {
-            Self::RequestBody(_) | Self::Response(_) => tracing::debug!(target: HTTP_LOG, "{self}"),
-            _ => tracing::info!(target: HTTP_LOG, "{self}"),
-        }
+/// Logs a line of `conversation` about the HTTP layer.
+pub fn log_http(event: HttpEvent<'_>) {
+    let line = http(event);
+    match event {
+        HttpEvent::RequestBody(_) | HttpEvent::Response(_) => tracing::debug!(target: HTTP_LOG, "{line}"),
+        _ => tracing::info!(target: HTTP_LOG, "{line}"),
     }
 }
 
-impl Display for HttpLine<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str("[HTTP] ")?;
-        match *self {
-            Self::Request { peer } => write!(f, "MCP request from {peer}"),
-            Self::RequestBody(body) => write!(f, "Request body: {}", redacted(body)),
-            Self::Parsed { method, id } => {
-                write!(f, "Parsed JSON-RPC request: method={}, id={}", shown(method), shown_id(id))
-            }
-            Self::Sending { method } => write!(f, "Sending response for method={}", shown(method)),
-            Self::Response(body) => write!(f, "Response: {}", redacted(body)),
-            Self::Refused { peer, message, count: 1 } => write!(f, "Refused {peer}: {message}"),
-            Self::Refused { peer, message, count } => {
-                write!(f, "Refused {count} requests, the last of {peer}: {message}")
-            }
+fn http(event: HttpEvent<'_>) -> String {
+    match event {
+        HttpEvent::Request { peer } => format!("[HTTP] MCP request from {peer}"),
+        HttpEvent::RequestBody(body) => format!("[HTTP] Request body: {}", redacted(body)),
+        HttpEvent::Parsed { method, id } => {
+            format!("[HTTP] Parsed JSON-RPC request: method={}, id={}", shown(method), shown_id(id))
         }
+        HttpEvent::Sending { method } => format!("[HTTP] Sending response for method={}", shown(method)),
+        HttpEvent::Response(body) => format!("[HTTP] Response: {}", redacted(body)),
+    }
+}
+
+/// Logs refused requests; `count` is their number since the last such line.
+pub fn log_refused(peer: SocketAddr, message: &str, count: u64) {
+    match count {
+        1 => tracing::info!(target: HTTP_LOG, "[HTTP] Refused {peer}: {message}"),
+        _ => tracing::info!(target: HTTP_LOG, "[HTTP] Refused {count} requests, the last of {peer}: {message}"),
     }
 }
 
@@ -508,11 +486,11 @@ mod tests {
         let body = json!({"jsonrpc": "2.0"});
         let id = json!(1);
         let log = logged(LogFormat::Human, || {
-            HttpLine::Request { peer: "127.0.0.1:54321".parse().unwrap() }.log();
-            HttpLine::RequestBody(&body).log();
-            HttpLine::Parsed { method: "initialize", id: &id }.log();
-            HttpLine::Sending { method: "initialize" }.log();
-            HttpLine::Response(&body).log();
+            log_http(HttpEvent::Request { peer: "127.0.0.1:54321".parse().unwrap() });
+            log_http(HttpEvent::RequestBody(&body));
+            log_http(HttpEvent::Parsed { method: "initialize", id: &id });
+            log_http(HttpEvent::Sending { method: "initialize" });
+            log_http(HttpEvent::Response(&body));
         });
         let document = "\
 [HTTP] MCP request from 127.0.0.1:54321
@@ -569,8 +547,8 @@ mod tests {
             ToolLine { tool: "t", took: Duration::ZERO, args, error: None, sandbox: None }.log();
             McpLine::FileAvailable { name: "a\nb", url: args["url"].as_str().unwrap() }.log();
             McpLine::Incoming { method: "a\r\nb", id: &json!("1\n2\x1b") }.log();
-            HttpLine::RequestBody(&request).log();
-            HttpLine::Response(&answer).log();
+            log_http(HttpEvent::RequestBody(&request));
+            log_http(HttpEvent::Response(&answer));
         });
         assert_eq!(log.lines().count(), 5, "{log}");
         assert!(

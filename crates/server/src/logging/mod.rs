@@ -17,7 +17,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 pub use escape::escaped;
-pub use lines::{HTTP_LOG, MCP_LOG};
+pub use lines::MCP_LOG;
 pub use sink::{detach, finish};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use dialects::{Answer, Block, Dialect, Fence, Links, Options, RenderInput, Reply, ToolRow};
 use engine::op::{Call, EventSink, Realm, Tenant};
 use serde_json::{Map, Value};
-use server::mcp::Execute;
+use server::handler::Execute;
 use tokio_util::sync::CancellationToken;
 
 use crate::mcp_fake::FakeEngine;

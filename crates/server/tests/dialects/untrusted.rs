@@ -4,7 +4,7 @@ use dialects::{Answer, Block, RenderInput, sandpool, workbench};
 use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageEvent, PageInfo, Snapshot, TabInfo};
 use engine::op::{Browsed, Call, EventSink, Outcome, Realm, Tenant};
 use serde_json::{Map, Value, json};
-use server::mcp::Execute;
+use server::handler::Execute;
 use tokio_util::sync::CancellationToken;
 
 use crate::tools::{NUMBER, Tools, fence};

@@ -11,9 +11,9 @@ use engine::op::Tenant;
 use futures_util::FutureExt;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode};
+use mcp::Caller;
+use mcp::http::{App, Authenticator, Counters, Denied, Endpoint, HttpOptions, serve};
 use serde_json::{Value, json};
-use server::http::{App, Authenticator, Caller, Denied, Endpoint, HttpOptions, serve};
-use server::metrics::Metrics;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -64,7 +64,7 @@ impl Authenticator for TestGate {
 pub struct Server {
     pub address: SocketAddr,
     pub toy: Toy,
-    pub metrics: Metrics,
+    pub counters: Counters,
     pub shutdown: CancellationToken,
     pub now: CancellationToken,
     pub task: JoinHandle<()>,
@@ -84,15 +84,17 @@ impl Server {
                 move |caller, _| toy.of(caller),
                 |caller| std::future::ready(json!({ "status": "fine", "tenant": caller.tenant.0 })).boxed(),
             )
+            .with_schemas(Toy::schema)
         })
         .await
     }
 
     pub async fn serving(options: HttpOptions, toy: Toy, endpoint: impl Fn() -> Endpoint) -> Self {
-        let metrics = Metrics::default();
+        let counters = Counters::default();
         let app = App {
             options,
-            metrics: metrics.clone(),
+            counters: counters.clone(),
+            log: server::logging::lines::log_http,
             gate: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("toy".to_owned(), endpoint()), ("other".to_owned(), endpoint())]),
             default: "toy".into(),
@@ -102,7 +104,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let (shutdown, now) = (CancellationToken::new(), CancellationToken::new());
         let task = tokio::spawn(serve(listener, app, shutdown.clone(), now.clone()));
-        Self { address, toy, metrics, shutdown, now, task }
+        Self { address, toy, counters, shutdown, now, task }
     }
 
     pub async fn client(&self) -> Client {

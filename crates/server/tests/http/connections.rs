@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use mcp::http::HttpOptions;
 use serde_json::json;
-use server::http::HttpOptions;
 
 use crate::client::{BOTH, Client, Server, call, eventually, request, session};
 

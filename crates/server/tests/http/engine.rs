@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use dialects::{Links, Options, agentrun};
 use engine::op::{Call, EngineError, Op};
 use futures_util::FutureExt;
+use mcp::http::{Endpoint, HttpOptions};
 use serde_json::json;
-use server::http::{Endpoint, HttpOptions};
-use server::mcp::{Execute, Executing, Handlers, Surface};
+use server::handler::{Execute, Executing, Handlers, Surface};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Server, borrowed, call, modern, request, session};

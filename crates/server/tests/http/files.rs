@@ -12,10 +12,10 @@ use engine::op::{
 };
 use engine::{Engine, EngineConfig, KernelCommand, LinkedFile, Runtimes};
 use futures_util::FutureExt;
+use mcp::http::{App, Endpoint, HttpOptions, serve};
 use serde_json::{Value, json};
 use server::files::{self, Settings, Store};
-use server::http::{App, Endpoint, HttpOptions, serve};
-use server::mcp::{Handlers, Surface};
+use server::handler::{Handlers, Surface};
 use testkit::fake::FakeBackend;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -62,7 +62,8 @@ impl Service {
         );
         let settings = Settings { signer: service.signer.clone(), ..Settings::default() };
         let app = App {
-            metrics: Default::default(),
+            counters: Default::default(),
+            log: |_| {},
             options: HttpOptions::default(),
             gate: Arc::new(TestGate::default()),
             endpoints: BTreeMap::from([("agentrun".to_owned(), endpoint)]),

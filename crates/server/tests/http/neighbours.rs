@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use engine::Memory;
+use mcp::http::HttpOptions;
 use serde_json::{Value, json};
-use server::http::HttpOptions;
 
 use crate::client::{BOTH, Client, Server, call, eventually, request, session};
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use engine::Memory;
+use mcp::http::HttpOptions;
 use serde_json::{Value, json};
-use server::http::HttpOptions;
 
 use crate::client::{
     Answer, BOTH, Server, borrowed, call, eventually, initialize, modern, notification, request, session,
@@ -381,6 +381,22 @@ async fn the_modern_revision_says_everything_in_each_request() {
     assert_eq!(ask(modern(9, "prompts/list", json!({}))).await.refusal(), (404, -32601));
     assert_eq!(ask(modern(10, "subscriptions/listen", json!({ "notifications": {} }))).await.refusal(), (404, -32601));
     assert_eq!(ask(modern(11, "tools/call", json!({ "name": "nothing" }))).await.refusal(), (200, -32602));
+    server.stop().await;
+}
+
+/// A28.
+#[tokio::test]
+async fn repeated_arguments_have_to_agree() {
+    let server = Server::start().await;
+    let (headers, body) = modern(1, "tools/call", json!({ "name": "repeated", "arguments": { "text": "Zürich" } }));
+    let ask = async |value: Option<&str>| {
+        let value = value.map(|value| ("Mcp-Param-Text", value));
+        server.post(&[borrowed(&headers), value.into_iter().collect()].concat(), &body).await
+    };
+    assert_eq!(ask(None).await.refusal(), (400, -32020));
+    assert_eq!(ask(Some("Basel")).await.refusal(), (400, -32020));
+    assert_eq!(ask(Some("=?base64?!!?=")).await.refusal(), (400, -32020));
+    assert_eq!(ask(Some("=?base64?WsO8cmljaA==?=")).await.text(), "Zürich");
     server.stop().await;
 }
 

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use mcp::http::HttpOptions;
 use serde_json::{Value, json};
-use server::http::HttpOptions;
-use server::metrics::Gauges;
 
 use crate::client::{
     BOTH, Client, Server, borrowed, call, eventually, initialize, modern, notification, request, session,
@@ -258,12 +257,22 @@ async fn progress_that_nobody_reads_keeps_no_call_alive() {
 }
 
 #[tokio::test]
-async fn an_answer_to_nothing_is_accepted_in_a_session_only() {
+async fn a_service_can_ask_its_client() {
     let server = Server::with(quick()).await;
     let id = session(&server, "2025-11-25", &[]).await;
-    let answer = json!({ "jsonrpc": "2.0", "id": 1, "result": { "roots": [{ "uri": "file:///here" }] } });
+    let mut calling = server.client().await;
+    calling.send_json(&[("mcp-session-id", &id), BOTH], &call(1, "roots", json!({}))).await;
+    calling.head().await;
+    let (_, question) = calling.event().await.unwrap();
+    assert_eq!(question["method"], "roots/list");
+    let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": { "roots": [{ "uri": "file:///here" }] } });
+    let other = session(&server, "2025-11-25", &[]).await;
+    assert_eq!(server.post(&[("mcp-session-id", &other)], &answer).await.status, 202, "nobody was asked there");
     assert_eq!(server.post(&[("mcp-session-id", &id)], &answer).await.status, 202);
-    assert_eq!(server.post(&[], &answer).await.refusal(), (400, -32600));
+    let (_, answer) = calling.event().await.unwrap();
+    assert_eq!(answer["result"]["content"][0]["text"], "file:///here");
+    let unasked = server.post(&[("mcp-session-id", &id)], &call(2, "roots", json!({}))).await;
+    assert!(unasked.text().starts_with("not answered"), "a client that takes only JSON cannot be asked");
     server.stop().await;
 }
 
@@ -294,15 +303,14 @@ async fn a_stream_of_its_own_lasts_as_long_as_its_session() {
         assert_eq!(listener.head().await.header("content-type"), Some("text/event-stream"));
         listeners.push(listener);
     }
-    let page = server.metrics.text(&Gauges::default());
-    assert!(page.contains("\nsandpool_sessions 1\n") && page.contains("\nsandpool_http_connections 8\n"), "{page}");
+    let totals = server.counters.totals();
+    assert_eq!((totals.sessions_open, totals.connections_open), (1, 8));
     assert_eq!(server.client().await.ask("GET", "/mcp", &headers, b"").await.refusal(), (409, -32000));
     assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers[..1], b"").await.status, 204);
     for mut listener in listeners {
         assert_eq!(listener.event().await, None);
     }
-    eventually("it is counted out", || server.metrics.text(&Gauges::default()).contains("\nsandpool_sessions 0\n"))
-        .await;
+    eventually("it is counted out", || server.counters.totals().sessions_open == 0).await;
     server.stop().await;
 }
 

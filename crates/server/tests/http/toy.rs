@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use mcp::{Caller, ExtraMembers};
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode, ListToolsResult,
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode, JsonObject, ListToolsResult,
     PaginatedRequestParams, ProgressNotificationParam, ServerCapabilities, ServerConfig, Tool,
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
-use server::mcp::{Caller, ExtraMembers};
 
 #[derive(Clone, Default)]
 pub struct Toy(Arc<Seen>, Option<Caller>);
@@ -53,6 +53,15 @@ impl Toy {
         self.0.listed.lock().unwrap().clone()
     }
 
+    /// One tool wants an argument repeated in a header.
+    pub fn schema(name: &str) -> Option<Arc<JsonObject>> {
+        let mut schema = json!({ "type": "object", "properties": { "text": { "type": "string" } } });
+        if name == "repeated" {
+            schema["properties"]["text"]["x-mcp-header"] = "Text".into();
+        }
+        schema.as_object().cloned().map(Arc::new)
+    }
+
     async fn until_cancelled(&self, context: &RequestContext<RoleServer>) {
         self.0.running.fetch_add(1, Ordering::SeqCst);
         context.ct.cancelled().await;
@@ -80,11 +89,11 @@ impl ServerHandler for Toy {
     ) -> Result<ListToolsResult, ErrorData> {
         let tenant = self.1.as_ref().map(|caller| caller.tenant.0.clone());
         self.0.listed.lock().unwrap().extend(tenant);
-        let schema = json!({ "type": "object", "properties": { "text": { "type": "string" } } });
-        let schema = Arc::new(schema.as_object().unwrap().clone());
-        Ok(ListToolsResult::with_all_items(vec![Tool::new("echo", "does as it says", schema)]))
+        let tools = ["echo", "repeated"].map(|name| Tool::new(name, "does as it says", Self::schema(name).unwrap()));
+        Ok(ListToolsResult::with_all_items(tools.to_vec()))
     }
 
+    #[allow(deprecated, reason = "roots are the plainest question to a client")]
     async fn call_tool(
         &self,
         request: CallToolRequestParams,
@@ -92,7 +101,7 @@ impl ServerHandler for Toy {
     ) -> Result<CallToolResponse, ErrorData> {
         let arguments = Value::Object(request.arguments.unwrap_or_default());
         let text = match &*request.name {
-            "echo" => arguments["text"].as_str().unwrap_or_default().to_owned(),
+            "echo" | "repeated" => arguments["text"].as_str().unwrap_or_default().to_owned(),
             "sleep" => {
                 tokio::time::sleep(Duration::from_millis(arguments["ms"].as_u64().unwrap_or(0))).await;
                 self.0.slept.fetch_add(1, Ordering::SeqCst);
@@ -127,6 +136,10 @@ impl ServerHandler for Toy {
                 }
                 "flooded".into()
             }
+            "roots" => match context.peer.list_roots().await {
+                Ok(roots) => roots.roots.into_iter().map(|root| root.uri).collect(),
+                Err(error) => format!("not answered: {error}"),
+            },
             "beside" => {
                 let beside = json!({ "session_id": "s-1", "content": "not taken" });
                 context.extensions.get::<ExtraMembers>().unwrap().put(beside.as_object().unwrap().clone());

@@ -10,7 +10,7 @@ use engine::op::{
     FileListing, FileOwner, KeptOutput, Language, MimeBundle, NewContext, Op, Outcome, Ran, Realm, RecentFile, RunCode,
     RunCommand, RunInfo, RunOnce, RunOutcome, RunProgress, RuntimeInfo, SharedVolume, Size, Stream, Target,
 };
-use server::mcp::{Execute, Executing};
+use server::handler::{Execute, Executing};
 use tokio::time::Instant;
 
 /// 2025-10-22T06:53:42Z.

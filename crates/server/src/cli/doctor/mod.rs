@@ -7,13 +7,13 @@ mod runtimes;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use runtimes::{Found, Trial};
 use sandbox::native::{DiskRoom, Fact, FactState, Mode, spawn_launcher};
 use sandbox::{Isolation, Level};
 use serde::Serialize;
 
 use super::{CommandEnv, CommandResult, Failed, block_on, output, wiring};
 use crate::config::{Config, DialectLimits};
-use runtimes::{Found, Trial};
 
 /// Say what isolates on this machine, what does not, why, and what to do
 ///

@@ -28,10 +28,10 @@ use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::counters::Counters;
 use super::endpoint::Server;
 use super::share::Share;
 use super::{App, HttpOptions};
-use crate::metrics::Metrics;
 
 /// Maximum time for cancelled calls to send their answers during a shutdown.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -131,7 +131,7 @@ async fn accept(
             linger: AtomicBool::new(false),
             close: CancellationToken::new(),
         });
-        let place = (all.enter(connection.clone()), server.metrics().connection());
+        let place = (all.enter(connection.clone()), server.counters().connection());
         let (server, shutdown) = (server.clone(), shutdown.clone());
         tasks.spawn(async move {
             drive(stream, server, connection, shutdown).await;
@@ -161,7 +161,7 @@ async fn drive(stream: TcpStream, server: Arc<Server>, connection: Arc<Connectio
             let response = server.answer(request, &connection).await;
             connection.linger.store(response.headers().contains_key(CONNECTION), Ordering::Relaxed);
             Ok::<Response<Body>, Infallible>(
-                response.map(|body| Body::new(BusyBody { body, metrics: server.metrics().clone(), _busy: busy })),
+                response.map(|body| Body::new(BusyBody { body, counters: server.counters().clone(), _busy: busy })),
             )
         }
     });
@@ -327,7 +327,7 @@ impl Drop for Busy {
 /// The body of a response; its connection is busy until the body has been sent.
 struct BusyBody {
     body: Body,
-    metrics: Metrics,
+    counters: Counters,
     _busy: Busy,
 }
 
@@ -338,7 +338,7 @@ impl HttpBody for BusyBody {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &polled {
-            self.metrics.served(frame.data_ref().map_or(0, |data| data.len() as u64));
+            self.counters.served(frame.data_ref().map_or(0, |data| data.len() as u64));
         }
         polled
     }

@@ -5,16 +5,16 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use dialects::links::{Address, Links};
+use dialects::mime;
 use engine::op::{EngineError, EventSink, Op, Outcome, RecentFile};
 use rmcp::model::{Annotations, ReadResourceResult, Resource, ResourceContents, ResourceTemplate};
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer};
 use serde_json::json;
+use text::{iso8601, shown};
 
 use super::McpServer;
-use dialects::links::{Address, Links};
-use dialects::mime;
-use text::{iso8601, shown};
 
 /// Maximum size of a file that is read as a resource. As base64 it is 4 MiB, far below what clients refuse.
 const MOST_BYTES: u64 = 3 << 20;

@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use http::request::Parts;
-use server::http::{App, Authenticator, Caller, Denied, Endpoint, HttpOptions, serve};
+use mcp::Caller;
+use mcp::http::{App, Authenticator, Denied, Endpoint, HttpOptions, serve};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -32,7 +33,8 @@ async fn main() -> std::io::Result<()> {
     let endpoint = Endpoint::new(move |_, _| fixtures.clone(), |_| Box::pin(async { serde_json::Value::Null }))
         .with_schemas(move |name| tools.schema(name));
     let app = App {
-        metrics: Default::default(),
+        counters: Default::default(),
+        log: |_| {},
         options: HttpOptions { open: true, ..HttpOptions::default() },
         gate: Arc::new(Anyone),
         endpoints: BTreeMap::from([("conformance".into(), endpoint)]),

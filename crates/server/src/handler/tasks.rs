@@ -6,17 +6,17 @@
 
 use std::time::Duration;
 
+use dialects::{Args, RenderInput};
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, RunCode, RunCommand, RunOutcome, RunProgress};
+use mcp::is_modern;
 use rmcp::model::{ClientCapabilities, DetailedTask, GetTaskResult, Task, TaskPayload, TaskStatus};
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer};
 use serde_json::{Map, Value};
+use text::{iso8601, shown, unix_now};
 use tokio_util::sync::CancellationToken;
 
-use super::service::is_modern;
 use super::{Execute, McpServer, Surface, to_mcp};
-use dialects::{Args, RenderInput};
-use text::{iso8601, shown, unix_now};
 
 /// A call that ends within this time is answered in the ordinary way, because a task costs the client at least one more
 /// round.

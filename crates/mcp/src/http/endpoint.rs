@@ -25,9 +25,11 @@ use uuid::Uuid;
 
 use super::body::{Bodies, busy, over};
 use super::connection::Connection;
+use super::counters::Counters;
 use super::direct::{Direct, Peers};
 use super::exchange::{AnswerBytes, Asker, Exchange, ExchangeEvent, ExchangeParts, FinalAnswer};
 use super::guard::Guard;
+use super::log::{HTTP_LOG, HttpEvent};
 use super::replay::Replay;
 use super::revision::{self, Era};
 use super::session::{self, Listener, Session, Sessions};
@@ -35,13 +37,10 @@ use super::share::{Share, Shares};
 use super::sse::{self, EventSource};
 use super::turns::{Turn, Turns, during};
 use super::{App, Caller, Denied, Endpoint, Peer, SERVER_ERROR, empty, json, refuse, refused};
-use crate::logging::HTTP_LOG;
-use crate::logging::lines::HttpLine;
-use crate::mcp::answer::{self, MAX_ANSWER};
-use crate::mcp::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message, PARSE_ERROR};
-use crate::mcp::{Panicked, caught};
-use crate::metrics::Metrics;
-use crate::observe::Origin;
+use crate::Origin;
+use crate::answer::{self, MAX_ANSWER};
+use crate::message::{self, Fault, INTERNAL_ERROR, INVALID_REQUEST, Incoming, Message, PARSE_ERROR};
+use crate::service::{Panicked, caught};
 
 const SESSION: &str = "mcp-session-id";
 const LAST_EVENT: &str = "last-event-id";
@@ -104,7 +103,7 @@ impl Server {
         Self {
             guard: Guard::new(options),
             bodies: Bodies::new(options.max_body, options.body_deadline),
-            sessions: Sessions::new(options, app.metrics.clone()),
+            sessions: Sessions::new(options, app.counters.clone()),
             shares: Shares::new(options.max_requests_per_tenant),
             turns: Turns::here(),
             large_turns: Turns::here(),
@@ -119,8 +118,17 @@ impl Server {
         &self.app.options
     }
 
-    pub(super) fn metrics(&self) -> &Metrics {
-        &self.app.metrics
+    fn log(&self, event: HttpEvent<'_>) {
+        (self.app.log)(event);
+    }
+
+    fn log_answer(&self, method: &str, bytes: &[u8]) {
+        self.log(HttpEvent::Sending { method });
+        log_body(bytes, |body| self.log(HttpEvent::Response(body)));
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.app.counters
     }
 
     pub(super) async fn answer(&self, request: Request<IncomingBody>, connection: &Arc<Connection>) -> Response<Body> {
@@ -211,7 +219,7 @@ impl Server {
         connection: &Arc<Connection>,
     ) -> Response<Body> {
         let headers = &parts.headers;
-        HttpLine::Request { peer: connection.peer }.log();
+        self.log(HttpEvent::Request { peer: connection.peer });
         let Some(form) = Form::of(headers) else {
             let why = "the answer is application/json or text/event-stream; Accept allows neither";
             return refused(StatusCode::NOT_ACCEPTABLE, why);
@@ -233,7 +241,7 @@ impl Server {
         // another.
         let is_large = bytes.len() >= LARGE;
         let turn = if is_large { &self.large_turns } else { &self.turns }.take(&place.caller.tenant).await;
-        log_body(&bytes, |body| HttpLine::RequestBody(body).log());
+        log_body(&bytes, |body| self.log(HttpEvent::RequestBody(body)));
         let session = match self.session(&place, headers) {
             Ok(session) => session,
             // Finding the id would mean reading the whole large message on this thread.
@@ -280,11 +288,7 @@ impl Server {
                 Ok(()) => (id, *request),
                 Err(full) => return over(full),
             },
-            Message::Answer if session.is_none() => {
-                let fault = Fault::new(Value::Null, INVALID_REQUEST, "nothing was asked outside of a session");
-                return refuse(StatusCode::BAD_REQUEST, &fault);
-            }
-            Message::Answer => return empty(StatusCode::ACCEPTED),
+            Message::Answer { id, message, .. } => return answered(session, &id, *message).await,
             Message::Cancelled { id, .. } => {
                 if let Some(session) = session {
                     session.withdraw(&id);
@@ -294,25 +298,25 @@ impl Server {
             Message::Ignored => return empty(StatusCode::ACCEPTED),
         };
         let method = request.method().to_owned();
-        HttpLine::Parsed { method: &method, id: &id }.log();
+        self.log(HttpEvent::Parsed { method: &method, id: &id });
         let opening = match &request {
             ClientRequest::InitializeRequest(initialize) => Some(initialize.params.clone()),
             _ => None,
         };
         let session = session.filter(|_| opening.is_none());
         let asked = BatchItem { id, request, hold: place.hold.clone() };
-        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), asked) {
+        let (mut exchange, era) = match self.begin(&place, headers, session.as_ref(), asked, form != Form::Json) {
             Ok(begun) => begun,
             Err((status, fault)) => {
                 let bytes = fault.encode();
-                log_answer(&method, &bytes);
+                self.log_answer(&method, &bytes);
                 return json(status, bytes);
             }
         };
         match opening {
             Some(params) if matches!(era, Era::Legacy { .. }) => {
                 let Some(last) = exchange.last().await else { return empty(StatusCode::ACCEPTED) };
-                log_answer(&method, &last.words.bytes);
+                self.log_answer(&method, &last.words.bytes);
                 self.open(&place, params, form, last)
             }
             _ => {
@@ -329,9 +333,11 @@ impl Server {
         headers: &HeaderMap,
         session: Option<&Arc<Session>>,
         asked: BatchItem,
+        can_ask: bool,
     ) -> Result<(Exchange, Era), (StatusCode, Fault)> {
         let BatchItem { id, mut request, hold } = asked;
-        let era = revision::era(headers, &id, &request).map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
+        let era = revision::era(headers, &id, &request, &place.endpoint.schemas)
+            .map_err(|fault| (StatusCode::BAD_REQUEST, fault))?;
         let session = session.filter(|_| matches!(era, Era::Legacy { .. }));
         let peer = match (&era, session, &request) {
             (_, _, ClientRequest::InitializeRequest(initialize)) => initialize.params.clone(),
@@ -359,6 +365,7 @@ impl Server {
         let setting = ExchangeParts {
             service: (place.endpoint.make)(caller, hold.clone()),
             peer,
+            session: session.filter(|_| can_ask).cloned(),
             entry,
             halt: self.halt.clone(),
             hold,
@@ -401,7 +408,7 @@ impl Server {
         for message in messages {
             match message {
                 Ok(Message::Request { id, request, weight }) => {
-                    HttpLine::Parsed { method: request.method(), id: &id }.log();
+                    self.log(HttpEvent::Parsed { method: request.method(), id: &id });
                     // Each request has a separate hold, because the requests do not end together.
                     let hold = place.hold.apart();
                     match hold.set(held_by(weight)) {
@@ -410,7 +417,7 @@ impl Server {
                     }
                 }
                 Ok(Message::Cancelled { id, .. }) => steps.push(BatchStep::Withdraw(id)),
-                Ok(Message::Answer | Message::Ignored) => {}
+                Ok(Message::Answer { .. } | Message::Ignored) => {}
                 Err(fault) => refusals.push(fault.encode()),
             }
         }
@@ -419,7 +426,7 @@ impl Server {
             match step {
                 BatchStep::Ask(asked) => {
                     let is_call = matches!(asked.request, ClientRequest::CallToolRequest(_));
-                    match self.begin(&place, headers, session.as_ref(), asked) {
+                    match self.begin(&place, headers, session.as_ref(), asked, false) {
                         Ok((mut exchange, _)) => {
                             exchange.go_on(Some(self.turns.take(&place.caller.tenant).await));
                             if is_call {
@@ -467,7 +474,7 @@ impl Server {
             let patience = if form == Form::Json { Duration::MAX } else { options.patience };
             match timeout(patience, answers.next()).await {
                 Ok(Some(ExchangeEvent::Last(last))) => {
-                    log_answer(method, &last.words.bytes);
+                    self.log_answer(method, &last.words.bytes);
                     // An error with a specific status is for readers that do not parse the body, so it is
                     // never streamed.
                     let status = status(&last);
@@ -481,7 +488,7 @@ impl Server {
                 Err(_) => break None,
             }
         };
-        HttpLine::Sending { method }.log();
+        self.log(HttpEvent::Sending { method });
         if let Answers::One(exchange) = &mut answers {
             exchange.go_on(None);
         }
@@ -592,6 +599,19 @@ impl UnknownSession {
 fn endpoint_name(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/mcp")?;
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
+}
+
+async fn answered(
+    session: Option<Arc<Session>>,
+    id: &Value,
+    message: rmcp::model::ClientJsonRpcMessage,
+) -> Response<Body> {
+    let Some(session) = session else {
+        let fault = Fault::new(Value::Null, INVALID_REQUEST, "nothing was asked outside of a session");
+        return refuse(StatusCode::BAD_REQUEST, &fault);
+    };
+    session.answer(id, message).await;
+    empty(StatusCode::ACCEPTED)
 }
 
 /// The source of an answer: one exchange or a batch.
@@ -749,11 +769,6 @@ pub(super) fn unknown_peer(version: ProtocolVersion) -> InitializeRequestParams 
         InitializeRequestParams::new(ClientCapabilities::default(), Implementation::new("unknown", "unknown"));
     peer.protocol_version = version;
     peer
-}
-
-fn log_answer(method: &str, bytes: &[u8]) {
-    HttpLine::Sending { method }.log();
-    log_body(bytes, |body| HttpLine::Response(body).log());
 }
 
 /// Parses and logs a body only if the log level shows bodies.

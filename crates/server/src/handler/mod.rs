@@ -1,7 +1,6 @@
 //! One MCP handler for every dialect and transport: it translates between rmcp's types and `Op` and `Outcome`.
 //!
-//! The engine defines the behaviour, the dialect the wording. [`Guarded`] (for all transports), [`stdio`] (for lines)
-//! and [`crate::http`] add what rmcp lacks.
+//! The engine defines the behaviour, the dialect the wording; the crate `mcp` has the transports.
 
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
@@ -9,8 +8,10 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use dialects::{Answer, ArgError, Args, Block, Dialect, Fence, Lang, Links, Options, RenderInput, Reply, ToolRow};
 use engine::Hold;
-use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm, Tenant};
+use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm};
+use mcp::{Caller, ExtraMembers, MAX_ASIDE, Origin, Prepared, QueuedSignal, weight};
 use rmcp::model::{
     CacheScope, CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ContentBlock,
     CreateTaskResult, CustomRequest, CustomResult, DiscoverResult, ErrorCode, GetTaskParams, GetTaskResult,
@@ -22,24 +23,14 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
+use text::{shown, unix_now};
 use tokio_util::sync::CancellationToken;
 
-use crate::observe::{Ended, Facts, Observer, Origin};
-use dialects::{Answer, ArgError, Args, Block, Dialect, Fence, Lang, Links, Options, RenderInput, Reply, ToolRow};
-use text::{shown, unix_now};
+use crate::observe::{Ended, Facts, Observer};
 
-pub(crate) mod answer;
-mod line;
-pub(crate) mod message;
 mod progress;
 mod resources;
-mod service;
-pub mod stdio;
 mod tasks;
-
-pub use progress::Outlet;
-pub use service::{ExtraMembers, Guarded};
-pub(crate) use service::{Panicked, caught};
 
 /// The part of the engine that this module needs; tests replace it with a fake.
 pub trait Execute: Send + Sync + 'static {
@@ -90,34 +81,6 @@ impl Surface {
             serde_json::to_vec(&result).expect("plain data").into()
         });
         listed.clone()
-    }
-}
-
-/// A slot for a result that is already encoded. A transport that can send such a result puts the slot into a request's
-/// extensions; a handler that fills it returns an empty result.
-#[derive(Clone, Default)]
-pub struct Prepared(Arc<OnceLock<Bytes>>);
-
-impl Prepared {
-    pub(crate) fn get(&self) -> Option<&Bytes> {
-        self.0.get()
-    }
-}
-
-/// The tenant and connection of one request. A transport needs it to get a handler ([`Handlers::of`]).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caller {
-    pub tenant: Tenant,
-    /// Id of the client's connection; see [`engine::op::Call::connection`].
-    pub connection: Option<String>,
-    /// Whether the caller may learn where shared volumes are on this machine.
-    pub show_host_paths: bool,
-}
-
-impl Caller {
-    /// Returns the local tenant's caller, for transports that do not distinguish callers.
-    pub fn local(connection: Option<String>) -> Self {
-        Self { tenant: Tenant::local(), connection, show_host_paths: true }
     }
 }
 
@@ -242,9 +205,9 @@ fn only_page(page: Option<PaginatedRequestParams>) -> Result<(), ErrorData> {
 /// Accepts arguments that the tool does not know, because they are ignored, but refuses them if they are large, because
 /// the server would have to carry them along.
 fn small_unknown(row: &ToolRow, args: &Args) -> Result<(), ArgError> {
-    let (most, mut all) = (message::MAX_ASIDE, 0);
+    let (most, mut all) = (MAX_ASIDE, 0);
     for (name, value) in args.iter().filter(|(name, _)| !row.knows(name)) {
-        all += name.len() + message::weight(value);
+        all += name.len() + weight(value);
         if all > most {
             let message = format!(
                 "{} is no argument of {}, and arguments that it does not know may take {most} bytes",
@@ -262,12 +225,6 @@ enum CallResult {
     Reply(Reply),
     Task(Task),
 }
-
-/// Signal in a tool call's extensions that is cancelled when the call has its place in the engine's queue. rmcp starts
-/// the handlers of several requests in any order; a transport that waits for this signal between them keeps the
-/// client's order.
-#[derive(Clone)]
-pub(crate) struct QueuedSignal(pub(crate) CancellationToken);
 
 impl ServerHandler for McpServer {
     fn get_info(&self) -> ServerConfig {
@@ -313,10 +270,10 @@ impl ServerHandler for McpServer {
     ) -> Result<ListToolsResult, ErrorData> {
         only_page(page)?;
         self.surface.observer.tools_listed(&origin(&context), self.surface.dialect.id, self.surface.tools.len());
-        let Some(Prepared(result)) = context.extensions.get::<Prepared>() else { return Ok(self.surface.list()) };
+        let Some(result) = context.extensions.get::<Prepared>() else { return Ok(self.surface.list()) };
         let version = context.protocol_version();
         let modern = version.is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str());
-        let _ = result.set(self.surface.listed(modern));
+        result.set(self.surface.listed(modern));
         Ok(ListToolsResult::default())
     }
 

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::turns::{Turn, during};
-use crate::mcp::{Outlet, Prepared};
+use crate::{Outlet, Prepared};
 
 /// Notifications that may wait for a client that reads slowly.
 const QUEUE: usize = 16;

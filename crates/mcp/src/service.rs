@@ -104,7 +104,7 @@ impl<S: Service<RoleServer>> Guarded<S> {
 /// Methods that revision 2026-07-28 removed. rmcp refuses some of them itself, but not if their params are invalid.
 const REMOVED: [&str; 5] = ["initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"];
 
-pub(super) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+pub fn is_modern(context: &RequestContext<RoleServer>) -> bool {
     let version = context.meta.protocol_version();
     version.is_some_and(|version| version.as_str() >= ProtocolVersion::V_2026_07_28.as_str())
 }

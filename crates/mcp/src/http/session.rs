@@ -9,22 +9,26 @@ use std::time::Duration;
 
 use engine::op::Tenant;
 use http::StatusCode;
-use rmcp::model::{InitializeRequestParams, ProtocolVersion};
+use rmcp::model::{ClientJsonRpcMessage, InitializeRequestParams, JsonRpcMessage, ProtocolVersion, RequestId};
 use serde_json::Value;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::HttpOptions;
+use super::counters::{Counters, Open};
 use super::replay::Replay;
-use crate::mcp::message::{Fault, INVALID_REQUEST};
-use crate::metrics::{Metrics, Open};
+use crate::message::{Fault, INVALID_REQUEST};
 
 /// Error code for an unknown session, as the official SDKs use it.
 const NOT_FOUND: i32 = -32001;
 
 /// Maximum number of requests of one session that run at once.
 const MAX_CALLS: usize = 256;
+
+/// Maximum number of questions to the client that wait for an answer.
+const MAX_ASKED: usize = 64;
 
 /// Maximum number of streams of one session that belong to no request.
 const MAX_LISTENERS: usize = 8;
@@ -37,7 +41,7 @@ pub(super) struct Sessions {
     most: usize,
     most_per_tenant: usize,
     idle: Duration,
-    metrics: Metrics,
+    counters: Counters,
 }
 
 pub(super) struct Session {
@@ -58,17 +62,22 @@ struct SessionState {
     listeners: usize,
     /// Calls in flight by the client's id as JSON, so that `1` and `"1"` differ.
     calls: HashMap<String, CancellationToken>,
+    last_asked: i64,
+    asked: HashMap<i64, PendingQuestion>,
     replays: Vec<Arc<Replay>>,
 }
 
+/// A question to the client: the id that the service loop gave it, and the channel for its answer.
+struct PendingQuestion(RequestId, mpsc::Sender<ClientJsonRpcMessage>);
+
 impl Sessions {
-    pub(super) fn new(options: &HttpOptions, metrics: Metrics) -> Self {
+    pub(super) fn new(options: &HttpOptions, counters: Counters) -> Self {
         Self {
             all: Mutex::default(),
             most: options.max_sessions,
             most_per_tenant: options.max_sessions_per_tenant,
             idle: options.session_idle,
-            metrics,
+            counters,
         }
     }
 
@@ -89,10 +98,12 @@ impl Sessions {
                 used: false,
                 listeners: 0,
                 calls: HashMap::new(),
+                last_asked: 0,
+                asked: HashMap::new(),
                 replays: Vec::new(),
             }),
             ended: CancellationToken::new(),
-            _counted: self.metrics.session(),
+            _counted: self.counters.session(),
         });
         let mut all = self.all();
         let own = all.values().filter(|other| other.tenant == session.tenant);
@@ -218,6 +229,33 @@ impl Session {
         }
     }
 
+    /// Gives a question to the client an id that is unique in the session. Returns false if too many questions wait
+    /// already.
+    pub(super) fn ask(&self, id: &mut RequestId, answers: mpsc::Sender<ClientJsonRpcMessage>) -> bool {
+        let mut state = self.state();
+        state.asked.retain(|_, PendingQuestion(_, answers)| !answers.is_closed());
+        if state.asked.len() >= MAX_ASKED {
+            return false;
+        }
+        state.last_asked += 1;
+        let ours = state.last_asked;
+        let inner = std::mem::replace(id, RequestId::Number(ours));
+        state.asked.insert(ours, PendingQuestion(inner, answers));
+        true
+    }
+
+    /// Forwards the client's answer to the call that asked.
+    pub(super) async fn answer(&self, id: &Value, mut message: ClientJsonRpcMessage) {
+        let asked = id.as_i64().and_then(|id| self.state().asked.remove(&id));
+        let Some(PendingQuestion(inner, answers)) = asked else { return };
+        match &mut message {
+            JsonRpcMessage::Response(response) => response.id = inner,
+            JsonRpcMessage::Error(error) => error.id = Some(inner),
+            JsonRpcMessage::Request(_) | JsonRpcMessage::Notification(_) => return,
+        }
+        let _ = answers.send(message).await;
+    }
+
     /// Registers a stream that belongs to no request.
     pub(super) fn listen(self: &Arc<Self>) -> Option<Listener> {
         let mut state = self.state();
@@ -281,7 +319,7 @@ mod tests {
 
     fn sessions(most: usize) -> Sessions {
         let options = HttpOptions { max_sessions: most, session_idle: Duration::ZERO, ..HttpOptions::default() };
-        Sessions::new(&options, Metrics::default())
+        Sessions::new(&options, Counters::default())
     }
 
     fn open(sessions: &Sessions) -> Option<Arc<Session>> {

@@ -6,14 +6,15 @@
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use http::HeaderMap;
-use rmcp::model::{ClientRequest, ErrorCode, GetMeta, ProtocolVersion};
+use rmcp::model::{ClientRequest, ErrorCode, GetMeta, JsonObject, ProtocolVersion};
 use serde_json::Value;
 
-use crate::mcp::message::{Fault, INVALID_PARAMS, INVALID_REQUEST};
+use crate::message::{Fault, INVALID_PARAMS, INVALID_REQUEST};
 
 pub(super) const VERSION: &str = "mcp-protocol-version";
 const METHOD: &str = "mcp-method";
 const NAME: &str = "mcp-name";
+const PARAM: &str = "mcp-param-";
 
 #[derive(Debug, PartialEq)]
 pub(super) enum Era {
@@ -38,7 +39,12 @@ pub(super) fn has_batches(headers: &HeaderMap) -> bool {
     text(headers, VERSION).is_ok_and(|version| version.is_none_or(|v| v <= ProtocolVersion::V_2025_03_26.as_str()))
 }
 
-pub(super) fn era(headers: &HeaderMap, id: &Value, request: &ClientRequest) -> Result<Era, Fault> {
+pub(super) fn era(
+    headers: &HeaderMap,
+    id: &Value,
+    request: &ClientRequest,
+    schema: impl FnOnce(&str) -> Option<std::sync::Arc<JsonObject>>,
+) -> Result<Era, Fault> {
     let refuse = |code: i32, why: String| Fault::new(id.clone(), code, why);
     let mismatch = |why: String| refuse(ErrorCode::HEADER_MISMATCH.0, why);
     let header = text(headers, VERSION).map_err(|why| refuse(INVALID_REQUEST, why))?;
@@ -91,6 +97,11 @@ pub(super) fn era(headers: &HeaderMap, id: &Value, request: &ClientRequest) -> R
     if has_standard_headers {
         method(headers, request.method()).map_err(mismatch)?;
         name(headers, request).map_err(mismatch)?;
+        if let ClientRequest::CallToolRequest(call) = request
+            && let Some(schema) = schema(&call.params.name)
+        {
+            arguments(headers, &schema, call.params.arguments.as_ref()).map_err(mismatch)?;
+        }
     }
     Ok(Era::Modern { version, meta_is_malformed: !missing.is_empty() })
 }
@@ -123,6 +134,37 @@ fn name(headers: &HeaderMap, request: &ClientRequest) -> Result<(), String> {
         None => Err(format!("the Mcp-Name header is missing; {} needs it", request.method())),
         Some(header) if decoded(NAME, header)? == name => Ok(()),
         Some(header) => Err(format!("Mcp-Name says `{header}`, the body names another")),
+    }
+}
+
+/// Checks the headers that have to repeat arguments according to the tool's schema.
+fn arguments(headers: &HeaderMap, schema: &JsonObject, given: Option<&JsonObject>) -> Result<(), String> {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    for (property, schema) in properties.into_iter().flatten() {
+        let value = given.and_then(|given| given.get(property));
+        if let Some(header) = schema.get("x-mcp-header").and_then(Value::as_str).filter(|header| !header.is_empty()) {
+            argument(headers, &format!("{PARAM}{}", header.to_ascii_lowercase()), property, value)?;
+        }
+        if let Some(inner) = schema.as_object() {
+            arguments(headers, inner, value.and_then(Value::as_object))?;
+        }
+    }
+    Ok(())
+}
+
+fn argument(headers: &HeaderMap, header: &str, property: &str, value: Option<&Value>) -> Result<(), String> {
+    let value = match value {
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(Value::Bool(flag)) => Some(flag.to_string()),
+        Some(Value::Number(number)) => Some(number.to_string()),
+        _ => None,
+    };
+    match (text(headers, header)?, value) {
+        (None, None) => Ok(()),
+        (Some(_), None) => Err(format!("{header} is there, `{property}` is not")),
+        (None, Some(_)) => Err(format!("{header} is missing for `{property}`")),
+        (Some(given), Some(value)) if decoded(header, given)? == value => Ok(()),
+        (Some(_), Some(_)) => Err(format!("{header} differs from `{property}`")),
     }
 }
 

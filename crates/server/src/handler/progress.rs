@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use engine::op::Event;
+use mcp::Outlet;
 use rmcp::RoleServer;
 use rmcp::model::{NumberOrString, ProgressNotification, ProgressNotificationParam, ProgressToken, ServerNotification};
 use rmcp::service::{Peer, RequestContext};
@@ -28,11 +29,6 @@ const QUEUE: usize = 32;
 
 /// Maximum length of a progress token, which is echoed in every notification.
 const TOKEN: usize = 1024;
-
-/// Channel for the notifications of a request; a transport without a service loop puts it into the request's
-/// extensions.
-#[derive(Clone)]
-pub struct Outlet(pub mpsc::Sender<ServerNotification>);
 
 /// The task that sends progress notifications, if the client asked for them.
 pub(super) struct Reporter(Option<(JoinHandle<Option<()>>, DropGuard)>);

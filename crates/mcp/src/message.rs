@@ -6,9 +6,9 @@
 use std::fmt;
 
 use rmcp::model::{
-    CallToolRequestParams, CancelTaskParams, ClientRequest, CustomRequest, DiscoverRequestParams, GetTaskParams,
-    InitializeRequestParams, InputResponses, MetaObject, PaginatedRequestParams, Request, RequestMetaObject,
-    RequestNoParam, RequestOptionalParam, UpdateTaskParams,
+    CallToolRequestParams, CancelTaskParams, ClientJsonRpcMessage, ClientRequest, CustomRequest, DiscoverRequestParams,
+    GetTaskParams, InitializeRequestParams, InputResponses, MetaObject, PaginatedRequestParams, Request,
+    RequestMetaObject, RequestNoParam, RequestOptionalParam, UpdateTaskParams,
 };
 use serde::Serialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -67,11 +67,11 @@ pub(crate) enum Incoming {
 }
 
 impl Incoming {
-    /// Returns the approximate memory of all requests.
+    /// Returns the approximate memory of all messages.
     pub(crate) fn weight(&self) -> usize {
         let weight = |message: &Message| match message {
-            Message::Request { weight, .. } => *weight,
-            Message::Cancelled { .. } | Message::Answer | Message::Ignored => 0,
+            Message::Request { weight, .. } | Message::Answer { weight, .. } => *weight,
+            Message::Cancelled { .. } | Message::Ignored => 0,
         };
         match self {
             Self::One(message) => weight(message),
@@ -90,8 +90,8 @@ pub(crate) enum Message {
     },
     /// The client cancels the request with this id.
     Cancelled { id: Value, reason: Option<String> },
-    /// An answer of the client. It is ignored, because this server asks its clients nothing.
-    Answer,
+    /// The client's answer to a request of ours, under the id that we gave it.
+    Answer { id: Value, message: Box<ClientJsonRpcMessage>, weight: usize },
     /// Any other notification, which needs no action and no answer.
     Ignored,
 }
@@ -144,7 +144,7 @@ fn message(value: Value) -> Result<Message, Fault> {
     }
     let method = match envelope.remove("method") {
         Some(Value::String(method)) => method,
-        None if envelope.contains_key("result") || envelope.contains_key("error") => return Ok(Message::Answer),
+        None if envelope.contains_key("result") || envelope.contains_key("error") => return Ok(answer(id, envelope)),
         None => return Err(bad(&id, "`method` is missing")),
         Some(_) => return Err(bad(&id, "`method` must be a string")),
     };
@@ -156,6 +156,16 @@ fn message(value: Value) -> Result<Message, Fault> {
             Ok((request, weight)) => Ok(Message::Request { id, request: Box::new(request), weight }),
             Err(why) => Err(Fault::new(id, INVALID_PARAMS, why)),
         },
+    }
+}
+
+/// Reads an answer. A malformed one is ignored, because an answer has no answer.
+fn answer(id: Value, mut envelope: Map<String, Value>) -> Message {
+    let weight = object(&envelope);
+    envelope.insert("id".into(), id.clone());
+    match serde_json::from_value(Value::Object(envelope)) {
+        Ok(message) => Message::Answer { id, message: Box::new(message), weight },
+        Err(_) => Message::Ignored,
     }
 }
 
@@ -282,7 +292,7 @@ fn call(mut params: Map<String, Value>) -> Result<CallToolRequestParams, String>
 
 /// Maximum memory of unsolicited data in a request: unknown members and arguments, and members that this server never
 /// asks for.
-pub(crate) const MAX_ASIDE: usize = 64 << 10;
+pub const MAX_ASIDE: usize = 64 << 10;
 
 /// Bytes that every call is counted with while it is handled, in addition to its content.
 const CALL: usize = 4096;
@@ -295,7 +305,7 @@ fn small(what: &str, weight: usize) -> Result<(), String> {
 }
 
 /// Returns the approximate memory of a value.
-pub(crate) fn weight(value: &Value) -> usize {
+pub fn weight(value: &Value) -> usize {
     size_of::<Value>() + inside(value)
 }
 

@@ -10,13 +10,12 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use engine::Hold;
 use rmcp::RoleServer;
 use rmcp::model::{
     CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification, ClientRequest,
     GetExtensions, GetMeta, JsonRpcMessage, RequestId,
 };
-use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage, serve_directly_with_ct};
+use rmcp::service::{RxJsonRpcMessage, Service, TxJsonRpcMessage, serve_directly_with_ct};
 use rmcp::transport::Transport;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -27,8 +26,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::answer::{self, MAX_ANSWER};
 use super::line::{InputLine, LineSplitter, MAX_LINE};
 use super::message::{self, Fault, INVALID_REQUEST, Incoming, Message};
-use super::{Caller, Execute, Guarded, Handlers, QueuedSignal, Surface};
-use crate::observe::Origin;
+use super::{Caller, Guarded, Origin, QueuedSignal};
 
 /// Maximum number of requests without an answer; the next request is read when one of them is answered.
 const MAX_IN_FLIGHT: u32 = 256;
@@ -68,22 +66,21 @@ pub enum StdioError {
 
 /// Serves this process's standard input and output until the client leaves or `shutdown` is cancelled. All calls have
 /// ended when this returns. Nothing else may write to standard output.
-pub async fn serve_stdio(
-    engine: Arc<dyn Execute>,
-    surface: Arc<Surface>,
+pub async fn serve_stdio<S: Service<RoleServer>>(
+    make: impl FnOnce(Caller, CancellationToken) -> S,
     options: StdioOptions,
     shutdown: CancellationToken,
 ) -> Result<StdioEnd, StdioError> {
     let (input, output) = rmcp::transport::io::stdio_pipes();
-    serve(input, output, engine, surface, options, shutdown).await
+    serve(input, output, make, options, shutdown).await
 }
 
-/// Serves any pair of streams in the same way as [`serve_stdio`].
-pub async fn serve(
+/// Serves any pair of streams in the same way as [`serve_stdio`]. `make` returns the service for the only caller; the
+/// token ends all of its calls.
+pub async fn serve<S: Service<RoleServer>>(
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin + Send + 'static,
-    engine: Arc<dyn Execute>,
-    surface: Arc<Surface>,
+    make: impl FnOnce(Caller, CancellationToken) -> S,
     options: StdioOptions,
     shutdown: CancellationToken,
 ) -> Result<StdioEnd, StdioError> {
@@ -95,9 +92,8 @@ pub async fn serve(
     let session = Arc::new(StdioConnection::new(out));
     // There is one client in one process.
     let caller = Caller::local(Some("stdio".into()));
-    let handler = Handlers::new(engine, surface, halt.clone()).of(caller, Hold::default());
     let service = serve_directly_with_ct(
-        Guarded(handler),
+        Guarded(make(caller, halt.clone())),
         ServiceTransport { session: session.clone(), from_client },
         None,
         CancellationToken::new(),
@@ -247,7 +243,7 @@ impl StdioConnection {
             Message::Request { id, request, .. } => self.forward(id, request, batch, service).await,
             Message::Cancelled { id, reason } => self.cancel(&id, reason, service).await,
             // The server asks the client nothing over lines.
-            Message::Answer | Message::Ignored => {}
+            Message::Answer { .. } | Message::Ignored => {}
         }
     }
 

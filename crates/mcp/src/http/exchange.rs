@@ -5,6 +5,7 @@
 //! Dropping an [`Exchange`] cancels the call, because a client that has disconnected cannot cancel it.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use engine::Hold;
@@ -21,12 +22,12 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::direct::{Direct, PeerLease};
-use super::session::SessionCall;
+use super::session::{Session, SessionCall};
 use super::turns::Turn;
 use super::{SERVER_ERROR, sse};
-use crate::mcp::QueuedSignal;
-use crate::mcp::answer;
-use crate::mcp::message::{Fault, INTERNAL_ERROR};
+use crate::QueuedSignal;
+use crate::answer;
+use crate::message::{Fault, INTERNAL_ERROR};
 
 /// Messages that may wait for a client that reads slowly.
 const QUEUE: usize = 16;
@@ -35,6 +36,8 @@ const QUEUE: usize = 16;
 pub(super) struct ExchangeParts {
     pub service: Box<dyn DynService<RoleServer>>,
     pub peer: Asker,
+    /// The session through which the client's answers to our questions arrive, if the client can be asked.
+    pub session: Option<Arc<Session>>,
     /// The call's entry in its session.
     pub entry: Option<SessionCall>,
     /// Cancelled by the server to end every call.
@@ -45,7 +48,7 @@ pub(super) struct ExchangeParts {
 
 /// The client that asks, described by what a legacy client negotiated, or otherwise by the request itself.
 pub(super) enum Asker {
-    /// The handler needs a peer of its own, and thus a service loop.
+    /// The handler may send requests to the client, which needs a service loop.
     Loop(Box<InitializeRequestParams>),
     Direct(PeerLease),
 }
@@ -129,7 +132,7 @@ impl AsRef<[u8]> for AnswerBytes {
 
 /// A message that an exchange produces.
 pub(super) enum ExchangeEvent {
-    /// A notification that precedes the answer.
+    /// A notification or a question that precedes the answer.
     Meanwhile(AnswerBytes),
     /// The answer, after which the exchange is over.
     Last(FinalAnswer),
@@ -175,11 +178,14 @@ impl Exchange {
             }
             Asker::Loop(info) => {
                 let (to_client, messages) = mpsc::channel(QUEUE);
+                let (to_service, from_client) = mpsc::channel(QUEUE);
                 let wire = LoopTransport {
                     request: Some(ClientJsonRpcMessage::request(request, inner)),
+                    from_client,
                     to_client,
                     answered: CancellationToken::new(),
                     begun: begun.clone(),
+                    asking: setting.session.map(|session| (session, to_service)),
                 };
                 let running = serve_directly_with_ct(setting.service, wire, Some(*info), cancel.clone());
                 tokio::spawn(running.waiting());
@@ -271,22 +277,33 @@ impl Exchange {
 /// The service loop's transport to the client.
 struct LoopTransport {
     request: Option<ClientJsonRpcMessage>,
+    from_client: mpsc::Receiver<ClientJsonRpcMessage>,
     to_client: mpsc::Sender<TxJsonRpcMessage<RoleServer>>,
     answered: CancellationToken,
     begun: CancellationToken,
+    asking: Option<(Arc<Session>, mpsc::Sender<ClientJsonRpcMessage>)>,
 }
 
 impl Transport<RoleServer> for LoopTransport {
     type Error = io::Error;
 
-    fn send(&mut self, message: TxJsonRpcMessage<RoleServer>) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        let is_question = matches!(message, JsonRpcMessage::Request(_));
+    fn send(
+        &mut self,
+        mut message: TxJsonRpcMessage<RoleServer>,
+    ) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        let asked = match (&mut message, &self.asking) {
+            (JsonRpcMessage::Request(request), Some((session, answers))) => {
+                session.ask(&mut request.id, answers.clone())
+            }
+            (JsonRpcMessage::Request(_), None) => false,
+            _ => true,
+        };
         let is_answer = matches!(message, JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_));
         let tokens = is_answer.then(|| (self.answered.clone(), self.begun.clone()));
         let to_client = self.to_client.clone();
         async move {
-            if is_question {
-                return Err(io::Error::other("this server asks its clients nothing"));
+            if !asked {
+                return Err(io::Error::other("this client cannot be asked"));
             }
             // A client that has disconnected is not an error: its call is being cancelled.
             let _ = to_client.send(message).await;
@@ -302,8 +319,10 @@ impl Transport<RoleServer> for LoopTransport {
         if let Some(request) = self.request.take() {
             return Some(request);
         }
-        self.answered.cancelled().await;
-        None
+        tokio::select! {
+            () = self.answered.cancelled() => None,
+            Some(message) = self.from_client.recv() => Some(message),
+        }
     }
 
     async fn close(&mut self) -> io::Result<()> {

@@ -21,21 +21,23 @@ use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, header};
 use rmcp::RoleServer;
+use rmcp::model::JsonObject;
 use rmcp::service::{DynService, Service};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::mcp::Guarded;
-use crate::mcp::message::Fault;
-use crate::metrics::Metrics;
+use crate::message::Fault;
+use crate::{Caller, Guarded};
 
 mod body;
 mod connection;
+mod counters;
 mod direct;
 mod endpoint;
 mod exchange;
 mod guard;
+mod log;
 mod replay;
 mod revision;
 mod session;
@@ -43,8 +45,9 @@ mod share;
 mod sse;
 mod turns;
 
-pub use crate::mcp::Caller;
 pub use connection::Peer;
+pub use counters::{Counters, HttpTotals};
+pub use log::{HTTP_LOG, HttpEvent};
 
 /// Options of the transport. They are plain data: this module reads no file and no environment variable for them.
 #[derive(Debug, Clone)]
@@ -129,11 +132,13 @@ pub struct Denied {
 }
 
 pub type Status = dyn Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync;
+type Schemas = dyn Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync;
 type Make = dyn Fn(Caller, Hold) -> Box<dyn DynService<RoleServer>> + Send + Sync;
 
 /// One endpoint, `/mcp/<name>`.
 pub struct Endpoint {
     make: Box<Make>,
+    schemas: Box<Schemas>,
     status: Box<Status>,
     direct: bool,
 }
@@ -146,13 +151,20 @@ impl Endpoint {
         status: impl Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync + 'static,
     ) -> Self {
         let make = move |caller, hold| Box::new(Guarded(make(caller, hold))) as Box<dyn DynService<RoleServer>>;
-        Self { make: Box::new(make), status: Box::new(status), direct: false }
+        Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status), direct: false }
     }
 
     /// Declares that the service sends no requests to its clients and that its notifications go through the request's
-    /// [`crate::mcp::Outlet`]. Such a service needs no service loop, which costs several times as much as a short call.
+    /// [`crate::Outlet`]. Such a service needs no service loop, which costs several times as much as a short call.
     pub fn direct(mut self) -> Self {
         self.direct = true;
+        self
+    }
+
+    /// Sets the look-up of tools' input schemas, which may require arguments to be repeated in headers
+    /// (`x-mcp-header`).
+    pub fn with_schemas(mut self, schemas: impl Fn(&str) -> Option<Arc<JsonObject>> + Send + Sync + 'static) -> Self {
+        self.schemas = Box::new(schemas);
         self
     }
 }
@@ -160,7 +172,9 @@ impl Endpoint {
 /// Everything that the server serves.
 pub struct App {
     pub options: HttpOptions,
-    pub metrics: Metrics,
+    pub counters: Counters,
+    /// Logs what happens to requests.
+    pub log: fn(HttpEvent<'_>),
     pub gate: Arc<dyn Authenticator>,
     /// Endpoints by name; each is served at `/mcp/<name>`.
     pub endpoints: BTreeMap<String, Endpoint>,

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::{SERVER_ERROR, refuse, refused};
-use crate::mcp::message::{self, Fault};
+use crate::message::{self, Fault};
 
 /// Bytes kept of a body that is too long, in order to find the id of its request.
 const HEAD: usize = 4096;

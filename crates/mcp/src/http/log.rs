@@ -1,0 +1,18 @@
+//! What the transport logs about a request. The server decides the wording.
+
+use std::net::SocketAddr;
+
+use serde_json::Value;
+
+/// Target of the transport's log lines and spans.
+pub const HTTP_LOG: &str = "sandpool::http";
+
+/// A step of a request on its way through the transport. Bodies are passed only if the log wants them (debug level).
+#[derive(Debug, Clone, Copy)]
+pub enum HttpEvent<'a> {
+    Request { peer: SocketAddr },
+    RequestBody(&'a Value),
+    Parsed { method: &'a str, id: &'a Value },
+    Sending { method: &'a str },
+    Response(&'a Value),
+}
