@@ -354,6 +354,24 @@ mod tests {
         assert_eq!(kept.broken(), one(2, 3, "lines 11 to 12 are missing"));
     }
 
+    /// W56: an unfinished line in place of the newest one does not hide that the newest one was there.
+    #[test]
+    fn w56_a_newest_line_that_was_cut_in_the_middle_is_missed_also_after_the_next_start() {
+        let kept = Kept::new();
+        let path = kept.dir.join(FILES[2]);
+        let length = std::fs::metadata(&path).unwrap().len();
+        File::options().write(true).open(&path).unwrap().set_len(length - 20).unwrap();
+        kept.write(2, 3);
+        assert_eq!(kept.broken(), one(2, 5, "the line before is not a line of the journal"));
+        // Nothing is missing if only the line end was cut.
+        let kept = Kept::new();
+        let path = kept.dir.join(FILES[2]);
+        File::options().write(true).open(&path).unwrap().set_len(length - 1).unwrap();
+        kept.write(2, 3);
+        let report = kept.verify(None);
+        assert!(report.is_whole(), "{report:?}");
+    }
+
     #[test]
     fn w31_a_beginning_may_be_missing_only_where_days_have_expired() {
         let kept = Kept::new();

@@ -88,8 +88,12 @@ impl Writer {
             why: None,
             _lock: lock,
         };
-        writer.find_end(&names, now)?;
+        let unfinished = writer.find_end(&names)?;
+        // The note is compared before anything is written: a line of this server must not stand in for a removed one.
         writer.compare_note()?;
+        for (name, rest) in unfinished {
+            writer.close_off(&name, &rest, now)?;
+        }
         writer.tell_head();
         Ok(writer)
     }
@@ -127,21 +131,20 @@ impl Writer {
         self.told = (self.head.seq, Instant::now());
     }
 
-    /// Finds the newest line, after which this server continues. An unfinished line is closed off in its file.
-    fn find_end(&mut self, names: &[Name], now: SystemTime) -> io::Result<()> {
+    /// Finds the newest line, after which this server continues. Returns the unfinished lines after it with their
+    /// files, oldest first.
+    fn find_end(&mut self, names: &[Name]) -> io::Result<Vec<(Name, Vec<u8>)>> {
+        let mut unfinished = Vec::new();
         for name in names.iter().rev() {
             let end = end_of(&self.config.dir.join(name.to_string()))?;
+            unfinished.extend(end.unfinished.map(|rest| (name.clone(), rest)));
             if let Some(head) = end.head {
                 self.head = head;
-            }
-            if let Some(rest) = end.unfinished {
-                self.close_off(name, &rest, now)?;
-            }
-            if self.head.seq > 0 {
                 break;
             }
         }
-        Ok(())
+        unfinished.reverse();
+        Ok(unfinished)
     }
 
     /// Ends the unfinished line, which stays there for inspection, and continues the chain after it.
@@ -153,12 +156,10 @@ impl Writer {
         }
         self.file.write_all(b"\n")?;
         self.length = self.file.metadata()?.len();
-        match ChainLink::parse(rest) {
-            Some(link) => self.head = link.head(rest), // only its line end was missing
-            None => {
-                let before = std::mem::replace(&mut self.head.hash, hash(rest));
-                self.append_here([(now, &JournalEntry::torn(rest.len() as u64, before))])?;
-            }
+        // If only its line end was missing, the line is the head already.
+        if ChainLink::parse(rest).is_none() {
+            let before = std::mem::replace(&mut self.head.hash, hash(rest));
+            self.append_here([(now, &JournalEntry::torn(rest.len() as u64, before))])?;
         }
         if *name != current { self.turn_to(current) } else { Ok(()) }
     }
@@ -283,9 +284,9 @@ fn options() -> OpenOptions {
 
 #[derive(Debug, Default)]
 struct End {
-    /// Head after the last whole line; `None` if the file has no whole line.
+    /// Head after the last line; `None` if the file has no line.
     head: Option<Head>,
-    /// Bytes after the last whole line.
+    /// Bytes without a line end. They may be the last line.
     unfinished: Option<Vec<u8>>,
 }
 
@@ -300,9 +301,8 @@ fn end_of(path: &Path) -> io::Result<End> {
     let mut end = End::default();
     let mut first = start > 0; // the first line may be incomplete
     while let Some((line, whole)) = next_line(&mut file)? {
-        let link = ChainLink::parse(&line);
-        match link.filter(|_| whole) {
-            Some(link) => end = End { head: Some(link.head(&line)), unfinished: None },
+        match ChainLink::parse(&line) {
+            Some(link) => end = End { head: Some(link.head(&line)), unfinished: (!whole).then_some(line) },
             None if first || whole => {}
             None => end.unfinished = Some(line),
         }
@@ -433,13 +433,15 @@ mod tests {
 
     #[test]
     fn a_file_that_was_only_begun_is_gone_over() {
-        let dir = Dir::new();
-        open(&dir, at("11-16")).append(at("11-16"), &JournalEntry::event("call")).unwrap();
-        std::fs::write(dir.0.join("2126-11-17.jsonl"), "").unwrap();
-        open(&dir, at("11-17")).append(at("11-17"), &JournalEntry::event("call")).unwrap();
-        let report = dir.verify();
-        assert!(report.is_whole(), "{report:?}");
-        assert_eq!(report.files[1].first_seq, Some(2));
+        for begun in ["", "{\"time\":\"2126-11"] {
+            let dir = Dir::new();
+            open(&dir, at("11-16")).append(at("11-16"), &JournalEntry::event("call")).unwrap();
+            std::fs::write(dir.0.join("2126-11-17.jsonl"), begun).unwrap();
+            open(&dir, at("11-17")).append(at("11-17"), &JournalEntry::event("call")).unwrap();
+            let report = dir.verify();
+            assert!(report.is_whole(), "{report:?}");
+            assert_eq!(report.files[1].first_seq, Some(2));
+        }
     }
 
     #[test]
