@@ -392,6 +392,56 @@ mod tests {
         assert_eq!(kept.verify(None).broken, ["lines 5 to 8 are missing from the beginning, and have not expired"]);
     }
 
+    /// W55: an attacker without the key gives days that are not old the names of old ones, or puts lines of its own
+    /// there. The server neither signs that they expired nor deletes them.
+    #[test]
+    fn w55_only_lines_that_a_server_wrote_long_ago_expire() {
+        let old = "2000-01-01.jsonl";
+        let kept = Kept::new();
+        std::fs::rename(kept.dir.join(FILES[0]), kept.dir.join(old)).unwrap();
+        kept.write(2, 1);
+        assert!(kept.dir.join(old).exists());
+        std::fs::remove_file(kept.dir.join(old)).unwrap();
+        assert_eq!(kept.verify(None).broken, ["lines 1 to 4 are missing from the beginning, and have not expired"]);
+
+        let time = "2000-01-01T00:00:00.000Z";
+        let prev = GENESIS;
+        let forged = [
+            format!(r#"{{"time":"{time}","seq":999,"prev":"{prev}","event":"call"}}"#),
+            format!(r#"{{"time":"{time}","seq":999,"prev":"{prev}","event":"call","mac":"{prev}"}}"#),
+        ];
+        for line in forged {
+            let kept = Kept::new();
+            std::fs::write(kept.dir.join(old), line + "\n").unwrap();
+            std::fs::remove_file(kept.dir.join(FILES[0])).unwrap();
+            kept.write(2, 1);
+            assert!(kept.dir.join(old).exists());
+            std::fs::remove_file(kept.dir.join(old)).unwrap();
+            assert_eq!(kept.verify(None).broken, ["lines 1 to 4 are missing from the beginning, and have not expired"]);
+        }
+
+        // A forged line does not keep what has expired, and an empty file goes.
+        let kept = Kept::new();
+        std::fs::write(kept.dir.join(old), "").unwrap();
+        kept.edit(1, |lines| lines.push(lines[3].replace("\"seq\":8", "\"seq\":999")));
+        kept.write(32, 1);
+        let left: Vec<String> = list(&kept.dir).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(left, [FILES[1], FILES[2], "2126-12-18.jsonl"]);
+        assert!(kept.verify(None).broken.is_empty(), "line 4 is the last that expired");
+    }
+
+    #[test]
+    fn w55_days_of_the_old_form_go_with_the_first_day_that_has_codes() {
+        let kept = Kept::old_form();
+        kept.write(2, 2);
+        kept.write(32, 1);
+        assert!(kept.dir.join(FILES[0]).exists(), "nobody vouches for it");
+        kept.write(33, 1);
+        let report = kept.verify(None);
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!((report.files.len(), report.files[0].first_seq), (2, Some(15)));
+    }
+
     #[test]
     fn w31_a_chain_that_was_computed_anew_without_the_key_is_found() {
         let forge = |kept: &Kept, key: Option<ChainKey>| {

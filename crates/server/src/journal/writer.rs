@@ -239,20 +239,33 @@ impl Writer {
         let first_kept = now.checked_sub(kept).map(day).unwrap_or_default();
         let names = list(&self.config.dir).unwrap_or_default();
         let old: Vec<&Name> = names.iter().filter(|name| name.day < first_kept && **name < self.name).collect();
-        let last = |name: &Name| Some(end_of(&self.config.dir.join(name.to_string())).ok()?.head?.seq);
+        let end = |name: &Name| end_of(&self.config.dir.join(name.to_string()));
+        let ends: Vec<(&Name, End)> = old.into_iter().filter_map(|name| Some((name, end(name).ok()?))).collect();
+        let through = ends.iter().filter_map(|(_, end)| self.expired(end, &first_kept)).max().unwrap_or(0);
         // The expiry is recorded before the files are deleted: a missing beginning without such a record was cut.
-        if let Some(through) = old.iter().rev().find_map(|name| last(name)) {
-            let told = self.append_here([(now, &JournalEntry::expired(through))]).and_then(|()| self.sync());
+        if through > 0 {
+            // The file of an earlier day must not end with a line of today, because it would not expire in time.
+            let told = self.append(now, &JournalEntry::expired(through)).and_then(|()| self.sync());
             if let Err(error) = told {
                 tracing::warn!("the journal's old days stay: {error}");
                 return;
             }
         }
-        for name in old {
-            if let Err(error) = std::fs::remove_file(self.config.dir.join(name.to_string())) {
+        for (name, end) in ends {
+            if end.head.is_some_and(|head| head.seq > through) {
+                tracing::warn!("the journal's `{name}` stays: its last line has not expired, or is not this journal's");
+            } else if let Err(error) = std::fs::remove_file(self.config.dir.join(name.to_string())) {
                 tracing::warn!("cannot delete the journal's `{name}`: {error}");
             }
         }
+    }
+
+    /// Returns the number of a file's last line if a server with the key wrote it before the day `first_kept`. The
+    /// name of the file proves nothing, because files can be renamed without the key.
+    fn expired(&self, end: &End, first_kept: &str) -> Option<u64> {
+        let link = ChainLink::parse(&end.line)?;
+        let is_old = !link.time.is_empty() && link.time.as_str() < first_kept;
+        (is_old && self.key.fits(&end.line, link.mac.as_deref()?)).then_some(link.seq)
     }
 
     #[cfg(test)]
@@ -286,6 +299,8 @@ fn options() -> OpenOptions {
 struct End {
     /// Head after the last line; `None` if the file has no line.
     head: Option<Head>,
+    /// The last line itself.
+    line: Vec<u8>,
     /// Bytes without a line end. They may be the last line.
     unfinished: Option<Vec<u8>>,
 }
@@ -302,7 +317,10 @@ fn end_of(path: &Path) -> io::Result<End> {
     let mut first = start > 0; // the first line may be incomplete
     while let Some((line, whole)) = next_line(&mut file)? {
         match ChainLink::parse(&line) {
-            Some(link) => end = End { head: Some(link.head(&line)), unfinished: (!whole).then_some(line) },
+            Some(link) => {
+                let (head, unfinished) = (Some(link.head(&line)), (!whole).then(|| line.clone()));
+                end = End { head, line, unfinished };
+            }
             None if first || whole => {}
             None => end.unfinished = Some(line),
         }
