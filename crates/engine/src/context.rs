@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use proto::{Ended, KernelId, Language};
 use sandbox::{Isolation, Limits};
 use text::unix_now;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -102,6 +104,8 @@ pub(crate) struct Context {
     pub(crate) charge: Mutex<Option<Charge>>,
     /// True if the context was created for a call that has not reported it to its client.
     untold: AtomicBool,
+    /// Notifies file operations that wait for a sandbox.
+    has_moved: Notify,
     state: Mutex<ContextActivity>,
 }
 
@@ -147,6 +151,7 @@ impl Context {
             gone: CancellationToken::new(),
             charge: Mutex::default(),
             untold: AtomicBool::new(false),
+            has_moved: Notify::new(),
             state: Mutex::new(ContextActivity {
                 place: home.place.clone(),
                 isolation,
@@ -193,10 +198,25 @@ impl Context {
         let mut state = lock(&self.state);
         state.isolation = place.isolation().clone();
         state.place = Some(place.clone());
+        drop(state);
+        self.has_moved.notify_waiters();
     }
 
     pub(crate) fn live_place(&self) -> Option<Arc<LiveSandbox>> {
         lock(&self.state).place.clone().filter(|place| !place.guest.is_lost())
+    }
+
+    /// Waits until the context has a sandbox.
+    pub(crate) async fn next_place(&self) -> Arc<LiveSandbox> {
+        loop {
+            let mut moved = pin!(self.has_moved.notified());
+            // Registered before the check, so that no notification in between is missed.
+            moved.as_mut().enable();
+            if let Some(place) = self.live_place() {
+                return place;
+            }
+            moved.await;
+        }
     }
 
     /// Returns since when the context is unused, or `None` while it is in use.

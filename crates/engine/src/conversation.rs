@@ -3,6 +3,7 @@
 //! A sandbox in which no code has run stays parked for a few seconds, for the next call that needs the files. Code runs
 //! in a new sandbox for each call. In a conversation that goes on, the sandbox of the next call is created in advance.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +11,6 @@ use std::time::Duration;
 use proto::{KernelId, KernelSpec, Language};
 use sandbox::{Group, KeptVolume};
 use text::unix_now;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::config::{KeptConfig, RealmConfig};
@@ -24,24 +24,75 @@ use crate::tenancy::Tenancy;
 
 /// Time that a parked sandbox, in which no code has run, stays after its last use.
 pub(crate) const PARKED: Duration = Duration::from_secs(10);
-/// Maximum number of parked sandboxes. One more displaces the one that was unused for the longest time.
-const MAX_PARKED: usize = 16;
+/// Maximum number of parked sandboxes of all tenants. A tenant gets at most half of them.
+const MAX_PARKED: usize = 32;
 /// A call that follows another within this time is likely to be followed by a third.
 const GOES_ON: Duration = Duration::from_secs(60);
 /// Maximum time that a sandbox created in advance waits for callers that need something created now.
 const BEHIND: Duration = Duration::from_millis(100);
 /// Maximum time to wait for room to park a sandbox.
 const PARKING_WAIT: Duration = Duration::from_secs(30);
+/// Interval at which a call that waits for room looks for a parked sandbox to displace.
+const PARKING_LOOK: Duration = Duration::from_millis(50);
 /// Interval between searches for parked sandboxes to destroy.
 pub(crate) const PARKING_SWEEP: Duration = Duration::from_secs(2);
 /// Interval between searches for kept volumes to delete.
 pub(crate) const KEPT_SWEEP: Duration = Duration::from_secs(60 * 60);
 
+#[derive(Default)]
 pub(crate) struct Conversations {
     /// Turns and parked sandboxes by the key of the conversation.
     pub(crate) turns: Keyed<ParkingSlot>,
-    parking: Arc<Semaphore>,
+    parking: ParkingPermits,
     known: Mutex<ConversationIndex>,
+}
+
+/// The permits for parked sandboxes of all tenants. A tenant takes none while it holds as many as are free, so that
+/// tenants that take all they can leave some to the next one.
+#[derive(Default)]
+struct ParkingPermits {
+    held: Arc<Mutex<HashMap<ParkingOwner, usize>>>,
+    /// Calls that wait for a permit, by owner. Only the first call of each owner looks for room.
+    waiting: Keyed<()>,
+}
+
+/// The tenant to which a parked sandbox counts. Links whose tenant is unknown count as one owner together.
+type ParkingOwner = Option<Tenant>;
+
+/// Permission to park one sandbox. Dropping it returns it.
+#[must_use]
+struct ParkingPermit {
+    held: Arc<Mutex<HashMap<ParkingOwner, usize>>>,
+    owner: ParkingOwner,
+}
+
+impl ParkingPermits {
+    fn take(&self, owner: &ParkingOwner) -> Option<ParkingPermit> {
+        let mut held = lock(&self.held);
+        let free = MAX_PARKED - held.values().sum::<usize>();
+        let own = held.get(owner).copied().unwrap_or(0);
+        if own >= free {
+            return None;
+        }
+        held.insert(owner.clone(), own + 1);
+        Some(ParkingPermit { held: self.held.clone(), owner: owner.clone() })
+    }
+
+    fn held_by(&self, owner: &ParkingOwner) -> usize {
+        lock(&self.held).get(owner).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for ParkingPermit {
+    fn drop(&mut self) {
+        let mut held = lock(&self.held);
+        if let Some(own) = held.get_mut(&self.owner) {
+            *own -= 1;
+            if *own == 0 {
+                held.remove(&self.owner);
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -72,18 +123,21 @@ struct ParkedSandbox {
     /// Language of its kernel, if it has one.
     language: Option<Language>,
     since: Instant,
-    _room: OwnedSemaphorePermit,
+    room: ParkingPermit,
+}
+
+impl ParkingSlot {
+    /// Destroys the parked sandbox, if there is one.
+    async fn clear(&mut self) {
+        if let Some(parked) = self.parked.take() {
+            let _ = parked.place.destroy("nobody needs its files at the moment").await;
+        }
+    }
 }
 
 impl KeyedState for ParkingSlot {
     fn is_nothing(&self) -> bool {
         self.parked.is_none()
-    }
-}
-
-impl Default for Conversations {
-    fn default() -> Self {
-        Self { turns: Keyed::default(), parking: Arc::new(Semaphore::new(MAX_PARKED)), known: Mutex::default() }
     }
 }
 
@@ -156,12 +210,11 @@ impl Inner {
             return Ok(parked.place.clone());
         }
         turn.parked = None;
-        let room = self.parking_room().await?;
+        let room = self.parking_room(&self.parking_owner(shape)).await?;
         let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
         let place = provisioner.sandbox(shape, None).await?;
         let since = Instant::now();
-        turn.parked =
-            Some(ParkedSandbox { place: place.clone(), shape: shape.clone(), language: None, since, _room: room });
+        turn.parked = Some(ParkedSandbox { place: place.clone(), shape: shape.clone(), language: None, since, room });
         Ok(place)
     }
 
@@ -203,7 +256,7 @@ impl Inner {
     pub(crate) async fn prepare(&self, key: &str, shape: Shape, kernel: KernelSpec) {
         let Ok(provisioner) = self.provisioner() else { return };
         provisioner.nobody_waits(BEHIND).await;
-        let Ok(room) = self.conversations.parking.clone().try_acquire_owned() else { return };
+        let Some(room) = self.conversations.parking.take(&self.parking_owner(&shape)) else { return };
         let Some(mut turn) = self.conversations.turns.try_turn(key) else { return };
         if turn.parked.is_some() {
             return;
@@ -226,40 +279,69 @@ impl Inner {
         match making.await {
             Ok(place) => {
                 let since = Instant::now();
-                turn.parked = Some(ParkedSandbox { place, shape, language: Some(language), since, _room: room });
+                turn.parked = Some(ParkedSandbox { place, shape, language: Some(language), since, room });
             }
             Err(SandboxFailure { log, .. }) => tracing::debug!(why = log, "nothing could be made for the next call"),
         }
     }
 
-    async fn parking_room(&self) -> Result<OwnedSemaphorePermit, SandboxFailure> {
-        let parking = &self.conversations.parking;
-        if let Ok(room) = parking.clone().try_acquire_owned() {
-            return Ok(room);
-        }
-        self.unpark(Duration::ZERO, 1).await;
-        let waiting = tokio::time::timeout(PARKING_WAIT, parking.clone().acquire_owned()).await;
-        waiting
-            .ok()
-            .and_then(Result::ok)
-            .ok_or_else(|| SandboxFailure::new("too many files are read at once; retry later"))
+    fn parking_owner(&self, shape: &Shape) -> ParkingOwner {
+        shape.kept.as_ref().and_then(|volume| self.conversations.owner(&volume.name))
     }
 
-    /// Destroys up to `most` parked sandboxes idle for at least `unused`, oldest first.
-    pub(crate) async fn unpark(&self, unused: Duration, most: usize) {
-        let turns = &self.conversations.turns;
-        let free = turns.names().into_iter().filter_map(|name| turns.try_turn(&name));
-        let mut old: Vec<(Instant, Turn<ParkingSlot>)> = free
-            .filter_map(|turn| turn.parked.as_ref().map(|parked| parked.since).map(|since| (since, turn)))
-            .filter(|(since, _)| since.elapsed() >= unused)
-            .collect();
-        old.sort_by_key(|(since, _)| *since);
-        old.truncate(most);
-        for (_, mut turn) in old {
-            if let Some(parked) = turn.parked.take() {
-                let _ = parked.place.destroy("nobody needs its files at the moment").await;
+    /// Waits for room to park a sandbox, and displaces parked sandboxes that nobody uses at the moment.
+    async fn parking_room(&self, owner: &ParkingOwner) -> Result<ParkingPermit, SandboxFailure> {
+        let (parking, until) = (&self.conversations.parking, Instant::now() + PARKING_WAIT);
+        let full = || SandboxFailure::new("too many files are read at once; retry later");
+        let line = owner.as_ref().map_or("", |tenant| tenant.0.as_str());
+        let _first = tokio::time::timeout_at(until, parking.waiting.turn(line)).await.map_err(|_| full())?;
+        loop {
+            if let Some(room) = parking.take(owner) {
+                return Ok(room);
+            }
+            if Instant::now() >= until {
+                return Err(full());
+            }
+            if !self.displace(owner).await {
+                tokio::time::sleep(PARKING_LOOK).await;
             }
         }
+    }
+
+    /// Destroys a parked sandbox that no call uses, to make room for `owner`: the oldest of the owner that holds the
+    /// most. Of owners other than `owner` only those that hold more are considered. Returns whether there was one.
+    async fn displace(&self, owner: &ParkingOwner) -> bool {
+        let parking = &self.conversations.parking;
+        let own = parking.held_by(owner);
+        let candidates = self.unused_parked().into_iter().filter_map(|(since, turn)| {
+            let of = &turn.parked.as_ref()?.room.owner;
+            let held = parking.held_by(of);
+            (of == owner || held > own).then_some((held, Reverse(since), turn))
+        });
+        match candidates.max_by_key(|(held, since, _)| (*held, *since)) {
+            Some((.., mut turn)) => {
+                turn.clear().await;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Destroys parked sandboxes that were unused for at least `unused`, oldest first.
+    pub(crate) async fn unpark(&self, unused: Duration) {
+        let mut old = self.unused_parked();
+        old.retain(|(since, _)| since.elapsed() >= unused);
+        old.sort_by_key(|(since, _)| *since);
+        for (_, mut turn) in old {
+            turn.clear().await;
+        }
+    }
+
+    /// Returns the turns of conversations with a parked sandbox that no call uses, and the time of its last use.
+    fn unused_parked(&self) -> Vec<(Instant, Turn<ParkingSlot>)> {
+        let turns = &self.conversations.turns;
+        let free = turns.names().into_iter().filter_map(|name| turns.try_turn(&name));
+        free.filter_map(|turn| Some((turn.parked.as_ref()?.since, turn))).collect()
     }
 
     /// Deletes the files of conversations that were unused for too long, and records which conversations exist.

@@ -554,7 +554,7 @@ async fn sweep_kept(inner: Arc<Inner>, realm: RealmConfig, kept: KeptConfig) {
 
 async fn sweep_parked(inner: Arc<Inner>) {
     while inner.pause(PARKING_SWEEP).await {
-        inner.unpark(PARKED, usize::MAX).await;
+        inner.unpark(PARKED).await;
     }
 }
 

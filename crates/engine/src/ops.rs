@@ -179,14 +179,29 @@ impl OpContext {
     }
 
     /// Returns the sandbox of a context for a file operation, which needs no turn unless the sandbox has to be created
-    /// again.
-    async fn place_for_files(&self, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
+    /// again. A sandbox that the run with the turn gets meanwhile serves as well.
+    async fn place_for_files(&self, call: &Call, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
         if let Some(place) = context.live_place() {
             return Ok(place);
         }
-        let mut home = tokio::select! {
-            home = context.turn.lock() => home,
-            () = context.gone.cancelled() => return Err(context.not_found()),
+        let mut home = match context.turn.try_lock() {
+            Ok(home) => home,
+            Err(_) => {
+                let _queued = self.enqueue()?;
+                let over = (&context.gone, context.not_found());
+                let why = "an earlier run in this context is not finished";
+                let next = async {
+                    tokio::select! {
+                        biased;
+                        place = context.next_place() => Err(place),
+                        home = context.turn.lock() => Ok(home),
+                    }
+                };
+                match self.wait(call, &over, why, next).await? {
+                    Ok(home) => home,
+                    Err(place) => return Ok(place),
+                }
+            }
         };
         self.move_in(context, &mut home, None).await
     }

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use engine::op::{RunCode, RunOutcome};
-use engine::{EngineError, Event, Op, Outcome, Tenant};
+use engine::{EngineConfig, EngineError, Event, Op, Outcome, Tenant};
 use proto::{Ended, FromGuest, KernelEvent, Stream};
 use support::*;
 use testkit::fake::FakeBackend;
@@ -297,6 +297,46 @@ async fn cancelled_in_the_queue_a_run_never_starts() {
     assert_eq!(second.await.unwrap(), Err(EngineError::Cancelled));
     assert_eq!(ran(first.await.unwrap()).end, RunOutcome::Ok);
     assert!(!backend.runs().contains(&"print never".to_owned()));
+}
+
+/// W54: a file operation in a context whose sandbox was lost waits for the next sandbox and not for the run in it. It
+/// can be cancelled, and counts in the queue.
+#[tokio::test(start_paused = true)]
+async fn w54_a_file_operation_waits_for_a_sandbox_and_not_for_the_run_in_it() {
+    let backend = FakeBackend::new();
+    let config = EngineConfig { queue_length: 2, ..agentrun(|realm| realm.pool_size = 0) };
+    let engine = engine_with(&backend, config).await;
+    let id = create(&engine, "a").await;
+    backend.kill(0);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    backend.slow_down(Duration::from_secs(5), Duration::ZERO);
+    let running = spawn_run(&engine, call(), &id, "sleep 20000");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let write = || Op::WriteFile { place: holder(&id), path: "f".into(), content: vec![1] };
+    let caller = call();
+    let cancelled = spawn_op(&engine, &caller, write());
+    let waiting = spawn_op(&engine, &call(), write());
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(engine.execute(&call(), write()).await, Err(EngineError::QueueFull(2)));
+    caller.cancel.cancel();
+    let cancelled = tokio::time::timeout(Duration::from_millis(100), cancelled).await;
+    assert_eq!(cancelled.expect("at once").unwrap(), Err(EngineError::Cancelled));
+    begun(&backend, "sleep 20000").await;
+    let written = tokio::time::timeout(Duration::from_secs(1), waiting).await.expect("beside the run").unwrap();
+    assert!(matches!(written, Ok(Outcome::Written { .. })), "{written:?}");
+    assert!(!running.is_finished());
+    assert_eq!(ran(running.await.unwrap()).end, RunOutcome::Ok);
+
+    backend.kill(1);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let _running = spawn_run(&engine, call(), &id, "sleep 20000");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let waiting = spawn_op(&engine, &call(), write());
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let stopping = engine.clone();
+    tokio::spawn(async move { stopping.shutdown(Duration::from_secs(20)).await });
+    let over = tokio::time::timeout(Duration::from_millis(100), waiting).await;
+    assert_eq!(over.expect("at once").unwrap(), Err(EngineError::ShuttingDown));
 }
 
 /// HOSTILE R17: a thousand writes are a few events.

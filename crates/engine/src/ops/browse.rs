@@ -159,7 +159,7 @@ impl BrowseAttempt<'_> {
 
     /// Returns the context's sandbox with a running browser in it.
     async fn ready_browser(&self, browsing: &mut BrowserUse) -> Result<Arc<LiveSandbox>, EngineError> {
-        let place = self.world.place_for_files(self.context).await?;
+        let place = self.world.place_for_files(self.call, self.context).await?;
         if let Some(old) = browsing.place.replace(place.clone())
             && !Arc::ptr_eq(&old, &place)
         {

@@ -30,7 +30,7 @@ impl OpContext {
         match holder {
             FileOwner::Context(target) => {
                 let ResolvedContext { context, mut news, .. } = self.enter(call, target, None).await?;
-                let place = self.place_for_files(&context).await?;
+                let place = self.place_for_files(call, &context).await?;
                 news.tell();
                 let key = context.keys.files.clone();
                 Ok(FileAccess { place, root: Root::Workspace, key, _hold: FileLease::Context { _in_use: context } })

@@ -226,3 +226,40 @@ async fn a_conversation_belongs_to_its_tenant() {
     let theirs = ran(engine.execute(&stranger, once("c", "read /data/secret")).await);
     assert_eq!((theirs.end, paths(&theirs.files)), (RunOutcome::Error, vec![]));
 }
+
+fn upload(conversation: String) -> Op {
+    Op::WriteFile { place: FileOwner::Conversation(conversation), path: "f".into(), content: vec![1] }
+}
+
+/// W53, the attack from the audit: a tenant that writes to many conversations at once takes the room of parked
+/// sandboxes from nobody else, and its own calls displace each other's sandboxes instead of waiting for their end.
+#[tokio::test(start_paused = true)]
+async fn w53_a_flood_of_uploads_leaves_room_to_other_tenants() {
+    let backend = FakeBackend::new();
+    let engine = engine(&backend).await;
+    backend.slow_down(Duration::from_millis(200), Duration::from_millis(200));
+    let of = |name: &str| Call { tenant: Tenant(name.into()), ..caller() };
+    let flood =
+        |name: &str| -> Vec<_> { (0..100).map(|n| spawn_op(&engine, &of(name), upload(format!("c{n}")))).collect() };
+    let red = flood("red");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let quick = Duration::from_secs(1);
+    let blue = tokio::time::timeout(quick, engine.execute(&of("blue"), upload("c".into()))).await;
+    let Ok(Ok(Outcome::Written { key, .. })) = blue else { panic!("{blue:?}") };
+    for run in red {
+        let written = tokio::time::timeout(Duration::from_secs(8), run).await.expect("it displaces its own").unwrap();
+        assert!(matches!(written, Ok(Outcome::Written { .. })), "{written:?}");
+    }
+    // However many tenants do the same, all of them get on, and so do links.
+    let floods: Vec<_> = ["a", "b", "c", "d", "e", "f", "g", "h"].into_iter().flat_map(flood).collect();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let green = tokio::time::timeout(quick * 5, engine.execute(&of("green"), upload("c".into()))).await;
+    assert!(matches!(green, Ok(Ok(Outcome::Written { .. }))), "{green:?}");
+    assert_eq!(tokio::time::timeout(quick * 5, engine.open_file(&key, "f")).await.unwrap().unwrap().size, 1);
+    for run in floods {
+        let written = run.await.unwrap();
+        assert!(matches!(written, Ok(Outcome::Written { .. })), "{written:?}");
+    }
+    assert!(backend.living() <= 3 + 32, "{}", backend.living());
+    eventually("they go after a few seconds", || backend.living() == 3).await;
+}

@@ -64,6 +64,8 @@ const MAC: &str = ",\"mac\":\"";
 /// The members of a line that the chain needs.
 #[derive(Debug, Deserialize)]
 pub struct ChainLink {
+    #[serde(default)]
+    pub time: String,
     pub seq: u64,
     pub prev: String,
     pub event: String,

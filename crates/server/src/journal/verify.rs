@@ -354,6 +354,24 @@ mod tests {
         assert_eq!(kept.broken(), one(2, 3, "lines 11 to 12 are missing"));
     }
 
+    /// W56: an unfinished line in place of the newest one does not hide that the newest one was there.
+    #[test]
+    fn w56_a_newest_line_that_was_cut_in_the_middle_is_missed_also_after_the_next_start() {
+        let kept = Kept::new();
+        let path = kept.dir.join(FILES[2]);
+        let length = std::fs::metadata(&path).unwrap().len();
+        File::options().write(true).open(&path).unwrap().set_len(length - 20).unwrap();
+        kept.write(2, 3);
+        assert_eq!(kept.broken(), one(2, 5, "the line before is not a line of the journal"));
+        // Nothing is missing if only the line end was cut.
+        let kept = Kept::new();
+        let path = kept.dir.join(FILES[2]);
+        File::options().write(true).open(&path).unwrap().set_len(length - 1).unwrap();
+        kept.write(2, 3);
+        let report = kept.verify(None);
+        assert!(report.is_whole(), "{report:?}");
+    }
+
     #[test]
     fn w31_a_beginning_may_be_missing_only_where_days_have_expired() {
         let kept = Kept::new();
@@ -372,6 +390,56 @@ mod tests {
         assert_eq!(report.files[0].first_seq, Some(5));
         std::fs::remove_file(kept.dir.join(FILES[1])).unwrap();
         assert_eq!(kept.verify(None).broken, ["lines 5 to 8 are missing from the beginning, and have not expired"]);
+    }
+
+    /// W55: an attacker without the key gives days that are not old the names of old ones, or puts lines of its own
+    /// there. The server neither signs that they expired nor deletes them.
+    #[test]
+    fn w55_only_lines_that_a_server_wrote_long_ago_expire() {
+        let old = "2000-01-01.jsonl";
+        let kept = Kept::new();
+        std::fs::rename(kept.dir.join(FILES[0]), kept.dir.join(old)).unwrap();
+        kept.write(2, 1);
+        assert!(kept.dir.join(old).exists());
+        std::fs::remove_file(kept.dir.join(old)).unwrap();
+        assert_eq!(kept.verify(None).broken, ["lines 1 to 4 are missing from the beginning, and have not expired"]);
+
+        let time = "2000-01-01T00:00:00.000Z";
+        let prev = GENESIS;
+        let forged = [
+            format!(r#"{{"time":"{time}","seq":999,"prev":"{prev}","event":"call"}}"#),
+            format!(r#"{{"time":"{time}","seq":999,"prev":"{prev}","event":"call","mac":"{prev}"}}"#),
+        ];
+        for line in forged {
+            let kept = Kept::new();
+            std::fs::write(kept.dir.join(old), line + "\n").unwrap();
+            std::fs::remove_file(kept.dir.join(FILES[0])).unwrap();
+            kept.write(2, 1);
+            assert!(kept.dir.join(old).exists());
+            std::fs::remove_file(kept.dir.join(old)).unwrap();
+            assert_eq!(kept.verify(None).broken, ["lines 1 to 4 are missing from the beginning, and have not expired"]);
+        }
+
+        // A forged line does not keep what has expired, and an empty file goes.
+        let kept = Kept::new();
+        std::fs::write(kept.dir.join(old), "").unwrap();
+        kept.edit(1, |lines| lines.push(lines[3].replace("\"seq\":8", "\"seq\":999")));
+        kept.write(32, 1);
+        let left: Vec<String> = list(&kept.dir).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(left, [FILES[1], FILES[2], "2126-12-18.jsonl"]);
+        assert!(kept.verify(None).broken.is_empty(), "line 4 is the last that expired");
+    }
+
+    #[test]
+    fn w55_days_of_the_old_form_go_with_the_first_day_that_has_codes() {
+        let kept = Kept::old_form();
+        kept.write(2, 2);
+        kept.write(32, 1);
+        assert!(kept.dir.join(FILES[0]).exists(), "nobody vouches for it");
+        kept.write(33, 1);
+        let report = kept.verify(None);
+        assert!(report.is_whole(), "{report:?}");
+        assert_eq!((report.files.len(), report.files[0].first_seq), (2, Some(15)));
     }
 
     #[test]

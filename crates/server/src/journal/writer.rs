@@ -88,8 +88,12 @@ impl Writer {
             why: None,
             _lock: lock,
         };
-        writer.find_end(&names, now)?;
+        let unfinished = writer.find_end(&names)?;
+        // The note is compared before anything is written: a line of this server must not stand in for a removed one.
         writer.compare_note()?;
+        for (name, rest) in unfinished {
+            writer.close_off(&name, &rest, now)?;
+        }
         writer.tell_head();
         Ok(writer)
     }
@@ -127,21 +131,20 @@ impl Writer {
         self.told = (self.head.seq, Instant::now());
     }
 
-    /// Finds the newest line, after which this server continues. An unfinished line is closed off in its file.
-    fn find_end(&mut self, names: &[Name], now: SystemTime) -> io::Result<()> {
+    /// Finds the newest line, after which this server continues. Returns the unfinished lines after it with their
+    /// files, oldest first.
+    fn find_end(&mut self, names: &[Name]) -> io::Result<Vec<(Name, Vec<u8>)>> {
+        let mut unfinished = Vec::new();
         for name in names.iter().rev() {
             let end = end_of(&self.config.dir.join(name.to_string()))?;
+            unfinished.extend(end.unfinished.map(|rest| (name.clone(), rest)));
             if let Some(head) = end.head {
                 self.head = head;
-            }
-            if let Some(rest) = end.unfinished {
-                self.close_off(name, &rest, now)?;
-            }
-            if self.head.seq > 0 {
                 break;
             }
         }
-        Ok(())
+        unfinished.reverse();
+        Ok(unfinished)
     }
 
     /// Ends the unfinished line, which stays there for inspection, and continues the chain after it.
@@ -153,12 +156,10 @@ impl Writer {
         }
         self.file.write_all(b"\n")?;
         self.length = self.file.metadata()?.len();
-        match ChainLink::parse(rest) {
-            Some(link) => self.head = link.head(rest), // only its line end was missing
-            None => {
-                let before = std::mem::replace(&mut self.head.hash, hash(rest));
-                self.append_here([(now, &JournalEntry::torn(rest.len() as u64, before))])?;
-            }
+        // If only its line end was missing, the line is the head already.
+        if ChainLink::parse(rest).is_none() {
+            let before = std::mem::replace(&mut self.head.hash, hash(rest));
+            self.append_here([(now, &JournalEntry::torn(rest.len() as u64, before))])?;
         }
         if *name != current { self.turn_to(current) } else { Ok(()) }
     }
@@ -238,20 +239,33 @@ impl Writer {
         let first_kept = now.checked_sub(kept).map(day).unwrap_or_default();
         let names = list(&self.config.dir).unwrap_or_default();
         let old: Vec<&Name> = names.iter().filter(|name| name.day < first_kept && **name < self.name).collect();
-        let last = |name: &Name| Some(end_of(&self.config.dir.join(name.to_string())).ok()?.head?.seq);
+        let end = |name: &Name| end_of(&self.config.dir.join(name.to_string()));
+        let ends: Vec<(&Name, End)> = old.into_iter().filter_map(|name| Some((name, end(name).ok()?))).collect();
+        let through = ends.iter().filter_map(|(_, end)| self.expired(end, &first_kept)).max().unwrap_or(0);
         // The expiry is recorded before the files are deleted: a missing beginning without such a record was cut.
-        if let Some(through) = old.iter().rev().find_map(|name| last(name)) {
-            let told = self.append_here([(now, &JournalEntry::expired(through))]).and_then(|()| self.sync());
+        if through > 0 {
+            // The file of an earlier day must not end with a line of today, because it would not expire in time.
+            let told = self.append(now, &JournalEntry::expired(through)).and_then(|()| self.sync());
             if let Err(error) = told {
                 tracing::warn!("the journal's old days stay: {error}");
                 return;
             }
         }
-        for name in old {
-            if let Err(error) = std::fs::remove_file(self.config.dir.join(name.to_string())) {
+        for (name, end) in ends {
+            if end.head.is_some_and(|head| head.seq > through) {
+                tracing::warn!("the journal's `{name}` stays: its last line has not expired, or is not this journal's");
+            } else if let Err(error) = std::fs::remove_file(self.config.dir.join(name.to_string())) {
                 tracing::warn!("cannot delete the journal's `{name}`: {error}");
             }
         }
+    }
+
+    /// Returns the number of a file's last line if a server with the key wrote it before the day `first_kept`. The
+    /// name of the file proves nothing, because files can be renamed without the key.
+    fn expired(&self, end: &End, first_kept: &str) -> Option<u64> {
+        let link = ChainLink::parse(&end.line)?;
+        let is_old = !link.time.is_empty() && link.time.as_str() < first_kept;
+        (is_old && self.key.fits(&end.line, link.mac.as_deref()?)).then_some(link.seq)
     }
 
     #[cfg(test)]
@@ -283,9 +297,11 @@ fn options() -> OpenOptions {
 
 #[derive(Debug, Default)]
 struct End {
-    /// Head after the last whole line; `None` if the file has no whole line.
+    /// Head after the last line; `None` if the file has no line.
     head: Option<Head>,
-    /// Bytes after the last whole line.
+    /// The last line itself.
+    line: Vec<u8>,
+    /// Bytes without a line end. They may be the last line.
     unfinished: Option<Vec<u8>>,
 }
 
@@ -300,9 +316,11 @@ fn end_of(path: &Path) -> io::Result<End> {
     let mut end = End::default();
     let mut first = start > 0; // the first line may be incomplete
     while let Some((line, whole)) = next_line(&mut file)? {
-        let link = ChainLink::parse(&line);
-        match link.filter(|_| whole) {
-            Some(link) => end = End { head: Some(link.head(&line)), unfinished: None },
+        match ChainLink::parse(&line) {
+            Some(link) => {
+                let (head, unfinished) = (Some(link.head(&line)), (!whole).then(|| line.clone()));
+                end = End { head, line, unfinished };
+            }
             None if first || whole => {}
             None => end.unfinished = Some(line),
         }
@@ -433,13 +451,15 @@ mod tests {
 
     #[test]
     fn a_file_that_was_only_begun_is_gone_over() {
-        let dir = Dir::new();
-        open(&dir, at("11-16")).append(at("11-16"), &JournalEntry::event("call")).unwrap();
-        std::fs::write(dir.0.join("2126-11-17.jsonl"), "").unwrap();
-        open(&dir, at("11-17")).append(at("11-17"), &JournalEntry::event("call")).unwrap();
-        let report = dir.verify();
-        assert!(report.is_whole(), "{report:?}");
-        assert_eq!(report.files[1].first_seq, Some(2));
+        for begun in ["", "{\"time\":\"2126-11"] {
+            let dir = Dir::new();
+            open(&dir, at("11-16")).append(at("11-16"), &JournalEntry::event("call")).unwrap();
+            std::fs::write(dir.0.join("2126-11-17.jsonl"), begun).unwrap();
+            open(&dir, at("11-17")).append(at("11-17"), &JournalEntry::event("call")).unwrap();
+            let report = dir.verify();
+            assert!(report.is_whole(), "{report:?}");
+            assert_eq!(report.files[1].first_seq, Some(2));
+        }
     }
 
     #[test]
