@@ -6,7 +6,7 @@
 //! beginning of a secret; otherwise it could find the secret letter by letter. Therefore:
 //!
 //! - **The amount held back does not depend on the letters of a secret.** After each chunk, everything is released
-//!   except the last `longest - 1` bytes, where `longest` is the length of the longest secret of the request. In
+//!   except the last `longest - 1` bytes, where `longest` is the length of the longest text to mask. In
 //!   addition, everything is released up to the last byte that no secret can contain, which is any byte other than
 //!   printable ASCII ([`is_possible`]). Both follow from lengths and from bytes that the host sent. The number and
 //!   sizes of the chunks, and the arrival that releases each of them, are the same for every text with the same
@@ -25,6 +25,8 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::{Buf as _, Bytes, BytesMut};
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -50,6 +52,8 @@ struct Needle {
     hash: u64,
     /// Weight of the first byte in the hash.
     first: u64,
+    /// Numbers of bytes before and after the text that are masked with it.
+    edges: (usize, usize),
 }
 
 /// Progress of the search for one needle: the hash of the last bytes, at most one fewer than the needle has.
@@ -57,6 +61,8 @@ struct Needle {
 struct Window {
     hash: u64,
     length: usize,
+    /// Number of bytes still to mask after a needle that was found.
+    after: usize,
 }
 
 /// Modulus of the hashes. It is a Mersenne prime, so that no division is needed, whose duration would depend on its
@@ -82,13 +88,29 @@ impl Default for Needles {
 impl Needles {
     /// Adds a text to mask. All its bytes have to be [possible](is_possible).
     pub fn add(&mut self, needle: &[u8]) {
+        self.add_with_edges(needle, (0, 0));
+    }
+
+    /// Adds the base64 of a text for wherever it can stand in the base64 of a longer one, such as a password after the
+    /// name of its user. A group of four characters holds three bytes, so there are three forms. Their first and last
+    /// characters can depend on the bytes around the text, too; these are masked, whatever they are.
+    pub fn add_base64(&mut self, text: &[u8]) {
+        for before in 0..3 {
+            let padded = Zeroizing::new([&[0; 2][..before], text].concat());
+            let encoded = Zeroizing::new(STANDARD_NO_PAD.encode(&*padded));
+            let (begin, end) = ((before * 8).div_ceil(6), padded.len() * 8 / 6);
+            self.add_with_edges(&encoded.as_bytes()[begin..end], (before.min(1), encoded.len() - end));
+        }
+    }
+
+    fn add_with_edges(&mut self, needle: &[u8], edges: (usize, usize)) {
         debug_assert!(needle.iter().copied().all(is_possible), "it would be released before it is found");
         if needle.is_empty() {
             return;
         }
         let hash = needle.iter().fold(0, |hash, byte| self.with(hash, *byte));
         let first = needle[1..].iter().fold(1, |weight, _| product(weight, self.key));
-        self.all.push(Needle { text: Zeroizing::new(needle.to_vec()), hash, first });
+        self.all.push(Needle { text: Zeroizing::new(needle.to_vec()), hash, first, edges });
     }
 
     pub fn is_empty(&self) -> bool {
@@ -114,6 +136,10 @@ impl Needles {
                     *window = Window::default();
                     continue;
                 }
+                if window.after > 0 {
+                    shown[at] = MASK;
+                    window.after -= 1;
+                }
                 window.hash = self.with(window.hash, text[at]);
                 window.length += 1;
                 if window.length < length {
@@ -121,11 +147,13 @@ impl Needles {
                 }
                 let begin = at + 1 - length;
                 if window.hash == needle.hash && text[begin..=at] == **needle.text {
-                    shown[begin..=at].fill(MASK);
+                    shown[begin.saturating_sub(needle.edges.0)..=at].fill(MASK);
+                    window.after = needle.edges.1;
                     found = true;
                 }
                 let oldest = product(u64::from(text[begin]), needle.first);
-                *window = Window { hash: reduce(u128::from(window.hash + PRIME - oldest)), length: length - 1 };
+                window.hash = reduce(u128::from(window.hash + PRIME - oldest));
+                window.length = length - 1;
             }
         }
         found
@@ -133,7 +161,7 @@ impl Needles {
 
     /// Returns how many bytes of `text` can be released. The bytes from `from` on are new.
     fn released(&self, text: &[u8], from: usize) -> usize {
-        let longest = self.all.iter().map(|needle| needle.text.len()).max().unwrap_or(1);
+        let longest = self.all.iter().map(|needle| needle.edges.0 + needle.text.len()).max().unwrap_or(1);
         let certain = text[from..].iter().rposition(|byte| !is_possible(*byte)).map_or(0, |at| from + at + 1);
         certain.max(text.len().saturating_sub(longest - 1))
     }
@@ -246,6 +274,7 @@ impl<B: Body<Data = Bytes>> Body for Scrubbed<B> {
 mod tests {
     use std::convert::Infallible;
 
+    use base64::engine::general_purpose::STANDARD;
     use http_body_util::{BodyExt, StreamBody};
 
     use super::*;
@@ -273,6 +302,26 @@ mod tests {
             for second in first..whole.len() {
                 let pieces = [&whole[..first], &whole[first..second], &whole[second..]];
                 assert_eq!(scrubbed(&pieces, &["hunter22"]).await.concat(), expected, "{first} {second}");
+            }
+        }
+    }
+
+    /// W52: the characters around the base64 are masked wherever the pieces are cut, too.
+    #[tokio::test]
+    async fn w52_the_edges_of_a_base64_are_masked_wherever_the_pieces_are_cut() {
+        for (user, expected) in
+            [("", "a \"***********=\""), ("u", "a \"d***********\""), ("us", "a \"dX************==\"")]
+        {
+            let whole = format!("a \"{}\"", STANDARD.encode(format!("{user}hunter22")));
+            for first in 0..whole.len() {
+                for second in first..whole.len() {
+                    let pieces = [&whole[..first], &whole[first..second], &whole[second..]];
+                    let frames = pieces.map(|piece| Ok::<_, Infallible>(Frame::data(Bytes::from(piece.to_owned()))));
+                    let mut needles = Needles::default();
+                    needles.add_base64(b"hunter22");
+                    let body = Scrubbed::new(StreamBody::new(futures_util::stream::iter(frames)), needles);
+                    assert_eq!(body.collect().await.unwrap().to_bytes(), expected, "{first} {second}");
+                }
             }
         }
     }

@@ -96,7 +96,12 @@ impl Vault {
     pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
         let mut needles = Needles::default();
         for kept in self.of(tenant, name, port) {
-            needles.add(kept.secret.value.expose().as_bytes());
+            let value = kept.secret.value.expose().as_bytes();
+            needles.add(value);
+            // The host may show what an earlier request brought.
+            if kept.takes_passwords() {
+                needles.add_base64(value);
+            }
             kept.put(headers, &mut needles);
         }
         if !needles.is_empty() {
@@ -114,6 +119,11 @@ impl VaultEntry {
     fn is_for(&self, tenant: &str) -> bool {
         let tenants = &self.secret.tenants;
         tenants.is_empty() || tenants.iter().any(|own| own == tenant)
+    }
+
+    /// Returns whether the value is also inserted into the base64 of a password.
+    fn takes_passwords(&self) -> bool {
+        self.header == AUTHORIZATION
     }
 
     fn put(&self, headers: &mut HeaderMap, needles: &mut Needles) {
@@ -140,7 +150,7 @@ impl VaultEntry {
             return sensitive(&text.replace(&self.placeholder, value));
         }
         // A password is sent in base64, preceded by the name of the user.
-        let (scheme, encoded) = text.split_once(' ').filter(|_| self.header == AUTHORIZATION)?;
+        let (scheme, encoded) = text.split_once(' ').filter(|_| self.takes_passwords())?;
         let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
         if !scheme.eq_ignore_ascii_case("basic") || !decoded.contains(&self.placeholder) {
             return None;
@@ -197,6 +207,9 @@ impl InjectedSecrets {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http_body_util::{BodyExt as _, Full};
+
     use super::*;
     use crate::secrets::Value;
 
@@ -267,6 +280,31 @@ mod tests {
         let given = pair(&vault.placeholders(&vault.set("blue"))["TOKEN"]);
         let sent = dressed("api.test", 443, &[("authorization", &given)]);
         assert_eq!(sent, format!("accept-encoding: identity\nauthorization: {}", pair("value-of-token")));
+    }
+
+    /// W52: a host that stored the header of one request shows it in the answer to another, which has no password.
+    #[tokio::test]
+    async fn w52_a_stored_password_is_masked_in_every_answer() {
+        async fn shown(value: &str, before: &str, after: &str) -> (String, String) {
+            let vault = Vault::new(&[secret("T", "api.test", "Authorization", None, value)], || [0; 12]).unwrap();
+            let stored = format!("Basic {}", STANDARD.encode(format!("{before}{value}{after}")));
+            let answer = Response::builder().header("x-stored", &stored);
+            let answer = answer.body(Full::new(Bytes::from(format!("{{\"sent\":\"{stored}\"}}")))).unwrap();
+            let dressed = vault.dress("blue", "api.test", 443, &mut HeaderMap::new());
+            let (parts, body) = dressed.clean(answer).unwrap().into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            (parts.headers["x-stored"].to_str().unwrap().into(), String::from_utf8(body.to_vec()).unwrap())
+        }
+        for before in ["", "u", "u:", "us:", "user:"] {
+            for after in ["", ":", "@x", ":!?"] {
+                for [one, other] in [["value-of-token", "zebra-in-a-zoo"], ["12345678", "abcdefgh"]] {
+                    let (header, body) = shown(one, before, after).await;
+                    assert!(header.contains("********") && body.contains(&header), "{header} {body}");
+                    // Nothing is left that depends on the value, not even the bits of its first and last letter.
+                    assert_eq!(shown(other, before, after).await, (header, body), "{before} {after}");
+                }
+            }
+        }
     }
 
     #[test]

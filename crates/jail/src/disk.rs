@@ -104,6 +104,8 @@ pub struct Budget {
     ample: bool,
     /// Bytes available to new volumes until the next check.
     pool: u64,
+    /// Bytes of inode tables that neither the space above the floor nor half of the floor could hold.
+    unbacked: u64,
     next: Option<Instant>,
     trimmed: Option<Instant>,
 }
@@ -117,7 +119,7 @@ impl Budget {
         // Create the files immediately, so that they are not mistaken for remains of a sandbox.
         drop(ledger.turn());
         let (dir, volumes) = (dir.to_owned(), BTreeMap::new());
-        Self { dir, keep, ledger, volumes, ample: false, pool: 0, next: None, trimmed: None }
+        Self { dir, keep, ledger, volumes, ample: false, pool: 0, unbacked: 0, next: None, trimmed: None }
     }
 
     pub fn admits(&self) -> Result<(), String> {
@@ -138,12 +140,16 @@ impl Budget {
             self.pool -= size;
             return Ok(());
         }
-        if !self.ample && give >= PLENTY && self.limit(device, give) {
+        let tables = self.volumes.get_mut(&device).map_or(0, |volume| volume.unused_tables(device));
+        if !self.ample && give >= PLENTY + tables && self.limit(device, give - tables) {
             self.pool -= give;
             return Ok(());
         }
         if self.balance().is_none() {
             return Err("another server is dividing the disk among its volumes; try again".into());
+        }
+        if self.unbacked > 0 {
+            return Err("the server's disk is full: it has no room for the files that another volume may have".into());
         }
         if self.ample || self.volumes.get(&device).is_some_and(|volume| volume.reserved.is_some()) {
             return Ok(());
@@ -199,6 +205,7 @@ impl Budget {
         let sizes: u64 = self.volumes.values().map(|volume| volume.size).sum();
         self.ample = sizes <= above;
         if self.ample {
+            self.unbacked = 0;
             self.volumes.iter_mut().for_each(|(device, volume)| volume.release(*device));
             self.pool = (above - sizes) / 2;
             self.ledger.tell(LedgerEntry { bytes: sizes + self.pool, volumes: count });
@@ -217,10 +224,12 @@ impl Budget {
             })
             .sum();
         // The tables of inodes that were never used are not in the images either: code that creates files takes them
-        // without taking a free block. Most volumes never do, so the tables are counted up to a quarter of the space;
-        // many idle volumes leave the rest to the others.
+        // without taking a free block.
         let tables: u64 = self.volumes.iter_mut().map(|(device, volume)| volume.unused_tables(*device)).sum();
-        let under_way = unwritten + tables.min(room.above_floor() / 4);
+        // Another server's volumes have the same claim to the floor.
+        let backed = room.keep / 2 / (others.volumes + count).max(1) * count;
+        self.unbacked = tables.saturating_sub(backed + room.above_floor());
+        let under_way = unwritten + counted_tables(tables, backed, room.above_floor());
         // Measure the space afterwards: data written in the meantime is then counted twice instead of not at all.
         let room = DiskRoom::of(&self.dir, self.keep).ok()?;
         let rest = room.above_floor().saturating_sub(others.bytes).saturating_sub(under_way);
@@ -319,6 +328,13 @@ fn waiting(stat: &str) -> Option<u64> {
         words.find(|(name, _)| names.contains(name))?.1.trim().parse::<u64>().ok()
     };
     Some(value(["total_dirty", "file_dirty"])? + value(["total_writeback", "file_writeback"])?)
+}
+
+/// Returns the bytes of unused inode tables that the space above the floor, `above`, has to leave to them. Most volumes
+/// never fill theirs, so half of the floor may back them (`backed`) when there are many of them. What it cannot hold is
+/// counted however little is left, or code that fills the disk and then the tables would take all of it.
+fn counted_tables(tables: u64, backed: u64, above: u64) -> u64 {
+    tables.saturating_sub(backed).max(tables.min(above / 4))
 }
 
 /// Divides `room` equally among volumes with these numbers of free bytes, but gives none more than it can use.
@@ -420,6 +436,24 @@ mod tests {
         assert_eq!(shares(100, &[1000, 5, 20]), [75, 5, 20]);
         assert_eq!(shares(0, &[7, 7]), [0, 0]);
         assert_eq!(shares(10, &[]), Vec::<u64>::new());
+    }
+
+    /// W50: code fills the disk with data and then makes as many files as its volumes have inodes.
+    #[test]
+    fn w50_a_full_disk_still_has_room_for_the_inode_tables() {
+        let (keep, tables) = (1 << 30, 25_600_000);
+        let backed = keep / 2;
+        for (volumes, space) in [(1, 1 << 30), (42, 20 << 30), (100, 4 << 30), (700, 20 << 30), (1000, 100 << 30)] {
+            let (tables, mut above): (u64, u64) = (volumes * tables, space);
+            assert!(tables <= backed + above, "else no such volume is admitted");
+            // Each time it looks the budget gives the rest to data, and code takes it.
+            for _ in 0..100 {
+                above = counted_tables(tables, backed, above);
+            }
+            assert!(tables <= backed + above, "{volumes} volumes: {tables} bytes of tables, {above} left for them");
+        }
+        assert_eq!(counted_tables(100, 50, 1000), 100, "while there is room they do not need the floor");
+        assert_eq!(counted_tables(100, 50, 200), 50);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::driver::PendingDrivers;
 use crate::ids::{IdMap, Mode, Slot, Slots};
 use crate::inherited;
 use crate::instance::{self, Instance};
-use crate::kept_volumes::{ParkedVolume, VolumeLease, VolumeStore};
+use crate::kept_volumes::{ParkedVolume, VolumeLease, VolumeStore, memory_of_machine};
 use crate::launcher::{answer, answer_with, failed, log, relay};
 use crate::seccomp;
 use crate::sockets;
@@ -250,7 +250,13 @@ impl Keeper {
                     let name = instance.dir.file_name().unwrap_or_default().to_string_lossy();
                     Budget::new(&instance.dir, &start.runtime_dir, start.keep_free, &name)
                 }),
-                store: VolumeStore::new(survey.ext4, survey.mode, &instance.state_dir, &instance.dir),
+                store: VolumeStore::new(
+                    survey.ext4,
+                    survey.mode,
+                    &instance.state_dir,
+                    &instance.dir,
+                    memory_of_machine(&tree.tops()),
+                ),
                 private: [start.state_dir.clone(), start.runtime_dir.clone()],
                 survey,
                 instance,
@@ -595,8 +601,12 @@ impl Keeper {
             self.let_go(vec![parked.mount]);
             return LauncherReply::Done;
         }
+        let groups = self.store.groups_of(name).unwrap_or_default();
         match self.store.discard(name) {
-            Ok(true) => LauncherReply::Done,
+            Ok(true) => {
+                self.tidy(&groups);
+                LauncherReply::Done
+            }
             Ok(false) => LauncherReply::InUse,
             Err(e) => failed(e.to_string()),
         }
@@ -776,6 +786,13 @@ impl Keeper {
         }
     }
 
+    /// Removes empty cgroups around sandboxes, unless the memory of a kept volume is charged to them.
+    fn tidy(&self, groups: &[Group]) {
+        if !self.store.is_charged_to(groups) {
+            self.tree.tidy(groups);
+        }
+    }
+
     fn forget(&mut self, key: u64) {
         let Some(mut cell) = self.cells.remove(&key) else { return };
         let phase = std::mem::replace(&mut cell.phase, Phase::Running);
@@ -784,7 +801,6 @@ impl Keeper {
         if let Some(until) = phase.until() {
             self.deadlines.remove(&(until, key));
         }
-        self.tree.tidy(&cell.groups);
         if let Some(disk) = &mut self.disk {
             volumes(&cell).for_each(|(device, _)| disk.remove(device));
         }
@@ -794,6 +810,7 @@ impl Keeper {
                 self.park(lent.name, ParkedVolume { mount, slot, device });
             }
         }
+        self.tidy(&cell.groups);
         // Free the uid and the descriptors before the requests are answered.
         drop(cell);
         if let Phase::Ending { requests, .. } = phase {

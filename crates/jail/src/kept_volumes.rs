@@ -5,11 +5,17 @@
 //! launcher's mount namespace, and last as long as the launcher. Each of those has its own host uid, because older
 //! kernels offer no way to map its files from one sandbox's uid to the next one's.
 //!
+//! Memory that a volume keeps is no longer bounded by the limit of the sandbox that wrote it. It has a budget, for each
+//! tenant and for all: a sandbox gets a volume that can grow by no more than half of what is left. No volume is
+//! discarded to make room, because its owner was promised how long it stays; a new one is refused, and files of the
+//! others can still be read and deleted.
+//!
 //! After its sandbox has ended, an image stays mounted for a while for the next one: the launcher holds a mount of it
 //! that is attached nowhere, together with the uid to which its files are mapped. This mount keeps the image locked;
 //! the launcher releases it as soon as another process opens the image.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,9 +27,10 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::fs::inotify;
 use rustix::fs::{AtFlags, CWD, RenameFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::io::Errno;
-use rustix::mount::{MountPropagationFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::Group;
 use crate::ids::{Mode, Slot, Slots, private_dir};
 use crate::volume::{self, Device, Purpose};
 use crate::{apply, spec, sys};
@@ -74,13 +81,54 @@ pub struct VolumeStore {
 #[derive(Debug)]
 enum StoreBacking {
     Disk { dir: PathBuf, templates: PathBuf, lot: ParkedVolumes },
-    Memory { dir: PathBuf, volumes: BTreeMap<String, MemoryVolume>, hidden: bool },
+    Memory { dir: PathBuf, volumes: BTreeMap<String, MemoryVolume>, hidden: bool, budget: u64 },
 }
 
 #[derive(Debug)]
 struct MemoryVolume {
     last_used: u64,
     slot: Option<Slot>,
+    /// The cgroups around the sandbox that created it, outermost first. The first one is the tenant's.
+    groups: Vec<Group>,
+    /// Bytes of memory that it has, or may take while a sandbox has it.
+    charge: u64,
+}
+
+/// The limits of a volume in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MemorySize {
+    bytes: u64,
+    inodes: u64,
+}
+
+/// Memory that an inode of a tmpfs takes, with its name.
+const INODE: u64 = 1024;
+const PAGE: u64 = 4096;
+/// Smallest room in the budget for which a new volume is created.
+const LEAST: u64 = 1 << 20;
+
+impl MemorySize {
+    fn charge(self) -> u64 {
+        self.bytes + self.inodes * INODE
+    }
+
+    /// Returns what the volume has in use.
+    fn used(at: &Path) -> io::Result<Self> {
+        let found = rustix::fs::statvfs(at)?;
+        let bytes = (found.f_blocks - found.f_bfree) * found.f_frsize;
+        Ok(Self { bytes, inodes: found.f_files - found.f_ffree })
+    }
+
+    /// Returns the limits for a volume that uses `self`, if it and all that is not used of the budget are `room`. A
+    /// file with content takes a page, so there are no more inodes than pages.
+    fn grown(self, wanted: &KeptVolumeRequest, room: u64) -> Self {
+        let target = self.charge() + room.saturating_sub(self.charge()) / 2;
+        let bytes = wanted.bytes.min(target / 5 * 4).min(target - self.inodes * INODE) / PAGE * PAGE;
+        // A tmpfs takes zero for no limit.
+        let bytes = bytes.max(self.bytes).max(PAGE);
+        let inodes = wanted.inodes.min(bytes / PAGE).min(target.saturating_sub(bytes) / INODE);
+        Self { bytes, inodes: inodes.max(self.inodes).max(1) }
+    }
 }
 
 /// Maximum number of images that stay mounted.
@@ -103,14 +151,15 @@ struct ParkedVolumes {
 const NEW: &str = "kept.img";
 
 impl VolumeStore {
-    /// `instance` is the launcher's instance directory.
-    pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
+    /// `instance` is the launcher's instance directory, `memory` the memory of the machine or of the server's cgroup.
+    pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path, memory: u64) -> Self {
         let place = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
             StoreBacking::Disk { dir, templates, lot: ParkedVolumes::default() }
         } else {
             // The launcher of an ordinary user has already moved into a separate mount namespace at its start.
-            StoreBacking::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
+            let (dir, hidden) = (instance.join("kept"), mode != Mode::Root);
+            StoreBacking::Memory { dir, volumes: BTreeMap::new(), hidden, budget: memory / 4 }
         };
         Self { place }
     }
@@ -121,6 +170,7 @@ impl VolumeStore {
         &mut self,
         wanted: &KeptVolumeRequest,
         dir: &Path,
+        groups: &[Group],
         slots: Option<&mut Slots>,
     ) -> io::Result<VolumeLease> {
         check_name(&wanted.name)?;
@@ -143,13 +193,19 @@ impl VolumeStore {
                 let source = if new { new_image(templates, wanted, dir)? } else { on_disk(None, image) };
                 Ok(VolumeLease { name, new, source, slot: None, parked: None })
             }
-            StoreBacking::Memory { dir: all, volumes, hidden } => {
+            StoreBacking::Memory { dir: all, volumes, hidden, budget } => {
                 let at = all.join(&wanted.name);
                 let new = !volumes.contains_key(&wanted.name);
+                let room = room(*budget, volumes, &wanted.name, groups);
                 if new {
+                    if room < LEAST {
+                        return Err(io::Error::new(io::ErrorKind::StorageFull, FULL));
+                    }
                     hide(hidden)?;
                     private_dir(all)?;
-                    volumes.insert(wanted.name.clone(), MemoryVolume::mount(wanted, &at, slots)?);
+                    volumes.insert(wanted.name.clone(), MemoryVolume::mount(wanted, &at, groups, room, slots)?);
+                } else if let Some(held) = volumes.get_mut(&wanted.name) {
+                    held.resize(wanted, &at, room)?;
                 }
                 let slot = volumes.get(&wanted.name).and_then(|held| held.slot.as_ref()).map(|slot| slot.number);
                 Ok(VolumeLease {
@@ -199,10 +255,25 @@ impl VolumeStore {
                     volumes.remove(&lent.name);
                 } else if let Some(held) = volumes.get_mut(&lent.name) {
                     held.last_used = now();
+                    held.charge = MemorySize::used(&dir.join(&lent.name)).map_or(held.charge, MemorySize::charge);
                 }
             }
             (StoreBacking::Disk { .. }, _) => {}
         }
+    }
+
+    /// Returns the cgroups that the memory of a volume is charged to, if it is in memory.
+    pub fn groups_of(&self, name: &str) -> Option<Vec<Group>> {
+        let StoreBacking::Memory { volumes, .. } = &self.place else { return None };
+        volumes.get(name).map(|held| held.groups.clone())
+    }
+
+    /// Returns whether the memory of a volume is charged to these cgroups. When they are removed, the charge is lost.
+    pub fn is_charged_to(&self, groups: &[Group]) -> bool {
+        let StoreBacking::Memory { volumes, .. } = &self.place else { return false };
+        let names = |groups: &[Group]| groups.iter().map(|group| group.name.clone()).collect::<Vec<_>>();
+        let wanted = names(groups);
+        volumes.values().any(|held| names(&held.groups) == wanted)
     }
 
     pub fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
@@ -322,15 +393,57 @@ impl ParkedVolumes {
     }
 }
 
+/// Message for a new volume that the budget has no room for.
+const FULL: &str = "the files of conversations have all the memory that they may take; delete files of other ones";
+
 impl MemoryVolume {
-    fn mount(wanted: &KeptVolumeRequest, at: &Path, slots: Option<&mut Slots>) -> io::Result<Self> {
+    fn mount(
+        wanted: &KeptVolumeRequest,
+        at: &Path,
+        groups: &[Group],
+        room: u64,
+        slots: Option<&mut Slots>,
+    ) -> io::Result<Self> {
         let slot = slots.map(Slots::take).transpose()?;
+        let size = MemorySize { bytes: 0, inodes: 0 }.grown(wanted, room);
         private_dir(at)?;
-        apply::mount_tmpfs(at, wanted.bytes, wanted.inodes).map_err(io::Error::other).inspect_err(|_| {
+        apply::mount_tmpfs(at, size.bytes, size.inodes).map_err(io::Error::other).inspect_err(|_| {
             let _ = fs::remove_dir(at);
         })?;
-        Ok(Self { last_used: now(), slot })
+        Ok(Self { last_used: now(), slot, groups: groups.to_vec(), charge: size.charge() })
     }
+
+    /// Sets the limits for the next sandbox.
+    fn resize(&mut self, wanted: &KeptVolumeRequest, at: &Path, room: u64) -> io::Result<()> {
+        let size = MemorySize::used(at)?.grown(wanted, room);
+        let options = CString::new(format!("size={},nr_inodes={}", size.bytes, size.inodes))?;
+        rustix::mount::mount_remount(at, MountFlags::NOSUID | MountFlags::NODEV, options.as_c_str())?;
+        self.charge = size.charge();
+        Ok(())
+    }
+}
+
+/// Returns the memory that the volume `name` may have, with what it has: what the others leave of the budget, of which
+/// one tenant gets half. If one of the groups has a memory limit, half of this limit is left to its sandboxes.
+fn room(budget: u64, volumes: &BTreeMap<String, MemoryVolume>, name: &str, groups: &[Group]) -> u64 {
+    let tenant = |groups: &[Group]| groups.first().map(|group| group.name.clone());
+    // A link to files comes without their tenant.
+    let groups = volumes.get(name).map_or(groups, |held| &held.groups);
+    let owner = tenant(groups);
+    let others = || volumes.iter().filter(|(other, _)| *other != name).map(|(_, held)| held);
+    let all: u64 = others().map(|held| held.charge).sum();
+    let own: u64 = others().filter(|held| tenant(&held.groups) == owner).map(|held| held.charge).sum();
+    let limit = groups.iter().filter_map(|group| group.limits.memory_bytes).min().unwrap_or(u64::MAX);
+    budget.saturating_sub(all).min((budget / 2).min(limit / 2).saturating_sub(own))
+}
+
+/// Returns the memory that this machine has, or less if a cgroup around these directories has a lower limit.
+pub fn memory_of_machine(cgroups: &[PathBuf]) -> u64 {
+    let read = |dir: &Path, file| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
+    let limit = |dir: &Path| read(dir, "memory.max").or_else(|| read(dir, "memory.limit_in_bytes"));
+    let limits = cgroups.iter().flat_map(|dir| dir.ancestors()).filter_map(limit);
+    let found = rustix::system::sysinfo();
+    limits.chain([found.totalram * u64::from(found.mem_unit)]).min().unwrap_or(0)
 }
 
 /// Moves root's launcher into a new mount namespace. In the host's mount namespace a mount would outlive the launcher.
@@ -397,6 +510,8 @@ fn check_name(name: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use crate::cgroup::CgroupLimits;
+
     use super::*;
 
     #[test]
@@ -410,7 +525,7 @@ mod tests {
     #[test]
     fn images_are_listed_by_name_and_a_discarded_one_is_gone() {
         let dir = crate::test_dir("kept");
-        let mut store = VolumeStore::new(true, Mode::Root, &dir, &dir.join("i"));
+        let mut store = VolumeStore::new(true, Mode::Root, &dir, &dir.join("i"), 0);
         assert_eq!(store.list().unwrap(), vec![]);
         let (a, b) = ("a".repeat(64), "b".repeat(64));
         fs::create_dir(dir.join("data")).unwrap();
@@ -424,5 +539,73 @@ mod tests {
         assert!(store.discard(&a).unwrap() && store.discard(&a).unwrap());
         assert_eq!(names(&store), [b]);
         fs::remove_dir_all(dir).unwrap();
+    }
+
+    fn wanted() -> KeptVolumeRequest {
+        KeptVolumeRequest { name: "a".repeat(64), bytes: 128 << 20, inodes: 100_000 }
+    }
+
+    fn groups(tenant: &str, memory_bytes: Option<u64>) -> Vec<Group> {
+        let limits = CgroupLimits { memory_bytes, ..CgroupLimits::default() };
+        vec![
+            Group { name: tenant.into(), limits },
+            Group { name: "conversation".into(), limits: CgroupLimits::default() },
+        ]
+    }
+
+    /// W49: a tenant leaves a full volume in one conversation after the other.
+    #[test]
+    fn w49_volumes_in_memory_have_a_budget_for_each_tenant_and_for_all() {
+        const BUDGET: u64 = 1 << 30;
+        let mut volumes = BTreeMap::new();
+        let mut fill = |tenant: &str, limit: Option<u64>| {
+            let (before, groups) = (volumes.len(), groups(tenant, limit));
+            for n in 0..1000 {
+                let name = format!("{tenant}{n}");
+                let room = room(BUDGET, &volumes, &name, &groups);
+                if room < LEAST {
+                    break;
+                }
+                // Code takes all that it is given, as content or as files without any.
+                let charge = MemorySize { bytes: 0, inodes: 0 }.grown(&wanted(), room).charge();
+                let groups = groups.clone();
+                volumes.insert(name, MemoryVolume { last_used: 0, slot: None, groups, charge });
+            }
+            let own = volumes.iter().filter(|(name, _)| name.starts_with(tenant));
+            (volumes.len() - before, own.map(|(_, held)| held.charge).sum::<u64>())
+        };
+        let (count, held) = fill("blue", None);
+        assert!(count > 3 && held <= BUDGET / 2, "{count} volumes, {held} bytes");
+        let (count, held) = fill("green", Some(256 << 20));
+        assert!(count > 3 && held <= 128 << 20, "half of its quota: {count} volumes, {held} bytes");
+        let (count, held) = fill("red", None);
+        let all: u64 = volumes.values().map(|held| held.charge).sum();
+        assert!(count > 3 && all <= BUDGET, "what is left: {count} volumes, {held} bytes, {all} in all");
+        // One that exists is lent all the same, and cannot grow.
+        let blue = groups("blue", None);
+        let own = volumes["blue0"].charge;
+        assert!(room(BUDGET, &volumes, "blue0", &blue) < own + LEAST);
+        assert_eq!(
+            room(BUDGET, &volumes, "blue0", &groups("links", None)),
+            room(BUDGET, &volumes, "blue0", &blue),
+            "a link opens it as its tenant's"
+        );
+    }
+
+    #[test]
+    fn a_volume_in_memory_grows_by_half_of_the_room_and_never_loses_what_it_has() {
+        let empty = MemorySize { bytes: 0, inodes: 0 };
+        let whole = MemorySize { bytes: 128 << 20, inodes: 32 << 10 };
+        assert_eq!(empty.grown(&wanted(), 1 << 40), whole, "a file with content takes a page");
+        for used in
+            [empty, MemorySize { bytes: 1 << 20, inodes: 9000 }, MemorySize { bytes: 100 << 20, inodes: 25_000 }]
+        {
+            for room in [0, LEAST, 3 << 20, 50 << 20, 200 << 20, 1 << 30] {
+                let size = used.grown(&wanted(), room);
+                assert!(size.bytes >= used.bytes.max(1) && size.inodes >= used.inodes.max(1), "{used:?} {room}");
+                let (most, least) = (room.max(used.charge()), PAGE + INODE);
+                assert!(size.charge() <= most.max(least), "{used:?} {room}: {size:?}");
+            }
+        }
     }
 }

@@ -28,6 +28,7 @@ fn main() {
         ["sandpool-guest", "browser"] => driver(),
         [_, "serve", mode, state_dir, ref lines @ ..] => serve(mode, state_dir, lines),
         [_, "keep", mode, state_dir, ref lines @ ..] => keep(mode, state_dir, lines),
+        [_, "hoard", mode, state_dir] => hoard(mode, state_dir),
         [_, "share", mode, state_dir, host, line] => share(mode, state_dir, host, line),
         [_, "floor", mode, state_dir] => floor(mode, state_dir),
         [_, "warm", mode, state_dir, ref lines @ ..] => warm(mode, state_dir, lines),
@@ -202,6 +203,50 @@ fn keep(mode: &str, state_dir: &str, lines: &[&str]) {
         native.discard(&name).await.unwrap();
         native.discard(&name).await.unwrap();
         assert_eq!(native.kept().await.unwrap(), []);
+        native.shutdown().await;
+    });
+}
+
+/// Fills one kept volume after the other until there is no room for another, and says how much they hold; then what is possible
+/// without it.
+fn hoard(mode: &str, state_dir: &str) {
+    let launcher = sandbox::native::spawn_launcher().unwrap();
+    let config = config(state_dir, mode_of(mode));
+    // Its kept volumes may have half of it.
+    let group = |name: &str| Group { name: name.into(), memory_bytes: Some(64 << 20), cpu_millis: None };
+    let numbered = |tenant: &str, number: usize| {
+        let kept = KeptVolume { name: format!("{number:064x}"), bytes: 16 << 20, inodes: 10_000 };
+        SandboxSpec { groups: vec![group(tenant)], kept: Some(kept), ..spec() }
+    };
+    let fill =
+        "dd if=/dev/zero of=/data/x bs=64k 2>/dev/null; stat -c %s /data/x; echo x 2>/dev/null > /data/y || echo full";
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let (native, _) = Native::start(launcher, config).await.unwrap();
+        let mut number = 0;
+        let refused = loop {
+            match native.create(&numbered("tenant", number)).await {
+                Ok(sandbox) => {
+                    say(&*sandbox, fill).await;
+                    sandbox.destroy().await.unwrap();
+                    number += 1;
+                }
+                Err(error) => break error,
+            }
+            assert!(number < 30, "there is no end of it");
+        };
+        assert!(matches!(refused, BackendError::NoSpace(_)), "{refused:?}");
+        let first = native.create(&numbered("tenant", 0)).await.unwrap();
+        say(&*first, "echo more 2>/dev/null >> /data/x || echo full; rm /data/x && echo removed").await;
+        first.destroy().await.unwrap();
+        for tenant in ["tenant", "other"] {
+            number += 1;
+            let sandbox = native.create(&numbered(tenant, number)).await.unwrap();
+            say(&*sandbox, &format!("echo {tenant} > /data/f && cat /data/f")).await;
+            sandbox.destroy().await.unwrap();
+        }
+        for kept in native.kept().await.unwrap() {
+            native.discard(&kept.name).await.unwrap();
+        }
         native.shutdown().await;
     });
 }

@@ -87,7 +87,9 @@ impl Keeper {
         self.cells.insert(key, cell);
         if let Err(e) = built {
             // Everything created so far is removed like any sandbox; the answer follows when nothing is left.
-            self.end(key, Some((request, failed(e.to_string()))));
+            let message = e.to_string();
+            let full = e.kind() == io::ErrorKind::StorageFull;
+            self.end(key, Some((request, if full { LauncherReply::NoSpace { message } } else { failed(message) })));
         }
         Ok(())
     }
@@ -179,7 +181,8 @@ impl Keeper {
         create: &Create,
     ) -> io::Result<VolumeLease> {
         let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
-        self.store.lend(&KeptVolumeRequest { bytes, ..wanted.clone() }, &cell.dir, self.slots.as_mut())
+        let wanted = KeptVolumeRequest { bytes, ..wanted.clone() };
+        self.store.lend(&wanted, &cell.dir, &create.groups, self.slots.as_mut())
     }
 
     pub(super) fn volume(&self, cell: &SandboxRecord, create: &Create) -> io::Result<Volume> {

@@ -787,9 +787,9 @@ mod tests {
 
     use super::*;
 
-    /// W50: a message of many objects is counted as soon as it is read, and not when its turn comes.
+    /// W58: a message of many objects is counted as soon as it is read, and not when its turn comes.
     #[tokio::test]
-    async fn w50_a_large_message_is_counted_where_it_is_read() {
+    async fn w58_a_large_message_is_counted_where_it_is_read() {
         let memory = Memory::new(64 << 20, 64 << 20);
         let tenant = Tenant::local();
         let objects = format!("{}1{}", "{\"\":".repeat(100), "}".repeat(100));

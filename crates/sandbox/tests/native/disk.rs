@@ -1,4 +1,4 @@
-//! A small disk and volumes that together are larger than it (row W23).
+//! A small disk and volumes that together are larger than it (rows W23 and W50).
 
 use sandbox::native::KeepFree;
 
@@ -113,6 +113,51 @@ async fn w23_a_tenant_that_fills_the_disk_costs_nobody_a_byte_that_was_written()
     assert!(!sh(&*another, WRITE).await.contains("LOST"));
     for sandbox in [victim, keeper, another] {
         sandbox.destroy().await.unwrap();
+    }
+    native.shutdown().await;
+    drop(mounted);
+}
+
+/// W50: the tables of 100,000 inodes are 25.6 MB of holes in an image. Code takes them without taking a free block.
+#[tokio::test]
+async fn w50_files_without_content_do_not_take_the_rest_of_a_full_disk() {
+    if !root() {
+        return;
+    }
+    let place = Place::new("tables");
+    let mounted = disk(&place);
+    let native = started(&place).await;
+    let limits = Limits { disk_bytes: VOLUME, disk_inodes: 100_000, ..LIMITS };
+    let many = SandboxSpec { limits, ..spec() };
+    let mut attackers = Vec::new();
+    for _ in 0..3 {
+        attackers.push(native.create(&many).await.unwrap());
+    }
+    // Each directory has one block already, in which there is room for the names.
+    let fill =
+        "mkdir -p $(seq 1 380) && dd if=/dev/zero of=big bs=1M 2>&1; sync; dd if=/dev/zero of=more bs=4k 2>&1; sync";
+    for _ in 0..2 {
+        for attacker in &attackers {
+            let said = sh(&**attacker, fill).await;
+            assert!(said.contains("No space left"), "{said}");
+        }
+        // The others learn late what one of them did not use.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    let refused = native.create(&many).await.err();
+    assert!(
+        matches!(&refused, Some(BackendError::NoSpace(message)) if message.starts_with("the server's disk is full: ")),
+        "{refused:?}"
+    );
+    for attacker in &attackers {
+        let files =
+            "for d in $(seq 1 380); do (cd $d && touch $(seq 1 260)) 2>/dev/null; done; sync; find . -type f | wc -l";
+        let said = sh(&**attacker, files).await;
+        assert!(said.lines().last().is_some_and(|count| count.parse::<u32>().unwrap() > 90_000), "{said}");
+    }
+    assert!(free(&place) + (4 << 20) > KEEP / 2, "{} bytes are free", free(&place));
+    for attacker in attackers {
+        attacker.destroy().await.unwrap();
     }
     native.shutdown().await;
     drop(mounted);

@@ -146,9 +146,9 @@ fn nested(objects: usize) -> Value {
     (0..objects / 64).map(|_| deep()).collect()
 }
 
-/// W49: what a batch holds is counted before its first message waits.
+/// W57: what a batch holds is counted before its first message waits.
 #[tokio::test]
-async fn w49_the_messages_of_a_batch_are_counted_while_they_wait() {
+async fn w57_the_messages_of_a_batch_are_counted_while_they_wait() {
     let memory = Memory::new(100 * MB, 100 * MB);
     let server = server_with(&memory).await;
     let mut client = server.client().await;
@@ -163,9 +163,9 @@ async fn w49_the_messages_of_a_batch_are_counted_while_they_wait() {
     server.stop().await;
 }
 
-/// W51: a call whose client has hung up, but may come back, is still one of its tenant's requests.
+/// W59: a call whose client has hung up, but may come back, is still one of its tenant's requests.
 #[tokio::test]
-async fn w51_calls_that_may_be_resumed_keep_their_share() {
+async fn w59_calls_that_may_be_resumed_keep_their_share() {
     let (patience, resume_within) = (Duration::from_millis(20), Duration::from_secs(600));
     let options = HttpOptions { patience, resume_within, max_requests_per_tenant: 3, ..HttpOptions::default() };
     let server = Server::with(options).await;
