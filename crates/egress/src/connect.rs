@@ -21,7 +21,7 @@ const TRIED: usize = 3;
 
 /// The reason why no connection was made.
 #[derive(Debug, thiserror::Error)]
-pub enum Stop {
+pub(crate) enum Stop {
     #[error("{}", .0.sentence)]
     Denied(Denial),
     #[error("{0}")]
@@ -37,7 +37,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    pub fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Lost(ResolveError::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
@@ -49,13 +49,13 @@ impl Stop {
 }
 
 impl Connection {
-    pub fn deny(&self, what: &str, refusal: DenyReason) -> Stop {
+    pub(crate) fn deny(&self, what: &str, refusal: DenyReason) -> Stop {
         Stop::Denied(self.state.deny(what, refusal))
     }
 
     /// Resolves the target and returns its allowed addresses; the policy must already have allowed `crossing` without
     /// an address. If a name has both allowed and other addresses, only the allowed ones are returned.
-    pub async fn find(&self, what: &str, crossing: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
+    pub(crate) async fn find(&self, what: &str, crossing: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
         let Target { host, port } = &crossing.target;
         let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
         let (mut allowed, mut refused) = (Vec::new(), None);
@@ -76,7 +76,7 @@ impl Connection {
     }
 
     /// Connects to the first of `addresses` that accepts a connection.
-    pub async fn dial(
+    pub(crate) async fn dial(
         &self,
         what: &str,
         mut crossing: ConnectionInfo,

@@ -28,7 +28,7 @@ impl Denial {
 }
 
 /// Makes text from the sandbox safe to quote in a sentence: one line, printable, and at most `most` characters long.
-pub fn plain(text: &str, most: usize) -> String {
+pub(crate) fn plain(text: &str, most: usize) -> String {
     let shown = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
     let mut plain: String = text.chars().take(most).map(shown).collect();
     if text.chars().nth(most).is_some() {
@@ -46,7 +46,7 @@ const TOLD_PER_SECOND: f64 = 10.0;
 const TOLD_AT_ONCE: f64 = 100.0;
 
 /// The recent denials of one sandbox.
-pub struct Denials {
+pub(crate) struct Denials {
     sink: Sink,
     kept: Mutex<RecentDenials>,
 }
@@ -58,12 +58,12 @@ struct RecentDenials {
 }
 
 impl Denials {
-    pub fn new(sink: Sink) -> Self {
+    pub(crate) fn new(sink: Sink) -> Self {
         let told = Bucket::new(TOLD_PER_SECOND, TOLD_AT_ONCE);
         Self { sink, kept: Mutex::new(RecentDenials { last: VecDeque::new(), count: 0, told }) }
     }
 
-    pub fn add(&self, denial: &Denial) {
+    pub(crate) fn add(&self, denial: &Denial) {
         let tell = {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
             if kept.last.len() == KEPT {
@@ -78,12 +78,12 @@ impl Denials {
         }
     }
 
-    pub fn mark(&self) -> u64 {
+    pub(crate) fn mark(&self) -> u64 {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 
     /// Returns the first few distinct denials after `mark`, and the number of further ones.
-    pub fn since(&self, mark: u64) -> (Vec<Denial>, u64) {
+    pub(crate) fn since(&self, mark: u64) -> (Vec<Denial>, u64) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = kept.count - kept.last.len() as u64;
         let mut distinct: Vec<Denial> = Vec::new();

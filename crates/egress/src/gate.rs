@@ -95,7 +95,7 @@ impl Drop for Narrowed {
     }
 }
 
-pub struct GateState {
+pub(crate) struct GateState {
     pub shared: Arc<EgressShared>,
     /// The tenant that the sandbox belongs to.
     pub tenant: String,
@@ -128,7 +128,7 @@ impl GateState {
     }
 
     /// Applies the policies that are in force at this moment.
-    pub fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
+    pub(crate) fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
         let (base, narrower) = {
             let judges = self.judges();
             (Arc::clone(&judges.base), judges.narrower.clone())
@@ -150,7 +150,7 @@ impl GateState {
         }
     }
 
-    pub fn deny(&self, what: &str, refusal: DenyReason) -> Denial {
+    pub(crate) fn deny(&self, what: &str, refusal: DenyReason) -> Denial {
         let denial = Denial::new(what, refusal);
         tracing::debug!(sentence = denial.sentence, "denied");
         self.denials.add(&denial);
@@ -175,7 +175,7 @@ impl Metered for GateState {
 
 /// The known facts about the traffic on a connection. They are judged again whenever the policy changes.
 #[derive(Debug, Clone)]
-pub struct ConnectionInfo {
+pub(crate) struct ConnectionInfo {
     pub target: Target,
     pub inside: Visibility,
     pub address: Option<SocketAddr>,
@@ -184,7 +184,7 @@ pub struct ConnectionInfo {
 }
 
 #[derive(Debug, Clone)]
-pub enum Visibility {
+pub(crate) enum Visibility {
     /// A tunnel whose requests are judged one by one.
     Requests,
     Method(hyper::Method),
@@ -193,7 +193,7 @@ pub enum Visibility {
 }
 
 impl ConnectionInfo {
-    pub fn new(target: Target, inside: Visibility) -> Self {
+    pub(crate) fn new(target: Target, inside: Visibility) -> Self {
         Self { target, inside, address: None, name: None }
     }
 
@@ -224,7 +224,7 @@ impl TrackedConnection {
 }
 
 /// A connection from the sandbox, with its permits. It ends when the last task that serves it has ended.
-pub struct Connection {
+pub(crate) struct Connection {
     pub state: Arc<GateState>,
     passing: Arc<TrackedConnection>,
     id: u64,
@@ -232,7 +232,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub fn new(state: Arc<GateState>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
+    pub(crate) fn new(state: Arc<GateState>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
         let passing = Arc::new(TrackedConnection { crossing: Mutex::default(), cut: state.closed.child_token() });
         let id = state.number();
         state.shared.connections.fetch_add(1, Ordering::Relaxed);
@@ -241,7 +241,7 @@ impl Connection {
     }
 
     /// Checks whether `crossing` may pass. From then on it is judged again whenever the policy changes.
-    pub fn cross(&self, crossing: ConnectionInfo) -> Result<(), DenyReason> {
+    pub(crate) fn cross(&self, crossing: ConnectionInfo) -> Result<(), DenyReason> {
         self.state.meter.spent()?;
         // Recorded before it is judged, so that a policy change in between also applies to it.
         *self.passing.crossing.lock().unwrap_or_else(PoisonError::into_inner) = Some(crossing.clone());
@@ -249,7 +249,7 @@ impl Connection {
     }
 
     /// Runs a task that ends when the gate closes or when the connection is no longer allowed.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let cut = self.passing.cut.clone();
         tokio::spawn(async move {
             cut.run_until_cancelled(task).await;

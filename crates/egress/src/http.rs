@@ -26,25 +26,25 @@ use crate::tunnel;
 use crate::upstream::IdleUpstream;
 
 /// Header that marks a response as a denial by the proxy rather than a response of the host.
-pub const DENIED: &str = "x-sandpool-denied";
+const DENIED: &str = "x-sandpool-denied";
 
 /// Timeout for the head of a request, and for the pause between two requests.
 const HEAD: Duration = Duration::from_secs(60);
-pub const MOST_HEADERS: usize = 128;
-pub const LONGEST_HEAD: usize = 64 << 10;
+pub(crate) const MOST_HEADERS: usize = 128;
+pub(crate) const LONGEST_HEAD: usize = 64 << 10;
 
 type Body = BoxBody<Bytes, hyper::Error>;
 type Reply = Result<Response<Body>, Stop>;
 
 /// The fixed destination of all requests inside a tunnel.
 #[derive(Clone)]
-pub struct Fixed {
+pub(crate) struct Fixed {
     pub target: Target,
     /// Name of the host if the proxy terminates TLS. The proxy then opens TLS to the host under this name.
     pub tls: Option<String>,
 }
 
-pub async fn serve<S>(connection: Arc<Connection>, stream: S, fixed: Option<Fixed>) -> hyper::Result<()>
+pub(crate) async fn serve<S>(connection: Arc<Connection>, stream: S, fixed: Option<Fixed>) -> hyper::Result<()>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -105,7 +105,7 @@ fn stopped(stop: &Stop) -> Response<Body> {
 }
 
 /// Renders the same response as bytes, for a client whose request is not read.
-pub fn bare(stop: &Stop) -> Vec<u8> {
+pub(crate) fn bare(stop: &Stop) -> Vec<u8> {
     let (status, text) = (stop.status(), format!("{stop}\n"));
     let denied = if let Stop::Denied(_) = stop { format!("{DENIED}: 1\r\n") } else { String::new() };
     format!(

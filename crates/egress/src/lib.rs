@@ -4,6 +4,7 @@
 //! The proxy accepts connections directly on a socket that listens inside the sandbox. No relay is needed in between,
 //! and the socket itself identifies the sandbox. The proxy speaks HTTP, CONNECT and SOCKS5. It resolves names itself
 //! and checks the address that it then connects to.
+#![warn(unreachable_pub)]
 
 use std::collections::BTreeMap;
 use std::io;

@@ -25,7 +25,7 @@ const REFUSALS_AT_ONCE: f64 = 500.0;
 /// A token bucket with a rate per second and a burst. Taking more than is available creates a debt that has to be
 /// waited out.
 #[derive(Debug)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     rate: f64,
     burst: f64,
     level: f64,
@@ -33,7 +33,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    pub fn new(rate: f64, burst: f64) -> Self {
+    pub(crate) fn new(rate: f64, burst: f64) -> Self {
         Self { rate, burst, level: burst, at: Instant::now() }
     }
 
@@ -43,12 +43,12 @@ impl Bucket {
         self.at = now;
     }
 
-    pub fn take(&mut self, amount: f64) {
+    pub(crate) fn take(&mut self, amount: f64) {
         self.refill();
         self.level -= amount;
     }
 
-    pub fn take_if_there(&mut self) -> bool {
+    pub(crate) fn take_if_there(&mut self) -> bool {
         self.refill();
         let there = self.level >= 1.0;
         if there {
@@ -58,7 +58,7 @@ impl Bucket {
     }
 
     /// Returns the time at which the debt is paid off, if there is a debt.
-    pub fn debt(&mut self) -> Option<Instant> {
+    fn debt(&mut self) -> Option<Instant> {
         self.refill();
         (self.level < 0.0).then(|| self.at + Duration::from_secs_f64((-self.level / self.rate).min(3600.0)))
     }
@@ -66,7 +66,7 @@ impl Bucket {
 
 /// Counts the traffic of one sandbox and enforces its limits.
 #[derive(Debug)]
-pub struct Meter {
+pub(crate) struct Meter {
     pub places: Arc<Semaphore>,
     pub connections: Limit<u32>,
     arrivals: Mutex<Bucket>,
@@ -78,7 +78,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    pub fn new(limits: EgressLimits) -> Self {
+    pub(crate) fn new(limits: EgressLimits) -> Self {
         let per_second = f64::from(limits.connections_per_second);
         let rate = limits.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate as f64, rate as f64)));
         Self {
@@ -94,22 +94,22 @@ impl Meter {
     }
 
     /// Waits until the sandbox may open another connection to the proxy, and counts it.
-    pub async fn arrival(&self) {
+    pub(crate) async fn arrival(&self) {
         one_of(&self.arrivals).await;
     }
 
     /// Waits until the proxy may open another connection to a host, and counts it. It is counted separately because
     /// one connection from the sandbox may ask for many.
-    pub async fn dial(&self) {
+    pub(crate) async fn dial(&self) {
         one_of(&self.dials).await;
     }
 
     /// Waits until the proxy may refuse another request, and counts it.
-    pub async fn refusal(&self) {
+    pub(crate) async fn refusal(&self) {
         one_of(&self.refusals).await;
     }
 
-    pub fn spent(&self) -> Result<(), DenyReason> {
+    pub(crate) fn spent(&self) -> Result<(), DenyReason> {
         match &self.bytes {
             Some((limit, used)) if used.load(Ordering::Relaxed) >= limit.value => {
                 Err(limit.refusal(&format!("{} bytes over the life of a sandbox", limit.value), "max_mb"))
@@ -124,7 +124,7 @@ impl Meter {
         (!self.told.swap(true, Ordering::Relaxed)).then_some(refusal)
     }
 
-    pub fn charge(&self, bytes: usize) {
+    pub(crate) fn charge(&self, bytes: usize) {
         if let Some((_, used)) = &self.bytes {
             used.fetch_add(bytes as u64, Ordering::Relaxed);
         }
@@ -150,14 +150,14 @@ async fn one_of(bucket: &Mutex<Bucket>) {
 }
 
 /// Counts the bytes of a connection and is notified when no more are allowed.
-pub trait Metered: Send + Sync {
+pub(crate) trait Metered: Send + Sync {
     fn meter(&self) -> &Meter;
     fn moved(&self, bytes: usize);
     fn overdrawn(&self, refusal: DenyReason);
 }
 
 /// A stream that times out when nothing moves for a long time, and that counts the bytes moved if `metered` is set.
-pub struct Flow<S> {
+pub(crate) struct Flow<S> {
     inner: S,
     metered: Option<Arc<dyn Metered>>,
     active: Instant,
@@ -166,7 +166,7 @@ pub struct Flow<S> {
 }
 
 impl<S> Flow<S> {
-    pub fn new(inner: S, metered: Option<Arc<dyn Metered>>) -> Self {
+    pub(crate) fn new(inner: S, metered: Option<Arc<dyn Metered>>) -> Self {
         let active = Instant::now();
         Self { inner, metered, active, silence: Box::pin(sleep_until(active + SILENCE)), pause: None }
     }

@@ -20,7 +20,7 @@ const FIRST_BYTE: Duration = Duration::from_secs(60);
 
 /// Accepts connections one by one, each only after the previous one has its permits. The rest wait in the backlog of
 /// the sandbox's socket, which is bounded and costs the server nothing.
-pub async fn accept(listener: TcpListener, state: Arc<GateState>) {
+pub(crate) async fn accept(listener: TcpListener, state: Arc<GateState>) {
     loop {
         state.meter.arrival().await;
         let stream = match listener.accept().await {

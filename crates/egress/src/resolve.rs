@@ -17,21 +17,21 @@ use crate::target::Host;
 /// Timeout for a look-up, including the wait for permits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of simultaneous look-ups of one sandbox, so that its slow names do not block other sandboxes of the tenant.
-pub const AT_ONCE_EACH: usize = 8;
+pub(crate) const AT_ONCE_EACH: usize = 8;
 /// Inverse of the share of all permits that one tenant may hold.
 const SHARES: usize = 8;
 /// Maximum number of addresses used from an answer, which the owner of a name can make arbitrarily long.
 const MOST: usize = 16;
 
 #[derive(Debug)]
-pub struct Resolver {
+pub(crate) struct Resolver {
     hosts: BTreeMap<Host, IpAddr>,
     system: System,
     places: LookupPermits,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum ResolveError {
+pub(crate) enum ResolveError {
     #[error("the name {0} was not found")]
     NotFound(String),
     #[error("nobody could say in time where {0} is")]
@@ -40,7 +40,7 @@ pub enum ResolveError {
 
 impl Resolver {
     /// Creates a resolver. `hosts` are the names that the operator resolves statically.
-    pub fn new(hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
+    pub(crate) fn new(hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
         let read = |(name, address): (&String, &IpAddr)| match Host::parse(name) {
             Ok(host @ Host::Name(_)) => Ok((host, *address)),
             _ => Err(io::Error::new(
@@ -56,7 +56,12 @@ impl Resolver {
     }
 
     /// Returns the addresses of a host. `each` has [`AT_ONCE_EACH`] permits and belongs to one sandbox of `tenant`.
-    pub async fn addresses(&self, host: &Host, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
+    pub(crate) async fn addresses(
+        &self,
+        host: &Host,
+        tenant: &str,
+        each: &Semaphore,
+    ) -> Result<Vec<IpAddr>, ResolveError> {
         if let Some(address) = self.hosts.get(host) {
             return Ok(vec![*address]);
         }

@@ -39,7 +39,7 @@ fn is_possible(byte: u8) -> bool {
 }
 
 /// The texts to mask.
-pub struct Needles {
+pub(crate) struct Needles {
     /// Key of the hashes. Code that knew it could construct texts with equal hashes.
     key: u64,
     all: Vec<Needle>,
@@ -81,7 +81,7 @@ impl Default for Needles {
 
 impl Needles {
     /// Adds a text to mask. All its bytes have to be [possible](is_possible).
-    pub fn add(&mut self, needle: &[u8]) {
+    pub(crate) fn add(&mut self, needle: &[u8]) {
         debug_assert!(needle.iter().copied().all(is_possible), "it would be released before it is found");
         if needle.is_empty() {
             return;
@@ -91,7 +91,7 @@ impl Needles {
         self.all.push(Needle { text: Zeroizing::new(needle.to_vec()), hash, first });
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
@@ -143,7 +143,7 @@ impl Needles {
         self.mask(&mut self.windows(), text, 0, &mut shown).then_some(shown)
     }
 
-    pub fn mask_headers(&self, headers: &mut HeaderMap) {
+    pub(crate) fn mask_headers(&self, headers: &mut HeaderMap) {
         // Header names arrive in lower case, however they were written.
         let mut small = Self::default();
         self.all.iter().for_each(|needle| small.add(&Zeroizing::new(needle.text.to_ascii_lowercase())));
@@ -179,7 +179,7 @@ pin_project! {
 }
 
 impl<B> Scrubbed<B> {
-    pub fn new(body: B, needles: Needles) -> Self {
+    pub(crate) fn new(body: B, needles: Needles) -> Self {
         let windows = needles.windows();
         Self { body, needles, windows, held: BytesMut::new(), shown: BytesMut::new(), trailers: None, ended: false }
     }

@@ -18,7 +18,7 @@ use crate::{EgressConfig, SandboxSetup, trust};
 type SetupCell = Arc<OnceCell<Arc<SandboxSetup>>>;
 
 #[derive(Debug)]
-pub struct EgressShared {
+pub(crate) struct EgressShared {
     certutil: Option<PathBuf>,
     /// Sandbox setups by the set of secrets of the tenant. Each is created when the first sandbox needs it.
     furnishings: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
@@ -32,7 +32,7 @@ pub struct EgressShared {
 }
 
 impl EgressShared {
-    pub fn new(config: EgressConfig) -> io::Result<Self> {
+    pub(crate) fn new(config: EgressConfig) -> io::Result<Self> {
         let interceptor = Interceptor::new(&config.secrets, &config.roots)?;
         if !interceptor.is_empty() && config.certutil.is_none() {
             tracing::warn!(
@@ -51,7 +51,7 @@ impl EgressShared {
     }
 
     /// Returns the setup for a sandbox of this tenant. It reveals nothing about the secrets of other tenants.
-    pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
+    pub(crate) async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
         let set = self.interceptor.set(tenant);
         let place = {
             let mut furnishings = self.furnishings.lock().unwrap_or_else(PoisonError::into_inner);

@@ -39,7 +39,7 @@ const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
 const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// Returns the setup for a sandbox whose tenant has no secrets.
-pub fn plain() -> SandboxSetup {
+pub(crate) fn plain() -> SandboxSetup {
     let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     // Requests and npm ship their own lists of authorities, which lack any that the operator has added.
     if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
@@ -51,7 +51,7 @@ pub fn plain() -> SandboxSetup {
 }
 
 /// Returns the setup for a sandbox with secrets. `certutil` is the path of the program, if it is installed.
-pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
+pub(crate) fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
     let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     let Trusted { authority, roots, placeholders } = trusted;
     let bundle: String = roots.iter().map(|root| pem(root)).chain([authority.clone()]).collect();

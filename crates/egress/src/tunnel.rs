@@ -34,7 +34,7 @@ const GREETING: Duration = Duration::from_secs(30);
 const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 const BUFFER: usize = 32 << 10;
 
-pub enum Tunnel {
+pub(crate) enum Tunnel {
     /// A tunnel in which each request is judged.
     Requests(Target),
     /// A tunnel in which the proxy terminates TLS and judges each request.
@@ -42,7 +42,7 @@ pub enum Tunnel {
     Opaque(Box<Opaque>),
 }
 
-pub struct Opaque {
+pub(crate) struct Opaque {
     what: String,
     crossing: ConnectionInfo,
     address: SocketAddr,
@@ -50,7 +50,7 @@ pub struct Opaque {
 }
 
 /// Judges the target, and connects to it if the tunnel is opaque. `what` describes the request in denials.
-pub async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, Stop> {
+pub(crate) async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, Stop> {
     if target.port == HTTP {
         // Each request inside is judged and can be denied with a sentence, whereas many clients do not show why a
         // CONNECT was refused.
@@ -73,7 +73,7 @@ pub async fn open(connection: &Connection, what: &str, target: Target) -> Result
 
 /// Serves a tunnel until one side is done. The future is boxed because a tunnel may contain requests, which are
 /// served by the same code as those outside, so the types are recursive.
-pub fn run(
+pub(crate) fn run(
     connection: Arc<Connection>,
     client: Wire,
     tunnel: Tunnel,

@@ -26,7 +26,7 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// The idle connection to a host, one for each client connection.
 #[derive(Default)]
-pub struct IdleUpstream(Mutex<Option<Upstream>>);
+pub(crate) struct IdleUpstream(Mutex<Option<Upstream>>);
 
 struct Upstream {
     target: Target,
@@ -38,7 +38,7 @@ struct Upstream {
 impl IdleUpstream {
     /// Sends a request. The policy must already have allowed `crossing` without an address. `tls` is the name for
     /// which the host has to present a certificate.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         connection: &Connection,
         what: &str,

@@ -18,14 +18,14 @@ use crate::secrets::{Pattern, Secret};
 
 /// The secrets of one server.
 #[derive(Debug)]
-pub struct Vault(Vec<VaultEntry>);
+pub(crate) struct Vault(Vec<VaultEntry>);
 
 /// A subset of the server's secrets. Tenants with the same subset get the same sandbox setup.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SecretSet(Vec<usize>);
+pub(crate) struct SecretSet(Vec<usize>);
 
 impl SecretSet {
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
@@ -41,7 +41,7 @@ struct VaultEntry {
 
 impl Vault {
     /// Checks the secrets and generates their placeholders. The error message does not contain a value.
-    pub fn new(secrets: &[Secret], random: impl Fn() -> [u8; 12]) -> Result<Self, String> {
+    pub(crate) fn new(secrets: &[Secret], random: impl Fn() -> [u8; 12]) -> Result<Self, String> {
         let kept = |secret: &Secret| {
             Secret::check(&secret.name, &secret.hosts, &secret.header, secret.format.as_deref())?;
             let header = secret.header.parse().map_err(|_| format!("`{}` is not a header", secret.header))?;
@@ -58,7 +58,7 @@ impl Vault {
     }
 
     /// Returns the distinct non-empty sets of secrets that tenants can have.
-    pub fn sets(&self) -> BTreeSet<SecretSet> {
+    pub(crate) fn sets(&self) -> BTreeSet<SecretSet> {
         let named = self.0.iter().flat_map(|kept| kept.secret.tenants.iter().map(String::as_str));
         // No tenant has the empty name, so it yields the secrets that every tenant may use.
         let sets = named.chain([""]).map(|tenant| self.set(tenant));
@@ -66,16 +66,16 @@ impl Vault {
     }
 
     /// Returns the secrets that this tenant may use.
-    pub fn set(&self, tenant: &str) -> SecretSet {
+    pub(crate) fn set(&self, tenant: &str) -> SecretSet {
         SecretSet(self.0.iter().enumerate().filter(|(_, kept)| kept.is_for(tenant)).map(|(number, _)| number).collect())
     }
 
-    pub fn hosts(&self, set: &SecretSet) -> Vec<Pattern> {
+    pub(crate) fn hosts(&self, set: &SecretSet) -> Vec<Pattern> {
         self.in_set(set).flat_map(|kept| kept.hosts.clone()).collect()
     }
 
     /// Returns the placeholders by the names of their environment variables.
-    pub fn placeholders(&self, set: &SecretSet) -> BTreeMap<String, String> {
+    pub(crate) fn placeholders(&self, set: &SecretSet) -> BTreeMap<String, String> {
         self.in_set(set).map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
     }
 
@@ -83,7 +83,7 @@ impl Vault {
         set.0.iter().map(|number| &self.0[*number])
     }
 
-    pub fn has_for(&self, tenant: &str, name: &str, port: u16) -> bool {
+    pub(crate) fn has_for(&self, tenant: &str, name: &str, port: u16) -> bool {
         self.of(tenant, name, port).next().is_some()
     }
 
@@ -93,7 +93,7 @@ impl Vault {
     }
 
     /// Inserts the secrets for this host into the headers of a request, as far as this tenant may use them.
-    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
+    pub(crate) fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
         let mut needles = Needles::default();
         for kept in self.of(tenant, name, port) {
             needles.add(kept.secret.value.expose().as_bytes());
@@ -162,7 +162,7 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
 /// The secrets that were inserted into a request, which have to be masked in the response.
 #[must_use]
 #[derive(Default)]
-pub struct InjectedSecrets {
+pub(crate) struct InjectedSecrets {
     needles: Needles,
 }
 
@@ -175,7 +175,7 @@ impl fmt::Debug for InjectedSecrets {
 impl InjectedSecrets {
     /// Masks the secrets in a response. The error, a sentence for the client, says why the response cannot be
     /// searched.
-    pub fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
+    pub(crate) fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
         let (mut parts, body) = response.into_parts();
         if !self.needles.is_empty() {
             if parts.status == StatusCode::SWITCHING_PROTOCOLS {

@@ -34,7 +34,7 @@ const READ: usize = 64 << 10;
 /// Maximum number of reads per turn of the loop.
 const READS: usize = 16;
 
-pub struct BrowserDriver {
+pub(crate) struct BrowserDriver {
     /// Leash of the driver, until the driver is killed. The driver has another uid, so it ignores signals of the guest.
     /// This field is dropped first, because dropping `process` waits for the end of the driver.
     leash: Option<OwnedFd>,
@@ -72,7 +72,7 @@ enum Stage {
 }
 
 impl BrowserDriver {
-    pub fn start(driver: Driver, call: u64, spec: BrowserSpec, now: Instant) -> io::Result<Self> {
+    pub(crate) fn start(driver: Driver, call: u64, spec: BrowserSpec, now: Instant) -> io::Result<Self> {
         let Driver { pid, process, channel, leash } = driver;
         channel.set_nonblocking(true)?;
         let mut browser = Self {
@@ -91,33 +91,33 @@ impl BrowserDriver {
         Ok(browser)
     }
 
-    pub fn process(&self) -> &Process {
+    pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    pub fn process_mut(&mut self) -> &mut Process {
+    pub(crate) fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.channel.as_ref().map(AsFd::as_fd)
     }
 
-    pub fn wants_to_write(&self) -> bool {
+    pub(crate) fn wants_to_write(&self) -> bool {
         self.sent < self.out.len()
     }
 
     /// Returns whether files are being copied.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         matches!(&self.open, Some(OpenAction { stage: Stage::Copying { .. }, .. }))
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.until
     }
 
     /// Begins a browser action. Returns the reason if it cannot begin.
-    pub fn browse(
+    pub(crate) fn browse(
         &mut self,
         call: u64,
         ask: BrowserAction,
@@ -147,7 +147,7 @@ impl BrowserDriver {
     }
 
     /// Continues copying for a call that needs files.
-    pub fn advance(&mut self, uploads: &mut Uploads, now: Instant, host: &mut Host) {
+    pub(crate) fn advance(&mut self, uploads: &mut Uploads, now: Instant, host: &mut Host) {
         let Some(OpenAction { call, stage: Stage::Copying { copy, .. } }) = &mut self.open else { return };
         let (call, copied) = (*call, copy.advance());
         match copied {
@@ -166,7 +166,7 @@ impl BrowserDriver {
     }
 
     /// Cancels the call with this number if it is the open one.
-    pub fn interrupt(&mut self, call: u64, now: Instant, host: &mut Host) {
+    pub(crate) fn interrupt(&mut self, call: u64, now: Instant, host: &mut Host) {
         match &self.open {
             Some(open) if open.call != call => {}
             Some(OpenAction { stage: Stage::Copying { .. }, .. }) => {
@@ -180,7 +180,7 @@ impl BrowserDriver {
     }
 
     /// Cancels the open call because its host is gone.
-    pub fn abandon(&mut self, now: Instant) {
+    pub(crate) fn abandon(&mut self, now: Instant) {
         match &mut self.open {
             Some(OpenAction { stage: Stage::Copying { .. }, .. }) => self.open = None,
             Some(open) => {
@@ -211,7 +211,7 @@ impl BrowserDriver {
         self.write();
     }
 
-    pub fn write(&mut self) {
+    pub(crate) fn write(&mut self) {
         let Some(channel) = &mut self.channel else { return };
         while self.sent < self.out.len() {
             match rustix::net::send(&*channel, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
@@ -225,7 +225,7 @@ impl BrowserDriver {
         self.sent = 0;
     }
 
-    pub fn read(&mut self, now: Instant, host: &mut Host) {
+    pub(crate) fn read(&mut self, now: Instant, host: &mut Host) {
         let mut buffer = [0; READ];
         for _ in 0..READS {
             let Some(channel) = &mut self.channel else { return };
@@ -302,14 +302,14 @@ impl BrowserDriver {
         self.told = true;
     }
 
-    pub fn tick(&mut self, now: Instant, host: &mut Host) {
+    pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
         if self.until.is_some_and(|until| now >= until) {
             self.kill("the browser did not answer in time, and was ended", host);
         }
     }
 
     /// Handles the end of the driver, which is also the end of the browser.
-    pub fn ended(&mut self, how: Ended, now: Instant, host: &mut Host) {
+    pub(crate) fn ended(&mut self, how: Ended, now: Instant, host: &mut Host) {
         // The driver's last messages may still be in the channel.
         self.read(now, host);
         self.kill(
@@ -344,7 +344,7 @@ const CHUNK: usize = 64 << 10;
 const CHUNKS_PER_TURN: usize = 16;
 
 /// Manages the files that are given to the browser: copies them to where the browser may read them, and removes them.
-pub struct Uploads {
+pub(crate) struct Uploads {
     from: PathBuf,
     to: PathBuf,
     next: u64,
@@ -352,13 +352,13 @@ pub struct Uploads {
 }
 
 /// Directory with the files of one call. The files are removed when this value is dropped.
-pub struct Directory {
+pub(crate) struct Directory {
     path: PathBuf,
     names: Vec<String>,
 }
 
 /// A copy of files that proceeds in chunks.
-pub struct Copy {
+pub(crate) struct Copy {
     pub names: Vec<String>,
     root: Root,
     /// Files whose copy has not begun.
@@ -370,12 +370,12 @@ pub struct Copy {
 }
 
 impl Uploads {
-    pub fn new(from: PathBuf, to: PathBuf) -> Self {
+    pub(crate) fn new(from: PathBuf, to: PathBuf) -> Self {
         Self { from, to, next: 0, kept: VecDeque::new() }
     }
 
     /// Opens all files that have to be copied. Returns `None` if there are none.
-    pub fn begin(&mut self, files: &[String]) -> Result<Option<Copy>, FileFailure> {
+    pub(crate) fn begin(&mut self, files: &[String]) -> Result<Option<Copy>, FileFailure> {
         if files.is_empty() {
             return Ok(None);
         }
@@ -416,7 +416,7 @@ impl Uploads {
     }
 
     /// Removes the files of all calls because the browser that used them is gone.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.kept.clear();
     }
 }

@@ -13,7 +13,7 @@ use crate::outputs::Outputs;
 use crate::process::{Launch, Process};
 use crate::term::{CallDeadline, Step};
 
-pub struct Job {
+pub(crate) struct Job {
     call: u64,
     process: Process,
     pub stdout: Output,
@@ -22,7 +22,7 @@ pub struct Job {
 }
 
 /// Parameters of a command.
-pub struct CommandSpec<'a> {
+pub(crate) struct CommandSpec<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
     pub cwd: &'a str,
@@ -32,7 +32,7 @@ pub struct CommandSpec<'a> {
 }
 
 impl Job {
-    pub fn start(call: u64, order: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+    pub(crate) fn start(call: u64, order: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
         let (mut stdout, mut stderr, fds) = Output::both(order.merge_output, outputs)?;
         let process = Process::start(Launch { argv: order.argv, env: order.env, cwd: Some(order.cwd), fds })?;
         process.offer_to_oom_killer();
@@ -41,35 +41,35 @@ impl Job {
         Ok(Self { call, process, stdout, stderr, term: CallDeadline::new(now, order.deadline) })
     }
 
-    pub fn call(&self) -> u64 {
+    pub(crate) fn call(&self) -> u64 {
         self.call
     }
 
-    pub fn process(&self) -> &Process {
+    pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    pub fn process_mut(&mut self) -> &mut Process {
+    pub(crate) fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    pub fn cancel(&mut self, now: Instant) {
+    pub(crate) fn cancel(&mut self, now: Instant) {
         self.term.cancel(now);
     }
 
     /// Cancels the command because its host is gone, and sends nothing more for it.
-    pub fn abandon(&mut self, now: Instant) {
+    pub(crate) fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         self.call = NOBODY;
         self.stdout.abandon();
         self.stderr.abandon();
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         [self.term.wake_at(), self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
     }
 
-    pub fn tick(&mut self, now: Instant, host: &mut Host) {
+    pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
         self.stdout.tick(now, host);
         self.stderr.tick(now, host);
         match self.term.due(now) {
@@ -84,7 +84,7 @@ impl Job {
         }
     }
 
-    pub fn ended(&mut self, how: Ended, host: &mut Host) {
+    pub(crate) fn ended(&mut self, how: Ended, host: &mut Host) {
         self.stdout.drain(host);
         self.stderr.drain(host);
         let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));

@@ -44,7 +44,7 @@ const STDERR_SHOWN: usize = 4 << 10;
 /// Number of reads that empty a full pipe. More data comes only from a process that is still writing.
 const READS_PER_PIPE: usize = 17;
 
-pub struct Kernel {
+pub(crate) struct Kernel {
     id: KernelId,
     pub language: Language,
     process: Process,
@@ -89,7 +89,7 @@ struct Run {
 }
 
 /// Parameters of a cell besides its code.
-pub struct Terms {
+pub(crate) struct Terms {
     pub env: BTreeMap<String, String>,
     pub deadline: Deadline,
     pub share: Share,
@@ -126,7 +126,13 @@ impl Ends {
 }
 
 impl Kernel {
-    pub fn start(id: KernelId, call: u64, spec: &KernelSpec, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        id: KernelId,
+        call: u64,
+        spec: &KernelSpec,
+        outputs: &Outputs,
+        now: Instant,
+    ) -> std::io::Result<Self> {
         let (ends, mut fds) = Ends::new(spec, outputs)?;
         let mut env = spec.env.clone();
         env.insert("KREQ".into(), REQUESTS.to_string());
@@ -146,7 +152,7 @@ impl Kernel {
     }
 
     /// Adopts a forked kernel, which already exists and waits for what a started kernel has from the beginning.
-    pub fn adopt(
+    pub(crate) fn adopt(
         fork: Fork,
         id: KernelId,
         call: u64,
@@ -195,40 +201,40 @@ impl Kernel {
         }
     }
 
-    pub fn process(&self) -> &Process {
+    pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    pub fn process_mut(&mut self) -> &mut Process {
+    pub(crate) fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    pub fn events(&self) -> &LineReader {
+    pub(crate) fn events(&self) -> &LineReader {
         &self.events
     }
 
-    pub fn requests(&self) -> &Writer {
+    pub(crate) fn requests(&self) -> &Writer {
         &self.requests
     }
 
-    pub fn write_requests(&mut self) {
+    pub(crate) fn write_requests(&mut self) {
         self.requests.write();
     }
 
     /// Returns the call of the running cell.
-    pub fn running(&self) -> Option<u64> {
+    pub(crate) fn running(&self) -> Option<u64> {
         match &self.state {
             KernelState::Running(run) => Some(run.call),
             KernelState::Starting { .. } | KernelState::Idle => None,
         }
     }
 
-    pub fn id(&self) -> KernelId {
+    pub(crate) fn id(&self) -> KernelId {
         self.id
     }
 
     /// Returns the number of the cell that the transpiler still has.
-    pub fn preparing(&self) -> Option<u64> {
+    pub(crate) fn preparing(&self) -> Option<u64> {
         match &self.state {
             KernelState::Running(run) if run.preparing => Some(self.n),
             KernelState::Starting { .. } | KernelState::Idle | KernelState::Running(_) => None,
@@ -237,7 +243,7 @@ impl Kernel {
 
     /// Begins a run: from here on its deadline counts and it receives the output. `submit` follows with the code, or
     /// `refuse` with an error.
-    pub fn begin(&mut self, call: u64, terms: Terms, now: Instant, host: &mut Host) -> Result<(), &'static str> {
+    pub(crate) fn begin(&mut self, call: u64, terms: Terms, now: Instant, host: &mut Host) -> Result<(), &'static str> {
         match self.state {
             KernelState::Starting { .. } => return Err("the kernel is still starting"),
             KernelState::Running(_) => return Err("the kernel is busy with another cell"),
@@ -258,11 +264,11 @@ impl Kernel {
     }
 
     /// Returns the number of the cell that runs or ran last.
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.n
     }
 
-    pub fn submit(&mut self, code: &str, map: Option<&str>) {
+    pub(crate) fn submit(&mut self, code: &str, map: Option<&str>) {
         let KernelState::Running(run) = &mut self.state else { return };
         run.preparing = false;
         let env = std::mem::take(&mut run.env);
@@ -274,21 +280,21 @@ impl Kernel {
     }
 
     /// Ends the run before it has reached the kernel, with an error in the code.
-    pub fn refuse(&mut self, name: &str, value: String, text: String, host: &mut Host) {
+    pub(crate) fn refuse(&mut self, name: &str, value: String, text: String, host: &mut Host) {
         let Some(call) = self.running() else { return };
         let event = KernelEvent::Error { name: name.to_owned(), value, text };
         self.send_event(call, event, host);
         self.end_run(RunStatus::Error, host);
     }
 
-    pub fn cancel(&mut self, now: Instant) {
+    pub(crate) fn cancel(&mut self, now: Instant) {
         if let KernelState::Running(run) = &mut self.state {
             run.term.cancel(now);
         }
     }
 
     /// Interrupts the running cell because its host is gone. The kernel stays.
-    pub fn abandon(&mut self, now: Instant) {
+    pub(crate) fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         match &mut self.state {
             KernelState::Starting { call, .. } => *call = NOBODY,
@@ -301,12 +307,12 @@ impl Kernel {
     }
 
     /// Kills the kernel. The reply to `call` is sent when the process is gone.
-    pub fn stop(&mut self, call: u64) {
+    pub(crate) fn stop(&mut self, call: u64) {
         self.stops.push(call);
         self.process.kill();
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         let own = match &self.state {
             KernelState::Starting { until, .. } => Some(*until),
             KernelState::Idle => None,
@@ -316,7 +322,7 @@ impl Kernel {
         [own, lost, self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
     }
 
-    pub fn tick(&mut self, now: Instant, host: &mut Host) {
+    pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
         self.stdout.tick(now, host);
         self.stderr.tick(now, host);
         if self.lost.is_some_and(|at| now >= at + LOST_GRACE) {
@@ -362,7 +368,7 @@ impl Kernel {
     }
 
     /// Reads events once and handles the complete lines.
-    pub fn read_events(&mut self, host: &mut Host) -> Read {
+    pub(crate) fn read_events(&mut self, host: &mut Host) -> Read {
         let read = self.events.read();
         if read == Read::End && self.lost.is_none() {
             self.lost = Some(Instant::now());
@@ -462,7 +468,7 @@ impl Kernel {
     }
 
     /// Handles the end of the process: every call that waits for it gets its reply.
-    pub fn ended(&mut self, how: Ended, host: &mut Host) {
+    pub(crate) fn ended(&mut self, how: Ended, host: &mut Host) {
         // The driver may have written a `done` just before the end.
         for _ in 0..READS_PER_PIPE {
             if self.read_events(host) != Read::Some {

@@ -57,7 +57,7 @@ enum Flow {
     End,
 }
 
-pub struct Server {
+pub(crate) struct Server {
     config: GuestConfig,
     host: Host,
     listener: Option<UnixListener>,
@@ -78,14 +78,14 @@ pub struct Server {
 
 impl Server {
     /// Creates a server for one connection. The server ends with it.
-    pub fn on_stream(stream: UnixStream, config: GuestConfig) -> io::Result<Self> {
+    pub(crate) fn on_stream(stream: UnixStream, config: GuestConfig) -> io::Result<Self> {
         let mut server = Self::new(config);
         server.host.connect(stream)?;
         Ok(server)
     }
 
     /// Creates a server that serves one connection after the other. `signals` delivers SIGCHLD and SIGTERM.
-    pub fn on_listener(
+    pub(crate) fn on_listener(
         listener: UnixListener,
         signals: OwnedFd,
         forks: Option<OwnedFd>,
@@ -122,7 +122,7 @@ impl Server {
         }
     }
 
-    pub fn run(mut self) -> io::Result<()> {
+    pub(crate) fn run(mut self) -> io::Result<()> {
         loop {
             let ready = self.wait()?;
             if self.serve(&ready) == Flow::End {

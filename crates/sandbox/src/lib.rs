@@ -3,6 +3,7 @@
 //!
 //! The crate knows how sandboxes are isolated, not what runs in them: the engine speaks `proto` over the stream. The
 //! two traits and the stream are the only places in the program that use `dyn`.
+#![warn(unreachable_pub)]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -171,7 +171,8 @@ impl GuestBinary {
 #[derive(Debug, Clone)]
 pub struct NativeConfig {
     pub state_dir: PathBuf,
-    /// Directory in which uid slots are locked, the same for all servers. `None` selects [`default_runtime_dir`].
+    /// Directory in which uid slots are locked, the same for all servers. `None` selects a default that
+    /// nobody but root or this user can write to.
     pub runtime_dir: Option<PathBuf>,
     pub guest: GuestBinary,
     /// Library that the warm interpreter loads so that it can be forked.
@@ -201,7 +202,7 @@ pub const SPARES: usize = 8;
 /// Returns the runtime directory, which is the same for every server of this host (as root) or of this user. Nobody
 /// else can write to it; a name in `/tmp` could be taken by another user. Without a login session or a home directory,
 /// the runtime directory lies in this server's state directory, where other servers do not look.
-pub fn default_runtime_dir(state_dir: &Path) -> PathBuf {
+fn default_runtime_dir(state_dir: &Path) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     if uid == 0 {
         return "/run/sandpool".into();

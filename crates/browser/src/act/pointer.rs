@@ -9,7 +9,7 @@ use crate::settle;
 use crate::snapshot::{Need, Point};
 
 impl Act<'_> {
-    pub async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> ActResult {
+    pub(crate) async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> ActResult {
         let (element, point) = self.ready(at, Need::Click).await?;
         let moment = settle::moment(&self.page);
         let mut events = vec![mouse("mouseMoved", point, "none", 0)];
@@ -30,7 +30,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    pub async fn hover(&mut self, at: &str) -> ActResult {
+    pub(crate) async fn hover(&mut self, at: &str) -> ActResult {
         let (_, point) = self.ready(at, Need::Click).await?;
         let moment = settle::moment(&self.page);
         self.dispatch(vec![mouse("mouseMoved", point, "none", 0)]).await?;
@@ -54,7 +54,7 @@ impl Act<'_> {
         Ok(())
     }
 
-    pub async fn scroll(&mut self, at: Option<&str>, right: i32, down: i32) -> ActResult {
+    pub(crate) async fn scroll(&mut self, at: Option<&str>, right: i32, down: i32) -> ActResult {
         let moment = settle::moment(&self.page);
         match at {
             Some(at) => {
