@@ -22,6 +22,7 @@ mod server;
 mod term;
 mod transpile;
 mod transpiler;
+mod uploads;
 
 use std::io;
 use std::os::fd::OwnedFd;
