@@ -412,13 +412,8 @@ async fn a_sandbox_ends_at_once_whatever_is_being_forked_into_it() {
 
 /// The modes that a server can have here, each with what a helper says that was started in it with these words.
 fn in_every_mode(name: &str, words: &[&str], mut check: impl FnMut(&str, &str)) {
-    let place = Place::new(name);
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    for mode in ["root", "sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    let place = place_for_all(name);
+    for mode in ["root"].into_iter().chain(modes()) {
         let state = place.0.join(mode);
         let words = [&[words[0], mode, state.to_str().unwrap()], &words[1..]].concat();
         let output = if mode == "root" { as_root(&place, &words) } else { as_user(&place, &words) };
@@ -491,8 +486,7 @@ fn an_ordinary_user_forks_kernels_with_and_without_subordinate_ids() {
     if !root() {
         return;
     }
-    let place = Place::new("user-warm");
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let place = place_for_all("user-warm");
     let lines = [
         "print(os.getppid(), os.getuid(), os.getgroups(), sorted(os.listdir('/proc/self/fd')), flush=True)",
         "print([l.split()[1] for l in open('/proc/self/status') if l.split(':')[0] in ('CapEff', 'CapBnd', 'NoNewPrivs', 'Seccomp')], flush=True)",
@@ -500,11 +494,7 @@ fn an_ordinary_user_forks_kernels_with_and_without_subordinate_ids() {
         "print(os.access('/proc/1/environ', os.R_OK), os.access('/usr/bin/python3', os.W_OK), open('/workspace/x', 'w').write('abc'), flush=True)",
         "print(os.kill(1, 0), flush=True)",
     ];
-    for mode in ["sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    for mode in modes() {
         let state = place.0.join(mode);
         let words = ["warm", mode, state.to_str().unwrap()];
         let Some(output) = as_user(&place, &[&words[..], &lines[..]].concat()) else { return };
