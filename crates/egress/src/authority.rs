@@ -2,7 +2,7 @@
 //! starts, exists only in memory, and is constrained to those hosts.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
@@ -15,6 +15,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{Error, ServerConfig};
 use time::{Duration, OffsetDateTime};
 
+use crate::lock;
 use crate::secrets::Pattern;
 
 /// Validity of certificates in days. Browsers refuse certificates that are valid for more than 398 days.
@@ -58,7 +59,7 @@ impl Authority {
 
     /// Returns the TLS configuration for a client that connects to `name`. It holds a certificate for that name only.
     pub(crate) fn server(&self, name: &str) -> Result<Arc<ServerConfig>, Error> {
-        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leaves = lock(&self.leaves);
         if let Some(config) = leaves.get(name) {
             return Ok(Arc::clone(config));
         }

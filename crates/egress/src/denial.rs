@@ -1,9 +1,10 @@
 //! Denials, phrased as sentences that a model can act on and an operator can look up.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::limits::Bucket;
+use crate::lock;
 use crate::policy::DenyReason;
 
 /// Something that a sandbox asked of the network and did not get.
@@ -65,7 +66,7 @@ impl Denials {
 
     pub(crate) fn add(&self, denial: &Denial) {
         let tell = {
-            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = lock(&self.kept);
             if kept.last.len() == KEPT {
                 kept.last.pop_front();
             }
@@ -79,12 +80,12 @@ impl Denials {
     }
 
     pub(crate) fn mark(&self) -> u64 {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).count
+        lock(&self.kept).count
     }
 
     /// Returns the first few distinct denials after `mark`, and the number of further ones.
     pub(crate) fn since(&self, mark: u64) -> (Vec<Denial>, u64) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = lock(&self.kept);
         let oldest = kept.count - kept.last.len() as u64;
         let mut distinct: Vec<Denial> = Vec::new();
         for denial in kept.last.iter().skip(mark.saturating_sub(oldest) as usize) {

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::denial::{Denial, Denials, Sink};
 use crate::limits::{Meter, Metered};
+use crate::lock;
 use crate::policy::{CompiledPolicy, DenyReason, Policy};
 use crate::proxy;
 use crate::resolve::AT_ONCE_EACH;
@@ -19,7 +20,6 @@ use crate::target::Target;
 
 /// The egress proxy of one sandbox. Dropping the gate closes it and cuts every connection through it.
 pub struct Gate {
-    policy: Policy,
     state: Arc<GateState>,
 }
 
@@ -35,10 +35,10 @@ impl Gate {
         shared: Arc<EgressShared>,
         listener: TcpListener,
         tenant: &str,
-        policy: Policy,
+        policy: &Policy,
         sink: Sink,
     ) -> io::Result<Self> {
-        let judge = CompiledPolicy::new(&policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let judge = CompiledPolicy::new(policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let state = Arc::new(GateState {
@@ -53,7 +53,7 @@ impl Gate {
             closed: CancellationToken::new(),
         });
         tokio::spawn(state.closed.clone().run_until_cancelled_owned(proxy::accept(listener, Arc::clone(&state))));
-        Ok(Self { policy, state })
+        Ok(Self { state })
     }
 
     /// Narrows the policy until the returned value is dropped: with `None` nothing may pass, otherwise only what `to`
@@ -63,13 +63,9 @@ impl Gate {
         // A policy that cannot be parsed allows nothing.
         let judge = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
         let id = self.state.number();
-        self.state.judges().narrower.push((id, Arc::new(judge)));
+        lock(&self.state.judges).narrower.push((id, Arc::new(judge)));
         self.state.cut();
         Narrowed { state: Arc::clone(&self.state), id }
-    }
-
-    pub fn policy(&self) -> Policy {
-        self.policy.clone()
     }
 
     /// Returns the number of denials so far, for use with [`Gate::denied_since`].
@@ -91,7 +87,7 @@ impl Drop for Gate {
 
 impl Drop for Narrowed {
     fn drop(&mut self) {
-        self.state.judges().narrower.retain(|(id, _)| *id != self.id);
+        lock(&self.state.judges).narrower.retain(|(id, _)| *id != self.id);
     }
 }
 
@@ -119,18 +115,10 @@ impl GateState {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn judges(&self) -> MutexGuard<'_, PolicyStack> {
-        self.judges.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn live(&self) -> MutexGuard<'_, HashMap<u64, Arc<TrackedConnection>>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Applies the policies that are in force at this moment.
     pub(crate) fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
         let (base, narrower) = {
-            let judges = self.judges();
+            let judges = lock(&self.judges);
             (Arc::clone(&judges.base), judges.narrower.clone())
         };
         // The narrowing of the call comes first, because it is the most immediate reason for a denial.
@@ -139,9 +127,9 @@ impl GateState {
 
     /// Cuts the connections that the policies no longer allow.
     fn cut(&self) {
-        let live: Vec<_> = self.live().values().cloned().collect();
+        let live: Vec<_> = lock(&self.live).values().cloned().collect();
         for passing in live {
-            let crossing = passing.crossing();
+            let crossing = lock(&passing.crossing).clone();
             if let Some(crossing) = crossing
                 && self.judge(|judge| crossing.judged(judge)).is_err()
             {
@@ -217,12 +205,6 @@ struct TrackedConnection {
     cut: CancellationToken,
 }
 
-impl TrackedConnection {
-    fn crossing(&self) -> Option<ConnectionInfo> {
-        self.crossing.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
 /// A connection from the sandbox, with its permits. It ends when the last task that serves it has ended.
 pub(crate) struct Connection {
     pub state: Arc<GateState>,
@@ -236,7 +218,7 @@ impl Connection {
         let passing = Arc::new(TrackedConnection { crossing: Mutex::default(), cut: state.closed.child_token() });
         let id = state.number();
         state.shared.connections.fetch_add(1, Ordering::Relaxed);
-        state.live().insert(id, Arc::clone(&passing));
+        lock(&state.live).insert(id, Arc::clone(&passing));
         Self { state, passing, id, _places: places }
     }
 
@@ -244,7 +226,7 @@ impl Connection {
     pub(crate) fn cross(&self, crossing: ConnectionInfo) -> Result<(), DenyReason> {
         self.state.meter.spent()?;
         // Recorded before it is judged, so that a policy change in between also applies to it.
-        *self.passing.crossing.lock().unwrap_or_else(PoisonError::into_inner) = Some(crossing.clone());
+        *lock(&self.passing.crossing) = Some(crossing.clone());
         self.state.judge(|judge| crossing.judged(judge))
     }
 
@@ -259,6 +241,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.state.live().remove(&self.id);
+        lock(&self.state.live).remove(&self.id);
     }
 }

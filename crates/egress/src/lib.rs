@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustls::pki_types::CertificateDer;
 
@@ -96,7 +96,7 @@ impl Egress {
 
     /// Serves one sandbox of `tenant` until the gate is dropped. Reports denials to `sink`.
     pub fn open(&self, listener: TcpListener, tenant: &str, policy: Policy, sink: Sink) -> io::Result<Gate> {
-        Gate::open(Arc::clone(&self.shared), listener, tenant, policy, sink)
+        Gate::open(Arc::clone(&self.shared), listener, tenant, &policy, sink)
     }
 
     /// Returns the setup for a sandbox of `tenant`. It contains the placeholders of that tenant's secrets and no
@@ -109,4 +109,9 @@ impl Egress {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Traffic { connections: read(&self.shared.connections), bytes: read(&self.shared.bytes) }
     }
+}
+
+/// Locks a mutex, even if a holder of it has panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

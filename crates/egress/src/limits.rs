@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::lock;
 use crate::policy::{DenyReason, EgressLimits, Limit};
 
 /// Time after which a connection without a byte in either direction is closed. It is long enough for a slow answer.
@@ -129,18 +130,18 @@ impl Meter {
             used.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         if let Some(rate) = &self.rate {
-            rate.lock().unwrap_or_else(PoisonError::into_inner).take(bytes as f64);
+            lock(rate).take(bytes as f64);
         }
     }
 
     fn debt(&self) -> Option<Instant> {
-        self.rate.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).debt()
+        lock(self.rate.as_ref()?).debt()
     }
 }
 
 async fn one_of(bucket: &Mutex<Bucket>) {
     let debt = {
-        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = lock(bucket);
         bucket.take(1.0);
         bucket.debt()
     };

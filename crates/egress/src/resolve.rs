@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -12,6 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use crate::dns::{Failed, System};
+use crate::lock;
 use crate::target::Host;
 
 /// Timeout for a look-up, including the wait for permits.
@@ -121,10 +122,6 @@ impl LookupPermits {
         Self { all, held: Mutex::default(), changed: Notify::new() }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn take<'a>(&'a self, tenant: &'a str) -> LookupPermit<'a> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -138,7 +135,7 @@ impl LookupPermits {
     }
 
     fn take_now(&self, tenant: &str) -> bool {
-        let mut held = self.held();
+        let mut held = lock(&self.held);
         let free = self.all - held.values().sum::<usize>();
         let own = held.get(tenant).copied().unwrap_or(0);
         let may = own < free.min(self.all / SHARES);
@@ -151,7 +148,7 @@ impl LookupPermits {
 
 impl Drop for LookupPermit<'_> {
     fn drop(&mut self) {
-        let mut held = self.places.held();
+        let mut held = lock(&self.places.held);
         if let Some(own) = held.get_mut(self.tenant) {
             *own -= 1;
             if *own == 0 {
@@ -193,7 +190,7 @@ mod tests {
             while places.take_now(tenant) {
                 held.push(LookupPermit { places: &places, tenant });
             }
-            assert_eq!(places.held()[tenant], share, "{tenant}");
+            assert_eq!(lock(&places.held)[tenant], share, "{tenant}");
         }
         // Whenever a look-up ends, the tenants ask for its permit in order.
         for _ in 0..1000 {
@@ -205,11 +202,11 @@ mod tests {
                 }
             }
         }
-        let most = places.held().values().copied().max().unwrap_or(0);
-        assert!(most <= 8 && places.take_now("another"), "{:?}", places.held());
-        places.held().remove("another");
+        let most = lock(&places.held).values().copied().max().unwrap_or(0);
+        assert!(most <= 8 && places.take_now("another"), "{:?}", lock(&places.held));
+        lock(&places.held).remove("another");
         held.clear();
-        assert!(places.held().is_empty());
+        assert!(lock(&places.held).is_empty());
     }
 
     /// W24, the attack from the audit: one tenant's flood of names that no server answers for does not delay another
@@ -233,7 +230,7 @@ mod tests {
                 flood.spawn(async move { resolver.addresses(&host, "red", &each).await });
             }
         }
-        while resolver.places.held().get("red").copied().unwrap_or(0) < all / SHARES {
+        while lock(&resolver.places.held).get("red").copied().unwrap_or(0) < all / SHARES {
             tokio::task::yield_now().await;
         }
         let each = Semaphore::new(AT_ONCE_EACH);
@@ -241,10 +238,10 @@ mod tests {
             let host = Host::parse(&format!("quick-{name}.test")).unwrap();
             let found = resolver.addresses(&host, "blue", &each).await;
             assert_eq!(found, Ok(vec!["192.0.2.1".parse().unwrap()]), "{name}");
-            assert!(resolver.places.held()["red"] <= all / SHARES);
+            assert!(lock(&resolver.places.held)["red"] <= all / SHARES);
         }
         // A look-up that is cancelled holds no permit.
         flood.shutdown().await;
-        assert!(resolver.places.held().is_empty());
+        assert!(lock(&resolver.places.held).is_empty());
     }
 }

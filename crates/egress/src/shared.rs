@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::{OnceCell, Semaphore};
@@ -12,7 +12,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use crate::resolve::Resolver;
 use crate::tls::Interceptor;
 use crate::vault::SecretSet;
-use crate::{EgressConfig, SandboxSetup, trust};
+use crate::{EgressConfig, SandboxSetup, lock, trust};
 
 /// A sandbox setup that is created on first use.
 type SetupCell = Arc<OnceCell<Arc<SandboxSetup>>>;
@@ -54,7 +54,7 @@ impl EgressShared {
     pub(crate) async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
         let set = self.interceptor.set(tenant);
         let place = {
-            let mut furnishings = self.furnishings.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut furnishings = lock(&self.furnishings);
             Arc::clone(furnishings.entry(set.clone()).or_default())
         };
         let made = place.get_or_init(|| async {

@@ -3,7 +3,7 @@
 //! connection.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::connect::Stop;
 use crate::gate::{Connection, ConnectionInfo};
 use crate::http::{LONGEST_HEAD, MOST_HEADERS};
+use crate::lock;
 use crate::target::Target;
 use crate::wire::Wire;
 
@@ -63,12 +64,12 @@ impl IdleUpstream {
     }
 
     fn keep(&self, upstream: Upstream, response: Response<Incoming>) -> Response<Incoming> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Upstream { used: Instant::now(), ..upstream });
+        *lock(&self.0) = Some(Upstream { used: Instant::now(), ..upstream });
         response
     }
 
     async fn take(&self, target: &Target, addresses: &[SocketAddr]) -> Option<Upstream> {
-        let mut upstream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let mut upstream = lock(&self.0).take()?;
         let fits =
             upstream.target == *target && addresses.contains(&upstream.address) && upstream.used.elapsed() < FRESH;
         (fits && matches!(timeout(SOON, upstream.sender.ready()).await, Ok(Ok(())))).then_some(upstream)

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use proto::{Deadline, Ended, FromGuest, RunStatus};
+use proto::{Deadline, Ended, RunStatus};
 use rustix::process::Signal;
 
 use crate::host::{Host, NOBODY};
-use crate::output::{Output, Share, run_end};
+use crate::output::{Share, Streams};
 use crate::outputs::Outputs;
 use crate::process::{Launch, Process};
 use crate::term::{CallDeadline, Step};
@@ -16,8 +16,7 @@ use crate::term::{CallDeadline, Step};
 pub(crate) struct Job {
     call: u64,
     process: Process,
-    pub stdout: Output,
-    pub stderr: Output,
+    pub streams: Streams,
     term: CallDeadline,
 }
 
@@ -33,12 +32,11 @@ pub(crate) struct CommandSpec<'a> {
 
 impl Job {
     pub(crate) fn start(call: u64, order: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
-        let (mut stdout, mut stderr, fds) = Output::both(order.merge_output, outputs)?;
+        let (mut streams, fds) = Streams::new(order.merge_output, outputs)?;
         let process = Process::start(Launch { argv: order.argv, env: order.env, cwd: Some(order.cwd), fds })?;
         process.offer_to_oom_killer();
-        stdout.begin(call, order.share, now);
-        stderr.begin(call, order.share, now);
-        Ok(Self { call, process, stdout, stderr, term: CallDeadline::new(now, order.deadline) })
+        streams.begin(call, order.share, now);
+        Ok(Self { call, process, streams, term: CallDeadline::new(now, order.deadline) })
     }
 
     pub(crate) fn call(&self) -> u64 {
@@ -61,17 +59,15 @@ impl Job {
     pub(crate) fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         self.call = NOBODY;
-        self.stdout.abandon();
-        self.stderr.abandon();
+        self.streams.abandon();
     }
 
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        [self.term.wake_at(), self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
+        [self.term.wake_at(), self.streams.wake_at()].into_iter().flatten().min()
     }
 
     pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
-        self.stdout.tick(now, host);
-        self.stderr.tick(now, host);
+        self.streams.tick(now, host);
         match self.term.due(now) {
             // The signal goes to the group, as from a terminal, because a shell on its own waits for its child first.
             // It is sent again because a shell that is just starting a program loses it.
@@ -85,12 +81,9 @@ impl Job {
     }
 
     pub(crate) fn ended(&mut self, how: Ended, host: &mut Host) {
-        self.stdout.drain(host);
-        self.stderr.drain(host);
-        let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));
+        self.streams.drain(host);
         let killed = how == Ended::Signaled { signal: Signal::KILL.as_raw() };
         let status = self.term.status(!killed).unwrap_or(RunStatus::Ended { how });
-        let end = run_end(status, self.term.started, stdout, stderr);
-        host.send(self.call, &FromGuest::RunEnd { end });
+        self.streams.finish(self.call, status, self.term.started, host);
     }
 }

@@ -16,7 +16,7 @@ use crate::arrivals::{self, Fork};
 use crate::event::{self, CellEnd, DriverLine};
 use crate::host::{Host, NOBODY};
 use crate::lines::{LineReader, Read, Writer};
-use crate::output::{Output, Share, pipe_from_child, pipe_to_child, run_end};
+use crate::output::{Share, Streams, pipe_from_child, pipe_to_child};
 use crate::outputs::Outputs;
 use crate::process::{ChildFds, Launch, Process};
 use crate::term::{CallDeadline, Step};
@@ -48,8 +48,7 @@ pub(crate) struct Kernel {
     id: KernelId,
     pub language: Language,
     process: Process,
-    pub stdout: Output,
-    pub stderr: Output,
+    pub streams: Streams,
     events: LineReader,
     requests: Writer,
     interrupts: Option<Writer>,
@@ -70,8 +69,6 @@ pub(crate) struct Kernel {
     cwd: String,
     /// Whether standard error arrives together with standard output.
     merged: bool,
-    /// Number of lines that no driver would write, and of answers without a request.
-    pub ignored: u64,
 }
 
 enum KernelState {
@@ -108,8 +105,7 @@ struct CellRequest<'a> {
 
 /// The guest's ends of the pipes to a kernel.
 struct Ends {
-    stdout: Output,
-    stderr: Output,
+    streams: Streams,
     events: LineReader,
     requests: Writer,
 }
@@ -117,11 +113,11 @@ struct Ends {
 impl Ends {
     /// Creates the pipes and returns the guest's ends and the kernel's ends.
     fn new(spec: &KernelSpec, outputs: &Outputs) -> std::io::Result<(Self, ChildFds)> {
-        let (stdout, stderr, mut fds) = Output::both(spec.merge_output, outputs)?;
+        let (streams, mut fds) = Streams::new(spec.merge_output, outputs)?;
         let (events, events_fd) = pipe_from_child()?;
         let (requests_fd, requests) = pipe_to_child()?;
         fds.extend([(REQUESTS, requests_fd), (EVENTS, events_fd)]);
-        Ok((Self { stdout, stderr, events: LineReader::new(events), requests: Writer::new(requests) }, fds))
+        Ok((Self { streams, events: LineReader::new(events), requests: Writer::new(requests) }, fds))
     }
 }
 
@@ -177,13 +173,12 @@ impl Kernel {
         now: Instant,
         interrupts: Option<Writer>,
     ) -> Self {
-        let Ends { stdout, stderr, events, requests } = ends;
+        let Ends { streams, events, requests } = ends;
         Self {
             id,
             language: spec.language,
             process,
-            stdout,
-            stderr,
+            streams,
             events,
             requests,
             interrupts,
@@ -197,7 +192,6 @@ impl Kernel {
             volumes_check: None,
             cwd: spec.cwd.clone(),
             merged: spec.merge_output,
-            ignored: 0,
         }
     }
 
@@ -250,8 +244,7 @@ impl Kernel {
             KernelState::Idle => {}
         }
         self.send_late(call, host);
-        self.stdout.begin(call, terms.share, now);
-        self.stderr.begin(call, terms.share, now);
+        self.streams.begin(call, terms.share, now);
         self.n += 1;
         self.stopped_check = now + STOPPED_CHECK;
         self.state = KernelState::Running(Run {
@@ -302,8 +295,7 @@ impl Kernel {
             KernelState::Idle => {}
         }
         self.stops.fill(NOBODY);
-        self.stdout.abandon();
-        self.stderr.abandon();
+        self.streams.abandon();
     }
 
     /// Kills the kernel. The reply to `call` is sent when the process is gone.
@@ -319,12 +311,11 @@ impl Kernel {
             KernelState::Running(run) => [run.term.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
         };
         let lost = self.lost.map(|at| at + LOST_GRACE);
-        [own, lost, self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
+        [own, lost, self.streams.wake_at()].into_iter().flatten().min()
     }
 
     pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
-        self.stdout.tick(now, host);
-        self.stderr.tick(now, host);
+        self.streams.tick(now, host);
         if self.lost.is_some_and(|at| now >= at + LOST_GRACE) {
             self.lost = None;
             self.process.kill();
@@ -374,9 +365,9 @@ impl Kernel {
             self.lost = Some(Instant::now());
         }
         while let Some(line) = self.events.next_line() {
-            match event::parse(&line) {
-                Some(line) => self.handle(line, host),
-                None => self.ignored += 1,
+            // A line that no driver would write is ignored, like an answer without a request.
+            if let Some(line) = event::parse(&line) {
+                self.handle(line, host);
             }
         }
         read
@@ -392,17 +383,12 @@ impl Kernel {
     }
 
     fn ready(&mut self, version: String, host: &mut Host) {
-        let KernelState::Starting { call, .. } = self.state else {
-            self.ignored += 1;
-            return;
-        };
+        let KernelState::Starting { call, .. } = self.state else { return };
         self.state = KernelState::Idle;
         self.channel = None;
         // Output during the start belongs to no cell.
-        self.stdout.drain(host);
-        self.stderr.drain(host);
-        self.stdout.take_late();
-        self.stderr.take_late();
+        self.streams.drain(host);
+        self.streams.take_late();
         host.send(call, &FromGuest::KernelReady { version: shortened(version, 200) });
     }
 
@@ -413,34 +399,26 @@ impl Kernel {
         match self.running() {
             Some(call) => self.send_event(call, KernelEvent::Late { text, ago }, host),
             None if self.late.len() < MAX_LATE => self.late.push(text),
-            None => self.ignored += 1,
+            None => {}
         }
     }
 
     fn event(&mut self, n: u64, event: KernelEvent, host: &mut Host) {
-        match self.running() {
-            Some(call) if n == self.n => self.send_event(call, event, host),
-            _ => self.ignored += 1,
+        if let Some(call) = self.running().filter(|_| n == self.n) {
+            self.send_event(call, event, host);
         }
     }
 
-    /// Sends an event after all output that was written before it.
+    /// Sends an event after all output that was written before it. An event that is too large is ignored.
     fn send_event(&mut self, call: u64, event: KernelEvent, host: &mut Host) {
-        self.drain(host);
-        self.stdout.flush(host);
-        self.stderr.flush(host);
-        if host.try_send(call, &FromGuest::Event { event }).is_err() {
-            self.ignored += 1;
-        }
+        self.streams.drain(host);
+        self.streams.flush(host);
+        let _ = host.try_send(call, &FromGuest::Event { event });
     }
 
     fn done(&mut self, n: u64, done: CellEnd, host: &mut Host) {
-        let KernelState::Running(run) = &self.state else {
-            self.ignored += 1;
-            return;
-        };
+        let KernelState::Running(run) = &self.state else { return };
         if n != self.n || run.preparing {
-            self.ignored += 1;
             return;
         }
         let status = run.term.status(true).unwrap_or(match done {
@@ -460,11 +438,9 @@ impl Kernel {
     }
 
     fn end_run(&mut self, status: RunStatus, host: &mut Host) {
-        self.drain(host);
+        self.streams.drain(host);
         let KernelState::Running(run) = std::mem::replace(&mut self.state, KernelState::Idle) else { return };
-        let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));
-        let end = run_end(status, run.term.started, stdout, stderr);
-        host.send(run.call, &FromGuest::RunEnd { end });
+        self.streams.finish(run.call, status, run.term.started, host);
     }
 
     /// Handles the end of the process: every call that waits for it gets its reply.
@@ -478,7 +454,7 @@ impl Kernel {
         match &self.state {
             KernelState::Starting { call, .. } => {
                 let call = *call;
-                self.drain(host);
+                self.streams.drain(host);
                 let message = format!("the kernel {} before it was ready{}", told(how), self.stderr_shown());
                 host.send(call, &FromGuest::Failed { failure: GuestFailure::Kernel, message });
             }
@@ -496,13 +472,8 @@ impl Kernel {
         }
     }
 
-    fn drain(&mut self, host: &mut Host) {
-        self.stdout.drain(host);
-        self.stderr.drain(host);
-    }
-
     fn send_late(&mut self, call: u64, host: &mut Host) {
-        self.drain(host);
+        self.streams.drain(host);
         for dir in self.damaged() {
             let text = format!(
                 "[the volume of `{dir}` is damaged and can only be read: what was written last may be lost; save what you need, then \
@@ -510,8 +481,7 @@ impl Kernel {
             );
             host.send(call, &FromGuest::Event { event: KernelEvent::Late { text, ago: None } });
         }
-        let (stdout, lost_stdout) = self.stdout.take_late();
-        let (stderr, lost_stderr) = self.stderr.take_late();
+        let [(stdout, lost_stdout), (stderr, lost_stderr)] = self.streams.take_late();
         if !stdout.is_empty() || !stderr.is_empty() {
             let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
             let dropped = lost_stdout + lost_stderr;
@@ -536,8 +506,8 @@ impl Kernel {
         if let Some(words) = self.channel.take().and_then(|channel| arrivals::last_words(&channel)) {
             return format!(": {words}");
         }
-        let errors = if self.merged { &mut self.stdout } else { &mut self.stderr };
-        let (bytes, _) = errors.take_late();
+        let [stdout, stderr] = self.streams.take_late();
+        let (bytes, _) = if self.merged { stdout } else { stderr };
         let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(STDERR_SHOWN)..]).trim().to_owned();
         if text.is_empty() { text } else { format!(":\n{text}") }
     }

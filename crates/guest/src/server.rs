@@ -156,11 +156,8 @@ impl Server {
             if let Some(fd) = kernel.requests().fd() {
                 watch(PollSource::KernelRequests(id), fd, PollFlags::OUT);
             }
-            let outputs = [(Stream::Stdout, &kernel.stdout), (Stream::Stderr, &kernel.stderr)];
-            for (stream, output) in outputs.into_iter().filter(|_| read) {
-                if let Some(fd) = output.fd(now) {
-                    watch(PollSource::KernelOutput(id, stream), fd, PollFlags::IN);
-                }
+            for (stream, fd) in kernel.streams.fds(now).filter(|_| read) {
+                watch(PollSource::KernelOutput(id, stream), fd, PollFlags::IN);
             }
             if let Some(fd) = kernel.events().fd().filter(|_| read) {
                 watch(PollSource::KernelEvents(id), fd, PollFlags::IN);
@@ -168,11 +165,8 @@ impl Server {
         }
         for (&id, job) in &self.jobs {
             watch(PollSource::Child, job.process().fd(), PollFlags::IN);
-            let outputs = [(Stream::Stdout, &job.stdout), (Stream::Stderr, &job.stderr)];
-            for (stream, output) in outputs.into_iter().filter(|_| read) {
-                if let Some(fd) = output.fd(now) {
-                    watch(PollSource::JobOutput(id, stream), fd, PollFlags::IN);
-                }
+            for (stream, fd) in job.streams.fds(now).filter(|_| read) {
+                watch(PollSource::JobOutput(id, stream), fd, PollFlags::IN);
             }
         }
         if let Some(browser) = &self.browser {
@@ -226,7 +220,11 @@ impl Server {
                     }
                 }
                 PollSource::Child => children = true,
-                PollSource::KernelOutput(id, stream) => self.read_kernel_output(id, stream),
+                PollSource::KernelOutput(id, stream) => {
+                    if let Some(kernel) = self.kernels.get_mut(&id) {
+                        kernel.streams.read(stream, Instant::now(), &mut self.host);
+                    }
+                }
                 PollSource::KernelEvents(id) => {
                     if let Some(kernel) = self.kernels.get_mut(&id) {
                         kernel.read_events(&mut self.host);
@@ -237,7 +235,11 @@ impl Server {
                         kernel.write_requests();
                     }
                 }
-                PollSource::JobOutput(id, stream) => self.read_job_output(id, stream),
+                PollSource::JobOutput(id, stream) => {
+                    if let Some(job) = self.jobs.get_mut(&id) {
+                        job.streams.read(stream, Instant::now(), &mut self.host);
+                    }
+                }
                 PollSource::Browser => {
                     if let Some(browser) = &mut self.browser {
                         browser.write();
@@ -281,22 +283,6 @@ impl Server {
         if abandoned { Flow::End } else { Flow::On }
     }
 
-    fn read_kernel_output(&mut self, id: KernelId, stream: Stream) {
-        let Some(kernel) = self.kernels.get_mut(&id) else { return };
-        match stream {
-            Stream::Stdout => kernel.stdout.read(Instant::now(), &mut self.host),
-            Stream::Stderr => kernel.stderr.read(Instant::now(), &mut self.host),
-        }
-    }
-
-    fn read_job_output(&mut self, id: JobId, stream: Stream) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        match stream {
-            Stream::Stdout => job.stdout.read(Instant::now(), &mut self.host),
-            Stream::Stderr => job.stderr.read(Instant::now(), &mut self.host),
-        }
-    }
-
     // ---- children
 
     fn reap(&mut self) {
@@ -319,36 +305,14 @@ impl Server {
         let kernels = self.kernels.values_mut().map(Kernel::process_mut);
         let jobs = self.jobs.values_mut().map(Job::process_mut);
         let browser = self.browser.as_mut().map(BrowserDriver::process_mut);
-        match kernels
-            .chain(jobs)
-            .chain(browser)
-            .chain(self.transpiler.process_mut())
-            .find(|process| process.pid() == pid)
-        {
-            Some(process) => {
-                process.reaped(status);
-                true
-            }
-            None => false,
-        }
+        let mut children = kernels.chain(jobs).chain(browser).chain(self.transpiler.process_mut());
+        children.find(|child| child.pid() == pid).map(|child| child.reaped(status)).is_some()
     }
 
     fn collect_ended(&mut self) {
         let host = &mut self.host;
-        self.kernels.retain(|_, kernel| match kernel.process_mut().try_wait() {
-            Some(how) => {
-                kernel.ended(how, host);
-                false
-            }
-            None => true,
-        });
-        self.jobs.retain(|_, job| match job.process_mut().try_wait() {
-            Some(how) => {
-                job.ended(how, host);
-                false
-            }
-            None => true,
-        });
+        self.kernels.retain(|_, kernel| kernel.process_mut().try_wait().map(|how| kernel.ended(how, host)).is_none());
+        self.jobs.retain(|_, job| job.process_mut().try_wait().map(|how| job.ended(how, host)).is_none());
         let ended = self.browser.as_mut().and_then(|browser| browser.process_mut().try_wait());
         if let (Some(how), Some(mut browser)) = (ended, self.browser.take_if(|_| ended.is_some())) {
             browser.ended(how, Instant::now(), host);

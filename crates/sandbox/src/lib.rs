@@ -179,8 +179,6 @@ pub enum BackendError {
 #[async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
-    /// Returns how well this host can run this back end, or explains in plain words why it cannot.
-    async fn preflight(&self) -> Result<Isolation, BackendError>;
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError>;
     /// Starts the warm interpreter, replacing an earlier one, and returns when it can be forked. An interpreter that
     /// dies is started again.

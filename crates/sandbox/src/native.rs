@@ -40,7 +40,7 @@ pub use jail::ids::Mode;
 pub use jail::survey::{Fact, FactState};
 pub use jail::zygote::Rotation;
 
-use self::connection::{LauncherConnection, lock, lost, unexpected};
+use self::connection::{LauncherConnection, lock, lost, refusal};
 use self::order::order;
 use self::running::{LauncherStatus, MOST_ENDS, Running, begin, supervise};
 use self::sandbox::NativeSandbox;
@@ -262,14 +262,6 @@ impl Native {
         &self.survey.facts
     }
 
-    /// Returns the ids of all sandboxes, including those that are being created or destroyed.
-    pub async fn list(&self) -> Result<Vec<String>, BackendError> {
-        match self.link().call(LauncherCall::List, &[]).await? {
-            LauncherReply::List(ids) => Ok(ids),
-            other => Err(unexpected(other)),
-        }
-    }
-
     /// Creates a sandbox like [`Backend::create`]. In debug builds `fail_at` makes the step of that number fail, for
     /// tests of the rollback.
     pub async fn create_failing(
@@ -293,27 +285,20 @@ impl Native {
             destroyed: AtomicBool::new(false),
         };
         let (reply, fds) = link.exchange(LauncherCall::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
-        match reply {
+        let error = match reply {
             LauncherReply::Created { notes } => {
                 *lock(&sandbox.egress) = fds.into_iter().next().map(TcpListener::from);
                 notes.iter().for_each(|note| tracing::warn!("{note}"));
                 sandbox.isolation.missing.extend(notes);
-                Ok(Box::new(sandbox))
+                return Ok(Box::new(sandbox));
             }
-            LauncherReply::InUse => {
-                sandbox.destroyed.store(true, Ordering::Relaxed);
-                Err(BackendError::InUse)
-            }
-            LauncherReply::NoSpace { message } => {
-                sandbox.destroyed.store(true, Ordering::Relaxed);
-                Err(BackendError::NoSpace(message))
-            }
-            LauncherReply::Failed { message } => {
-                sandbox.destroyed.store(true, Ordering::Relaxed);
-                Err(BackendError::Create(message))
-            }
-            other => Err(unexpected(other)),
-        }
+            LauncherReply::Failed { message } => BackendError::Create(message),
+            reply @ (LauncherReply::InUse | LauncherReply::NoSpace { .. }) => refusal(reply),
+            other => return Err(refusal(other)),
+        };
+        // The launcher has taken everything back already.
+        sandbox.destroyed.store(true, Ordering::Relaxed);
+        Err(error)
     }
 
     /// Starts the warm interpreter like [`Backend::warm`]. `rotation` decides when a new interpreter replaces it, for
@@ -328,10 +313,6 @@ impl Native {
 impl Backend for Native {
     fn name(&self) -> &'static str {
         "native"
-    }
-
-    async fn preflight(&self) -> Result<Isolation, BackendError> {
-        Ok(self.running.isolation.clone())
     }
 
     fn is_up(&self) -> bool {
@@ -369,23 +350,16 @@ impl Backend for Native {
             LauncherReply::Kept(kept) => {
                 Ok(kept.into_iter().map(|k| KeptVolumeInfo { name: k.name, last_used: k.last_used }).collect())
             }
-            other => Err(unexpected(other)),
+            other => Err(refusal(other)),
         }
     }
 
     async fn discard(&self, name: &str) -> Result<(), BackendError> {
-        match self.link().call(LauncherCall::Discard { name: name.to_owned() }, &[]).await? {
-            LauncherReply::Done => Ok(()),
-            LauncherReply::InUse => Err(BackendError::InUse),
-            other => Err(unexpected(other)),
-        }
+        self.link().order(LauncherCall::Discard { name: name.to_owned() }, &[]).await
     }
 
     async fn reap_orphans(&self) -> Result<(), BackendError> {
-        match self.link().call(LauncherCall::SweepOthers, &[]).await? {
-            LauncherReply::Done => Ok(()),
-            other => Err(unexpected(other)),
-        }
+        self.link().order(LauncherCall::SweepOthers, &[]).await
     }
 
     async fn shutdown(&self) {

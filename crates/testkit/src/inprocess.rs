@@ -36,10 +36,6 @@ impl Backend for InProcess {
         "in-process"
     }
 
-    async fn preflight(&self) -> Result<Isolation, BackendError> {
-        Ok(isolation())
-    }
-
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
         if !spec.volumes.is_empty() || spec.kept.is_some() {
             return Err(BackendError::Create("a back end without walls has no volumes".into()));

@@ -1,4 +1,4 @@
-//! The connection to a launcher: requests with their replies, and the descriptors that come along.
+//! This module is the connection to a launcher: it pairs replies with requests and carries descriptors.
 
 use std::collections::HashMap;
 use std::io;
@@ -46,8 +46,12 @@ pub(super) fn lost(e: impl std::fmt::Display) -> BackendError {
     BackendError::Launcher(e.to_string())
 }
 
-pub(super) fn unexpected(reply: LauncherReply) -> BackendError {
+/// Returns the error that an unwanted reply means.
+pub(super) fn refusal(reply: LauncherReply) -> BackendError {
     match reply {
+        LauncherReply::Unavailable { why, hint } => BackendError::Unavailable { why, hint },
+        LauncherReply::InUse => BackendError::InUse,
+        LauncherReply::NoSpace { message } => BackendError::NoSpace(message),
         LauncherReply::Failed { message } => BackendError::Launcher(message),
         other => BackendError::Launcher(format!("unexpected answer `{other:?}`")),
     }
@@ -102,6 +106,14 @@ impl LauncherConnection {
         self.exchange(call, fds).await.map(|(reply, _)| reply)
     }
 
+    /// Makes a call that has no other result than that it was done.
+    pub(super) async fn order(&self, call: LauncherCall, fds: &[BorrowedFd<'_>]) -> Result<(), BackendError> {
+        match self.call(call, fds).await? {
+            LauncherReply::Done => Ok(()),
+            other => Err(refusal(other)),
+        }
+    }
+
     pub(super) async fn exchange(
         &self,
         call: LauncherCall,
@@ -136,6 +148,7 @@ impl LauncherConnection {
     }
 }
 
+/// Locks a mutex, even if a holder of it has panicked.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A sandbox's specification in the launcher's words.
+//! This module expresses the specification of a sandbox in the launcher's words.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The launcher of the moment: how it is configured, and how another one replaces it when it ends.
+//! This module keeps a launcher running: it configures each one, and starts another when one ends.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use jail::zygote::Rotation;
 use rustix::fs::{Mode as FileMode, OFlags};
 use tokio::sync::watch;
 
-use super::connection::{LauncherConnection, lock, lost, unexpected};
+use super::connection::{LauncherConnection, lock, lost, refusal};
 use super::order::order_files;
 use super::{Launcher, NativeConfig, isolation_of, spawn_launcher_from};
 use crate::{BackendError, Isolation, ZygoteSpec};
@@ -78,8 +78,7 @@ pub(super) async fn begin(
     };
     let (instance, survey) = match link.call(LauncherCall::Start(start), &[guest.as_fd()]).await? {
         LauncherReply::Started { instance, survey } => (instance, *survey),
-        LauncherReply::Unavailable { why, hint } => return Err(BackendError::Unavailable { why, hint }),
-        other => return Err(unexpected(other)),
+        other => return Err(refusal(other)),
     };
     let isolation = isolation_of(&survey);
     if isolation.level < config.floor {
@@ -166,11 +165,7 @@ impl Running {
         let library = self.config.zygote.load(&self.runtime_dir, jail::image::library, "sandpool-zygote")?;
         let ZygoteSpec { argv, env, runtime, files } = spec.clone();
         let warm = StartZygote { argv, env, runtime, files: order_files(files), rotation };
-        match self.link().call(LauncherCall::Warm(Box::new(warm)), &[library.as_fd()]).await? {
-            LauncherReply::Done => Ok(()),
-            LauncherReply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
-            other => Err(unexpected(other)),
-        }
+        self.link().order(LauncherCall::Warm(Box::new(warm)), &[library.as_fd()]).await
     }
 
     async fn warm_again(&self) {

@@ -1,4 +1,4 @@
-//! A sandbox of the native back end.
+//! This module implements a sandbox of the native back end.
 
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -10,7 +10,7 @@ use jail::cgroup;
 use jail::wire::{LauncherCall, LauncherReply};
 use tokio::net::UnixStream;
 
-use super::connection::{LauncherConnection, lock, unexpected};
+use super::connection::{LauncherConnection, lock, refusal};
 use crate::stream::Stream;
 use crate::{BackendError, GuestStream, Isolation, Sandbox, Stats};
 
@@ -33,6 +33,16 @@ impl Drop for NativeSandbox {
     }
 }
 
+impl NativeSandbox {
+    async fn order(&self, call: LauncherCall) -> Result<(), BackendError> {
+        match self.link.call(call, &[]).await? {
+            LauncherReply::Done => Ok(()),
+            LauncherReply::Gone => Err(BackendError::Gone(self.id.clone())),
+            other => Err(refusal(other)),
+        }
+    }
+}
+
 #[async_trait]
 impl Sandbox for NativeSandbox {
     fn id(&self) -> &str {
@@ -51,20 +61,11 @@ impl Sandbox for NativeSandbox {
     }
 
     async fn fork_zygote(&self) -> Result<(), BackendError> {
-        match self.link.call(LauncherCall::Fork { sandbox: self.id.clone() }, &[]).await? {
-            LauncherReply::Done => Ok(()),
-            LauncherReply::Unavailable { why, hint } => Err(BackendError::Unavailable { why, hint }),
-            LauncherReply::Gone => Err(BackendError::Gone(self.id.clone())),
-            other => Err(unexpected(other)),
-        }
+        self.order(LauncherCall::Fork { sandbox: self.id.clone() }).await
     }
 
     async fn enter_browser(&self) -> Result<(), BackendError> {
-        match self.link.call(LauncherCall::EnterBrowser { sandbox: self.id.clone() }, &[]).await? {
-            LauncherReply::Done => Ok(()),
-            LauncherReply::Gone => Err(BackendError::Gone(self.id.clone())),
-            other => Err(unexpected(other)),
-        }
+        self.order(LauncherCall::EnterBrowser { sandbox: self.id.clone() }).await
     }
 
     fn take_egress_listener(&self) -> Option<TcpListener> {
@@ -88,7 +89,7 @@ impl Sandbox for NativeSandbox {
         drop(self.take_egress_listener());
         match self.link.call(LauncherCall::Destroy { sandbox: self.id.clone() }, &[]).await {
             Ok(LauncherReply::Done) => {}
-            Ok(other) => return Err(unexpected(other)),
+            Ok(other) => return Err(refusal(other)),
             // The sandbox ended together with its launcher.
             Err(_) if self.link.is_gone() => {}
             Err(e) => return Err(e),
