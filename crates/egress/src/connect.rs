@@ -53,14 +53,14 @@ impl Connection {
         Stop::Denied(self.state.deny(what, refusal))
     }
 
-    /// Resolves the target and returns its allowed addresses; the policy must already have allowed `crossing` without
+    /// Resolves the target and returns its allowed addresses; the policy must already have allowed `info` without
     /// an address. If a name has both allowed and other addresses, only the allowed ones are returned.
-    pub(crate) async fn find(&self, what: &str, crossing: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
-        let Target { host, port } = &crossing.target;
+    pub(crate) async fn find(&self, what: &str, info: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
+        let Target { host, port } = &info.target;
         let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
         let (mut allowed, mut refused) = (Vec::new(), None);
         for address in found.into_iter().map(|ip| SocketAddr::new(ip, *port)) {
-            match self.state.judge(|judge| judge.connected(&crossing.target, address)) {
+            match self.state.judge(|policy| policy.connected(&info.target, address)) {
                 Ok(()) => allowed.push(address),
                 Err(refusal) => {
                     // Logged for the operator only: the sandbox must not learn where a name leads.
@@ -79,15 +79,15 @@ impl Connection {
     pub(crate) async fn dial(
         &self,
         what: &str,
-        mut crossing: ConnectionInfo,
+        mut info: ConnectionInfo,
         addresses: &[SocketAddr],
     ) -> Result<(Flow<TcpStream>, SocketAddr), Stop> {
-        let name = crossing.target.to_string();
+        let name = info.target.to_string();
         let mut stop = None;
         for address in addresses.iter().take(TRIED) {
             self.state.meter.dial().await;
-            crossing.address = Some(*address);
-            self.cross(crossing.clone()).map_err(|refusal| self.deny(what, refusal))?;
+            info.address = Some(*address);
+            self.cross(info.clone()).map_err(|refusal| self.deny(what, refusal))?;
             match timeout(PATIENCE, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => {
                     let _ = stream.set_nodelay(true);

@@ -38,17 +38,17 @@ impl Gate {
         policy: &Policy,
         sink: Sink,
     ) -> io::Result<Self> {
-        let judge = CompiledPolicy::new(policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let compiled = CompiledPolicy::new(policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let state = Arc::new(GateState {
             shared,
             tenant: tenant.to_owned(),
-            meter: Meter::new(judge.limits()),
+            meter: Meter::new(compiled.limits()),
             denials: Denials::new(sink),
             lookups: Semaphore::new(AT_ONCE_EACH),
-            judges: Mutex::new(PolicyStack { base: Arc::new(judge), narrower: Vec::new() }),
-            live: Mutex::default(),
+            policies: Mutex::new(PolicyStack { base: Arc::new(compiled), narrower: Vec::new() }),
+            connections: Mutex::default(),
             numbers: AtomicU64::new(0),
             closed: CancellationToken::new(),
         });
@@ -61,9 +61,9 @@ impl Gate {
     /// with.
     pub fn narrow(&self, to: Option<Policy>) -> Narrowed {
         // A policy that cannot be parsed allows nothing.
-        let judge = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
+        let narrower = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
         let id = self.state.number();
-        lock(&self.state.judges).narrower.push((id, Arc::new(judge)));
+        lock(&self.state.policies).narrower.push((id, Arc::new(narrower)));
         self.state.cut();
         Narrowed { state: Arc::clone(&self.state), id }
     }
@@ -87,7 +87,7 @@ impl Drop for Gate {
 
 impl Drop for Narrowed {
     fn drop(&mut self) {
-        lock(&self.state.judges).narrower.retain(|(id, _)| *id != self.id);
+        lock(&self.state.policies).narrower.retain(|(id, _)| *id != self.id);
     }
 }
 
@@ -98,8 +98,8 @@ pub(crate) struct GateState {
     pub meter: Meter,
     pub lookups: Semaphore,
     denials: Denials,
-    judges: Mutex<PolicyStack>,
-    live: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
+    policies: Mutex<PolicyStack>,
+    connections: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
     numbers: AtomicU64,
     closed: CancellationToken,
 }
@@ -118,22 +118,22 @@ impl GateState {
     /// Applies the policies that are in force at this moment.
     pub(crate) fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
         let (base, narrower) = {
-            let judges = lock(&self.judges);
-            (Arc::clone(&judges.base), judges.narrower.clone())
+            let policies = lock(&self.policies);
+            (Arc::clone(&policies.base), policies.narrower.clone())
         };
         // The narrowing of the call comes first, because it is the most immediate reason for a denial.
-        narrower.iter().map(|(_, judge)| judge).chain([&base]).try_for_each(|judge| by(judge))
+        narrower.iter().map(|(_, policy)| policy).chain([&base]).try_for_each(|policy| by(policy))
     }
 
     /// Cuts the connections that the policies no longer allow.
     fn cut(&self) {
-        let live: Vec<_> = lock(&self.live).values().cloned().collect();
-        for passing in live {
-            let crossing = lock(&passing.crossing).clone();
-            if let Some(crossing) = crossing
-                && self.judge(|judge| crossing.judged(judge)).is_err()
+        let connections: Vec<_> = lock(&self.connections).values().cloned().collect();
+        for tracked in connections {
+            let info = lock(&tracked.info).clone();
+            if let Some(info) = info
+                && self.judge(|policy| info.judged(policy)).is_err()
             {
-                passing.cut.cancel();
+                tracked.cut.cancel();
             }
         }
     }
@@ -185,54 +185,54 @@ impl ConnectionInfo {
         Self { target, inside, address: None, name: None }
     }
 
-    fn judged(&self, judge: &CompiledPolicy) -> Result<(), DenyReason> {
-        judge.asked(&self.target)?;
+    fn judged(&self, policy: &CompiledPolicy) -> Result<(), DenyReason> {
+        policy.asked(&self.target)?;
         if let Some(name) = &self.name {
-            judge.asked(name)?;
+            policy.asked(name)?;
         }
         match &self.inside {
             Visibility::Requests => {}
-            Visibility::Method(method) => judge.method(method.as_str())?,
-            Visibility::Opaque => judge.opaque()?,
+            Visibility::Method(method) => policy.method(method.as_str())?,
+            Visibility::Opaque => policy.opaque()?,
         }
-        self.address.map_or(Ok(()), |address| judge.connected(&self.target, address))
+        self.address.map_or(Ok(()), |address| policy.connected(&self.target, address))
     }
 }
 
 /// The gate's record of a connection.
 struct TrackedConnection {
-    crossing: Mutex<Option<ConnectionInfo>>,
+    info: Mutex<Option<ConnectionInfo>>,
     cut: CancellationToken,
 }
 
 /// A connection from the sandbox, with its permits. It ends when the last task that serves it has ended.
 pub(crate) struct Connection {
     pub state: Arc<GateState>,
-    passing: Arc<TrackedConnection>,
+    tracked: Arc<TrackedConnection>,
     id: u64,
-    _places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
 
 impl Connection {
-    pub(crate) fn new(state: Arc<GateState>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
-        let passing = Arc::new(TrackedConnection { crossing: Mutex::default(), cut: state.closed.child_token() });
+    pub(crate) fn new(state: Arc<GateState>, permits: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
+        let tracked = Arc::new(TrackedConnection { info: Mutex::default(), cut: state.closed.child_token() });
         let id = state.number();
         state.shared.connections.fetch_add(1, Ordering::Relaxed);
-        lock(&state.live).insert(id, Arc::clone(&passing));
-        Self { state, passing, id, _places: places }
+        lock(&state.connections).insert(id, Arc::clone(&tracked));
+        Self { state, tracked, id, _permits: permits }
     }
 
-    /// Checks whether `crossing` may pass. From then on it is judged again whenever the policy changes.
-    pub(crate) fn cross(&self, crossing: ConnectionInfo) -> Result<(), DenyReason> {
+    /// Checks whether `info` may pass. From then on it is judged again whenever the policy changes.
+    pub(crate) fn cross(&self, info: ConnectionInfo) -> Result<(), DenyReason> {
         self.state.meter.spent()?;
         // Recorded before it is judged, so that a policy change in between also applies to it.
-        *lock(&self.passing.crossing) = Some(crossing.clone());
-        self.state.judge(|judge| crossing.judged(judge))
+        *lock(&self.tracked.info) = Some(info.clone());
+        self.state.judge(|policy| info.judged(policy))
     }
 
     /// Runs a task that ends when the gate closes or when the connection is no longer allowed.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let cut = self.passing.cut.clone();
+        let cut = self.tracked.cut.clone();
         tokio::spawn(async move {
             cut.run_until_cancelled(task).await;
         });
@@ -241,6 +241,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        lock(&self.state.live).remove(&self.id);
+        lock(&self.state.connections).remove(&self.id);
     }
 }

@@ -69,7 +69,7 @@ async fn reply(
     connection: Arc<Connection>,
     request: Request<Incoming>,
     fixed: Option<&Fixed>,
-    kept: &IdleUpstream,
+    idle: &IdleUpstream,
 ) -> Response<Body> {
     let state = Arc::clone(&connection.state);
     let reply = match fixed {
@@ -77,7 +77,7 @@ async fn reply(
         Some(_) if request.method() == Method::CONNECT => {
             Err(Stop::Malformed("there is a tunnel already, and no other can be opened inside it".into()))
         }
-        _ => forward(&connection, request, fixed, kept).await,
+        _ => forward(&connection, request, fixed, idle).await,
     };
     match reply {
         Ok(response) => response,
@@ -140,7 +140,7 @@ async fn forward(
     connection: &Arc<Connection>,
     mut request: Request<Incoming>,
     fixed: Option<&Fixed>,
-    kept: &IdleUpstream,
+    idle: &IdleUpstream,
 ) -> Reply {
     let (target, name) = whom(connection, &request, fixed)?;
     if !is_whole(request.headers()) {
@@ -151,21 +151,21 @@ async fn forward(
     let host = host_value(scheme, name.as_ref().unwrap_or(&target))?;
     let upgrading = is_websocket(request.headers());
     let inside = if upgrading { Visibility::Opaque } else { Visibility::Method(request.method().clone()) };
-    let crossing = ConnectionInfo { name, ..ConnectionInfo::new(target.clone(), inside) };
-    connection.cross(crossing.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
+    let info = ConnectionInfo { name, ..ConnectionInfo::new(target.clone(), inside) };
+    connection.cross(info.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
     let downstream = upgrading.then(|| hyper::upgrade::on(&mut request));
     let mut request = rewrite(request, host, upgrading)?;
     let tls = fixed.and_then(|fixed| fixed.tls.as_deref());
     let (interceptor, tenant) = (&connection.state.shared.interceptor, &connection.state.tenant);
-    let dressed = tls.map(|name| interceptor.dress(tenant, name, target.port, request.headers_mut()));
-    let response = kept.send(connection, &what, crossing, tls, request).await?;
+    let injected = tls.map(|name| interceptor.inject(tenant, name, target.port, request.headers_mut()));
+    let response = idle.send(connection, &what, info, tls, request).await?;
     let unfit = |why| Stop::Unreachable(target.to_string(), why);
     if !is_whole(response.headers()) {
         return Err(unfit("its answer comes in a coding that was not asked for"));
     }
-    let mut response = match dressed {
+    let mut response = match injected {
         None => response.map(|body| body.boxed()),
-        Some(dressed) => dressed.clean(response).map_err(unfit)?.map(|body| body.boxed()),
+        Some(injected) => injected.clean(response).map_err(unfit)?.map(|body| body.boxed()),
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let downstream = downstream.ok_or_else(|| unfit("it changed the protocol"))?;

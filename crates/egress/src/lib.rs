@@ -101,8 +101,8 @@ impl Egress {
 
     /// Returns the setup for a sandbox of `tenant`. It contains the placeholders of that tenant's secrets and no
     /// others.
-    pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
-        self.shared.furnishing(tenant).await
+    pub async fn setup(&self, tenant: &str) -> Arc<SandboxSetup> {
+        self.shared.setup(tenant).await
     }
 
     pub fn traffic(&self) -> Traffic {

@@ -68,14 +68,14 @@ impl Bucket {
 /// Counts the traffic of one sandbox and enforces its limits.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    pub places: Arc<Semaphore>,
+    pub permits: Arc<Semaphore>,
     pub connections: Limit<u32>,
     arrivals: Mutex<Bucket>,
     dials: Mutex<Bucket>,
     refusals: Mutex<Bucket>,
     bytes: Option<(Limit<u64>, AtomicU64)>,
     rate: Option<Mutex<Bucket>>,
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Meter {
@@ -83,14 +83,14 @@ impl Meter {
         let per_second = f64::from(limits.connections_per_second);
         let rate = limits.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate as f64, rate as f64)));
         Self {
-            places: Arc::new(Semaphore::new(limits.connections.value.min(65_536) as usize)),
+            permits: Arc::new(Semaphore::new(limits.connections.value.min(65_536) as usize)),
             connections: limits.connections,
             arrivals: Mutex::new(Bucket::new(per_second, per_second)),
             dials: Mutex::new(Bucket::new(per_second, per_second)),
             refusals: Mutex::new(Bucket::new(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE)),
             bytes: limits.bytes.map(|limit| (limit, AtomicU64::new(0))),
             rate,
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
         }
     }
 
@@ -122,7 +122,7 @@ impl Meter {
     /// Returns the reason the first time that the byte limit is found to be reached, and `None` after that.
     fn first_spent(&self) -> Option<DenyReason> {
         let refusal = self.spent().err()?;
-        (!self.told.swap(true, Ordering::Relaxed)).then_some(refusal)
+        (!self.reported.swap(true, Ordering::Relaxed)).then_some(refusal)
     }
 
     pub(crate) fn charge(&self, bytes: usize) {

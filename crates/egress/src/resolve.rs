@@ -28,7 +28,7 @@ const MOST: usize = 16;
 pub(crate) struct Resolver {
     hosts: BTreeMap<Host, IpAddr>,
     system: System,
-    places: LookupPermits,
+    permits: LookupPermits,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Resolver {
         Ok(Self {
             hosts: hosts.iter().map(read).collect::<Result<_, _>>()?,
             system: System::default(),
-            places: LookupPermits::new(at_once()),
+            permits: LookupPermits::new(at_once()),
         })
     }
 
@@ -77,7 +77,7 @@ impl Resolver {
 
     async fn ask(&self, name: &str, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
         let _own = each.acquire().await.map_err(|_| ResolveError::NotFound(name.to_owned()))?;
-        let _place = self.places.take(tenant).await;
+        let _permit = self.permits.take(tenant).await;
         let found = self.system.config().addresses(name).await.map_err(|failed| match failed {
             Failed::NoSuchName => ResolveError::NotFound(name.to_owned()),
             Failed::NoAnswer => ResolveError::TimedOut(name.to_owned()),
@@ -113,7 +113,7 @@ struct LookupPermits {
 #[must_use]
 #[derive(Debug)]
 struct LookupPermit<'a> {
-    places: &'a LookupPermits,
+    permits: &'a LookupPermits,
     tenant: &'a str,
 }
 
@@ -128,7 +128,7 @@ impl LookupPermits {
             // Registered before the check, so that no notification in between is missed.
             changed.as_mut().enable();
             if self.take_now(tenant) {
-                return LookupPermit { places: self, tenant };
+                return LookupPermit { permits: self, tenant };
             }
             changed.await;
         }
@@ -148,7 +148,7 @@ impl LookupPermits {
 
 impl Drop for LookupPermit<'_> {
     fn drop(&mut self) {
-        let mut held = lock(&self.places.held);
+        let mut held = lock(&self.permits.held);
         if let Some(own) = held.get_mut(self.tenant) {
             *own -= 1;
             if *own == 0 {
@@ -156,7 +156,7 @@ impl Drop for LookupPermit<'_> {
             }
         }
         drop(held);
-        self.places.changed.notify_waiters();
+        self.permits.changed.notify_waiters();
     }
 }
 
@@ -183,30 +183,30 @@ mod tests {
     /// W24: tenants that take as many permits as they can leave some to the next tenant and end up sharing.
     #[test]
     fn w24_places_are_left_to_the_next_tenant_however_many_take_all_they_can() {
-        let places = LookupPermits::new(64);
+        let permits = LookupPermits::new(64);
         let tenants: Vec<String> = (0..10).map(|number| format!("tenant-{number}")).collect();
         let mut held = Vec::new();
         for (tenant, share) in tenants.iter().zip([8, 8, 8, 8, 8, 8, 8, 4, 2, 1]) {
-            while places.take_now(tenant) {
-                held.push(LookupPermit { places: &places, tenant });
+            while permits.take_now(tenant) {
+                held.push(LookupPermit { permits: &permits, tenant });
             }
-            assert_eq!(lock(&places.held)[tenant], share, "{tenant}");
+            assert_eq!(lock(&permits.held)[tenant], share, "{tenant}");
         }
         // Whenever a look-up ends, the tenants ask for its permit in order.
         for _ in 0..1000 {
             drop(held.remove(0));
             for tenant in &tenants {
-                if places.take_now(tenant) {
-                    held.push(LookupPermit { places: &places, tenant });
+                if permits.take_now(tenant) {
+                    held.push(LookupPermit { permits: &permits, tenant });
                     break;
                 }
             }
         }
-        let most = lock(&places.held).values().copied().max().unwrap_or(0);
-        assert!(most <= 8 && places.take_now("another"), "{:?}", lock(&places.held));
-        lock(&places.held).remove("another");
+        let most = lock(&permits.held).values().copied().max().unwrap_or(0);
+        assert!(most <= 8 && permits.take_now("another"), "{:?}", lock(&permits.held));
+        lock(&permits.held).remove("another");
         held.clear();
-        assert!(lock(&places.held).is_empty());
+        assert!(lock(&permits.held).is_empty());
     }
 
     /// W24, the attack from the audit: one tenant's flood of names that no server answers for does not delay another
@@ -218,7 +218,7 @@ mod tests {
         let resolver = Resolver {
             hosts: BTreeMap::new(),
             system: System::fixed(crate::dns::ResolverConfig { patience: PATIENCE, ..config }),
-            places: LookupPermits::new(all),
+            permits: LookupPermits::new(all),
         };
         let resolver = Arc::new(resolver);
         let mut flood = tokio::task::JoinSet::new();
@@ -230,7 +230,7 @@ mod tests {
                 flood.spawn(async move { resolver.addresses(&host, "red", &each).await });
             }
         }
-        while lock(&resolver.places.held).get("red").copied().unwrap_or(0) < all / SHARES {
+        while lock(&resolver.permits.held).get("red").copied().unwrap_or(0) < all / SHARES {
             tokio::task::yield_now().await;
         }
         let each = Semaphore::new(AT_ONCE_EACH);
@@ -238,10 +238,10 @@ mod tests {
             let host = Host::parse(&format!("quick-{name}.test")).unwrap();
             let found = resolver.addresses(&host, "blue", &each).await;
             assert_eq!(found, Ok(vec!["192.0.2.1".parse().unwrap()]), "{name}");
-            assert!(lock(&resolver.places.held)["red"] <= all / SHARES);
+            assert!(lock(&resolver.permits.held)["red"] <= all / SHARES);
         }
         // A look-up that is cancelled holds no permit.
         flood.shutdown().await;
-        assert!(lock(&resolver.places.held).is_empty());
+        assert!(lock(&resolver.permits.held).is_empty());
     }
 }

@@ -21,11 +21,11 @@ type SetupCell = Arc<OnceCell<Arc<SandboxSetup>>>;
 pub(crate) struct EgressShared {
     certutil: Option<PathBuf>,
     /// Sandbox setups by the set of secrets of the tenant. Each is created when the first sandbox needs it.
-    furnishings: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
+    setups: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
     pub resolver: Resolver,
     pub interceptor: Interceptor,
     /// Permits for the connections of all sandboxes, bounded so that the server has enough descriptors left.
-    pub places: Arc<Semaphore>,
+    pub permits: Arc<Semaphore>,
     /// Number of connections of all sandboxes, for the metrics.
     pub connections: AtomicU64,
     pub bytes: AtomicU64,
@@ -41,29 +41,29 @@ impl EgressShared {
         }
         Ok(Self {
             certutil: config.certutil,
-            furnishings: Mutex::default(),
+            setups: Mutex::default(),
             resolver: Resolver::new(&config.hosts)?,
             interceptor,
-            places: Arc::new(Semaphore::new(most_connections())),
+            permits: Arc::new(Semaphore::new(most_connections())),
             connections: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         })
     }
 
     /// Returns the setup for a sandbox of this tenant. It reveals nothing about the secrets of other tenants.
-    pub(crate) async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
+    pub(crate) async fn setup(&self, tenant: &str) -> Arc<SandboxSetup> {
         let set = self.interceptor.set(tenant);
-        let place = {
-            let mut furnishings = lock(&self.furnishings);
-            Arc::clone(furnishings.entry(set.clone()).or_default())
+        let cell = {
+            let mut setups = lock(&self.setups);
+            Arc::clone(setups.entry(set.clone()).or_default())
         };
-        let made = place.get_or_init(|| async {
+        let made = cell.get_or_init(|| async {
             let Some(trusted) = set.and_then(|set| self.interceptor.trusted(&set)) else {
                 return Arc::new(trust::plain());
             };
             let certutil = self.certutil.clone();
             // This starts a program and waits for it.
-            let making = tokio::task::spawn_blocking(move || trust::furnishing(trusted, certutil.as_deref()));
+            let making = tokio::task::spawn_blocking(move || trust::setup(trusted, certutil.as_deref()));
             Arc::new(making.await.unwrap_or_default())
         });
         Arc::clone(made.await)

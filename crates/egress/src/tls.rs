@@ -2,7 +2,7 @@
 //!
 //! Such a request takes the following path: CONNECT or SOCKS names the host, the policy allows it,
 //! [`Interceptor::takes`] returns true, and [`Interceptor::accept`] terminates the client's TLS. Each request inside
-//! is judged like a plain one (policy, methods, address). Then [`Interceptor::dress`] inserts the secret,
+//! is judged like a plain one (policy, methods, address). Then [`Interceptor::inject`] inserts the secret,
 //! [`Interceptor::connect`] starts TLS on the connection that was checked and opened, and [`InjectedSecrets::clean`]
 //! masks the secret in a response that echoes it.
 
@@ -87,8 +87,8 @@ impl Interceptor {
     }
 
     /// Inserts the secrets for this host into the headers of a request.
-    pub(crate) fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
-        self.0.as_ref().map(|own| own.vault.dress(tenant, name, port, headers)).unwrap_or_default()
+    pub(crate) fn inject(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
+        self.0.as_ref().map(|own| own.vault.inject(tenant, name, port, headers)).unwrap_or_default()
     }
 
     /// Returns the secrets that this tenant may use, or `None` if there are none.

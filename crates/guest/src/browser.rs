@@ -46,7 +46,7 @@ pub(crate) struct BrowserDriver {
     /// Time at which the driver is killed.
     until: Option<Instant>,
     /// Whether the host knows that the driver has ended.
-    told: bool,
+    reported: bool,
 }
 
 /// A call that is not answered yet.
@@ -80,7 +80,7 @@ impl BrowserDriver {
             number: 0,
             open: Some(OpenAction { call, stage: Stage::Starting }),
             until: Some(now + START),
-            told: false,
+            reported: false,
         };
         browser.say(&ToDriver::Start { spec });
         Ok(browser)
@@ -291,10 +291,10 @@ impl BrowserDriver {
         self.process.kill();
         match self.open.take() {
             Some(OpenAction { call, .. }) => host.send(call, &failed(why.into())),
-            None if !self.told => host.send(0, &FromGuest::BrowserExited),
+            None if !self.reported => host.send(0, &FromGuest::BrowserExited),
             None => {}
         }
-        self.told = true;
+        self.reported = true;
     }
 
     pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {

@@ -7,17 +7,17 @@ use std::time::Instant;
 use proto::{Deadline, Ended, RunStatus};
 use rustix::process::Signal;
 
+use crate::deadline::{CallDeadline, Step};
 use crate::host::{Host, NOBODY};
 use crate::output::{Share, Streams};
 use crate::outputs::Outputs;
 use crate::process::{Launch, Process};
-use crate::term::{CallDeadline, Step};
 
 pub(crate) struct Job {
     call: u64,
     process: Process,
     pub streams: Streams,
-    term: CallDeadline,
+    deadline: CallDeadline,
 }
 
 /// Parameters of a command.
@@ -31,12 +31,12 @@ pub(crate) struct CommandSpec<'a> {
 }
 
 impl Job {
-    pub(crate) fn start(call: u64, order: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
-        let (mut streams, fds) = Streams::new(order.merge_output, outputs)?;
-        let process = Process::start(Launch { argv: order.argv, env: order.env, cwd: Some(order.cwd), fds })?;
+    pub(crate) fn start(call: u64, spec: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+        let (mut streams, fds) = Streams::new(spec.merge_output, outputs)?;
+        let process = Process::start(Launch { argv: spec.argv, env: spec.env, cwd: Some(spec.cwd), fds })?;
         process.offer_to_oom_killer();
-        streams.begin(call, order.share, now);
-        Ok(Self { call, process, streams, term: CallDeadline::new(now, order.deadline) })
+        streams.begin(call, spec.share, now);
+        Ok(Self { call, process, streams, deadline: CallDeadline::new(now, spec.deadline) })
     }
 
     pub(crate) fn call(&self) -> u64 {
@@ -52,7 +52,7 @@ impl Job {
     }
 
     pub(crate) fn cancel(&mut self, now: Instant) {
-        self.term.cancel(now);
+        self.deadline.cancel(now);
     }
 
     /// Cancels the command because its host is gone, and sends nothing more for it.
@@ -63,12 +63,12 @@ impl Job {
     }
 
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        [self.term.wake_at(), self.streams.wake_at()].into_iter().flatten().min()
+        [self.deadline.wake_at(), self.streams.wake_at()].into_iter().flatten().min()
     }
 
     pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
         self.streams.tick(now, host);
-        match self.term.due(now) {
+        match self.deadline.due(now) {
             // The signal goes to the group, as from a terminal, because a shell on its own waits for its child first.
             // It is sent again because a shell that is just starting a program loses it.
             Some(Step::Interrupt | Step::Again) => {
@@ -83,7 +83,7 @@ impl Job {
     pub(crate) fn ended(&mut self, how: Ended, host: &mut Host) {
         self.streams.drain(host);
         let killed = how == Ended::Signaled { signal: Signal::KILL.as_raw() };
-        let status = self.term.status(!killed).unwrap_or(RunStatus::Ended { how });
-        self.streams.finish(self.call, status, self.term.started, host);
+        let status = self.deadline.status(!killed).unwrap_or(RunStatus::Ended { how });
+        self.streams.finish(self.call, status, self.deadline.started, host);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) const NOBODY: u64 = u64::MAX;
 
 #[derive(Default)]
 pub(crate) struct Host {
-    link: Option<UnixStream>,
+    stream: Option<UnixStream>,
     decoder: Decoder,
     input: Vec<u8>,
     out: Vec<u8>,
@@ -37,7 +37,7 @@ pub(crate) struct Broken;
 impl Host {
     pub(crate) fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
         stream.set_nonblocking(true)?;
-        *self = Self { link: Some(stream), ..Self::default() };
+        *self = Self { stream: Some(stream), ..Self::default() };
         Ok(())
     }
 
@@ -46,7 +46,7 @@ impl Host {
     }
 
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.link.as_ref().map(AsFd::as_fd)
+        self.stream.as_ref().map(AsFd::as_fd)
     }
 
     pub(crate) fn wants_to_write(&self) -> bool {
@@ -60,10 +60,10 @@ impl Host {
 
     /// Reads once. A plain `read` drops descriptors that come along; the guest accepts none.
     pub(crate) fn receive(&mut self) -> Result<(), Broken> {
-        let Some(link) = &self.link else { return Ok(()) };
+        let Some(stream) = &self.stream else { return Ok(()) };
         self.input.clear();
         self.input.reserve(READ);
-        match rustix::io::read(link, spare_capacity(&mut self.input)) {
+        match rustix::io::read(stream, spare_capacity(&mut self.input)) {
             Ok(0) => Err(Broken),
             Ok(_) => {
                 self.decoder.push(&self.input);
@@ -81,7 +81,7 @@ impl Host {
     /// Appends a message to the buffer. A message that is too large for a frame is returned as an error, because the
     /// caller knows what it stood for.
     pub(crate) fn try_send(&mut self, call: u64, message: &FromGuest) -> Result<(), proto::FrameError> {
-        if self.link.is_none() || call == NOBODY {
+        if self.stream.is_none() || call == NOBODY {
             return Ok(());
         }
         proto::encode_message(&mut self.out, call, message)
@@ -94,7 +94,7 @@ impl Host {
     }
 
     pub(crate) fn send_data(&mut self, kind: FrameKind, call: u64, bytes: &[u8]) {
-        if self.link.is_none() || call == NOBODY {
+        if self.stream.is_none() || call == NOBODY {
             return;
         }
         for chunk in bytes.chunks(MAX_CHUNK) {
@@ -112,9 +112,9 @@ impl Host {
 
     /// Writes as much as the socket accepts.
     pub(crate) fn flush(&mut self) -> Result<(), Broken> {
-        let Some(link) = &self.link else { return Ok(()) };
+        let Some(stream) = &self.stream else { return Ok(()) };
         while self.sent < self.out.len() {
-            match rustix::net::send(link, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
+            match rustix::net::send(stream, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
                 Ok(written) => self.sent += written,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {

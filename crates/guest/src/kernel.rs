@@ -13,13 +13,13 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::arrivals::{self, Fork};
+use crate::deadline::{CallDeadline, Step};
 use crate::event::{self, CellEnd, DriverLine};
 use crate::host::{Host, NOBODY};
 use crate::lines::{LineReader, Read, Writer};
 use crate::output::{Share, Streams, pipe_from_child, pipe_to_child};
 use crate::outputs::Outputs;
 use crate::process::{ChildFds, Launch, Process};
-use crate::term::{CallDeadline, Step};
 
 const REQUESTS: i32 = 3;
 const EVENTS: i32 = 4;
@@ -79,7 +79,7 @@ enum KernelState {
 
 struct Run {
     call: u64,
-    term: CallDeadline,
+    deadline: CallDeadline,
     /// Whether the transpiler still has the cell.
     preparing: bool,
     env: BTreeMap<String, String>,
@@ -249,7 +249,7 @@ impl Kernel {
         self.stopped_check = now + STOPPED_CHECK;
         self.state = KernelState::Running(Run {
             call,
-            term: CallDeadline::new(now, terms.deadline),
+            deadline: CallDeadline::new(now, terms.deadline),
             preparing: true,
             env: terms.env,
         });
@@ -282,7 +282,7 @@ impl Kernel {
 
     pub(crate) fn cancel(&mut self, now: Instant) {
         if let KernelState::Running(run) = &mut self.state {
-            run.term.cancel(now);
+            run.deadline.cancel(now);
         }
     }
 
@@ -308,7 +308,7 @@ impl Kernel {
         let own = match &self.state {
             KernelState::Starting { until, .. } => Some(*until),
             KernelState::Idle => None,
-            KernelState::Running(run) => [run.term.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
+            KernelState::Running(run) => [run.deadline.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
         };
         let lost = self.lost.map(|at| at + LOST_GRACE);
         [own, lost, self.streams.wake_at()].into_iter().flatten().min()
@@ -332,13 +332,13 @@ impl Kernel {
             self.stopped_check = now + STOPPED_CHECK;
             self.process.continue_if_stopped();
         }
-        if run.term.wake_at().is_some_and(|at| now >= at) {
+        if run.deadline.wake_at().is_some_and(|at| now >= at) {
             // The answer may already be in the pipe. In that case the cell was in time, and an interrupt would hit the
             // next one.
             self.read_events(host);
         }
         let KernelState::Running(run) = &mut self.state else { return };
-        let Some(step) = run.term.due(now) else { return };
+        let Some(step) = run.deadline.due(now) else { return };
         match step {
             Step::Interrupt if run.preparing => self.end_stopped(true, host),
             Step::Interrupt => {
@@ -348,7 +348,7 @@ impl Kernel {
             Step::Nudge => match &mut self.interrupts {
                 // The nudge carries the number of the cell, because the cell may be over before the nudge arrives.
                 Some(interrupts) => interrupts.push(&(self.n as u32).to_le_bytes()),
-                None if run.term.stopped_soon() => self.process.signal(Signal::INT),
+                None if run.deadline.stopped_soon() => self.process.signal(Signal::INT),
                 None => {}
             },
             // Kernels with an interrupt pipe have the nudge instead.
@@ -421,7 +421,7 @@ impl Kernel {
         if n != self.n || run.preparing {
             return;
         }
-        let status = run.term.status(true).unwrap_or(match done {
+        let status = run.deadline.status(true).unwrap_or(match done {
             CellEnd::Ok => RunStatus::Ok,
             CellEnd::Error => RunStatus::Error,
             CellEnd::Interrupted => RunStatus::Interrupted,
@@ -432,7 +432,7 @@ impl Kernel {
 
     fn end_stopped(&mut self, state_kept: bool, host: &mut Host) {
         let KernelState::Running(run) = &self.state else { return };
-        if let Some(status) = run.term.status(state_kept) {
+        if let Some(status) = run.deadline.status(state_kept) {
             self.end_run(status, host);
         }
     }
@@ -440,7 +440,7 @@ impl Kernel {
     fn end_run(&mut self, status: RunStatus, host: &mut Host) {
         self.streams.drain(host);
         let KernelState::Running(run) = std::mem::replace(&mut self.state, KernelState::Idle) else { return };
-        self.streams.finish(run.call, status, run.term.started, host);
+        self.streams.finish(run.call, status, run.deadline.started, host);
     }
 
     /// Handles the end of the process: every call that waits for it gets its reply.
@@ -455,7 +455,7 @@ impl Kernel {
             KernelState::Starting { call, .. } => {
                 let call = *call;
                 self.streams.drain(host);
-                let message = format!("the kernel {} before it was ready{}", told(how), self.stderr_shown());
+                let message = format!("the kernel {} before it was ready{}", described(how), self.stderr_shown());
                 host.send(call, &FromGuest::Failed { failure: GuestFailure::Kernel, message });
             }
             KernelState::Idle if self.stops.is_empty() => {
@@ -463,7 +463,7 @@ impl Kernel {
             }
             KernelState::Idle => {}
             KernelState::Running(run) => {
-                let status = run.term.status(false).unwrap_or(RunStatus::Ended { how });
+                let status = run.deadline.status(false).unwrap_or(RunStatus::Ended { how });
                 self.end_run(status, host);
             }
         }
@@ -530,7 +530,7 @@ fn is_damaged(line: &str, dir: &str) -> bool {
     mount.split(' ').nth(4) == Some(dir) && kind == Some("ext4") && read_only
 }
 
-fn told(how: Ended) -> String {
+fn described(how: Ended) -> String {
     match how {
         Ended::Exited { code } => format!("exited with status `{code}`"),
         Ended::Signaled { signal } => format!("was ended by signal `{signal}`"),

@@ -146,9 +146,9 @@ impl Server {
         if let Some(signals) = &self.signals {
             watch(PollSource::Signals, signals.as_fd(), PollFlags::IN);
         }
-        if let Some(link) = self.host.fd() {
+        if let Some(fd) = self.host.fd() {
             let write = if self.host.wants_to_write() { PollFlags::OUT } else { PollFlags::empty() };
-            watch(PollSource::Host, link, PollFlags::IN | write);
+            watch(PollSource::Host, fd, PollFlags::IN | write);
         }
         let read = !self.host.is_full();
         for (&id, kernel) in &self.kernels {

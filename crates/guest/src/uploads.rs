@@ -11,7 +11,7 @@ use proto::GuestFailure;
 use crate::files::FileFailure;
 
 /// Number of calls whose files are retained. A form may be sent long after its file was chosen.
-const KEPT: usize = 8;
+const MAX_RETAINED: usize = 8;
 /// Maximum size of all files of one call together.
 const MAX_BYTES: u64 = 256 << 20;
 const CHUNK: usize = 64 << 10;
@@ -22,7 +22,7 @@ pub(crate) struct Uploads {
     from: PathBuf,
     to: PathBuf,
     next: u64,
-    kept: VecDeque<Directory>,
+    retained: VecDeque<Directory>,
 }
 
 /// Directory with the files of one call. The files are removed when this value is dropped.
@@ -45,7 +45,7 @@ pub(crate) struct Copy {
 
 impl Uploads {
     pub(crate) fn new(from: PathBuf, to: PathBuf) -> Self {
-        Self { from, to, next: 0, kept: VecDeque::new() }
+        Self { from, to, next: 0, retained: VecDeque::new() }
     }
 
     /// Opens all files that have to be copied. Returns `None` if there are none.
@@ -82,16 +82,16 @@ impl Uploads {
     /// Retains the files of a call for a while and returns the path of their directory.
     pub(crate) fn keep(&mut self, directory: Directory) -> String {
         let path = directory.path.display().to_string();
-        self.kept.push_back(directory);
-        if self.kept.len() > KEPT {
-            self.kept.pop_front();
+        self.retained.push_back(directory);
+        if self.retained.len() > MAX_RETAINED {
+            self.retained.pop_front();
         }
         path
     }
 
     /// Removes the files of all calls because the browser that used them is gone.
     pub(crate) fn forget(&mut self) {
-        self.kept.clear();
+        self.retained.clear();
     }
 }
 

@@ -182,11 +182,11 @@ pub trait Backend: Send + Sync {
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError>;
     /// Starts the warm interpreter, replacing an earlier one, and returns when it can be forked. An interpreter that
     /// dies is started again.
-    async fn warm(&self, _spec: &ZygoteSpec) -> Result<(), BackendError> {
-        Err(no_warmth())
+    async fn start_zygote(&self, _spec: &ZygoteSpec) -> Result<(), BackendError> {
+        Err(no_zygote())
     }
     /// Returns the status of the warm interpreter, or `None` if the back end has none.
-    async fn warmth(&self) -> Option<ZygoteStatus> {
+    async fn zygote_status(&self) -> Option<ZygoteStatus> {
         None
     }
     /// Returns the kept volumes and when each was last used.
@@ -219,7 +219,7 @@ pub trait Sandbox: Send + Sync {
     /// Puts a fork of the warm interpreter into the sandbox, as a child of its guest and confined like everything else
     /// in it. The guest takes it with the next kernel that is started as `warm`.
     async fn fork_zygote(&self) -> Result<(), BackendError> {
-        Err(no_warmth())
+        Err(no_zygote())
     }
     /// Returns the socket that listens on [`PROXY`] inside, on the first call only. The caller must close it when the
     /// sandbox ends, because it keeps the sandbox's network namespace alive.
@@ -240,7 +240,7 @@ pub trait Sandbox: Send + Sync {
     async fn destroy(&self) -> Result<(), BackendError>;
 }
 
-fn no_warmth() -> BackendError {
+fn no_zygote() -> BackendError {
     BackendError::Unavailable {
         why: "this back end has no warm interpreters".into(),
         hint: "kernels are started anew, which takes longer".into(),

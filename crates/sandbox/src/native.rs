@@ -231,16 +231,16 @@ impl Native {
     pub async fn start(launcher: Launcher, config: NativeConfig) -> Result<(Self, Isolation), BackendError> {
         let Launcher { spawned, program } = launcher;
         let runtime_dir = config.runtime_dir.clone().unwrap_or_else(|| default_runtime_dir(&config.state_dir));
-        let (at, survey) = begin(spawned, &config, &runtime_dir).await?;
+        let (current, survey) = begin(spawned, &config, &runtime_dir).await?;
         let isolation = isolation_of(&survey);
-        let ended = at.link.ended();
+        let ended = current.connection.ended();
         let running = Arc::new(Running {
             program,
             config,
             runtime_dir,
             isolation: isolation.clone(),
-            at: Mutex::new(at),
-            warm: Mutex::default(),
+            current: Mutex::new(current),
+            zygote: Mutex::default(),
             state: watch::Sender::new(LauncherStatus::Yes),
         });
         if running.config.restarts {
@@ -249,8 +249,8 @@ impl Native {
         Ok((Self { running, survey }, isolation))
     }
 
-    fn link(&self) -> Arc<LauncherConnection> {
-        self.running.link()
+    fn connection(&self) -> Arc<LauncherConnection> {
+        self.running.connection()
     }
 
     pub fn mode(&self) -> Mode {
@@ -270,21 +270,21 @@ impl Native {
         fail_at: Option<usize>,
     ) -> Result<Box<dyn Sandbox>, BackendError> {
         let id = uuid::Uuid::new_v4().simple().to_string();
-        let (link, instance) = {
-            let at = lock(&self.running.at);
-            (Arc::clone(&at.link), Arc::clone(&at.instance))
+        let (connection, instance) = {
+            let current = lock(&self.running.current);
+            (Arc::clone(&current.connection), Arc::clone(&current.instance))
         };
         // If this future is dropped before the reply arrives, dropping `sandbox` destroys what the launcher creates for
         // it.
         let mut sandbox = NativeSandbox {
             id: id.clone(),
             isolation: self.running.isolation.clone(),
-            link: Arc::clone(&link),
+            connection: Arc::clone(&connection),
             instance,
             egress: Mutex::default(),
             destroyed: AtomicBool::new(false),
         };
-        let (reply, fds) = link.exchange(LauncherCall::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
+        let (reply, fds) = connection.exchange(LauncherCall::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
         let error = match reply {
             LauncherReply::Created { notes } => {
                 *lock(&sandbox.egress) = fds.into_iter().next().map(TcpListener::from);
@@ -301,11 +301,11 @@ impl Native {
         Err(error)
     }
 
-    /// Starts the warm interpreter like [`Backend::warm`]. `rotation` decides when a new interpreter replaces it, for
-    /// tests of the replacement.
-    pub async fn warm_rotating(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
-        *lock(&self.running.warm) = Some((spec.clone(), rotation));
-        self.running.warm(spec, rotation).await
+    /// Starts the warm interpreter like [`Backend::start_zygote`]. `rotation` decides when a new interpreter replaces it,
+    /// for tests of the replacement.
+    pub async fn start_zygote_rotating(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
+        *lock(&self.running.zygote) = Some((spec.clone(), rotation));
+        self.running.start_zygote(spec, rotation).await
     }
 }
 
@@ -332,12 +332,12 @@ impl Backend for Native {
         self.create_failing(spec, None).await
     }
 
-    async fn warm(&self, spec: &ZygoteSpec) -> Result<(), BackendError> {
-        self.warm_rotating(spec, Rotation::default()).await
+    async fn start_zygote(&self, spec: &ZygoteSpec) -> Result<(), BackendError> {
+        self.start_zygote_rotating(spec, Rotation::default()).await
     }
 
-    async fn warmth(&self) -> Option<ZygoteStatus> {
-        match self.link().call(LauncherCall::Warmth, &[]).await {
+    async fn zygote_status(&self) -> Option<ZygoteStatus> {
+        match self.connection().call(LauncherCall::Warmth, &[]).await {
             Ok(LauncherReply::Warmth { ready, forks, restarts, not_imported }) => {
                 Some(ZygoteStatus { ready, forks, restarts, not_imported })
             }
@@ -346,7 +346,7 @@ impl Backend for Native {
     }
 
     async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError> {
-        match self.link().call(LauncherCall::Kept, &[]).await? {
+        match self.connection().call(LauncherCall::Kept, &[]).await? {
             LauncherReply::Kept(kept) => {
                 Ok(kept.into_iter().map(|k| KeptVolumeInfo { name: k.name, last_used: k.last_used }).collect())
             }
@@ -355,20 +355,20 @@ impl Backend for Native {
     }
 
     async fn discard(&self, name: &str) -> Result<(), BackendError> {
-        self.link().order(LauncherCall::Discard { name: name.to_owned() }, &[]).await
+        self.connection().order(LauncherCall::Discard { name: name.to_owned() }, &[]).await
     }
 
     async fn reap_orphans(&self) -> Result<(), BackendError> {
-        self.link().order(LauncherCall::SweepOthers, &[]).await
+        self.connection().order(LauncherCall::SweepOthers, &[]).await
     }
 
     async fn shutdown(&self) {
         self.running.state.send_replace(LauncherStatus::Closing);
-        let (link, process) = {
-            let mut at = lock(&self.running.at);
-            (Arc::clone(&at.link), at.process.take())
+        let (connection, process) = {
+            let mut current = lock(&self.running.current);
+            (Arc::clone(&current.connection), current.process.take())
         };
-        let _ = link.call(LauncherCall::Shutdown, &[]).await;
+        let _ = connection.call(LauncherCall::Shutdown, &[]).await;
         if let Some(process) = process {
             // The launcher ends right after its reply.
             let _ = tokio::task::spawn_blocking(move || process.wait()).await;

@@ -47,8 +47,8 @@ impl Server {
             }
             ToGuest::Exec { argv, env, cwd, merge_output, deadline, forward_bytes, keep_over } => {
                 let share = Share { forward_bytes, keep_over };
-                let order = CommandSpec { argv: &argv, env: &env, cwd: &cwd, merge_output, deadline, share };
-                self.start_job(call, &order)?;
+                let spec = CommandSpec { argv: &argv, env: &env, cwd: &cwd, merge_output, deadline, share };
+                self.start_job(call, &spec)?;
             }
             ToGuest::Interrupt => self.interrupt(call),
             ToGuest::WriteFile { root, path, size } => self.files.write(call, root, &path, size, &mut self.host),
@@ -151,7 +151,7 @@ impl Server {
         }
     }
 
-    fn start_job(&mut self, call: u64, order: &CommandSpec<'_>) -> Result<(), Broken> {
+    fn start_job(&mut self, call: u64, spec: &CommandSpec<'_>) -> Result<(), Broken> {
         if self.jobs.values().any(|job| job.call() == call) {
             return Err(Broken);
         }
@@ -159,7 +159,7 @@ impl Server {
             self.fail(call, GuestFailure::Busy, format!("`{MAX_COMMANDS}` commands run already"));
             return Ok(());
         }
-        match Job::start(call, order, &self.outputs, Instant::now()) {
+        match Job::start(call, spec, &self.outputs, Instant::now()) {
             Ok(job) => {
                 self.next_job += 1;
                 self.jobs.insert(self.next_job, job);
@@ -169,7 +169,7 @@ impl Server {
                     io::ErrorKind::NotFound => GuestFailure::NotFound,
                     _ => GuestFailure::Io,
                 };
-                let program = order.argv.first().map_or("", String::as_str);
+                let program = spec.argv.first().map_or("", String::as_str);
                 self.fail(call, failure, format!("cannot start `{program}`: {error}"));
             }
         }

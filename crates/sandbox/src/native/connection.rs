@@ -58,20 +58,16 @@ pub(super) fn refusal(reply: LauncherReply) -> BackendError {
 }
 
 impl LauncherChannel {
-    fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u64, oneshot::Sender<LauncherAnswer>>>> {
-        lock(&self.waiting)
-    }
-
     async fn read(&self) {
         let receive = || wire::receive::<LauncherResponse>(&self.socket);
         while let Ok(Some((response, fds))) = self.socket.async_io(Interest::READABLE, receive).await {
-            let waiter = self.waiting().as_mut().and_then(|w| w.remove(&response.id));
+            let waiter = lock(&self.waiting).as_mut().and_then(|w| w.remove(&response.id));
             if let Some(waiter) = waiter {
                 let _ = waiter.send((response.reply, fds));
             }
         }
         // Dropping the senders ends the channel of every waiting call, which reports that the launcher is gone.
-        *self.waiting() = None;
+        *lock(&self.waiting) = None;
         self.ended.send_replace(true);
     }
 }
@@ -121,16 +117,16 @@ impl LauncherConnection {
     ) -> Result<LauncherAnswer, BackendError> {
         let gone = || BackendError::Launcher("it has ended".into());
         let id = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        let (tell, told) = oneshot::channel();
-        self.shared.waiting().as_mut().ok_or_else(gone)?.insert(id, tell);
+        let (sender, receiver) = oneshot::channel();
+        lock(&self.shared.waiting).as_mut().ok_or_else(gone)?.insert(id, sender);
         let request = LauncherRequest { id, call };
         let socket = &self.shared.socket;
         let sent = socket.async_io(Interest::WRITABLE, || wire::send(socket, &request, fds)).await;
         if let Err(e) = sent {
-            self.shared.waiting().as_mut().map(|w| w.remove(&id));
+            lock(&self.shared.waiting).as_mut().map(|w| w.remove(&id));
             return Err(lost(e));
         }
-        told.await.map_err(|_| gone())
+        receiver.await.map_err(|_| gone())
     }
 
     /// Sends a call without waiting for the reply, for values that are being dropped. If the socket is full, a spawned
@@ -140,10 +136,10 @@ impl LauncherConnection {
         let request = LauncherRequest { id, call };
         let full = wire::send(&self.shared.socket, &request, &[]).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
         if full && let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let link = Arc::clone(self);
+            let connection = Arc::clone(self);
             // Without a runtime the message can be lost: the connection closes soon, and the launcher then destroys
             // everything.
-            runtime.spawn(async move { drop(link.call(request.call, &[]).await) });
+            runtime.spawn(async move { drop(connection.call(request.call, &[]).await) });
         }
     }
 }

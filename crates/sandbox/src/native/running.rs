@@ -24,16 +24,16 @@ pub(super) struct Running {
     pub config: NativeConfig,
     pub runtime_dir: PathBuf,
     pub isolation: Isolation,
-    pub at: Mutex<CurrentLauncher>,
+    pub current: Mutex<CurrentLauncher>,
     /// Specification of the warm interpreter, which the next launcher starts too.
-    pub warm: Mutex<Option<(ZygoteSpec, Rotation)>>,
+    pub zygote: Mutex<Option<(ZygoteSpec, Rotation)>>,
     pub state: watch::Sender<LauncherStatus>,
 }
 
 /// The current launcher.
 #[derive(Debug)]
 pub(super) struct CurrentLauncher {
-    pub link: Arc<LauncherConnection>,
+    pub connection: Arc<LauncherConnection>,
     pub instance: Arc<OwnedFd>,
     pub process: Option<Process>,
 }
@@ -65,7 +65,7 @@ pub(super) async fn begin(
 ) -> Result<(CurrentLauncher, Survey), BackendError> {
     let Spawned { socket, process } = spawned;
     let guest = config.guest.load(runtime_dir, jail::image::guest, "sandpool-guest")?;
-    let link = LauncherConnection::open(socket).map_err(lost)?;
+    let connection = LauncherConnection::open(socket).map_err(lost)?;
     let start = Start {
         state_dir: config.state_dir.clone(),
         runtime_dir: runtime_dir.to_owned(),
@@ -76,7 +76,7 @@ pub(super) async fn begin(
         spares: config.spares,
         keep_free: config.keep_free,
     };
-    let (instance, survey) = match link.call(LauncherCall::Start(start), &[guest.as_fd()]).await? {
+    let (instance, survey) = match connection.call(LauncherCall::Start(start), &[guest.as_fd()]).await? {
         LauncherReply::Started { instance, survey } => (instance, *survey),
         other => return Err(refusal(other)),
     };
@@ -87,7 +87,10 @@ pub(super) async fn begin(
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let instance = rustix::fs::open(&instance, flags, FileMode::empty()).map_err(lost)?;
-    Ok((CurrentLauncher { link: Arc::new(link), instance: Arc::new(instance), process: Some(process) }, survey))
+    Ok((
+        CurrentLauncher { connection: Arc::new(connection), instance: Arc::new(instance), process: Some(process) },
+        survey,
+    ))
 }
 
 /// Starts another launcher when one ends unexpectedly. The old launcher's sandboxes and mounts are gone with it; the
@@ -108,13 +111,13 @@ pub(super) async fn supervise(running: Weak<Running>, mut ended: watch::Receiver
             Some(next) => ended = next,
             None => return,
         }
-        tokio::spawn(async move { running.warm_again().await });
+        tokio::spawn(async move { running.restart_zygote().await });
     }
 }
 
 impl Running {
-    pub(super) fn link(&self) -> Arc<LauncherConnection> {
-        Arc::clone(&lock(&self.at).link)
+    pub(super) fn connection(&self) -> Arc<LauncherConnection> {
+        Arc::clone(&lock(&self.current).connection)
     }
 
     fn becomes(&self, next: LauncherStatus) -> bool {
@@ -147,12 +150,12 @@ impl Running {
                 Err(e) => Err(lost(e)),
             };
             match started {
-                Ok((at, _)) => {
-                    let ended = at.link.ended();
-                    let mut place = lock(&self.at);
+                Ok((next, _)) => {
+                    let ended = next.connection.ended();
+                    let mut current = lock(&self.current);
                     // If the back end is closing, the new launcher ends with its connection.
                     return self.becomes(LauncherStatus::Yes).then(|| {
-                        *place = at;
+                        *current = next;
                         ended
                     });
                 }
@@ -161,17 +164,17 @@ impl Running {
         }
     }
 
-    pub(super) async fn warm(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
+    pub(super) async fn start_zygote(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
         let library = self.config.zygote.load(&self.runtime_dir, jail::image::library, "sandpool-zygote")?;
         let ZygoteSpec { argv, env, runtime, files } = spec.clone();
-        let warm = StartZygote { argv, env, runtime, files: order_files(files), rotation };
-        self.link().order(LauncherCall::Warm(Box::new(warm)), &[library.as_fd()]).await
+        let start = StartZygote { argv, env, runtime, files: order_files(files), rotation };
+        self.connection().order(LauncherCall::Warm(Box::new(start)), &[library.as_fd()]).await
     }
 
-    async fn warm_again(&self) {
-        let wanted = lock(&self.warm).clone();
+    async fn restart_zygote(&self) {
+        let wanted = lock(&self.zygote).clone();
         if let Some((spec, rotation)) = wanted
-            && let Err(error) = self.warm(&spec, rotation).await
+            && let Err(error) = self.start_zygote(&spec, rotation).await
         {
             tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
         }

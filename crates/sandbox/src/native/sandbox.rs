@@ -18,7 +18,7 @@ use crate::{BackendError, GuestStream, Isolation, Sandbox, Stats};
 pub(super) struct NativeSandbox {
     pub id: String,
     pub isolation: Isolation,
-    pub link: Arc<LauncherConnection>,
+    pub connection: Arc<LauncherConnection>,
     pub instance: Arc<OwnedFd>,
     /// Listening socket for the egress, until `take_egress_listener` takes it.
     pub egress: Mutex<Option<TcpListener>>,
@@ -28,14 +28,14 @@ pub(super) struct NativeSandbox {
 impl Drop for NativeSandbox {
     fn drop(&mut self) {
         if !*self.destroyed.get_mut() {
-            self.link.post(LauncherCall::Destroy { sandbox: std::mem::take(&mut self.id) });
+            self.connection.post(LauncherCall::Destroy { sandbox: std::mem::take(&mut self.id) });
         }
     }
 }
 
 impl NativeSandbox {
     async fn order(&self, call: LauncherCall) -> Result<(), BackendError> {
-        match self.link.call(call, &[]).await? {
+        match self.connection.call(call, &[]).await? {
             LauncherReply::Done => Ok(()),
             LauncherReply::Gone => Err(BackendError::Gone(self.id.clone())),
             other => Err(refusal(other)),
@@ -73,7 +73,7 @@ impl Sandbox for NativeSandbox {
     }
 
     async fn stats(&self) -> Result<Stats, BackendError> {
-        match self.link.call(LauncherCall::Stats { sandbox: self.id.clone() }, &[]).await? {
+        match self.connection.call(LauncherCall::Stats { sandbox: self.id.clone() }, &[]).await? {
             LauncherReply::Stats(usage) => {
                 let cgroup::Usage { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes } = usage;
                 Ok(Stats { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes })
@@ -87,11 +87,11 @@ impl Sandbox for NativeSandbox {
             return Ok(());
         }
         drop(self.take_egress_listener());
-        match self.link.call(LauncherCall::Destroy { sandbox: self.id.clone() }, &[]).await {
+        match self.connection.call(LauncherCall::Destroy { sandbox: self.id.clone() }, &[]).await {
             Ok(LauncherReply::Done) => {}
             Ok(other) => return Err(refusal(other)),
             // The sandbox ended together with its launcher.
-            Err(_) if self.link.is_gone() => {}
+            Err(_) if self.connection.is_gone() => {}
             Err(e) => return Err(e),
         }
         self.destroyed.store(true, Ordering::Relaxed);

@@ -5,9 +5,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 #[tokio::test]
 async fn a_thousand_dropped_sandboxes_are_all_taken_back_by_a_launcher_that_is_busy() {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    let link = Arc::new(LauncherConnection::open(ours).unwrap());
+    let connection = Arc::new(LauncherConnection::open(ours).unwrap());
     for number in 0..1000 {
-        link.post(LauncherCall::Destroy { sandbox: number.to_string() });
+        connection.post(LauncherCall::Destroy { sandbox: number.to_string() });
     }
     let read = move || {
         let request = |_| wire::receive::<LauncherRequest>(&theirs).unwrap().unwrap().0.call;
