@@ -15,6 +15,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub mod native;
 mod stream;
 
+/// Says how much memory and how many processes one sandbox has, and what was killed since it was created.
+pub use jail::cgroup::Usage as Stats;
+pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
+/// The name of a kept volume is 64 lower-case hexadecimal digits. A new volume is created with this size; an existing
+/// one keeps its size.
+pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
+/// Inside, the files of the directory's owner belong to the sandbox's user.
+pub use jail::spec::SharedVolumeSpec as SharedVolume;
+
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub type GuestStream = Box<dyn Duplex>;
@@ -66,31 +75,6 @@ pub struct ZygoteSpec {
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// A directory of the host that is shown to sandboxes. Inside, the files of its owner belong to the sandbox's user.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedVolume {
-    pub host: PathBuf,
-    pub inside: PathBuf,
-    pub read_only: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptVolume {
-    /// Name of the volume: 64 lower-case hexadecimal digits.
-    pub name: String,
-    /// Size in bytes with which a new volume is created; an existing volume keeps its size.
-    pub bytes: u64,
-    pub inodes: u64,
-}
-
-/// Describes an existing kept volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptVolumeInfo {
-    pub name: String,
-    /// Time of the last use in seconds since 1970.
-    pub last_used: u64,
-}
-
 /// A cgroup with limits that is shared by all sandboxes that name the same group below the same outer groups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
@@ -129,19 +113,6 @@ pub struct Isolation {
     pub level: Level,
     /// One line for each missing layer: what is missing, why, and what to do about it.
     pub missing: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stats {
-    pub memory_bytes: Option<u64>,
-    pub pids: Option<u32>,
-    /// Number of processes that the Linux kernel killed for memory since the sandbox was created, except those of the
-    /// browser.
-    pub oom_kills: u64,
-    pub browser_oom_kills: u64,
-    /// Limit that caused these kills, either the sandbox's or that of a group around it. `None` if the Linux kernel
-    /// does not reveal it.
-    pub oom_limit_bytes: Option<u64>,
 }
 
 /// Status of the warm interpreter, counted since the back end was started.

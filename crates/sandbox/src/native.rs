@@ -301,8 +301,8 @@ impl Native {
         Err(error)
     }
 
-    /// Starts the warm interpreter like [`Backend::start_zygote`]. `rotation` decides when a new interpreter replaces it,
-    /// for tests of the replacement.
+    /// Starts the warm interpreter like [`Backend::start_zygote`]. `rotation` decides when a new interpreter replaces
+    /// it, for tests of the replacement.
     pub async fn start_zygote_rotating(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
         *lock(&self.running.zygote) = Some((spec.clone(), rotation));
         self.running.start_zygote(spec, rotation).await
@@ -347,9 +347,7 @@ impl Backend for Native {
 
     async fn kept(&self) -> Result<Vec<KeptVolumeInfo>, BackendError> {
         match self.connection().call(LauncherCall::Kept, &[]).await? {
-            LauncherReply::Kept(kept) => {
-                Ok(kept.into_iter().map(|k| KeptVolumeInfo { name: k.name, last_used: k.last_used }).collect())
-            }
+            LauncherReply::Kept(kept) => Ok(kept),
             other => Err(refusal(other)),
         }
     }

@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use jail::cgroup;
-use jail::kept_volumes::KeptVolumeRequest;
-use jail::spec::{FileSpec, SharedVolumeSpec};
+use jail::spec::FileSpec;
 use jail::wire::Create;
 
-use crate::{BrowserRoom, Group, KeptVolume, PROXY, SandboxSpec, SharedVolume};
+use crate::{BrowserRoom, Group, PROXY, SandboxSpec};
 
 pub(super) fn order_files(files: Vec<(PathBuf, Vec<u8>)>) -> Vec<FileSpec> {
     files.into_iter().map(|(path, bytes)| FileSpec { path, content: bytes.into() }).collect()
@@ -27,8 +26,8 @@ pub(super) fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>)
         disk_inodes: limits.disk_inodes,
         runtime: runtime.clone(),
         files: order_files(files.clone()),
-        shared: volumes.iter().map(order_volume).collect(),
-        kept: kept.as_ref().map(order_kept),
+        shared: volumes.clone(),
+        kept: kept.clone(),
         browser: browser.map(|BrowserRoom { memory_bytes, pids }| cgroup::CgroupLimits {
             memory_bytes: Some(memory_bytes),
             cpu_millis: None,
@@ -37,16 +36,6 @@ pub(super) fn order(sandbox: String, spec: &SandboxSpec, fail_at: Option<usize>)
         egress: egress.then_some(PROXY),
         fail_at,
     }
-}
-
-fn order_volume(volume: &SharedVolume) -> SharedVolumeSpec {
-    let SharedVolume { host, inside, read_only } = volume.clone();
-    SharedVolumeSpec { host, inside, read_only }
-}
-
-fn order_kept(kept: &KeptVolume) -> KeptVolumeRequest {
-    let KeptVolume { name, bytes, inodes } = kept.clone();
-    KeptVolumeRequest { name, bytes, inodes }
 }
 
 fn order_group(group: &Group) -> cgroup::Group {

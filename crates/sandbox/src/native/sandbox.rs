@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use jail::cgroup;
 use jail::wire::{LauncherCall, LauncherReply};
 use tokio::net::UnixStream;
 
@@ -74,10 +73,7 @@ impl Sandbox for NativeSandbox {
 
     async fn stats(&self) -> Result<Stats, BackendError> {
         match self.connection.call(LauncherCall::Stats { sandbox: self.id.clone() }, &[]).await? {
-            LauncherReply::Stats(usage) => {
-                let cgroup::Usage { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes } = usage;
-                Ok(Stats { memory_bytes, pids, oom_kills, browser_oom_kills, oom_limit_bytes })
-            }
+            LauncherReply::Stats(usage) => Ok(usage),
             _ => Err(BackendError::Gone(self.id.clone())),
         }
     }
