@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use jail::spec::DATA;
 use proto::{Deadline, Ended, FromGuest, GuestFailure, KernelEvent, KernelId, KernelSpec, Language, RunStatus};
 use rustix::process::Signal;
 use serde::Serialize;
@@ -499,7 +500,7 @@ impl Kernel {
             return Vec::new();
         }
         self.volumes_check = Some(Instant::now());
-        damaged(&[&self.cwd, "/data"])
+        damaged(&[&self.cwd, DATA])
     }
 
     fn stderr_shown(&mut self) -> String {

@@ -23,6 +23,7 @@ pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
 pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
 /// Inside, the files of the directory's owner belong to the sandbox's user.
 pub use jail::spec::SharedVolumeSpec as SharedVolume;
+pub use jail::spec::{DATA, WORKSPACE};
 
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}

@@ -1,11 +1,11 @@
 //! Renders outcomes as the document prints them. Its content type `output` does not exist in the protocol and every
 //! client drops it, so the same JSON is sent in a text block.
 
+use engine::DATA;
 use engine::op::{Captured, Ended, EngineError, FileKind, FileListing, Language, Outcome, Ran, RunOutcome};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::DATA;
 use crate::dialect::shared::files::written_length;
 use crate::dialect::shared::run::{add_denied, at_limit, pictures, signal_name, text_displays};
 use crate::dialect::shared::schema::{array, boolean, integer, object, object_with, string};
