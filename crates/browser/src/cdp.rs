@@ -40,7 +40,7 @@ pub enum CdpError {
 }
 
 /// A message that the browser sends without being asked.
-pub struct Event<'a> {
+pub(crate) struct Event<'a> {
     pub session: Option<&'a str>,
     pub method: &'a str,
     params: &'a RawValue,
@@ -49,7 +49,7 @@ pub struct Event<'a> {
 impl<'a> Event<'a> {
     /// Parses the parameters. Returns `None` if they do not have the expected form: an event that cannot be read is
     /// no reason to stop.
-    pub fn params<T: Deserialize<'a>>(&self) -> Option<T> {
+    pub(crate) fn params<T: Deserialize<'a>>(&self) -> Option<T> {
         serde_json::from_str(self.params.get()).ok()
     }
 }
@@ -58,7 +58,7 @@ type CdpResult = Result<Box<RawValue>, CdpError>;
 
 /// A connection to the browser. Clones share the same connection.
 #[derive(Clone)]
-pub struct Cdp(Rc<Inner>);
+pub(crate) struct Cdp(Rc<Inner>);
 
 struct Inner {
     next: Cell<u64>,
@@ -98,14 +98,14 @@ struct CdpErrorBody {
 
 impl Cdp {
     /// Creates a client. Nothing is sent unless the returned future runs.
-    pub fn new(to_browser: pipe::Sender) -> (Self, impl Future<Output = ()>) {
+    pub(crate) fn new(to_browser: pipe::Sender) -> (Self, impl Future<Output = ()>) {
         let (out, queue) = mpsc::unbounded_channel();
         let inner = Inner { next: Cell::new(1), waiting: RefCell::default(), out };
         (Self(Rc::new(inner)), write(to_browser, queue))
     }
 
     /// Sends a request immediately. The answer can be awaited later, or not at all.
-    pub fn send(&self, session: Option<&str>, method: &str, params: impl Serialize) -> Pending {
+    pub(crate) fn send(&self, session: Option<&str>, method: &str, params: impl Serialize) -> Pending {
         let id = self.0.next.replace(self.0.next.get() + 1);
         let (answer, receiver) = oneshot::channel();
         let sent =
@@ -120,11 +120,11 @@ impl Cdp {
     }
 
     /// Sends a request and ignores the answer.
-    pub fn tell(&self, session: Option<&str>, method: &str, params: impl Serialize) {
+    pub(crate) fn tell(&self, session: Option<&str>, method: &str, params: impl Serialize) {
         drop(self.send(session, method, params));
     }
 
-    pub async fn call<T: DeserializeOwned>(
+    pub(crate) async fn call<T: DeserializeOwned>(
         &self,
         session: Option<&str>,
         method: &str,
@@ -134,7 +134,7 @@ impl Cdp {
     }
 
     /// Reads until the browser closes its end. After that, every call fails.
-    pub async fn pump(&self, mut from_browser: pipe::Receiver, mut event: impl FnMut(Event<'_>)) {
+    pub(crate) async fn pump(&self, mut from_browser: pipe::Receiver, mut event: impl FnMut(Event<'_>)) {
         let mut splitter = Splitter::new(MAX_MESSAGE);
         loop {
             match from_browser.read_buf(splitter.room()).await {
@@ -190,19 +190,19 @@ async fn write(mut to_browser: pipe::Sender, mut queue: mpsc::UnboundedReceiver<
 }
 
 /// A call that has not been answered yet.
-pub struct Pending {
+pub(crate) struct Pending {
     id: u64,
     receiver: oneshot::Receiver<CdpResult>,
     cdp: Cdp,
 }
 
 impl Pending {
-    pub async fn read<T: DeserializeOwned>(self) -> Result<T, CdpError> {
+    pub(crate) async fn read<T: DeserializeOwned>(self) -> Result<T, CdpError> {
         let answer = self.await?;
         serde_json::from_str(answer.get()).map_err(|error| CdpError::Unreadable(error.to_string()))
     }
 
-    pub async fn within<T: DeserializeOwned>(self, time: Duration) -> Result<T, CdpError> {
+    pub(crate) async fn within<T: DeserializeOwned>(self, time: Duration) -> Result<T, CdpError> {
         tokio::time::timeout(time, self.read()).await.unwrap_or(Err(CdpError::TimedOut))
     }
 }

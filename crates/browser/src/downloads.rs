@@ -24,7 +24,7 @@ const MAX_SAME: u32 = 1000;
 /// Maximum number of directory entries that are counted.
 const MAX_LISTED: usize = 10_000;
 
-pub struct Downloads {
+pub(crate) struct Downloads {
     directory: PathBuf,
     running: HashMap<String, Download>,
     /// The moment at which the last download began.
@@ -45,21 +45,21 @@ struct Download {
 }
 
 impl Downloads {
-    pub fn new(directory: &str) -> Self {
+    pub(crate) fn new(directory: &str) -> Self {
         Self { directory: directory.into(), running: HashMap::new(), begun: 0, kept: 0, free }
     }
 
     /// Returns whether a download that began after `moment` is still running.
-    pub fn is_running_since(&self, moment: u64) -> bool {
+    pub(crate) fn is_running_since(&self, moment: u64) -> bool {
         self.running.values().any(|download| download.begun > moment)
     }
 
-    pub fn begun_since(&self, moment: u64) -> bool {
+    pub(crate) fn begun_since(&self, moment: u64) -> bool {
         self.begun > moment
     }
 
     /// Records a new download. Returns whether it may continue.
-    pub fn begin(&mut self, now: u64, guid: &str, url: &str, suggested: &str) -> bool {
+    pub(crate) fn begin(&mut self, now: u64, guid: &str, url: &str, suggested: &str) -> bool {
         self.begun = now;
         let room = self.running.len() < MAX_RUNNING;
         if room {
@@ -73,7 +73,7 @@ impl Downloads {
     /// Records the progress of a download and returns whether it may continue. All downloads together may not use
     /// more of the disk than they leave free: a page can make the browser save data without end, and code needs the
     /// disk too. `announced` is 0 if the total size is unknown.
-    pub fn progress(&mut self, guid: &str, received: u64, announced: u64) -> bool {
+    pub(crate) fn progress(&mut self, guid: &str, received: u64, announced: u64) -> bool {
         let Some(download) = self.running.get_mut(guid).filter(|download| download.refused.is_none()) else {
             return true;
         };
@@ -103,7 +103,7 @@ impl Downloads {
             .sum()
     }
 
-    pub fn cancelled(&mut self, guid: &str) -> Option<PageEvent> {
+    pub(crate) fn cancelled(&mut self, guid: &str) -> Option<PageEvent> {
         let Download { url, refused, .. } = self.running.remove(guid)?;
         // Remove the incomplete file, if there is one.
         let _ = std::fs::remove_file(self.directory.join(guid));
@@ -111,7 +111,7 @@ impl Downloads {
         Some(PageEvent::Download { url, path: None, size: 0, error })
     }
 
-    pub fn completed(&mut self, guid: &str) -> Option<PageEvent> {
+    pub(crate) fn completed(&mut self, guid: &str) -> Option<PageEvent> {
         let Download { url, name, .. } = self.running.remove(guid)?;
         Some(match self.keep(guid, &name) {
             Ok((path, size)) => {

@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_millis(250);
 /// Timeout for terminating a script or a page.
 const END: Duration = Duration::from_millis(600);
 
-pub struct Driver {
+pub(crate) struct Driver {
     pub version: String,
     cdp: Cdp,
     state: SharedState,
@@ -42,7 +42,7 @@ pub struct Driver {
 
 /// One request to the driver.
 #[derive(Clone, Copy)]
-pub struct DriverRequest<'a> {
+pub(crate) struct DriverRequest<'a> {
     pub ask: &'a BrowserAction,
     pub after: Duration,
     pub uploads: Option<&'a str>,
@@ -50,7 +50,7 @@ pub struct DriverRequest<'a> {
 
 impl Driver {
     /// Starts the browser with a blank page.
-    pub async fn start(spec: &BrowserSpec) -> Result<Self, String> {
+    pub(crate) async fn start(spec: &BrowserSpec) -> Result<Self, String> {
         let chromium = launch::start(spec).map_err(|error| format!("cannot start `{}`: {error}", spec.program))?;
         let Chromium { mut process, to, from } = chromium;
         let (cdp, writing) = Cdp::new(to);
@@ -68,14 +68,18 @@ impl Driver {
     }
 
     /// Waits until the browser has ended, and describes how it ended.
-    pub async fn ended(&mut self) -> String {
+    pub(crate) async fn ended(&mut self) -> String {
         self.state.wait(|state| state.gone.then_some(())).await;
         how_it_ended(&mut self.process).await
     }
 
     /// Performs a browser action within its timeout and describes the page afterwards. Always returns a reply; a
     /// failure is part of it.
-    pub async fn answer(&mut self, request: DriverRequest<'_>, cancelled: impl Future<Output = ()>) -> BrowserReply {
+    pub(crate) async fn answer(
+        &mut self,
+        request: DriverRequest<'_>,
+        cancelled: impl Future<Output = ()>,
+    ) -> BrowserReply {
         let (until, mut cancelled) = (Instant::now() + request.after, pin!(cancelled));
         let mut result = self.once(&request, cancelled.as_mut()).await;
         // Opening an address does not need the previous page, so the crash of that page's process is no reason to

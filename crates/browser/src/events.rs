@@ -25,7 +25,7 @@ const TITLE: &str = "if (window === top) addEventListener('load', () => sandpool
 const TELL_TITLE: &str = "sandpoolTitle";
 
 /// Returns whether pages may show this address. A page that navigates to any other address is left at once.
-pub fn is_allowed(url: &str) -> bool {
+pub(crate) fn is_allowed(url: &str) -> bool {
     let scheme = url.split(':').next().unwrap_or_default();
     let allowed = ["http", "https", "data", "blob"];
     allowed.iter().any(|one| scheme.eq_ignore_ascii_case(one)) || is_blank(url)
@@ -217,7 +217,7 @@ struct Thrown {
 }
 
 #[derive(Deserialize)]
-pub struct Exception {
+pub(crate) struct Exception {
     text: String,
     exception: Option<ThrownValue>,
 }
@@ -230,7 +230,7 @@ struct ThrownValue {
 
 impl Exception {
     /// Returns the text that the page's console would show.
-    pub fn sentence(self) -> String {
+    pub(crate) fn sentence(self) -> String {
         let thrown = self.exception.map(|thrown| (thrown.description, thrown.value));
         match thrown {
             Some((Some(description), _)) => description,
@@ -241,7 +241,7 @@ impl Exception {
 }
 
 /// Updates the state with an event.
-pub fn take(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) {
+pub(crate) fn take(state: &mut BrowserState, cdp: &Cdp, event: &Event<'_>) {
     let taken = match event.session {
         None => of_browser(state, cdp, event),
         Some(session) => of_page(state, cdp, session, event),

@@ -62,14 +62,14 @@ const FLAGS: &[&str] = &[
 /// Chromium exempts them by default.
 const BYPASS: &str = "<-loopback>;localhost;127.0.0.1;[::1]";
 
-pub struct Chromium {
+pub(crate) struct Chromium {
     pub process: Child,
     pub to: pipe::Sender,
     pub from: pipe::Receiver,
 }
 
 /// Starts Chromium. It ends when its pipe closes.
-pub fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
+pub(crate) fn start(spec: &BrowserSpec) -> io::Result<Chromium> {
     let home = Path::new(&spec.home);
     let temporary = home.join("tmp");
     clear(home)?;

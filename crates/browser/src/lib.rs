@@ -4,6 +4,7 @@
 //! The driver runs as a separate process beside the browser, with the browser's rights and no others, so a page that
 //! takes over the driver gains nothing that it could not get from the browser. The guest sends requests and receives
 //! replies in `proto` frames over one socket.
+#![warn(unreachable_pub)]
 
 mod act;
 mod cdp;
@@ -15,7 +16,7 @@ mod log;
 mod page;
 mod serve;
 mod settle;
-pub mod snapshot;
+mod snapshot;
 mod state;
 
 use std::io;

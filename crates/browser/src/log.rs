@@ -8,13 +8,13 @@ const MAX_LINES: usize = 1000;
 const MAX_LINE: usize = 1000;
 
 #[derive(Default)]
-pub struct Log {
+pub(crate) struct Log {
     lines: VecDeque<String>,
     dropped: u64,
 }
 
 impl Log {
-    pub fn push(&mut self, line: &str) {
+    pub(crate) fn push(&mut self, line: &str) {
         if self.lines.len() == MAX_LINES {
             self.lines.pop_front();
             self.dropped += 1;
@@ -22,12 +22,12 @@ impl Log {
         self.lines.push_back(shorten(line, MAX_LINE));
     }
 
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
     /// Returns the last `most` lines, oldest first, and the number of lines before them.
-    pub fn last(&self, most: usize) -> (Vec<String>, u64) {
+    pub(crate) fn last(&self, most: usize) -> (Vec<String>, u64) {
         let skipped = self.lines.len().saturating_sub(most);
         (self.lines.iter().skip(skipped).cloned().collect(), self.dropped + skipped as u64)
     }

@@ -15,7 +15,7 @@ use crate::state::{self, SharedState};
 
 /// The page of a tab. It is cheap to clone, and the tab may already be closed.
 #[derive(Clone)]
-pub struct Page {
+pub(crate) struct Page {
     pub cdp: Cdp,
     pub state: SharedState,
     /// Number of the tab that has the page.
@@ -31,7 +31,7 @@ impl TabAccess for Page {
 
     async fn call(&self, session: &str, method: &str, params: Value) -> Result<Value, CallError> {
         self.cdp.call(Some(session), method, params).await.map_err(|error| match error {
-            cdp::CdpError::Refused(message) => CallError::Refused(message),
+            cdp::CdpError::Refused(_) => CallError::Refused,
             error => CallError::Failed(error.into()),
         })
     }
@@ -48,24 +48,24 @@ impl From<cdp::CdpError> for BrowseError {
     }
 }
 
-pub fn failure(why: BrowseFailure, message: impl Into<String>) -> BrowseError {
+pub(crate) fn failure(why: BrowseFailure, message: impl Into<String>) -> BrowseError {
     BrowseError { why, message: message.into() }
 }
 
 impl Page {
     /// Calls a method in the page's own DevTools session.
-    pub async fn ask<T: DeserializeOwned>(&self, method: &str, params: Value) -> Result<T, cdp::CdpError> {
+    pub(crate) async fn ask<T: DeserializeOwned>(&self, method: &str, params: Value) -> Result<T, cdp::CdpError> {
         self.cdp.call(Some(&self.session), method, params).await
     }
 
     /// Reads the state of the tab. Returns `None` if the tab is closed.
-    pub fn look<T>(&self, look: impl FnOnce(&state::TabState) -> T) -> Option<T> {
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&state::TabState) -> T) -> Option<T> {
         self.state.borrow().tabs.get(&self.tab).map(look)
     }
 
     /// Evaluates an expression in our isolated world of the root frame. Returns `None` if the isolated world is gone,
     /// or does not answer within `patience`.
-    pub async fn peek<T: DeserializeOwned>(&self, expression: &str, patience: Duration) -> Option<T> {
+    pub(crate) async fn peek<T: DeserializeOwned>(&self, expression: &str, patience: Duration) -> Option<T> {
         #[derive(Deserialize)]
         struct Evaluated {
             result: Remote,

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::driver::{Driver, DriverRequest};
 
-pub async fn converse(guest: UnixStream) -> io::Result<()> {
+pub(crate) async fn converse(guest: UnixStream) -> io::Result<()> {
     let (read, mut write) = guest.into_split();
     let mut frames = Frames { read, decoder: Decoder::default(), buffer: Vec::new() };
     let Some((call, ToDriver::Start { spec })) = frames.next().await? else {

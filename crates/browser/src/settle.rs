@@ -9,7 +9,7 @@ use crate::page::Page;
 use crate::state::{BrowserState, Stage};
 
 /// Maximum wait for a page that is being replaced after an action.
-pub const REPLACED: Duration = Duration::from_secs(5);
+pub(crate) const REPLACED: Duration = Duration::from_secs(5);
 /// Maximum wait for the requests that an action started, and for downloads.
 const ASKING: Duration = Duration::from_secs(1);
 /// Maximum wait for the rest of an opened page to load once its document is there.
@@ -25,17 +25,17 @@ const NEXT_FRAME: &str = "new Promise(done => {
 })";
 
 /// Waits for the next animation frame of the page.
-pub async fn frame(page: &Page) {
+pub(crate) async fn frame(page: &Page) {
     let _: Option<u8> = page.peek(NEXT_FRAME, FRAME).await;
 }
 
 /// Returns the current moment, for use with [`after`].
-pub fn moment(page: &Page) -> u64 {
+pub(crate) fn moment(page: &Page) -> u64 {
     page.state.borrow().clock
 }
 
 /// Waits for the navigation, the requests and the downloads that began after `moment`.
-pub async fn after(page: &Page, moment: u64) {
+pub(crate) async fn after(page: &Page, moment: u64) {
     frame(page).await;
     for _ in 0..2 {
         let (busy, asking) = (page.look(|tab| tab.busy), page.look(|tab| tab.is_asking_since(moment)));
@@ -57,12 +57,12 @@ pub async fn after(page: &Page, moment: u64) {
 }
 
 /// Returns whether another document or a download has arrived, or is on its way, since `moment`.
-pub fn is_changed(page: &Page, moment: u64) -> bool {
+pub(crate) fn is_changed(page: &Page, moment: u64) -> bool {
     page.look(|tab| tab.busy) != Some(false) || page.state.borrow().downloads.begun_since(moment)
 }
 
 /// Waits for a download to begin, and then for its end.
-pub async fn download(page: &Page, moment: u64) {
+pub(crate) async fn download(page: &Page, moment: u64) {
     let begun = |state: &BrowserState| state.downloads.begun_since(moment).then_some(());
     if timeout(BEGINNING, page.state.wait(begun)).await.is_ok() {
         let ended = |state: &BrowserState| (!state.downloads.is_running_since(moment)).then_some(());
@@ -71,7 +71,7 @@ pub async fn download(page: &Page, moment: u64) {
 }
 
 /// Waits for the document of this loader, or for one that replaced it. Returns whether it has loaded completely.
-pub async fn loaded(page: &Page, loader: &str) -> bool {
+pub(crate) async fn loaded(page: &Page, loader: &str) -> bool {
     let reached = |stage: Stage| {
         move |state: &BrowserState| {
             let tab = state.tabs.get(&page.tab)?;

@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 /// Name of the isolated world. Before it navigates, each session gets `Page.addScriptToEvaluateOnNewDocument` with
 /// this name, [`SCRIPT`] and `runImmediately`. It also gets `Accessibility.enable`; otherwise each role would require
 /// building a tree.
-pub const WORLD: &str = "sandpool";
+pub(crate) const WORLD: &str = "sandpool";
 
-pub const SCRIPT: &str = concat!(
+pub(crate) const SCRIPT: &str = concat!(
     include_str!("js/refs.js"),
     include_str!("js/find.js"),
     include_str!("js/ready.js"),
@@ -31,11 +31,11 @@ pub const SCRIPT: &str = concat!(
 );
 
 /// Group of the remote objects that requests leave in the browser. They have to be released after each request.
-pub const OBJECTS: &str = "sandpool";
+pub(crate) const OBJECTS: &str = "sandpool";
 
 /// A frame of a tab, with its isolated world as reported by `Runtime.executionContextCreated` (`name == WORLD`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub(crate) struct Frame {
     pub id: String,
     pub parent: Option<String>,
     /// DevTools session of the process that the frame is in.
@@ -46,8 +46,7 @@ pub struct Frame {
 }
 
 /// Access to a tab, as the reader needs it. Frames that have no isolated world yet are left out.
-#[allow(async_fn_in_trait, reason = "the driver has one thread")]
-pub trait TabAccess {
+pub(crate) trait TabAccess {
     /// Returns the frames, the main frame first and parents before their children.
     fn frames(&self) -> Vec<Frame>;
 
@@ -56,23 +55,23 @@ pub trait TabAccess {
 }
 
 #[derive(Debug)]
-pub enum CallError {
+pub(crate) enum CallError {
     /// The browser refused the command, for example because there is no such context or node.
-    Refused(String),
+    Refused,
     /// The browser did not answer, or is gone.
     Failed(BrowseError),
 }
 
 /// An element that was found. It may be gone by the time it is used, which is then reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Element {
+pub(crate) struct Element {
     pub frame: Frame,
     pub number: u64,
 }
 
 /// The conditions that an action requires of its element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub(crate) enum Need {
     /// The element is visible, enabled, not moving, in view, and not covered by another element.
     Click,
     /// The element is visible, enabled, not moving, in view and not read-only; it may be covered.
@@ -97,7 +96,7 @@ impl Need {
 /// The point to act at, in CSS pixels of the tab's viewport, for `Input` events of the tab's first session. The size
 /// is that of the element.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-pub struct Point {
+pub(crate) struct Point {
     pub x: f64,
     pub y: f64,
     pub width: f64,
@@ -106,7 +105,7 @@ pub struct Point {
 
 /// Reads pages and assigns the numbers of refs. A driver has one.
 #[derive(Debug)]
-pub struct Reader {
+pub(crate) struct Reader {
     next: u64,
     /// Ranges of numbers, by first number: the end of the range and the isolated world that it was given to.
     given: BTreeMap<u64, (u64, String)>,
@@ -136,7 +135,7 @@ impl Default for Reader {
 impl Reader {
     /// Finds the element of a `ref_N`, or the one that a selector matches in the main frame or else in the first
     /// frame with a match.
-    pub async fn find(&mut self, tab: &impl TabAccess, at: &str) -> Result<Element, BrowseError> {
+    pub(crate) async fn find(&mut self, tab: &impl TabAccess, at: &str) -> Result<Element, BrowseError> {
         let frames = tab.frames();
         if let Some(number) = at.strip_prefix("ref_") {
             let Ok(number) = number.parse() else {
@@ -163,7 +162,7 @@ impl Reader {
     }
 
     /// Waits for at most `wait` until the element meets the conditions, and scrolls it into view.
-    pub async fn ready(
+    pub(crate) async fn ready(
         &mut self,
         tab: &impl TabAccess,
         element: &Element,
@@ -190,13 +189,13 @@ impl Reader {
     }
 
     /// Returns whether the pointer has come to the element's document since the element was found ready.
-    pub async fn is_felt(&mut self, tab: &impl TabAccess, element: &Element) -> bool {
+    pub(crate) async fn is_felt(&mut self, tab: &impl TabAccess, element: &Element) -> bool {
         self.ask::<bool>(tab, &element.frame, "felt", json!([])).await.unwrap_or(true)
     }
 
     /// Checks, after a click on an element that was ready, that the element was still there. If it was not, nothing
     /// else was clicked.
-    pub async fn hit(&mut self, tab: &impl TabAccess, element: &Element) -> Result<(), BrowseError> {
+    pub(crate) async fn hit(&mut self, tab: &impl TabAccess, element: &Element) -> Result<(), BrowseError> {
         match self.ask::<Value>(tab, &element.frame, "hit", json!([])).await {
             // The page navigated to another document.
             Ok(_) | Err(WorldError::Gone) => Ok(()),
@@ -206,7 +205,7 @@ impl Reader {
 
     /// Calls a function of ours, `(element, ...args) => …`, in the element's isolated world and returns its result by
     /// value. Promises are awaited.
-    pub async fn apply<T: DeserializeOwned>(
+    pub(crate) async fn apply<T: DeserializeOwned>(
         &mut self,
         tab: &impl TabAccess,
         element: &Element,
@@ -221,7 +220,7 @@ impl Reader {
 
     /// Returns the element as a remote object, for commands that need one (`DOM.setFileInputFiles`,
     /// `Page.captureScreenshot`'s box).
-    pub async fn object(&mut self, tab: &impl TabAccess, element: &Element) -> Result<String, BrowseError> {
+    pub(crate) async fn object(&mut self, tab: &impl TabAccess, element: &Element) -> Result<String, BrowseError> {
         let at = format!("ref_{}", element.number);
         let expression = format!("sandpool.node({})", element.number);
         let params = json!({
@@ -233,7 +232,7 @@ impl Reader {
     }
 
     /// Returns whether a text is visible on the page now, in any of its frames.
-    pub async fn has_text(&mut self, tab: &impl TabAccess, text: &str) -> Result<bool, BrowseError> {
+    pub(crate) async fn has_text(&mut self, tab: &impl TabAccess, text: &str) -> Result<bool, BrowseError> {
         for frame in tab.frames() {
             match self.ask_frame(tab, &frame, "has", json!([text])).await {
                 Ok(Some(true)) => return Ok(true),
@@ -427,7 +426,7 @@ impl WorldError {
 /// Converts the result of a command. A refusal means that the isolated world, and with it the node, is gone.
 fn called(answer: Result<Value, CallError>) -> Result<Value, WorldError> {
     answer.map_err(|failure| match failure {
-        CallError::Refused(_) => WorldError::Gone,
+        CallError::Refused => WorldError::Gone,
         CallError::Failed(error) => WorldError::Other(error),
     })
 }

@@ -16,7 +16,7 @@ use crate::log::Log;
 use crate::snapshot::Frame;
 
 /// Maximum number of tabs. A page that opens more has them closed.
-pub const MAX_TABS: usize = 16;
+pub(crate) const MAX_TABS: usize = 16;
 /// Maximum number of frames of a page that are tracked.
 const MAX_FRAMES: usize = 1000;
 /// Maximum number of requests of a page that are tracked.
@@ -24,16 +24,16 @@ const MAX_REQUESTS: usize = 2000;
 /// Maximum number of previous documents of a page that are remembered.
 const MAX_REPLACED: usize = 20;
 
-pub type SharedState = Rc<StateCell>;
+pub(crate) type SharedState = Rc<StateCell>;
 
 /// The state, with a notification of its changes.
-pub struct StateCell {
+pub(crate) struct StateCell {
     state: RefCell<BrowserState>,
     changed: Notify,
 }
 
 impl StateCell {
-    pub fn new(downloads: Downloads) -> SharedState {
+    pub(crate) fn new(downloads: Downloads) -> SharedState {
         let state = BrowserState {
             tabs: BTreeMap::new(),
             shown: 0,
@@ -50,18 +50,18 @@ impl StateCell {
         Rc::new(Self { state: RefCell::new(state), changed: Notify::new() })
     }
 
-    pub fn borrow(&self) -> std::cell::Ref<'_, BrowserState> {
+    pub(crate) fn borrow(&self) -> std::cell::Ref<'_, BrowserState> {
         self.state.borrow()
     }
 
-    pub fn change<T>(&self, change: impl FnOnce(&mut BrowserState) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut BrowserState) -> T) -> T {
         let changed = change(&mut self.state.borrow_mut());
         self.changed.notify_waiters();
         changed
     }
 
     /// Waits until `find` finds something in the state.
-    pub async fn wait<T>(&self, mut find: impl FnMut(&BrowserState) -> Option<T>) -> T {
+    pub(crate) async fn wait<T>(&self, mut find: impl FnMut(&BrowserState) -> Option<T>) -> T {
         loop {
             // Created before the check, so that no change after it is missed.
             let changed = self.changed.notified();
@@ -74,7 +74,7 @@ impl StateCell {
     }
 }
 
-pub struct BrowserState {
+pub(crate) struct BrowserState {
     pub tabs: BTreeMap<u32, TabState>,
     /// Number of the tab that is shown. The tab may already be closed.
     pub shown: u32,
@@ -94,12 +94,12 @@ pub struct BrowserState {
 }
 
 /// The tab and target that a DevTools session belongs to.
-pub struct CdpSession {
+pub(crate) struct CdpSession {
     pub tab: u32,
     pub target: Rc<str>,
 }
 
-pub struct TabState {
+pub(crate) struct TabState {
     pub target: Rc<str>,
     pub session: Rc<str>,
     pub url: String,
@@ -130,13 +130,13 @@ pub struct TabState {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub(crate) enum Stage {
     Started,
     Interactive,
     Loaded,
 }
 
-pub struct FrameState {
+pub(crate) struct FrameState {
     pub parent: Option<Rc<str>>,
     pub session: Rc<str>,
     pub world: Option<IsolatedWorld>,
@@ -146,12 +146,12 @@ pub struct FrameState {
 
 /// Our isolated world in a frame.
 #[derive(Clone)]
-pub struct IsolatedWorld {
+pub(crate) struct IsolatedWorld {
     pub context: u64,
     pub unique: String,
 }
 
-pub struct NetworkRequest {
+pub(crate) struct NetworkRequest {
     pub born: u64,
     /// Method and address, such as `GET https://…`.
     pub line: String,
@@ -161,23 +161,23 @@ pub struct NetworkRequest {
 }
 
 impl BrowserState {
-    pub fn tick(&mut self) -> u64 {
+    pub(crate) fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    pub fn tab_of(&mut self, session: &str) -> Option<&mut TabState> {
+    pub(crate) fn tab_of(&mut self, session: &str) -> Option<&mut TabState> {
         let tab = self.sessions.get(session)?.tab;
         self.tabs.get_mut(&tab)
     }
 
     /// Returns the tab that is shown, or a neighbour of it if that tab is closed.
-    pub fn shown(&self) -> Option<u32> {
+    pub(crate) fn shown(&self) -> Option<u32> {
         let before = self.tabs.range(..=self.shown).next_back();
         before.or_else(|| self.tabs.iter().next()).map(|(&tab, _)| tab)
     }
 
-    pub fn add_tab(&mut self, target: &str, session: &str, url: String) -> u32 {
+    pub(crate) fn add_tab(&mut self, target: &str, session: &str, url: String) -> u32 {
         let number = self.next_tab;
         self.next_tab += 1;
         let target: Rc<str> = target.into();
@@ -208,12 +208,12 @@ impl BrowserState {
         number
     }
 
-    pub fn forget_tab(&mut self, tab: u32) {
+    pub(crate) fn forget_tab(&mut self, tab: u32) {
         self.tabs.remove(&tab);
         self.sessions.retain(|_, session| session.tab != tab);
     }
 
-    pub fn frames(&self, tab: u32) -> Vec<Frame> {
+    pub(crate) fn frames(&self, tab: u32) -> Vec<Frame> {
         type KnownFrame<'a> = (&'a Rc<str>, &'a FrameState);
         let Some(tab) = self.tabs.get(&tab) else { return Vec::new() };
         let mut children: HashMap<Option<&Rc<str>>, Vec<KnownFrame<'_>>> = HashMap::new();
@@ -235,7 +235,7 @@ impl BrowserState {
         found
     }
 
-    pub fn happened(&mut self, what: PageEvent) {
+    pub(crate) fn happened(&mut self, what: PageEvent) {
         if self.happened.len() < MAX_HAPPENED - 1 {
             self.happened.push(what);
         } else {
@@ -243,7 +243,7 @@ impl BrowserState {
         }
     }
 
-    pub fn note(&mut self, text: impl Into<String>) {
+    pub(crate) fn note(&mut self, text: impl Into<String>) {
         let note = PageEvent::Note { text: text.into() };
         if !self.happened.contains(&note) {
             self.happened(note);
@@ -251,7 +251,7 @@ impl BrowserState {
     }
 
     /// Returns the page events that no reply has reported yet.
-    pub fn take_happened(&mut self) -> Vec<PageEvent> {
+    pub(crate) fn take_happened(&mut self) -> Vec<PageEvent> {
         let popups: Vec<PageEvent> = self
             .tabs
             .iter_mut()
@@ -271,10 +271,10 @@ impl BrowserState {
 }
 
 /// Maximum length of an address, wherever it is used.
-pub const MAX_URL: usize = 2000;
+pub(crate) const MAX_URL: usize = 2000;
 
 impl TabState {
-    pub fn add_frame(&mut self, id: &str, parent: Option<&str>, session: &Rc<str>, born: u64) {
+    pub(crate) fn add_frame(&mut self, id: &str, parent: Option<&str>, session: &Rc<str>, born: u64) {
         if let Some(frame) = self.frames.get_mut(id) {
             frame.parent = parent.map(Into::into);
         } else if self.frames.len() < MAX_FRAMES {
@@ -284,7 +284,7 @@ impl TabState {
     }
 
     /// Removes a frame and all frames in it.
-    pub fn remove_frame(&mut self, id: &str) {
+    pub(crate) fn remove_frame(&mut self, id: &str) {
         let mut gone: Vec<Rc<str>> = vec![id.into()];
         while let Some(id) = gone.pop() {
             self.frames.remove(&id);
@@ -292,7 +292,7 @@ impl TabState {
         }
     }
 
-    pub fn remove_frames_in(&mut self, id: &str) {
+    pub(crate) fn remove_frames_in(&mut self, id: &str) {
         let inside: Vec<Rc<str>> = self
             .frames
             .iter()
@@ -303,37 +303,37 @@ impl TabState {
     }
 
     /// Records that the root frame has another document.
-    pub fn replace(&mut self, loader: &str) {
+    pub(crate) fn replace(&mut self, loader: &str) {
         if self.replaced.len() == MAX_REPLACED {
             self.replaced.pop_front();
         }
         self.replaced.push_back(std::mem::replace(&mut self.loader, loader.to_owned()));
     }
 
-    pub fn is_root(&self, frame: &str) -> bool {
+    pub(crate) fn is_root(&self, frame: &str) -> bool {
         self.frames.get(frame).is_some_and(|frame| frame.parent.is_none())
     }
 
-    pub fn add_request(&mut self, id: String, request: NetworkRequest) {
+    pub(crate) fn add_request(&mut self, id: String, request: NetworkRequest) {
         if self.requests.len() < MAX_REQUESTS {
             self.requests.insert(id, request);
         }
     }
 
     /// Returns the HTTP status of the response with the current document.
-    pub fn status(&self) -> Option<u16> {
+    pub(crate) fn status(&self) -> Option<u16> {
         let (loader, status) = &self.answered;
         (*loader == self.loader).then_some(*status)
     }
 
     /// Returns whether requests that began at or after `moment` are still running.
-    pub fn is_asking_since(&self, moment: u64) -> bool {
+    pub(crate) fn is_asking_since(&self, moment: u64) -> bool {
         self.requests.values().any(|request| !request.lasting && request.born >= moment)
     }
 }
 
 /// Returns the beginning of a text, at most `most` characters.
-pub fn shorten(text: &str, most: usize) -> String {
+pub(crate) fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

@@ -8,29 +8,29 @@ use rustix::io::Errno;
 
 /// A range of addresses that share a prefix of `bits` bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Network {
+pub(crate) struct Network {
     address: IpAddr,
     bits: u8,
 }
 
 impl Network {
-    pub fn new(address: IpAddr, bits: u8) -> Option<Self> {
+    pub(crate) fn new(address: IpAddr, bits: u8) -> Option<Self> {
         (bits <= width(address)).then_some(Self { address, bits })
     }
 
-    pub fn of(address: IpAddr) -> Self {
+    pub(crate) fn of(address: IpAddr) -> Self {
         Self { address, bits: width(address) }
     }
 
     /// Parses a network such as `10.0.0.0/8` or `fe80::/10`, or a single address.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         match text.split_once('/') {
             Some((address, bits)) => Self::new(address.parse().ok()?, bits.parse().ok()?),
             None => Some(Self::of(text.parse().ok()?)),
         }
     }
 
-    pub fn contains(&self, address: IpAddr) -> bool {
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let shift = u32::from(width(self.address) - self.bits);
         match (self.address, address) {
             (IpAddr::V4(network), IpAddr::V4(address)) => {
@@ -48,7 +48,7 @@ fn width(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-pub const METADATA: &str = "the cloud's metadata address";
+pub(crate) const METADATA: &str = "the cloud's metadata address";
 
 /// Networks that are not public, each with its description. The first match wins, so specific entries come first.
 const SPECIAL: &[(&str, &str)] = &[
@@ -102,7 +102,7 @@ static NETWORKS: LazyLock<Vec<(Network, &'static str)>> =
     LazyLock::new(|| SPECIAL.iter().filter_map(|(network, words)| Some((Network::parse(network)?, *words))).collect());
 
 /// Describes why an address is not public. Returns `None` for a public address.
-pub fn special(address: IpAddr) -> Option<&'static str> {
+pub(crate) fn special(address: IpAddr) -> Option<&'static str> {
     if let Some(inner) = embedded(address)
         && let Some(words) = special(IpAddr::V4(inner))
     {
@@ -112,7 +112,7 @@ pub fn special(address: IpAddr) -> Option<&'static str> {
 }
 
 /// Returns the IPv4 address that a translator or a tunnel would derive from this address.
-pub fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
+pub(crate) fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     let bits = address.to_bits();
     let low = |shift: u32| Ipv4Addr::from_bits((bits >> shift) as u32);
@@ -136,7 +136,7 @@ pub fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
 /// Asks the Linux kernel every time, because addresses come and go: for a packet to a local address, the Linux kernel
 /// chooses that same address as the source. Nothing is sent. If the Linux kernel cannot answer at all (for example,
 /// when the process is out of descriptors), the address counts as local.
-pub fn is_own(address: IpAddr) -> bool {
+pub(crate) fn is_own(address: IpAddr) -> bool {
     let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let source = UdpSocket::bind((any, 0)).and_then(|socket| {
         socket.connect(SocketAddr::new(address, 9))?;

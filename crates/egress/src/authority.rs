@@ -2,7 +2,7 @@
 //! starts, exists only in memory, and is constrained to those hosts.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CidrSubnet, DnType, ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, Issuer,
@@ -15,6 +15,7 @@ use rustls::sign::CertifiedKey;
 use rustls::{Error, ServerConfig};
 use time::{Duration, OffsetDateTime};
 
+use crate::lock;
 use crate::secrets::Pattern;
 
 /// Validity of certificates in days. Browsers refuse certificates that are valid for more than 398 days.
@@ -22,7 +23,7 @@ const DAYS: i64 = 396;
 /// Maximum number of cached certificates. The cache needs a bound because a wildcard matches any number of names.
 const MOST_LEAVES: usize = 256;
 
-pub struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: rcgen::Certificate,
     /// Key of all leaf certificates. One key is enough because, like the authority's key, it never leaves this
@@ -33,7 +34,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    pub fn new(hosts: &[Pattern], provider: Arc<CryptoProvider>) -> Result<Self, rcgen::Error> {
+    pub(crate) fn new(hosts: &[Pattern], provider: Arc<CryptoProvider>) -> Result<Self, rcgen::Error> {
         let mut params = valid(Vec::new())?;
         params.distinguished_name.push(DnType::CommonName, "Sandpool, for hosts with a secret");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -52,13 +53,13 @@ impl Authority {
         Ok(Self { issuer, certificate, leaf_key: KeyPair::generate()?, provider, leaves: Mutex::default() })
     }
 
-    pub fn pem(&self) -> String {
+    pub(crate) fn pem(&self) -> String {
         self.certificate.pem()
     }
 
     /// Returns the TLS configuration for a client that connects to `name`. It holds a certificate for that name only.
-    pub fn server(&self, name: &str) -> Result<Arc<ServerConfig>, Error> {
-        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn server(&self, name: &str) -> Result<Arc<ServerConfig>, Error> {
+        let mut leaves = lock(&self.leaves);
         if let Some(config) = leaves.get(name) {
             return Ok(Arc::clone(config));
         }

@@ -21,7 +21,7 @@ const TRIED: usize = 3;
 
 /// The reason why no connection was made.
 #[derive(Debug, thiserror::Error)]
-pub enum Stop {
+pub(crate) enum Stop {
     #[error("{}", .0.sentence)]
     Denied(Denial),
     #[error("{0}")]
@@ -37,7 +37,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    pub fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Lost(ResolveError::NotFound(_)) | Self::Unreachable(..) => StatusCode::BAD_GATEWAY,
@@ -49,18 +49,18 @@ impl Stop {
 }
 
 impl Connection {
-    pub fn deny(&self, what: &str, refusal: DenyReason) -> Stop {
+    pub(crate) fn deny(&self, what: &str, refusal: DenyReason) -> Stop {
         Stop::Denied(self.state.deny(what, refusal))
     }
 
-    /// Resolves the target and returns its allowed addresses; the policy must already have allowed `crossing` without
+    /// Resolves the target and returns its allowed addresses; the policy must already have allowed `info` without
     /// an address. If a name has both allowed and other addresses, only the allowed ones are returned.
-    pub async fn find(&self, what: &str, crossing: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
-        let Target { host, port } = &crossing.target;
+    pub(crate) async fn find(&self, what: &str, info: &ConnectionInfo) -> Result<Vec<SocketAddr>, Stop> {
+        let Target { host, port } = &info.target;
         let found = self.state.shared.resolver.addresses(host, &self.state.tenant, &self.state.lookups).await?;
         let (mut allowed, mut refused) = (Vec::new(), None);
         for address in found.into_iter().map(|ip| SocketAddr::new(ip, *port)) {
-            match self.state.judge(|judge| judge.connected(&crossing.target, address)) {
+            match self.state.judge(|policy| policy.connected(&info.target, address)) {
                 Ok(()) => allowed.push(address),
                 Err(refusal) => {
                     // Logged for the operator only: the sandbox must not learn where a name leads.
@@ -76,18 +76,18 @@ impl Connection {
     }
 
     /// Connects to the first of `addresses` that accepts a connection.
-    pub async fn dial(
+    pub(crate) async fn dial(
         &self,
         what: &str,
-        mut crossing: ConnectionInfo,
+        mut info: ConnectionInfo,
         addresses: &[SocketAddr],
     ) -> Result<(Flow<TcpStream>, SocketAddr), Stop> {
-        let name = crossing.target.to_string();
+        let name = info.target.to_string();
         let mut stop = None;
         for address in addresses.iter().take(TRIED) {
             self.state.meter.dial().await;
-            crossing.address = Some(*address);
-            self.cross(crossing.clone()).map_err(|refusal| self.deny(what, refusal))?;
+            info.address = Some(*address);
+            self.cross(info.clone()).map_err(|refusal| self.deny(what, refusal))?;
             match timeout(PATIENCE, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => {
                     let _ = stream.set_nodelay(true);

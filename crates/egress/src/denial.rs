@@ -1,9 +1,10 @@
 //! Denials, phrased as sentences that a model can act on and an operator can look up.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::limits::Bucket;
+use crate::lock;
 use crate::policy::DenyReason;
 
 /// Something that a sandbox asked of the network and did not get.
@@ -28,7 +29,7 @@ impl Denial {
 }
 
 /// Makes text from the sandbox safe to quote in a sentence: one line, printable, and at most `most` characters long.
-pub fn plain(text: &str, most: usize) -> String {
+pub(crate) fn plain(text: &str, most: usize) -> String {
     let shown = |c: char| if c.is_ascii_graphic() || c == ' ' { c } else { '?' };
     let mut plain: String = text.chars().take(most).map(shown).collect();
     if text.chars().nth(most).is_some() {
@@ -40,54 +41,54 @@ pub fn plain(text: &str, most: usize) -> String {
 /// Receives denials, limited to a few per second: code can cause any number of them, and each one is written down.
 pub type Sink = Arc<dyn Fn(&Denial) + Send + Sync>;
 
-const KEPT: usize = 256;
+const MAX_RECENT: usize = 256;
 const SHOWN: usize = 10;
-const TOLD_PER_SECOND: f64 = 10.0;
-const TOLD_AT_ONCE: f64 = 100.0;
+const REPORTS_PER_SECOND: f64 = 10.0;
+const REPORTS_AT_ONCE: f64 = 100.0;
 
 /// The recent denials of one sandbox.
-pub struct Denials {
+pub(crate) struct Denials {
     sink: Sink,
-    kept: Mutex<RecentDenials>,
+    recent: Mutex<RecentDenials>,
 }
 
 struct RecentDenials {
     last: VecDeque<Denial>,
     count: u64,
-    told: Bucket,
+    reports: Bucket,
 }
 
 impl Denials {
-    pub fn new(sink: Sink) -> Self {
-        let told = Bucket::new(TOLD_PER_SECOND, TOLD_AT_ONCE);
-        Self { sink, kept: Mutex::new(RecentDenials { last: VecDeque::new(), count: 0, told }) }
+    pub(crate) fn new(sink: Sink) -> Self {
+        let reports = Bucket::new(REPORTS_PER_SECOND, REPORTS_AT_ONCE);
+        Self { sink, recent: Mutex::new(RecentDenials { last: VecDeque::new(), count: 0, reports }) }
     }
 
-    pub fn add(&self, denial: &Denial) {
-        let tell = {
-            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            if kept.last.len() == KEPT {
-                kept.last.pop_front();
+    pub(crate) fn add(&self, denial: &Denial) {
+        let is_reported = {
+            let mut recent = lock(&self.recent);
+            if recent.last.len() == MAX_RECENT {
+                recent.last.pop_front();
             }
-            kept.last.push_back(denial.clone());
-            kept.count += 1;
-            kept.told.take_if_there()
+            recent.last.push_back(denial.clone());
+            recent.count += 1;
+            recent.reports.take_if_there()
         };
-        if tell {
+        if is_reported {
             (self.sink)(denial);
         }
     }
 
-    pub fn mark(&self) -> u64 {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).count
+    pub(crate) fn mark(&self) -> u64 {
+        lock(&self.recent).count
     }
 
     /// Returns the first few distinct denials after `mark`, and the number of further ones.
-    pub fn since(&self, mark: u64) -> (Vec<Denial>, u64) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let oldest = kept.count - kept.last.len() as u64;
+    pub(crate) fn since(&self, mark: u64) -> (Vec<Denial>, u64) {
+        let recent = lock(&self.recent);
+        let oldest = recent.count - recent.last.len() as u64;
         let mut distinct: Vec<Denial> = Vec::new();
-        for denial in kept.last.iter().skip(mark.saturating_sub(oldest) as usize) {
+        for denial in recent.last.iter().skip(mark.saturating_sub(oldest) as usize) {
             if !distinct.contains(denial) {
                 distinct.push(denial.clone());
             }

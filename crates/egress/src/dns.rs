@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
@@ -18,6 +18,8 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
+
+use crate::lock;
 
 const PORT: u16 = 53;
 /// Maximum number of name servers that are asked, as in the system's resolver.
@@ -30,7 +32,7 @@ const DATAGRAM: usize = 4096;
 
 /// The reason why a look-up found no address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failed {
+pub(crate) enum Failed {
     /// An authoritative source says that the name has no address.
     NoSuchName,
     NoAnswer,
@@ -38,7 +40,7 @@ pub enum Failed {
 
 /// The contents of `resolv.conf` and `hosts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResolverConfig {
+pub(crate) struct ResolverConfig {
     pub servers: Vec<SocketAddr>,
     pub search: Vec<String>,
     pub ndots: usize,
@@ -108,7 +110,7 @@ impl ResolverConfig {
 
     /// Returns the addresses of a name, alternating between IPv4 and IPv6. The name has to be in lower case and
     /// without a trailing dot.
-    pub async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, Failed> {
+    pub(crate) async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, Failed> {
         if let Some(addresses) = self.hosts.get(name) {
             return Ok(addresses.clone());
         }
@@ -217,7 +219,7 @@ fn found(answer: &Message, name: Name) -> Vec<IpAddr> {
 
 /// The resolver files of this machine. They are read again when they have changed.
 #[derive(Debug)]
-pub struct System {
+pub(crate) struct System {
     resolv_conf: PathBuf,
     hosts: PathBuf,
     read: Mutex<Option<(Stamps, Arc<ResolverConfig>)>>,
@@ -234,7 +236,7 @@ impl Default for System {
 
 impl System {
     #[cfg(test)]
-    pub fn fixed(config: ResolverConfig) -> Self {
+    pub(crate) fn fixed(config: ResolverConfig) -> Self {
         Self { read: Mutex::new(Some(([None; 2], Arc::new(config)))), ..Self::of(PathBuf::new(), PathBuf::new()) }
     }
 
@@ -242,12 +244,12 @@ impl System {
         Self { resolv_conf, hosts, read: Mutex::default() }
     }
 
-    pub fn config(&self) -> Arc<ResolverConfig> {
+    pub(crate) fn config(&self) -> Arc<ResolverConfig> {
         let stamps = [&self.resolv_conf, &self.hosts].map(|path| {
             let found = fs::metadata(path).ok()?;
             Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec(), found.len()))
         });
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = lock(&self.read);
         if let Some((before, config)) = &*read
             && *before == stamps
         {
@@ -262,12 +264,12 @@ impl System {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Starts a name server on loopback. It ignores questions about names that begin with `slow`. Other names have
     /// the address 192.0.2.1: `long` by TCP only, `alias` through another name; `none` has no address.
-    pub async fn server() -> ResolverConfig {
+    pub(crate) async fn server() -> ResolverConfig {
         use hickory_proto::rr::rdata::{A, CNAME};
         use hickory_proto::rr::{RData, Record};
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

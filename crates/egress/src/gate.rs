@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::denial::{Denial, Denials, Sink};
 use crate::limits::{Meter, Metered};
+use crate::lock;
 use crate::policy::{CompiledPolicy, DenyReason, Policy};
 use crate::proxy;
 use crate::resolve::AT_ONCE_EACH;
@@ -19,7 +20,6 @@ use crate::target::Target;
 
 /// The egress proxy of one sandbox. Dropping the gate closes it and cuts every connection through it.
 pub struct Gate {
-    policy: Policy,
     state: Arc<GateState>,
 }
 
@@ -35,25 +35,25 @@ impl Gate {
         shared: Arc<EgressShared>,
         listener: TcpListener,
         tenant: &str,
-        policy: Policy,
+        policy: &Policy,
         sink: Sink,
     ) -> io::Result<Self> {
-        let judge = CompiledPolicy::new(&policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let compiled = CompiledPolicy::new(policy).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let state = Arc::new(GateState {
             shared,
             tenant: tenant.to_owned(),
-            meter: Meter::new(judge.limits()),
+            meter: Meter::new(compiled.limits()),
             denials: Denials::new(sink),
             lookups: Semaphore::new(AT_ONCE_EACH),
-            judges: Mutex::new(PolicyStack { base: Arc::new(judge), narrower: Vec::new() }),
-            live: Mutex::default(),
+            policies: Mutex::new(PolicyStack { base: Arc::new(compiled), narrower: Vec::new() }),
+            connections: Mutex::default(),
             numbers: AtomicU64::new(0),
             closed: CancellationToken::new(),
         });
         tokio::spawn(state.closed.clone().run_until_cancelled_owned(proxy::accept(listener, Arc::clone(&state))));
-        Ok(Self { policy, state })
+        Ok(Self { state })
     }
 
     /// Narrows the policy until the returned value is dropped: with `None` nothing may pass, otherwise only what `to`
@@ -61,15 +61,11 @@ impl Gate {
     /// with.
     pub fn narrow(&self, to: Option<Policy>) -> Narrowed {
         // A policy that cannot be parsed allows nothing.
-        let judge = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
+        let narrower = to.map_or_else(CompiledPolicy::off, |policy| CompiledPolicy::new(&policy).unwrap_or_default());
         let id = self.state.number();
-        self.state.judges().narrower.push((id, Arc::new(judge)));
+        lock(&self.state.policies).narrower.push((id, Arc::new(narrower)));
         self.state.cut();
         Narrowed { state: Arc::clone(&self.state), id }
-    }
-
-    pub fn policy(&self) -> Policy {
-        self.policy.clone()
     }
 
     /// Returns the number of denials so far, for use with [`Gate::denied_since`].
@@ -91,19 +87,19 @@ impl Drop for Gate {
 
 impl Drop for Narrowed {
     fn drop(&mut self) {
-        self.state.judges().narrower.retain(|(id, _)| *id != self.id);
+        lock(&self.state.policies).narrower.retain(|(id, _)| *id != self.id);
     }
 }
 
-pub struct GateState {
+pub(crate) struct GateState {
     pub shared: Arc<EgressShared>,
     /// The tenant that the sandbox belongs to.
     pub tenant: String,
     pub meter: Meter,
     pub lookups: Semaphore,
     denials: Denials,
-    judges: Mutex<PolicyStack>,
-    live: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
+    policies: Mutex<PolicyStack>,
+    connections: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
     numbers: AtomicU64,
     closed: CancellationToken,
 }
@@ -119,38 +115,30 @@ impl GateState {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn judges(&self) -> MutexGuard<'_, PolicyStack> {
-        self.judges.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn live(&self) -> MutexGuard<'_, HashMap<u64, Arc<TrackedConnection>>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Applies the policies that are in force at this moment.
-    pub fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
+    pub(crate) fn judge(&self, by: impl Fn(&CompiledPolicy) -> Result<(), DenyReason>) -> Result<(), DenyReason> {
         let (base, narrower) = {
-            let judges = self.judges();
-            (Arc::clone(&judges.base), judges.narrower.clone())
+            let policies = lock(&self.policies);
+            (Arc::clone(&policies.base), policies.narrower.clone())
         };
         // The narrowing of the call comes first, because it is the most immediate reason for a denial.
-        narrower.iter().map(|(_, judge)| judge).chain([&base]).try_for_each(|judge| by(judge))
+        narrower.iter().map(|(_, policy)| policy).chain([&base]).try_for_each(|policy| by(policy))
     }
 
     /// Cuts the connections that the policies no longer allow.
     fn cut(&self) {
-        let live: Vec<_> = self.live().values().cloned().collect();
-        for passing in live {
-            let crossing = passing.crossing();
-            if let Some(crossing) = crossing
-                && self.judge(|judge| crossing.judged(judge)).is_err()
+        let connections: Vec<_> = lock(&self.connections).values().cloned().collect();
+        for tracked in connections {
+            let info = lock(&tracked.info).clone();
+            if let Some(info) = info
+                && self.judge(|policy| info.judged(policy)).is_err()
             {
-                passing.cut.cancel();
+                tracked.cut.cancel();
             }
         }
     }
 
-    pub fn deny(&self, what: &str, refusal: DenyReason) -> Denial {
+    pub(crate) fn deny(&self, what: &str, refusal: DenyReason) -> Denial {
         let denial = Denial::new(what, refusal);
         tracing::debug!(sentence = denial.sentence, "denied");
         self.denials.add(&denial);
@@ -175,7 +163,7 @@ impl Metered for GateState {
 
 /// The known facts about the traffic on a connection. They are judged again whenever the policy changes.
 #[derive(Debug, Clone)]
-pub struct ConnectionInfo {
+pub(crate) struct ConnectionInfo {
     pub target: Target,
     pub inside: Visibility,
     pub address: Option<SocketAddr>,
@@ -184,7 +172,7 @@ pub struct ConnectionInfo {
 }
 
 #[derive(Debug, Clone)]
-pub enum Visibility {
+pub(crate) enum Visibility {
     /// A tunnel whose requests are judged one by one.
     Requests,
     Method(hyper::Method),
@@ -193,64 +181,58 @@ pub enum Visibility {
 }
 
 impl ConnectionInfo {
-    pub fn new(target: Target, inside: Visibility) -> Self {
+    pub(crate) fn new(target: Target, inside: Visibility) -> Self {
         Self { target, inside, address: None, name: None }
     }
 
-    fn judged(&self, judge: &CompiledPolicy) -> Result<(), DenyReason> {
-        judge.asked(&self.target)?;
+    fn judged(&self, policy: &CompiledPolicy) -> Result<(), DenyReason> {
+        policy.asked(&self.target)?;
         if let Some(name) = &self.name {
-            judge.asked(name)?;
+            policy.asked(name)?;
         }
         match &self.inside {
             Visibility::Requests => {}
-            Visibility::Method(method) => judge.method(method.as_str())?,
-            Visibility::Opaque => judge.opaque()?,
+            Visibility::Method(method) => policy.method(method.as_str())?,
+            Visibility::Opaque => policy.opaque()?,
         }
-        self.address.map_or(Ok(()), |address| judge.connected(&self.target, address))
+        self.address.map_or(Ok(()), |address| policy.connected(&self.target, address))
     }
 }
 
 /// The gate's record of a connection.
 struct TrackedConnection {
-    crossing: Mutex<Option<ConnectionInfo>>,
+    info: Mutex<Option<ConnectionInfo>>,
     cut: CancellationToken,
 }
 
-impl TrackedConnection {
-    fn crossing(&self) -> Option<ConnectionInfo> {
-        self.crossing.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
 /// A connection from the sandbox, with its permits. It ends when the last task that serves it has ended.
-pub struct Connection {
+pub(crate) struct Connection {
     pub state: Arc<GateState>,
-    passing: Arc<TrackedConnection>,
+    tracked: Arc<TrackedConnection>,
     id: u64,
-    _places: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
 
 impl Connection {
-    pub fn new(state: Arc<GateState>, places: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
-        let passing = Arc::new(TrackedConnection { crossing: Mutex::default(), cut: state.closed.child_token() });
+    pub(crate) fn new(state: Arc<GateState>, permits: (OwnedSemaphorePermit, OwnedSemaphorePermit)) -> Self {
+        let tracked = Arc::new(TrackedConnection { info: Mutex::default(), cut: state.closed.child_token() });
         let id = state.number();
         state.shared.connections.fetch_add(1, Ordering::Relaxed);
-        state.live().insert(id, Arc::clone(&passing));
-        Self { state, passing, id, _places: places }
+        lock(&state.connections).insert(id, Arc::clone(&tracked));
+        Self { state, tracked, id, _permits: permits }
     }
 
-    /// Checks whether `crossing` may pass. From then on it is judged again whenever the policy changes.
-    pub fn cross(&self, crossing: ConnectionInfo) -> Result<(), DenyReason> {
+    /// Checks whether `info` may pass. From then on it is judged again whenever the policy changes.
+    pub(crate) fn cross(&self, info: ConnectionInfo) -> Result<(), DenyReason> {
         self.state.meter.spent()?;
         // Recorded before it is judged, so that a policy change in between also applies to it.
-        *self.passing.crossing.lock().unwrap_or_else(PoisonError::into_inner) = Some(crossing.clone());
-        self.state.judge(|judge| crossing.judged(judge))
+        *lock(&self.tracked.info) = Some(info.clone());
+        self.state.judge(|policy| info.judged(policy))
     }
 
     /// Runs a task that ends when the gate closes or when the connection is no longer allowed.
-    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let cut = self.passing.cut.clone();
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let cut = self.tracked.cut.clone();
         tokio::spawn(async move {
             cut.run_until_cancelled(task).await;
         });
@@ -259,6 +241,6 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.state.live().remove(&self.id);
+        lock(&self.state.connections).remove(&self.id);
     }
 }

@@ -26,25 +26,25 @@ use crate::tunnel;
 use crate::upstream::IdleUpstream;
 
 /// Header that marks a response as a denial by the proxy rather than a response of the host.
-pub const DENIED: &str = "x-sandpool-denied";
+const DENIED: &str = "x-sandpool-denied";
 
 /// Timeout for the head of a request, and for the pause between two requests.
 const HEAD: Duration = Duration::from_secs(60);
-pub const MOST_HEADERS: usize = 128;
-pub const LONGEST_HEAD: usize = 64 << 10;
+pub(crate) const MOST_HEADERS: usize = 128;
+pub(crate) const LONGEST_HEAD: usize = 64 << 10;
 
 type Body = BoxBody<Bytes, hyper::Error>;
 type Reply = Result<Response<Body>, Stop>;
 
 /// The fixed destination of all requests inside a tunnel.
 #[derive(Clone)]
-pub struct Fixed {
+pub(crate) struct Fixed {
     pub target: Target,
     /// Name of the host if the proxy terminates TLS. The proxy then opens TLS to the host under this name.
     pub tls: Option<String>,
 }
 
-pub async fn serve<S>(connection: Arc<Connection>, stream: S, fixed: Option<Fixed>) -> hyper::Result<()>
+pub(crate) async fn serve<S>(connection: Arc<Connection>, stream: S, fixed: Option<Fixed>) -> hyper::Result<()>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -69,7 +69,7 @@ async fn reply(
     connection: Arc<Connection>,
     request: Request<Incoming>,
     fixed: Option<&Fixed>,
-    kept: &IdleUpstream,
+    idle: &IdleUpstream,
 ) -> Response<Body> {
     let state = Arc::clone(&connection.state);
     let reply = match fixed {
@@ -77,7 +77,7 @@ async fn reply(
         Some(_) if request.method() == Method::CONNECT => {
             Err(Stop::Malformed("there is a tunnel already, and no other can be opened inside it".into()))
         }
-        _ => forward(&connection, request, fixed, kept).await,
+        _ => forward(&connection, request, fixed, idle).await,
     };
     match reply {
         Ok(response) => response,
@@ -105,7 +105,7 @@ fn stopped(stop: &Stop) -> Response<Body> {
 }
 
 /// Renders the same response as bytes, for a client whose request is not read.
-pub fn bare(stop: &Stop) -> Vec<u8> {
+pub(crate) fn bare(stop: &Stop) -> Vec<u8> {
     let (status, text) = (stop.status(), format!("{stop}\n"));
     let denied = if let Stop::Denied(_) = stop { format!("{DENIED}: 1\r\n") } else { String::new() };
     format!(
@@ -140,7 +140,7 @@ async fn forward(
     connection: &Arc<Connection>,
     mut request: Request<Incoming>,
     fixed: Option<&Fixed>,
-    kept: &IdleUpstream,
+    idle: &IdleUpstream,
 ) -> Reply {
     let (target, name) = whom(connection, &request, fixed)?;
     if !is_whole(request.headers()) {
@@ -151,21 +151,21 @@ async fn forward(
     let host = host_value(scheme, name.as_ref().unwrap_or(&target))?;
     let upgrading = is_websocket(request.headers());
     let inside = if upgrading { Visibility::Opaque } else { Visibility::Method(request.method().clone()) };
-    let crossing = ConnectionInfo { name, ..ConnectionInfo::new(target.clone(), inside) };
-    connection.cross(crossing.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
+    let info = ConnectionInfo { name, ..ConnectionInfo::new(target.clone(), inside) };
+    connection.cross(info.clone()).map_err(|refusal| connection.deny(&what, refusal))?;
     let downstream = upgrading.then(|| hyper::upgrade::on(&mut request));
     let mut request = rewrite(request, host, upgrading)?;
     let tls = fixed.and_then(|fixed| fixed.tls.as_deref());
     let (interceptor, tenant) = (&connection.state.shared.interceptor, &connection.state.tenant);
-    let dressed = tls.map(|name| interceptor.dress(tenant, name, target.port, request.headers_mut()));
-    let response = kept.send(connection, &what, crossing, tls, request).await?;
+    let injected = tls.map(|name| interceptor.inject(tenant, name, target.port, request.headers_mut()));
+    let response = idle.send(connection, &what, info, tls, request).await?;
     let unfit = |why| Stop::Unreachable(target.to_string(), why);
     if !is_whole(response.headers()) {
         return Err(unfit("its answer comes in a coding that was not asked for"));
     }
-    let mut response = match dressed {
+    let mut response = match injected {
         None => response.map(|body| body.boxed()),
-        Some(dressed) => dressed.clean(response).map_err(unfit)?.map(|body| body.boxed()),
+        Some(injected) => injected.clean(response).map_err(unfit)?.map(|body| body.boxed()),
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let downstream = downstream.ok_or_else(|| unfit("it changed the protocol"))?;

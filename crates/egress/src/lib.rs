@@ -4,13 +4,14 @@
 //! The proxy accepts connections directly on a socket that listens inside the sandbox. No relay is needed in between,
 //! and the socket itself identifies the sandbox. The proxy speaks HTTP, CONNECT and SOCKS5. It resolves names itself
 //! and checks the address that it then connects to.
+#![warn(unreachable_pub)]
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustls::pki_types::CertificateDer;
 
@@ -95,17 +96,22 @@ impl Egress {
 
     /// Serves one sandbox of `tenant` until the gate is dropped. Reports denials to `sink`.
     pub fn open(&self, listener: TcpListener, tenant: &str, policy: Policy, sink: Sink) -> io::Result<Gate> {
-        Gate::open(Arc::clone(&self.shared), listener, tenant, policy, sink)
+        Gate::open(Arc::clone(&self.shared), listener, tenant, &policy, sink)
     }
 
     /// Returns the setup for a sandbox of `tenant`. It contains the placeholders of that tenant's secrets and no
     /// others.
-    pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
-        self.shared.furnishing(tenant).await
+    pub async fn setup(&self, tenant: &str) -> Arc<SandboxSetup> {
+        self.shared.setup(tenant).await
     }
 
     pub fn traffic(&self) -> Traffic {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Traffic { connections: read(&self.shared.connections), bytes: read(&self.shared.bytes) }
     }
+}
+
+/// Locks a mutex, even if a holder of it has panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::lock;
 use crate::policy::{DenyReason, EgressLimits, Limit};
 
 /// Time after which a connection without a byte in either direction is closed. It is long enough for a slow answer.
@@ -25,7 +26,7 @@ const REFUSALS_AT_ONCE: f64 = 500.0;
 /// A token bucket with a rate per second and a burst. Taking more than is available creates a debt that has to be
 /// waited out.
 #[derive(Debug)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     rate: f64,
     burst: f64,
     level: f64,
@@ -33,7 +34,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    pub fn new(rate: f64, burst: f64) -> Self {
+    pub(crate) fn new(rate: f64, burst: f64) -> Self {
         Self { rate, burst, level: burst, at: Instant::now() }
     }
 
@@ -43,12 +44,12 @@ impl Bucket {
         self.at = now;
     }
 
-    pub fn take(&mut self, amount: f64) {
+    pub(crate) fn take(&mut self, amount: f64) {
         self.refill();
         self.level -= amount;
     }
 
-    pub fn take_if_there(&mut self) -> bool {
+    pub(crate) fn take_if_there(&mut self) -> bool {
         self.refill();
         let there = self.level >= 1.0;
         if there {
@@ -58,7 +59,7 @@ impl Bucket {
     }
 
     /// Returns the time at which the debt is paid off, if there is a debt.
-    pub fn debt(&mut self) -> Option<Instant> {
+    fn debt(&mut self) -> Option<Instant> {
         self.refill();
         (self.level < 0.0).then(|| self.at + Duration::from_secs_f64((-self.level / self.rate).min(3600.0)))
     }
@@ -66,50 +67,50 @@ impl Bucket {
 
 /// Counts the traffic of one sandbox and enforces its limits.
 #[derive(Debug)]
-pub struct Meter {
-    pub places: Arc<Semaphore>,
+pub(crate) struct Meter {
+    pub permits: Arc<Semaphore>,
     pub connections: Limit<u32>,
     arrivals: Mutex<Bucket>,
     dials: Mutex<Bucket>,
     refusals: Mutex<Bucket>,
     bytes: Option<(Limit<u64>, AtomicU64)>,
     rate: Option<Mutex<Bucket>>,
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Meter {
-    pub fn new(limits: EgressLimits) -> Self {
+    pub(crate) fn new(limits: EgressLimits) -> Self {
         let per_second = f64::from(limits.connections_per_second);
         let rate = limits.bytes_per_second.map(|rate| Mutex::new(Bucket::new(rate as f64, rate as f64)));
         Self {
-            places: Arc::new(Semaphore::new(limits.connections.value.min(65_536) as usize)),
+            permits: Arc::new(Semaphore::new(limits.connections.value.min(65_536) as usize)),
             connections: limits.connections,
             arrivals: Mutex::new(Bucket::new(per_second, per_second)),
             dials: Mutex::new(Bucket::new(per_second, per_second)),
             refusals: Mutex::new(Bucket::new(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE)),
             bytes: limits.bytes.map(|limit| (limit, AtomicU64::new(0))),
             rate,
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
         }
     }
 
     /// Waits until the sandbox may open another connection to the proxy, and counts it.
-    pub async fn arrival(&self) {
+    pub(crate) async fn arrival(&self) {
         one_of(&self.arrivals).await;
     }
 
     /// Waits until the proxy may open another connection to a host, and counts it. It is counted separately because
     /// one connection from the sandbox may ask for many.
-    pub async fn dial(&self) {
+    pub(crate) async fn dial(&self) {
         one_of(&self.dials).await;
     }
 
     /// Waits until the proxy may refuse another request, and counts it.
-    pub async fn refusal(&self) {
+    pub(crate) async fn refusal(&self) {
         one_of(&self.refusals).await;
     }
 
-    pub fn spent(&self) -> Result<(), DenyReason> {
+    pub(crate) fn spent(&self) -> Result<(), DenyReason> {
         match &self.bytes {
             Some((limit, used)) if used.load(Ordering::Relaxed) >= limit.value => {
                 Err(limit.refusal(&format!("{} bytes over the life of a sandbox", limit.value), "max_mb"))
@@ -121,26 +122,26 @@ impl Meter {
     /// Returns the reason the first time that the byte limit is found to be reached, and `None` after that.
     fn first_spent(&self) -> Option<DenyReason> {
         let refusal = self.spent().err()?;
-        (!self.told.swap(true, Ordering::Relaxed)).then_some(refusal)
+        (!self.reported.swap(true, Ordering::Relaxed)).then_some(refusal)
     }
 
-    pub fn charge(&self, bytes: usize) {
+    pub(crate) fn charge(&self, bytes: usize) {
         if let Some((_, used)) = &self.bytes {
             used.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         if let Some(rate) = &self.rate {
-            rate.lock().unwrap_or_else(PoisonError::into_inner).take(bytes as f64);
+            lock(rate).take(bytes as f64);
         }
     }
 
     fn debt(&self) -> Option<Instant> {
-        self.rate.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).debt()
+        lock(self.rate.as_ref()?).debt()
     }
 }
 
 async fn one_of(bucket: &Mutex<Bucket>) {
     let debt = {
-        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = lock(bucket);
         bucket.take(1.0);
         bucket.debt()
     };
@@ -150,14 +151,14 @@ async fn one_of(bucket: &Mutex<Bucket>) {
 }
 
 /// Counts the bytes of a connection and is notified when no more are allowed.
-pub trait Metered: Send + Sync {
+pub(crate) trait Metered: Send + Sync {
     fn meter(&self) -> &Meter;
     fn moved(&self, bytes: usize);
     fn overdrawn(&self, refusal: DenyReason);
 }
 
 /// A stream that times out when nothing moves for a long time, and that counts the bytes moved if `metered` is set.
-pub struct Flow<S> {
+pub(crate) struct Flow<S> {
     inner: S,
     metered: Option<Arc<dyn Metered>>,
     active: Instant,
@@ -166,7 +167,7 @@ pub struct Flow<S> {
 }
 
 impl<S> Flow<S> {
-    pub fn new(inner: S, metered: Option<Arc<dyn Metered>>) -> Self {
+    pub(crate) fn new(inner: S, metered: Option<Arc<dyn Metered>>) -> Self {
         let active = Instant::now();
         Self { inner, metered, active, silence: Box::pin(sleep_until(active + SILENCE)), pause: None }
     }

@@ -9,7 +9,7 @@ use crate::target::Host;
 const PACKAGES: &[&str] = &["pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "registry.yarnpkg.com"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pattern {
+pub(crate) struct Pattern {
     /// The entry as the operator wrote it.
     pub text: String,
     who: HostPattern,
@@ -37,7 +37,7 @@ enum Port {
 }
 
 impl Pattern {
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("`{}` {why}", text.escape_debug());
         let (who, port) = split(text).ok_or_else(|| wrong("has a port that is none"))?;
         let who = match who {
@@ -65,11 +65,11 @@ impl Pattern {
     }
 
     /// Returns whether the entry is an address, a network or `*`, as opposed to a name or a preset.
-    pub fn is_of_addresses(&self) -> bool {
+    pub(crate) fn is_of_addresses(&self) -> bool {
         matches!(self.who, HostPattern::Network(_) | HostPattern::Everybody)
     }
 
-    pub fn means(&self, host: &Host) -> bool {
+    pub(crate) fn means(&self, host: &Host) -> bool {
         match (&self.who, host) {
             (HostPattern::Everybody, _) => true,
             (HostPattern::Public, host) => host.special().is_none(),
@@ -84,7 +84,7 @@ impl Pattern {
     }
 
     /// Returns whether the entry is `*` or a network that contains this address.
-    pub fn covers(&self, address: IpAddr) -> bool {
+    pub(crate) fn covers(&self, address: IpAddr) -> bool {
         match &self.who {
             HostPattern::Network(network) => network.contains(address),
             HostPattern::Everybody => true,
@@ -93,13 +93,13 @@ impl Pattern {
     }
 
     /// Returns whether the entry is `*` or exactly this address.
-    pub fn is_just(&self, address: IpAddr) -> bool {
+    pub(crate) fn is_just(&self, address: IpAddr) -> bool {
         matches!(&self.who, HostPattern::Network(network) if *network == Network::of(address))
             || self.who == HostPattern::Everybody
     }
 
     /// Returns whether the entry names this port, or `None` if it names no port.
-    pub fn has_port(&self, port: u16) -> Option<bool> {
+    pub(crate) fn has_port(&self, port: u16) -> Option<bool> {
         self.port.map(|own| own == Port::Every || own == Port::One(port))
     }
 }

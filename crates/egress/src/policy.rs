@@ -115,7 +115,7 @@ impl Policy {
 
 /// The reason why a request is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DenyReason {
+pub(crate) struct DenyReason {
     /// The rule, such as `policy "corp" denies "*.evil.test"`.
     pub rule: String,
     /// The remedy that the operator has: a sentence without its full stop.
@@ -124,14 +124,14 @@ pub struct DenyReason {
 
 /// A number that the operator set, with the name of the table that it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limit<T> {
+pub(crate) struct Limit<T> {
     pub value: T,
     table: String,
 }
 
 impl<T> Limit<T> {
     /// Returns the reason for a denial because more than `most` was requested.
-    pub fn refusal(&self, most: &str, key: &str) -> DenyReason {
+    pub(crate) fn refusal(&self, most: &str, key: &str) -> DenyReason {
         let table = Table { name: self.table.clone(), ..Table::default() };
         DenyReason { rule: format!("{} allows no more than {most}", table.title()), remedy: table.change(key) }
     }
@@ -139,7 +139,7 @@ impl<T> Limit<T> {
 
 /// The effective limits: for each one, the lowest value in any table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EgressLimits {
+pub(crate) struct EgressLimits {
     pub connections: Limit<u32>,
     pub connections_per_second: u32,
     pub bytes: Option<Limit<u64>>,
@@ -148,7 +148,7 @@ pub struct EgressLimits {
 
 /// A parsed policy, ready to decide.
 #[derive(Debug, Default)]
-pub struct CompiledPolicy {
+pub(crate) struct CompiledPolicy {
     rules: Vec<Rules>,
     /// Set if the call asked for no network.
     off: bool,
@@ -356,16 +356,16 @@ impl Rules {
 }
 
 impl CompiledPolicy {
-    pub fn new(policy: &Policy) -> Result<Self, String> {
+    pub(crate) fn new(policy: &Policy) -> Result<Self, String> {
         Ok(Self { rules: policy.tables.iter().map(|table| Rules::new(table)).collect::<Result<_, _>>()?, off: false })
     }
 
     /// Returns a policy that allows nothing, because a call asked for no network.
-    pub fn off() -> Self {
+    pub(crate) fn off() -> Self {
         Self { off: true, ..Self::default() }
     }
 
-    pub fn limits(&self) -> EgressLimits {
+    pub(crate) fn limits(&self) -> EgressLimits {
         let tables = || self.rules.iter().map(|rules| &rules.table);
         let first = tables().next().map(|table| table.name.clone()).unwrap_or_default();
         let connections = tables().filter_map(|t| Some(Limit { value: t.max_connections?, table: t.name.clone() }));
@@ -399,21 +399,21 @@ impl CompiledPolicy {
     }
 
     /// Checks whether the target may be requested, and its name looked up.
-    pub fn asked(&self, target: &Target) -> Result<(), DenyReason> {
+    pub(crate) fn asked(&self, target: &Target) -> Result<(), DenyReason> {
         self.every(|rules| rules.asked(target))
     }
 
-    pub fn method(&self, method: &str) -> Result<(), DenyReason> {
+    pub(crate) fn method(&self, method: &str) -> Result<(), DenyReason> {
         self.every(|rules| rules.method(method))
     }
 
     /// Checks whether traffic may pass that the proxy cannot see into.
-    pub fn opaque(&self) -> Result<(), DenyReason> {
+    pub(crate) fn opaque(&self) -> Result<(), DenyReason> {
         self.every(Rules::opaque)
     }
 
     /// Checks whether the proxy may connect to `address` for this target.
-    pub fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), DenyReason> {
+    pub(crate) fn connected(&self, target: &Target, address: SocketAddr) -> Result<(), DenyReason> {
         let special = Special::of_this_host(address.ip());
         self.every(|rules| rules.connected(target, address, special))
     }

@@ -20,7 +20,7 @@ const FIRST_BYTE: Duration = Duration::from_secs(60);
 
 /// Accepts connections one by one, each only after the previous one has its permits. The rest wait in the backlog of
 /// the sandbox's socket, which is bounded and costs the server nothing.
-pub async fn accept(listener: TcpListener, state: Arc<GateState>) {
+pub(crate) async fn accept(listener: TcpListener, state: Arc<GateState>) {
     loop {
         state.meter.arrival().await;
         let stream = match listener.accept().await {
@@ -33,9 +33,9 @@ pub async fn accept(listener: TcpListener, state: Arc<GateState>) {
                 continue;
             }
         };
-        match places(&state).await {
-            Ok(places) => {
-                let connection = Arc::new(Connection::new(Arc::clone(&state), places));
+        match permits(&state).await {
+            Ok(permits) => {
+                let connection = Arc::new(Connection::new(Arc::clone(&state), permits));
                 let serving = serve(Arc::clone(&connection), stream);
                 connection.spawn(serving);
             }
@@ -46,14 +46,14 @@ pub async fn accept(listener: TcpListener, state: Arc<GateState>) {
 }
 
 /// Acquires one permit of the sandbox and one of the whole server.
-async fn places(state: &GateState) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Stop> {
-    let place = |places: &Arc<Semaphore>| timeout(PATIENCE, Arc::clone(places).acquire_owned());
-    let Ok(Ok(own)) = place(&state.meter.places).await else {
+async fn permits(state: &GateState) -> Result<(OwnedSemaphorePermit, OwnedSemaphorePermit), Stop> {
+    let permit = |permits: &Arc<Semaphore>| timeout(PATIENCE, Arc::clone(permits).acquire_owned());
+    let Ok(Ok(own)) = permit(&state.meter.permits).await else {
         let limit = &state.meter.connections;
         let refusal = limit.refusal(&format!("{} connections at once", limit.value), "max_connections");
         return Err(Stop::Denied(state.deny("a connection", refusal)));
     };
-    match place(&state.shared.places).await {
+    match permit(&state.shared.permits).await {
         Ok(Ok(shared)) => Ok((own, shared)),
         _ => Err(Stop::Busy),
     }

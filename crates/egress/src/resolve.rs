@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -12,26 +12,27 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
 use crate::dns::{Failed, System};
+use crate::lock;
 use crate::target::Host;
 
 /// Timeout for a look-up, including the wait for permits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of simultaneous look-ups of one sandbox, so that its slow names do not block other sandboxes of the tenant.
-pub const AT_ONCE_EACH: usize = 8;
+pub(crate) const AT_ONCE_EACH: usize = 8;
 /// Inverse of the share of all permits that one tenant may hold.
 const SHARES: usize = 8;
 /// Maximum number of addresses used from an answer, which the owner of a name can make arbitrarily long.
 const MOST: usize = 16;
 
 #[derive(Debug)]
-pub struct Resolver {
+pub(crate) struct Resolver {
     hosts: BTreeMap<Host, IpAddr>,
     system: System,
-    places: LookupPermits,
+    permits: LookupPermits,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum ResolveError {
+pub(crate) enum ResolveError {
     #[error("the name {0} was not found")]
     NotFound(String),
     #[error("nobody could say in time where {0} is")]
@@ -40,7 +41,7 @@ pub enum ResolveError {
 
 impl Resolver {
     /// Creates a resolver. `hosts` are the names that the operator resolves statically.
-    pub fn new(hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
+    pub(crate) fn new(hosts: &BTreeMap<String, IpAddr>) -> io::Result<Self> {
         let read = |(name, address): (&String, &IpAddr)| match Host::parse(name) {
             Ok(host @ Host::Name(_)) => Ok((host, *address)),
             _ => Err(io::Error::new(
@@ -51,12 +52,17 @@ impl Resolver {
         Ok(Self {
             hosts: hosts.iter().map(read).collect::<Result<_, _>>()?,
             system: System::default(),
-            places: LookupPermits::new(at_once()),
+            permits: LookupPermits::new(at_once()),
         })
     }
 
     /// Returns the addresses of a host. `each` has [`AT_ONCE_EACH`] permits and belongs to one sandbox of `tenant`.
-    pub async fn addresses(&self, host: &Host, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
+    pub(crate) async fn addresses(
+        &self,
+        host: &Host,
+        tenant: &str,
+        each: &Semaphore,
+    ) -> Result<Vec<IpAddr>, ResolveError> {
         if let Some(address) = self.hosts.get(host) {
             return Ok(vec![*address]);
         }
@@ -71,7 +77,7 @@ impl Resolver {
 
     async fn ask(&self, name: &str, tenant: &str, each: &Semaphore) -> Result<Vec<IpAddr>, ResolveError> {
         let _own = each.acquire().await.map_err(|_| ResolveError::NotFound(name.to_owned()))?;
-        let _place = self.places.take(tenant).await;
+        let _permit = self.permits.take(tenant).await;
         let found = self.system.config().addresses(name).await.map_err(|failed| match failed {
             Failed::NoSuchName => ResolveError::NotFound(name.to_owned()),
             Failed::NoAnswer => ResolveError::TimedOut(name.to_owned()),
@@ -107,7 +113,7 @@ struct LookupPermits {
 #[must_use]
 #[derive(Debug)]
 struct LookupPermit<'a> {
-    places: &'a LookupPermits,
+    permits: &'a LookupPermits,
     tenant: &'a str,
 }
 
@@ -116,24 +122,20 @@ impl LookupPermits {
         Self { all, held: Mutex::default(), changed: Notify::new() }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn take<'a>(&'a self, tenant: &'a str) -> LookupPermit<'a> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             // Registered before the check, so that no notification in between is missed.
             changed.as_mut().enable();
             if self.take_now(tenant) {
-                return LookupPermit { places: self, tenant };
+                return LookupPermit { permits: self, tenant };
             }
             changed.await;
         }
     }
 
     fn take_now(&self, tenant: &str) -> bool {
-        let mut held = self.held();
+        let mut held = lock(&self.held);
         let free = self.all - held.values().sum::<usize>();
         let own = held.get(tenant).copied().unwrap_or(0);
         let may = own < free.min(self.all / SHARES);
@@ -146,7 +148,7 @@ impl LookupPermits {
 
 impl Drop for LookupPermit<'_> {
     fn drop(&mut self) {
-        let mut held = self.places.held();
+        let mut held = lock(&self.permits.held);
         if let Some(own) = held.get_mut(self.tenant) {
             *own -= 1;
             if *own == 0 {
@@ -154,7 +156,7 @@ impl Drop for LookupPermit<'_> {
             }
         }
         drop(held);
-        self.places.changed.notify_waiters();
+        self.permits.changed.notify_waiters();
     }
 }
 
@@ -181,30 +183,30 @@ mod tests {
     /// W24: tenants that take as many permits as they can leave some to the next tenant and end up sharing.
     #[test]
     fn w24_places_are_left_to_the_next_tenant_however_many_take_all_they_can() {
-        let places = LookupPermits::new(64);
+        let permits = LookupPermits::new(64);
         let tenants: Vec<String> = (0..10).map(|number| format!("tenant-{number}")).collect();
         let mut held = Vec::new();
         for (tenant, share) in tenants.iter().zip([8, 8, 8, 8, 8, 8, 8, 4, 2, 1]) {
-            while places.take_now(tenant) {
-                held.push(LookupPermit { places: &places, tenant });
+            while permits.take_now(tenant) {
+                held.push(LookupPermit { permits: &permits, tenant });
             }
-            assert_eq!(places.held()[tenant], share, "{tenant}");
+            assert_eq!(lock(&permits.held)[tenant], share, "{tenant}");
         }
         // Whenever a look-up ends, the tenants ask for its permit in order.
         for _ in 0..1000 {
             drop(held.remove(0));
             for tenant in &tenants {
-                if places.take_now(tenant) {
-                    held.push(LookupPermit { places: &places, tenant });
+                if permits.take_now(tenant) {
+                    held.push(LookupPermit { permits: &permits, tenant });
                     break;
                 }
             }
         }
-        let most = places.held().values().copied().max().unwrap_or(0);
-        assert!(most <= 8 && places.take_now("another"), "{:?}", places.held());
-        places.held().remove("another");
+        let most = lock(&permits.held).values().copied().max().unwrap_or(0);
+        assert!(most <= 8 && permits.take_now("another"), "{:?}", lock(&permits.held));
+        lock(&permits.held).remove("another");
         held.clear();
-        assert!(places.held().is_empty());
+        assert!(lock(&permits.held).is_empty());
     }
 
     /// W24, the attack from the audit: one tenant's flood of names that no server answers for does not delay another
@@ -216,7 +218,7 @@ mod tests {
         let resolver = Resolver {
             hosts: BTreeMap::new(),
             system: System::fixed(crate::dns::ResolverConfig { patience: PATIENCE, ..config }),
-            places: LookupPermits::new(all),
+            permits: LookupPermits::new(all),
         };
         let resolver = Arc::new(resolver);
         let mut flood = tokio::task::JoinSet::new();
@@ -228,7 +230,7 @@ mod tests {
                 flood.spawn(async move { resolver.addresses(&host, "red", &each).await });
             }
         }
-        while resolver.places.held().get("red").copied().unwrap_or(0) < all / SHARES {
+        while lock(&resolver.permits.held).get("red").copied().unwrap_or(0) < all / SHARES {
             tokio::task::yield_now().await;
         }
         let each = Semaphore::new(AT_ONCE_EACH);
@@ -236,10 +238,10 @@ mod tests {
             let host = Host::parse(&format!("quick-{name}.test")).unwrap();
             let found = resolver.addresses(&host, "blue", &each).await;
             assert_eq!(found, Ok(vec!["192.0.2.1".parse().unwrap()]), "{name}");
-            assert!(resolver.places.held()["red"] <= all / SHARES);
+            assert!(lock(&resolver.permits.held)["red"] <= all / SHARES);
         }
         // A look-up that is cancelled holds no permit.
         flood.shutdown().await;
-        assert!(resolver.places.held().is_empty());
+        assert!(lock(&resolver.permits.held).is_empty());
     }
 }

@@ -41,7 +41,7 @@ fn is_possible(byte: u8) -> bool {
 }
 
 /// The texts to mask.
-pub struct Needles {
+pub(crate) struct Needles {
     /// Key of the hashes. Code that knew it could construct texts with equal hashes.
     key: u64,
     all: Vec<Needle>,
@@ -87,14 +87,14 @@ impl Default for Needles {
 
 impl Needles {
     /// Adds a text to mask. All its bytes have to be [possible](is_possible).
-    pub fn add(&mut self, needle: &[u8]) {
+    pub(crate) fn add(&mut self, needle: &[u8]) {
         self.add_with_edges(needle, (0, 0));
     }
 
     /// Adds the base64 of a text for wherever it can stand in the base64 of a longer one, such as a password after the
     /// name of its user. A group of four characters holds three bytes, so there are three forms. Their first and last
     /// characters can depend on the bytes around the text, too; these are masked, whatever they are.
-    pub fn add_base64(&mut self, text: &[u8]) {
+    pub(crate) fn add_base64(&mut self, text: &[u8]) {
         for before in 0..3 {
             let padded = Zeroizing::new([&[0; 2][..before], text].concat());
             let encoded = Zeroizing::new(STANDARD_NO_PAD.encode(&*padded));
@@ -113,7 +113,7 @@ impl Needles {
         self.all.push(Needle { text: Zeroizing::new(needle.to_vec()), hash, first, edges });
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
@@ -171,7 +171,7 @@ impl Needles {
         self.mask(&mut self.windows(), text, 0, &mut shown).then_some(shown)
     }
 
-    pub fn mask_headers(&self, headers: &mut HeaderMap) {
+    pub(crate) fn mask_headers(&self, headers: &mut HeaderMap) {
         // Header names arrive in lower case, however they were written.
         let mut small = Self::default();
         self.all.iter().for_each(|needle| small.add(&Zeroizing::new(needle.text.to_ascii_lowercase())));
@@ -207,7 +207,7 @@ pin_project! {
 }
 
 impl<B> Scrubbed<B> {
-    pub fn new(body: B, needles: Needles) -> Self {
+    pub(crate) fn new(body: B, needles: Needles) -> Self {
         let windows = needles.windows();
         Self { body, needles, windows, held: BytesMut::new(), shown: BytesMut::new(), trailers: None, ended: false }
     }

@@ -126,7 +126,7 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) => (host, port.parse().ok().filter(|port| *port != 0)?),
             None => (text, 443),
@@ -139,7 +139,7 @@ impl Pattern {
     }
 
     /// Returns whether the pattern matches a host. The name has to be in lower case and without a trailing dot.
-    pub fn matches(&self, host: &str, port: u16) -> bool {
+    pub(crate) fn matches(&self, host: &str, port: u16) -> bool {
         let matches = match self.below {
             true => host.strip_suffix(&self.name).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
             false => host == self.name,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::{OnceCell, Semaphore};
@@ -12,27 +12,27 @@ use tokio::sync::{OnceCell, Semaphore};
 use crate::resolve::Resolver;
 use crate::tls::Interceptor;
 use crate::vault::SecretSet;
-use crate::{EgressConfig, SandboxSetup, trust};
+use crate::{EgressConfig, SandboxSetup, lock, trust};
 
 /// A sandbox setup that is created on first use.
 type SetupCell = Arc<OnceCell<Arc<SandboxSetup>>>;
 
 #[derive(Debug)]
-pub struct EgressShared {
+pub(crate) struct EgressShared {
     certutil: Option<PathBuf>,
     /// Sandbox setups by the set of secrets of the tenant. Each is created when the first sandbox needs it.
-    furnishings: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
+    setups: Mutex<HashMap<Option<SecretSet>, SetupCell>>,
     pub resolver: Resolver,
     pub interceptor: Interceptor,
     /// Permits for the connections of all sandboxes, bounded so that the server has enough descriptors left.
-    pub places: Arc<Semaphore>,
+    pub permits: Arc<Semaphore>,
     /// Number of connections of all sandboxes, for the metrics.
     pub connections: AtomicU64,
     pub bytes: AtomicU64,
 }
 
 impl EgressShared {
-    pub fn new(config: EgressConfig) -> io::Result<Self> {
+    pub(crate) fn new(config: EgressConfig) -> io::Result<Self> {
         let interceptor = Interceptor::new(&config.secrets, &config.roots)?;
         if !interceptor.is_empty() && config.certutil.is_none() {
             tracing::warn!(
@@ -41,29 +41,29 @@ impl EgressShared {
         }
         Ok(Self {
             certutil: config.certutil,
-            furnishings: Mutex::default(),
+            setups: Mutex::default(),
             resolver: Resolver::new(&config.hosts)?,
             interceptor,
-            places: Arc::new(Semaphore::new(most_connections())),
+            permits: Arc::new(Semaphore::new(most_connections())),
             connections: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         })
     }
 
     /// Returns the setup for a sandbox of this tenant. It reveals nothing about the secrets of other tenants.
-    pub async fn furnishing(&self, tenant: &str) -> Arc<SandboxSetup> {
+    pub(crate) async fn setup(&self, tenant: &str) -> Arc<SandboxSetup> {
         let set = self.interceptor.set(tenant);
-        let place = {
-            let mut furnishings = self.furnishings.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(furnishings.entry(set.clone()).or_default())
+        let cell = {
+            let mut setups = lock(&self.setups);
+            Arc::clone(setups.entry(set.clone()).or_default())
         };
-        let made = place.get_or_init(|| async {
+        let made = cell.get_or_init(|| async {
             let Some(trusted) = set.and_then(|set| self.interceptor.trusted(&set)) else {
                 return Arc::new(trust::plain());
             };
             let certutil = self.certutil.clone();
             // This starts a program and waits for it.
-            let making = tokio::task::spawn_blocking(move || trust::furnishing(trusted, certutil.as_deref()));
+            let making = tokio::task::spawn_blocking(move || trust::setup(trusted, certutil.as_deref()));
             Arc::new(making.await.unwrap_or_default())
         });
         Arc::clone(made.await)

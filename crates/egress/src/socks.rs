@@ -16,7 +16,7 @@ use crate::resolve::ResolveError;
 use crate::target::{Host, Target};
 use crate::tunnel;
 
-pub const VERSION: u8 = 5;
+pub(crate) const VERSION: u8 = 5;
 const NO_PASSWORD: u8 = 0;
 const NO_METHOD: u8 = 0xff;
 const CONNECT: u8 = 1;
@@ -31,7 +31,7 @@ const NO_SUCH_ADDRESS: u8 = 8;
 
 const GREETING: Duration = Duration::from_secs(10);
 
-pub async fn serve(connection: Arc<Connection>, mut client: Flow<TcpStream>) -> io::Result<()> {
+pub(crate) async fn serve(connection: Arc<Connection>, mut client: Flow<TcpStream>) -> io::Result<()> {
     let asked = timeout(GREETING, greet(&mut client)).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let target = match asked {
         Ok(target) => target,

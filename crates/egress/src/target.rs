@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv6Addr};
 use crate::address;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Host {
+pub(crate) enum Host {
     /// A host name in lower case and punycode, without a trailing dot.
     Name(String),
     Address(IpAddr),
 }
 
 impl Host {
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if let Ok(address) = text.parse::<Ipv6Addr>() {
             return Ok(Self::Address(address.into()));
         }
@@ -38,7 +38,7 @@ impl Host {
     }
 
     /// Describes why the host is not public, as far as that is known without resolving it.
-    pub fn special(&self) -> Option<&'static str> {
+    pub(crate) fn special(&self) -> Option<&'static str> {
         match self {
             Self::Name(_) => None,
             Self::Address(address) => address::special(*address),
@@ -57,14 +57,14 @@ impl fmt::Display for Host {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Target {
+pub(crate) struct Target {
     pub host: Host,
     pub port: u16,
 }
 
 impl Target {
     /// Parses `name:port`, as CONNECT sends it.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (host, port) = text.rsplit_once(':').ok_or("there is no port")?;
         let port = port.parse().ok().filter(|port| *port != 0).ok_or("not a port")?;
         Ok(Self { host: Host::parse(host)?, port })

@@ -2,7 +2,7 @@
 //!
 //! Such a request takes the following path: CONNECT or SOCKS names the host, the policy allows it,
 //! [`Interceptor::takes`] returns true, and [`Interceptor::accept`] terminates the client's TLS. Each request inside
-//! is judged like a plain one (policy, methods, address). Then [`Interceptor::dress`] inserts the secret,
+//! is judged like a plain one (policy, methods, address). Then [`Interceptor::inject`] inserts the secret,
 //! [`Interceptor::connect`] starts TLS on the connection that was checked and opened, and [`InjectedSecrets::clean`]
 //! masks the secret in a response that echoes it.
 
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Terminates TLS for hosts with a secret. It is empty if no host has one.
 #[derive(Debug, Default)]
-pub struct Interceptor(Option<Interception>);
+pub(crate) struct Interceptor(Option<Interception>);
 
 #[derive(Debug)]
 struct Interception {
@@ -44,7 +44,7 @@ struct Interception {
 
 impl Interceptor {
     /// Creates an interceptor. `roots` are trusted in addition to the authorities of this machine.
-    pub fn new(secrets: &[Secret], roots: &[CertificateDer<'static>]) -> io::Result<Self> {
+    pub(crate) fn new(secrets: &[Secret], roots: &[CertificateDer<'static>]) -> io::Result<Self> {
         if secrets.is_empty() {
             return Ok(Self(None));
         }
@@ -67,12 +67,12 @@ impl Interceptor {
 
     /// Returns whether the proxy terminates TLS to this host, because the tenant has a secret for it. `name` has to
     /// be in lower case and without a trailing dot.
-    pub fn takes(&self, tenant: &str, name: &str, port: u16) -> bool {
+    pub(crate) fn takes(&self, tenant: &str, name: &str, port: u16) -> bool {
         self.0.as_ref().is_some_and(|own| own.vault.has_for(tenant, name, port))
     }
 
     /// Terminates the client's TLS with a certificate for `name`. Only HTTP/1.1 is offered inside.
-    pub async fn accept(&self, tenant: &str, client: Wire, name: &str) -> io::Result<Wire> {
+    pub(crate) async fn accept(&self, tenant: &str, client: Wire, name: &str) -> io::Result<Wire> {
         let own = self.own()?;
         let authority = own.authorities.get(&own.vault.set(tenant)).ok_or_else(none)?;
         let config = authority.server(name).map_err(io::Error::other)?;
@@ -80,30 +80,30 @@ impl Interceptor {
     }
 
     /// Starts TLS with the host, whose certificate has to be valid for `name`.
-    pub async fn connect(&self, upstream: Wire, name: &str) -> io::Result<Wire> {
+    pub(crate) async fn connect(&self, upstream: Wire, name: &str) -> io::Result<Wire> {
         let server = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let connector = TlsConnector::from(Arc::clone(&self.own()?.connector));
         Ok(Box::new(timeout(PATIENCE, connector.connect(server, upstream)).await??))
     }
 
     /// Inserts the secrets for this host into the headers of a request.
-    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
-        self.0.as_ref().map(|own| own.vault.dress(tenant, name, port, headers)).unwrap_or_default()
+    pub(crate) fn inject(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
+        self.0.as_ref().map(|own| own.vault.inject(tenant, name, port, headers)).unwrap_or_default()
     }
 
     /// Returns the secrets that this tenant may use, or `None` if there are none.
-    pub fn set(&self, tenant: &str) -> Option<SecretSet> {
+    pub(crate) fn set(&self, tenant: &str) -> Option<SecretSet> {
         self.0.as_ref().map(|own| own.vault.set(tenant)).filter(|set| !set.is_empty())
     }
 
     /// Returns what a sandbox needs to use these secrets, or `None` if there is no authority for the set.
-    pub fn trusted(&self, set: &SecretSet) -> Option<Trusted> {
+    pub(crate) fn trusted(&self, set: &SecretSet) -> Option<Trusted> {
         let own = self.0.as_ref()?;
         let authority = own.authorities.get(set)?.pem();
         Some(Trusted { authority, roots: own.roots.clone(), placeholders: own.vault.placeholders(set) })
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
@@ -113,7 +113,7 @@ impl Interceptor {
 }
 
 /// The certificates that a sandbox has to trust, and the placeholders of its secrets.
-pub struct Trusted {
+pub(crate) struct Trusted {
     /// Certificate of the authority of this set of secrets, in PEM.
     pub authority: String,
     /// Certificates of the other authorities that sandboxes trust.

@@ -39,39 +39,39 @@ const NSSDB_FILES: [&str; 3] = ["cert9.db", "key4.db", "pkcs11.txt"];
 const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// Returns the setup for a sandbox whose tenant has no secrets.
-pub fn plain() -> SandboxSetup {
-    let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
+pub(crate) fn plain() -> SandboxSetup {
+    let mut setup = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     // Requests and npm ship their own lists of authorities, which lack any that the operator has added.
     if fs::canonicalize(SYSTEMS).is_ok_and(|path| path.starts_with("/etc/ssl/certs")) {
         for variable in ["REQUESTS_CA_BUNDLE", "npm_config_cafile"] {
-            furnishing.env.insert(variable.into(), SYSTEMS.into());
+            setup.env.insert(variable.into(), SYSTEMS.into());
         }
     }
-    furnishing
+    setup
 }
 
 /// Returns the setup for a sandbox with secrets. `certutil` is the path of the program, if it is installed.
-pub fn furnishing(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
-    let mut furnishing = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
+pub(crate) fn setup(trusted: Trusted, certutil: Option<&Path>) -> SandboxSetup {
+    let mut setup = SandboxSetup { env: proxy(), ..SandboxSetup::default() };
     let Trusted { authority, roots, placeholders } = trusted;
     let bundle: String = roots.iter().map(|root| pem(root)).chain([authority.clone()]).collect();
     for variable in BUNDLE_VARIABLES {
-        furnishing.env.insert(variable.into(), BUNDLE.into());
+        setup.env.insert(variable.into(), BUNDLE.into());
     }
     // Node includes the usual authorities, and reads this file each time it starts.
-    furnishing.env.insert("NODE_EXTRA_CA_CERTS".into(), AUTHORITY.into());
-    furnishing.env.extend(placeholders);
-    furnishing.files.push((AUTHORITY.into(), authority.clone().into_bytes()));
-    furnishing.files.push((BUNDLE.into(), bundle.into_bytes()));
+    setup.env.insert("NODE_EXTRA_CA_CERTS".into(), AUTHORITY.into());
+    setup.env.extend(placeholders);
+    setup.files.push((AUTHORITY.into(), authority.clone().into_bytes()));
+    setup.files.push((BUNDLE.into(), bundle.into_bytes()));
     match certutil.map(|certutil| database(certutil, &authority)) {
         Some(Ok(files)) => {
-            furnishing.files.extend(files);
-            furnishing.nssdb = Some(NSSDB.into());
+            setup.files.extend(files);
+            setup.nssdb = Some(NSSDB.into());
         }
         Some(Err(error)) => tracing::warn!("browsers cannot reach hosts with a secret: `certutil` failed: {error}"),
         None => {}
     }
-    furnishing
+    setup
 }
 
 fn proxy() -> BTreeMap<String, String> {

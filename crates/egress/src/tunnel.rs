@@ -34,7 +34,7 @@ const GREETING: Duration = Duration::from_secs(30);
 const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 const BUFFER: usize = 32 << 10;
 
-pub enum Tunnel {
+pub(crate) enum Tunnel {
     /// A tunnel in which each request is judged.
     Requests(Target),
     /// A tunnel in which the proxy terminates TLS and judges each request.
@@ -42,15 +42,15 @@ pub enum Tunnel {
     Opaque(Box<Opaque>),
 }
 
-pub struct Opaque {
+pub(crate) struct Opaque {
     what: String,
-    crossing: ConnectionInfo,
+    info: ConnectionInfo,
     address: SocketAddr,
     upstream: Flow<TcpStream>,
 }
 
 /// Judges the target, and connects to it if the tunnel is opaque. `what` describes the request in denials.
-pub async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, Stop> {
+pub(crate) async fn open(connection: &Connection, what: &str, target: Target) -> Result<Tunnel, Stop> {
     if target.port == HTTP {
         // Each request inside is judged and can be denied with a sentence, whereas many clients do not show why a
         // CONNECT was refused.
@@ -64,16 +64,16 @@ pub async fn open(connection: &Connection, what: &str, target: Target) -> Result
         let name = name.clone();
         return Ok(Tunnel::Intercepted(target, name));
     }
-    let crossing = ConnectionInfo::new(target, Visibility::Opaque);
-    connection.cross(crossing.clone()).map_err(|refusal| connection.deny(what, refusal))?;
-    let addresses = connection.find(what, &crossing).await?;
-    let (upstream, address) = connection.dial(what, crossing.clone(), &addresses).await?;
-    Ok(Tunnel::Opaque(Box::new(Opaque { what: what.to_owned(), crossing, address, upstream })))
+    let info = ConnectionInfo::new(target, Visibility::Opaque);
+    connection.cross(info.clone()).map_err(|refusal| connection.deny(what, refusal))?;
+    let addresses = connection.find(what, &info).await?;
+    let (upstream, address) = connection.dial(what, info.clone(), &addresses).await?;
+    Ok(Tunnel::Opaque(Box::new(Opaque { what: what.to_owned(), info, address, upstream })))
 }
 
 /// Serves a tunnel until one side is done. The future is boxed because a tunnel may contain requests, which are
 /// served by the same code as those outside, so the types are recursive.
-pub fn run(
+pub(crate) fn run(
     connection: Arc<Connection>,
     client: Wire,
     tunnel: Tunnel,
@@ -110,7 +110,7 @@ impl Opaque {
     /// Returns the first bytes from the client, or `None` if the server speaks first, as in SSH.
     async fn first(&mut self, client: &mut Wire) -> io::Result<Option<Vec<u8>>> {
         let (mut from_client, mut from_upstream) = (vec![0; BUFFER], vec![0; BUFFER]);
-        if self.crossing.target.port == HTTPS {
+        if self.info.target.port == HTTPS {
             let n = timeout(GREETING, client.read(&mut from_client)).await.map_err(|_| io::ErrorKind::TimedOut)??;
             from_client.truncate(n);
             return Ok(Some(from_client));
@@ -135,7 +135,7 @@ impl Opaque {
         mut read: Vec<u8>,
     ) -> io::Result<Result<Vec<u8>, DenyReason>> {
         if read.first() != Some(&HANDSHAKE) {
-            return Ok(if self.crossing.target.port == HTTPS && !read.is_empty() { Err(not_tls()) } else { Ok(read) });
+            return Ok(if self.info.target.port == HTTPS && !read.is_empty() { Err(not_tls()) } else { Ok(read) });
         }
         let reading = async {
             let mut acceptor = Acceptor::default();
@@ -167,12 +167,12 @@ impl Opaque {
 
     /// Checks that the name in the ClientHello is the host that was asked for.
     fn judge_name(&mut self, connection: &Connection, name: Option<&str>) -> Result<(), DenyReason> {
-        let Target { host, port } = self.crossing.target.clone();
+        let Target { host, port } = self.info.target.clone();
         let Some(name) = name else {
             // Without a name, the server at the address decides which host it is, so the address itself has to be
             // allowed.
             let bare = Target { host: Host::Address(self.address.ip()), port };
-            return connection.state.judge(|judge| judge.asked(&bare)).map_err(|refusal| DenyReason {
+            return connection.state.judge(|policy| policy.asked(&bare)).map_err(|refusal| DenyReason {
                 rule: format!("the TLS greeting names nobody, and {}", refusal.rule),
                 ..refusal
             });
@@ -185,9 +185,9 @@ impl Opaque {
                 remedy: "Both have to be the same".into(),
             }),
             Host::Address(_) => {
-                self.crossing.address = Some(self.address);
-                self.crossing.name = Some(Target { host: named, port });
-                connection.cross(self.crossing.clone())
+                self.info.address = Some(self.address);
+                self.info.name = Some(Target { host: named, port });
+                connection.cross(self.info.clone())
             }
         }
     }

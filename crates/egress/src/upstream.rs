@@ -3,7 +3,7 @@
 //! connection.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::connect::Stop;
 use crate::gate::{Connection, ConnectionInfo};
 use crate::http::{LONGEST_HEAD, MOST_HEADERS};
+use crate::lock;
 use crate::target::Target;
 use crate::wire::Wire;
 
@@ -26,7 +27,7 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// The idle connection to a host, one for each client connection.
 #[derive(Default)]
-pub struct IdleUpstream(Mutex<Option<Upstream>>);
+pub(crate) struct IdleUpstream(Mutex<Option<Upstream>>);
 
 struct Upstream {
     target: Target,
@@ -36,20 +37,20 @@ struct Upstream {
 }
 
 impl IdleUpstream {
-    /// Sends a request. The policy must already have allowed `crossing` without an address. `tls` is the name for
+    /// Sends a request. The policy must already have allowed `info` without an address. `tls` is the name for
     /// which the host has to present a certificate.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         connection: &Connection,
         what: &str,
-        crossing: ConnectionInfo,
+        info: ConnectionInfo,
         tls: Option<&str>,
         mut request: Request<Incoming>,
     ) -> Result<Response<Incoming>, Stop> {
-        let lost = || Stop::Unreachable(crossing.target.to_string(), "its answer is not HTTP, or was cut off");
-        let addresses = connection.find(what, &crossing).await?;
-        if let Some(mut upstream) = self.take(&crossing.target, &addresses).await {
-            let there = ConnectionInfo { address: Some(upstream.address), ..crossing.clone() };
+        let lost = || Stop::Unreachable(info.target.to_string(), "its answer is not HTTP, or was cut off");
+        let addresses = connection.find(what, &info).await?;
+        if let Some(mut upstream) = self.take(&info.target, &addresses).await {
+            let there = ConnectionInfo { address: Some(upstream.address), ..info.clone() };
             connection.cross(there).map_err(|refusal| connection.deny(what, refusal))?;
             match upstream.sender.try_send_request(request).await {
                 Ok(response) => return Ok(self.keep(upstream, response)),
@@ -57,18 +58,18 @@ impl IdleUpstream {
                 Err(mut e) => request = e.take_message().ok_or_else(lost)?,
             }
         }
-        let mut upstream = open(connection, what, crossing.clone(), &addresses, tls).await?;
+        let mut upstream = open(connection, what, info.clone(), &addresses, tls).await?;
         let response = upstream.sender.send_request(request).await.map_err(|_| lost())?;
         Ok(self.keep(upstream, response))
     }
 
     fn keep(&self, upstream: Upstream, response: Response<Incoming>) -> Response<Incoming> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Upstream { used: Instant::now(), ..upstream });
+        *lock(&self.0) = Some(Upstream { used: Instant::now(), ..upstream });
         response
     }
 
     async fn take(&self, target: &Target, addresses: &[SocketAddr]) -> Option<Upstream> {
-        let mut upstream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let mut upstream = lock(&self.0).take()?;
         let fits =
             upstream.target == *target && addresses.contains(&upstream.address) && upstream.used.elapsed() < FRESH;
         (fits && matches!(timeout(SOON, upstream.sender.ready()).await, Ok(Ok(())))).then_some(upstream)
@@ -78,12 +79,12 @@ impl IdleUpstream {
 async fn open(
     connection: &Connection,
     what: &str,
-    crossing: ConnectionInfo,
+    info: ConnectionInfo,
     addresses: &[SocketAddr],
     tls: Option<&str>,
 ) -> Result<Upstream, Stop> {
-    let target = crossing.target.clone();
-    let (stream, address) = connection.dial(what, crossing, addresses).await?;
+    let target = info.target.clone();
+    let (stream, address) = connection.dial(what, info, addresses).await?;
     let mut stream: Wire = Box::new(stream);
     if let Some(name) = tls {
         let lost = |_| Stop::Unreachable(target.to_string(), "its TLS is not to be trusted");

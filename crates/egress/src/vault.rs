@@ -18,14 +18,14 @@ use crate::secrets::{Pattern, Secret};
 
 /// The secrets of one server.
 #[derive(Debug)]
-pub struct Vault(Vec<VaultEntry>);
+pub(crate) struct Vault(Vec<VaultEntry>);
 
 /// A subset of the server's secrets. Tenants with the same subset get the same sandbox setup.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SecretSet(Vec<usize>);
+pub(crate) struct SecretSet(Vec<usize>);
 
 impl SecretSet {
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
@@ -41,8 +41,8 @@ struct VaultEntry {
 
 impl Vault {
     /// Checks the secrets and generates their placeholders. The error message does not contain a value.
-    pub fn new(secrets: &[Secret], random: impl Fn() -> [u8; 12]) -> Result<Self, String> {
-        let kept = |secret: &Secret| {
+    pub(crate) fn new(secrets: &[Secret], random: impl Fn() -> [u8; 12]) -> Result<Self, String> {
+        let entry = |secret: &Secret| {
             Secret::check(&secret.name, &secret.hosts, &secret.header, secret.format.as_deref())?;
             let header = secret.header.parse().map_err(|_| format!("`{}` is not a header", secret.header))?;
             let hosts = secret.hosts.iter().filter_map(|host| Pattern::parse(host)).collect();
@@ -54,55 +54,57 @@ impl Vault {
                 header,
             })
         };
-        secrets.iter().map(kept).collect::<Result<_, _>>().map(Self)
+        secrets.iter().map(entry).collect::<Result<_, _>>().map(Self)
     }
 
     /// Returns the distinct non-empty sets of secrets that tenants can have.
-    pub fn sets(&self) -> BTreeSet<SecretSet> {
-        let named = self.0.iter().flat_map(|kept| kept.secret.tenants.iter().map(String::as_str));
+    pub(crate) fn sets(&self) -> BTreeSet<SecretSet> {
+        let named = self.0.iter().flat_map(|entry| entry.secret.tenants.iter().map(String::as_str));
         // No tenant has the empty name, so it yields the secrets that every tenant may use.
         let sets = named.chain([""]).map(|tenant| self.set(tenant));
         sets.filter(|set| !set.is_empty()).collect()
     }
 
     /// Returns the secrets that this tenant may use.
-    pub fn set(&self, tenant: &str) -> SecretSet {
-        SecretSet(self.0.iter().enumerate().filter(|(_, kept)| kept.is_for(tenant)).map(|(number, _)| number).collect())
+    pub(crate) fn set(&self, tenant: &str) -> SecretSet {
+        SecretSet(
+            self.0.iter().enumerate().filter(|(_, entry)| entry.is_for(tenant)).map(|(number, _)| number).collect(),
+        )
     }
 
-    pub fn hosts(&self, set: &SecretSet) -> Vec<Pattern> {
-        self.in_set(set).flat_map(|kept| kept.hosts.clone()).collect()
+    pub(crate) fn hosts(&self, set: &SecretSet) -> Vec<Pattern> {
+        self.in_set(set).flat_map(|entry| entry.hosts.clone()).collect()
     }
 
     /// Returns the placeholders by the names of their environment variables.
-    pub fn placeholders(&self, set: &SecretSet) -> BTreeMap<String, String> {
-        self.in_set(set).map(|kept| (kept.secret.name.clone(), kept.placeholder.clone())).collect()
+    pub(crate) fn placeholders(&self, set: &SecretSet) -> BTreeMap<String, String> {
+        self.in_set(set).map(|entry| (entry.secret.name.clone(), entry.placeholder.clone())).collect()
     }
 
     fn in_set(&self, set: &SecretSet) -> impl Iterator<Item = &VaultEntry> {
         set.0.iter().map(|number| &self.0[*number])
     }
 
-    pub fn has_for(&self, tenant: &str, name: &str, port: u16) -> bool {
+    pub(crate) fn has_for(&self, tenant: &str, name: &str, port: u16) -> bool {
         self.of(tenant, name, port).next().is_some()
     }
 
     fn of(&self, tenant: &str, name: &str, port: u16) -> impl Iterator<Item = &VaultEntry> {
-        let own = self.0.iter().filter(move |kept| kept.is_for(tenant));
-        own.filter(move |kept| kept.hosts.iter().any(|host| host.matches(name, port)))
+        let own = self.0.iter().filter(move |entry| entry.is_for(tenant));
+        own.filter(move |entry| entry.hosts.iter().any(|host| host.matches(name, port)))
     }
 
     /// Inserts the secrets for this host into the headers of a request, as far as this tenant may use them.
-    pub fn dress(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
+    pub(crate) fn inject(&self, tenant: &str, name: &str, port: u16, headers: &mut HeaderMap) -> InjectedSecrets {
         let mut needles = Needles::default();
-        for kept in self.of(tenant, name, port) {
-            let value = kept.secret.value.expose().as_bytes();
+        for entry in self.of(tenant, name, port) {
+            let value = entry.secret.value.expose().as_bytes();
             needles.add(value);
             // The host may show what an earlier request brought.
-            if kept.takes_passwords() {
+            if entry.takes_passwords() {
                 needles.add_base64(value);
             }
-            kept.put(headers, &mut needles);
+            entry.put(headers, &mut needles);
         }
         if !needles.is_empty() {
             // The response cannot be searched if it is compressed, or if the client chooses its charset or range.
@@ -172,20 +174,20 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
 /// The secrets that were inserted into a request, which have to be masked in the response.
 #[must_use]
 #[derive(Default)]
-pub struct InjectedSecrets {
+pub(crate) struct InjectedSecrets {
     needles: Needles,
 }
 
 impl fmt::Debug for InjectedSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Dressed")
+        f.write_str("InjectedSecrets")
     }
 }
 
 impl InjectedSecrets {
     /// Masks the secrets in a response. The error, a sentence for the client, says why the response cannot be
     /// searched.
-    pub fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
+    pub(crate) fn clean<B: Body>(self, response: Response<B>) -> Result<Response<Scrubbed<B>>, &'static str> {
         let (mut parts, body) = response.into_parts();
         if !self.needles.is_empty() {
             if parts.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -233,12 +235,12 @@ mod tests {
         Vault::new(&secrets, || [next.replace(next.get() + 1); 12]).unwrap()
     }
 
-    fn dressed(host: &str, port: u16, headers: &[(&str, &str)]) -> String {
+    fn injected(host: &str, port: u16, headers: &[(&str, &str)]) -> String {
         let mut map: HeaderMap = HeaderMap::new();
         for (name, value) in headers {
             map.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
         }
-        let _ = vault().dress("blue", host, port, &mut map);
+        let _ = vault().inject("blue", host, port, &mut map);
         let mut shown: Vec<_> =
             map.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         shown.sort();
@@ -252,25 +254,25 @@ mod tests {
         let bearer = format!("Bearer {token}");
         let headers = [("authorization", bearer.as_str()), ("x-other", token)];
         assert_eq!(
-            dressed("api.test", 443, &headers),
+            injected("api.test", 443, &headers),
             format!("accept-encoding: identity\nauthorization: Bearer value-of-token\nx-other: {token}")
         );
         let as_it_was = format!("authorization: {bearer}\nx-other: {token}");
         for (host, port) in [("api.test", 80), ("api.test.evil.test", 443), ("a.api.test", 443), ("evil-api.test", 443)]
         {
-            assert_eq!(dressed(host, port, &headers), as_it_was, "{host}:{port}");
+            assert_eq!(injected(host, port, &headers), as_it_was, "{host}:{port}");
         }
-        assert_eq!(dressed("api.test", 443, &[]), "accept-encoding: identity", "no format, nothing to add");
+        assert_eq!(injected("api.test", 443, &[]), "accept-encoding: identity", "no format, nothing to add");
     }
 
     #[test]
     fn a_secret_with_a_format_is_added_where_its_header_is_absent() {
         let added = "accept-encoding: identity\nx-key: key value-of-key";
-        assert_eq!(dressed("a.keys.test", 8443, &[("range", "bytes=0-3"), ("accept-charset", "utf-16")]), added);
-        assert_eq!(dressed("a.b.keys.test", 8443, &[]), added);
-        assert_eq!(dressed("keys.test", 8443, &[]), "");
+        assert_eq!(injected("a.keys.test", 8443, &[("range", "bytes=0-3"), ("accept-charset", "utf-16")]), added);
+        assert_eq!(injected("a.b.keys.test", 8443, &[]), added);
+        assert_eq!(injected("keys.test", 8443, &[]), "");
         let own = "accept-encoding: identity\nx-key: own";
-        assert_eq!(dressed("a.keys.test", 8443, &[("x-key", "own")]), own);
+        assert_eq!(injected("a.keys.test", 8443, &[("x-key", "own")]), own);
     }
 
     #[test]
@@ -278,7 +280,7 @@ mod tests {
         let vault = vault();
         let pair = |password: &str| format!("Basic {}", STANDARD.encode(format!("user:{password}")));
         let given = pair(&vault.placeholders(&vault.set("blue"))["TOKEN"]);
-        let sent = dressed("api.test", 443, &[("authorization", &given)]);
+        let sent = injected("api.test", 443, &[("authorization", &given)]);
         assert_eq!(sent, format!("accept-encoding: identity\nauthorization: {}", pair("value-of-token")));
     }
 
@@ -290,8 +292,8 @@ mod tests {
             let stored = format!("Basic {}", STANDARD.encode(format!("{before}{value}{after}")));
             let answer = Response::builder().header("x-stored", &stored);
             let answer = answer.body(Full::new(Bytes::from(format!("{{\"sent\":\"{stored}\"}}")))).unwrap();
-            let dressed = vault.dress("blue", "api.test", 443, &mut HeaderMap::new());
-            let (parts, body) = dressed.clean(answer).unwrap().into_parts();
+            let injected = vault.inject("blue", "api.test", 443, &mut HeaderMap::new());
+            let (parts, body) = injected.clean(answer).unwrap().into_parts();
             let body = body.collect().await.unwrap().to_bytes();
             (parts.headers["x-stored"].to_str().unwrap().into(), String::from_utf8(body.to_vec()).unwrap())
         }
@@ -314,7 +316,7 @@ mod tests {
         let vault = Vault::new(&[of_blue], || [0; 12]).unwrap();
         for (tenant, has) in [("blue", true), ("green", false), ("", false)] {
             let mut headers = HeaderMap::new();
-            let _ = vault.dress(tenant, "api.test", 443, &mut headers);
+            let _ = vault.inject(tenant, "api.test", 443, &mut headers);
             assert_eq!((vault.has_for(tenant, "api.test", 443), headers.contains_key("x-key")), (has, has), "{tenant}");
         }
     }
@@ -323,8 +325,8 @@ mod tests {
     fn nothing_prints_a_value() {
         let mut headers = HeaderMap::new();
         let vault = vault();
-        let dressed = vault.dress("blue", "a.keys.test", 8443, &mut headers);
-        let shown = format!("{vault:?} {dressed:?} {headers:?}");
+        let injected = vault.inject("blue", "a.keys.test", 8443, &mut headers);
+        let shown = format!("{vault:?} {injected:?} {headers:?}");
         assert!(!shown.contains("value-of") && headers.len() == 2, "{shown}");
     }
 }

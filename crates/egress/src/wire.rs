@@ -2,8 +2,8 @@
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-pub type Wire = Box<dyn Stream>;
+pub(crate) type Wire = Box<dyn Stream>;

@@ -30,7 +30,7 @@ struct Place {
     heard: Heard,
     port: u16,
     denials: Arc<Mutex<Vec<String>>>,
-    furnishing: SandboxSetup,
+    setup: SandboxSetup,
 }
 
 impl Drop for Place {
@@ -76,14 +76,14 @@ impl Place {
         let gate = egress.open(listener, "blue", Policy::of(table), sink).unwrap();
 
         let dir = std::env::temp_dir().join(format!("sandpool-secrets-{label}-{}", std::process::id()));
-        let furnishing = SandboxSetup::clone(&*egress.furnishing("blue").await);
-        for (path, content) in &furnishing.files {
+        let setup = SandboxSetup::clone(&*egress.setup("blue").await);
+        for (path, content) in &setup.files {
             let path = inside(&dir, path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, content).unwrap();
         }
         // As a sandbox has it, but for the place of the files and the port of the proxy.
-        let mut env = furnishing.env.clone();
+        let mut env = setup.env.clone();
         for value in env.values_mut() {
             *value = value
                 .replace("127.0.0.1:3128", &proxy.to_string())
@@ -92,7 +92,7 @@ impl Place {
         env.insert("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into());
         env.insert("URL".into(), format!("https://api.test:{port}/echo"));
         env.insert("OTHER".into(), format!("https://other.test:{port}/echo"));
-        Self { dir, gate: Some(gate), env, heard, port, denials, furnishing }
+        Self { dir, gate: Some(gate), env, heard, port, denials, setup }
     }
 
     /// Output of both streams.
@@ -292,9 +292,9 @@ async fn real_clients_use_a_secret_and_never_see_it() {
             assert_eq!(heard.matches(VALUE).count(), 1, "{heard}");
         }
     }
-    let shown = format!("{:?} {:?}", place.furnishing.env, place.denials.lock().unwrap());
+    let shown = format!("{:?} {:?}", place.setup.env, place.denials.lock().unwrap());
     assert!(!shown.contains(VALUE), "{shown}");
-    for (path, content) in &place.furnishing.files {
+    for (path, content) in &place.setup.files {
         assert!(!content.windows(VALUE.len()).any(|part| part == VALUE.as_bytes()), "{}", path.display());
     }
 }
@@ -497,10 +497,10 @@ async fn w28_a_sandbox_knows_the_secrets_of_its_own_tenant_alone() {
     let secrets = all.iter().zip(owners).map(|((name, host), tenants)| secret(name, host, tenants)).collect();
     let egress = Egress::new(EgressConfig { secrets, certutil, ..EgressConfig::default() }).unwrap();
     for tenant in ["blue", "red", "green", ""] {
-        let furnishing = egress.furnishing(tenant).await;
+        let setup = egress.setup(tenant).await;
         // Certificates are base64 in files: their own bytes count.
-        let mut given = format!("{:?}", furnishing.env).into_bytes();
-        for (path, content) in &furnishing.files {
+        let mut given = format!("{:?}", setup.env).into_bytes();
+        for (path, content) in &setup.files {
             given.extend_from_slice(path.to_str().unwrap().as_bytes());
             given.extend_from_slice(content);
             if path.ends_with("authority.pem") {
@@ -515,5 +515,5 @@ async fn w28_a_sandbox_knows_the_secrets_of_its_own_tenant_alone() {
         assert_eq!(has("sandpool-placeholder-"), tenant == "blue" || tenant == "red", "{tenant}");
     }
     // Those who have the same are given the same, and it is made once.
-    assert!(Arc::ptr_eq(&egress.furnishing("green").await, &egress.furnishing("yellow").await));
+    assert!(Arc::ptr_eq(&egress.setup("green").await, &egress.setup("yellow").await));
 }

@@ -10,10 +10,7 @@ use sandbox::{BrowserRoom, SharedVolume, ZygoteSpec};
 
 use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
-/// Directory in which code starts, and to which file paths are relative.
-pub const WORKSPACE: &str = "/workspace";
-/// Directory with the files of a conversation, in which its code starts.
-pub const DATA: &str = "/data";
+pub use sandbox::{DATA, WORKSPACE};
 
 const MB: u64 = 1 << 20;
 const HOUR: Duration = Duration::from_secs(60 * 60);

@@ -222,7 +222,7 @@ impl Engine {
 
     /// Returns the status of the zygote, from which kernels are forked, if the back end has one and answers soon.
     pub async fn warmth(&self) -> Option<ZygoteStatus> {
-        tokio::time::timeout(WARMTH_WAIT, self.inner.live.backend().warmth()).await.ok().flatten()
+        tokio::time::timeout(WARMTH_WAIT, self.inner.live.backend().zygote_status()).await.ok().flatten()
     }
 
     /// Returns the number of contexts of this tenant in this realm, and how many of them run something.
@@ -441,7 +441,7 @@ impl Inner {
 
     async fn warm(&self, provisioner: &Provisioner) {
         if let Some(warm) = provisioner.runtimes.warm()
-            && let Err(error) = self.live.backend().warm(&warm).await
+            && let Err(error) = self.live.backend().start_zygote(&warm).await
         {
             tracing::warn!(%error, "no warm interpreter: Python kernels are started anew, which takes longer");
         }

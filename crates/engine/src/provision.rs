@@ -129,7 +129,7 @@ impl Provisioner {
 
     /// Returns the files and environment variables that a sandbox with this egress needs.
     async fn furnishing(&self, exit: Option<&EgressSpec>) -> Option<Arc<egress::SandboxSetup>> {
-        Some(self.config.egress.as_ref()?.furnishing(&exit?.tenant.0).await)
+        Some(self.config.egress.as_ref()?.setup(&exit?.tenant.0).await)
     }
 
     /// Returns whether contexts of this realm can have a browser.

@@ -17,12 +17,12 @@ use crate::process::ChildFds;
 
 use jail::zygote::Arrival;
 
-pub use jail::zygote::Fork;
+pub(crate) use jail::zygote::Fork;
 
 /// Processes that have arrived and have not been taken. Nothing waits for an arrival: the launcher reports it before
 /// anybody asks the guest for it.
 #[derive(Debug, Default)]
-pub struct Arrivals {
+pub(crate) struct Arrivals {
     way: Option<OwnedFd>,
     kernels: VecDeque<Fork>,
     driver: Option<Driver>,
@@ -30,7 +30,7 @@ pub struct Arrivals {
 
 /// The browser driver: a child of the guest, connected by a stream of frames.
 #[derive(Debug)]
-pub struct Driver {
+pub(crate) struct Driver {
     pub pid: u32,
     /// Pidfd of the process, which becomes readable when the process has ended.
     pub process: OwnedFd,
@@ -41,18 +41,18 @@ pub struct Driver {
 
 impl Arrivals {
     /// Creates an empty queue. `way` is the socket on which the launcher hands processes over, if it does.
-    pub fn new(way: Option<OwnedFd>) -> Self {
+    pub(crate) fn new(way: Option<OwnedFd>) -> Self {
         Self { way, ..Self::default() }
     }
 
     /// Takes the oldest kernel.
-    pub fn take_kernel(&mut self) -> io::Result<Fork> {
+    pub(crate) fn take_kernel(&mut self) -> io::Result<Fork> {
         let refused = self.receive();
         self.kernels.pop_front().ok_or_else(|| refused.err().unwrap_or_else(|| absent("kernel")))
     }
 
     /// Takes the newest driver. A driver that arrived before it has ended, or ends because its channel closes.
-    pub fn take_driver(&mut self) -> io::Result<Driver> {
+    pub(crate) fn take_driver(&mut self) -> io::Result<Driver> {
         let refused = self.receive();
         self.driver.take().ok_or_else(|| refused.err().unwrap_or_else(|| absent("driver of a browser")))
     }
@@ -84,7 +84,7 @@ struct Equipment<'a> {
 }
 
 /// Gives the forked kernel at the other end what a started kernel has from the beginning.
-pub fn equip(channel: &OwnedFd, env: &BTreeMap<String, String>, cwd: &str, fds: &ChildFds) -> io::Result<()> {
+pub(crate) fn equip(channel: &OwnedFd, env: &BTreeMap<String, String>, cwd: &str, fds: &ChildFds) -> io::Result<()> {
     let packet = serde_json::to_vec(&Equipment { env, cwd })?;
     let rights: Vec<BorrowedFd<'_>> = fds.iter().map(|(_, fd)| fd.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
@@ -100,7 +100,7 @@ pub fn equip(channel: &OwnedFd, env: &BTreeMap<String, String>, cwd: &str, fds: 
 }
 
 /// Returns the reason why the kernel could not be confined, if it sent one.
-pub fn last_words(channel: &OwnedFd) -> Option<String> {
+pub(crate) fn last_words(channel: &OwnedFd) -> Option<String> {
     let mut text = [0; 1024];
     let (got, _) = rustix::net::recv(channel, &mut text, RecvFlags::DONTWAIT).ok()?;
     (got > 0).then(|| String::from_utf8_lossy(&text[..got]).into_owned())

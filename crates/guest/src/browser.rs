@@ -1,18 +1,13 @@
-//! This module is the guest's side of the browser driver: it forwards requests, checks replies, and copies uploads to
-//! where the browser may read them.
+//! This module is the guest's side of the browser driver: it forwards requests and checks replies.
 //!
 //! A page may have taken over the driver, so the guest never waits for it: each reply has a deadline, and a driver that
 //! misses it is killed.
 
-use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use jail::beneath::{NewFile, Root};
 use proto::browser::{FromDriver, MAX_HAPPENED, ToDriver};
 use proto::{
     BrowseError, BrowseFailure, BrowserAction, BrowserReply, BrowserSpec, Decoder, Ended, Frame, FrameKind, FromGuest,
@@ -20,9 +15,9 @@ use proto::{
 };
 
 use crate::arrivals::Driver;
-use crate::files::FileFailure;
 use crate::host::{Host, NOBODY};
 use crate::process::Process;
+use crate::uploads::{Copy, Uploads};
 
 /// Time from the start of the browser to its blank page. The driver itself gives up earlier.
 const START: Duration = Duration::from_secs(35);
@@ -34,7 +29,7 @@ const READ: usize = 64 << 10;
 /// Maximum number of reads per turn of the loop.
 const READS: usize = 16;
 
-pub struct BrowserDriver {
+pub(crate) struct BrowserDriver {
     /// Leash of the driver, until the driver is killed. The driver has another uid, so it ignores signals of the guest.
     /// This field is dropped first, because dropping `process` waits for the end of the driver.
     leash: Option<OwnedFd>,
@@ -51,7 +46,7 @@ pub struct BrowserDriver {
     /// Time at which the driver is killed.
     until: Option<Instant>,
     /// Whether the host knows that the driver has ended.
-    told: bool,
+    reported: bool,
 }
 
 /// A call that is not answered yet.
@@ -72,7 +67,7 @@ enum Stage {
 }
 
 impl BrowserDriver {
-    pub fn start(driver: Driver, call: u64, spec: BrowserSpec, now: Instant) -> io::Result<Self> {
+    pub(crate) fn start(driver: Driver, call: u64, spec: BrowserSpec, now: Instant) -> io::Result<Self> {
         let Driver { pid, process, channel, leash } = driver;
         channel.set_nonblocking(true)?;
         let mut browser = Self {
@@ -85,39 +80,39 @@ impl BrowserDriver {
             number: 0,
             open: Some(OpenAction { call, stage: Stage::Starting }),
             until: Some(now + START),
-            told: false,
+            reported: false,
         };
         browser.say(&ToDriver::Start { spec });
         Ok(browser)
     }
 
-    pub fn process(&self) -> &Process {
+    pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    pub fn process_mut(&mut self) -> &mut Process {
+    pub(crate) fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.channel.as_ref().map(AsFd::as_fd)
     }
 
-    pub fn wants_to_write(&self) -> bool {
+    pub(crate) fn wants_to_write(&self) -> bool {
         self.sent < self.out.len()
     }
 
     /// Returns whether files are being copied.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         matches!(&self.open, Some(OpenAction { stage: Stage::Copying { .. }, .. }))
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.until
     }
 
     /// Begins a browser action. Returns the reason if it cannot begin.
-    pub fn browse(
+    pub(crate) fn browse(
         &mut self,
         call: u64,
         ask: BrowserAction,
@@ -147,7 +142,7 @@ impl BrowserDriver {
     }
 
     /// Continues copying for a call that needs files.
-    pub fn advance(&mut self, uploads: &mut Uploads, now: Instant, host: &mut Host) {
+    pub(crate) fn advance(&mut self, uploads: &mut Uploads, now: Instant, host: &mut Host) {
         let Some(OpenAction { call, stage: Stage::Copying { copy, .. } }) = &mut self.open else { return };
         let (call, copied) = (*call, copy.advance());
         match copied {
@@ -166,7 +161,7 @@ impl BrowserDriver {
     }
 
     /// Cancels the call with this number if it is the open one.
-    pub fn interrupt(&mut self, call: u64, now: Instant, host: &mut Host) {
+    pub(crate) fn interrupt(&mut self, call: u64, now: Instant, host: &mut Host) {
         match &self.open {
             Some(open) if open.call != call => {}
             Some(OpenAction { stage: Stage::Copying { .. }, .. }) => {
@@ -180,7 +175,7 @@ impl BrowserDriver {
     }
 
     /// Cancels the open call because its host is gone.
-    pub fn abandon(&mut self, now: Instant) {
+    pub(crate) fn abandon(&mut self, now: Instant) {
         match &mut self.open {
             Some(OpenAction { stage: Stage::Copying { .. }, .. }) => self.open = None,
             Some(open) => {
@@ -211,7 +206,7 @@ impl BrowserDriver {
         self.write();
     }
 
-    pub fn write(&mut self) {
+    pub(crate) fn write(&mut self) {
         let Some(channel) = &mut self.channel else { return };
         while self.sent < self.out.len() {
             match rustix::net::send(&*channel, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
@@ -225,7 +220,7 @@ impl BrowserDriver {
         self.sent = 0;
     }
 
-    pub fn read(&mut self, now: Instant, host: &mut Host) {
+    pub(crate) fn read(&mut self, now: Instant, host: &mut Host) {
         let mut buffer = [0; READ];
         for _ in 0..READS {
             let Some(channel) = &mut self.channel else { return };
@@ -296,20 +291,20 @@ impl BrowserDriver {
         self.process.kill();
         match self.open.take() {
             Some(OpenAction { call, .. }) => host.send(call, &failed(why.into())),
-            None if !self.told => host.send(0, &FromGuest::BrowserExited),
+            None if !self.reported => host.send(0, &FromGuest::BrowserExited),
             None => {}
         }
-        self.told = true;
+        self.reported = true;
     }
 
-    pub fn tick(&mut self, now: Instant, host: &mut Host) {
+    pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
         if self.until.is_some_and(|until| now >= until) {
             self.kill("the browser did not answer in time, and was ended", host);
         }
     }
 
     /// Handles the end of the driver, which is also the end of the browser.
-    pub fn ended(&mut self, how: Ended, now: Instant, host: &mut Host) {
+    pub(crate) fn ended(&mut self, how: Ended, now: Instant, host: &mut Host) {
         // The driver's last messages may still be in the channel.
         self.read(now, host);
         self.kill(
@@ -331,129 +326,5 @@ fn named(ask: BrowserAction, names: &[String]) -> BrowserAction {
     match ask {
         BrowserAction::Upload { at, .. } => BrowserAction::Upload { at, files: names.to_vec() },
         other => other,
-    }
-}
-
-// ---- uploads
-
-/// Number of calls whose files are retained. A form may be sent long after its file was chosen.
-const KEPT: usize = 8;
-/// Maximum size of all files of one call together.
-const MAX_BYTES: u64 = 256 << 20;
-const CHUNK: usize = 64 << 10;
-const CHUNKS_PER_TURN: usize = 16;
-
-/// Manages the files that are given to the browser: copies them to where the browser may read them, and removes them.
-pub struct Uploads {
-    from: PathBuf,
-    to: PathBuf,
-    next: u64,
-    kept: VecDeque<Directory>,
-}
-
-/// Directory with the files of one call. The files are removed when this value is dropped.
-pub struct Directory {
-    path: PathBuf,
-    names: Vec<String>,
-}
-
-/// A copy of files that proceeds in chunks.
-pub struct Copy {
-    pub names: Vec<String>,
-    root: Root,
-    /// Files whose copy has not begun.
-    ahead: VecDeque<(File, PathBuf)>,
-    current: Option<(File, NewFile)>,
-    left: u64,
-    /// Destination of the files. This field is dropped last, when no half-written file is left in the directory.
-    directory: Directory,
-}
-
-impl Uploads {
-    pub fn new(from: PathBuf, to: PathBuf) -> Self {
-        Self { from, to, next: 0, kept: VecDeque::new() }
-    }
-
-    /// Opens all files that have to be copied. Returns `None` if there are none.
-    pub fn begin(&mut self, files: &[String]) -> Result<Option<Copy>, FileFailure> {
-        if files.is_empty() {
-            return Ok(None);
-        }
-        self.next += 1;
-        let directory = PathBuf::from(self.next.to_string());
-        let from = Root::open(&self.from)?;
-        let mut copy = Copy {
-            directory: Directory { path: self.to.join(&directory), names: Vec::new() },
-            names: Vec::new(),
-            root: Root::open(&self.to)?,
-            ahead: VecDeque::new(),
-            current: None,
-            left: MAX_BYTES,
-        };
-        for file in files {
-            let path = Path::new(file);
-            let below = path.strip_prefix(&self.from).unwrap_or(path);
-            let name = below.file_name().and_then(|name| name.to_str());
-            let name = name.ok_or_else(|| FileFailure::path(format!("`{file}` is not a file's path")))?;
-            if copy.names.iter().any(|one| one == name) {
-                return Err(FileFailure::path(format!("two of the files are named `{name}`")));
-            }
-            copy.names.push(name.to_owned());
-            copy.ahead.push_back((from.read_file(below)?, directory.join(name)));
-        }
-        copy.directory.names.clone_from(&copy.names);
-        Ok(Some(copy))
-    }
-
-    /// Retains the files of a call for a while and returns the path of their directory.
-    fn keep(&mut self, directory: Directory) -> String {
-        let path = directory.path.display().to_string();
-        self.kept.push_back(directory);
-        if self.kept.len() > KEPT {
-            self.kept.pop_front();
-        }
-        path
-    }
-
-    /// Removes the files of all calls because the browser that used them is gone.
-    pub fn forget(&mut self) {
-        self.kept.clear();
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        // Remove only what the guest wrote, because anything may have been put beside it.
-        for name in &self.names {
-            let _ = std::fs::remove_file(self.path.join(name));
-        }
-        let _ = std::fs::remove_dir(&self.path);
-    }
-}
-
-impl Copy {
-    /// Copies the next chunks. Returns whether all files are complete.
-    fn advance(&mut self) -> Result<bool, FileFailure> {
-        let mut chunk = vec![0; CHUNK];
-        for _ in 0..CHUNKS_PER_TURN {
-            if self.current.is_none() {
-                let Some((from, to)) = self.ahead.pop_front() else { return Ok(true) };
-                self.current = Some((from, self.root.create_file(to)?));
-            }
-            let Some((from, to)) = &mut self.current else { return Ok(true) };
-            let read =
-                from.read(&mut chunk).map_err(|error| FileFailure::io(format!("cannot read a file: {error}")))?;
-            self.left = self.left.checked_sub(read as u64).ok_or_else(|| FileFailure {
-                failure: GuestFailure::TooLarge,
-                message: format!("more than {MAX_BYTES} bytes cannot be uploaded at once"),
-            })?;
-            to.write_all(&chunk[..read]).map_err(|error| to.explain(&error))?;
-            if read == 0
-                && let Some((_, to)) = self.current.take()
-            {
-                to.commit()?;
-            }
-        }
-        Ok(false)
     }
 }

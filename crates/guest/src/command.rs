@@ -4,25 +4,24 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use proto::{Deadline, Ended, FromGuest, RunStatus};
+use proto::{Deadline, Ended, RunStatus};
 use rustix::process::Signal;
 
+use crate::deadline::{CallDeadline, Step};
 use crate::host::{Host, NOBODY};
-use crate::output::{Output, Share, run_end};
+use crate::output::{Share, Streams};
 use crate::outputs::Outputs;
 use crate::process::{Launch, Process};
-use crate::term::{CallDeadline, Step};
 
-pub struct Job {
+pub(crate) struct Job {
     call: u64,
     process: Process,
-    pub stdout: Output,
-    pub stderr: Output,
-    term: CallDeadline,
+    pub streams: Streams,
+    deadline: CallDeadline,
 }
 
 /// Parameters of a command.
-pub struct CommandSpec<'a> {
+pub(crate) struct CommandSpec<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
     pub cwd: &'a str,
@@ -32,47 +31,44 @@ pub struct CommandSpec<'a> {
 }
 
 impl Job {
-    pub fn start(call: u64, order: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
-        let (mut stdout, mut stderr, fds) = Output::both(order.merge_output, outputs)?;
-        let process = Process::start(Launch { argv: order.argv, env: order.env, cwd: Some(order.cwd), fds })?;
+    pub(crate) fn start(call: u64, spec: &CommandSpec<'_>, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+        let (mut streams, fds) = Streams::new(spec.merge_output, outputs)?;
+        let process = Process::start(Launch { argv: spec.argv, env: spec.env, cwd: Some(spec.cwd), fds })?;
         process.offer_to_oom_killer();
-        stdout.begin(call, order.share, now);
-        stderr.begin(call, order.share, now);
-        Ok(Self { call, process, stdout, stderr, term: CallDeadline::new(now, order.deadline) })
+        streams.begin(call, spec.share, now);
+        Ok(Self { call, process, streams, deadline: CallDeadline::new(now, spec.deadline) })
     }
 
-    pub fn call(&self) -> u64 {
+    pub(crate) fn call(&self) -> u64 {
         self.call
     }
 
-    pub fn process(&self) -> &Process {
+    pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    pub fn process_mut(&mut self) -> &mut Process {
+    pub(crate) fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    pub fn cancel(&mut self, now: Instant) {
-        self.term.cancel(now);
+    pub(crate) fn cancel(&mut self, now: Instant) {
+        self.deadline.cancel(now);
     }
 
     /// Cancels the command because its host is gone, and sends nothing more for it.
-    pub fn abandon(&mut self, now: Instant) {
+    pub(crate) fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         self.call = NOBODY;
-        self.stdout.abandon();
-        self.stderr.abandon();
+        self.streams.abandon();
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
-        [self.term.wake_at(), self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        [self.deadline.wake_at(), self.streams.wake_at()].into_iter().flatten().min()
     }
 
-    pub fn tick(&mut self, now: Instant, host: &mut Host) {
-        self.stdout.tick(now, host);
-        self.stderr.tick(now, host);
-        match self.term.due(now) {
+    pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
+        self.streams.tick(now, host);
+        match self.deadline.due(now) {
             // The signal goes to the group, as from a terminal, because a shell on its own waits for its child first.
             // It is sent again because a shell that is just starting a program loses it.
             Some(Step::Interrupt | Step::Again) => {
@@ -84,13 +80,10 @@ impl Job {
         }
     }
 
-    pub fn ended(&mut self, how: Ended, host: &mut Host) {
-        self.stdout.drain(host);
-        self.stderr.drain(host);
-        let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));
+    pub(crate) fn ended(&mut self, how: Ended, host: &mut Host) {
+        self.streams.drain(host);
         let killed = how == Ended::Signaled { signal: Signal::KILL.as_raw() };
-        let status = self.term.status(!killed).unwrap_or(RunStatus::Ended { how });
-        let end = run_end(status, self.term.started, stdout, stderr);
-        host.send(self.call, &FromGuest::RunEnd { end });
+        let status = self.deadline.status(!killed).unwrap_or(RunStatus::Ended { how });
+        self.streams.finish(self.call, status, self.deadline.started, host);
     }
 }

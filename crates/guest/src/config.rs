@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use jail::spec::{DATA, WORKSPACE};
+
 #[derive(Debug, Clone)]
 pub struct GuestConfig {
     /// Directory of the file operations, together with `data`. They reach nothing outside of these two.
@@ -21,8 +23,8 @@ pub struct GuestConfig {
 impl Default for GuestConfig {
     fn default() -> Self {
         Self {
-            workspace: "/workspace".into(),
-            data: "/data".into(),
+            workspace: WORKSPACE.into(),
+            data: DATA.into(),
             uploads: "/uploads".into(),
             outputs: "/tmp".into(),
             transpiler: vec!["/proc/self/exe".into(), "transpile".into()],

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// A line that a driver has sent.
 #[derive(Debug, PartialEq)]
-pub enum DriverLine {
+pub(crate) enum DriverLine {
     Ready {
         version: String,
     },
@@ -33,7 +33,7 @@ pub enum DriverLine {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CellEnd {
+pub(crate) enum CellEnd {
     Ok,
     Error,
     Interrupted,
@@ -92,7 +92,7 @@ enum Status {
 }
 
 /// Parses a line. Returns `None` if it is not a line that a driver writes.
-pub fn parse(line: &[u8]) -> Option<DriverLine> {
+pub(crate) fn parse(line: &[u8]) -> Option<DriverLine> {
     let Raw { t, n, version, data, id, update, wait, name, value, text, status, code, run } =
         serde_json::from_slice(line).ok()?;
     let event = match t {

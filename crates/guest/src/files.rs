@@ -21,7 +21,7 @@ const CHUNKS_PER_TURN: usize = 4;
 /// Maximum size of a listing, which must fit into one message even if each character is escaped.
 const MAX_LISTING: usize = 15 << 20;
 
-pub struct FileOperations {
+pub(crate) struct FileOperations {
     workspace: PathBuf,
     data: PathBuf,
     outputs: Outputs,
@@ -33,13 +33,13 @@ pub struct FileOperations {
 
 /// Part of a file to read, and the maximum size of the whole file.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
+pub(crate) struct Part {
     pub offset: u64,
     pub length: u64,
     pub max_size: Option<u64>,
 }
 
-pub struct List {
+pub(crate) struct List {
     pub call: u64,
     pub root: Root,
     pub path: String,
@@ -60,7 +60,7 @@ struct Writing {
 }
 
 /// A failed operation, as it is reported to the host.
-pub struct FileFailure {
+pub(crate) struct FileFailure {
     pub failure: GuestFailure,
     pub message: String,
 }
@@ -68,18 +68,18 @@ pub struct FileFailure {
 type Result<T> = std::result::Result<T, FileFailure>;
 
 impl FileOperations {
-    pub fn new(workspace: PathBuf, data: PathBuf, outputs: Outputs) -> Self {
+    pub(crate) fn new(workspace: PathBuf, data: PathBuf, outputs: Outputs) -> Self {
         let (reading, writing) = (BTreeMap::new(), BTreeMap::new());
         Self { workspace, data, outputs, reading, writing, listing: VecDeque::new() }
     }
 
     /// Returns whether there is something to send.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         !self.reading.is_empty() || !self.listing.is_empty()
     }
 
     /// Drops all operations because the host is gone. No half-written file remains.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.reading.clear();
         self.writing.clear();
         self.listing.clear();
@@ -87,7 +87,7 @@ impl FileOperations {
 
     // ---- writing
 
-    pub fn write(&mut self, call: u64, root: Root, path: &str, size: u64, host: &mut Host) {
+    pub(crate) fn write(&mut self, call: u64, root: Root, path: &str, size: u64, host: &mut Host) {
         let begun = self.resolve(root, path).and_then(|place| match place {
             ResolvedPath::Beneath(root, path) => Ok(root.create_file(path)?),
             ResolvedPath::Outputs => {
@@ -104,7 +104,7 @@ impl FileOperations {
     }
 
     /// Writes bytes of a file. After a failure, the remaining bytes of the file are ignored.
-    pub fn receive(&mut self, call: u64, bytes: &[u8], host: &mut Host) -> std::result::Result<(), Broken> {
+    pub(crate) fn receive(&mut self, call: u64, bytes: &[u8], host: &mut Host) -> std::result::Result<(), Broken> {
         let Some(writing) = self.writing.get_mut(&call) else { return Ok(()) };
         writing.left = writing.left.checked_sub(bytes.len() as u64).ok_or(Broken)?;
         if let Err(error) = writing.file.write_all(bytes) {
@@ -130,7 +130,7 @@ impl FileOperations {
 
     // ---- reading
 
-    pub fn read(&mut self, call: u64, root: Root, path: &str, part: Part, host: &mut Host) {
+    pub(crate) fn read(&mut self, call: u64, root: Root, path: &str, part: Part, host: &mut Host) {
         match self.begin_read(root, path, part) {
             Ok((start, reading)) => {
                 host.send(call, &start);
@@ -161,7 +161,7 @@ impl FileOperations {
     }
 
     /// Continues the operations and sends as much as fits into the host's buffer.
-    pub fn advance(&mut self, host: &mut Host) {
+    pub(crate) fn advance(&mut self, host: &mut Host) {
         self.reading.retain(|&call, reading| {
             for _ in 0..CHUNKS_PER_TURN {
                 if host.is_full() {
@@ -189,7 +189,7 @@ impl FileOperations {
 
     /// Queues a listing. Only one is made per turn of the loop, because a large tree takes a good part of a second,
     /// during which no deadline is enforced.
-    pub fn list(&mut self, list: List) {
+    pub(crate) fn list(&mut self, list: List) {
         self.listing.push_back(list);
     }
 
@@ -281,11 +281,11 @@ impl Reading {
 }
 
 impl FileFailure {
-    pub fn io(message: String) -> Self {
+    pub(crate) fn io(message: String) -> Self {
         Self { failure: GuestFailure::Io, message }
     }
 
-    pub fn path(message: String) -> Self {
+    pub(crate) fn path(message: String) -> Self {
         Self { failure: GuestFailure::InvalidPath, message }
     }
 
@@ -293,7 +293,7 @@ impl FileFailure {
         Self { failure: GuestFailure::NotFound, message: format!("`{path}` does not exist") }
     }
 
-    pub fn tell(self, call: u64, host: &mut Host) {
+    pub(crate) fn tell(self, call: u64, host: &mut Host) {
         host.send(call, &FromGuest::Failed { failure: self.failure, message: self.message });
     }
 }

@@ -18,11 +18,11 @@ const KEEP: usize = 64 << 10;
 
 /// Call number of work whose host is gone. Messages for it are discarded, because the next host numbers its calls
 /// independently.
-pub const NOBODY: u64 = u64::MAX;
+pub(crate) const NOBODY: u64 = u64::MAX;
 
 #[derive(Default)]
-pub struct Host {
-    link: Option<UnixStream>,
+pub(crate) struct Host {
+    stream: Option<UnixStream>,
     decoder: Decoder,
     input: Vec<u8>,
     out: Vec<u8>,
@@ -32,38 +32,38 @@ pub struct Host {
 
 /// The connection can no longer be used. The reason is not recorded, because it would matter only in a debugger.
 #[derive(Debug)]
-pub struct Broken;
+pub(crate) struct Broken;
 
 impl Host {
-    pub fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
+    pub(crate) fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
         stream.set_nonblocking(true)?;
-        *self = Self { link: Some(stream), ..Self::default() };
+        *self = Self { stream: Some(stream), ..Self::default() };
         Ok(())
     }
 
-    pub fn disconnect(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         *self = Self::default();
     }
 
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.link.as_ref().map(AsFd::as_fd)
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.as_ref().map(AsFd::as_fd)
     }
 
-    pub fn wants_to_write(&self) -> bool {
+    pub(crate) fn wants_to_write(&self) -> bool {
         self.sent < self.out.len()
     }
 
     /// Returns whether senders that can wait should wait before they send more.
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.out.len() - self.sent > HIGH_WATER
     }
 
     /// Reads once. A plain `read` drops descriptors that come along; the guest accepts none.
-    pub fn receive(&mut self) -> Result<(), Broken> {
-        let Some(link) = &self.link else { return Ok(()) };
+    pub(crate) fn receive(&mut self) -> Result<(), Broken> {
+        let Some(stream) = &self.stream else { return Ok(()) };
         self.input.clear();
         self.input.reserve(READ);
-        match rustix::io::read(link, spare_capacity(&mut self.input)) {
+        match rustix::io::read(stream, spare_capacity(&mut self.input)) {
             Ok(0) => Err(Broken),
             Ok(_) => {
                 self.decoder.push(&self.input);
@@ -74,27 +74,27 @@ impl Host {
         }
     }
 
-    pub fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
+    pub(crate) fn next_frame(&mut self) -> Result<Option<Frame>, Broken> {
         self.decoder.next_frame().map_err(|_| Broken)
     }
 
     /// Appends a message to the buffer. A message that is too large for a frame is returned as an error, because the
     /// caller knows what it stood for.
-    pub fn try_send(&mut self, call: u64, message: &FromGuest) -> Result<(), proto::FrameError> {
-        if self.link.is_none() || call == NOBODY {
+    pub(crate) fn try_send(&mut self, call: u64, message: &FromGuest) -> Result<(), proto::FrameError> {
+        if self.stream.is_none() || call == NOBODY {
             return Ok(());
         }
         proto::encode_message(&mut self.out, call, message)
     }
 
     /// Sends a message that is small by construction.
-    pub fn send(&mut self, call: u64, message: &FromGuest) {
+    pub(crate) fn send(&mut self, call: u64, message: &FromGuest) {
         let sent = self.try_send(call, message);
         debug_assert!(sent.is_ok());
     }
 
-    pub fn send_data(&mut self, kind: FrameKind, call: u64, bytes: &[u8]) {
-        if self.link.is_none() || call == NOBODY {
+    pub(crate) fn send_data(&mut self, kind: FrameKind, call: u64, bytes: &[u8]) {
+        if self.stream.is_none() || call == NOBODY {
             return;
         }
         for chunk in bytes.chunks(MAX_CHUNK) {
@@ -111,10 +111,10 @@ impl Host {
     }
 
     /// Writes as much as the socket accepts.
-    pub fn flush(&mut self) -> Result<(), Broken> {
-        let Some(link) = &self.link else { return Ok(()) };
+    pub(crate) fn flush(&mut self) -> Result<(), Broken> {
+        let Some(stream) = &self.stream else { return Ok(()) };
         while self.sent < self.out.len() {
-            match rustix::net::send(link, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
+            match rustix::net::send(stream, &self.out[self.sent..], rustix::net::SendFlags::NOSIGNAL) {
                 Ok(written) => self.sent += written,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {

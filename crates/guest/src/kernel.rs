@@ -8,18 +8,19 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use jail::spec::DATA;
 use proto::{Deadline, Ended, FromGuest, GuestFailure, KernelEvent, KernelId, KernelSpec, Language, RunStatus};
 use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::arrivals::{self, Fork};
+use crate::deadline::{CallDeadline, Step};
 use crate::event::{self, CellEnd, DriverLine};
 use crate::host::{Host, NOBODY};
 use crate::lines::{LineReader, Read, Writer};
-use crate::output::{Output, Share, pipe_from_child, pipe_to_child, run_end};
+use crate::output::{Share, Streams, pipe_from_child, pipe_to_child};
 use crate::outputs::Outputs;
 use crate::process::{ChildFds, Launch, Process};
-use crate::term::{CallDeadline, Step};
 
 const REQUESTS: i32 = 3;
 const EVENTS: i32 = 4;
@@ -44,12 +45,11 @@ const STDERR_SHOWN: usize = 4 << 10;
 /// Number of reads that empty a full pipe. More data comes only from a process that is still writing.
 const READS_PER_PIPE: usize = 17;
 
-pub struct Kernel {
+pub(crate) struct Kernel {
     id: KernelId,
     pub language: Language,
     process: Process,
-    pub stdout: Output,
-    pub stderr: Output,
+    pub streams: Streams,
     events: LineReader,
     requests: Writer,
     interrupts: Option<Writer>,
@@ -70,8 +70,6 @@ pub struct Kernel {
     cwd: String,
     /// Whether standard error arrives together with standard output.
     merged: bool,
-    /// Number of lines that no driver would write, and of answers without a request.
-    pub ignored: u64,
 }
 
 enum KernelState {
@@ -82,14 +80,14 @@ enum KernelState {
 
 struct Run {
     call: u64,
-    term: CallDeadline,
+    deadline: CallDeadline,
     /// Whether the transpiler still has the cell.
     preparing: bool,
     env: BTreeMap<String, String>,
 }
 
 /// Parameters of a cell besides its code.
-pub struct Terms {
+pub(crate) struct Terms {
     pub env: BTreeMap<String, String>,
     pub deadline: Deadline,
     pub share: Share,
@@ -108,8 +106,7 @@ struct CellRequest<'a> {
 
 /// The guest's ends of the pipes to a kernel.
 struct Ends {
-    stdout: Output,
-    stderr: Output,
+    streams: Streams,
     events: LineReader,
     requests: Writer,
 }
@@ -117,16 +114,22 @@ struct Ends {
 impl Ends {
     /// Creates the pipes and returns the guest's ends and the kernel's ends.
     fn new(spec: &KernelSpec, outputs: &Outputs) -> std::io::Result<(Self, ChildFds)> {
-        let (stdout, stderr, mut fds) = Output::both(spec.merge_output, outputs)?;
+        let (streams, mut fds) = Streams::new(spec.merge_output, outputs)?;
         let (events, events_fd) = pipe_from_child()?;
         let (requests_fd, requests) = pipe_to_child()?;
         fds.extend([(REQUESTS, requests_fd), (EVENTS, events_fd)]);
-        Ok((Self { stdout, stderr, events: LineReader::new(events), requests: Writer::new(requests) }, fds))
+        Ok((Self { streams, events: LineReader::new(events), requests: Writer::new(requests) }, fds))
     }
 }
 
 impl Kernel {
-    pub fn start(id: KernelId, call: u64, spec: &KernelSpec, outputs: &Outputs, now: Instant) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        id: KernelId,
+        call: u64,
+        spec: &KernelSpec,
+        outputs: &Outputs,
+        now: Instant,
+    ) -> std::io::Result<Self> {
         let (ends, mut fds) = Ends::new(spec, outputs)?;
         let mut env = spec.env.clone();
         env.insert("KREQ".into(), REQUESTS.to_string());
@@ -146,7 +149,7 @@ impl Kernel {
     }
 
     /// Adopts a forked kernel, which already exists and waits for what a started kernel has from the beginning.
-    pub fn adopt(
+    pub(crate) fn adopt(
         fork: Fork,
         id: KernelId,
         call: u64,
@@ -171,13 +174,12 @@ impl Kernel {
         now: Instant,
         interrupts: Option<Writer>,
     ) -> Self {
-        let Ends { stdout, stderr, events, requests } = ends;
+        let Ends { streams, events, requests } = ends;
         Self {
             id,
             language: spec.language,
             process,
-            stdout,
-            stderr,
+            streams,
             events,
             requests,
             interrupts,
@@ -191,44 +193,43 @@ impl Kernel {
             volumes_check: None,
             cwd: spec.cwd.clone(),
             merged: spec.merge_output,
-            ignored: 0,
         }
     }
 
-    pub fn process(&self) -> &Process {
+    pub(crate) fn process(&self) -> &Process {
         &self.process
     }
 
-    pub fn process_mut(&mut self) -> &mut Process {
+    pub(crate) fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    pub fn events(&self) -> &LineReader {
+    pub(crate) fn events(&self) -> &LineReader {
         &self.events
     }
 
-    pub fn requests(&self) -> &Writer {
+    pub(crate) fn requests(&self) -> &Writer {
         &self.requests
     }
 
-    pub fn write_requests(&mut self) {
+    pub(crate) fn write_requests(&mut self) {
         self.requests.write();
     }
 
     /// Returns the call of the running cell.
-    pub fn running(&self) -> Option<u64> {
+    pub(crate) fn running(&self) -> Option<u64> {
         match &self.state {
             KernelState::Running(run) => Some(run.call),
             KernelState::Starting { .. } | KernelState::Idle => None,
         }
     }
 
-    pub fn id(&self) -> KernelId {
+    pub(crate) fn id(&self) -> KernelId {
         self.id
     }
 
     /// Returns the number of the cell that the transpiler still has.
-    pub fn preparing(&self) -> Option<u64> {
+    pub(crate) fn preparing(&self) -> Option<u64> {
         match &self.state {
             KernelState::Running(run) if run.preparing => Some(self.n),
             KernelState::Starting { .. } | KernelState::Idle | KernelState::Running(_) => None,
@@ -237,20 +238,19 @@ impl Kernel {
 
     /// Begins a run: from here on its deadline counts and it receives the output. `submit` follows with the code, or
     /// `refuse` with an error.
-    pub fn begin(&mut self, call: u64, terms: Terms, now: Instant, host: &mut Host) -> Result<(), &'static str> {
+    pub(crate) fn begin(&mut self, call: u64, terms: Terms, now: Instant, host: &mut Host) -> Result<(), &'static str> {
         match self.state {
             KernelState::Starting { .. } => return Err("the kernel is still starting"),
             KernelState::Running(_) => return Err("the kernel is busy with another cell"),
             KernelState::Idle => {}
         }
         self.send_late(call, host);
-        self.stdout.begin(call, terms.share, now);
-        self.stderr.begin(call, terms.share, now);
+        self.streams.begin(call, terms.share, now);
         self.n += 1;
         self.stopped_check = now + STOPPED_CHECK;
         self.state = KernelState::Running(Run {
             call,
-            term: CallDeadline::new(now, terms.deadline),
+            deadline: CallDeadline::new(now, terms.deadline),
             preparing: true,
             env: terms.env,
         });
@@ -258,11 +258,11 @@ impl Kernel {
     }
 
     /// Returns the number of the cell that runs or ran last.
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.n
     }
 
-    pub fn submit(&mut self, code: &str, map: Option<&str>) {
+    pub(crate) fn submit(&mut self, code: &str, map: Option<&str>) {
         let KernelState::Running(run) = &mut self.state else { return };
         run.preparing = false;
         let env = std::mem::take(&mut run.env);
@@ -274,21 +274,21 @@ impl Kernel {
     }
 
     /// Ends the run before it has reached the kernel, with an error in the code.
-    pub fn refuse(&mut self, name: &str, value: String, text: String, host: &mut Host) {
+    pub(crate) fn refuse(&mut self, name: &str, value: String, text: String, host: &mut Host) {
         let Some(call) = self.running() else { return };
         let event = KernelEvent::Error { name: name.to_owned(), value, text };
         self.send_event(call, event, host);
         self.end_run(RunStatus::Error, host);
     }
 
-    pub fn cancel(&mut self, now: Instant) {
+    pub(crate) fn cancel(&mut self, now: Instant) {
         if let KernelState::Running(run) = &mut self.state {
-            run.term.cancel(now);
+            run.deadline.cancel(now);
         }
     }
 
     /// Interrupts the running cell because its host is gone. The kernel stays.
-    pub fn abandon(&mut self, now: Instant) {
+    pub(crate) fn abandon(&mut self, now: Instant) {
         self.cancel(now);
         match &mut self.state {
             KernelState::Starting { call, .. } => *call = NOBODY,
@@ -296,29 +296,27 @@ impl Kernel {
             KernelState::Idle => {}
         }
         self.stops.fill(NOBODY);
-        self.stdout.abandon();
-        self.stderr.abandon();
+        self.streams.abandon();
     }
 
     /// Kills the kernel. The reply to `call` is sent when the process is gone.
-    pub fn stop(&mut self, call: u64) {
+    pub(crate) fn stop(&mut self, call: u64) {
         self.stops.push(call);
         self.process.kill();
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         let own = match &self.state {
             KernelState::Starting { until, .. } => Some(*until),
             KernelState::Idle => None,
-            KernelState::Running(run) => [run.term.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
+            KernelState::Running(run) => [run.deadline.wake_at(), Some(self.stopped_check)].into_iter().flatten().min(),
         };
         let lost = self.lost.map(|at| at + LOST_GRACE);
-        [own, lost, self.stdout.wake_at(), self.stderr.wake_at()].into_iter().flatten().min()
+        [own, lost, self.streams.wake_at()].into_iter().flatten().min()
     }
 
-    pub fn tick(&mut self, now: Instant, host: &mut Host) {
-        self.stdout.tick(now, host);
-        self.stderr.tick(now, host);
+    pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
+        self.streams.tick(now, host);
         if self.lost.is_some_and(|at| now >= at + LOST_GRACE) {
             self.lost = None;
             self.process.kill();
@@ -335,13 +333,13 @@ impl Kernel {
             self.stopped_check = now + STOPPED_CHECK;
             self.process.continue_if_stopped();
         }
-        if run.term.wake_at().is_some_and(|at| now >= at) {
+        if run.deadline.wake_at().is_some_and(|at| now >= at) {
             // The answer may already be in the pipe. In that case the cell was in time, and an interrupt would hit the
             // next one.
             self.read_events(host);
         }
         let KernelState::Running(run) = &mut self.state else { return };
-        let Some(step) = run.term.due(now) else { return };
+        let Some(step) = run.deadline.due(now) else { return };
         match step {
             Step::Interrupt if run.preparing => self.end_stopped(true, host),
             Step::Interrupt => {
@@ -351,7 +349,7 @@ impl Kernel {
             Step::Nudge => match &mut self.interrupts {
                 // The nudge carries the number of the cell, because the cell may be over before the nudge arrives.
                 Some(interrupts) => interrupts.push(&(self.n as u32).to_le_bytes()),
-                None if run.term.stopped_soon() => self.process.signal(Signal::INT),
+                None if run.deadline.stopped_soon() => self.process.signal(Signal::INT),
                 None => {}
             },
             // Kernels with an interrupt pipe have the nudge instead.
@@ -362,15 +360,15 @@ impl Kernel {
     }
 
     /// Reads events once and handles the complete lines.
-    pub fn read_events(&mut self, host: &mut Host) -> Read {
+    pub(crate) fn read_events(&mut self, host: &mut Host) -> Read {
         let read = self.events.read();
         if read == Read::End && self.lost.is_none() {
             self.lost = Some(Instant::now());
         }
         while let Some(line) = self.events.next_line() {
-            match event::parse(&line) {
-                Some(line) => self.handle(line, host),
-                None => self.ignored += 1,
+            // A line that no driver would write is ignored, like an answer without a request.
+            if let Some(line) = event::parse(&line) {
+                self.handle(line, host);
             }
         }
         read
@@ -386,17 +384,12 @@ impl Kernel {
     }
 
     fn ready(&mut self, version: String, host: &mut Host) {
-        let KernelState::Starting { call, .. } = self.state else {
-            self.ignored += 1;
-            return;
-        };
+        let KernelState::Starting { call, .. } = self.state else { return };
         self.state = KernelState::Idle;
         self.channel = None;
         // Output during the start belongs to no cell.
-        self.stdout.drain(host);
-        self.stderr.drain(host);
-        self.stdout.take_late();
-        self.stderr.take_late();
+        self.streams.drain(host);
+        self.streams.take_late();
         host.send(call, &FromGuest::KernelReady { version: shortened(version, 200) });
     }
 
@@ -407,37 +400,29 @@ impl Kernel {
         match self.running() {
             Some(call) => self.send_event(call, KernelEvent::Late { text, ago }, host),
             None if self.late.len() < MAX_LATE => self.late.push(text),
-            None => self.ignored += 1,
+            None => {}
         }
     }
 
     fn event(&mut self, n: u64, event: KernelEvent, host: &mut Host) {
-        match self.running() {
-            Some(call) if n == self.n => self.send_event(call, event, host),
-            _ => self.ignored += 1,
+        if let Some(call) = self.running().filter(|_| n == self.n) {
+            self.send_event(call, event, host);
         }
     }
 
-    /// Sends an event after all output that was written before it.
+    /// Sends an event after all output that was written before it. An event that is too large is ignored.
     fn send_event(&mut self, call: u64, event: KernelEvent, host: &mut Host) {
-        self.drain(host);
-        self.stdout.flush(host);
-        self.stderr.flush(host);
-        if host.try_send(call, &FromGuest::Event { event }).is_err() {
-            self.ignored += 1;
-        }
+        self.streams.drain(host);
+        self.streams.flush(host);
+        let _ = host.try_send(call, &FromGuest::Event { event });
     }
 
     fn done(&mut self, n: u64, done: CellEnd, host: &mut Host) {
-        let KernelState::Running(run) = &self.state else {
-            self.ignored += 1;
-            return;
-        };
+        let KernelState::Running(run) = &self.state else { return };
         if n != self.n || run.preparing {
-            self.ignored += 1;
             return;
         }
-        let status = run.term.status(true).unwrap_or(match done {
+        let status = run.deadline.status(true).unwrap_or(match done {
             CellEnd::Ok => RunStatus::Ok,
             CellEnd::Error => RunStatus::Error,
             CellEnd::Interrupted => RunStatus::Interrupted,
@@ -448,21 +433,19 @@ impl Kernel {
 
     fn end_stopped(&mut self, state_kept: bool, host: &mut Host) {
         let KernelState::Running(run) = &self.state else { return };
-        if let Some(status) = run.term.status(state_kept) {
+        if let Some(status) = run.deadline.status(state_kept) {
             self.end_run(status, host);
         }
     }
 
     fn end_run(&mut self, status: RunStatus, host: &mut Host) {
-        self.drain(host);
+        self.streams.drain(host);
         let KernelState::Running(run) = std::mem::replace(&mut self.state, KernelState::Idle) else { return };
-        let (stdout, stderr) = (self.stdout.finish(host), self.stderr.finish(host));
-        let end = run_end(status, run.term.started, stdout, stderr);
-        host.send(run.call, &FromGuest::RunEnd { end });
+        self.streams.finish(run.call, status, run.deadline.started, host);
     }
 
     /// Handles the end of the process: every call that waits for it gets its reply.
-    pub fn ended(&mut self, how: Ended, host: &mut Host) {
+    pub(crate) fn ended(&mut self, how: Ended, host: &mut Host) {
         // The driver may have written a `done` just before the end.
         for _ in 0..READS_PER_PIPE {
             if self.read_events(host) != Read::Some {
@@ -472,8 +455,8 @@ impl Kernel {
         match &self.state {
             KernelState::Starting { call, .. } => {
                 let call = *call;
-                self.drain(host);
-                let message = format!("the kernel {} before it was ready{}", told(how), self.stderr_shown());
+                self.streams.drain(host);
+                let message = format!("the kernel {} before it was ready{}", described(how), self.stderr_shown());
                 host.send(call, &FromGuest::Failed { failure: GuestFailure::Kernel, message });
             }
             KernelState::Idle if self.stops.is_empty() => {
@@ -481,7 +464,7 @@ impl Kernel {
             }
             KernelState::Idle => {}
             KernelState::Running(run) => {
-                let status = run.term.status(false).unwrap_or(RunStatus::Ended { how });
+                let status = run.deadline.status(false).unwrap_or(RunStatus::Ended { how });
                 self.end_run(status, host);
             }
         }
@@ -490,13 +473,8 @@ impl Kernel {
         }
     }
 
-    fn drain(&mut self, host: &mut Host) {
-        self.stdout.drain(host);
-        self.stderr.drain(host);
-    }
-
     fn send_late(&mut self, call: u64, host: &mut Host) {
-        self.drain(host);
+        self.streams.drain(host);
         for dir in self.damaged() {
             let text = format!(
                 "[the volume of `{dir}` is damaged and can only be read: what was written last may be lost; save what you need, then \
@@ -504,8 +482,7 @@ impl Kernel {
             );
             host.send(call, &FromGuest::Event { event: KernelEvent::Late { text, ago: None } });
         }
-        let (stdout, lost_stdout) = self.stdout.take_late();
-        let (stderr, lost_stderr) = self.stderr.take_late();
+        let [(stdout, lost_stdout), (stderr, lost_stderr)] = self.streams.take_late();
         if !stdout.is_empty() || !stderr.is_empty() {
             let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
             let dropped = lost_stdout + lost_stderr;
@@ -523,15 +500,15 @@ impl Kernel {
             return Vec::new();
         }
         self.volumes_check = Some(Instant::now());
-        damaged(&[&self.cwd, "/data"])
+        damaged(&[&self.cwd, DATA])
     }
 
     fn stderr_shown(&mut self) -> String {
         if let Some(words) = self.channel.take().and_then(|channel| arrivals::last_words(&channel)) {
             return format!(": {words}");
         }
-        let errors = if self.merged { &mut self.stdout } else { &mut self.stderr };
-        let (bytes, _) = errors.take_late();
+        let [stdout, stderr] = self.streams.take_late();
+        let (bytes, _) = if self.merged { stdout } else { stderr };
         let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(STDERR_SHOWN)..]).trim().to_owned();
         if text.is_empty() { text } else { format!(":\n{text}") }
     }
@@ -554,7 +531,7 @@ fn is_damaged(line: &str, dir: &str) -> bool {
     mount.split(' ').nth(4) == Some(dir) && kind == Some("ext4") && read_only
 }
 
-fn told(how: Ended) -> String {
+fn described(how: Ended) -> String {
     match how {
         Ended::Exited { code } => format!("exited with status `{code}`"),
         Ended::Signaled { signal } => format!("was ended by signal `{signal}`"),

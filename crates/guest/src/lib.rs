@@ -3,11 +3,13 @@
 //!
 //! It holds no secret and trusts nothing that runs beside it. It has one thread and no async runtime: every sandbox has
 //! a guest, so its memory is paid for as often as there are sandboxes.
+#![warn(unreachable_pub)]
 
 mod arrivals;
 mod browser;
 mod command;
 mod config;
+mod deadline;
 mod event;
 mod files;
 mod host;
@@ -18,15 +20,16 @@ mod output;
 mod outputs;
 mod process;
 mod server;
-mod term;
-pub mod transpile;
+mod transpile;
 mod transpiler;
+mod uploads;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 
 pub use config::GuestConfig;
+pub use transpile::serve as serve_transpiler;
 
 /// Serves one connection in the calling thread until it closes. Kernels and commands end with it.
 pub fn serve(stream: UnixStream, config: GuestConfig) -> io::Result<()> {

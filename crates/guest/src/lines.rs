@@ -9,11 +9,11 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 
 /// Maximum length of a line. A driver never writes a longer one.
-pub const MAX_LINE: usize = 12 << 20;
+const MAX_LINE: usize = 12 << 20;
 const READ: usize = 64 << 10;
 
 #[derive(Debug)]
-pub struct LineReader {
+pub(crate) struct LineReader {
     fd: Option<OwnedFd>,
     buffer: Vec<u8>,
     /// Position up to which the buffer contains no further line end.
@@ -26,23 +26,23 @@ pub struct LineReader {
 
 /// Result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Read {
+pub(crate) enum Read {
     Some,
     Nothing,
     End,
 }
 
 impl LineReader {
-    pub fn new(fd: OwnedFd) -> Self {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
         Self { fd: Some(fd), buffer: Vec::new(), searched: 0, start: 0, skipping: false, skipped: 0 }
     }
 
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
     /// Reads once from the pipe.
-    pub fn read(&mut self) -> Read {
+    pub(crate) fn read(&mut self) -> Read {
         let Some(fd) = &self.fd else { return Read::End };
         self.buffer.drain(..self.start);
         self.searched -= self.start;
@@ -63,7 +63,7 @@ impl LineReader {
     }
 
     /// Returns the next complete line of what has been read.
-    pub fn next_line(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn next_line(&mut self) -> Option<Vec<u8>> {
         loop {
             let Some(at) = self.buffer[self.searched..].iter().position(|&b| b == b'\n') else {
                 self.searched = self.buffer.len();
@@ -99,29 +99,29 @@ impl LineReader {
 
 /// A queue of bytes that are written into a pipe.
 #[derive(Debug)]
-pub struct Writer {
+pub(crate) struct Writer {
     fd: Option<OwnedFd>,
     bytes: Vec<u8>,
     written: usize,
 }
 
 impl Writer {
-    pub fn new(fd: OwnedFd) -> Self {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
         Self { fd: Some(fd), bytes: Vec::new(), written: 0 }
     }
 
     /// Returns the descriptor to poll while there is something to write.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().filter(|_| self.written < self.bytes.len()).map(AsFd::as_fd)
     }
 
-    pub fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         self.write();
     }
 
     /// Writes as much as fits. If the reader is gone, the bytes are dropped here; its end is noticed elsewhere.
-    pub fn write(&mut self) {
+    pub(crate) fn write(&mut self) {
         let Some(fd) = &self.fd else { return };
         while self.written < self.bytes.len() {
             match rustix::io::write(fd, &self.bytes[self.written..]) {

@@ -64,5 +64,5 @@ fn transpile() -> Result<(), String> {
     std::panic::set_hook(Box::new(|_| {}));
     // Rust's standard output would write line by line.
     let output = std::io::stdout().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
-    guest::transpile::serve(std::io::stdin(), File::from(output)).map_err(|error| error.to_string())
+    guest::serve_transpiler(std::io::stdin(), File::from(output)).map_err(|error| error.to_string())
 }

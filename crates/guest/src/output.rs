@@ -33,13 +33,13 @@ const IDLE_PAUSE: Duration = Duration::from_millis(20);
 
 /// The last bytes of a long stream.
 #[derive(Debug, Default)]
-pub struct Tail {
+struct Tail {
     bytes: Vec<u8>,
     dropped: u64,
 }
 
 impl Tail {
-    pub fn push(&mut self, bytes: &[u8]) {
+    fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         if self.bytes.len() > 2 * TAIL {
             self.cut();
@@ -53,7 +53,7 @@ impl Tail {
     }
 
     /// Takes the bytes and the number of bytes that were dropped before them, and resets both.
-    pub fn take(&mut self) -> (Vec<u8>, u64) {
+    fn take(&mut self) -> (Vec<u8>, u64) {
         self.cut();
         let Self { bytes, dropped } = std::mem::take(self);
         (bytes, dropped)
@@ -62,7 +62,7 @@ impl Tail {
 
 /// Determines which output of a call is forwarded and kept.
 #[derive(Debug, Clone, Copy)]
-pub struct Share {
+pub(crate) struct Share {
     /// Maximum number of bytes of a stream that are forwarded.
     pub forward_bytes: u64,
     /// Length above which a stream becomes kept output; `None` disables this.
@@ -76,15 +76,8 @@ struct Owner {
     forward_bytes: u64,
 }
 
-/// Summary of a stream whose call has ended.
 #[derive(Debug)]
-pub struct Finished {
-    bytes: u64,
-    kept: Option<KeptOutput>,
-}
-
-#[derive(Debug)]
-pub struct Output {
+struct Output {
     fd: Option<OwnedFd>,
     outputs: Outputs,
     draft: Option<Draft>,
@@ -98,20 +91,6 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns both streams of a child, and its descriptors 1 and 2. With `merge` the descriptors are one pipe, and the
-    /// second stream stays empty.
-    pub fn both(merge: bool, outputs: &Outputs) -> std::io::Result<(Self, Self, ChildFds)> {
-        let (stdout, one) = pipe_from_child()?;
-        let (stderr, two) = if merge {
-            (None, one.try_clone()?)
-        } else {
-            let (reader, writer) = pipe_from_child()?;
-            (Some(reader), writer)
-        };
-        let fds = vec![(1, one), (2, two)];
-        Ok((Self::new(Stream::Stdout, Some(stdout), outputs), Self::new(Stream::Stderr, stderr, outputs), fds))
-    }
-
     fn new(stream: Stream, fd: Option<OwnedFd>, outputs: &Outputs) -> Self {
         Self {
             fd,
@@ -127,24 +106,23 @@ impl Output {
         }
     }
 
-    /// Assigns everything that is read from now on to `call`.
-    pub fn begin(&mut self, call: u64, share: Share, now: Instant) {
+    fn begin(&mut self, call: u64, share: Share, now: Instant) {
         self.owner = Some(Owner { call, forward_bytes: share.forward_bytes });
         self.draft = share.keep_over.map(|over| self.outputs.draft(over));
         self.total = 0;
         self.quiet_until = self.fd.is_some().then(|| now + HUSH);
     }
 
-    /// Detaches the stream from the host that requested the call; the call itself continues.
-    pub fn abandon(&mut self) {
+    fn abandon(&mut self) {
         if let Some(owner) = &mut self.owner {
             owner.call = NOBODY;
         }
         self.draft = None;
     }
 
-    /// Sends everything that is left for the call and ends the stream's part in it.
-    pub fn finish(&mut self, host: &mut Host) -> Finished {
+    /// Sends everything that is left for the call and ends the stream's part in it. Returns the length of the stream,
+    /// and the file in which it is kept.
+    fn finish(&mut self, host: &mut Host) -> (u64, Option<KeptOutput>) {
         self.flush(host);
         if let Some(owner) = self.owner.take() {
             let (bytes, dropped) = self.tail.take();
@@ -156,28 +134,23 @@ impl Output {
         self.held = Vec::new();
         self.quiet_until = None;
         let kept = self.draft.take().and_then(|draft| draft.finish(self.stream, self.total));
-        Finished { bytes: self.total, kept }
-    }
-
-    /// Takes the output that was written while no call ran, and the number of bytes of it that are lost.
-    pub fn take_late(&mut self) -> (Vec<u8>, u64) {
-        self.tail.take()
+        (self.total, kept)
     }
 
     /// Returns the descriptor to poll, unless the stream pauses or has ended.
-    pub fn fd(&self, now: Instant) -> Option<BorrowedFd<'_>> {
+    fn fd(&self, now: Instant) -> Option<BorrowedFd<'_>> {
         if self.quiet_until.is_some_and(|until| now < until) {
             return None;
         }
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    fn wake_at(&self) -> Option<Instant> {
         let flush_at = self.held_since.map(|since| since + CHUNK_AGE);
         [flush_at, self.quiet_until].into_iter().flatten().min()
     }
 
-    pub fn tick(&mut self, now: Instant, host: &mut Host) {
+    fn tick(&mut self, now: Instant, host: &mut Host) {
         let Some(at) = self.wake_at() else { return };
         if now < at {
             return;
@@ -191,7 +164,7 @@ impl Output {
     }
 
     /// Reads once.
-    pub fn read(&mut self, now: Instant, host: &mut Host) {
+    fn read(&mut self, now: Instant, host: &mut Host) {
         let read = self.read_up_to(CHUNK, host);
         if self.owner.is_none() {
             self.quiet_until = Some(now + IDLE_PAUSE);
@@ -202,7 +175,7 @@ impl Output {
 
     /// Reads exactly what is in the pipe at this moment: everything that was written before the event that is being
     /// handled, and nothing that a flooding process adds meanwhile.
-    pub fn drain(&mut self, host: &mut Host) {
+    fn drain(&mut self, host: &mut Host) {
         // A short read has emptied the pipe.
         if self.read_up_to(CHUNK, host) < CHUNK {
             return;
@@ -217,8 +190,7 @@ impl Output {
         }
     }
 
-    /// Sends the bytes that wait for a full chunk.
-    pub fn flush(&mut self, host: &mut Host) {
+    fn flush(&mut self, host: &mut Host) {
         self.held_since = None;
         if let Some(owner) = self.owner {
             host.send_data(self.kind(), owner.call, &self.held);
@@ -266,28 +238,89 @@ impl Output {
     }
 }
 
-/// Builds the `RunEnd` of a call that began at `started`.
-pub fn run_end(status: RunStatus, started: Instant, stdout: Finished, stderr: Finished) -> RunEnd {
-    RunEnd {
-        status,
-        micros: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
-        stdout_bytes: stdout.bytes,
-        stderr_bytes: stderr.bytes,
-        stdout_kept: stdout.kept,
-        stderr_kept: stderr.kept,
+/// Holds both output streams of a process, standard output first.
+#[derive(Debug)]
+pub(crate) struct Streams([Output; 2]);
+
+impl Streams {
+    /// Returns both streams of a child, and its descriptors 1 and 2. With `merge` the descriptors are one pipe, and the
+    /// second stream stays empty.
+    pub(crate) fn new(merge: bool, outputs: &Outputs) -> std::io::Result<(Self, ChildFds)> {
+        let (stdout, one) = pipe_from_child()?;
+        let (stderr, two) = if merge {
+            (None, one.try_clone()?)
+        } else {
+            let (reader, writer) = pipe_from_child()?;
+            (Some(reader), writer)
+        };
+        let streams = [(Stream::Stdout, Some(stdout)), (Stream::Stderr, stderr)];
+        Ok((Self(streams.map(|(stream, fd)| Output::new(stream, fd, outputs))), vec![(1, one), (2, two)]))
+    }
+
+    /// Assigns everything that is read from now on to `call`.
+    pub(crate) fn begin(&mut self, call: u64, share: Share, now: Instant) {
+        self.0.iter_mut().for_each(|output| output.begin(call, share, now));
+    }
+
+    /// Detaches the streams from the host that requested the call; the call itself continues.
+    pub(crate) fn abandon(&mut self) {
+        self.0.iter_mut().for_each(Output::abandon);
+    }
+
+    /// Returns the descriptors to poll.
+    pub(crate) fn fds(&self, now: Instant) -> impl Iterator<Item = (Stream, BorrowedFd<'_>)> {
+        self.0.iter().filter_map(move |output| Some((output.stream, output.fd(now)?)))
+    }
+
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        self.0.iter().filter_map(Output::wake_at).min()
+    }
+
+    pub(crate) fn tick(&mut self, now: Instant, host: &mut Host) {
+        self.0.iter_mut().for_each(|output| output.tick(now, host));
+    }
+
+    /// Reads one of the streams once.
+    pub(crate) fn read(&mut self, stream: Stream, now: Instant, host: &mut Host) {
+        let output = self.0.iter_mut().find(|output| output.stream == stream);
+        output.into_iter().for_each(|output| output.read(now, host));
+    }
+
+    /// Reads exactly what is in the pipes at this moment.
+    pub(crate) fn drain(&mut self, host: &mut Host) {
+        self.0.iter_mut().for_each(|output| output.drain(host));
+    }
+
+    /// Sends the bytes that wait for a full chunk.
+    pub(crate) fn flush(&mut self, host: &mut Host) {
+        self.0.iter_mut().for_each(|output| output.flush(host));
+    }
+
+    /// Takes the output that was written while no call ran, and the number of bytes of it that are lost.
+    pub(crate) fn take_late(&mut self) -> [(Vec<u8>, u64); 2] {
+        self.0.each_mut().map(|output| output.tail.take())
+    }
+
+    /// Sends everything that is left for a call that began at `started`, and its end.
+    pub(crate) fn finish(&mut self, call: u64, status: RunStatus, started: Instant, host: &mut Host) {
+        let [(stdout_bytes, stdout_kept), (stderr_bytes, stderr_kept)] =
+            self.0.each_mut().map(|output| output.finish(host));
+        let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let end = RunEnd { status, micros, stdout_bytes, stderr_bytes, stdout_kept, stderr_kept };
+        host.send(call, &FromGuest::RunEnd { end });
     }
 }
 
 /// Creates a pipe whose reading end never blocks. The two ends are separate file descriptions, so the writer is not
 /// affected.
-pub fn pipe_from_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pipe_from_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK)?;
     Ok((reader, writer))
 }
 
 /// Creates a pipe whose writing end never blocks.
-pub fn pipe_to_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pipe_to_child() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;
     Ok((reader, writer))

@@ -28,7 +28,7 @@ const LIFE: Duration = Duration::from_secs(3600);
 
 /// All kept outputs. Every stream has a handle to them.
 #[derive(Debug, Clone)]
-pub struct Outputs(Rc<RefCell<Shelf>>);
+pub(crate) struct Outputs(Rc<RefCell<Shelf>>);
 
 #[derive(Debug)]
 struct Shelf {
@@ -50,28 +50,28 @@ struct KeptFile {
 }
 
 impl Outputs {
-    pub fn new(dir: PathBuf) -> Self {
+    pub(crate) fn new(dir: PathBuf) -> Self {
         Self(Rc::new(RefCell::new(Shelf { dir, most_bytes: MOST_BYTES, kept: VecDeque::new(), bytes: 0, next: 0 })))
     }
 
-    pub fn draft(&self, over: u64) -> Draft {
+    pub(crate) fn draft(&self, over: u64) -> Draft {
         Draft { outputs: self.clone(), over, state: DraftState::Held(Vec::new()), bytes: 0 }
     }
 
-    pub fn open(&self, name: &str) -> Option<std::io::Result<File>> {
+    pub(crate) fn open(&self, name: &str) -> Option<std::io::Result<File>> {
         self.0.borrow().kept.iter().find(|kept| kept.name == name).map(|kept| kept.file.try_clone())
     }
 
     /// Calls `visit` with the name and the file of each kept output, oldest first.
-    pub fn each(&self, mut visit: impl FnMut(&str, &File)) {
+    pub(crate) fn each(&self, mut visit: impl FnMut(&str, &File)) {
         self.0.borrow().kept.iter().for_each(|kept| visit(&kept.name, &kept.file));
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.0.borrow().kept.front().map(|oldest| oldest.until)
     }
 
-    pub fn tick(&self, now: Instant) {
+    pub(crate) fn tick(&self, now: Instant) {
         let mut shelf = self.0.borrow_mut();
         while shelf.kept.front().is_some_and(|oldest| oldest.until <= now) {
             shelf.drop_oldest();
@@ -115,7 +115,7 @@ impl Shelf {
 
 /// A stream that becomes kept output if it is longer than `over`.
 #[derive(Debug)]
-pub struct Draft {
+pub(crate) struct Draft {
     outputs: Outputs,
     over: u64,
     state: DraftState,
@@ -134,7 +134,7 @@ enum DraftState {
 }
 
 impl Draft {
-    pub fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         match &mut self.state {
             DraftState::Held(held) => {
                 held.extend_from_slice(bytes);
@@ -148,7 +148,7 @@ impl Draft {
     }
 
     /// Ends the stream after `total` bytes. Returns the kept output, if there is one.
-    pub fn finish(mut self, stream: Stream, total: u64) -> Option<KeptOutput> {
+    pub(crate) fn finish(mut self, stream: Stream, total: u64) -> Option<KeptOutput> {
         if total <= self.over {
             return None;
         }

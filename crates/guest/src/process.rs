@@ -14,7 +14,7 @@ use proto::Ended;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, WaitStatus};
 
 /// Describes a process to start. It inherits nothing: environment, directory and descriptors are all given here.
-pub struct Launch<'a> {
+pub(crate) struct Launch<'a> {
     pub argv: &'a [String],
     pub env: &'a BTreeMap<String, String>,
     pub cwd: Option<&'a str>,
@@ -23,11 +23,11 @@ pub struct Launch<'a> {
 }
 
 /// Descriptors of a child, with the number that each has in the child.
-pub type ChildFds = Vec<(RawFd, OwnedFd)>;
+pub(crate) type ChildFds = Vec<(RawFd, OwnedFd)>;
 
 /// A child process that is the leader of its process group.
 #[derive(Debug)]
-pub struct Process {
+pub(crate) struct Process {
     pid: Pid,
     pidfd: OwnedFd,
     ended: Option<Ended>,
@@ -35,7 +35,7 @@ pub struct Process {
 
 impl Process {
     #[allow(clippy::disallowed_methods, reason = "the guest's one place to start processes")]
-    pub fn start(launch: Launch<'_>) -> io::Result<Self> {
+    pub(crate) fn start(launch: Launch<'_>) -> io::Result<Self> {
         let Some((program, arguments)) = launch.argv.split_first() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "empty argv"));
         };
@@ -56,49 +56,49 @@ impl Process {
     }
 
     /// Adopts a child that the guest did not start.
-    pub fn adopt(pid: u32, pidfd: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn adopt(pid: u32, pidfd: OwnedFd) -> io::Result<Self> {
         let wrong = || io::Error::other(format!("`{pid}` is no process of this sandbox"));
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(wrong)?;
         Ok(Self { pid, pidfd, ended: None })
     }
 
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Returns the pidfd, which becomes readable once the process has ended.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         if self.ended.is_none() {
             // This fails only for a process that has just ended.
             let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
         }
     }
 
-    pub fn signal_group(&self, signal: Signal) {
+    pub(crate) fn signal_group(&self, signal: Signal) {
         if self.ended.is_none() {
             let _ = rustix::process::kill_process_group(self.pid, signal);
         }
     }
 
     /// Kills the group, and also the process itself, which may have left its group.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         self.signal_group(Signal::KILL);
         self.signal(Signal::KILL);
     }
 
     /// Marks the process for the OOM killer, so that a memory kill takes the process that grew and not the guest.
-    pub fn offer_to_oom_killer(&self) {
+    pub(crate) fn offer_to_oom_killer(&self) {
         // A failure is ignored, because the limits hold without the mark.
         let path = format!("/proc/{}/oom_score_adj", self.pid.as_raw_nonzero());
         let _ = std::fs::write(path, jail::process::KERNEL_OOM_SCORE);
     }
 
     /// Reaps the process if it has ended, and returns how it ended.
-    pub fn try_wait(&mut self) -> Option<Ended> {
+    pub(crate) fn try_wait(&mut self) -> Option<Ended> {
         if self.ended.is_none() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
             self.ended = match rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
@@ -118,12 +118,12 @@ impl Process {
     }
 
     /// Records the status that a wait for any child returned.
-    pub fn reaped(&mut self, status: WaitStatus) {
+    pub(crate) fn reaped(&mut self, status: WaitStatus) {
         self.ended.get_or_insert(ended_from(status));
     }
 
     /// Continues a stopped process, so that code that stops an interpreter cannot make its caller wait.
-    pub fn continue_if_stopped(&self) {
+    pub(crate) fn continue_if_stopped(&self) {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
         if let Ok(Some(_)) = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
             self.signal_group(Signal::CONT);
@@ -152,7 +152,7 @@ impl Drop for Process {
 }
 
 /// Reaps one child of PID 1 that has ended, regardless of which process started it.
-pub fn reap_any() -> Option<(Pid, WaitStatus)> {
+pub(crate) fn reap_any() -> Option<(Pid, WaitStatus)> {
     rustix::process::wait(rustix::process::WaitOptions::NOHANG).ok().flatten()
 }
 

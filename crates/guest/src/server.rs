@@ -3,31 +3,29 @@
 //! It knows which call belongs to what, but not how the work is done. No step blocks: a kernel, a command or a host
 //! that does not read can delay only itself.
 
+mod calls;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use proto::{
-    BrowserAction, BrowserSpec, Frame, FrameKind, FromGuest, GuestFailure, KernelId, KernelSpec, Language,
-    MAX_COMMANDS, Stream, ToGuest,
-};
+use proto::{KernelId, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, WaitStatus};
 
 use crate::arrivals::Arrivals;
-use crate::browser::{BrowserDriver, Uploads};
-use crate::command::{CommandSpec, Job};
+use crate::browser::BrowserDriver;
+use crate::command::Job;
 use crate::config::GuestConfig;
-use crate::files::{FileOperations, List, Part};
-use crate::host::{Broken, Host, NOBODY};
-use crate::kernel::{Kernel, Terms};
-use crate::output::Share;
+use crate::files::FileOperations;
+use crate::host::{Broken, Host};
+use crate::kernel::Kernel;
 use crate::outputs::Outputs;
 use crate::process::{Process, reap_any};
-use crate::transpile::{SourceCell, TranspileReply};
 use crate::transpiler::{Client, Transpiler};
+use crate::uploads::Uploads;
 
 /// Number of a command. It is unique across hosts, because each host numbers its calls independently.
 type JobId = u64;
@@ -57,7 +55,7 @@ enum Flow {
     End,
 }
 
-pub struct Server {
+pub(crate) struct Server {
     config: GuestConfig,
     host: Host,
     listener: Option<UnixListener>,
@@ -78,14 +76,14 @@ pub struct Server {
 
 impl Server {
     /// Creates a server for one connection. The server ends with it.
-    pub fn on_stream(stream: UnixStream, config: GuestConfig) -> io::Result<Self> {
+    pub(crate) fn on_stream(stream: UnixStream, config: GuestConfig) -> io::Result<Self> {
         let mut server = Self::new(config);
         server.host.connect(stream)?;
         Ok(server)
     }
 
     /// Creates a server that serves one connection after the other. `signals` delivers SIGCHLD and SIGTERM.
-    pub fn on_listener(
+    pub(crate) fn on_listener(
         listener: UnixListener,
         signals: OwnedFd,
         forks: Option<OwnedFd>,
@@ -122,7 +120,7 @@ impl Server {
         }
     }
 
-    pub fn run(mut self) -> io::Result<()> {
+    pub(crate) fn run(mut self) -> io::Result<()> {
         loop {
             let ready = self.wait()?;
             if self.serve(&ready) == Flow::End {
@@ -148,9 +146,9 @@ impl Server {
         if let Some(signals) = &self.signals {
             watch(PollSource::Signals, signals.as_fd(), PollFlags::IN);
         }
-        if let Some(link) = self.host.fd() {
+        if let Some(fd) = self.host.fd() {
             let write = if self.host.wants_to_write() { PollFlags::OUT } else { PollFlags::empty() };
-            watch(PollSource::Host, link, PollFlags::IN | write);
+            watch(PollSource::Host, fd, PollFlags::IN | write);
         }
         let read = !self.host.is_full();
         for (&id, kernel) in &self.kernels {
@@ -158,11 +156,8 @@ impl Server {
             if let Some(fd) = kernel.requests().fd() {
                 watch(PollSource::KernelRequests(id), fd, PollFlags::OUT);
             }
-            let outputs = [(Stream::Stdout, &kernel.stdout), (Stream::Stderr, &kernel.stderr)];
-            for (stream, output) in outputs.into_iter().filter(|_| read) {
-                if let Some(fd) = output.fd(now) {
-                    watch(PollSource::KernelOutput(id, stream), fd, PollFlags::IN);
-                }
+            for (stream, fd) in kernel.streams.fds(now).filter(|_| read) {
+                watch(PollSource::KernelOutput(id, stream), fd, PollFlags::IN);
             }
             if let Some(fd) = kernel.events().fd().filter(|_| read) {
                 watch(PollSource::KernelEvents(id), fd, PollFlags::IN);
@@ -170,11 +165,8 @@ impl Server {
         }
         for (&id, job) in &self.jobs {
             watch(PollSource::Child, job.process().fd(), PollFlags::IN);
-            let outputs = [(Stream::Stdout, &job.stdout), (Stream::Stderr, &job.stderr)];
-            for (stream, output) in outputs.into_iter().filter(|_| read) {
-                if let Some(fd) = output.fd(now) {
-                    watch(PollSource::JobOutput(id, stream), fd, PollFlags::IN);
-                }
+            for (stream, fd) in job.streams.fds(now).filter(|_| read) {
+                watch(PollSource::JobOutput(id, stream), fd, PollFlags::IN);
             }
         }
         if let Some(browser) = &self.browser {
@@ -228,7 +220,11 @@ impl Server {
                     }
                 }
                 PollSource::Child => children = true,
-                PollSource::KernelOutput(id, stream) => self.read_kernel_output(id, stream),
+                PollSource::KernelOutput(id, stream) => {
+                    if let Some(kernel) = self.kernels.get_mut(&id) {
+                        kernel.streams.read(stream, Instant::now(), &mut self.host);
+                    }
+                }
                 PollSource::KernelEvents(id) => {
                     if let Some(kernel) = self.kernels.get_mut(&id) {
                         kernel.read_events(&mut self.host);
@@ -239,7 +235,11 @@ impl Server {
                         kernel.write_requests();
                     }
                 }
-                PollSource::JobOutput(id, stream) => self.read_job_output(id, stream),
+                PollSource::JobOutput(id, stream) => {
+                    if let Some(job) = self.jobs.get_mut(&id) {
+                        job.streams.read(stream, Instant::now(), &mut self.host);
+                    }
+                }
                 PollSource::Browser => {
                     if let Some(browser) = &mut self.browser {
                         browser.write();
@@ -283,22 +283,6 @@ impl Server {
         if abandoned { Flow::End } else { Flow::On }
     }
 
-    fn read_kernel_output(&mut self, id: KernelId, stream: Stream) {
-        let Some(kernel) = self.kernels.get_mut(&id) else { return };
-        match stream {
-            Stream::Stdout => kernel.stdout.read(Instant::now(), &mut self.host),
-            Stream::Stderr => kernel.stderr.read(Instant::now(), &mut self.host),
-        }
-    }
-
-    fn read_job_output(&mut self, id: JobId, stream: Stream) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
-        match stream {
-            Stream::Stdout => job.stdout.read(Instant::now(), &mut self.host),
-            Stream::Stderr => job.stderr.read(Instant::now(), &mut self.host),
-        }
-    }
-
     // ---- children
 
     fn reap(&mut self) {
@@ -321,36 +305,14 @@ impl Server {
         let kernels = self.kernels.values_mut().map(Kernel::process_mut);
         let jobs = self.jobs.values_mut().map(Job::process_mut);
         let browser = self.browser.as_mut().map(BrowserDriver::process_mut);
-        match kernels
-            .chain(jobs)
-            .chain(browser)
-            .chain(self.transpiler.process_mut())
-            .find(|process| process.pid() == pid)
-        {
-            Some(process) => {
-                process.reaped(status);
-                true
-            }
-            None => false,
-        }
+        let mut children = kernels.chain(jobs).chain(browser).chain(self.transpiler.process_mut());
+        children.find(|child| child.pid() == pid).map(|child| child.reaped(status)).is_some()
     }
 
     fn collect_ended(&mut self) {
         let host = &mut self.host;
-        self.kernels.retain(|_, kernel| match kernel.process_mut().try_wait() {
-            Some(how) => {
-                kernel.ended(how, host);
-                false
-            }
-            None => true,
-        });
-        self.jobs.retain(|_, job| match job.process_mut().try_wait() {
-            Some(how) => {
-                job.ended(how, host);
-                false
-            }
-            None => true,
-        });
+        self.kernels.retain(|_, kernel| kernel.process_mut().try_wait().map(|how| kernel.ended(how, host)).is_none());
+        self.jobs.retain(|_, job| job.process_mut().try_wait().map(|how| job.ended(how, host)).is_none());
         let ended = self.browser.as_mut().and_then(|browser| browser.process_mut().try_wait());
         if let (Some(how), Some(mut browser)) = (ended, self.browser.take_if(|_| ended.is_some())) {
             browser.ended(how, Instant::now(), host);
@@ -425,203 +387,6 @@ impl Server {
             self.handle(frame)?;
         }
         Ok(())
-    }
-
-    fn handle(&mut self, frame: Frame) -> Result<(), Broken> {
-        let call = frame.call;
-        if call == NOBODY {
-            return Err(Broken);
-        }
-        match frame.kind {
-            FrameKind::Message => {}
-            FrameKind::File if self.host.greeted => return self.files.receive(call, &frame.payload, &mut self.host),
-            FrameKind::File | FrameKind::Stdout | FrameKind::Stderr => return Err(Broken),
-        }
-        let message = frame.message::<ToGuest>().map_err(|_| Broken)?;
-        if !self.host.greeted {
-            return self.greet(call, &message);
-        }
-        match message {
-            ToGuest::Hello { .. } => return Err(Broken),
-            ToGuest::StartKernel { kernel, spec, warm } => self.start_kernel(call, kernel, &spec, warm),
-            ToGuest::StopKernel { kernel } => match self.kernels.get_mut(&kernel) {
-                Some(kernel) => kernel.stop(call),
-                None => self.host.send(call, &FromGuest::Done),
-            },
-            ToGuest::Run { kernel, code, env, deadline, forward_bytes, keep_over } => {
-                let share = Share { forward_bytes, keep_over };
-                self.run_cell(call, kernel, &code, Terms { env, deadline, share });
-            }
-            ToGuest::Exec { argv, env, cwd, merge_output, deadline, forward_bytes, keep_over } => {
-                let share = Share { forward_bytes, keep_over };
-                let order = CommandSpec { argv: &argv, env: &env, cwd: &cwd, merge_output, deadline, share };
-                self.start_job(call, &order)?;
-            }
-            ToGuest::Interrupt => self.interrupt(call),
-            ToGuest::WriteFile { root, path, size } => self.files.write(call, root, &path, size, &mut self.host),
-            ToGuest::ReadFile { root, path, offset, length, max_size } => {
-                let part = Part { offset, length, max_size };
-                self.files.read(call, root, &path, part, &mut self.host);
-            }
-            ToGuest::ListFiles { root, path, max_entries, order } => {
-                self.files.list(List { call, root, path, max_entries, order });
-            }
-            ToGuest::StartBrowser { spec } => self.start_browser(call, spec),
-            ToGuest::Browse { ask, uploads, after_ms } => {
-                self.browse(call, ask, &uploads, Duration::from_millis(after_ms));
-            }
-            ToGuest::Ping => self.host.send(call, &FromGuest::Done),
-        }
-        Ok(())
-    }
-
-    fn greet(&mut self, call: u64, message: &ToGuest) -> Result<(), Broken> {
-        match message {
-            ToGuest::Hello { version: proto::VERSION } => {
-                self.host.greeted = true;
-                self.host.send(call, &FromGuest::Hello { version: proto::VERSION });
-                Ok(())
-            }
-            ToGuest::Hello { version } => {
-                let message = format!("the guest speaks version `{}`, not `{version}`", proto::VERSION);
-                self.fail(call, GuestFailure::Io, message);
-                let _ = self.host.flush();
-                Err(Broken)
-            }
-            _ => Err(Broken),
-        }
-    }
-
-    fn fail(&mut self, call: u64, failure: GuestFailure, message: String) {
-        self.host.send(call, &FromGuest::Failed { failure, message });
-    }
-
-    // ---- calls
-
-    fn start_kernel(&mut self, call: u64, id: KernelId, spec: &KernelSpec, warm: bool) {
-        if self.kernels.contains_key(&id) {
-            return self.fail(call, GuestFailure::Kernel, format!("kernel `{id}` exists already"));
-        }
-        let started = if warm {
-            self.arrivals
-                .take_kernel()
-                .and_then(|fork| Kernel::adopt(fork, id, call, spec, &self.outputs, Instant::now()))
-        } else {
-            Kernel::start(id, call, spec, &self.outputs, Instant::now())
-        };
-        match started {
-            Ok(kernel) => {
-                if kernel.language != Language::Python {
-                    self.transpiler.warm_up();
-                }
-                self.kernels.insert(id, kernel);
-            }
-            Err(error) => {
-                let program = spec.argv.first().map_or("", String::as_str);
-                self.fail(call, GuestFailure::Kernel, format!("cannot start `{program}`: {error}"));
-            }
-        }
-    }
-
-    fn run_cell(&mut self, call: u64, id: KernelId, code: &str, terms: Terms) {
-        if let Err(error) = proto::check_environment(&terms.env) {
-            return self.fail(call, GuestFailure::Environment, error.to_string());
-        }
-        let Some(kernel) = self.kernels.get_mut(&id) else {
-            return self.fail(call, GuestFailure::Kernel, format!("there is no kernel `{id}`"));
-        };
-        if let Err(why) = kernel.begin(call, terms, Instant::now(), &mut self.host) {
-            return self.fail(call, GuestFailure::Kernel, why.into());
-        }
-        match kernel.language {
-            Language::Python => kernel.submit(code, None),
-            language @ (Language::Javascript | Language::Typescript) => {
-                let number = kernel.number();
-                self.transpiler.submit(Client { kernel: id, number }, SourceCell { language, number, code });
-            }
-        }
-    }
-
-    fn transpile(&mut self) {
-        for (client, answer) in self.transpiler.advance(Instant::now()) {
-            let waits = |kernel: &&mut Kernel| kernel.preparing() == Some(client.number);
-            let Some(kernel) = self.kernels.get_mut(&client.kernel).filter(waits) else { continue };
-            match answer {
-                TranspileReply::Done(output) => kernel.submit(&output.code, output.map.as_deref()),
-                TranspileReply::Refused(refusal) => {
-                    kernel.refuse("SyntaxError", refusal.value, refusal.text, &mut self.host)
-                }
-                TranspileReply::Broken(why) => {
-                    let text = format!("TranspilerError: {why}\n");
-                    kernel.refuse("TranspilerError", why, text, &mut self.host);
-                }
-            }
-        }
-    }
-
-    fn start_job(&mut self, call: u64, order: &CommandSpec<'_>) -> Result<(), Broken> {
-        if self.jobs.values().any(|job| job.call() == call) {
-            return Err(Broken);
-        }
-        if self.jobs.len() >= MAX_COMMANDS {
-            self.fail(call, GuestFailure::Busy, format!("`{MAX_COMMANDS}` commands run already"));
-            return Ok(());
-        }
-        match Job::start(call, order, &self.outputs, Instant::now()) {
-            Ok(job) => {
-                self.next_job += 1;
-                self.jobs.insert(self.next_job, job);
-            }
-            Err(error) => {
-                let failure = match error.kind() {
-                    io::ErrorKind::NotFound => GuestFailure::NotFound,
-                    _ => GuestFailure::Io,
-                };
-                let program = order.argv.first().map_or("", String::as_str);
-                self.fail(call, failure, format!("cannot start `{program}`: {error}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Starts the browser. An existing browser ends, because a host that asks for another one has no use for it.
-    fn start_browser(&mut self, call: u64, spec: BrowserSpec) {
-        self.browser = None;
-        self.uploads.forget();
-        let started =
-            self.arrivals.take_driver().and_then(|driver| BrowserDriver::start(driver, call, spec, Instant::now()));
-        match started {
-            Ok(browser) => self.browser = Some(browser),
-            Err(error) => self.fail(call, GuestFailure::Browser, format!("cannot start the browser: {error}")),
-        }
-    }
-
-    fn browse(&mut self, call: u64, ask: BrowserAction, uploads: &[String], after: Duration) {
-        let Some(browser) = &mut self.browser else {
-            return self.fail(call, GuestFailure::Browser, "there is no browser".into());
-        };
-        match self.uploads.begin(uploads) {
-            Ok(copy) => {
-                let refused = browser.browse(call, ask, copy, after, Instant::now()).map(str::to_owned);
-                if let Some(why) = refused {
-                    self.fail(call, GuestFailure::Browser, why);
-                }
-            }
-            Err(refused) => refused.tell(call, &mut self.host),
-        }
-    }
-
-    fn interrupt(&mut self, call: u64) {
-        let now = Instant::now();
-        if let Some(browser) = &mut self.browser {
-            browser.interrupt(call, now, &mut self.host);
-        }
-        if let Some(job) = self.jobs.values_mut().find(|job| job.call() == call) {
-            job.cancel(now);
-        }
-        if let Some(kernel) = self.kernels.values_mut().find(|kernel| kernel.running() == Some(call)) {
-            kernel.cancel(now);
-        }
     }
 }
 

@@ -23,7 +23,7 @@ const READ: usize = 64 << 10;
 
 /// The kernel and the cell for which code is transpiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Client {
+pub(crate) struct Client {
     pub kernel: KernelId,
     /// Number of the cell.
     pub number: u64,
@@ -41,7 +41,7 @@ struct Child {
     received: Vec<u8>,
 }
 
-pub struct Transpiler {
+pub(crate) struct Transpiler {
     command: Vec<String>,
     child: Option<Child>,
     waiting: VecDeque<TranspileJob>,
@@ -54,43 +54,43 @@ pub struct Transpiler {
 }
 
 impl Transpiler {
-    pub fn new(command: Vec<String>) -> Self {
+    pub(crate) fn new(command: Vec<String>) -> Self {
         Self { command, child: None, waiting: VecDeque::new(), current: None, answered: false, probes: BTreeMap::new() }
     }
 
     /// Starts the child before the first cell. A failure is reported with that cell.
-    pub fn warm_up(&mut self) {
+    pub(crate) fn warm_up(&mut self) {
         let _ = self.ensure_child();
     }
 
-    pub fn process_mut(&mut self) -> Option<&mut Process> {
+    pub(crate) fn process_mut(&mut self) -> Option<&mut Process> {
         self.child.as_mut().map(|child| &mut child.process)
     }
 
-    pub fn answers_fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn answers_fd(&self) -> Option<BorrowedFd<'_>> {
         self.child.as_ref().map(|child| child.answers.as_fd())
     }
 
-    pub fn requests_fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn requests_fd(&self) -> Option<BorrowedFd<'_>> {
         self.child.as_ref().and_then(|child| child.requests.fd())
     }
 
-    pub fn write_requests(&mut self) {
+    pub(crate) fn write_requests(&mut self) {
         if let Some(child) = &mut self.child {
             child.requests.write();
         }
     }
 
     /// Records that `answers_fd` is readable.
-    pub fn note_answer(&mut self) {
+    pub(crate) fn note_answer(&mut self) {
         self.answered = true;
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         self.current.map(|(_, until)| until)
     }
 
-    pub fn submit(&mut self, client: Client, cell: SourceCell<'_>) {
+    pub(crate) fn submit(&mut self, client: Client, cell: SourceCell<'_>) {
         let probes = self.probes.entry(client.kernel).or_default();
         if client.number == 1 {
             *probes = 0;
@@ -101,7 +101,7 @@ impl Transpiler {
     }
 
     /// Drops a cell that nobody waits for any more.
-    pub fn forget(&mut self, client: Client) {
+    pub(crate) fn forget(&mut self, client: Client) {
         self.waiting.retain(|work| work.client != client);
         if self.current.is_some_and(|(current, _)| current == client) {
             self.drop_child();
@@ -110,7 +110,7 @@ impl Transpiler {
     }
 
     /// Reads once and begins the next cell if possible. Returns the cells that are finished, successfully or not.
-    pub fn advance(&mut self, now: Instant) -> Vec<(Client, TranspileReply)> {
+    pub(crate) fn advance(&mut self, now: Instant) -> Vec<(Client, TranspileReply)> {
         let mut finished = Vec::new();
         if std::mem::take(&mut self.answered)
             && let Some(answer) = self.read()

@@ -294,8 +294,13 @@ pub enum SpecError {
     Reserved(PathBuf),
 }
 
+/// The directory in which code starts, and to which file paths are relative. It is removed with the sandbox.
+pub const WORKSPACE: &str = "/workspace";
+/// The directory with the files of a conversation, which can be on a kept volume.
+pub const DATA: &str = "/data";
+
 /// Paths that belong to the sandbox; nothing of the host may be shown there.
-const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/workspace", "/data", "/etc"];
+const RESERVED: &[&str] = &["/proc", "/sys", "/dev", WORKSPACE, DATA, "/etc"];
 
 /// Additional reserved paths in a sandbox with a browser.
 const RESERVED_FOR_BROWSER: &[&str] = &["/browser", "/uploads"];

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 /// Maximum number of environment variables of one cell.
-pub const MAX_VARIABLES: usize = 256;
+const MAX_VARIABLES: usize = 256;
 
 /// Maximum length of all names and values together. It is small enough that a program can be started with a single
 /// variable of this size.
-pub const MAX_ENVIRONMENT: usize = 64 << 10;
+const MAX_ENVIRONMENT: usize = 64 << 10;
 
 /// Reports invalid environment variables. The messages contain neither names nor values: the caller may have swapped
 /// the two, and values may be secrets.

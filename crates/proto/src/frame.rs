@@ -34,7 +34,7 @@ impl FrameKind {
         [Self::Message, Self::Stdout, Self::Stderr, Self::File].into_iter().find(|k| *k as u8 == byte)
     }
 
-    pub const fn max_payload(self) -> usize {
+    const fn max_payload(self) -> usize {
         match self {
             Self::Message => MAX_MESSAGE,
             Self::Stdout | Self::Stderr | Self::File => MAX_CHUNK,
@@ -62,7 +62,7 @@ pub enum FrameError {
     Message(String),
 }
 
-/// Appends one frame. The caller must keep the payload within `kind.max_payload()`.
+/// Appends one frame. The caller must keep the payload within [`MAX_MESSAGE`] for a message, [`MAX_CHUNK`] for data.
 pub fn encode(out: &mut Vec<u8>, kind: FrameKind, call: u64, payload: &[u8]) {
     debug_assert!(payload.len() <= kind.max_payload());
     out.extend_from_slice(&(payload.len() as u32).to_le_bytes());

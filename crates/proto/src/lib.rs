@@ -2,14 +2,15 @@
 //!
 //! It is linked into the server and into PID 1 of each sandbox. It performs no I/O, reads no clock, and never allocates
 //! memory because of a length that the other side claims: the buffer of a payload grows only as its bytes arrive.
+#![warn(unreachable_pub)]
 
 pub mod browser;
 mod environment;
 pub mod frame;
-pub mod message;
+mod message;
 
 pub use browser::{BrowseError, BrowseFailure, BrowseResult, BrowserAction, BrowserReply, BrowserSpec};
-pub use environment::{EnvironmentError, MAX_ENVIRONMENT, MAX_VARIABLES, check_environment};
+pub use environment::{EnvironmentError, check_environment};
 pub use frame::{Decoder, Frame, FrameError, FrameKind, encode, encode_message};
 pub use message::*;
 

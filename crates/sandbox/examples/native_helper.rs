@@ -276,7 +276,7 @@ fn warm(mode: &str, state_dir: &str, lines: &[&str]) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         eprintln!("mode {}", native.mode());
-        native.warm(&interpreter).await.unwrap();
+        native.start_zygote(&interpreter).await.unwrap();
         let sandbox = native.create(&spec()).await.unwrap();
         for line in lines {
             let (_, mut stream) = kernel(&*sandbox).await;
@@ -327,7 +327,7 @@ fn watch(mode: &str, state_dir: &str) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         eprintln!("mode {}", native.mode());
-        native.warm(&interpreter()).await.unwrap();
+        native.start_zygote(&interpreter()).await.unwrap();
         let sandbox = native.create(&attacked()).await.unwrap();
         let watching = say(&*sandbox, "python3 /opt/sandpool/watch.py");
         let coming = async {
@@ -353,7 +353,7 @@ fn disturb(mode: &str, state_dir: &str, signal: &str) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         eprintln!("mode {}", native.mode());
-        native.warm(&interpreter()).await.unwrap();
+        native.start_zygote(&interpreter()).await.unwrap();
         let (attacker, neighbour) = (native.create(&attacked()).await.unwrap(), native.create(&spec()).await.unwrap());
         let mut disturbing = tokio::io::BufReader::new(attacker.connect().await.unwrap());
         let line = format!("exec python3 /opt/sandpool/disturb.py {signal}\n");
@@ -378,8 +378,8 @@ fn disturb(mode: &str, state_dir: &str, signal: &str) {
             () = attacked => {}
             () = served => {}
         }
-        let warmth = native.warmth().await.unwrap();
-        eprintln!("ready {} restarts {}", warmth.ready, warmth.restarts);
+        let status = native.zygote_status().await.unwrap();
+        eprintln!("ready {} restarts {}", status.ready, status.restarts);
         native.shutdown().await;
     });
 }
@@ -462,7 +462,7 @@ fn forks(state_dir: &str, count: usize, driver: &str, argv: &[&str]) {
     let spec = SandboxSpec { runtime: runtime.clone(), files: files.clone(), ..spec() };
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
-        native.warm(&ZygoteSpec { argv, env, runtime, files }).await.unwrap();
+        native.start_zygote(&ZygoteSpec { argv, env, runtime, files }).await.unwrap();
         let mut rows: [Vec<f64>; 3] = Default::default();
         let ms = |since: std::time::Instant| since.elapsed().as_secs_f64() * 1e3;
         for _ in 0..count {

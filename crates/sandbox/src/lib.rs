@@ -3,6 +3,7 @@
 //!
 //! The crate knows how sandboxes are isolated, not what runs in them: the engine speaks `proto` over the stream. The
 //! two traits and the stream are the only places in the program that use `dyn`.
+#![warn(unreachable_pub)]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,6 +14,16 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 pub mod native;
 mod stream;
+
+/// Says how much memory and how many processes one sandbox has, and what was killed since it was created.
+pub use jail::cgroup::Usage as Stats;
+pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
+/// The name of a kept volume is 64 lower-case hexadecimal digits. A new volume is created with this size; an existing
+/// one keeps its size.
+pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
+/// Inside, the files of the directory's owner belong to the sandbox's user.
+pub use jail::spec::SharedVolumeSpec as SharedVolume;
+pub use jail::spec::{DATA, WORKSPACE};
 
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
@@ -65,31 +76,6 @@ pub struct ZygoteSpec {
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// A directory of the host that is shown to sandboxes. Inside, the files of its owner belong to the sandbox's user.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedVolume {
-    pub host: PathBuf,
-    pub inside: PathBuf,
-    pub read_only: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptVolume {
-    /// Name of the volume: 64 lower-case hexadecimal digits.
-    pub name: String,
-    /// Size in bytes with which a new volume is created; an existing volume keeps its size.
-    pub bytes: u64,
-    pub inodes: u64,
-}
-
-/// Describes an existing kept volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptVolumeInfo {
-    pub name: String,
-    /// Time of the last use in seconds since 1970.
-    pub last_used: u64,
-}
-
 /// A cgroup with limits that is shared by all sandboxes that name the same group below the same outer groups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Group {
@@ -130,19 +116,6 @@ pub struct Isolation {
     pub missing: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stats {
-    pub memory_bytes: Option<u64>,
-    pub pids: Option<u32>,
-    /// Number of processes that the Linux kernel killed for memory since the sandbox was created, except those of the
-    /// browser.
-    pub oom_kills: u64,
-    pub browser_oom_kills: u64,
-    /// Limit that caused these kills, either the sandbox's or that of a group around it. `None` if the Linux kernel
-    /// does not reveal it.
-    pub oom_limit_bytes: Option<u64>,
-}
-
 /// Status of the warm interpreter, counted since the back end was started.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ZygoteStatus {
@@ -178,16 +151,14 @@ pub enum BackendError {
 #[async_trait]
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
-    /// Returns how well this host can run this back end, or explains in plain words why it cannot.
-    async fn preflight(&self) -> Result<Isolation, BackendError>;
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError>;
     /// Starts the warm interpreter, replacing an earlier one, and returns when it can be forked. An interpreter that
     /// dies is started again.
-    async fn warm(&self, _spec: &ZygoteSpec) -> Result<(), BackendError> {
-        Err(no_warmth())
+    async fn start_zygote(&self, _spec: &ZygoteSpec) -> Result<(), BackendError> {
+        Err(no_zygote())
     }
     /// Returns the status of the warm interpreter, or `None` if the back end has none.
-    async fn warmth(&self) -> Option<ZygoteStatus> {
+    async fn zygote_status(&self) -> Option<ZygoteStatus> {
         None
     }
     /// Returns the kept volumes and when each was last used.
@@ -220,7 +191,7 @@ pub trait Sandbox: Send + Sync {
     /// Puts a fork of the warm interpreter into the sandbox, as a child of its guest and confined like everything else
     /// in it. The guest takes it with the next kernel that is started as `warm`.
     async fn fork_zygote(&self) -> Result<(), BackendError> {
-        Err(no_warmth())
+        Err(no_zygote())
     }
     /// Returns the socket that listens on [`PROXY`] inside, on the first call only. The caller must close it when the
     /// sandbox ends, because it keeps the sandbox's network namespace alive.
@@ -241,7 +212,7 @@ pub trait Sandbox: Send + Sync {
     async fn destroy(&self) -> Result<(), BackendError>;
 }
 
-fn no_warmth() -> BackendError {
+fn no_zygote() -> BackendError {
     BackendError::Unavailable {
         why: "this back end has no warm interpreters".into(),
         hint: "kernels are started anew, which takes longer".into(),

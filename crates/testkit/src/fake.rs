@@ -209,10 +209,6 @@ impl Backend for FakeBackend {
         "fake"
     }
 
-    async fn preflight(&self) -> Result<Isolation, BackendError> {
-        Ok(no_isolation())
-    }
-
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {
         let slow = lock(&self.shared.slow).0;
         if !slow.is_zero() {

@@ -10,11 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use proto::{Decoder, Frame, FrameKind, ToGuest};
-use sandbox::{Backend, BackendError, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats};
+use sandbox::{
+    Backend, BackendError, DATA, GuestStream, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, Stats, WORKSPACE,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-const WORKSPACE: &str = "/workspace";
-const DATA: &str = "/data";
 
 /// Made below `base`, which the caller owns.
 pub struct InProcess {
@@ -34,10 +33,6 @@ impl InProcess {
 impl Backend for InProcess {
     fn name(&self) -> &'static str {
         "in-process"
-    }
-
-    async fn preflight(&self) -> Result<Isolation, BackendError> {
-        Ok(isolation())
     }
 
     async fn create(&self, spec: &SandboxSpec) -> Result<Box<dyn Sandbox>, BackendError> {

@@ -11,6 +11,7 @@
 //! whose memory it shares) exists for that sandbox alone.
 //!
 //! The only things this library knows of Python are three functions that it is given.
+#![warn(unreachable_pub)]
 #![allow(unsafe_code)] // This crate forks by hand; see `spawn`.
 
 mod spawn;

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 
-pub enum Spawned {
+pub(crate) enum Spawned {
     /// The current process is the kernel.
     Kernel,
     /// The kernel was created and has this pid in the sandbox.
@@ -132,7 +132,7 @@ extern "C" fn fork_and_end(message: *mut SpawnReport) -> c_long {
 }
 
 /// Creates a kernel in the pid namespace of our children. Returns twice, like a fork.
-pub fn spawn() -> io::Result<Spawned> {
+pub(crate) fn spawn() -> io::Result<Spawned> {
     // This uses `clone`, whose flags the sandbox's filter can read. X shares our descriptor table, so the descriptor
     // that it opens for us outlives it.
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
@@ -158,12 +158,12 @@ pub fn spawn() -> io::Result<Spawned> {
 }
 
 /// Blocks all signals: no handler may run while X shares our memory, nor in Y before it is confined.
-pub struct Signals {
+pub(crate) struct Signals {
     before: libc::sigset_t,
 }
 
 impl Signals {
-    pub fn block() -> Self {
+    pub(crate) fn block() -> Self {
         // SAFETY: `sigfillset` initialises one set, the call the other.
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
@@ -173,7 +173,7 @@ impl Signals {
         }
     }
 
-    pub fn restore(self) {
+    pub(crate) fn restore(self) {
         // SAFETY: this restores the previous mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
     }
@@ -187,7 +187,7 @@ const RSEQ_SIGNATURE: u32 = 0xd428_bc00;
 /// Registers restartable sequences again. A process that shares memory with another loses its registration, and its
 /// fork inherits that; the C library would then read the number of a processor that the process has left long ago. If
 /// the C library has not registered any, there is nothing to restore.
-pub fn restore_rseq() {
+pub(crate) fn restore_rseq() {
     // SAFETY: where the C library has these symbols, both are constants. The area belongs to this thread, the library's
     // registration of it is gone, and the arguments are the ones that the library used.
     unsafe {

@@ -17,7 +17,7 @@ const PIPELINED: usize = 64;
 /// Maximum number of characters that are sent as individual keys.
 const MAX_KEYS: usize = 10_000;
 
-pub struct Typing<'a> {
+pub(crate) struct Typing<'a> {
     pub text: &'a str,
     pub append: bool,
     pub submit: bool,
@@ -25,7 +25,7 @@ pub struct Typing<'a> {
 }
 
 impl Act<'_> {
-    pub async fn type_text(&mut self, at: &str, typing: Typing<'_>) -> ActResult {
+    pub(crate) async fn type_text(&mut self, at: &str, typing: Typing<'_>) -> ActResult {
         let Typing { text, append, submit, keys } = typing;
         if keys && text.chars().nth(MAX_KEYS).is_some() {
             let message = format!("more than `{MAX_KEYS}` characters are not typed key by key");
@@ -51,7 +51,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    pub async fn press(&mut self, key: &str, at: Option<&str>) -> ActResult {
+    pub(crate) async fn press(&mut self, key: &str, at: Option<&str>) -> ActResult {
         let Some(chord) = Chord::parse(key) else {
             let message = format!("`{}` is not a key; keys are such as `Enter`, `a` and `Control+A`", shorten(key, 50));
             return Err(failure(BrowseFailure::Invalid, message));
@@ -87,7 +87,7 @@ impl Act<'_> {
         Ok(())
     }
 
-    pub async fn select(&mut self, at: &str, options: &[String]) -> ActResult {
+    pub(crate) async fn select(&mut self, at: &str, options: &[String]) -> ActResult {
         let (element, _) = self.ready(at, Need::Seen).await?;
         let moment = settle::moment(&self.page);
         let _: Value = self.reader.apply(&self.page, &element, SELECT, &[json!(options)]).await?;
@@ -95,7 +95,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    pub async fn upload(&mut self, at: &str, files: &[String]) -> ActResult {
+    pub(crate) async fn upload(&mut self, at: &str, files: &[String]) -> ActResult {
         let Some(directory) = self.uploads else {
             return Err(failure(BrowseFailure::Invalid, "there are no files to upload"));
         };

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// A key, with the modifiers that are held down.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Chord {
+pub(super) struct Chord {
     modifiers: u8,
     key: String,
     code: String,
@@ -67,7 +67,7 @@ const ABOVE_DIGITS: &str = ")!@#$%^&*(";
 
 impl Chord {
     /// Parses a key such as `Enter`, `a` or `Control+Shift+A`.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let mut modifiers = 0;
         let mut rest = text;
         // The last part may itself be a plus sign.
@@ -115,7 +115,7 @@ impl Chord {
     }
 
     /// Returns the key that types a character.
-    pub fn of(one: char) -> Self {
+    pub(super) fn of(one: char) -> Self {
         let text = Some(one.to_string());
         let made = |code: String, number, shifted| {
             let modifiers = if shifted { SHIFT } else { 0 };
@@ -157,7 +157,7 @@ impl Chord {
     }
 
     /// Returns the key-down and the key-up event.
-    pub fn events(&self) -> [Value; 2] {
+    pub(super) fn events(&self) -> [Value; 2] {
         let kind = if self.text.is_some() { "keyDown" } else { "rawKeyDown" };
         let event = |kind: &str, text: Option<&str>| {
             let mut event = json!({

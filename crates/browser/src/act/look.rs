@@ -78,7 +78,7 @@ struct Remote {
 }
 
 impl Act<'_> {
-    pub async fn screenshot(&mut self, at: Option<&str>, full_page: bool) -> ActResult {
+    pub(crate) async fn screenshot(&mut self, at: Option<&str>, full_page: bool) -> ActResult {
         let place = match at {
             Some(at) => Some(self.place_of(at).await?),
             None => None,
@@ -131,7 +131,7 @@ impl Act<'_> {
         self.reader.apply(&self.page, &element, place, &[]).await
     }
 
-    pub async fn evaluate(&mut self, expression: &str) -> ActResult {
+    pub(crate) async fn evaluate(&mut self, expression: &str) -> ActResult {
         let mut evaluated = self.evaluate_in_page(expression).await?;
         if evaluated.result.r#type == "function" {
             // A client that passes a function wants the result of calling it.
@@ -171,14 +171,14 @@ impl Act<'_> {
         }
     }
 
-    pub async fn log(&self, max_lines: u32) -> BrowseResult {
+    pub(crate) async fn log(&self, max_lines: u32) -> BrowseResult {
         // Lines that the page has already written may still be on their way to the driver.
         settle::frame(&self.page).await;
         let (lines, dropped) = self.page.look(|tab| tab.log.last(max_lines as usize)).unwrap_or_default();
         BrowseResult::Log { lines, dropped }
     }
 
-    pub async fn wait_for(&mut self, text: &str, gone: bool) -> ActResult {
+    pub(crate) async fn wait_for(&mut self, text: &str, gone: bool) -> ActResult {
         let end = Instant::now() + self.left();
         loop {
             let begun = Instant::now();

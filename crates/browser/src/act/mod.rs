@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::page::Page;
 use crate::snapshot::{Element, Need, Point, Reader};
 
-pub use tabs::create;
+pub(crate) use tabs::create;
 
 /// Maximum wait for an element named by a selector to appear.
 const APPEARS: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ const AGAIN: Duration = Duration::from_millis(30);
 const MARGIN: Duration = Duration::from_millis(100);
 
 /// A request that is being performed.
-pub struct Act<'a> {
+pub(crate) struct Act<'a> {
     pub page: Page,
     pub reader: &'a mut Reader,
     pub until: Instant,
@@ -37,7 +37,7 @@ pub struct Act<'a> {
 type ActResult = Result<BrowseResult, BrowseError>;
 
 impl Act<'_> {
-    pub async fn run(&mut self, ask: &BrowserAction) -> ActResult {
+    pub(crate) async fn run(&mut self, ask: &BrowserAction) -> ActResult {
         match ask {
             BrowserAction::Open { url } => self.open(url).await,
             BrowserAction::Back => self.travel(-1).await,

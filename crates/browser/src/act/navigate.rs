@@ -38,7 +38,7 @@ struct HistoryEntry {
 }
 
 impl Act<'_> {
-    pub async fn open(&mut self, url: &str) -> ActResult {
+    pub(crate) async fn open(&mut self, url: &str) -> ActResult {
         let url = &cleaned(url);
         check(url)?;
         let moment = settle::moment(&self.page);
@@ -76,7 +76,7 @@ impl Act<'_> {
         });
     }
 
-    pub async fn travel(&mut self, by: i64) -> ActResult {
+    pub(crate) async fn travel(&mut self, by: i64) -> ActResult {
         let history: History = self.page.ask("Page.getNavigationHistory", json!({})).await?;
         let index = history.current_index.checked_add(by).and_then(|index| usize::try_from(index).ok());
         let Some(entry) = index.and_then(|index| history.entries.get(index)) else {
@@ -88,7 +88,7 @@ impl Act<'_> {
         self.moved(moment).await
     }
 
-    pub async fn reload(&mut self) -> ActResult {
+    pub(crate) async fn reload(&mut self) -> ActResult {
         let moment = settle::moment(&self.page);
         let _: serde_json::Value = self.page.ask("Page.reload", json!({})).await?;
         self.moved(moment).await
@@ -116,7 +116,7 @@ fn cleaned(url: &str) -> String {
 
 /// Accepts only addresses of web pages, and rejects the browser's own pages, files of the sandbox and disguised
 /// scripts.
-pub fn check(url: &str) -> Result<(), BrowseError> {
+pub(super) fn check(url: &str) -> Result<(), BrowseError> {
     let url = &cleaned(url);
     let shown = shorten(url, 200);
     if !url.contains(':') {

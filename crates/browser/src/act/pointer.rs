@@ -16,7 +16,7 @@ const REACHED: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 impl Act<'_> {
-    pub async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> ActResult {
+    pub(crate) async fn click(&mut self, at: &str, button: MouseButton, double: bool) -> ActResult {
         let (element, point) = self.ready(at, Need::Click).await?;
         self.reach(&element, point).await?;
         let moment = settle::moment(&self.page);
@@ -38,7 +38,7 @@ impl Act<'_> {
         Ok(BrowseResult::Done)
     }
 
-    pub async fn hover(&mut self, at: &str) -> ActResult {
+    pub(crate) async fn hover(&mut self, at: &str) -> ActResult {
         let (_, point) = self.ready(at, Need::Click).await?;
         let moment = settle::moment(&self.page);
         self.dispatch(vec![mouse("mouseMoved", point, "none", 0)]).await?;
@@ -81,7 +81,7 @@ impl Act<'_> {
         Ok(())
     }
 
-    pub async fn scroll(&mut self, at: Option<&str>, right: i32, down: i32) -> ActResult {
+    pub(crate) async fn scroll(&mut self, at: Option<&str>, right: i32, down: i32) -> ActResult {
         let moment = settle::moment(&self.page);
         match at {
             Some(at) => {

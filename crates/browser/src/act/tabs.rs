@@ -22,7 +22,7 @@ struct Created {
 }
 
 /// Creates a tab with a blank page, and shows it.
-pub async fn create(cdp: &Cdp, state: &SharedState) -> Result<Page, cdp::CdpError> {
+pub(crate) async fn create(cdp: &Cdp, state: &SharedState) -> Result<Page, cdp::CdpError> {
     state.change(|state| state.creating = true);
     let made = cdp.send(None, "Target.createTarget", json!({ "url": "about:blank" })).within::<Created>(PATIENCE).await;
     let came = match made {
@@ -47,7 +47,7 @@ pub async fn create(cdp: &Cdp, state: &SharedState) -> Result<Page, cdp::CdpErro
 }
 
 impl Act<'_> {
-    pub async fn tab(&mut self, ask: &TabAsk) -> ActResult {
+    pub(crate) async fn tab(&mut self, ask: &TabAsk) -> ActResult {
         match ask {
             TabAsk::List => {}
             TabAsk::New { url } => {

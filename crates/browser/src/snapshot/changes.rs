@@ -14,7 +14,7 @@ const SLACK: u32 = 20_000;
 
 /// A snapshot that was taken.
 #[derive(Debug, Clone)]
-pub struct Taken {
+pub(super) struct Taken {
     pub number: u64,
     /// Isolated world of the main frame. If it differs, the page is another one.
     pub world: String,
@@ -29,7 +29,7 @@ impl Taken {
     }
 }
 
-pub fn keep(all: &mut VecDeque<Taken>, taken: Taken) {
+pub(super) fn keep(all: &mut VecDeque<Taken>, taken: Taken) {
     if taken.chars() > MAX_CHARS {
         return;
     }
@@ -40,13 +40,13 @@ pub fn keep(all: &mut VecDeque<Taken>, taken: Taken) {
 }
 
 /// Returns how much has to be read to find everything that an earlier snapshot showed.
-pub fn budget(base: &Taken) -> u32 {
+pub(super) fn budget(base: &Taken) -> u32 {
     if base.whole { MAX_CHARS as u32 } else { 2 * base.chars() as u32 + SLACK }
 }
 
 /// Writes the changes into `snapshot`: new lines marked with `+`, below the lines that contain them, and the lines
 /// that are gone.
-pub fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot) {
+pub(super) fn tell(base: &Taken, now: &Taken, max_chars: usize, snapshot: &mut Snapshot) {
     let mut known: HashMap<(u64, &str), usize> = HashMap::new();
     for line in &base.lines {
         *known.entry((line.number, &line.text)).or_default() += 1;

@@ -21,7 +21,7 @@ const MAX_BUDGET: u32 = 1_000_000;
 
 /// A line of the outline, without its ref.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
-pub struct OutlineLine {
+pub(super) struct OutlineLine {
     pub depth: usize,
     /// Number of the ref, or 0 for a line that cannot be acted on.
     pub number: u64,
@@ -29,7 +29,7 @@ pub struct OutlineLine {
 }
 
 impl OutlineLine {
-    pub fn shown(&self) -> String {
+    pub(super) fn shown(&self) -> String {
         let indent = " ".repeat(self.depth.min(MAX_DEPTH));
         match self.number {
             0 => format!("{indent}{}", self.text),
@@ -92,7 +92,7 @@ impl ReadCursor {
 
 /// A snapshot that was cut: its position in each of the nested frames, the innermost last, and its number.
 #[derive(Debug, Clone)]
-pub struct CutSnapshot {
+pub(super) struct CutSnapshot {
     places: Vec<ReadCursor>,
     number: u64,
 }
@@ -112,7 +112,7 @@ struct Reading<'a> {
 
 impl Reader {
     /// Takes a snapshot of the page.
-    pub async fn snapshot(&mut self, tab: &impl TabAccess, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
+    pub(crate) async fn snapshot(&mut self, tab: &impl TabAccess, ask: &SnapshotAsk) -> Result<Snapshot, BrowseError> {
         let frames = tab.frames();
         let main = frames.first().ok_or_else(replaced)?.clone();
         if ask.since.is_some() && (ask.from.is_some() || ask.find.is_some() || ask.within.is_some() || ask.apart) {
@@ -353,7 +353,7 @@ fn replaced() -> BrowseError {
     error(BrowseFailure::Stale, "the page has changed meanwhile; take a new snapshot".into())
 }
 
-pub fn shown(lines: &[OutlineLine]) -> String {
+pub(super) fn shown(lines: &[OutlineLine]) -> String {
     lines.iter().map(OutlineLine::shown).collect::<Vec<_>>().join("\n")
 }
 

@@ -29,7 +29,7 @@ impl TabAccess for Bare {
     }
 
     async fn call(&self, session: &str, method: &str, params: Value) -> Result<Value, CallError> {
-        self.cdp.call(Some(session), method, params).await.map_err(|error| CallError::Refused(error.to_string()))
+        self.cdp.call(Some(session), method, params).await.map_err(|_| CallError::Refused)
     }
 }
 

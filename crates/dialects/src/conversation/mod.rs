@@ -1,6 +1,7 @@
 //! `conversation`: the dialect of the code sandbox document. Each call runs in a fresh process, and files with links
 //! belong to the conversation.
 
+use engine::DATA;
 use engine::op::{Environment, FileOwner, Language, Network, Op, RunOnce};
 use text::shown;
 
@@ -121,9 +122,6 @@ fn language(args: &Args) -> Result<Language, FieldError> {
         FieldError(format!("language is not supported: {}. Available: [python, typescript]", shown(asked)))
     })
 }
-
-/// Directory of a conversation's files.
-const DATA: &str = "/data";
 
 fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
     let place = FileOwner::Conversation(conversation(args)?);

@@ -1,12 +1,12 @@
 //! Renders outcomes as the document prints them. Its content type `output` does not exist in the protocol and every
 //! client drops it, so the same JSON is sent in a text block.
 
+use engine::DATA;
 use engine::op::{Captured, Ended, EngineError, FileKind, FileListing, Language, Outcome, Ran, RunOutcome};
 use serde::Serialize;
 use serde_json::Value;
 use text::{clipped, shown};
 
-use super::DATA;
 use crate::shared::files::written_length;
 use crate::shared::run::{add_denied, at_limit, pictures, signal_name, text_displays};
 use crate::shared::schema::{array, boolean, integer, object, object_with, string};

@@ -3,6 +3,7 @@
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+pub(crate) use engine::WORKSPACE;
 use engine::op::{FileEntry, FileKind, FileListing};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -17,9 +18,6 @@ pub(crate) const FILE_BUDGET: usize = 3 << 20;
 
 /// Upper bound of the length of a listing row without its path: member names, indents, a size of twenty digits, a time.
 const FILE_ROW: usize = 200;
-
-/// Directory in which code starts; paths are relative to it.
-pub(crate) const WORKSPACE: &str = "/workspace";
 
 /// Returns `text` as a path relative to `home`, or the reason why it is not below `home`. An absolute path below `home`
 /// is accepted, because models write it and mean the same.

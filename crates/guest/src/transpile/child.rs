@@ -20,7 +20,7 @@ use super::{Output, SourceCell, TranspileError, transpile};
 const STACK: usize = 256 << 20;
 
 /// Maximum length of an answer. The transpiler never sends a longer one.
-pub const MAX_ANSWER: usize = 64 << 20;
+const MAX_ANSWER: usize = 64 << 20;
 
 /// Code that is transpiled before the first request, with its result discarded. Whatever runs for the first time takes
 /// ten times as long.
@@ -31,13 +31,13 @@ const REQUEST_HEADER: usize = 13;
 const ANSWER_HEADER: usize = 9;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TranspileReply {
+pub(crate) enum TranspileReply {
     Done(Output),
     Refused(TranspileError),
     Broken(String),
 }
 
-pub fn request(cell: SourceCell<'_>) -> Vec<u8> {
+pub(crate) fn request(cell: SourceCell<'_>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(REQUEST_HEADER + cell.code.len());
     bytes.push(u8::from(cell.language == Language::Typescript));
     bytes.extend_from_slice(&cell.number.to_le_bytes());
@@ -48,7 +48,7 @@ pub fn request(cell: SourceCell<'_>) -> Vec<u8> {
 
 /// Parses the answer at the beginning of the bytes. Returns `None` while it is incomplete, and an error if it is
 /// invalid.
-pub fn answer_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'static str> {
+pub(crate) fn answer_from(bytes: &[u8]) -> Result<Option<TranspileReply>, &'static str> {
     let Some(&[kind, a0, a1, a2, a3, b0, b1, b2, b3]) = bytes.first_chunk::<ANSWER_HEADER>() else { return Ok(None) };
     let first = u32::from_le_bytes([a0, a1, a2, a3]) as usize;
     let second = u32::from_le_bytes([b0, b1, b2, b3]) as usize;
@@ -83,7 +83,7 @@ fn answer(out: &mut impl Write, answer: &TranspileReply) -> io::Result<()> {
     out.write_all(&bytes)
 }
 
-/// Answers requests until the input ends.
+/// Runs the transpiler: answers requests until the input ends.
 pub fn serve(input: impl Read + Send + 'static, output: impl Write + Send + 'static) -> io::Result<()> {
     let thread = std::thread::Builder::new().stack_size(STACK).spawn(move || answer_all(input, output))?;
     thread.join().unwrap_or_else(|_| Err(io::Error::other("the transpiler panicked")))

@@ -12,7 +12,8 @@ mod strip;
 #[cfg(test)]
 mod tests;
 
-pub use child::{MAX_ANSWER, TranspileReply, answer_from, request, serve};
+pub use child::serve;
+pub(crate) use child::{TranspileReply, answer_from, request};
 
 use oxc::diagnostics::OxcDiagnostic;
 use proto::Language;
@@ -22,17 +23,17 @@ const MAX_MAPPED: usize = 1 << 20;
 
 /// Code that checks whether a kernel still responds. It is not a cell of the user, so it is neither changed nor
 /// counted.
-pub const PROBE: &str = ";";
+pub(crate) const PROBE: &str = ";";
 
 #[derive(Debug, Clone, Copy)]
-pub struct SourceCell<'a> {
+pub(crate) struct SourceCell<'a> {
     pub language: Language,
     pub number: u64,
     pub code: &'a str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
+pub(crate) struct Output {
     pub code: String,
     /// Source map that leads back to the cell. It is absent if nothing was changed or the cell is too large.
     pub map: Option<String>,
@@ -40,14 +41,14 @@ pub struct Output {
 
 /// Explains to the author of a cell why it cannot run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TranspileError {
+pub(crate) struct TranspileError {
     /// Short description of the error.
     pub value: String,
     /// Description of the error with its position.
     pub text: String,
 }
 
-pub fn transpile(cell: SourceCell<'_>) -> Result<Output, TranspileError> {
+pub(crate) fn transpile(cell: SourceCell<'_>) -> Result<Output, TranspileError> {
     match cell.language {
         Language::Javascript | Language::Typescript if cell.code == PROBE => Ok(cell.unchanged()),
         Language::Python => Ok(cell.unchanged()),
@@ -70,7 +71,7 @@ pub fn transpile(cell: SourceCell<'_>) -> Result<Output, TranspileError> {
 
 /// An error and its position in the cell, in bytes.
 #[derive(Debug)]
-pub struct Fault {
+struct Fault {
     message: String,
     at: Option<usize>,
 }

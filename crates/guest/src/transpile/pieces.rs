@@ -7,21 +7,21 @@ use std::ops::Range;
 use oxc_sourcemap::{SourceMap, Token};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub(super) enum Piece {
     Source(Range<usize>),
     New(String),
 }
 
 /// Replaces a range of the source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Edit {
+pub(super) struct Edit {
     pub range: Range<usize>,
     pub text: String,
 }
 
 /// Appends the range of the source with `edits` applied. Edits at the same position are applied in the order in which
 /// they were made.
-pub fn append(pieces: &mut Vec<Piece>, range: Range<usize>, mut edits: Vec<Edit>) {
+pub(super) fn append(pieces: &mut Vec<Piece>, range: Range<usize>, mut edits: Vec<Edit>) {
     edits.sort_by_key(|edit| (edit.range.start, edit.range.end));
     let mut at = range.start;
     for edit in edits {
@@ -32,7 +32,7 @@ pub fn append(pieces: &mut Vec<Piece>, range: Range<usize>, mut edits: Vec<Edit>
     pieces.push(Piece::Source(at..range.end));
 }
 
-pub fn text(pieces: &[Piece], source: &str) -> String {
+pub(super) fn text(pieces: &[Piece], source: &str) -> String {
     pieces
         .iter()
         .map(|piece| match piece {
@@ -61,7 +61,7 @@ impl TextPosition {
 
 /// Returns the source map from the changed text to `original`. `origin` converts a position in `source` to one in
 /// `original`.
-pub fn map(
+pub(super) fn map(
     pieces: &[Piece],
     source: &str,
     name: &str,

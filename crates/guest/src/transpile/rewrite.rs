@@ -26,7 +26,7 @@ use super::Fault;
 use super::pieces::{Edit, Piece, append};
 use super::strip::no_jsx;
 
-pub fn rewrite(code: &str) -> Result<Vec<Piece>, Fault> {
+pub(super) fn rewrite(code: &str) -> Result<Vec<Piece>, Fault> {
     let allocator = Allocator::default();
     let (program, semantic) = understood(&allocator, code)?;
     let mut plan = Rewriter::new(code, names(&semantic));

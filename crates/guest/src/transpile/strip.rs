@@ -13,7 +13,7 @@ use oxc::transformer::{HelperLoaderMode, TransformOptions, Transformer};
 
 use super::Fault;
 
-pub struct Stripped {
+pub(super) struct Stripped {
     pub code: String,
     /// Pairs of a position in `code` and a position in the cell, sorted. Lines and columns start at 0; columns count
     /// UTF-16 units.
@@ -22,14 +22,14 @@ pub struct Stripped {
 
 impl Stripped {
     /// Returns the position in the cell from which the code at this position comes.
-    pub fn origin(&self, line: u32, column: u32) -> Option<(u32, u32)> {
+    pub(super) fn origin(&self, line: u32, column: u32) -> Option<(u32, u32)> {
         let after = self.places.partition_point(|(place, _)| *place <= (line, column));
         let (place, origin) = self.places.get(after.checked_sub(1)?)?;
         (place.0 == line).then_some(*origin)
     }
 }
 
-pub fn strip(code: &str) -> Result<Stripped, Fault> {
+pub(super) fn strip(code: &str) -> Result<Stripped, Fault> {
     let allocator = Allocator::default();
     let parsed = Parser::new(&allocator, code, SourceType::ts().with_module(true)).parse();
     if let Some(fault) = Fault::first_of(&parsed.diagnostics) {
@@ -107,6 +107,6 @@ fn is_jsx(code: &str) -> bool {
     parsed.diagnostics.is_empty()
 }
 
-pub fn no_jsx(fault: Fault) -> Fault {
+pub(super) fn no_jsx(fault: Fault) -> Fault {
     Fault { message: "JSX is not supported in a cell: call the functions it stands for".to_owned(), ..fault }
 }

@@ -53,7 +53,7 @@ async fn what_connects_inside_is_accepted_outside_and_nobody_else_has_the_socket
     }
     let place = Place::new("egress");
     let native = start(&place.0).await;
-    native.warm(&warm::python()).await.unwrap();
+    native.start_zygote(&warm::python()).await.unwrap();
     // Once with a network made for it, then with one that waited.
     for round in 0..3 {
         let sandbox = native.create(&with_reach(true)).await.unwrap();

@@ -102,18 +102,13 @@ fn w06_w07_an_ordinary_users_sandbox_has_inodes_of_its_own_too() {
     if !root() {
         return;
     }
-    let place = Place::new("user-inodes");
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let place = place_for_all("user-inodes");
     let targets: Vec<String> = shown(Path::new("/usr/bin/env"));
     let locks: Vec<_> = targets.iter().map(|path| lock(path).expect("nobody else has it")).collect();
     let lines: Vec<String> = targets.iter().map(|path| format!("flock -n {path} echo {path}")).collect();
     let kinds =
         "stat -f -c %T /usr /etc/ld.so.cache /etc/ssl/certs | sort -u; cat /proc/sys/kernel/random/boot_id /proc/locks";
-    for mode in ["sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    for mode in modes() {
         let state = place.0.join(mode);
         let words = ["serve", mode, state.to_str().unwrap()];
         let lines: Vec<&str> = lines.iter().map(String::as_str).chain([kinds]).collect();

@@ -7,16 +7,11 @@ fn an_ordinary_user_has_sandboxes_with_and_without_subordinate_ids() {
     if !root() {
         return;
     }
-    let place = Place::new("user");
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let place = place_for_all("user");
     let probe = "id -u; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/1/environ 2>&1; touch /usr/x 2>&1; \
                  dd if=/dev/zero of=/workspace/big bs=1M 2>&1 | grep -o 'No space left'; rm /workspace/big; \
                  i=0; while [ $i -lt 200 ]; do sleep 9 & i=$((i+1)); done 2>&1 | grep -o -m1 'annot fork'; kill $(pidof sleep); true";
-    for mode in ["sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    for mode in modes() {
         let state = place.0.join(mode);
         let Some(output) = as_user(&place, &["serve", mode, state.to_str().unwrap(), probe]) else { return };
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -41,13 +36,8 @@ fn an_ordinary_user_keeps_data_and_shares_directories_too() {
     if !root() {
         return;
     }
-    let place = Place::new("user-kept");
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    for mode in ["sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    let place = place_for_all("user-kept");
+    for mode in modes() {
         let state = place.0.join(mode);
         let words = ["keep", mode, state.to_str().unwrap()];
         let lines = [
@@ -111,8 +101,7 @@ async fn two_users_side_by_side_do_not_disturb_each_other() {
     if !root() {
         return;
     }
-    let (ours, theirs) = (Place::new("ours"), Place::new("theirs"));
-    fs::set_permissions(&theirs.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let (ours, theirs) = (Place::new("ours"), place_for_all("theirs"));
     let native = start(&ours.0).await;
     let sandbox = native.create(&spec()).await.unwrap();
     assert_eq!(sh(&*sandbox, "echo ours > /workspace/f; cat /workspace/f").await, "ours\n");
@@ -133,8 +122,7 @@ fn a_level_below_the_floor_is_refused_and_leaves_nothing() {
     if !root() {
         return;
     }
-    let place = Place::new("floor");
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let place = place_for_all("floor");
     let state = place.0.join("state");
     // Alone, a user has no host uid to give to a sandbox: never more than the middle level.
     let Some(output) = as_user(&place, &["floor", "single", state.to_str().unwrap()]) else { return };
@@ -152,13 +140,8 @@ fn w34_a_users_other_processes_cannot_look_into_its_server() {
     if !root() {
         return;
     }
-    let place = Place::new("private");
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    for mode in ["sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    let place = place_for_all("private");
+    for mode in modes() {
         let state = place.0.join(mode);
         let Some(output) = as_user(&place, &["private", mode, state.to_str().unwrap()]) else { return };
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

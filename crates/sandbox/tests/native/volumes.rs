@@ -20,7 +20,8 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     let below = Mounted::new("tmpfs", &ro.join("below"), 4321);
     put(&ro.join("below/theirs"), 0o666, 4321);
     let plain = Mounted::new("ramfs", &place.0.join("plain"), 4321);
-    let native = start_without_spares(&place.0).await;
+    let config = NativeConfig { spares: 0, ..config(&place.0) };
+    let (native, isolation) = Native::start(spawn_launcher_from(&helper()).unwrap(), config).await.unwrap();
     let before = Left::count(&place.0);
     let volumes = vec![
         share(&rw, "/shared/rw", false),
@@ -61,7 +62,7 @@ async fn a_shared_directory_is_the_sandboxs_inside_and_its_owners_outside() {
     // No file system of a host's that takes part in mapping.
     let notes: Vec<_> = sandbox.isolation().missing.iter().filter(|l| l.contains("/shared/plain")).collect();
     assert_eq!(notes.len(), 1, "{:?}", sandbox.isolation());
-    assert_eq!(sandbox.isolation().level, native.preflight().await.unwrap().level);
+    assert_eq!(sandbox.isolation().level, isolation.level);
     assert_eq!(sh(&*sandbox, "echo x > /shared/plain/ours; stat -c %u /shared/plain/ours").await, "1000\n");
     assert!(owner(&place.0.join("plain/ours")) >= jail::ids::ROOT_BASE);
     sandbox.destroy().await.unwrap();

@@ -93,7 +93,7 @@ async fn a_forked_kernel_is_a_child_of_the_guest_and_ends_as_one() {
     let native = start(&place.0).await;
     let sandbox = native.create(&spec()).await.unwrap();
     assert!(matches!(sandbox.fork_zygote().await, Err(BackendError::Unavailable { .. })));
-    native.warm(&python()).await.unwrap();
+    native.start_zygote(&python()).await.unwrap();
     let mut kernel = Kernel::new(&*sandbox).await;
     let said =
         kernel.run("print(os.getpid(), os.getppid(), os.getuid(), os.getcwd(), dict(os.environ), flush=True)").await;
@@ -115,7 +115,7 @@ async fn a_forked_kernel_is_held_before_it_reads_anything() {
     }
     let place = Place::new("held");
     let native = start(&place.0).await;
-    native.warm(&python()).await.unwrap();
+    native.start_zygote(&python()).await.unwrap();
     let sandbox = native.create(&spec()).await.unwrap();
     let guest = guest_of(&*sandbox).await;
     let inner = fork(&*sandbox).await;
@@ -211,7 +211,7 @@ async fn w06_a_forked_kernel_does_not_see_who_else_runs_its_program() {
     }
     let place = Place::new("warm-inodes");
     let native = start(&place.0).await;
-    native.warm(&python()).await.unwrap();
+    native.start_zygote(&python()).await.unwrap();
     let (one, other) = (native.create(&spec()).await.unwrap(), native.create(&spec()).await.unwrap());
     let mut kernel = Kernel::new(&*one).await;
     let watch = "libc = ctypes.CDLL(None); queue = libc.inotify_init1(os.O_NONBLOCK); \
@@ -232,7 +232,7 @@ async fn two_hundred_kernels_in_five_sandboxes_are_where_they_belong() {
     }
     let place = Place::new("many");
     let native = start_without_spares(&place.0).await;
-    native.warm(&python()).await.unwrap();
+    native.start_zygote(&python()).await.unwrap();
     let spec = SandboxSpec { limits: Limits { pids: 100, memory_bytes: 512 << 20, ..LIMITS }, ..spec() };
     let mut sandboxes = Vec::new();
     for _ in 0..5 {
@@ -265,7 +265,7 @@ async fn two_hundred_kernels_in_five_sandboxes_are_where_they_belong() {
     let after = count();
     assert_eq!(after, before);
     assert_eq!(
-        native.warmth().await,
+        native.zygote_status().await,
         Some(sandbox::ZygoteStatus { ready: true, forks: 200, ..sandbox::ZygoteStatus::default() })
     );
     native.shutdown().await;
@@ -285,7 +285,7 @@ async fn an_interpreter_that_dies_is_started_again_and_what_it_made_lives_on() {
     }
     let place = Place::new("again");
     let native = start(&place.0).await;
-    native.warm(&python()).await.unwrap();
+    native.start_zygote(&python()).await.unwrap();
     let sandbox = native.create(&spec()).await.unwrap();
     let mut old = Kernel::new(&*sandbox).await;
     let waiting = fork(&*sandbox).await;
@@ -305,7 +305,7 @@ async fn an_interpreter_that_dies_is_started_again_and_what_it_made_lives_on() {
     let new = sh(&*sandbox, "@take").await.trim().parse().unwrap();
     assert_eq!(Kernel::equip(&*sandbox, new).await.run("print(3, flush=True)").await, "3");
     assert_eq!(
-        native.warmth().await,
+        native.zygote_status().await,
         Some(sandbox::ZygoteStatus { ready: true, forks: 3, restarts: 1, ..sandbox::ZygoteStatus::default() })
     );
     native.shutdown().await;
@@ -320,7 +320,7 @@ async fn an_interpreter_that_made_many_is_replaced_while_it_serves() {
     let place = Place::new("rotate");
     let native = start(&place.0).await;
     let rotation = Rotation { forks: 3, not_before: Duration::ZERO, after: Duration::from_secs(3600) };
-    native.warm_rotating(&python(), rotation).await.unwrap();
+    native.start_zygote_rotating(&python(), rotation).await.unwrap();
     let sandbox = native.create(&spec()).await.unwrap();
     let [first] = interpreters()[..] else { panic!("{:?}", interpreters()) };
     let mut made = 0;
@@ -332,8 +332,8 @@ async fn an_interpreter_that_made_many_is_replaced_while_it_serves() {
         assert!(made < 10_000);
     }
     assert!(made >= 3);
-    let warmth = native.warmth().await.unwrap();
-    assert_eq!((warmth.ready, warmth.restarts), (true, 0));
+    let status = native.zygote_status().await.unwrap();
+    assert_eq!((status.ready, status.restarts), (true, 0));
     native.shutdown().await;
 }
 
@@ -362,7 +362,7 @@ async fn an_interpreter_that_does_not_start_is_told_with_its_reason() {
         (ZygoteSpec { argv: vec!["/usr/bin/nothing".into()], ..python() }, "`/usr/bin/nothing`: No such file"),
         (ZygoteSpec { runtime: vec!["/no/such/place".into()], ..python() }, "/no/such/place"),
     ] {
-        match native.warm(&spec).await {
+        match native.start_zygote(&spec).await {
             Err(BackendError::Unavailable { why, .. }) => assert!(why.contains(reason), "{why}"),
             other => panic!("{reason}: {other:?}"),
         }
@@ -372,12 +372,12 @@ async fn an_interpreter_that_does_not_start_is_told_with_its_reason() {
         "import os\nos.write(3, b'j' + b'{{\"not_imported\": {{\"numpy\": \"why\"}}}}')\n{}",
         include_str!("warm.py")
     );
-    native.warm(&with(&without)).await.unwrap();
-    let not_imported = native.warmth().await.unwrap().not_imported;
+    native.start_zygote(&with(&without)).await.unwrap();
+    let not_imported = native.zygote_status().await.unwrap().not_imported;
     assert_eq!(not_imported, [("numpy".to_owned(), "why".to_owned())].into());
     // Another one takes its place.
-    native.warm(&python()).await.unwrap();
-    assert_eq!(native.warmth().await.unwrap().not_imported, [].into());
+    native.start_zygote(&python()).await.unwrap();
+    assert_eq!(native.zygote_status().await.unwrap().not_imported, [].into());
     let sandbox = native.create(&spec()).await.unwrap();
     Kernel::new(&*sandbox).await;
     native.shutdown().await;
@@ -391,7 +391,7 @@ async fn a_sandbox_ends_at_once_whatever_is_being_forked_into_it() {
     }
     let place = Place::new("end");
     let native = start(&place.0).await;
-    native.warm(&python()).await.unwrap();
+    native.start_zygote(&python()).await.unwrap();
     let before = Left::count(&place.0);
     for round in 0..30 {
         let sandbox = native.create(&spec()).await.unwrap();
@@ -405,20 +405,15 @@ async fn a_sandbox_ends_at_once_whatever_is_being_forked_into_it() {
         );
         assert!(matches!(sandbox.fork_zygote().await, Err(BackendError::Gone(_))));
     }
-    assert_eq!(native.warmth().await.map(|warmth| (warmth.ready, warmth.restarts)), Some((true, 0)));
+    assert_eq!(native.zygote_status().await.map(|status| (status.ready, status.restarts)), Some((true, 0)));
     wait_for("everything gone", || Left::count(&place.0).processes == before.processes);
     native.shutdown().await;
 }
 
 /// The modes that a server can have here, each with what a helper says that was started in it with these words.
 fn in_every_mode(name: &str, words: &[&str], mut check: impl FnMut(&str, &str)) {
-    let place = Place::new(name);
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    for mode in ["root", "sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    let place = place_for_all(name);
+    for mode in ["root"].into_iter().chain(modes()) {
         let state = place.0.join(mode);
         let words = [&[words[0], mode, state.to_str().unwrap()], &words[1..]].concat();
         let output = if mode == "root" { as_root(&place, &words) } else { as_user(&place, &words) };
@@ -461,7 +456,7 @@ async fn w05_w10_a_guest_that_dies_while_kernels_come_costs_nobody_the_interpret
     }
     let place = Place::new("killed");
     let native = start(&place.0).await;
-    native.warm(&python()).await.unwrap();
+    native.start_zygote(&python()).await.unwrap();
     let first = interpreters();
     let neighbour = native.create(&spec()).await.unwrap();
     for _ in 0..30 {
@@ -480,8 +475,8 @@ async fn w05_w10_a_guest_that_dies_while_kernels_come_costs_nobody_the_interpret
         fork(&*neighbour).await;
     }
     assert_eq!(interpreters(), first);
-    let warmth = native.warmth().await.unwrap();
-    assert_eq!((warmth.ready, warmth.restarts), (true, 0));
+    let status = native.zygote_status().await.unwrap();
+    assert_eq!((status.ready, status.restarts), (true, 0));
     native.shutdown().await;
     wait_for("the end of the launcher", || descendants().is_empty());
 }
@@ -491,8 +486,7 @@ fn an_ordinary_user_forks_kernels_with_and_without_subordinate_ids() {
     if !root() {
         return;
     }
-    let place = Place::new("user-warm");
-    fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let place = place_for_all("user-warm");
     let lines = [
         "print(os.getppid(), os.getuid(), os.getgroups(), sorted(os.listdir('/proc/self/fd')), flush=True)",
         "print([l.split()[1] for l in open('/proc/self/status') if l.split(':')[0] in ('CapEff', 'CapBnd', 'NoNewPrivs', 'Seccomp')], flush=True)",
@@ -500,11 +494,7 @@ fn an_ordinary_user_forks_kernels_with_and_without_subordinate_ids() {
         "print(os.access('/proc/1/environ', os.R_OK), os.access('/usr/bin/python3', os.W_OK), open('/workspace/x', 'w').write('abc'), flush=True)",
         "print(os.kill(1, 0), flush=True)",
     ];
-    for mode in ["sub", "single"] {
-        if mode == "sub" && !Path::new("/usr/bin/newuidmap").exists() {
-            skip("newuidmap is not installed");
-            continue;
-        }
+    for mode in modes() {
         let state = place.0.join(mode);
         let words = ["warm", mode, state.to_str().unwrap()];
         let Some(output) = as_user(&place, &[&words[..], &lines[..]].concat()) else { return };

@@ -84,8 +84,8 @@ impl Trial {
     async fn warm(self, spec: &ZygoteSpec) -> Result<BTreeMap<String, String>, Failed> {
         let work = async {
             let (backend, _) = self.native.start_quietly().await?;
-            let warmed = backend.warm(spec).await;
-            let warmth = backend.warmth().await.unwrap_or_default();
+            let warmed = backend.start_zygote(spec).await;
+            let warmth = backend.zygote_status().await.unwrap_or_default();
             backend.shutdown().await;
             warmed?;
             Ok(warmth.not_imported)

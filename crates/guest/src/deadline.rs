@@ -19,14 +19,14 @@ const SOON: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+enum Why {
     TimedOut,
     Cancelled,
 }
 
 /// A step that has to be taken now. Each step comes once, in this order; only `Again` comes several times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     Interrupt,
     Nudge,
     Again,
@@ -34,7 +34,7 @@ pub enum Step {
 }
 
 #[derive(Debug)]
-pub struct CallDeadline {
+pub(crate) struct CallDeadline {
     pub started: Instant,
     ends: Instant,
     grace: Duration,
@@ -51,38 +51,34 @@ struct Stop {
 }
 
 impl CallDeadline {
-    pub fn new(started: Instant, deadline: Deadline) -> Self {
+    pub(crate) fn new(started: Instant, deadline: Deadline) -> Self {
         let bounded = |ms| Duration::from_millis(ms).min(LONGEST);
         Self { started, ends: started + bounded(deadline.after_ms), grace: bounded(deadline.grace_ms), stop: None }
     }
 
     /// Stops the call because the host asks for it. If the call is already being stopped, the first reason stays.
-    pub fn cancel(&mut self, now: Instant) {
+    pub(crate) fn cancel(&mut self, now: Instant) {
         self.stop.get_or_insert(Stop::new(Why::Cancelled, now));
     }
 
-    pub fn is_over(&self, now: Instant) -> bool {
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
         now >= self.ends
     }
 
-    pub fn stopping(&self) -> Option<Why> {
-        self.stop.as_ref().map(|stop| stop.why)
-    }
-
     /// Returns whether the stop came so soon that its interrupt may be lost.
-    pub fn stopped_soon(&self) -> bool {
+    pub(crate) fn stopped_soon(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.at < self.started + SOON)
     }
 
     /// Returns the status with which the call ends, if it was stopped.
-    pub fn status(&self, state_kept: bool) -> Option<RunStatus> {
-        self.stopping().map(|why| match why {
+    pub(crate) fn status(&self, state_kept: bool) -> Option<RunStatus> {
+        self.stop.as_ref().map(|stop| match stop.why {
             Why::TimedOut => RunStatus::TimedOut { state_kept },
             Why::Cancelled => RunStatus::Cancelled { state_kept },
         })
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         match &self.stop {
             None => Some(self.ends),
             Some(stop) => stop.next.map(|step| stop.time_of(step, self.grace)),
@@ -90,7 +86,7 @@ impl CallDeadline {
     }
 
     /// Returns the next step if its time has come.
-    pub fn due(&mut self, now: Instant) -> Option<Step> {
+    pub(crate) fn due(&mut self, now: Instant) -> Option<Step> {
         if self.stop.is_none() && self.is_over(now) {
             self.stop = Some(Stop::new(Why::TimedOut, now));
         }
