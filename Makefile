@@ -4,11 +4,12 @@
 # neighbours  what one tenant notices of another's attacks, writes docs/neighbours.md
 # browser install Chromium for the sandboxes               clean  remove what was built
 # test-vm the program on other kernels, with cgroup v2 and systemd, under emulation (docs/lab.md)
+# measure lines, function lengths, repeated names; AGAINST=REV compares with a revision, LIST=1 names what was counted
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run browser test test-vm hostile neighbours bench check clean needs
+.PHONY: build run browser test test-vm hostile neighbours bench check measure clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -67,6 +68,9 @@ check:
 	$(CARGO) deny --locked check licenses bans sources; \
 	if $(CARGO) deny --locked fetch db; then $(CARGO) deny --locked check advisories; else echo 'SKIP advisories: the database is out of reach' >&2; fi
 	RUSTDOCFLAGS='--deny warnings' $(CARGO) doc --locked --workspace --no-deps --quiet
+
+measure:
+	@scripts/measure $(if $(AGAINST),--against '$(AGAINST)') $(if $(LIST),--list)
 
 clean:
 	$(CARGO) clean

@@ -11,7 +11,8 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use testkit::http::Connection;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio_rustls::client::TlsStream;
@@ -381,20 +382,17 @@ async fn the_authority_is_good_for_its_hosts_alone() {
 
 /// Code that watches in which pieces answers arrive.
 struct Watcher {
-    stream: BufReader<TlsStream<TcpStream>>,
+    connection: Connection<TlsStream<TcpStream>>,
     host: String,
 }
 
 impl Watcher {
     async fn new(place: &Place) -> Self {
-        let mut stream = TcpStream::connect(&place.env["HTTP_PROXY"]["http://".len()..]).await.unwrap();
-        stream.set_nodelay(true).unwrap();
+        let proxy = place.env["HTTP_PROXY"]["http://".len()..].parse().unwrap();
+        let mut tunnel = Connection::open(proxy).await.unwrap();
         let host = format!("api.test:{}", place.port);
-        stream.write_all(format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            head.push(stream.read_u8().await.unwrap());
-        }
+        tunnel.send("CONNECT", &host, &[("host", &host)], b"").await.unwrap();
+        assert_eq!(tunnel.head().await.unwrap().status, 200);
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(
             CertificateDer::pem_file_iter(&place.env["NODE_EXTRA_CA_CERTS"]).unwrap().map(Result::unwrap),
@@ -405,45 +403,31 @@ impl Watcher {
             .with_root_certificates(roots)
             .with_no_client_auth();
         let name = ServerName::try_from("api.test").unwrap();
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
-        Self { stream: BufReader::new(stream), host }
-    }
-
-    async fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).await.unwrap();
-        line.trim_end().to_owned()
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, tunnel.into_stream()).await.unwrap();
+        Self { connection: Connection::over(stream), host }
     }
 
     /// The sizes of the pieces of an answer that has this text at the end of its first half.
     async fn sizes(&mut self, form: &str, text: &str) -> Vec<usize> {
         let body = format!("{}{text}", "x".repeat(100));
-        let length = body.len();
-        let request =
-            format!("POST /paused/{form} HTTP/1.1\r\nHost: {}\r\nContent-Length: {length}\r\n\r\n{body}", self.host);
-        self.stream.get_mut().write_all(request.as_bytes()).await.unwrap();
-        let (mut length, mut sizes) = (0, Vec::new());
-        loop {
-            match self.line().await.to_lowercase() {
-                line if line.is_empty() => break,
-                line => length = line.strip_prefix("content-length: ").map_or(length, |n| n.parse().unwrap()),
-            }
-        }
+        let (path, host) = (format!("/paused/{form}"), [("host", self.host.as_str())]);
+        self.connection.send("POST", &path, &host, body.as_bytes()).await.unwrap();
+        let mut answer = self.connection.head().await.unwrap();
         if form == "plain" {
-            sizes.push(self.stream.fill_buf().await.unwrap().len());
+            let sizes = vec![self.connection.peek().await.len()];
             GO_ON.add_permits(1);
-            self.stream.read_exact(&mut vec![0; length]).await.unwrap();
+            self.connection.body(&mut answer).await.unwrap();
             return sizes;
         }
+        let mut sizes = Vec::new();
         loop {
-            let size = usize::from_str_radix(&self.line().await, 16).unwrap();
+            let chunk = self.connection.chunk().await.unwrap();
             if sizes.is_empty() {
                 GO_ON.add_permits(1);
             }
-            self.stream.read_exact(&mut vec![0; size + 2]).await.unwrap();
-            match size {
-                0 => return sizes,
-                _ => sizes.push(size),
+            match chunk {
+                None => return sizes,
+                Some(chunk) => sizes.push(chunk.len()),
             }
         }
     }

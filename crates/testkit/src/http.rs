@@ -1,15 +1,23 @@
-//! An HTTP/1.1 client that sends exactly the bytes it is told to, and an MCP client on top of it, for tests of the built server.
+//! A blocking HTTP/1.1 client and an MCP client on top of it, for tests of the built server.
 //!
-//! Blocking, so that a test with many clients gives each of them a thread. Every wait is bounded.
+//! Blocking, so that a test with many clients gives each of them a thread. Every wait is bounded. Tests in an asynchronous
+//! runtime use [`Connection`], which this client is made of, too.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+mod connection;
+
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+pub use connection::{Answer, Connection};
 
 /// Longer than any deadline a test sets, shorter than a test runner's patience.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -17,42 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// What a client that takes everything says.
 pub const BOTH: &str = "application/json, text/event-stream";
 
-/// One connection.
-pub struct Wire {
-    stream: BufReader<TcpStream>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
-}
-
-impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
-    }
-
-    pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
-    }
-
-    pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {} {}", self.status, self.text()))
-    }
-
-    /// The JSON-RPC messages in it, whether it is one document or a stream.
-    pub fn messages(&self) -> Vec<Value> {
-        let is_stream = self.header("content-type").is_some_and(|kind| kind.starts_with("text/event-stream"));
-        if !is_stream {
-            return if self.body.is_empty() { Vec::new() } else { vec![self.json()] };
-        }
-        let text = self.text();
-        let data = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| !data.is_empty());
-        data.map(|data| serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}"))).collect()
-    }
-}
+/// A blocking connection.
+pub struct Wire(Connection<Blocking>);
 
 impl Wire {
     pub fn open(address: SocketAddr) -> io::Result<Self> {
@@ -60,120 +34,100 @@ impl Wire {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Ok(Self(Connection::over(Blocking(stream))))
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.get_mut().write_all(bytes)
+        at_once(self.0.write(bytes))
     }
 
-    /// A request with a length, a host if none is given, and nothing else that was not asked for.
     pub fn send(&mut self, method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<()> {
-        let mut head = format!("{method} {target} HTTP/1.1\r\n");
-        if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
-            head += "host: localhost\r\n";
-        }
-        for (name, value) in headers {
-            head += &format!("{name}: {value}\r\n");
-        }
-        if method == "POST" || !body.is_empty() {
-            head += &format!("content-length: {}\r\n", body.len());
-        }
-        self.write(&[head.as_bytes(), b"\r\n", body].concat())
+        at_once(self.0.send(method, target, headers, body))
     }
 
     pub fn ask(&mut self, method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Answer> {
-        self.send(method, target, headers, body)?;
-        let mut answer = self.head()?;
-        if method != "HEAD" {
-            self.body(&mut answer)?;
-        }
-        Ok(answer)
+        at_once(self.0.ask(method, target, headers, body))
     }
 
-    /// Status line and headers. An error of the kind `UnexpectedEof` if the server closed before the first byte.
     pub fn head(&mut self) -> io::Result<Answer> {
-        let line = self.line()?;
-        let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let mut answer = Answer { status: status.ok_or_else(|| broken(&line))?, ..Answer::default() };
-        loop {
-            let line = self.line()?;
-            if line.is_empty() {
-                return Ok(answer);
-            }
-            let (name, value) = line.split_once(':').ok_or_else(|| broken(&line))?;
-            answer.headers.push((name.to_owned(), value.trim().to_owned()));
-        }
+        at_once(self.0.head())
     }
 
-    /// An answer of which a part is missing is an error.
     pub fn answer(&mut self) -> io::Result<Answer> {
-        let mut answer = self.head()?;
-        self.body(&mut answer)?;
-        Ok(answer)
+        at_once(self.0.answer())
     }
 
-    /// The body that belongs to a head.
     pub fn body(&mut self, answer: &mut Answer) -> io::Result<()> {
-        if let Some(length) = answer.header("content-length") {
-            let length: usize = length.parse().map_err(|_| broken(length))?;
-            answer.body.resize(length, 0);
-            self.stream.read_exact(&mut answer.body)?;
-        } else if answer.header("transfer-encoding").is_some() {
-            while let Some(chunk) = self.chunk()? {
-                answer.body.extend(chunk);
-            }
-        }
-        Ok(())
+        at_once(self.0.body(answer))
     }
 
-    /// The next piece of a chunked body.
     pub fn chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let line = self.line()?;
-        let length = usize::from_str_radix(&line, 16).map_err(|_| broken(&line))?;
-        let mut chunk = vec![0; length + 2];
-        self.stream.read_exact(&mut chunk)?;
-        chunk.truncate(length);
-        Ok((length > 0).then_some(chunk))
-    }
-
-    fn line(&mut self) -> io::Result<String> {
-        let mut line = Vec::new();
-        self.stream.read_until(b'\n', &mut line)?;
-        match line.as_slice() {
-            [text @ .., b'\r', b'\n'] => Ok(String::from_utf8_lossy(text).into_owned()),
-            [] => Err(io::ErrorKind::UnexpectedEof.into()),
-            other => Err(broken(&String::from_utf8_lossy(other))),
-        }
+        at_once(self.0.chunk())
     }
 
     /// Everything until the server closes; a reset is an end, too.
     pub fn rest(&mut self) -> String {
-        let mut rest = Vec::new();
-        let _ = self.stream.read_to_end(&mut rest);
-        String::from_utf8_lossy(&rest).into_owned()
+        String::from_utf8_lossy(&at_once(self.0.rest())).into_owned()
     }
 
-    /// Nothing more will be sent.
-    pub fn half_close(&self) -> io::Result<()> {
-        self.stream.get_ref().shutdown(Shutdown::Write)
+    /// Says that nothing more will be sent.
+    pub fn half_close(&mut self) -> io::Result<()> {
+        at_once(self.0.half_close())
     }
 
-    /// Nothing was sent that has not been read.
+    /// Whether nothing was sent that has not been read.
     pub fn is_quiet(&mut self) -> bool {
-        let stream = self.stream.get_ref();
+        let stream = &self.0.stream().0;
         let waiting = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
         let _ = stream.set_nonblocking(false);
-        self.stream.buffer().is_empty() && waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        self.0.read_ahead().is_empty() && waiting.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        self.stream.get_ref().set_read_timeout(Some(patience))
+    pub fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
+        self.0.stream().0.set_read_timeout(Some(patience))
     }
 }
 
-fn broken(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not HTTP: {what:?}"))
+/// A socket that blocks, as an asynchronous one that is always ready.
+struct Blocking(TcpStream);
+
+impl AsyncRead for Blocking {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = uninterrupted(|| self.0.read(buffer.initialize_unfilled()));
+        Poll::Ready(read.map(|length| buffer.advance(length)))
+    }
+}
+
+impl AsyncWrite for Blocking {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(uninterrupted(|| self.0.write(bytes)))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.0.flush())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.0.shutdown(Shutdown::Write))
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+/// The result of a future over streams that are always ready.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => unreachable!("a blocking socket is always ready"),
+    }
 }
 
 /// In what way a client speaks.

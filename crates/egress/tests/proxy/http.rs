@@ -16,7 +16,7 @@ async fn a_request_is_written_anew_for_the_host() {
          Proxy-Connection: keep-alive\r\nConnection: X-Mine\r\nX-Mine: 1\r\nTE: trailers\r\nUpgrade: h2c\r\nX-Kept: 1\r\n\r\n"
     );
     let answer = place.ask(&request).await;
-    assert_eq!((answer.status, answer.body.as_str()), (200, "hello"));
+    assert_eq!((answer.status, answer.text().as_str()), (200, "hello"));
     assert_eq!((answer.header("x-own"), answer.header("keep-alive")), (Some("1"), None));
     assert_eq!(heard.texts(), [format!("GET /path?q=1 HTTP/1.1\r\nHost: a.test:{port}\r\nX-Kept: 1\r\n\r\n")]);
 }
@@ -45,7 +45,7 @@ async fn a_connection_to_a_host_is_used_again_by_the_same_client() {
     for (port, times) in [(port, 5), (closing, 3), (port, 2)] {
         for _ in 0..times {
             client.send(format!("GET http://a.test:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n")).await;
-            assert_eq!(client.answer().await.body, "hello");
+            assert_eq!(client.answer().await.text(), "hello");
         }
     }
     assert_eq!((heard.connections(), closed.connections()), (2, 3));
@@ -61,7 +61,7 @@ async fn a_denial_is_a_sentence_in_the_answer_in_the_sink_and_at_the_gate() {
                     sandpool.toml: [network.policy.t] allow = [\"other.test\"].";
     assert_eq!((answer.status, answer.header("x-sandpool-denied")), (403, Some("1")));
     assert_eq!(answer.header("content-type"), Some("text/plain; charset=utf-8"));
-    assert_eq!((answer.body.as_str(), answer.reason.as_str()), (format!("{sentence}\n").as_str(), sentence));
+    assert_eq!((answer.text().as_str(), answer.reason.as_str()), (format!("{sentence}\n").as_str(), sentence));
     assert_eq!(place.sentences(), [sentence]);
     let (denials, more) = place.gate().denied_since(mark);
     assert_eq!((denials.len(), denials[0].what.as_str(), more), (1, "GET http://other.test/a/path", 0));
@@ -86,7 +86,7 @@ async fn what_fails_behind_the_proxy_is_said_and_is_no_denial() {
     ] {
         let answer = place.ask(&format!("GET http://{target}/ HTTP/1.1\r\nHost: x\r\n\r\n")).await;
         assert_eq!((answer.status, answer.header("x-sandpool-denied")), (status, None));
-        assert_eq!(answer.body, sentence);
+        assert_eq!(answer.text(), sentence);
     }
     let answer = place.ask("GET https://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n").await;
     assert_eq!(answer.status, 400);
@@ -144,7 +144,7 @@ async fn a_request_cannot_hide_another_one() {
         let place = Place::new(&[port], |_| {});
         let mut client = place.client().await;
         client.send(request.replace("PORT", &port.to_string())).await;
-        client.0.get_mut().shutdown().await.unwrap();
+        client.0.half_close().await.unwrap();
         client.rest().await;
         // Each message that the host heard is whole: its length is what its head says.
         for text in heard.texts() {
@@ -180,7 +180,7 @@ async fn a_request_that_can_be_read_in_two_ways_is_not_sent() {
         ("POST http://a.test:PORT/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
     ] {
         let answer = place.ask(&request.replace("PORT", &port.to_string())).await;
-        assert_eq!(answer.status, status, "{request}: {}", answer.body);
+        assert_eq!(answer.status, status, "{request}: {}", answer.text());
     }
     assert_eq!(heard.connections(), 0);
 }
@@ -193,9 +193,9 @@ async fn methods_are_judged() {
     assert_eq!(place.ask(&ask("GET")).await.status, 200);
     let answer = place.ask(&ask("POST")).await;
     assert_eq!(answer.status, 403);
-    assert!(answer.body.contains("does not allow the method POST"), "{}", answer.body);
+    assert!(answer.text().contains("does not allow the method POST"), "{}", answer.text());
     let answer = place.ask(&format!("CONNECT a.test:{port} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
-    assert!(answer.body.contains("what is inside this connection cannot be seen"), "{}", answer.body);
+    assert!(answer.text().contains("what is inside this connection cannot be seen"), "{}", answer.text());
     assert_eq!(heard.connections(), 1);
 }
 
@@ -230,7 +230,7 @@ async fn heads_are_bounded() {
     let mut client = place.client().await;
     let long = format!("GET http://a.test/ HTTP/1.1\r\nX: {}\r\n\r\n", "a".repeat(1 << 20));
     // It may be cut off before all of it is taken.
-    let _ = client.0.get_mut().write_all(long.as_bytes()).await;
+    let _ = client.0.write(long.as_bytes()).await;
     let rest = client.rest().await;
     assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&rest));
 }

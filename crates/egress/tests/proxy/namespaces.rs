@@ -130,7 +130,7 @@ async fn judged(names: &Names, own: &Hits) {
     // What is public is reached, by either protocol.
     for target in ["public.test", "six.test", "intranet", "written-down.test", PUBLIC, &format!("[{PUBLIC_6}]")] {
         let answer = place.ask(&get(target)).await;
-        assert_eq!((answer.status, answer.body.as_str()), (200, "world"), "{target}");
+        assert_eq!((answer.status, answer.text().as_str()), (200, "world"), "{target}");
     }
     let before = hits();
 
@@ -150,16 +150,16 @@ async fn judged(names: &Names, own: &Hits) {
         let literal = if address.contains(':') { format!("[{address}]") } else { address.clone() };
         for port in [80, 8080] {
             let answer = place.ask(&get(&format!("{literal}:{port}"))).await;
-            assert_eq!(answer.status, 403, "{literal}:{port}: {}", answer.body);
+            assert_eq!(answer.status, 403, "{literal}:{port}: {}", answer.text());
         }
         assert_eq!(connect(&mut place.client().await, &format!("{literal}:8080")).await, 403, "{literal}");
     }
     // The same by names that lead there.
     for name in ["private.test", "metadata.test", "own.test", "six-private.test", "mapped.test", "loopback.test"] {
         let answer = place.ask(&get(name)).await;
-        assert_eq!(answer.status, 403, "{name}: {}", answer.body);
-        assert!(answer.body.contains(&format!("{name} leads to ")), "{}", answer.body);
-        assert!(!answer.body.contains("10.0.0.5") && !answer.body.contains(OWN), "{}", answer.body);
+        assert_eq!(answer.status, 403, "{name}: {}", answer.text());
+        assert!(answer.text().contains(&format!("{name} leads to ")), "{}", answer.text());
+        assert!(!answer.text().contains("10.0.0.5") && !answer.text().contains(OWN), "{}", answer.text());
     }
 
     // N06: a name that is public when it is asked for first, and private when it is asked for again. It is asked for once a request.
@@ -167,7 +167,7 @@ async fn judged(names: &Names, own: &Hits) {
     for _ in 0..20 {
         client.send(get("flip.test")).await;
         let answer = client.answer().await;
-        assert!(answer.status == 200 || answer.status == 403, "{}", answer.body);
+        assert!(answer.status == 200 || answer.status == 403, "{}", answer.text());
         passed += usize::from(answer.status == 200);
     }
     assert_eq!((passed, names.asked("flip.test")), (10, 20));
@@ -254,10 +254,10 @@ async fn tunnels_of_the_usual_ports(place: &Place) {
     ] {
         client.send(format!("{method} / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n")).await;
         let answer = client.answer().await;
-        assert_eq!(answer.status, status, "{method} {host}: {}", answer.body);
+        assert_eq!(answer.status, status, "{method} {host}: {}", answer.text());
     }
     let answer = reading.ask("CONNECT public.test:443 HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    assert!(answer.body.contains("what is inside this connection cannot be seen"), "{}", answer.body);
+    assert!(answer.text().contains("what is inside this connection cannot be seen"), "{}", answer.text());
 
     let alert = [21, 3, 3, 0, 2, 2, 49].to_vec();
     for (sent, back) in [

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use egress::{Denial, Egress, EgressConfig, Gate, Policy, Table};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use testkit::http::{Answer, Connection};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -73,90 +74,41 @@ impl Place {
     }
 }
 
-/// A connection as bytes.
-pub struct Client(pub BufReader<TcpStream>);
-
-#[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
-    pub status: u16,
-    pub reason: String,
-    /// Names in small letters.
-    pub headers: Vec<(String, String)>,
-    pub body: String,
-}
-
-impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
-    }
-}
+/// A connection on which nothing may take long, and an answer that is missing ends the test.
+pub struct Client(pub Connection<TcpStream>);
 
 impl Client {
     pub async fn to(address: SocketAddr) -> Self {
-        Self(BufReader::new(TcpStream::connect(address).await.unwrap()))
+        Self(Connection::open(address).await.unwrap())
     }
 
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.0.get_mut().write_all(bytes.as_ref()).await.unwrap();
+        self.0.write(bytes.as_ref()).await.unwrap();
     }
 
     /// Status, reason, headers.
     pub async fn head(&mut self) -> Answer {
-        timeout(PATIENCE, async {
-            let mut lines = Vec::new();
-            loop {
-                let mut line = String::new();
-                self.0.read_line(&mut line).await.unwrap();
-                match line.trim_end() {
-                    "" => break,
-                    line => lines.push(line.to_owned()),
-                }
-            }
-            let mut first = lines.first().expect("an answer").splitn(3, ' ').skip(1);
-            let status = first.next().unwrap().parse().unwrap();
-            let reason = first.next().unwrap_or_default().to_owned();
-            let pair = |line: &String| line.split_once(": ").map(|(n, v)| (n.to_lowercase(), v.to_owned())).unwrap();
-            Answer { status, reason, headers: lines[1..].iter().map(pair).collect(), body: String::new() }
-        })
-        .await
-        .expect("an answer in time")
+        timeout(PATIENCE, self.0.head()).await.expect("an answer in time").unwrap()
     }
 
     pub async fn answer(&mut self) -> Answer {
-        let mut answer = self.head().await;
-        if answer.header("transfer-encoding") == Some("chunked") {
-            loop {
-                let chunk = self.chunk().await;
-                if chunk.is_empty() {
-                    break;
-                }
-                answer.body += &chunk;
-            }
-        } else if let Some(length) = answer.header("content-length") {
-            answer.body = self.exactly(length.parse().unwrap()).await;
-        }
-        answer
+        timeout(PATIENCE, self.0.answer()).await.expect("an answer in time").unwrap()
     }
 
+    /// The next piece of a chunked body; an empty one is its end.
     pub async fn chunk(&mut self) -> String {
-        let mut length = String::new();
-        timeout(PATIENCE, self.0.read_line(&mut length)).await.expect("a chunk in time").unwrap();
-        let length = usize::from_str_radix(length.trim(), 16).unwrap();
-        let chunk = self.exactly(length + 2).await;
-        chunk[..length].to_owned()
+        let chunk = timeout(PATIENCE, self.0.chunk()).await.expect("a chunk in time").unwrap();
+        String::from_utf8_lossy(&chunk.unwrap_or_default()).into_owned()
     }
 
     pub async fn exactly(&mut self, length: usize) -> String {
-        let mut bytes = vec![0; length];
-        timeout(PATIENCE, self.0.read_exact(&mut bytes)).await.expect("bytes in time").unwrap();
+        let bytes = timeout(PATIENCE, self.0.exactly(length)).await.expect("bytes in time").unwrap();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Everything until the other side is done, however it ends.
     pub async fn rest(&mut self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let _ = timeout(PATIENCE, self.0.read_to_end(&mut bytes)).await.expect("an end in time");
-        bytes
+        timeout(PATIENCE, self.0.rest()).await.expect("an end in time")
     }
 }
 

@@ -32,7 +32,7 @@ async fn a_tunnel_carries_bytes_both_ways() {
     let mut client = place.client().await;
     assert_eq!(connect(&mut client, &format!("A.TEST.:{port}")).await, 200);
     let text: String = (0..200_000).map(|n| char::from(b'a' + (n % 26) as u8)).collect();
-    let (mut read, mut write) = client.0.get_mut().split();
+    let (mut read, mut write) = client.0.stream().split();
     let (sent, back) = tokio::join!(
         async {
             write.write_all(text.as_bytes()).await.unwrap();
@@ -77,7 +77,7 @@ async fn n10_a_tls_greeting_has_to_be_for_the_name_that_was_asked_for() {
         client.send(&greeting[1..40]).await;
         client.send(&greeting[40..]).await;
         if passes {
-            client.0.get_mut().shutdown().await.unwrap();
+            client.0.half_close().await.unwrap();
             assert_eq!(client.rest().await, b"");
             assert_eq!(heard.texts().last().unwrap().len(), String::from_utf8_lossy(&greeting).len());
         } else {
@@ -111,7 +111,7 @@ async fn n10_a_connection_to_an_address_may_greet_only_names_that_are_allowed() 
         assert_eq!(connect(&mut client, &format!("127.0.0.1:{port}")).await, 200);
         let before = heard.texts().concat().len();
         client.send(greeting(name)).await;
-        client.0.get_mut().shutdown().await.unwrap();
+        client.0.half_close().await.unwrap();
         client.rest().await;
         assert_eq!(heard.texts().concat().len() > before, passes, "{name}");
     }
@@ -143,9 +143,9 @@ async fn n08_no_dress_makes_a_loopback_address_something_else() {
     ];
     for dress in dresses {
         let answer = place.ask(&format!("GET http://{dress}:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n")).await;
-        assert_eq!(answer.status, 403, "{dress}: {}", answer.body);
+        assert_eq!(answer.status, 403, "{dress}: {}", answer.text());
         let answer = place.ask(&format!("CONNECT {dress}:{port} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
-        assert_eq!(answer.status, 403, "{dress}: {}", answer.body);
+        assert_eq!(answer.status, 403, "{dress}: {}", answer.text());
         let bare = dress.trim_matches(['[', ']']);
         assert_eq!(socks(&place, bare, port).await.1, 2, "{dress}");
     }
@@ -167,8 +167,7 @@ async fn socks(place: &Place, name: &str, port: u16) -> (Client, u8) {
 async fn socks_bytes(place: &Place, request: &[u8]) -> (Client, u8) {
     let mut client = place.client().await;
     client.send(request).await;
-    let mut reply = [0; 12];
-    client.0.read_exact(&mut reply).await.unwrap();
+    let reply = client.0.exactly(12).await.unwrap();
     assert_eq!(reply[..3], [5, 0, 5]);
     (client, reply[3])
 }

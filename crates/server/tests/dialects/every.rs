@@ -76,24 +76,75 @@ fn schemas_are_plain() {
     }
 }
 
-/// The list that a client gets, without what the transport adds.
+/// What a model reads of the list of tools, a sentence a line: a changed sentence is a changed line.
 #[test]
-fn the_texts_of_the_tools() {
+fn the_prose_of_the_tools() {
     for dialect in dialects::all(&Options::default()) {
         for lang in [Lang::En, Lang::Zh] {
-            let mut text = format!("{}\n\n", dialect.instructions(lang).unwrap());
+            let mut text = sentences(dialect.instructions(lang).unwrap());
             for row in dialect.tools {
-                let description = dialect.description(row, lang);
-                let schema = dialect.input_schema(row, lang, &Options::default());
-                writeln!(text, "## {}\n{description}\n{schema:#}", row.name).unwrap();
-                if lang == Lang::En {
-                    writeln!(text, "{:?}\n{:#}", row.hints, (row.output_schema)()).unwrap();
+                write!(text, "\n## {}\n{}", row.name, sentences(dialect.description(row, lang))).unwrap();
+                for (field, description) in descriptions(&dialect.input_schema(row, lang, &Options::default())) {
+                    write!(text, "- {field}: {}", sentences(&description)).unwrap();
                 }
-                text.push('\n');
+                for (field, description) in descriptions(&(row.output_schema)()) {
+                    write!(text, "- answer, {field}: {}", sentences(&description)).unwrap();
+                }
             }
-            insta::assert_snapshot!(format!("the_texts_of_{}_{lang:?}", dialect.id).to_lowercase(), text);
+            insta::assert_snapshot!(format!("the_prose_of_{}_{lang:?}", dialect.id).to_lowercase(), text);
         }
     }
+}
+
+/// What a client checks calls and answers against, without the prose, so the same in every language.
+#[test]
+fn the_schemas_of_the_tools() {
+    for dialect in dialects::all(&Options::default()) {
+        let mut text = String::new();
+        for row in dialect.tools {
+            let [input, other] =
+                [Lang::En, Lang::Zh].map(|lang| without_prose(dialect.input_schema(row, lang, &Options::default())));
+            assert_eq!(input, other, "{}", row.name);
+            let output = without_prose((row.output_schema)());
+            writeln!(text, "## {}\n{:?}\ninput {input:#}\noutput {output:#}\n", row.name, row.hints).unwrap();
+        }
+        insta::assert_snapshot!(format!("the_schemas_of_{}", dialect.id), text);
+    }
+}
+
+/// Each sentence on a line; the second and later ones of a paragraph are indented.
+fn sentences(text: &str) -> String {
+    let mut lines = String::new();
+    for paragraph in text.lines() {
+        let broken = paragraph.replace(". ", ".\n  ").replace('\u{3002}', "\u{3002}\n  ");
+        writeln!(lines, "{}", broken.trim_end()).unwrap();
+    }
+    lines
+}
+
+/// The fields of a schema that have a description, with those of objects and lists inside it.
+fn descriptions(schema: &Value) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for (name, field) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        found.extend(field["description"].as_str().map(|text| (name.clone(), text.to_owned())));
+        for inner in [Some(field), field.get("items")].into_iter().flatten() {
+            found.extend(descriptions(inner).into_iter().map(|(path, text)| (format!("{name}.{path}"), text)));
+        }
+    }
+    found
+}
+
+/// A schema without its descriptions. A property may be called so, too; then its value is no text.
+fn without_prose(mut schema: Value) -> Value {
+    match &mut schema {
+        Value::Object(map) => {
+            map.retain(|key, value| key != "description" || !value.is_string());
+            map.values_mut().for_each(|value| *value = without_prose(value.take()));
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| *value = without_prose(value.take())),
+        _ => {}
+    }
+    schema
 }
 
 /// A value that the field takes.

@@ -14,7 +14,8 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use mcp::Caller;
 use mcp::http::{App, Authenticator, Counters, Denied, Endpoint, HttpOptions, serve};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+pub use testkit::http::Answer;
+use testkit::http::Connection;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -122,60 +123,21 @@ impl Server {
     }
 }
 
-pub struct Client {
-    stream: BufReader<TcpStream>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
-}
-
-impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
-    }
-
-    pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
-    }
-
-    /// The text of a tool's result.
-    pub fn text(&self) -> String {
-        let json = self.json();
-        json["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text: {json}")).to_owned()
-    }
-
-    /// Status and code of an error.
-    pub fn refusal(&self) -> (u16, i64) {
-        (self.status, self.json()["error"]["code"].as_i64().unwrap_or_else(|| panic!("no error: {self:?}")))
-    }
-}
+/// A connection on which nothing may take long, and an answer that is missing ends the test.
+pub struct Client(Connection<TcpStream>);
 
 impl Client {
     pub async fn connect(address: SocketAddr) -> Self {
-        Self { stream: BufReader::new(TcpStream::connect(address).await.unwrap()) }
+        Self(Connection::open(address).await.unwrap())
     }
 
     pub async fn write(&mut self, bytes: &[u8]) {
         // The server may have had enough of us.
-        let _ = self.stream.write_all(bytes).await;
+        let _ = self.0.write(bytes).await;
     }
 
     pub async fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
-        let mut head = format!("{method} {path} HTTP/1.1\r\n");
-        if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
-            head += "host: localhost\r\n";
-        }
-        for (name, value) in headers {
-            head += &format!("{name}: {value}\r\n");
-        }
-        if method == "POST" {
-            head += &format!("content-length: {}\r\n", body.len());
-        }
-        self.write(&[head.as_bytes(), b"\r\n", body].concat()).await;
+        let _ = self.0.send(method, path, headers, body).await;
     }
 
     pub async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
@@ -195,41 +157,16 @@ impl Client {
 
     /// Status line and headers.
     pub async fn head(&mut self) -> Answer {
-        let status = self.line().await;
-        let status =
-            status.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_else(|| panic!("no status: {status}"));
-        let mut headers = Vec::new();
-        loop {
-            let line = self.line().await;
-            if line.is_empty() {
-                return Answer { status, headers, body: Vec::new() };
-            }
-            let (name, value) = line.split_once(": ").unwrap_or((&line, ""));
-            headers.push((name.to_owned(), value.to_owned()));
-        }
+        in_time(self.0.head()).await.unwrap()
     }
 
     pub async fn answer(&mut self) -> Answer {
-        let mut answer = self.head().await;
-        if let Some(length) = answer.header("content-length") {
-            let mut body = vec![0; length.parse().unwrap()];
-            in_time(self.stream.read_exact(&mut body)).await.unwrap();
-            answer.body = body;
-        } else if answer.header("transfer-encoding").is_some() {
-            while let Some(chunk) = self.chunk().await {
-                answer.body.extend(chunk);
-            }
-        }
-        answer
+        in_time(self.0.answer()).await.unwrap()
     }
 
     /// The next piece of a chunked body.
     pub async fn chunk(&mut self) -> Option<Vec<u8>> {
-        let length = usize::from_str_radix(&self.line().await, 16).unwrap();
-        let mut chunk = vec![0; length + 2];
-        in_time(self.stream.read_exact(&mut chunk)).await.unwrap();
-        chunk.truncate(length);
-        (length > 0).then_some(chunk)
+        in_time(self.0.chunk()).await.unwrap()
     }
 
     /// The next event of a stream that carries a message, with its id; signs of life are skipped.
@@ -244,34 +181,23 @@ impl Client {
         }
     }
 
-    pub async fn line(&mut self) -> String {
-        let mut line = String::new();
-        in_time(self.stream.read_line(&mut line)).await.unwrap();
-        assert!(!line.is_empty(), "the connection was closed");
-        line.trim_end().to_owned()
-    }
-
     /// Everything until the server closes.
     pub async fn rest(&mut self) -> String {
-        let mut rest = Vec::new();
-        // A reset is an end, too.
-        let _ = in_time(self.stream.read_to_end(&mut rest)).await;
-        String::from_utf8_lossy(&rest).into_owned()
+        String::from_utf8_lossy(&in_time(self.0.rest()).await).into_owned()
     }
 
     /// The server has closed, and there is nothing more to read.
     pub async fn is_closed(&mut self) -> bool {
-        in_time(self.stream.fill_buf()).await.map_or(true, <[u8]>::is_empty)
+        in_time(self.0.peek()).await.is_empty()
     }
 
     /// Whether the server has said anything by now.
     pub async fn has_something(&mut self) -> bool {
-        let looking = timeout(Duration::from_millis(1), self.stream.fill_buf()).await;
-        looking.is_ok_and(|filled| filled.map_or(true, |bytes| !bytes.is_empty()))
+        timeout(Duration::from_millis(1), self.0.peek()).await.is_ok()
     }
 
     pub async fn half_close(&mut self) {
-        self.stream.shutdown().await.unwrap();
+        self.0.half_close().await.unwrap();
     }
 }
 

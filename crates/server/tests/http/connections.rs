@@ -59,7 +59,7 @@ async fn server_closed(client: &mut Client) -> bool {
 async fn a_call_outlives_the_deadlines_of_idle_connections() {
     let server = Server::with(short()).await;
     let mut client = server.client().await;
-    assert_eq!(client.post(&[], &call(1, "sleep", json!({ "ms": 1000 }))).await.text(), "slept");
+    assert_eq!(client.post(&[], &call(1, "sleep", json!({ "ms": 1000 }))).await.tool_text(), "slept");
     assert_eq!(client.post(&[BOTH], &call(2, "sleep", json!({ "ms": 1000 }))).await.status, 200);
     server.stop().await;
 }

@@ -34,7 +34,7 @@ async fn the_engine_is_told_who_calls_and_from_where() {
     })
     .await;
     let list = call(1, "list_contexts", json!({}));
-    assert!(server.post(&[("x-tenant", "alice")], &list).await.text().contains("SERVER_NOT_READY"));
+    assert!(server.post(&[("x-tenant", "alice")], &list).await.tool_text().contains("SERVER_NOT_READY"));
     let id = session(&server, "2025-06-18", &[]).await;
     assert_eq!(server.post(&[("mcp-session-id", &id)], &list).await.status, 200);
     let calls = recorder.0.lock().unwrap().clone();

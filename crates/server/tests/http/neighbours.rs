@@ -45,11 +45,11 @@ async fn w22_arguments_of_waiting_calls_are_their_tenant_s_memory() {
     assert_eq!(refused.header("retry-after"), Some("1"));
     assert!(memory.held().0 <= 20 * MB);
     // Small calls go on, those of others anyway.
-    assert_eq!(server.post(&of("blue"), &call(1, "echo", json!({ "text": "small" }))).await.text(), "small");
-    assert_eq!(server.post(&of("green"), &large("echo")).await.text().len(), 3 * MB);
+    assert_eq!(server.post(&of("blue"), &call(1, "echo", json!({ "text": "small" }))).await.tool_text(), "small");
+    assert_eq!(server.post(&of("green"), &large("echo")).await.tool_text().len(), 3 * MB);
     drop(waiting);
     eventually("everything is given back", || memory.held() == (0, 0)).await;
-    assert_eq!(server.post(&of("blue"), &large("echo")).await.text().len(), 3 * MB);
+    assert_eq!(server.post(&of("blue"), &large("echo")).await.tool_text().len(), 3 * MB);
     server.stop().await;
 }
 
@@ -68,7 +68,7 @@ async fn w22_answers_that_nobody_reads_are_their_tenant_s_memory() {
         assert!(memory.held().0 <= 30 * MB, "{}", memory.held().0);
     }
     // What the sockets took is not ours any more; the rest cannot be more than the budget: some got an error.
-    assert_eq!(server.post(&of("green"), &ask).await.text().len(), 7 * MB, "a neighbour has a budget of its own");
+    assert_eq!(server.post(&of("green"), &ask).await.tool_text().len(), 7 * MB, "a neighbour has a budget of its own");
     let (mut whole, mut dropped) = (0, 0);
     for mut client in unread {
         let answer = client.answer().await;
@@ -78,7 +78,7 @@ async fn w22_answers_that_nobody_reads_are_their_tenant_s_memory() {
                 dropped += 1;
             }
             None => {
-                assert_eq!(answer.text().len(), 7 * MB);
+                assert_eq!(answer.tool_text().len(), 7 * MB);
                 whole += 1;
             }
         }
@@ -105,7 +105,7 @@ async fn w22_large_members_that_nobody_knows_are_refused() {
         assert!(message.contains("over the limit of 65536"), "{message}");
     }
     let small = json!({ "name": "echo", "arguments": { "text": "x" }, "pad": "y".repeat(1000) });
-    assert_eq!(server.post(&[], &request(1, "tools/call", small)).await.text(), "x");
+    assert_eq!(server.post(&[], &request(1, "tools/call", small)).await.tool_text(), "x");
     server.stop().await;
 }
 

@@ -25,7 +25,7 @@ async fn the_documents_plain_requests_are_served_without_a_session() {
     assert_eq!(answer.json()["result"]["tools"][0]["name"], "echo");
     assert_eq!(answer.json()["result"].get("resultType"), None, "a member of a later revision");
     let answer = server.post(&[], &call(3, "echo", json!({ "text": "hello" }))).await;
-    assert_eq!((answer.status, answer.text().as_str(), &answer.json()["id"]), (200, "hello", &json!(3)));
+    assert_eq!((answer.status, answer.tool_text().as_str(), &answer.json()["id"]), (200, "hello", &json!(3)));
     assert_eq!(server.post(&[], &notification("notifications/initialized", json!({}))).await.status, 202);
     server.stop().await;
 }
@@ -336,7 +336,7 @@ async fn the_modern_revision_says_everything_in_each_request() {
     assert_eq!(answer.status, 200);
     assert!(answer.json()["result"]["supportedVersions"].as_array().unwrap().contains(&json!("2026-07-28")));
     let answer = ask(modern(2, "tools/call", json!({ "name": "echo", "arguments": { "text": "hi" } }))).await;
-    assert_eq!((answer.status, answer.text().as_str()), (200, "hi"));
+    assert_eq!((answer.status, answer.tool_text().as_str()), (200, "hi"));
     assert_eq!(answer.json()["result"]["resultType"], "complete");
     assert_eq!(answer.header("mcp-session-id"), None);
 
@@ -396,7 +396,7 @@ async fn repeated_arguments_have_to_agree() {
     assert_eq!(ask(None).await.refusal(), (400, -32020));
     assert_eq!(ask(Some("Basel")).await.refusal(), (400, -32020));
     assert_eq!(ask(Some("=?base64?!!?=")).await.refusal(), (400, -32020));
-    assert_eq!(ask(Some("=?base64?WsO8cmljaA==?=")).await.text(), "Zürich");
+    assert_eq!(ask(Some("=?base64?WsO8cmljaA==?=")).await.tool_text(), "Zürich");
     server.stop().await;
 }
 
@@ -454,7 +454,7 @@ async fn a_panic_is_an_answer() {
     let answer = client.post(&[], &call(1, "panic", json!({}))).await;
     assert_eq!(answer.refusal(), (200, -32603));
     assert_eq!(answer.json()["error"]["message"], "internal error in panic: the call was given up");
-    assert_eq!(client.post(&[], &call(2, "echo", json!({ "text": "still here" }))).await.text(), "still here");
+    assert_eq!(client.post(&[], &call(2, "echo", json!({ "text": "still here" }))).await.tool_text(), "still here");
     server.stop().await;
 }
 
@@ -485,14 +485,18 @@ async fn members_beside_the_content_arrive() {
 async fn the_caller_reaches_the_service() {
     let server = Server::start().await;
     let who = call(1, "who", json!({}));
-    assert_eq!(server.post(&[], &who).await.text(), "local -");
-    assert_eq!(server.post(&[("x-tenant", "alice")], &who).await.text(), "alice -");
+    assert_eq!(server.post(&[], &who).await.tool_text(), "local -");
+    assert_eq!(server.post(&[("x-tenant", "alice")], &who).await.tool_text(), "alice -");
     let id = session(&server, "2025-11-25", &[("x-tenant", "alice")]).await;
     let answer = server.post(&[("x-tenant", "alice"), ("mcp-session-id", &id)], &who).await;
-    assert_eq!(answer.text(), format!("alice {id}"));
+    assert_eq!(answer.tool_text(), format!("alice {id}"));
     let (mut headers, body) = modern(1, "tools/call", json!({ "name": "who" }));
     headers.extend([("x-tenant".into(), "bob".into()), ("mcp-session-id".into(), id)]);
-    assert_eq!(server.post(&borrowed(&headers), &body).await.text(), "bob -", "since 2026-07-28 there are no sessions");
+    assert_eq!(
+        server.post(&borrowed(&headers), &body).await.tool_text(),
+        "bob -",
+        "since 2026-07-28 there are no sessions"
+    );
     server.stop().await;
 }
 
@@ -506,7 +510,7 @@ async fn headers_of_proxies_change_nothing() {
         ("x-forwarded-host", "evil.example"),
         ("forwarded", "for=x"),
     ];
-    assert_eq!(server.post(&spoofed, &call(1, "who", json!({}))).await.text(), "local -");
+    assert_eq!(server.post(&spoofed, &call(1, "who", json!({}))).await.tool_text(), "local -");
     server.stop().await;
 }
 
@@ -529,7 +533,7 @@ async fn progress_makes_a_stream_for_those_who_take_one() {
     let (_, event) = client.event().await.unwrap();
     assert_eq!(event["result"]["content"][0]["text"], "ticked");
     assert_eq!(client.event().await, None);
-    assert_eq!(client.post(&[], &ticks).await.text(), "ticked", "as JSON there is only the answer");
+    assert_eq!(client.post(&[], &ticks).await.tool_text(), "ticked", "as JSON there is only the answer");
     server.stop().await;
 }
 

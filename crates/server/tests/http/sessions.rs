@@ -24,7 +24,7 @@ async fn a_session_begins_works_and_ends() {
         let id = session(&server, version, &[]).await;
         let headers = [("mcp-session-id", id.as_str()), ("mcp-protocol-version", version), BOTH];
         assert_eq!(server.post(&headers, &notification("notifications/initialized", json!({}))).await.status, 202);
-        assert_eq!(server.post(&headers, &call(1, "echo", json!({ "text": "x" }))).await.text(), "x");
+        assert_eq!(server.post(&headers, &call(1, "echo", json!({ "text": "x" }))).await.tool_text(), "x");
         assert_eq!(server.client().await.ask("DELETE", "/mcp", &headers, b"").await.status, 204);
         let answer = server.post(&headers, &request(2, "tools/list", json!({}))).await;
         assert_eq!((answer.refusal(), &answer.json()["id"]), ((404, -32001), &json!(2)), "{version}");
@@ -113,7 +113,7 @@ async fn an_idle_session_ends_and_a_busy_one_does_not() {
     let idle = session(&server, "2025-06-18", &[]).await;
     let ping = async |id: &str| server.post(&[("mcp-session-id", id)], &request(2, "ping", json!({}))).await.status;
     // Asking would keep it alive; the answer of the busy one comes long after the idle time.
-    assert_eq!(calling.answer().await.text(), "slept");
+    assert_eq!(calling.answer().await.tool_text(), "slept");
     assert_eq!((ping(&idle).await, ping(&busy).await, ping(&listening).await), (404, 200, 200));
     server.stop().await;
 }
@@ -272,7 +272,7 @@ async fn a_service_can_ask_its_client() {
     let (_, answer) = calling.event().await.unwrap();
     assert_eq!(answer["result"]["content"][0]["text"], "file:///here");
     let unasked = server.post(&[("mcp-session-id", &id)], &call(2, "roots", json!({}))).await;
-    assert!(unasked.text().starts_with("not answered"), "a client that takes only JSON cannot be asked");
+    assert!(unasked.tool_text().starts_with("not answered"), "a client that takes only JSON cannot be asked");
     server.stop().await;
 }
 
@@ -325,7 +325,7 @@ async fn two_clients_with_the_same_ids_get_their_own_answers() {
             let marker = format!("{tenant} {number}");
             let body = call(number, "echo", json!({ "text": marker }));
             let answer = client.post(&[("x-tenant", tenant), ("mcp-session-id", &id), BOTH], &body).await;
-            assert_eq!((answer.text(), &answer.json()["id"]), (marker, &json!(number)));
+            assert_eq!((answer.tool_text(), &answer.json()["id"]), (marker, &json!(number)));
         }
     };
     tokio::join!(client("alice"), client("bob"), client("carol"), client("dave"));

@@ -28,7 +28,7 @@ async fn calls_in_flight_are_answered_and_nothing_else_stays() {
     server.shutdown.cancel();
     assert_eq!(listener.event().await, None);
     assert_eq!(idle.rest().await, "");
-    assert_eq!(calling[0].answer().await.text(), "slept");
+    assert_eq!(calling[0].answer().await.tool_text(), "slept");
     assert_eq!(calling[1].event().await.unwrap().1["result"]["content"][0]["text"], "slept");
     in_time(server.task).await.unwrap();
     assert!(TcpStream::connect(server.address).await.is_err());
@@ -41,7 +41,7 @@ async fn after_the_grace_calls_are_cancelled_and_say_so() {
     calling.send_json(&[], &call(1, "forever", json!({}))).await;
     eventually("it runs", || server.toy.running() == 1).await;
     server.shutdown.cancel();
-    assert_eq!(calling.answer().await.text(), "cancelled");
+    assert_eq!(calling.answer().await.tool_text(), "cancelled");
     in_time(server.task).await.unwrap();
 }
 
@@ -55,7 +55,7 @@ async fn a_second_signal_waits_for_nobody() {
     eventually("it runs", || server.toy.running() == 1).await;
     server.shutdown.cancel();
     server.now.cancel();
-    assert_eq!(calling.answer().await.text(), "cancelled");
+    assert_eq!(calling.answer().await.tool_text(), "cancelled");
     // Far below the grace of 30 s: the one that does not listen is not waited for.
     tokio::time::timeout(Duration::from_secs(10), server.task).await.expect("at once").unwrap();
     assert_eq!(deaf.rest().await, "");
@@ -76,7 +76,7 @@ async fn under_load_every_call_that_was_made_is_answered() {
                     if client.is_closed().await {
                         return answered;
                     }
-                    assert_eq!(client.answer().await.text(), "slept");
+                    assert_eq!(client.answer().await.tool_text(), "slept");
                     answered += 1;
                 }
             })
