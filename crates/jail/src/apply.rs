@@ -27,8 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{self, Remap};
 use crate::plan::{Op, Plan};
 use crate::spec::{SharedVolumeSpec, Volume};
-use crate::sys::{self, Cloned};
-use crate::{volume, wire};
+use crate::{sys, volume, wire};
 
 mod layers;
 
@@ -738,20 +737,14 @@ impl ApplyState {
 
     fn descriptors(&mut self) -> Result<(), ApplyError> {
         let at = Path::new("/dev/null");
-        // Move the descriptors above the numbers assigned below. The low ones are closed before those are filled.
-        let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).at(Syscall::Dup, Path::new("64"));
         let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
-        let Program { guest, log, forks } = self.program.take().ok_or_else(nothing)?;
-        let (control, guest, log, forks) = (high(&self.control)?, high(&guest)?, high(&log)?, high(&forks)?);
-        let listener =
-            high(&self.listener.take().ok_or(ApplyError::Wrong { at: "3".into(), why: "there is no socket" })?)?;
-        let null = high(&rustix::fs::open(at, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, at)?)?;
-        for (number, fd) in [&null, &null, &log, &listener, &forks].into_iter().enumerate() {
-            sys::place(fd.as_fd(), number as i32).at(Syscall::Dup, at)?;
-        }
-        self.control = control;
-        self.program = Some(Program { guest, log, forks });
-        sys::close_on_exec_from(5).at(Syscall::Dup, at)
+        let Program { guest, log, forks } = self.program.as_mut().ok_or_else(nothing)?;
+        let no_socket = || ApplyError::Wrong { at: "3".into(), why: "there is no socket" };
+        let listener = self.listener.as_ref().ok_or_else(no_socket)?;
+        let null = sys::open_null().at(Syscall::Open, at)?;
+        let fds = [(0, &null), (1, &null), (2, log), (3, listener), (4, forks)];
+        [self.control, *guest] = sys::hand_over(&fds, [&self.control, guest]).at(Syscall::Dup, at)?;
+        Ok(())
     }
 
     fn exec(&self) -> Result<(), ApplyError> {
@@ -818,10 +811,8 @@ fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> Result<(), A
 /// Creates a user namespace with these id maps, for an idmapped mount. A process has to live in it while the maps are
 /// written.
 fn namespace_of(remap: Remap) -> Result<OwnedFd, ApplyError> {
-    let pidfd = match sys::clone3(libc::CLONE_NEWUSER, None).at(Syscall::Clone, Path::new("user"))? {
-        Cloned::Child => sys::wait_for_the_end(),
-        Cloned::Parent { pidfd, .. } => pidfd,
-    };
+    let (_, pidfd) = sys::spawn_child(libc::CLONE_NEWUSER, None, || sys::wait_for_the_end())
+        .at(Syscall::Clone, Path::new("user"))?;
     let made = write_remap(&pidfd, remap);
     rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).at(Syscall::Clone, Path::new("user"))?;
     rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)

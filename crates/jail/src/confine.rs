@@ -9,7 +9,6 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::thread::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
@@ -177,10 +176,6 @@ fn step_inside(door: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, A
     sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Syscall::Dup, Path::new(""))?;
     join(&guest)?;
     drop(guest);
-    let null = Path::new("/dev/null");
-    let fd = rustix::fs::open(null, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, null)?;
-    for number in 0..3 {
-        sys::place(fd.as_fd(), number).at(Syscall::Dup, null)?;
-    }
+    sys::place_null(0..3).at(Syscall::Dup, Path::new("/dev/null"))?;
     rustix::io::fcntl_dupfd_cloexec(&channel, CHANNEL).at(Syscall::Dup, Path::new("channel"))
 }

@@ -21,9 +21,8 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::CgroupPart;
 use crate::confine::{self, ConfineStep, SandboxEntry};
 use crate::ids::BROWSER;
-use crate::sys::{self, Cloned};
 use crate::zygote::Fork;
-use crate::{apply, process, wire};
+use crate::{apply, process, sys, wire};
 
 /// Time from the request to the running program, generous enough for a busy machine.
 const ENTRY_TIME: Duration = Duration::from_secs(20);
@@ -106,31 +105,21 @@ impl PendingDrivers {
         rustix::io::ioctl_fionbio(&ours, true)?;
         let (request, cell) = (wanted.request, wanted.cell);
         epoll::add(epoll, &ours, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
-        match sys::clone3(0, None)? {
-            Cloned::Child => {
-                sys::default_signals();
-                // A panic must not return into the launcher's loop.
-                let help = || help(wanted, &control, theirs, &held);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(help));
-                sys::leave(1)
-            }
-            Cloned::Parent { pid, pidfd } => {
-                // Nothing may fail from here on, because the new process has to be recorded.
-                let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
-                self.entries.push(PendingDriver {
-                    request,
-                    cell,
-                    helper,
-                    control: ours,
-                    channel,
-                    leash,
-                    until,
-                    made: None,
-                    failed: None,
-                });
-                Ok((pid, pidfd))
-            }
-        }
+        let (pid, pidfd) = sys::spawn_child(0, None, || help(wanted, &control, theirs, &held))?;
+        // Nothing may fail from here on, because the new process has to be recorded.
+        let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
+        self.entries.push(PendingDriver {
+            request,
+            cell,
+            helper,
+            control: ours,
+            channel,
+            leash,
+            until,
+            made: None,
+            failed: None,
+        });
+        Ok((pid, pidfd))
     }
 
     pub fn deadline(&self) -> Option<Instant> {
@@ -195,8 +184,7 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
         .chain(&tasks)
         .map(AsFd::as_fd)
         .collect();
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
-    sys::close_all_but(&keep).map_err(failed("descriptors"))?;
+    sys::separate_child(&keep).map_err(failed("descriptors"))?;
     apply::ordinary_priority().map_err(|e| e.to_string())?;
     process::set_not_dumpable().map_err(|e| e.to_string())?;
     if let Some(former) = &former {
@@ -208,16 +196,14 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
     if part.is_empty() {
         end_by_uid(&guest, &steps)?;
     }
-    match sys::clone3(0, v2.as_ref().map(AsFd::as_fd)).map_err(failed("fork"))? {
-        Cloned::Parent { pid, .. } => drop(waitpid(Some(pid), WaitOptions::empty())),
-        Cloned::Child => {
-            let door = SandboxEntry { guest, tasks, channel };
-            let entered = confine::enter(door, &steps, &[&program, control, leash].map(AsFd::as_fd));
-            let Err(message) = entered.and_then(|channel| bring_in(&channel, [&program, control, leash]));
-            let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
-            sys::leave(FAILED)
-        }
-    }
+    let enter = || {
+        let door = SandboxEntry { guest, tasks, channel };
+        let entered = confine::enter(door, &steps, &[&program, control, leash].map(AsFd::as_fd));
+        let Err(message) = entered.and_then(|channel| bring_in(&channel, [&program, control, leash]));
+        let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
+    };
+    let (pid, _) = sys::spawn_child(0, v2.as_ref().map(AsFd::as_fd), enter).map_err(failed("fork"))?;
+    let _ = waitpid(Some(pid), WaitOptions::empty());
     Ok(())
 }
 
@@ -288,13 +274,8 @@ fn become_driver(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, S
     let [program, control, leash] = keep;
     confine::arrive(&[channel, program, control, leash].map(AsFd::as_fd)).map_err(|e| e.to_string())?;
     let failed = |e: rustix::io::Errno| format!("`sandpool-guest`: {e}");
-    // The current numbers may be among those that are assigned below.
-    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).map_err(failed);
-    let (program, control, leash, channel) = (high(program)?, high(control)?, high(leash)?, high(channel)?);
     sys::kill_self_when_closed(leash.as_fd()).map_err(failed)?;
-    sys::place(channel.as_fd(), 3).map_err(failed)?;
-    sys::place(leash.as_fd(), 4).map_err(failed)?;
-    sys::close_on_exec_from(5).map_err(failed)?;
+    let [program, control] = sys::hand_over(&[(3, channel), (4, leash)], [program, control]).map_err(failed)?;
     let error = sys::execveat(program.as_fd(), &[CString::from(c"sandpool-guest"), CString::from(c"browser")]);
     let message = failed(error);
     let _ = wire::send(&control, &DriverReport::Failed { message }, &[]);

@@ -32,7 +32,7 @@ use crate::sockets;
 use crate::spare::{Backing, Spares};
 use crate::spec::{self, Host};
 use crate::survey::Survey;
-use crate::sys::{self, Cloned};
+use crate::sys;
 use crate::volume;
 use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, Start};
 use crate::zygote::ZygoteSupervisor;
@@ -406,17 +406,14 @@ impl Keeper {
 
     /// Runs `work` in a child that keeps only these descriptors of the launcher.
     fn chore(&mut self, keep: &[BorrowedFd<'_>], work: impl FnOnce()) {
-        match sys::clone3(0, None) {
-            Ok(Cloned::Child) => {
-                // The child neither runs destructors on exit nor unwinds into the launcher's loop.
-                if sys::close_all_but(keep).is_ok() {
-                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                }
-                sys::leave(0)
+        let child = sys::spawn_child(0, None, || {
+            if sys::close_all_but(keep).is_ok() {
+                work();
             }
-            Ok(Cloned::Parent { pid, pidfd }) => self.watch_chore(pid, pidfd),
-            // Without a child, the work happens in this process or later.
-            Err(_) => {}
+        });
+        // Without a child, the work happens in this process or later.
+        if let Ok((pid, pidfd)) = child {
+            self.watch_chore(pid, pidfd);
         }
     }
 

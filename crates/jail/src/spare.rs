@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, wai
 use crate::apply::{self, PreparedBase, SetupEvent};
 use crate::plan::plan;
 use crate::spec::{BrowserJail, JailSpec, Volume};
-use crate::sys::{self, Cloned};
+use crate::sys;
 use crate::volume::Device;
 use crate::wire;
 
@@ -168,20 +168,11 @@ impl Spares {
         let plan = plan(&spec);
         let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        match sys::clone3(0, None)? {
-            Cloned::Child => {
-                sys::default_signals();
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| prepare_in_child(&plan, control)));
-                sys::leave(1)
-            }
-            Cloned::Parent { pid, pidfd } => {
-                let until = Instant::now() + MAKING;
-                let kind = kind.spec.clone();
-                let (control, notes) = (Some(ours), Vec::new());
-                self.making = Some(Making { kind, pid, pidfd, control, told: false, volume: None, notes, until });
-                Ok(())
-            }
-        }
+        let (pid, pidfd) = sys::spawn_child(0, None, || prepare_in_child(&plan, control))?;
+        let (kind, until) = (kind.spec.clone(), Instant::now() + MAKING);
+        let (control, notes) = (Some(ours), Vec::new());
+        self.making = Some(Making { kind, pid, pidfd, control, told: false, volume: None, notes, until });
+        Ok(())
     }
 
     fn placed(&self, kind: &JailSpec) -> JailSpec {
@@ -305,8 +296,7 @@ fn alike(a: &JailSpec, b: &JailSpec) -> bool {
 
 /// Makes the spare in the child. Like every child of the launcher, it closes the launcher's descriptors first.
 fn prepare_in_child(plan: &crate::plan::Plan, control: OwnedFd) {
-    let alone = rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .and_then(|()| sys::close_all_but(&[control.as_fd()]))
+    let alone = sys::separate_child(&[control.as_fd()])
         .and_then(|()| rustix::process::setpriority_process(None, BACKGROUND))
         .and_then(|()| sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWNET));
     if alone.is_ok() {

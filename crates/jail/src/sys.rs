@@ -2,12 +2,14 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -65,6 +67,27 @@ pub fn clone3(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> Result<Clone
         // SAFETY: the kernel has just created this descriptor for us.
         Some(pid) => Ok(Cloned::Parent { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
     }
+}
+
+/// Runs `work` in a process that [`clone3`] creates, and returns the pid and the pidfd of that process. The process
+/// exits when `work` returns or panics: it neither runs its parent's destructors nor unwinds into its parent's loop.
+/// Nobody reads its exit status.
+pub fn spawn_child(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>, work: impl FnOnce()) -> Result<(Pid, OwnedFd)> {
+    match clone3(namespaces, cgroup)? {
+        Cloned::Child => {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            leave(1)
+        }
+        Cloned::Parent { pid, pidfd } => Ok((pid, pidfd)),
+    }
+}
+
+/// Separates a child of the launcher from it: the child gets the default signals, dies with the launcher and closes all
+/// of the launcher's descriptors except `keep`.
+pub fn separate_child(keep: &[BorrowedFd<'_>]) -> Result<()> {
+    default_signals();
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    close_all_but(keep)
 }
 
 /// Forks a process for a short-lived helper, under the same condition as [`clone3`].
@@ -140,7 +163,7 @@ fn set_mount(fd: BorrowedFd<'_>, attr: libc::mount_attr, recursive: bool) -> Res
 }
 
 /// Marks every descriptor from `first` on close-on-exec.
-pub fn close_on_exec_from(first: RawFd) -> Result<()> {
+fn close_on_exec_from(first: RawFd) -> Result<()> {
     const CLOEXEC: libc::c_uint = 4;
     // SAFETY: only the close-on-exec flag changes; no descriptor becomes invalid in this program.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
@@ -164,11 +187,39 @@ pub fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Duplicates `fd` to a fixed number at which the next program expects it.
-pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> Result<()> {
+/// Number of descriptors that a program can receive: 0 to 4.
+const HANDED_OVER: RawFd = 5;
+
+/// Duplicates `fd` to a number below [`HANDED_OVER`], at which the next program expects it.
+fn place(fd: &OwnedFd, number: RawFd) -> Result<()> {
     // SAFETY: the caller reserves the numbers 0 to 4 for the descriptors it hands over; no owned descriptor has one of
     // them.
     check(c_long::from(unsafe { libc::dup2(fd.as_raw_fd(), number) })).map(drop)
+}
+
+/// Gives each of `fds` the number at which the next program expects it, and marks all other descriptors close-on-exec.
+/// Returns copies of `keep` that the caller can use until it executes that program.
+pub fn hand_over<const N: usize>(fds: &[(RawFd, &OwnedFd)], keep: [&OwnedFd; N]) -> Result<[OwnedFd; N]> {
+    // The current numbers may be among those that are assigned below.
+    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
+    let kept: Vec<OwnedFd> = keep.into_iter().map(high).collect::<Result<_>>()?;
+    let moved: Vec<OwnedFd> = fds.iter().map(|(_, fd)| high(fd)).collect::<Result<_>>()?;
+    for ((number, _), fd) in fds.iter().zip(&moved) {
+        place(fd, *number)?;
+    }
+    close_on_exec_from(HANDED_OVER)?;
+    kept.try_into().map_err(|_| Errno::INVAL)
+}
+
+/// Opens `/dev/null`.
+pub fn open_null() -> Result<OwnedFd> {
+    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Replaces the descriptors with these numbers, which are open and have no owner, by `/dev/null`.
+pub fn place_null(mut numbers: Range<RawFd>) -> Result<()> {
+    let null = open_null()?;
+    numbers.try_for_each(|number| place(&null, number))
 }
 
 /// Replaces this program by the one behind `fd`, with these arguments and an empty environment. Returns only on

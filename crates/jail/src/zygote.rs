@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown, socketpair,
@@ -26,7 +25,7 @@ use crate::confine::ConfineStep;
 use crate::keeper::{CONTROL, KINDS, LOG, LOG_BYTES};
 use crate::launcher::{log, relay};
 use crate::plan::Plan;
-use crate::sys::{self, Cloned};
+use crate::sys;
 use crate::wire::{self, LauncherReply};
 
 /// Maximum time for an interpreter to start: enough to import a data stack on a busy machine.
@@ -593,40 +592,30 @@ fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
     let (log, log_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&socket, true)?;
     rustix::io::ioctl_fionbio(&log, true)?;
-    match sys::clone3(libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC, None)? {
-        Cloned::Child => {
-            sys::default_signals();
-            // A panic must not return into the launcher's loop.
-            let start = || become_interpreter(recipe, theirs, log_end);
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(start));
-            sys::leave(1)
-        }
-        Cloned::Parent { pid, pidfd } => {
-            for (fd, kind) in [(socket.as_fd(), CONTROL), (log.as_fd(), LOG)] {
-                let data = epoll::EventData::new_u64(key * KINDS + kind);
-                epoll::add(epoll, fd, data, epoll::EventFlags::IN)?;
-            }
-            Ok(Zygote {
-                key,
-                pid,
-                process: pidfd,
-                socket,
-                log,
-                logged: 0,
-                last_words: "it did not say why".into(),
-                state: ZygoteState::Starting { until: Instant::now() + START_TIME },
-                forks: 0,
-                sent: BTreeMap::new(),
-            })
-        }
+    let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
+    let (pid, process) = sys::spawn_child(namespaces, None, || become_interpreter(recipe, theirs, log_end))?;
+    for (fd, kind) in [(socket.as_fd(), CONTROL), (log.as_fd(), LOG)] {
+        let data = epoll::EventData::new_u64(key * KINDS + kind);
+        epoll::add(epoll, fd, data, epoll::EventFlags::IN)?;
     }
+    Ok(Zygote {
+        key,
+        pid,
+        process,
+        socket,
+        log,
+        logged: 0,
+        last_words: "it did not say why".into(),
+        state: ZygoteState::Starting { until: Instant::now() + START_TIME },
+        forks: 0,
+        sent: BTreeMap::new(),
+    })
 }
 
 /// Turns the child into the interpreter. Returns only on failure, after it has reported the error to the launcher.
 fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
     let keep = [socket.as_fd(), log.as_fd(), recipe.library.as_fd()];
-    let alone =
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
+    let alone = sys::separate_child(&keep);
     let Ok(control) = alone.and_then(|()| rustix::io::fcntl_dupfd_cloexec(&socket, 64)) else { return };
     if apply::finish(&recipe.plan, control)
         && let Err(e) = execute(recipe, &socket, &log)
@@ -639,13 +628,8 @@ fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
 /// Executes the interpreter with `/dev/null` on 0, the log on 1 and 2, the launcher's socket on 3, the library on 4,
 /// and no other descriptors.
 fn execute(recipe: &Recipe, socket: &OwnedFd, log: &OwnedFd) -> io::Result<()> {
-    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    let fds = [high(&null)?, high(log)?, high(log)?, high(socket)?, high(&recipe.library)?];
-    for (number, fd) in fds.iter().enumerate() {
-        sys::place(fd.as_fd(), number as i32)?;
-    }
-    sys::close_on_exec_from(5)?;
+    let null = sys::open_null()?;
+    let [] = sys::hand_over(&[(0, &null), (1, log), (2, log), (3, socket), (4, &recipe.library)], [])?;
     let program = recipe.argv.first().ok_or_else(|| io::Error::other("there is no program"))?;
     Err(sys::execve(program, &recipe.argv, &recipe.environment).into())
 }

@@ -9,7 +9,6 @@ use std::time::Instant;
 use rustix::event::epoll;
 use rustix::fs::{Mode as FileMode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::Signal;
 
 use crate::apply::{self, Handles};
 use crate::cgroup::CgroupLimits;
@@ -20,7 +19,7 @@ use crate::plan::{self, Plan, plan};
 use crate::spare::Spare;
 use crate::spec::{self, JailSpec, Volume};
 use crate::survey::ProcessBound;
-use crate::sys::{self, Cloned};
+use crate::sys;
 use crate::volume::{self, Purpose};
 use crate::wire::{Create, LauncherReply};
 use crate::zygote;
@@ -234,28 +233,19 @@ impl Keeper {
         let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let cgroup = cell.cgroup.code().v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
         let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
-        match sys::clone3(namespaces, cgroup.as_ref().map(AsFd::as_fd))? {
-            Cloned::Child => {
-                sys::default_signals();
-                let handles = Handles { control, guest, log, forks, prepared, kept };
-                // A panic must not return into the launcher's loop.
-                let _ =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build_in_child(plan, handles, fail_at)));
-                sys::leave(1)
-            }
-            Cloned::Parent { pid, pidfd } => {
-                cell.pid = Some(pid);
-                for (fd, kind) in [(ours.as_fd(), CONTROL), (pidfd.as_fd(), PIDFD), (log_end.as_fd(), LOG)] {
-                    let data = epoll::EventData::new_u64(key * KINDS + kind);
-                    epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
-                }
-                cell.pidfd = Some(pidfd);
-                cell.control = Some(ours);
-                cell.forks = Some(forks_end);
-                cell.log = Some(log_end);
-                Ok(())
-            }
+        let handles = Handles { control, guest, log, forks, prepared, kept };
+        let build = || build_in_child(plan, handles, fail_at);
+        let (pid, pidfd) = sys::spawn_child(namespaces, cgroup.as_ref().map(AsFd::as_fd), build)?;
+        cell.pid = Some(pid);
+        for (fd, kind) in [(ours.as_fd(), CONTROL), (pidfd.as_fd(), PIDFD), (log_end.as_fd(), LOG)] {
+            let data = epoll::EventData::new_u64(key * KINDS + kind);
+            epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
         }
+        cell.pidfd = Some(pidfd);
+        cell.control = Some(ours);
+        cell.forks = Some(forks_end);
+        cell.log = Some(log_end);
+        Ok(())
     }
 }
 
@@ -267,9 +257,7 @@ fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     let Handles { control, guest, log, forks, .. } = &handles;
     let kept = handles.kept.iter().map(AsFd::as_fd);
     let keep: Vec<_> = [control, guest, log, forks].map(AsFd::as_fd).into_iter().chain(prepared).chain(kept).collect();
-    let alone =
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
-    if alone.is_ok() {
+    if sys::separate_child(&keep).is_ok() {
         apply::run(plan, handles, fail_at);
     }
 }
