@@ -13,7 +13,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
@@ -21,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::CgroupPart;
 use crate::confine::{self, ConfineStep, SandboxEntry};
 use crate::ids::BROWSER;
+use crate::token::Token;
 use crate::zygote::Fork;
 use crate::{apply, process, sys, wire};
 
@@ -93,9 +93,8 @@ pub struct PendingDrivers {
 }
 
 impl PendingDrivers {
-    /// Starts a driver and registers its reports in `epoll` under `data`. Returns the helper process, which the caller
-    /// has to reap.
-    pub fn begin(&mut self, epoll: &OwnedFd, data: u64, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
+    /// Starts a driver and registers its reports in `epoll`. Returns the helper process, which the caller has to reap.
+    pub fn begin(&mut self, epoll: &OwnedFd, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
         if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.cell == wanted.cell) {
             return Err(io::Error::other("a browser is being started already"));
         }
@@ -104,7 +103,7 @@ impl PendingDrivers {
         let (held, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         let (request, cell) = (wanted.request, wanted.cell);
-        epoll::add(epoll, &ours, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
+        Token::Driver.watch(epoll, &ours)?;
         let (pid, pidfd) = sys::spawn_child(0, None, || help(wanted, &control, theirs, &held))?;
         // Nothing may fail from here on, because the new process has to be recorded.
         let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());

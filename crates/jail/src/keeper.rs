@@ -33,6 +33,7 @@ use crate::spare::{Backing, Spares};
 use crate::spec::{self, Host};
 use crate::survey::Survey;
 use crate::sys;
+use crate::token::{Stream, Token};
 use crate::volume;
 use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, Start};
 use crate::zygote::ZygoteSupervisor;
@@ -198,28 +199,6 @@ pub struct Keeper {
     ending: Option<(Option<u64>, Instant)>,
 }
 
-/// Event data: the key of a sandbox times `KINDS` plus one of the first three kinds, or one of the values from
-/// `SERVER` on.
-pub(crate) const CONTROL: u64 = 0;
-const PIDFD: u64 = 1;
-pub(crate) const LOG: u64 = 2;
-pub(crate) const KINDS: u64 = 4;
-const SERVER: u64 = u64::MAX;
-const SPARE: u64 = u64::MAX - 1;
-const CHORE: u64 = u64::MAX - 2;
-const WATCH: u64 = u64::MAX - 3;
-const DRIVER: u64 = u64::MAX - 4;
-const CHILD: u64 = u64::MAX - 5;
-
-/// Returns whether an event with this data can mean that a process has ended.
-fn tells_of_an_end(data: u64) -> bool {
-    match data {
-        SERVER | WATCH | DRIVER => false,
-        SPARE | CHORE | CHILD => true,
-        _ => data % KINDS == PIDFD || ZygoteSupervisor::is_ours(data / KINDS),
-    }
-}
-
 /// Maximum number of events handled per turn, and of dead sandboxes removed per turn.
 const EVENTS: usize = 256;
 const REMOVALS: usize = 16;
@@ -272,9 +251,9 @@ impl Keeper {
         socket: &OwnedFd,
     ) -> io::Result<(OwnedFd, OwnedFd, Instance, Tree, Option<Slots>, u32)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, socket, epoll::EventData::new_u64(SERVER), epoll::EventFlags::IN)?;
+        Token::Server.watch(&epoll, socket)?;
         let children = inherited::signal_fd(&[libc::SIGCHLD])?;
-        epoll::add(&epoll, &children, epoll::EventData::new_u64(CHILD), epoll::EventFlags::IN)?;
+        Token::Child.watch(&epoll, &children)?;
         check_name(&start.label)?;
         let random = instance::random_name()?;
         let tree = survey.cgroup.tree(&format!("{}-{random}", start.label));
@@ -310,11 +289,11 @@ impl Keeper {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
-            for event in &events {
-                self.event(event.data.u64());
+            for token in events.iter().filter_map(Token::of) {
+                self.event(token);
             }
             // The cost of looking for dead children grows with the number of children.
-            if events.is_empty() || events.iter().any(|event| tells_of_an_end(event.data.u64())) {
+            if events.is_empty() || events.iter().filter_map(Token::of).any(Token::tells_of_an_end) {
                 self.reap();
             }
             self.tick();
@@ -386,7 +365,7 @@ impl Keeper {
     fn stock(&mut self) {
         let begun = self.spares.begin();
         for fd in self.spares.watched() {
-            let _ = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(SPARE), epoll::EventFlags::IN);
+            let _ = Token::Spare.watch(&self.epoll, fd);
         }
         if let Err(e) = begun {
             self.spares.failed(&e.to_string());
@@ -418,8 +397,7 @@ impl Keeper {
     }
 
     fn watch_chore(&mut self, pid: Pid, pidfd: OwnedFd) {
-        let data = epoll::EventData::new_u64(CHORE);
-        let _ = epoll::add(&self.epoll, &pidfd, data, epoll::EventFlags::IN);
+        let _ = Token::Chore.watch(&self.epoll, &pidfd);
         self.chores.insert(pid, pidfd);
     }
 
@@ -428,34 +406,21 @@ impl Keeper {
         let _ = answer(&self.socket, id, reply);
     }
 
-    fn event(&mut self, data: u64) {
-        match data {
-            SERVER => return self.request(),
-            SPARE => {
-                self.spares.heard();
-                return;
-            }
-            // The loop reaps these children and collects the drivers' results after the events.
-            CHORE | DRIVER => return,
-            CHILD => {
-                while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {}
-                return;
-            }
-            WATCH => {
+    fn event(&mut self, token: Token) {
+        match token {
+            Token::Server => self.request(),
+            Token::Spare => drop(self.spares.heard()),
+            Token::Child => while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {},
+            Token::VolumeImages => {
                 for parked in self.store.wanted_by_others() {
                     self.let_go(vec![parked.mount]);
                 }
-                return;
             }
-            _ => {}
-        }
-        let (key, kind) = (data / KINDS, data % KINDS);
-        match kind {
-            _ if ZygoteSupervisor::is_ours(key) => self.warmth.event(key, kind),
-            CONTROL => self.control(key),
-            LOG => self.guest_log(key),
-            // The loop reaps the process together with all others.
-            _ => {}
+            Token::Zygote(stream, key) => self.warmth.event(stream, key),
+            Token::Sandbox(Stream::Control, key) => self.control(key),
+            Token::Sandbox(Stream::Log, key) => self.guest_log(key),
+            // The loop reaps these processes and collects the drivers' results after the events.
+            Token::Chore | Token::Driver | Token::Sandbox(Stream::Process, _) => {}
         }
     }
 
@@ -614,7 +579,7 @@ impl Keeper {
             self.let_go(vec![parked.mount]);
         }
         if let (false, Some(watch)) = (watched, self.store.watch()) {
-            let _ = epoll::add(&self.epoll, watch, epoll::EventData::new_u64(WATCH), epoll::EventFlags::IN);
+            let _ = Token::VolumeImages.watch(&self.epoll, watch);
         }
     }
 

@@ -34,6 +34,7 @@ pub mod spare;
 pub mod spec;
 pub mod survey;
 pub mod sys;
+mod token;
 pub mod volume;
 pub mod wire;
 pub mod zygote;

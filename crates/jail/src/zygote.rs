@@ -12,7 +12,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown, socketpair,
@@ -22,10 +21,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::apply;
 use crate::confine::ConfineStep;
-use crate::keeper::{CONTROL, KINDS, LOG, LOG_BYTES};
+use crate::keeper::LOG_BYTES;
 use crate::launcher::{log, relay};
 use crate::plan::Plan;
 use crate::sys;
+use crate::token::{Stream, Token};
 use crate::wire::{self, LauncherReply};
 
 /// Maximum time for an interpreter to start: enough to import a data stack on a busy machine.
@@ -276,9 +276,6 @@ pub struct ZygoteSupervisor {
     outcomes: Vec<ForkOutcome>,
 }
 
-/// First event key of an interpreter; smaller keys belong to sandboxes.
-const FIRST_KEY: u64 = 1 << 48;
-
 impl Default for ZygoteSupervisor {
     fn default() -> Self {
         Self {
@@ -286,7 +283,7 @@ impl Default for ZygoteSupervisor {
             zygotes: Vec::new(),
             waiting: Vec::new(),
             queue: VecDeque::new(),
-            next: FIRST_KEY,
+            next: 1,
             again: None,
             pause: PAUSE,
             forks: 0,
@@ -353,15 +350,11 @@ impl ZygoteSupervisor {
         std::mem::take(&mut self.outcomes)
     }
 
-    pub fn is_ours(key: u64) -> bool {
-        key >= FIRST_KEY
-    }
-
-    pub fn event(&mut self, key: u64, kind: u64) {
-        match kind {
-            CONTROL => while self.hear(key) {},
-            LOG => self.relay(key),
-            _ => {}
+    pub(crate) fn event(&mut self, stream: Stream, key: u64) {
+        match stream {
+            Stream::Control => while self.hear(key) {},
+            Stream::Log => self.relay(key),
+            Stream::Process => {}
         }
     }
 
@@ -594,10 +587,8 @@ fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
     rustix::io::ioctl_fionbio(&log, true)?;
     let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
     let (pid, process) = sys::spawn_child(namespaces, None, || become_interpreter(recipe, theirs, log_end))?;
-    for (fd, kind) in [(socket.as_fd(), CONTROL), (log.as_fd(), LOG)] {
-        let data = epoll::EventData::new_u64(key * KINDS + kind);
-        epoll::add(epoll, fd, data, epoll::EventFlags::IN)?;
-    }
+    Token::Zygote(Stream::Control, key).watch(epoll, &socket)?;
+    Token::Zygote(Stream::Log, key).watch(epoll, &log)?;
     Ok(Zygote {
         key,
         pid,

@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::time::Instant;
 
-use rustix::event::epoll;
 use rustix::fs::{Mode as FileMode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -20,13 +19,14 @@ use crate::spare::Spare;
 use crate::spec::{self, JailSpec, Volume};
 use crate::survey::ProcessBound;
 use crate::sys;
+use crate::token::{Stream, Token};
 use crate::volume::{self, Purpose};
 use crate::wire::{Create, LauncherReply};
 use crate::zygote;
 
 use super::{
-    BUILD_TIME, BuildStep, CONTROL, KINDS, Keeper, LAUNCHER_STEPS, LOG, MAX_GROUPS, NAMESPACES,
-    NAMESPACES_BESIDE_A_SPARE, PIDFD, Phase, ReusedParts, SandboxRecord, check_name,
+    BUILD_TIME, BuildStep, Keeper, LAUNCHER_STEPS, MAX_GROUPS, NAMESPACES, NAMESPACES_BESIDE_A_SPARE, Phase,
+    ReusedParts, SandboxRecord, check_name,
 };
 
 impl Keeper {
@@ -237,9 +237,8 @@ impl Keeper {
         let build = || build_in_child(plan, handles, fail_at);
         let (pid, pidfd) = sys::spawn_child(namespaces, cgroup.as_ref().map(AsFd::as_fd), build)?;
         cell.pid = Some(pid);
-        for (fd, kind) in [(ours.as_fd(), CONTROL), (pidfd.as_fd(), PIDFD), (log_end.as_fd(), LOG)] {
-            let data = epoll::EventData::new_u64(key * KINDS + kind);
-            epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
+        for (stream, fd) in [(Stream::Control, &ours), (Stream::Process, &pidfd), (Stream::Log, &log_end)] {
+            Token::Sandbox(stream, key).watch(&self.epoll, fd)?;
         }
         cell.pidfd = Some(pidfd);
         cell.control = Some(ours);

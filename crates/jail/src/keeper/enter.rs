@@ -14,7 +14,7 @@ use crate::wire::{LauncherReply, StartZygote};
 use crate::zygote::{self, Arrival, ForkOutcome, Recipe};
 use crate::{driver, plan};
 
-use super::{DRIVER, Keeper, Phase, SandboxRecord, WARM_TMP};
+use super::{Keeper, Phase, SandboxRecord, WARM_TMP};
 
 impl Keeper {
     pub(super) fn recipe(&self, warm: StartZygote, library: Option<OwnedFd>) -> io::Result<Recipe> {
@@ -80,7 +80,7 @@ impl Keeper {
             part,
             steps: steps.clone(),
         };
-        let (pid, helper) = self.drivers.begin(&self.epoll, DRIVER, wanted)?;
+        let (pid, helper) = self.drivers.begin(&self.epoll, wanted)?;
         self.watch_chore(pid, helper);
         Ok(())
     }
