@@ -7,39 +7,35 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
-use rustix::fs::{Mode as FileMode, OFlags};
-use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
-use crate::apply::{self, PreparedBase, SetupEvent};
+use crate::apply::PreparedBase;
 use crate::cgroup::{Cgroup, Group, Tree};
 use crate::confine::ConfineStep;
 use crate::disk::Budget;
 use crate::driver::PendingDrivers;
 use crate::ids::{IdMap, Mode, Slot, Slots};
-use crate::inherited;
 use crate::instance::{self, Instance};
-use crate::kept_volumes::{ParkedVolume, VolumeLease, VolumeStore};
-use crate::launcher::{answer, answer_with, failed, log, relay};
-use crate::seccomp;
-use crate::sockets;
+use crate::kept_volumes::{VolumeLease, VolumeStore};
+use crate::launcher::{answer, failed, log};
 use crate::spare::{Backing, Spares};
-use crate::spec::{self, Host};
+use crate::spec::Host;
 use crate::survey::Survey;
-use crate::sys;
 use crate::token::{Stream, Token};
-use crate::volume;
 use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, Start};
 use crate::zygote::ZygoteSupervisor;
+use crate::{inherited, seccomp, sockets, sys, volume};
 
 mod build;
+mod chores;
 mod enter;
+mod sandbox;
 
 /// The namespaces in which a sandbox's first process starts. The plan adds the cgroup and user namespaces later.
 const NAMESPACES: i32 =
@@ -352,55 +348,6 @@ impl Keeper {
         Some(Timespec { tv_sec: shortest.as_secs() as i64, tv_nsec: i64::from(shortest.subsec_nanos()) })
     }
 
-    fn may_stock(&self) -> bool {
-        let building = || self.deadlines.iter().any(|(_, key)| matches!(self.cells[key].phase, Phase::Building { .. }));
-        self.ending.is_none() && self.spares.lacks() && !building() && self.admits().is_ok()
-    }
-
-    /// Checks whether the disk has room for another sandbox or spare.
-    fn admits(&self) -> Result<(), String> {
-        self.disk.as_ref().map_or(Ok(()), Budget::admits)
-    }
-
-    fn stock(&mut self) {
-        let begun = self.spares.begin();
-        for fd in self.spares.watched() {
-            let _ = Token::Spare.watch(&self.epoll, fd);
-        }
-        if let Err(e) = begun {
-            self.spares.failed(&e.to_string());
-        }
-    }
-
-    /// Releases mounts. Unmounting takes milliseconds, which this loop cannot spare: a child holds the descriptors
-    /// slightly longer than this process, so that they are unmounted when the child ends.
-    fn let_go(&mut self, what: Vec<OwnedFd>) {
-        let Ok((wait, held)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
-        let keep: Vec<_> = what.iter().chain([&wait]).map(AsFd::as_fd).collect();
-        self.chore(&keep, || {
-            let _ = rustix::io::read(&wait, &mut [0]);
-        });
-        drop((what, held));
-    }
-
-    /// Runs `work` in a child that keeps only these descriptors of the launcher.
-    fn chore(&mut self, keep: &[BorrowedFd<'_>], work: impl FnOnce()) {
-        let child = sys::spawn_child(0, None, || {
-            if sys::close_all_but(keep).is_ok() {
-                work();
-            }
-        });
-        // Without a child, the work happens in this process or later.
-        if let Ok((pid, pidfd)) = child {
-            self.watch_chore(pid, pidfd);
-        }
-    }
-
-    fn watch_chore(&mut self, pid: Pid, pidfd: OwnedFd) {
-        let _ = Token::Chore.watch(&self.epoll, &pidfd);
-        self.chores.insert(pid, pidfd);
-    }
-
     fn answer(&self, id: u64, reply: LauncherReply) {
         // If the server is gone, the reply can be lost: the loop will notice the closed connection.
         let _ = answer(&self.socket, id, reply);
@@ -489,153 +436,6 @@ impl Keeper {
         self.ids.get(sandbox).copied()
     }
 
-    /// Handles a message from a process that is becoming a guest, or the end of its connection.
-    fn control(&mut self, key: u64) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        let Some(control) = &cell.control else { return };
-        let (report, fds) = wire::receive::<SetupEvent>(control).ok().flatten().unzip();
-        let fds = fds.unwrap_or_default();
-        match (report, &mut cell.phase) {
-            (Some(SetupEvent::Loop { device }), _) => cell.volume = Some(Backing { device, image: cell.image() }),
-            (Some(SetupEvent::KeptLoop { device }), _) => cell.kept_loop = Some(device),
-            (Some(SetupEvent::KeptHeld), _) => cell.kept_held = fds.into_iter().next(),
-            (Some(SetupEvent::Egress), _) => cell.egress = fds.into_iter().next(),
-            (Some(SetupEvent::Note { message }), _) => cell.notes.push(message),
-            (Some(SetupEvent::InUse), _) => self.fail_with(key, LauncherReply::InUse),
-            (Some(SetupEvent::WantsMaps), _) => {
-                if let Some(message) = self.disk.as_mut().and_then(|disk| enter_books(disk, cell).err()) {
-                    return self.fail_with(key, LauncherReply::NoSpace { message });
-                }
-                if let Err(e) = cell.fails(BuildStep::Maps).and_then(|()| write_maps(cell)) {
-                    self.fail(key, &format!("id maps: {e}"));
-                }
-            }
-            (Some(SetupEvent::Exec), Phase::Building { exec, .. }) => *exec = true,
-            (Some(SetupEvent::Failed { message, .. }), _) => self.fail(key, &message),
-            (None, Phase::Building { exec: true, .. }) => self.runs(key),
-            (None, Phase::Building { .. }) => self.fail(key, "the process ended while it was being set up"),
-            (_, _) => cell.control = None,
-        }
-    }
-
-    /// Records that the guest has started, and answers the request.
-    fn runs(&mut self, key: u64) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        match cell.kept.as_mut().map_or(Ok(true), |lent| self.store.settle(lent)) {
-            Ok(true) => {}
-            Ok(false) => return self.fail_with(key, LauncherReply::InUse),
-            Err(e) => return self.fail(key, &format!("the kept volume: {e}")),
-        }
-        cell.control = None;
-        let (notes, egress) = (std::mem::take(&mut cell.notes), cell.egress.take());
-        self.sockets.begin();
-        if let Phase::Building { request, until, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
-            self.deadlines.remove(&(until, key));
-            let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
-            let _ = answer_with(&self.socket, request, LauncherReply::Created { notes }, &fds);
-        }
-    }
-
-    fn fail(&mut self, key: u64, message: &str) {
-        self.fail_with(key, failed(message));
-    }
-
-    /// Ends a sandbox whose creation failed. The request is answered when nothing of it is left.
-    fn fail_with(&mut self, key: u64, reply: LauncherReply) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        cell.control = None;
-        if let Phase::Building { request, .. } = cell.phase {
-            self.end(key, Some((request, reply)));
-        }
-    }
-
-    fn discard(&mut self, name: &str) -> LauncherReply {
-        if self.lends(name) {
-            return LauncherReply::InUse;
-        }
-        if let Some(parked) = self.store.discard_parked(name) {
-            self.let_go(vec![parked.mount]);
-            return LauncherReply::Done;
-        }
-        match self.store.discard(name) {
-            Ok(true) => LauncherReply::Done,
-            Ok(false) => LauncherReply::InUse,
-            Err(e) => failed(e.to_string()),
-        }
-    }
-
-    /// Parks a kept volume. Its data is synced now, whether or not another sandbox will use it, so that a crash later
-    /// loses nothing.
-    fn park(&mut self, name: String, parked: ParkedVolume) {
-        let mount = parked.mount.as_fd();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        if let Ok(dir) = rustix::fs::openat(mount, ".", flags, FileMode::empty()) {
-            self.chore(&[dir.as_fd()], || {
-                let _ = rustix::fs::syncfs(&dir);
-            });
-        }
-        let watched = self.store.watch().is_some();
-        for parked in self.store.park(name, parked) {
-            self.let_go(vec![parked.mount]);
-        }
-        if let (false, Some(watch)) = (watched, self.store.watch()) {
-            let _ = Token::VolumeImages.watch(&self.epoll, watch);
-        }
-    }
-
-    fn guest_log(&mut self, key: u64) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        let Some(pipe) = &cell.log else { return };
-        let mut buffer = [0; 2048];
-        match rustix::io::read(pipe, &mut buffer) {
-            Ok(0) | Err(_) => cell.log = None,
-            Ok(got) => {
-                cell.logged += got;
-                if cell.logged <= LOG_BYTES {
-                    relay(&format!("guest {}", &cell.id[..cell.id.len().min(8)]), &buffer[..got]);
-                }
-            }
-        }
-    }
-
-    /// Kills the sandbox. The answer follows when nothing of it is left.
-    fn end(&mut self, key: u64, answer: Option<(u64, LauncherReply)>) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        cell.kill();
-        self.warmth.leave(key);
-        let mut waiting: Vec<(u64, LauncherReply)> = answer.into_iter().collect();
-        match &mut cell.phase {
-            Phase::Ending { requests, .. } => return requests.append(&mut waiting),
-            // The sandbox is destroyed before it was ready, so the request that created it is answered as well.
-            Phase::Building { request, .. } if waiting.first().is_none_or(|(id, _)| id != request) => {
-                waiting.push((*request, failed("the sandbox was destroyed while it was being made")));
-            }
-            Phase::Building { .. } | Phase::Running => {}
-        }
-        let until = Instant::now() + END_TIME;
-        let before = std::mem::replace(&mut cell.phase, Phase::Ending { requests: waiting, until });
-        // A volume with an error is read-only, which its flags do not always show. Mounting it anew repairs it, so it
-        // is not parked.
-        let erred = cell.kept_loop.is_some_and(|device| volume::has_errors(device.number));
-        let well = |mount: &OwnedFd| {
-            let found = rustix::fs::fstatvfs(mount);
-            !erred && found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
-        };
-        let parks =
-            matches!(before, Phase::Running) && self.ending.is_none() && cell.kept_held.as_ref().is_some_and(well);
-        let unheld = cell.kept_held.take_if(|_| !parks);
-        if let Some(before) = before.until() {
-            self.deadlines.remove(&(before, key));
-        }
-        self.deadlines.insert((until, key));
-        if cell.pid.is_none() {
-            self.leaving.insert(key);
-        }
-        if let Some(mount) = unheld {
-            self.let_go(vec![mount]);
-        }
-    }
-
     fn end_all(&mut self, request: Option<u64>) {
         if request.is_none() {
             let _ = epoll::delete(&self.epoll, &self.socket);
@@ -712,120 +512,6 @@ impl Keeper {
             });
         }
     }
-
-    /// Removes the remains of a dead sandbox. If something is still busy, the removal is retried soon.
-    fn finish(&mut self, key: u64) {
-        if let Some(cell) = self.cells.get_mut(&key) {
-            cell.busy = clear(cell);
-            if cell.busy.is_none() {
-                self.forget(key);
-            }
-        }
-    }
-
-    /// Answers the waiting requests with a failure when the deadline has passed. The removal is still retried.
-    fn late(&mut self, key: u64) {
-        let Some(SandboxRecord { phase: Phase::Ending { requests, until }, busy, pid, .. }) = self.cells.get_mut(&key)
-        else {
-            return;
-        };
-        *until = Instant::now() + END_TIME;
-        self.deadlines.insert((*until, key));
-        let busy = if pid.is_some() { "its process does not end" } else { busy.as_deref().unwrap_or("not removed") };
-        let message = format!("the sandbox was killed, but {busy}; it is tried again");
-        for (id, _) in std::mem::take(requests) {
-            self.answer(id, failed(message.clone()));
-        }
-    }
-
-    fn forget(&mut self, key: u64) {
-        let Some(mut cell) = self.cells.remove(&key) else { return };
-        let phase = std::mem::replace(&mut cell.phase, Phase::Running);
-        self.ids.remove(&cell.id);
-        self.leaving.remove(&key);
-        if let Some(until) = phase.until() {
-            self.deadlines.remove(&(until, key));
-        }
-        self.tree.tidy(&cell.groups);
-        if let Some(disk) = &mut self.disk {
-            volumes(&cell).for_each(|(device, _)| disk.remove(device));
-        }
-        if let Some(lent) = cell.kept.take() {
-            self.store.take_back(&lent);
-            if let (Some(mount), Some(slot), Some(device)) = (cell.kept_held.take(), cell.slot.take(), cell.kept_loop) {
-                self.park(lent.name, ParkedVolume { mount, slot, device });
-            }
-        }
-        // Free the uid and the descriptors before the requests are answered.
-        drop(cell);
-        if let Phase::Ending { requests, .. } = phase {
-            for (id, reply) in requests {
-                self.answer(id, reply);
-            }
-        }
-    }
-}
-
-/// Returns the on-disk volumes of a sandbox, with their directories inside it.
-fn volumes(cell: &SandboxRecord) -> impl Iterator<Item = (volume::Device, &'static str)> {
-    let own = cell.volume.as_ref().map(|backing| (backing.device, "workspace"));
-    own.into_iter().chain(cell.kept_loop.map(|device| (device, "data")))
-}
-
-/// Adds the sandbox's volumes to the disk budget before any code runs, while the process waits for its id maps in its
-/// new root.
-fn enter_books(disk: &mut Budget, cell: &SandboxRecord) -> Result<(), String> {
-    let Some(pid) = cell.pid else { return Ok(()) };
-    let root = PathBuf::from(format!("/proc/{}/root", pid.as_raw_nonzero()));
-    let stat = cell.cgroup.memory_stat();
-    volumes(cell).try_for_each(|(device, dir)| disk.add(device, root.join(dir), stat.clone()))
-}
-
-/// Removes cgroups and files and checks the loop devices. Returns the obstacle if something is still in use.
-fn clear(cell: &SandboxRecord) -> Option<String> {
-    if let Err((path, e)) = cell.cgroup.remove() {
-        return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
-    }
-    if let Some(backing) = &cell.volume
-        && backing.held()
-    {
-        return Some(format!("/dev/loop{} still holds its volume", backing.device.number));
-    }
-    if let Some(device) = cell.kept_loop
-        && cell.kept_held.is_none()
-        && device == volume::Device::of(device.number)
-        && let Some(spec::KeptVolumeSpec::Ext4 { image, .. } | spec::KeptVolumeSpec::Mounted { image }) =
-            cell.kept.as_ref().map(|lent| &lent.source)
-        && volume::loop_backing(device.number).is_some_and(|backing| backing == *image)
-    {
-        return Some(format!("/dev/loop{} still holds its kept volume", device.number));
-    }
-    match remove(&cell.dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Some(format!("`{}` cannot be removed: {e}", cell.dir.display()))
-        }
-        _ => None,
-    }
-}
-
-/// Removes the usual content by name, and everything else only if the directory is still not empty.
-fn remove(dir: &Path) -> io::Result<()> {
-    let _ = fs::remove_file(dir.join(apply::SOCKET));
-    fs::remove_dir(dir).or_else(|_| fs::remove_dir_all(dir))
-}
-
-fn write_maps(cell: &SandboxRecord) -> io::Result<()> {
-    let (Some(pid), Some(control)) = (cell.pid, &cell.control) else {
-        return Err(io::Error::other("the process is gone"));
-    };
-    let proc = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
-    if !cell.map.may_set_groups() {
-        fs::write(proc.join("setgroups"), "deny")?;
-    }
-    fs::write(proc.join("uid_map"), cell.map.lines())?;
-    fs::write(proc.join("gid_map"), cell.map.lines())?;
-    rustix::net::send(control, b"go", SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-    Ok(())
 }
 
 /// Checks a name that becomes part of directory and cgroup names.

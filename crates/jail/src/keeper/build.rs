@@ -91,7 +91,7 @@ impl Keeper {
         Ok(())
     }
 
-    pub(super) fn build(&mut self, key: u64, cell: &mut SandboxRecord, create: &Create) -> io::Result<()> {
+    fn build(&mut self, key: u64, cell: &mut SandboxRecord, create: &Create) -> io::Result<()> {
         cell.fails(BuildStep::Directory)?;
         DirBuilder::new().mode(0o700).create(&cell.dir)?;
         cell.fails(BuildStep::Kept)?;
@@ -140,7 +140,7 @@ impl Keeper {
 
     /// Rejects shared directories that contain the sockets of other sandboxes, the images of their volumes or the locks
     /// of their uids.
-    pub(super) fn check_shared(&self, create: &Create) -> io::Result<()> {
+    fn check_shared(&self, create: &Create) -> io::Result<()> {
         for shared in &create.shared {
             let host = &shared.host;
             let absent = |e: io::Error| io::Error::other(format!("shared directory `{}`: {e}", host.display()));
@@ -153,7 +153,7 @@ impl Keeper {
         Ok(())
     }
 
-    pub(super) fn notes(&self, create: &Create) -> Vec<String> {
+    fn notes(&self, create: &Create) -> Vec<String> {
         let strangers = self.survey.mode == Mode::Sub && !create.shared.is_empty();
         let shared =
             "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
@@ -171,17 +171,12 @@ impl Keeper {
         self.cells.values().filter_map(|cell| cell.kept.as_ref()).any(|lent| lent.name == name)
     }
 
-    pub(super) fn lend(
-        &mut self,
-        cell: &SandboxRecord,
-        wanted: &KeptVolumeRequest,
-        create: &Create,
-    ) -> io::Result<VolumeLease> {
+    fn lend(&mut self, cell: &SandboxRecord, wanted: &KeptVolumeRequest, create: &Create) -> io::Result<VolumeLease> {
         let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
         self.store.lend(&KeptVolumeRequest { bytes, ..wanted.clone() }, &cell.dir, self.slots.as_mut())
     }
 
-    pub(super) fn volume(&self, cell: &SandboxRecord, create: &Create) -> io::Result<Volume> {
+    fn volume(&self, cell: &SandboxRecord, create: &Create) -> io::Result<Volume> {
         if self.survey.ext4 {
             let dir = self.instance.state_dir.join("templates");
             let template = volume::template(&dir, Purpose::Own, create.disk_bytes, create.disk_inodes);
@@ -191,7 +186,7 @@ impl Keeper {
         Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(half_the_memory(create)), inodes: create.disk_inodes })
     }
 
-    pub(super) fn spec(&self, cell: &SandboxRecord, create: &Create, volume: Volume) -> JailSpec {
+    fn spec(&self, cell: &SandboxRecord, create: &Create, volume: Volume) -> JailSpec {
         JailSpec {
             hostname: "sandbox".into(),
             map: cell.map,
@@ -212,17 +207,11 @@ impl Keeper {
         }
     }
 
-    pub(super) fn process_limit(&self, limits: CgroupLimits) -> Option<u64> {
+    fn process_limit(&self, limits: CgroupLimits) -> Option<u64> {
         limits.pids.filter(|_| self.survey.process_bound() == ProcessBound::Rlimit).map(u64::from)
     }
 
-    pub(super) fn launch(
-        &self,
-        key: u64,
-        cell: &mut SandboxRecord,
-        plan: &Plan,
-        (prepared, kept): ReusedParts,
-    ) -> io::Result<()> {
+    fn launch(&self, key: u64, cell: &mut SandboxRecord, plan: &Plan, (prepared, kept): ReusedParts) -> io::Result<()> {
         let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
         let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
