@@ -27,14 +27,14 @@ mod volumes;
 use mounts::{attach, copy_of, open_dir, private_mounts};
 use volumes::{KEPT, VOLUME, chown, set_mode};
 
-pub use error::{ApplyError, Syscall};
+pub(crate) use error::{ApplyError, Syscall};
 pub(crate) use error::{At, with_sources};
-pub use mounts::mount_tmpfs;
+pub(crate) use mounts::mount_tmpfs;
 
 /// A message that the new process sends to the launcher during setup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SetupEvent {
+pub(crate) enum SetupEvent {
     Loop {
         device: volume::Device,
     },
@@ -65,7 +65,7 @@ pub enum SetupEvent {
 
 /// The descriptors that the launcher hands to a new process.
 #[derive(Debug)]
-pub struct Handles {
+pub(crate) struct Handles {
     pub control: OwnedFd,
     pub guest: OwnedFd,
     pub log: OwnedFd,
@@ -79,7 +79,7 @@ pub struct Handles {
 
 /// The result of a plan's base: a tree of mounts that is attached nowhere, and a network namespace.
 #[derive(Debug)]
-pub struct PreparedBase {
+pub(crate) struct PreparedBase {
     pub root: OwnedFd,
     pub network: OwnedFd,
 }
@@ -109,10 +109,10 @@ struct ApplyState {
 const NOWHERE: &str = "";
 
 /// Name of the guest's socket in the sandbox's directory.
-pub const SOCKET: &str = "guest.sock";
+pub(crate) const SOCKET: &str = "guest.sock";
 
 /// Runs the plan. Returns only if a step failed, after reporting the failure to the launcher.
-pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
+pub(crate) fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     let Handles { control, guest, log, forks, prepared, kept } = handles;
     let mut context = ApplyState { kept, ..ApplyState::new(control, Some(Program { guest, log, forks })) };
     let (before, after) = (0..plan.base.start, plan.base.end..plan.ops.len());
@@ -127,7 +127,7 @@ pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
 
 /// Runs the base of a plan in a process with separate mount and network namespaces, and hands the result to the
 /// launcher.
-pub fn prepare(plan: &Plan, control: OwnedFd) {
+pub(crate) fn prepare(plan: &Plan, control: OwnedFd) {
     let mut context = ApplyState::new(control, None);
     if let Err(error) = private_mounts() {
         return context.failed(0, Op::PrivateMounts, error);
@@ -140,7 +140,7 @@ pub fn prepare(plan: &Plan, control: OwnedFd) {
 }
 
 /// Runs a plan after which the process continues. Returns false if a step failed, after reporting it to the launcher.
-pub fn finish(plan: &Plan, control: OwnedFd) -> bool {
+pub(crate) fn finish(plan: &Plan, control: OwnedFd) -> bool {
     ApplyState::new(control, None).steps(plan, 0..plan.ops.len(), None)
 }
 
@@ -425,3 +425,6 @@ fn write_existing(path: &Path, text: &[u8]) -> Result<(), ApplyError> {
     rustix::io::write(fd, text).at(Syscall::Write, path)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

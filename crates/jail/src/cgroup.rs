@@ -6,8 +6,8 @@
 //! limits of the sandbox apply to both together and those of the browser to the browser alone; the process limit of the
 //! code is the remainder.
 //!
-//! [`Layout::look`] only reads. [`Layout::claim`] changes a v2 cgroup so that it can hold a tree, and
-//! [`Layout::release`] reverts that. Every path goes through a given file-system root, so that tests can use a
+//! A layout is found by reading alone. To claim one changes a v2 cgroup so that it can hold a tree, and to release it
+//! reverts that. Every path goes through a given file-system root, so that tests can use a
 //! directory to imitate layouts that this machine does not have.
 
 use std::fs;
@@ -21,9 +21,9 @@ mod layout;
 mod tree;
 mod v2;
 
-pub use layout::{CgroupSource, Layout, OwnTree};
-pub use tree::{Cgroup, CgroupPart, SOCKET_LIMIT, Tree};
-pub use v2::{Claimed, Unified, is_unit};
+pub use layout::{CgroupSource, Layout};
+pub(crate) use tree::{Cgroup, CgroupPart, SOCKET_LIMIT, Tree};
+pub(crate) use v2::{Unified, is_unit};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -34,7 +34,7 @@ pub enum Controller {
 }
 
 impl Controller {
-    pub const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Pids];
+    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Pids];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ pub struct Absence {
 }
 
 impl Absence {
-    pub fn new(why: impl Into<String>, what_to_do: impl Into<String>) -> Self {
+    pub(crate) fn new(why: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         Self { why: why.into(), what_to_do: what_to_do.into() }
     }
 }
@@ -165,7 +165,7 @@ fn write(dir: &Path, file: &str, value: &str) -> io::Result<()> {
 
 /// Kills every process in the tree that a dead server left at `top` and removes its directories. Returns true if
 /// nothing remains.
-pub fn sweep(top: &Path) -> bool {
+pub(crate) fn sweep(top: &Path) -> bool {
     let Ok(entries) = fs::read_dir(top) else { return !top.exists() };
     let mut gone = true;
     for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {

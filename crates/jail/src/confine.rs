@@ -119,6 +119,10 @@ fn set_ids(id: u32) -> Result<(), ApplyError> {
     rustix::thread::set_thread_res_uid(uid, uid, uid).at(Syscall::Setresuid, Path::new(""))
 }
 
+/// The steps of a kernel once it is inside and confined. Unlike the guest it may be inspected by code in the sandbox,
+/// because that code is going to run in it.
+pub const ARRIVAL: [ConfineStep; 2] = [ConfineStep::Dumpable, ConfineStep::OfferToOomKiller];
+
 /// The namespaces of a sandbox that a process joins. Joining the pid namespace affects only its children.
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
@@ -162,7 +166,7 @@ pub fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
 }
 
 /// Joins the namespaces of a sandbox.
-pub fn join(guest: &OwnedFd) -> Result<(), ApplyError> {
+pub(crate) fn join(guest: &OwnedFd) -> Result<(), ApplyError> {
     sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Syscall::Setns, Path::new("guest"))
 }
 

@@ -31,7 +31,7 @@ const AT_ONCE: usize = 64;
 
 /// Everything needed to start a driver.
 #[derive(Debug)]
-pub struct DriverSpec {
+pub(crate) struct DriverSpec {
     pub request: u64,
     /// The launcher's number of the sandbox.
     pub cell: u64,
@@ -50,7 +50,7 @@ pub struct DriverSpec {
 
 /// The result of starting a driver.
 #[derive(Debug)]
-pub struct DriverOutcome {
+pub(crate) struct DriverOutcome {
     pub request: u64,
     pub cell: u64,
     /// The driver and its leash, both to be handed to the guest, or the reason for the failure.
@@ -88,13 +88,13 @@ struct PendingDriver {
 
 /// The drivers that are being started.
 #[derive(Debug, Default)]
-pub struct PendingDrivers {
+pub(crate) struct PendingDrivers {
     entries: Vec<PendingDriver>,
 }
 
 impl PendingDrivers {
     /// Starts a driver and registers its reports in `epoll`. Returns the helper process, which the caller has to reap.
-    pub fn begin(&mut self, epoll: &OwnedFd, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
+    pub(crate) fn begin(&mut self, epoll: &OwnedFd, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
         if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.cell == wanted.cell) {
             return Err(io::Error::other("a browser is being started already"));
         }
@@ -121,12 +121,12 @@ impl PendingDrivers {
         Ok((pid, pidfd))
     }
 
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.entries.iter().map(|entry| entry.until).min()
     }
 
     /// Returns the results of the drivers that have started, failed or exceeded their time.
-    pub fn outcomes(&mut self) -> Vec<DriverOutcome> {
+    pub(crate) fn outcomes(&mut self) -> Vec<DriverOutcome> {
         self.entries.extract_if(.., PendingDriver::is_over).map(PendingDriver::outcome).collect()
     }
 }

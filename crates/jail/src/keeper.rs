@@ -53,7 +53,7 @@ const WARM_TMP: u64 = 64 << 20;
 pub(crate) const LOG_BYTES: usize = 64 << 10;
 
 /// Number of steps before those of the plan. Rollback tests select a failing step of the plan by its index plus this.
-pub const LAUNCHER_STEPS: usize = 8;
+pub(crate) const LAUNCHER_STEPS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BuildStep {
@@ -153,7 +153,7 @@ impl SandboxRecord {
 }
 
 /// The state of the launcher: the sandboxes that exist, and those that are being created or destroyed.
-pub struct Keeper {
+pub(crate) struct Keeper {
     socket: OwnedFd,
     guest: OwnedFd,
     epoll: OwnedFd,
@@ -202,7 +202,12 @@ const REMOVALS: usize = 16;
 const IDLE: Duration = Duration::from_millis(1);
 
 impl Keeper {
-    pub fn new(start: &Start, survey: Survey, socket: OwnedFd, guest: OwnedFd) -> Result<Self, (OwnedFd, io::Error)> {
+    pub(crate) fn new(
+        start: &Start,
+        survey: Survey,
+        socket: OwnedFd,
+        guest: OwnedFd,
+    ) -> Result<Self, (OwnedFd, io::Error)> {
         match Self::prepare(start, &survey, &socket) {
             Ok((epoll, children, instance, tree, slots, owner)) => Ok(Self {
                 socket,
@@ -274,7 +279,7 @@ impl Keeper {
     }
 
     /// Answers request `id`, then serves until the server disappears or requests a shutdown.
-    pub fn run(mut self, id: u64) -> io::Result<()> {
+    pub(crate) fn run(mut self, id: u64) -> io::Result<()> {
         let instance = self.instance.dir.clone();
         self.answer(id, LauncherReply::Started { instance, survey: Box::new(self.survey.clone()) });
         let mut events = Vec::with_capacity(EVENTS);

@@ -46,7 +46,7 @@ pub struct KeptVolumeRecord {
 
 /// Keeps a volume in use by one sandbox.
 #[derive(Debug)]
-pub struct VolumeLease {
+pub(crate) struct VolumeLease {
     pub name: String,
     /// Whether the volume was created for this sandbox, which does not run yet.
     pub new: bool,
@@ -59,7 +59,7 @@ pub struct VolumeLease {
 
 /// An image that is still mounted although no sandbox has it.
 #[derive(Debug)]
-pub struct ParkedVolume {
+pub(crate) struct ParkedVolume {
     pub mount: OwnedFd,
     /// The slot whose host uid its files are mapped to.
     pub slot: Slot,
@@ -67,7 +67,7 @@ pub struct ParkedVolume {
 }
 
 #[derive(Debug)]
-pub struct VolumeStore {
+pub(crate) struct VolumeStore {
     place: StoreBacking,
 }
 
@@ -104,7 +104,7 @@ const NEW: &str = "kept.img";
 
 impl VolumeStore {
     /// `instance` is the launcher's instance directory.
-    pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
+    pub(crate) fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
         let place = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
             StoreBacking::Disk { dir, templates, lot: ParkedVolumes::default() }
@@ -117,7 +117,7 @@ impl VolumeStore {
 
     /// Leases a volume to the sandbox whose directory is `dir`, and creates it if it does not exist. Whether another
     /// sandbox has the image is detected later, when this sandbox locks it.
-    pub fn lend(
+    pub(crate) fn lend(
         &mut self,
         wanted: &KeptVolumeRequest,
         dir: &Path,
@@ -165,7 +165,7 @@ impl VolumeStore {
 
     /// Gives a new image its name once its sandbox runs, which makes the volume available to others. Returns false if
     /// another launcher has created a volume of that name in the meantime.
-    pub fn settle(&self, lent: &mut VolumeLease) -> io::Result<bool> {
+    pub(crate) fn settle(&self, lent: &mut VolumeLease) -> io::Result<bool> {
         if let (StoreBacking::Disk { dir, .. }, spec::KeptVolumeSpec::Ext4 { image, .. }) =
             (&self.place, &mut lent.source)
             && lent.new
@@ -182,7 +182,7 @@ impl VolumeStore {
     }
 
     /// Ends a lease when nothing of its sandbox is left. A new volume is removed if its sandbox never ran.
-    pub fn take_back(&mut self, lent: &VolumeLease) {
+    pub(crate) fn take_back(&mut self, lent: &VolumeLease) {
         match (&mut self.place, &lent.source) {
             (
                 StoreBacking::Disk { .. },
@@ -205,7 +205,7 @@ impl VolumeStore {
         }
     }
 
-    pub fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
+    pub(crate) fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
         match &self.place {
             StoreBacking::Disk { dir, .. } => list_images(dir),
             StoreBacking::Memory { volumes, .. } => {
@@ -220,7 +220,7 @@ impl VolumeStore {
 
     /// Removes the image of a parked volume and returns the volume. Nothing else has the image, so its name can be
     /// removed at once.
-    pub fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
+    pub(crate) fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
         let StoreBacking::Disk { dir, .. } = &self.place else { return None };
         let image = dir.join(file_name(name));
         self.unpark(name).inspect(|_| drop(fs::remove_file(image)))
@@ -228,7 +228,7 @@ impl VolumeStore {
 
     /// Removes a kept volume. Returns false if a sandbox of another launcher has it; the caller has to check its own
     /// sandboxes. A volume that does not exist is not an error.
-    pub fn discard(&mut self, name: &str) -> io::Result<bool> {
+    pub(crate) fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
         match &mut self.place {
             StoreBacking::Disk { dir, .. } => match volume::remove_image(&dir.join(file_name(name))) {
@@ -247,7 +247,7 @@ impl VolumeStore {
 
     /// Parks the volume of a sandbox that has ended, for the next one. Returns the volumes that the caller has to
     /// unmount in exchange.
-    pub fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
+    pub(crate) fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { dir, lot, .. } = &mut self.place else { return vec![parked] };
         let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
         let before = lot.parked.insert(name, (parked, Instant::now() + time)).map(|(parked, _)| parked);
@@ -257,13 +257,13 @@ impl VolumeStore {
     }
 
     /// Removes a volume from the parked ones and returns it, for the caller to unmount.
-    pub fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
+    pub(crate) fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
         let StoreBacking::Disk { lot, .. } = &mut self.place else { return None };
         lot.parked.remove(name).map(|(parked, _)| parked)
     }
 
     /// Removes and returns the volumes whose parking time is over.
-    pub fn expired(&mut self) -> Vec<ParkedVolume> {
+    pub(crate) fn expired(&mut self) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { lot, .. } = &mut self.place else { return vec![] };
         let now = Instant::now();
         let over: Vec<String> =
@@ -271,20 +271,20 @@ impl VolumeStore {
         over.iter().filter_map(|name| self.unpark(name)).collect()
     }
 
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         let StoreBacking::Disk { lot, .. } = &self.place else { return None };
         lot.parked.values().map(|(_, until)| *until).min()
     }
 
     /// Returns the descriptor that becomes readable when a process opens an image.
-    pub fn watch(&self) -> Option<&OwnedFd> {
+    pub(crate) fn watch(&self) -> Option<&OwnedFd> {
         let StoreBacking::Disk { lot, .. } = &self.place else { return None };
         lot.watch.as_ref()
     }
 
     /// Removes and returns the parked volumes whose images were opened since the last call. The launcher itself does
     /// not open parked images, so every such event comes from another process.
-    pub fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
+    pub(crate) fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.place else {
             return vec![];
         };
@@ -299,7 +299,7 @@ impl VolumeStore {
     }
 
     /// Unmounts the volumes in memory, so that the launcher's directory can be removed.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         if let StoreBacking::Memory { dir, volumes, .. } = &mut self.place {
             for name in std::mem::take(volumes).keys() {
                 unmount(dir, name);

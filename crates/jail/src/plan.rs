@@ -18,10 +18,10 @@ use crate::spec::{Content, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec}
 
 mod op;
 
-pub use op::Op;
+pub(crate) use op::Op;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub ops: Vec<Op>,
     /// Range of the steps that are the same for every sandbox of a kind: root, volume, devices, network. They can be
     /// applied in advance ([`crate::spare`]).
@@ -70,7 +70,7 @@ fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
 }
 
 /// Returns the steps of one sandbox, in order.
-pub fn plan(spec: &JailSpec) -> Plan {
+pub(crate) fn plan(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
     steps.ops.extend([Op::Own(ConfineStep::Session), Op::OrdinaryPriority, Op::CgroupNamespace, Op::PrivateMounts]);
@@ -97,7 +97,7 @@ pub fn plan(spec: &JailSpec) -> Plan {
 
 /// Returns the steps of the warm interpreter: a root like a sandbox's, in which no file of the host can be written. The
 /// interpreter keeps the launcher's privileges, which it needs to enter sandboxes.
-pub fn warm(spec: &JailSpec) -> Plan {
+pub(crate) fn warm(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     let (bytes, inodes) = root_size(spec);
     steps.ops.extend([Op::Own(ConfineStep::Session), Op::OrdinaryPriority, Op::PrivateMounts]);
@@ -321,17 +321,13 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
 /// Returns the steps by which a process confines itself before it forks a kernel into the finished sandbox. They are
 /// the steps of the guest in the same order. `NotDumpable` follows the change of ids, which undoes it on a host with
 /// `fs.suid_dumpable = 1`.
-pub fn entry(spec: &JailSpec) -> Vec<ConfineStep> {
+pub(crate) fn entry(spec: &JailSpec) -> Vec<ConfineStep> {
     let own = [ConfineStep::Rlimits { processes: spec.processes }, ConfineStep::NotDumpable];
     identity(spec, INSIDE).chain(own).chain(confinement(spec)).collect()
 }
 
-/// The steps of a kernel once it is inside and confined. Unlike the guest it may be inspected by code in the sandbox,
-/// because that code is going to run in it.
-pub const ARRIVAL: [ConfineStep; 2] = [ConfineStep::Dumpable, ConfineStep::OfferToOomKiller];
-
 /// Returns the steps of [`entry`] for the browser driver: another user with fewer rights.
-pub fn browser_entry(spec: &JailSpec) -> Option<Vec<ConfineStep>> {
+pub(crate) fn browser_entry(spec: &JailSpec) -> Option<Vec<ConfineStep>> {
     // Processes with the code's uid are counted together with the code.
     let processes = if spec.map.browser() == BROWSER { spec.browser?.processes } else { spec.processes };
     let own = [ConfineStep::Rlimits { processes }, ConfineStep::NotDumpable];

@@ -21,12 +21,12 @@ use crate::cgroup::{Absence, Unified, is_unit};
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// Advice for the operator when systemd cannot be reached.
-pub const REACH: &str = "install D-Bus (for an ordinary user the package dbus-user-session, and log in again), or start the server in a unit \
+pub(crate) const REACH: &str = "install D-Bus (for an ordinary user the package dbus-user-session, and log in again), or start the server in a unit \
      with `Delegate=yes`";
 
 /// The systemd manager to ask, and the properties of the scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Manager {
+pub(crate) struct Manager {
     bus: PathBuf,
     /// Slice of the scope; `None` means the manager's default.
     slice: Option<String>,
@@ -49,7 +49,7 @@ struct Bounds {
 impl Manager {
     /// Finds the manager of the unit that the server is in. The error says why there is none to ask, and what to do
     /// about it.
-    pub fn find(root: &Path, unified: &Unified, uid: u32) -> Result<Self, Absence> {
+    pub(crate) fn find(root: &Path, unified: &Unified, uid: u32) -> Result<Self, Absence> {
         const DELEGATE: &str = "set `Delegate=yes` in the unit that starts the server";
         let parts: Vec<_> = unified.path.components().filter_map(|c| c.as_os_str().to_str()).skip(1).collect();
         let at_unit = |from: usize| parts[from..].iter().position(|part| is_unit(Path::new(part))).map(|at| from + at);
@@ -85,12 +85,12 @@ impl Manager {
     }
 
     /// Checks that the manager can be reached. Changes nothing.
-    pub fn answers(&self) -> Result<(), String> {
+    pub(crate) fn answers(&self) -> Result<(), String> {
         Bus::connect(&self.bus).map(drop).map_err(|e| self.failed(&e))
     }
 
     /// Moves the calling process into a scope of this name, and returns once it is there.
-    pub fn start_scope(&self, name: &str) -> Result<(), String> {
+    pub(crate) fn start_scope(&self, name: &str) -> Result<(), String> {
         let body = self.start_transient_unit(name);
         let ask = || -> io::Result<()> {
             let mut bus = Bus::connect(&self.bus)?;

@@ -39,14 +39,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// The image behind a loop device, which is watched until the device has released it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Backing {
+pub(crate) struct Backing {
     pub device: Device,
     pub image: PathBuf,
 }
 
 impl Backing {
     /// Returns whether the device still holds this same image.
-    pub fn held(&self) -> bool {
+    pub(crate) fn held(&self) -> bool {
         self.device == Device::of(self.device.number)
             && crate::volume::loop_backing(self.device.number).is_some_and(|backing| backing == self.image)
     }
@@ -54,7 +54,7 @@ impl Backing {
 
 /// A prepared base that can become a sandbox, at most once.
 #[derive(Debug)]
-pub struct Spare {
+pub(crate) struct Spare {
     pub prepared: PreparedBase,
     pub volume: Option<Backing>,
     /// Messages about layers that are weaker than they could be.
@@ -94,7 +94,7 @@ struct Making {
 }
 
 #[derive(Debug)]
-pub struct Spares {
+pub(crate) struct Spares {
     dir: PathBuf,
     /// Maximum number of spares of one kind.
     most: usize,
@@ -107,12 +107,12 @@ pub struct Spares {
 
 impl Spares {
     /// `instance` is the launcher's instance directory.
-    pub fn new(instance: &Path, most: usize) -> Self {
+    pub(crate) fn new(instance: &Path, most: usize) -> Self {
         Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, not_before: None, pause: PAUSE }
     }
 
     /// Takes a spare for this sandbox if there is one. In either case the kind is recorded as requested.
-    pub fn take(&mut self, spec: &JailSpec) -> Option<Spare> {
+    pub(crate) fn take(&mut self, spec: &JailSpec) -> Option<Spare> {
         let now = Instant::now();
         match self.kinds.iter_mut().find(|kind| alike(&kind.spec, spec)) {
             Some(kind) => {
@@ -138,26 +138,26 @@ impl Spares {
     }
 
     /// Returns whether a spare should be made once the launcher has nothing else to do.
-    pub fn lacks(&self) -> bool {
+    pub(crate) fn lacks(&self) -> bool {
         self.making.is_none()
             && self.not_before.is_none_or(|time| Instant::now() >= time)
             && self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted)
     }
 
     /// Returns the time at which [`Spares::tick`] has to be called at the latest.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         let lulls = self.kinds.iter().map(SpareShelf::lull);
         let retry = self.not_before.filter(|_| self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted));
         lulls.chain(self.making.iter().map(|making| making.until)).chain(retry).min()
     }
 
     /// Returns the descriptors to watch of the process that makes a spare: its connection and its pidfd.
-    pub fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
+    pub(crate) fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
         self.making.iter().flat_map(|making| making.control.iter().chain([&making.pidfd]))
     }
 
     /// Starts a child process that makes a spare.
-    pub fn begin(&mut self) -> io::Result<()> {
+    pub(crate) fn begin(&mut self) -> io::Result<()> {
         let Some(kind) = self.kinds.iter().find(|kind| kind.ready.len() < kind.wanted) else { return Ok(()) };
         match DirBuilder::new().mode(0o700).create(&self.dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -186,7 +186,7 @@ impl Spares {
     }
 
     /// Reads one message from the process that makes a spare. Returns false if there is none.
-    pub fn heard(&mut self) -> bool {
+    pub(crate) fn heard(&mut self) -> bool {
         let Some(making) = &mut self.making else { return false };
         let Some(control) = &making.control else { return false };
         match wire::receive::<SetupEvent>(control) {
@@ -215,7 +215,7 @@ impl Spares {
         true
     }
 
-    pub fn reaped(&mut self, pid: Pid) {
+    pub(crate) fn reaped(&mut self, pid: Pid) {
         if self.making.as_ref().is_some_and(|making| making.pid == pid) {
             // Its last messages may still be unread.
             while self.heard() {}
@@ -226,7 +226,7 @@ impl Spares {
     }
 
     /// Logs the failure and delays the next attempt. Until then sandboxes are created without a spare.
-    pub fn failed(&mut self, why: &str) {
+    pub(crate) fn failed(&mut self, why: &str) {
         crate::launcher::log(&format!("launcher: no spare sandbox: {why}"));
         self.not_before = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
@@ -235,7 +235,7 @@ impl Spares {
     /// Reduces the spares of kinds without recent requests, and removes kinds that were not requested for long. Returns
     /// the spares that are given up.
     #[must_use = "to be unmounted where it is in nobody's way"]
-    pub fn tick(&mut self) -> Vec<Spare> {
+    pub(crate) fn tick(&mut self) -> Vec<Spare> {
         let now = Instant::now();
         if let Some(making) = &self.making
             && now > making.until
@@ -261,7 +261,7 @@ impl Spares {
     }
 
     /// Kills the process that makes a spare, if there is one, and waits for its end.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         if let Some(making) = self.making.take() {
             let _ = pidfd_send_signal(&making.pidfd, Signal::KILL);
             let _ = waitid(WaitId::PidFd(making.pidfd.as_fd()), WaitIdOptions::EXITED);

@@ -87,7 +87,7 @@ pub enum ProcessBound {
 impl Survey {
     /// Takes a survey. `ours` are the server's processes. `wanted` overrides the mode, but only downwards: a request
     /// does not make an ordinary user root.
-    pub fn take(wanted: Option<Mode>, source: CgroupSource, ours: &[Pid], purpose: Purpose) -> Self {
+    pub(crate) fn take(wanted: Option<Mode>, source: CgroupSource, ours: &[Pid], purpose: Purpose) -> Self {
         let mut facts = Vec::new();
         let release = rustix::system::uname().release().to_string_lossy().into_owned();
         facts.push(kernel(&release));
@@ -132,7 +132,7 @@ impl Survey {
         Self { mode, refusal, facts, cgroup, landlock, ext4, sub, counts_processes }
     }
 
-    pub fn process_bound(&self) -> ProcessBound {
+    pub(crate) fn process_bound(&self) -> ProcessBound {
         process_bound(&self.cgroup, self.counts_processes, self.mode)
     }
 }
@@ -255,7 +255,7 @@ fn extra_groups() -> Fact {
 }
 
 /// Finds a set-uid program such as `newuidmap`, which may map a subordinate range.
-pub fn find_program(name: &str) -> Option<std::path::PathBuf> {
+pub(crate) fn find_program(name: &str) -> Option<std::path::PathBuf> {
     ["/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin", "/sbin"]
         .iter()
         .map(|d| Path::new(d).join(name))
@@ -579,7 +579,7 @@ fn inner_attempt(mode: Mode) -> Result<(), (usize, Errno)> {
 }
 
 /// Writes the id maps of a new user namespace: 0 inside stands for our uid and gid outside.
-pub fn map_self(uid: u32, gid: u32) -> Result<(), Errno> {
+pub(crate) fn map_self(uid: u32, gid: u32) -> Result<(), Errno> {
     let put = |file: &str, text: String| {
         fs::write(Path::new("/proc/self").join(file), text)
             .map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))

@@ -61,7 +61,7 @@ impl Default for Rotation {
 
 /// Everything that is needed to start an interpreter.
 #[derive(Debug)]
-pub struct Recipe {
+pub(crate) struct Recipe {
     pub plan: Plan,
     pub argv: Vec<CString>,
     pub environment: Vec<CString>,
@@ -100,11 +100,11 @@ pub enum ZygoteMessage {
         number: u64,
         message: String,
     },
-    /// The counterpart of [`apply::SetupEvent::Note`].
+    /// The counterpart of `apply::SetupEvent::Note`.
     Note {
         message: String,
     },
-    /// A step of the interpreter's plan (see [`apply::SetupEvent`]) or its start as a whole has failed.
+    /// A step of the interpreter's plan (see `apply::SetupEvent`) or its start as a whole has failed.
     Failed {
         step: usize,
         message: String,
@@ -180,7 +180,7 @@ impl Arrival {
 
 /// A fork that the server has requested.
 #[derive(Debug)]
-pub struct ForkRequest {
+pub(crate) struct ForkRequest {
     pub request: u64,
     /// The launcher's key of the sandbox.
     pub cell: u64,
@@ -194,7 +194,7 @@ pub struct ForkRequest {
 
 /// What the launcher has to do as the result of a request.
 #[derive(Debug)]
-pub enum ForkOutcome {
+pub(crate) enum ForkOutcome {
     Answer(u64, LauncherReply),
     /// Hand the fork to the guest, then reply.
     Forked {
@@ -261,7 +261,7 @@ impl Zygote {
 
 /// Manages the interpreter that serves and the one that replaces it.
 #[derive(Debug)]
-pub struct ZygoteSupervisor {
+pub(crate) struct ZygoteSupervisor {
     recipe: Option<Recipe>,
     zygotes: Vec<Zygote>,
     /// Requests that wait for the first interpreter to be ready.
@@ -296,7 +296,7 @@ impl Default for ZygoteSupervisor {
 
 impl ZygoteSupervisor {
     /// Starts an interpreter in place of the previous one. The request is answered when the interpreter can be forked.
-    pub fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
+    pub(crate) fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
         self.end();
         self.recipe = Some(recipe);
         self.not_imported.clear();
@@ -306,7 +306,7 @@ impl ZygoteSupervisor {
     }
 
     /// Ends all interpreters. Open orders are answered when the interpreters are gone.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.recipe = None;
         self.again = None;
         self.fail_all("it is being replaced");
@@ -316,11 +316,11 @@ impl ZygoteSupervisor {
         }
     }
 
-    pub fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.zygotes.is_empty()
     }
 
-    pub fn figures(&self) -> LauncherReply {
+    pub(crate) fn figures(&self) -> LauncherReply {
         let not_imported = self.not_imported.clone();
         LauncherReply::Warmth {
             ready: self.ready().is_some(),
@@ -330,7 +330,7 @@ impl ZygoteSupervisor {
         }
     }
 
-    pub fn fork(&mut self, wanted: ForkRequest) {
+    pub(crate) fn fork(&mut self, wanted: ForkRequest) {
         if self.ready().is_none() || self.queue.len() >= MAX_QUEUE {
             let why = if self.recipe.is_some() { "it is not ready" } else { "there is none" };
             return self.outcomes.push(ForkOutcome::Answer(wanted.request, unavailable(why)));
@@ -340,13 +340,13 @@ impl ZygoteSupervisor {
     }
 
     /// Gives up the forks that are on their way to a sandbox that is ending.
-    pub fn leave(&mut self, cell: u64) {
+    pub(crate) fn leave(&mut self, cell: u64) {
         let begun = |_: &u64, sent: &mut Sent| sent.cell == cell && sent.begun.is_some();
         let given_up = self.zygotes.iter_mut().flat_map(|zygote| zygote.sent.extract_if(.., begun));
         self.outcomes.extend(given_up.map(|(_, sent)| sent.give_up("the sandbox is ending")));
     }
 
-    pub fn outcomes(&mut self) -> Vec<ForkOutcome> {
+    pub(crate) fn outcomes(&mut self) -> Vec<ForkOutcome> {
         std::mem::take(&mut self.outcomes)
     }
 
@@ -359,7 +359,7 @@ impl ZygoteSupervisor {
     }
 
     /// Handles the end of a process. Returns true if it was an interpreter.
-    pub fn reaped(&mut self, pid: Pid) -> bool {
+    pub(crate) fn reaped(&mut self, pid: Pid) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.pid == pid) else { return false };
         // Its last messages may still be unread.
         while self.hear(self.zygotes[at].key) {}
@@ -392,7 +392,7 @@ impl ZygoteSupervisor {
         true
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         let of = |zygote: &Zygote| {
             let own = match zygote.state {
                 ZygoteState::Starting { until } => Some(until),
@@ -404,7 +404,7 @@ impl ZygoteSupervisor {
         self.zygotes.iter().filter_map(of).chain(self.again).min()
     }
 
-    pub fn tick(&mut self, epoll: &OwnedFd) {
+    pub(crate) fn tick(&mut self, epoll: &OwnedFd) {
         let now = Instant::now();
         for zygote in &mut self.zygotes {
             let stuck = zygote.sent.extract_if(.., |_, sent| sent.begun.is_some() && now >= sent.until);

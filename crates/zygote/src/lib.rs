@@ -19,8 +19,7 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
-use jail::confine::{self, ConfineStep, SandboxEntry};
-use jail::plan::ARRIVAL;
+use jail::confine::{self, ARRIVAL, ConfineStep, SandboxEntry};
 use jail::sys::Cloned;
 use jail::zygote::{ForkOrder, ZygoteMessage};
 use jail::{process, seccomp, sys, wire};

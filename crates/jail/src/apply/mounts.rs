@@ -207,7 +207,7 @@ pub(super) fn private_mounts() -> Result<(), ApplyError> {
 }
 
 /// Mounts a tmpfs on a directory for the launcher itself.
-pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
+pub(crate) fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
     let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
     let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
     let mount = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;

@@ -41,7 +41,7 @@ pub enum CgroupSource {
 
 /// The processes that may be moved, and the unit that is known to be delegated.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct OwnTree<'a> {
+pub(crate) struct OwnTree<'a> {
     /// The server and its launcher. Their descendants count as well.
     pub pids: &'a [Pid],
     /// The name of a scope that systemd created for us.
@@ -51,7 +51,7 @@ pub struct OwnTree<'a> {
 impl Layout {
     /// Determines what the server can use on this machine. Changes nothing unless `claim` is set, which makes it ready
     /// for use.
-    pub fn obtain(source: CgroupSource, pids: &[Pid], claim: bool) -> Self {
+    pub(crate) fn obtain(source: CgroupSource, pids: &[Pid], claim: bool) -> Self {
         let root = Path::new("/");
         if source == CgroupSource::Nothing {
             let why = Absence::new("this server is to have no cgroup", "");
@@ -89,7 +89,7 @@ impl Layout {
             manager.start_scope(&name).map(|()| name)
         });
         match asked {
-            Ok(name) => Self::claim(root, OwnTree { pids, scope: Some(&name) }),
+            Ok(name) => Self::find(root, OwnTree { pids, scope: Some(&name) }, true),
             Err(no) => self.without_scope(&no, scope::REACH),
         }
     }
@@ -114,18 +114,9 @@ impl Layout {
         self
     }
 
-    /// Determines where a tree could be attached, without changing anything.
-    pub fn look(root: &Path, ours: OwnTree<'_>) -> Self {
-        Self::find(root, ours, false)
-    }
-
-    /// Prepares the cgroups that are to hold a tree. Controllers that cannot be prepared are listed as absent, and
-    /// their cgroups are left unchanged.
-    pub fn claim(root: &Path, ours: OwnTree<'_>) -> Self {
-        Self::find(root, ours, true)
-    }
-
-    fn find(root: &Path, ours: OwnTree<'_>, claim: bool) -> Self {
+    /// Determines where a tree could be attached. With `claim`, the cgroups are also prepared to hold one; controllers
+    /// that cannot be prepared are listed as absent, and their cgroups are left unchanged.
+    pub(super) fn find(root: &Path, ours: OwnTree<'_>, claim: bool) -> Self {
         let read = |p: &str| fs::read_to_string(root.join(p)).unwrap_or_default();
         let memberships = memberships(&read("proc/self/cgroup"));
         let mounts = mounts(&read("proc/self/mountinfo"));
@@ -186,7 +177,7 @@ impl Layout {
     }
 
     /// Returns this layout with our directory in each hierarchy as the base.
-    pub fn tree(&self, label: &str) -> Tree {
+    pub(crate) fn tree(&self, label: &str) -> Tree {
         let mut hierarchies = self.hierarchies.clone();
         for hierarchy in &mut hierarchies {
             hierarchy.base.push(format!("sandpool-{label}"));
@@ -194,8 +185,8 @@ impl Layout {
         Tree { hierarchies }
     }
 
-    /// Reverts the changes of [`Self::claim`] after the tree was removed.
-    pub fn release(&self) {
+    /// Reverts the changes of a claim after the tree was removed.
+    pub(crate) fn release(&self) {
         if let Some(claimed) = &self.claimed {
             claimed.release();
         }

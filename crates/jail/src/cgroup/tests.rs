@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use super::layout::OwnTree;
 use super::tree::hit_limit;
 use super::v2::LEAF;
 use super::*;
@@ -33,7 +34,7 @@ fn groups() -> Vec<Group> {
 }
 
 fn create_in(root: &Path) -> (Layout, Vec<String>) {
-    let layout = Layout::claim(root, OwnTree { pids: &[], scope: Some("server.scope") });
+    let layout = Layout::find(root, OwnTree { pids: &[], scope: Some("server.scope") }, true);
     layout.tree("t").open().unwrap();
     layout.tree("t").create(&groups(), ("s", LIMITS), None).unwrap();
     let browser = CgroupLimits { memory_bytes: Some(48 << 20), cpu_millis: None, pids: Some(24) };
@@ -157,7 +158,7 @@ fn without_cgroups_each_controller_says_why_it_is_absent() {
     put(&root, "proc/self/cgroup", "0::/\n");
     put(&root, "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
     put(&root, "sys/fs/cgroup/cgroup.controllers", "\n");
-    let layout = Layout::look(&root, OwnTree::default());
+    let layout = Layout::find(&root, OwnTree::default(), false);
     assert!(layout.hierarchies.is_empty());
     assert_eq!(layout.absent[&Controller::Memory].why, "cgroup v2 has no controller `memory` here");
     fs::remove_dir_all(root).unwrap();
@@ -229,8 +230,8 @@ fn w38_a_cgroup_shared_with_others_is_left_as_it_is_and_none_above_it_is_taken()
         put(&root, "proc/9/stat", "9 (ba) sh) S 1 9 9 0\n");
         put(&root, "proc/7/stat", "7 (pip) S 4 7 7 0\n");
         let before = everything(&root);
-        for find in [Layout::look, Layout::claim] {
-            let found = why(&find(&root, OwnTree { pids: &[FOUR], scope: None }));
+        for claim in [false, true] {
+            let found = why(&Layout::find(&root, OwnTree { pids: &[FOUR], scope: None }, claim));
             let dir = root.join("sys/fs/cgroup").join(&cgroup[1..]);
             let dir = dir.display().to_string();
             let dir = dir.trim_end_matches('/');
@@ -250,11 +251,11 @@ fn w40_a_mount_that_does_not_show_the_own_cgroup_is_not_used() {
     let mountinfo = "30 23 0:26 /../../.. /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
     put(&root, "proc/self/mountinfo", mountinfo);
     let before = everything(&root);
-    let found = why(&Layout::claim(&root, OwnTree { pids: &[FOUR], scope: None }));
+    let found = why(&Layout::find(&root, OwnTree { pids: &[FOUR], scope: None }, true));
     assert!(found.contains("does not show the server's own cgroup"), "{found}");
     let own_mount = "31 30 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
     put(&root, "proc/self/mountinfo", &[mountinfo, own_mount].concat());
-    assert!(Layout::look(&root, OwnTree::default()).has(Controller::Memory));
+    assert!(Layout::find(&root, OwnTree::default(), false).has(Controller::Memory));
     put(&root, "proc/self/mountinfo", mountinfo);
     assert_eq!(everything(&root), before);
     fs::remove_dir_all(root).unwrap();
@@ -264,10 +265,10 @@ fn w40_a_mount_that_does_not_show_the_own_cgroup_is_not_used() {
 fn w38_a_threaded_cgroup_and_one_without_memory_are_no_base() {
     let root = unified("w38t", "/a", &[("", ""), ("/a", "")]);
     put(&root, "sys/fs/cgroup/a/cgroup.type", "domain threaded\n");
-    assert!(why(&Layout::claim(&root, OwnTree::default())).contains("is `domain threaded`"));
+    assert!(why(&Layout::find(&root, OwnTree::default(), true)).contains("is `domain threaded`"));
     put(&root, "sys/fs/cgroup/a/cgroup.type", "domain\n");
     put(&root, "sys/fs/cgroup/a/cgroup.controllers", "cpu pids\n");
-    assert!(why(&Layout::claim(&root, OwnTree::default())).contains("`memory` is not delegated to"));
+    assert!(why(&Layout::find(&root, OwnTree::default(), true)).contains("`memory` is not delegated to"));
     fs::remove_dir_all(root).unwrap();
 }
 
@@ -275,14 +276,14 @@ fn w38_a_threaded_cgroup_and_one_without_memory_are_no_base() {
 fn w38_looking_changes_nothing_and_a_claim_that_fails_is_taken_back() {
     let root = unified("w38l", "/a", &[("", ""), ("/a", "")]);
     let before = everything(&root);
-    assert!(Layout::look(&root, OwnTree::default()).has(Controller::Memory));
+    assert!(Layout::find(&root, OwnTree::default(), false).has(Controller::Memory));
     assert_eq!(everything(&root), before);
     // Writing to this directory fails, as does writing to a cgroup that another process has just entered.
     let control = root.join("sys/fs/cgroup/a/cgroup.subtree_control");
     fs::remove_file(&control).unwrap();
     fs::create_dir(&control).unwrap();
     let before = everything(&root);
-    assert!(why(&Layout::claim(&root, OwnTree::default())).contains("cannot be used"));
+    assert!(why(&Layout::find(&root, OwnTree::default(), true)).contains("cannot be used"));
     assert_eq!(everything(&root), before);
     fs::remove_dir_all(root).unwrap();
 }
@@ -295,7 +296,7 @@ fn w38_what_was_claimed_is_taken_back_unless_somebody_has_come_to_need_it() {
     let control = base.join("cgroup.subtree_control");
     let claim = || {
         fs::write(&control, "").unwrap();
-        let layout = Layout::claim(&root, OwnTree::default());
+        let layout = Layout::find(&root, OwnTree::default(), true);
         assert_eq!(fs::read_to_string(&control).unwrap(), "+memory +cpu +pids");
         // Imitates what the Linux kernel would store.
         fs::write(&control, "memory cpu pids\n").unwrap();
@@ -323,12 +324,12 @@ fn w39_a_unit_that_is_not_delegated_is_not_used() {
     let ours = OwnTree { pids: &[FOUR], scope: None };
     let before = everything(&root);
     assert_eq!(
-        why(&Layout::claim(&root, ours)),
+        why(&Layout::find(&root, ours, true)),
         "the unit `a.service` is not delegated, so that its cgroup is systemd's → set `Delegate=yes` in the unit"
     );
     assert_eq!(everything(&root), before);
     delegate(&root, &own[1..]);
-    let found = Layout::look(&root, ours);
+    let found = Layout::find(&root, ours, false);
     assert_eq!(found.hierarchies[0].base, root.join("sys/fs/cgroup").join(&own[1..]));
     fs::remove_dir_all(root).unwrap();
 }
@@ -341,12 +342,12 @@ fn w40_a_tree_hangs_in_the_unit_and_never_above_it() {
     let root = unified("w40", "/system.slice/a.service/own", &cgroups);
     delegate(&root, "system.slice/a.service");
     let unit = root.join("sys/fs/cgroup/system.slice/a.service");
-    let found = Layout::claim(&root, OwnTree { pids: &[FOUR], scope: None });
+    let found = Layout::find(&root, OwnTree { pids: &[FOUR], scope: None }, true);
     assert_eq!(found.hierarchies.iter().map(|h| &h.base).collect::<Vec<_>>(), [&unit]);
     put(&unit, "cgroup.procs", "9\n");
     put(&unit, "cgroup.subtree_control", "");
     let before = everything(&root);
-    assert!(why(&Layout::claim(&root, OwnTree { pids: &[FOUR], scope: None })).contains("process 9"));
+    assert!(why(&Layout::find(&root, OwnTree { pids: &[FOUR], scope: None }, true)).contains("process 9"));
     assert_eq!(everything(&root), before);
     fs::remove_dir_all(root).unwrap();
 }

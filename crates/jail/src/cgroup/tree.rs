@@ -10,30 +10,30 @@ use super::{CgroupLimits, Controller, Group, Hierarchy, Usage, Version, kill_mem
 
 /// Our part of each hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Tree {
+pub(crate) struct Tree {
     pub(super) hierarchies: Vec<Hierarchy>,
 }
 
 impl Tree {
     /// Returns the top directory of our tree in each hierarchy.
-    pub fn tops(&self) -> Vec<PathBuf> {
+    pub(crate) fn tops(&self) -> Vec<PathBuf> {
         self.hierarchies.iter().map(|h| h.base.clone()).collect()
     }
 
     /// Returns the cgroup of a sandbox without creating it. `groups` starts with the outermost; `split` gives the
     /// browser a separate part.
-    pub fn sandbox(&self, groups: &[Group], sandbox: &str, split: bool) -> Cgroup {
+    pub(crate) fn sandbox(&self, groups: &[Group], sandbox: &str, split: bool) -> Cgroup {
         let dir = |h: &Hierarchy| around(h, groups).pop().unwrap_or_else(|| h.base.clone()).join(sandbox);
         Cgroup { dirs: self.hierarchies.iter().map(|h| (h.clone(), dir(h))).collect(), split }
     }
 
     /// Creates the top directories, which exist as long as the server.
-    pub fn open(&self) -> io::Result<()> {
+    pub(crate) fn open(&self) -> io::Result<()> {
         self.hierarchies.iter().try_for_each(|h| make(h, &h.base, CgroupLimits::default(), CgroupKind::Group))
     }
 
     /// Creates the sandbox's cgroup with its limits, and those of its groups that do not exist yet.
-    pub fn create(
+    pub(crate) fn create(
         &self,
         groups: &[Group],
         sandbox: (&str, CgroupLimits),
@@ -64,7 +64,7 @@ impl Tree {
     }
 
     /// Removes the groups that are empty, from the innermost outwards. Groups in use stay.
-    pub fn tidy(&self, groups: &[Group]) {
+    pub(crate) fn tidy(&self, groups: &[Group]) {
         for hierarchy in &self.hierarchies {
             let _ = around(hierarchy, groups).iter().rev().try_for_each(fs::remove_dir);
         }
@@ -119,7 +119,7 @@ fn socket_buffers(dir: &Path, memory: Option<u64>) -> io::Result<()> {
 
 /// Divisor of the memory limit that gives the additional limit for socket buffers.
 const SOCKET_SHARE: u64 = 4;
-pub const SOCKET_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
+pub(crate) const SOCKET_LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
 
 fn set(version: Version, controller: Controller, dir: &Path, limits: CgroupLimits) -> io::Result<()> {
     const PERIOD: u64 = 100_000;
@@ -170,25 +170,25 @@ const BROWSER: &str = "browser";
 
 /// The cgroup directories of one sandbox, one per hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cgroup {
+pub(crate) struct Cgroup {
     dirs: Vec<(Hierarchy, PathBuf)>,
     split: bool,
 }
 
 /// The directories that contain the processes of one part of a sandbox, one per hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CgroupPart {
+pub(crate) struct CgroupPart {
     dirs: Vec<(Version, PathBuf)>,
 }
 
 impl Cgroup {
     /// Returns the part that contains the guest and the processes it starts.
-    pub fn code(&self) -> CgroupPart {
+    pub(crate) fn code(&self) -> CgroupPart {
         if self.split { self.part(CODE) } else { self.part("") }
     }
 
     /// Returns the part that contains the browser, if the sandbox has one.
-    pub fn browser(&self) -> Option<CgroupPart> {
+    pub(crate) fn browser(&self) -> Option<CgroupPart> {
         self.split.then(|| self.part(BROWSER))
     }
 
@@ -203,11 +203,11 @@ impl Cgroup {
     }
 
     /// Returns the path of the memory statistics of this sandbox, including its parts.
-    pub fn memory_stat(&self) -> Option<PathBuf> {
+    pub(crate) fn memory_stat(&self) -> Option<PathBuf> {
         self.dir(Controller::Memory).map(|(_, dir)| dir.join("memory.stat"))
     }
 
-    pub fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> Usage {
         let number = |dir: &Path, file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
         let mut usage = Usage::default();
         if let Some((version, dir)) = self.dir(Controller::Memory) {
@@ -238,7 +238,7 @@ impl Cgroup {
 
     /// Removes the directories. Returns one that is still busy as an error: dead processes leave a cgroup a moment
     /// after they are reaped.
-    pub fn remove(&self) -> Result<(), (PathBuf, io::Error)> {
+    pub(crate) fn remove(&self) -> Result<(), (PathBuf, io::Error)> {
         let mut busy = Ok(());
         for (_, dir) in &self.dirs {
             let parts = if self.split { &[CODE, BROWSER][..] } else { &[] };
@@ -255,23 +255,23 @@ impl Cgroup {
 
 impl CgroupPart {
     /// Returns whether no hierarchy is in use.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.dirs.is_empty()
     }
 
     /// Returns the v1 files into which a process writes `0` to join. It has to join by itself and through `tasks`:
     /// every other way takes a lock that costs milliseconds.
-    pub fn tasks(&self) -> Vec<PathBuf> {
+    pub(crate) fn tasks(&self) -> Vec<PathBuf> {
         self.dirs.iter().filter(|(version, _)| *version == Version::V1).map(|(_, dir)| dir.join("tasks")).collect()
     }
 
     /// Returns the v2 directory in which a process is created.
-    pub fn v2(&self) -> Option<&Path> {
+    pub(crate) fn v2(&self) -> Option<&Path> {
         self.dirs.iter().find(|(version, _)| *version == Version::V2).map(|(_, dir)| dir.as_path())
     }
 
     /// Kills all members, including those that are forked in the meantime. Returns true if none is left.
-    pub fn kill(&self) -> bool {
+    pub(crate) fn kill(&self) -> bool {
         const TURNS: usize = 100;
         for turn in 0..TURNS {
             let found: Vec<_> =

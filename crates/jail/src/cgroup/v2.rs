@@ -13,7 +13,7 @@ use super::{Absence, Controller, Mount, Version, directory, lists, members, memb
 
 /// The v2 hierarchy as the server sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unified {
+pub(crate) struct Unified {
     /// The mount point.
     pub top: PathBuf,
     /// The directory of the server's own cgroup.
@@ -31,7 +31,7 @@ pub(super) struct AttachPoint {
 
 impl Unified {
     /// Returns the hierarchy of this process if v2 is mounted.
-    pub fn find(root: &Path) -> Option<Self> {
+    pub(crate) fn find(root: &Path) -> Option<Self> {
         let read = |p: &str| fs::read_to_string(root.join(p)).unwrap_or_default();
         Self::of(root, &memberships(&read("proc/self/cgroup")), &mounts(&read("proc/self/mountinfo")))
     }
@@ -46,12 +46,12 @@ impl Unified {
     }
 
     /// Iterates from the server's own cgroup up to the topmost visible one.
-    pub fn ancestors(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn ancestors(&self) -> impl Iterator<Item = &Path> {
         self.own.ancestors().take_while(|dir| dir.starts_with(&self.top))
     }
 
     /// Returns the cgroup of the systemd unit that contains this process.
-    pub fn unit(&self) -> Option<&Path> {
+    pub(crate) fn unit(&self) -> Option<&Path> {
         self.ancestors().find(|dir| *dir != self.top && is_unit(dir))
     }
 
@@ -134,7 +134,7 @@ fn name_of(dir: &Path) -> String {
 
 /// Recognises a unit by its name. systemd creates cgroups with these names, and other programs use them only for
 /// systemd units.
-pub fn is_unit(path: &Path) -> bool {
+pub(crate) fn is_unit(path: &Path) -> bool {
     path.extension().is_some_and(|kind| kind == "service" || kind == "scope")
 }
 

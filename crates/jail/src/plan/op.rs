@@ -9,7 +9,7 @@ use crate::ids::IdMap;
 use crate::spec::{Content, SharedVolumeSpec, Volume};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Op {
+pub(crate) enum Op {
     /// Writes the process into a v1 cgroup.
     JoinCgroup {
         tasks: PathBuf,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::confine::ARRIVAL;
 use crate::ids::{IdMap, Mode};
 use crate::spec::{BrowserJail, Host, Volume};
 
