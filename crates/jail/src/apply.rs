@@ -44,7 +44,7 @@ pub(crate) enum SetupEvent {
         device: volume::Device,
     },
     /// A mount of the kept volume for the launcher is attached as a descriptor.
-    KeptHeld,
+    KeptMount,
     /// The listening socket of the sandbox's egress is attached as a descriptor.
     Egress,
     /// A protection is weaker than it could be. The sandbox is created anyway.
@@ -210,7 +210,7 @@ impl ApplyState {
     fn apply(&mut self, op: &Op) -> Result<(), ApplyError> {
         match op {
             Op::JoinCgroup { tasks } => write_existing(tasks, b"0"),
-            Op::Own(own) => own.apply(),
+            Op::Confine(step) => step.apply(),
             Op::OrdinaryPriority => ordinary_priority(),
             Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Syscall::Unshare, Path::new("cgroup")),
             Op::Listen { dir } => self.listen(dir),
@@ -258,8 +258,8 @@ impl ApplyState {
             Op::HideKept => self.hide(KEPT),
             Op::KeptMounted { path } => self.kept_mounted(path),
             Op::HoldKept { path } => {
-                let hold = copy_of(self.target(path)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-                self.report(&SetupEvent::KeptHeld, &[hold.as_fd()])
+                let copy = copy_of(self.target(path)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+                self.report(&SetupEvent::KeptMount, &[copy.as_fd()])
             }
             Op::KeptBind { at, path, owner } => self.kept_bind(at, path, *owner),
             Op::Share { shared, owner } => self.share(shared, *owner),

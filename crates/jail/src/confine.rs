@@ -152,8 +152,8 @@ const CHANNEL: i32 = 10;
 /// The process itself stays outside of the sandbox's pid namespace, where code inside cannot see, stop or kill it. Its
 /// children start inside, in every namespace and under every restriction of the sandbox from their first instruction.
 /// If this fails, the process has to exit.
-pub fn enter(door: SandboxEntry, steps: &[ConfineStep], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
-    let channel = step_inside(door, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
+pub fn enter(entry: SandboxEntry, steps: &[ConfineStep], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
+    let channel = step_inside(entry, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
     steps.iter().try_for_each(|step| step.apply().map_err(|error| format!("`{step}`: {error}")))?;
     Ok(channel)
 }
@@ -170,8 +170,8 @@ pub(crate) fn join(guest: &OwnedFd) -> Result<(), ApplyError> {
     sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Syscall::Setns, Path::new("guest"))
 }
 
-fn step_inside(door: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, ApplyError> {
-    let SandboxEntry { guest, tasks, channel } = door;
+fn step_inside(entry: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, ApplyError> {
+    let SandboxEntry { guest, tasks, channel } = entry;
     for tasks in tasks {
         rustix::io::write(&tasks, b"0").at(Syscall::Write, Path::new("tasks"))?;
         // Closed below together with all other descriptors.

@@ -226,8 +226,8 @@ impl Budget {
         let rest = room.above_floor().saturating_sub(others.bytes).saturating_sub(under_way);
         // An eighth stays available to new volumes, and another server's volumes count as much as ours.
         let fair = room.above_floor() / (others.volumes + count).max(1) * count;
-        let lent = (rest - rest / 8).min(fair);
-        let shares = shares(lent, &seen.values().copied().collect::<Vec<_>>());
+        let budget = (rest - rest / 8).min(fair);
+        let shares = shares(budget, &seen.values().copied().collect::<Vec<_>>());
         for ((device, free), share) in seen.iter().zip(&shares) {
             if let Some(volume) = self.volumes.get_mut(device) {
                 volume.limit(*device, *free, *share);

@@ -34,7 +34,7 @@ const AT_ONCE: usize = 64;
 pub(crate) struct DriverSpec {
     pub request: u64,
     /// The launcher's number of the sandbox.
-    pub cell: u64,
+    pub sandbox: u64,
     /// The pidfd of the sandbox's PID 1, and the descriptor of the guest's program.
     pub guest: OwnedFd,
     pub program: OwnedFd,
@@ -52,7 +52,7 @@ pub(crate) struct DriverSpec {
 #[derive(Debug)]
 pub(crate) struct DriverOutcome {
     pub request: u64,
-    pub cell: u64,
+    pub sandbox: u64,
     /// The driver and its leash, both to be handed to the guest, or the reason for the failure.
     pub made: Result<(Fork, OwnedFd), String>,
 }
@@ -73,7 +73,7 @@ enum DriverReport {
 #[derive(Debug)]
 struct PendingDriver {
     request: u64,
-    cell: u64,
+    sandbox: u64,
     helper: Option<OwnedFd>,
     /// Connection that closes when every process on the other side has closed it. The last one is the driver, when it
     /// executes its program.
@@ -95,21 +95,21 @@ pub(crate) struct PendingDrivers {
 impl PendingDrivers {
     /// Starts a driver and registers its reports in `epoll`. Returns the helper process, which the caller has to reap.
     pub(crate) fn begin(&mut self, epoll: &OwnedFd, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
-        if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.cell == wanted.cell) {
+        if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.sandbox == wanted.sandbox) {
             return Err(io::Error::other("a browser is being started already"));
         }
         let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let (held, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&ours, true)?;
-        let (request, cell) = (wanted.request, wanted.cell);
+        let (request, sandbox) = (wanted.request, wanted.sandbox);
         Token::Driver.watch(epoll, &ours)?;
         let (pid, pidfd) = sys::spawn_child(0, None, || help(wanted, &control, theirs, &held))?;
         // Nothing may fail from here on, because the new process has to be recorded.
         let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
         self.entries.push(PendingDriver {
             request,
-            cell,
+            sandbox,
             helper,
             control: ours,
             channel,
@@ -151,7 +151,7 @@ impl PendingDriver {
     }
 
     fn outcome(self) -> DriverOutcome {
-        let Self { request, cell, helper, channel, leash, made, failed, .. } = self;
+        let Self { request, sandbox, helper, channel, leash, made, failed, .. } = self;
         let made = match (made, failed) {
             (Some((pid, process)), None) => Ok((Fork { pid, process, channel }, leash)),
             (made, failed) => {
@@ -162,7 +162,7 @@ impl PendingDriver {
                 Err(failed.unwrap_or_else(|| "the sandbox is ending".into()))
             }
         };
-        DriverOutcome { request, cell, made }
+        DriverOutcome { request, sandbox, made }
     }
 }
 
@@ -196,8 +196,8 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
         end_by_uid(&guest, &steps)?;
     }
     let enter = || {
-        let door = SandboxEntry { guest, tasks, channel };
-        let entered = confine::enter(door, &steps, &[&program, control, leash].map(AsFd::as_fd));
+        let entry = SandboxEntry { guest, tasks, channel };
+        let entered = confine::enter(entry, &steps, &[&program, control, leash].map(AsFd::as_fd));
         let Err(message) = entered.and_then(|channel| bring_in(&channel, [&program, control, leash]));
         let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
     };
@@ -260,11 +260,11 @@ fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
         let _ = kill_process(pid, Signal::KILL);
         format!("the driver: {e}")
     })?;
-    let told = wire::send(control, &DriverReport::Made { pid: pid.as_raw_nonzero().get() as u32 }, &[driver.as_fd()]);
-    if told.is_err() {
+    let sent = wire::send(control, &DriverReport::Made { pid: pid.as_raw_nonzero().get() as u32 }, &[driver.as_fd()]);
+    if sent.is_err() {
         let _ = pidfd_send_signal(&driver, Signal::KILL);
     }
-    sys::leave(i32::from(told.is_err()))
+    sys::leave(i32::from(sent.is_err()))
 }
 
 /// Sets up the descriptors (0 to 2 are `/dev/null`, 3 is the guest, 4 is the leash, all others are closed) and executes

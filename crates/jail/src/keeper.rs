@@ -123,7 +123,7 @@ struct SandboxRecord {
     kept: Option<VolumeLease>,
     kept_loop: Option<volume::Device>,
     /// The launcher's own mount of the kept volume, which keeps it mounted after the sandbox has ended.
-    kept_held: Option<OwnedFd>,
+    kept_mount: Option<OwnedFd>,
     /// The listening socket of the sandbox's egress, until the server receives it.
     egress: Option<OwnedFd>,
     notes: Vec<String>,
@@ -175,10 +175,10 @@ pub(crate) struct Keeper {
     /// Directory on which every root is mounted during its creation, each in a separate mount namespace.
     mount_point: PathBuf,
     spares: Spares,
-    warmth: ZygoteSupervisor,
+    zygote: ZygoteSupervisor,
     /// Browser drivers that are being started.
     drivers: PendingDrivers,
-    cells: BTreeMap<u64, SandboxRecord>,
+    sandboxes: BTreeMap<u64, SandboxRecord>,
     /// The keys of the sandboxes by id and by pid.
     ids: HashMap<String, u64>,
     pids: HashMap<Pid, u64>,
@@ -189,7 +189,7 @@ pub(crate) struct Keeper {
     deadlines: BTreeSet<(Instant, u64)>,
     leaving: BTreeSet<u64>,
     /// Key in `leaving` at which the next removals start.
-    removed: u64,
+    next_removal: u64,
     next: u64,
     /// Set during shutdown: the request to answer (none if the server is gone), and the deadline.
     ending: Option<(Option<u64>, Instant)>,
@@ -216,7 +216,7 @@ impl Keeper {
                 children,
                 mount_point: instance.dir.join(ROOT),
                 spares: Spares::new(&instance.dir, start.spares),
-                warmth: ZygoteSupervisor::default(),
+                zygote: ZygoteSupervisor::default(),
                 drivers: PendingDrivers::default(),
                 sockets: sockets::Watch::default(),
                 ids: HashMap::new(),
@@ -224,7 +224,7 @@ impl Keeper {
                 chores: HashMap::new(),
                 deadlines: BTreeSet::new(),
                 leaving: BTreeSet::new(),
-                removed: 0,
+                next_removal: 0,
                 host: Host::detect(Path::new("/")),
                 disk: survey.ext4.then(|| {
                     let name = instance.dir.file_name().unwrap_or_default().to_string_lossy();
@@ -237,7 +237,7 @@ impl Keeper {
                 tree,
                 slots,
                 owner,
-                cells: BTreeMap::new(),
+                sandboxes: BTreeMap::new(),
                 next: 1,
                 ending: None,
             }),
@@ -283,7 +283,7 @@ impl Keeper {
         let instance = self.instance.dir.clone();
         self.answer(id, LauncherReply::Started { instance, survey: Box::new(self.survey.clone()) });
         let mut events = Vec::with_capacity(EVENTS);
-        while self.ending.is_none() || !self.cells.is_empty() || !self.warmth.is_gone() {
+        while self.ending.is_none() || !self.sandboxes.is_empty() || !self.zygote.is_gone() {
             events.clear();
             let timeout = self.timeout();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
@@ -298,7 +298,7 @@ impl Keeper {
                 self.reap();
             }
             self.tick();
-            self.warmth.tick(&self.epoll);
+            self.zygote.tick(&self.epoll);
             self.warmed();
             self.driven();
             if events.is_empty() && self.may_stock() {
@@ -326,7 +326,7 @@ impl Keeper {
     fn timeout(&self) -> Option<Timespec> {
         let now = Instant::now();
         // Retry less often the longer something stays busy (for example because a process on the host holds it).
-        let again = |key: &u64| match self.cells.get(key)? {
+        let again = |key: &u64| match self.sandboxes.get(key)? {
             SandboxRecord { busy: None, .. } => Some(Duration::ZERO),
             SandboxRecord { phase: Phase::Ending { until, .. }, .. } => {
                 let waited = END_TIME.saturating_sub(until.saturating_duration_since(now));
@@ -337,7 +337,7 @@ impl Keeper {
         let deadline = self.deadlines.first().map(|(until, _)| *until).into_iter();
         let deadline = deadline
             .chain(self.spares.deadline())
-            .chain(self.warmth.wake_at())
+            .chain(self.zygote.wake_at())
             .chain(self.store.deadline())
             .chain(self.disk.as_ref().and_then(Budget::deadline))
             .chain(self.sockets.deadline())
@@ -365,10 +365,10 @@ impl Keeper {
             Token::Child => while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {},
             Token::VolumeImages => {
                 for parked in self.store.wanted_by_others() {
-                    self.let_go(vec![parked.mount]);
+                    self.release_mounts(vec![parked.mount]);
                 }
             }
-            Token::Zygote(stream, key) => self.warmth.event(stream, key),
+            Token::Zygote(stream, key) => self.zygote.event(stream, key),
             Token::Sandbox(Stream::Control, key) => self.control(key),
             Token::Sandbox(Stream::Log, key) => self.guest_log(key),
             // The loop reaps these processes and collects the drivers' results after the events.
@@ -395,7 +395,7 @@ impl Keeper {
             LauncherCall::Stats { sandbox } => {
                 let reply = self
                     .find(&sandbox)
-                    .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.cells[&key].cgroup.usage()));
+                    .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.sandboxes[&key].cgroup.usage()));
                 self.answer(id, reply);
             }
             LauncherCall::Kept => {
@@ -412,10 +412,10 @@ impl Keeper {
                 self.answer(id, reply);
             }
             LauncherCall::List => {
-                self.answer(id, LauncherReply::List(self.cells.values().map(|c| c.id.clone()).collect()))
+                self.answer(id, LauncherReply::List(self.sandboxes.values().map(|c| c.id.clone()).collect()))
             }
             LauncherCall::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
-                Ok(recipe) => self.warmth.warm(&self.epoll, id, recipe),
+                Ok(recipe) => self.zygote.warm(&self.epoll, id, recipe),
                 Err(e) => self.answer(id, failed(format!("the warm interpreter: {e}"))),
             },
             LauncherCall::Fork { sandbox } => match self.find(&sandbox).map(|key| self.fork(id, key)) {
@@ -430,7 +430,7 @@ impl Keeper {
                     None => self.answer(id, LauncherReply::Gone),
                 }
             }
-            LauncherCall::Warmth => self.answer(id, self.warmth.figures()),
+            LauncherCall::Warmth => self.answer(id, self.zygote.status()),
             LauncherCall::Survey { .. } => self.answer(id, LauncherReply::Survey(Box::new(self.survey.clone()))),
             LauncherCall::Start(_) => self.answer(id, failed("already started")),
             LauncherCall::Shutdown => self.end_all(Some(id)),
@@ -446,8 +446,8 @@ impl Keeper {
             let _ = epoll::delete(&self.epoll, &self.socket);
         }
         self.ending = Some((request.or(self.ending.and_then(|(r, _)| r)), Instant::now() + END_TIME));
-        self.warmth.end();
-        let keys: Vec<u64> = self.cells.keys().copied().collect();
+        self.zygote.end();
+        let keys: Vec<u64> = self.sandboxes.keys().copied().collect();
         for key in keys {
             self.end(key, None);
         }
@@ -458,15 +458,15 @@ impl Keeper {
         while let Some(pid) = sys::reap_any() {
             self.spares.reaped(pid);
             self.chores.remove(&pid);
-            self.warmth.reaped(pid);
+            self.zygote.reaped(pid);
             let Some(key) = self.pids.remove(&pid) else { continue };
-            let Some(cell) = self.cells.get_mut(&key) else { continue };
-            cell.pid = None;
-            cell.pidfd = None;
-            match &cell.phase {
+            let Some(sandbox) = self.sandboxes.get_mut(&key) else { continue };
+            sandbox.pid = None;
+            sandbox.pidfd = None;
+            match &sandbox.phase {
                 // Its last messages may still be unread.
                 Phase::Building { .. } => {
-                    while self.cells.get(&key).is_some_and(|c| c.control.is_some()) {
+                    while self.sandboxes.get(&key).is_some_and(|c| c.control.is_some()) {
                         self.control(key);
                     }
                 }
@@ -479,14 +479,15 @@ impl Keeper {
     fn tick(&mut self) {
         let now = Instant::now();
         // Remove a few per turn, so that a thousand sandboxes that end do not delay one that starts.
-        let some: Vec<u64> = self.leaving.range(self.removed..).chain(&self.leaving).copied().take(REMOVALS).collect();
-        self.removed = some.last().map_or(0, |key| key + 1);
+        let some: Vec<u64> =
+            self.leaving.range(self.next_removal..).chain(&self.leaving).copied().take(REMOVALS).collect();
+        self.next_removal = some.last().map_or(0, |key| key + 1);
         some.into_iter().for_each(|key| self.finish(key));
         while let Some((until, key)) = self.deadlines.first().copied()
             && until < now
         {
             self.deadlines.pop_first();
-            match self.cells.get(&key).map(|cell| &cell.phase) {
+            match self.sandboxes.get(&key).map(|sandbox| &sandbox.phase) {
                 Some(Phase::Building { .. }) => self.fail(key, "the sandbox was not ready in time"),
                 Some(Phase::Ending { .. }) => self.late(key),
                 _ => {}
@@ -496,16 +497,16 @@ impl Keeper {
         let parked = self.store.expired().into_iter().map(|parked| parked.mount);
         let given_up: Vec<_> = spares.chain(parked).collect();
         if !given_up.is_empty() {
-            self.let_go(given_up);
+            self.release_mounts(given_up);
         }
-        let running = self.cells.iter().filter(|(_, cell)| matches!(cell.phase, Phase::Running));
-        for key in self.sockets.tick(running.filter_map(|(key, cell)| Some((*key, cell.pid?)))) {
+        let running = self.sandboxes.iter().filter(|(_, sandbox)| matches!(sandbox.phase, Phase::Running));
+        for key in self.sockets.tick(running.filter_map(|(key, sandbox)| Some((*key, sandbox.pid?)))) {
             log(&format!(
                 "launcher: sandbox {} is ended: it has over {} TCP sockets",
-                self.cells[&key].id,
+                self.sandboxes[&key].id,
                 sockets::MOST
             ));
-            self.cells[&key].kill();
+            self.sandboxes[&key].kill();
         }
         let trim = self.disk.as_mut().map_or_else(Vec::new, Budget::tick);
         if !trim.is_empty() {

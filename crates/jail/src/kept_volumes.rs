@@ -68,7 +68,7 @@ pub(crate) struct ParkedVolume {
 
 #[derive(Debug)]
 pub(crate) struct VolumeStore {
-    place: StoreBacking,
+    backing: StoreBacking,
 }
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ struct MemoryVolume {
 }
 
 /// Maximum number of images that stay mounted.
-const LOT: usize = 16;
+const MAX_PARKED: usize = 16;
 /// How long an image stays mounted after its sandbox has ended.
 const PARKED: Duration = Duration::from_secs(30);
 /// How long an image stays mounted where inotify is not available, so that nothing reports that another process wants
@@ -94,7 +94,7 @@ const PARKED_UNWATCHED: Duration = Duration::from_secs(1);
 /// The parked images by name.
 #[derive(Debug, Default)]
 struct ParkedVolumes {
-    parked: BTreeMap<String, (ParkedVolume, Instant)>,
+    volumes: BTreeMap<String, (ParkedVolume, Instant)>,
     /// The inotify descriptor that reports which images are opened.
     watch: Option<OwnedFd>,
 }
@@ -105,31 +105,31 @@ const NEW: &str = "kept.img";
 impl VolumeStore {
     /// `instance` is the launcher's instance directory.
     pub(crate) fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
-        let place = if on_disk {
+        let backing = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
             StoreBacking::Disk { dir, templates, lot: ParkedVolumes::default() }
         } else {
             // The launcher of an ordinary user has already moved into a separate mount namespace at its start.
             StoreBacking::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
         };
-        Self { place }
+        Self { backing }
     }
 
     /// Leases a volume to the sandbox whose directory is `dir`, and creates it if it does not exist. Whether another
     /// sandbox has the image is detected later, when this sandbox locks it.
-    pub(crate) fn lend(
+    pub(crate) fn lease(
         &mut self,
         wanted: &KeptVolumeRequest,
         dir: &Path,
         slots: Option<&mut Slots>,
     ) -> io::Result<VolumeLease> {
         check_name(&wanted.name)?;
-        match &mut self.place {
+        match &mut self.backing {
             StoreBacking::Disk { dir: all, templates, lot } => {
                 private_dir(all)?;
                 let image = all.join(file_name(&wanted.name));
                 let name = wanted.name.clone();
-                if let Some((parked, _)) = lot.parked.remove(&name) {
+                if let Some((parked, _)) = lot.volumes.remove(&name) {
                     let (slot, parked) = (Some(parked.slot.number), Some(parked));
                     return Ok(VolumeLease {
                         name,
@@ -151,11 +151,11 @@ impl VolumeStore {
                     private_dir(all)?;
                     volumes.insert(wanted.name.clone(), MemoryVolume::mount(wanted, &at, slots)?);
                 }
-                let slot = volumes.get(&wanted.name).and_then(|held| held.slot.as_ref()).map(|slot| slot.number);
+                let slot = volumes.get(&wanted.name).and_then(|volume| volume.slot.as_ref()).map(|slot| slot.number);
                 Ok(VolumeLease {
                     name: wanted.name.clone(),
                     new,
-                    source: spec::KeptVolumeSpec::Held { at },
+                    source: spec::KeptVolumeSpec::Memory { at },
                     slot,
                     parked: None,
                 })
@@ -165,40 +165,40 @@ impl VolumeStore {
 
     /// Gives a new image its name once its sandbox runs, which makes the volume available to others. Returns false if
     /// another launcher has created a volume of that name in the meantime.
-    pub(crate) fn settle(&self, lent: &mut VolumeLease) -> io::Result<bool> {
+    pub(crate) fn settle(&self, lease: &mut VolumeLease) -> io::Result<bool> {
         if let (StoreBacking::Disk { dir, .. }, spec::KeptVolumeSpec::Ext4 { image, .. }) =
-            (&self.place, &mut lent.source)
-            && lent.new
+            (&self.backing, &mut lease.source)
+            && lease.new
         {
-            let named = dir.join(file_name(&lent.name));
+            let named = dir.join(file_name(&lease.name));
             match rustix::fs::renameat_with(CWD, &*image, CWD, &named, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => return Ok(false),
                 other => other?,
             }
             *image = named;
         }
-        lent.new = false;
+        lease.new = false;
         Ok(true)
     }
 
     /// Ends a lease when nothing of its sandbox is left. A new volume is removed if its sandbox never ran.
-    pub(crate) fn take_back(&mut self, lent: &VolumeLease) {
-        match (&mut self.place, &lent.source) {
+    pub(crate) fn take_back(&mut self, lease: &VolumeLease) {
+        match (&mut self.backing, &lease.source) {
             (
                 StoreBacking::Disk { .. },
                 spec::KeptVolumeSpec::Ext4 { image, .. } | spec::KeptVolumeSpec::Mounted { image },
-            ) if !lent.new => {
+            ) if !lease.new => {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                 let times = Timestamps { last_access: now, last_modification: now };
                 // Another launcher may have discarded it since.
                 let _ = rustix::fs::utimensat(CWD, image, &times, AtFlags::SYMLINK_NOFOLLOW);
             }
             (StoreBacking::Memory { dir, volumes, .. }, _) => {
-                if lent.new {
-                    unmount(dir, &lent.name);
-                    volumes.remove(&lent.name);
-                } else if let Some(held) = volumes.get_mut(&lent.name) {
-                    held.last_used = now();
+                if lease.new {
+                    unmount(dir, &lease.name);
+                    volumes.remove(&lease.name);
+                } else if let Some(volume) = volumes.get_mut(&lease.name) {
+                    volume.last_used = now();
                 }
             }
             (StoreBacking::Disk { .. }, _) => {}
@@ -206,12 +206,12 @@ impl VolumeStore {
     }
 
     pub(crate) fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
-        match &self.place {
+        match &self.backing {
             StoreBacking::Disk { dir, .. } => list_images(dir),
             StoreBacking::Memory { volumes, .. } => {
-                let kept = |(name, held): (&String, &MemoryVolume)| KeptVolumeRecord {
+                let kept = |(name, volume): (&String, &MemoryVolume)| KeptVolumeRecord {
                     name: name.clone(),
-                    last_used: held.last_used,
+                    last_used: volume.last_used,
                 };
                 Ok(volumes.iter().map(kept).collect())
             }
@@ -221,7 +221,7 @@ impl VolumeStore {
     /// Removes the image of a parked volume and returns the volume. Nothing else has the image, so its name can be
     /// removed at once.
     pub(crate) fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
-        let StoreBacking::Disk { dir, .. } = &self.place else { return None };
+        let StoreBacking::Disk { dir, .. } = &self.backing else { return None };
         let image = dir.join(file_name(name));
         self.unpark(name).inspect(|_| drop(fs::remove_file(image)))
     }
@@ -230,7 +230,7 @@ impl VolumeStore {
     /// sandboxes. A volume that does not exist is not an error.
     pub(crate) fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
-        match &mut self.place {
+        match &mut self.backing {
             StoreBacking::Disk { dir, .. } => match volume::remove_image(&dir.join(file_name(name))) {
                 Err(volume::VolumeError::InUse) => Ok(false),
                 other => other.map(|()| true).map_err(io::Error::other),
@@ -248,44 +248,44 @@ impl VolumeStore {
     /// Parks the volume of a sandbox that has ended, for the next one. Returns the volumes that the caller has to
     /// unmount in exchange.
     pub(crate) fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { dir, lot, .. } = &mut self.place else { return vec![parked] };
+        let StoreBacking::Disk { dir, lot, .. } = &mut self.backing else { return vec![parked] };
         let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
-        let before = lot.parked.insert(name, (parked, Instant::now() + time)).map(|(parked, _)| parked);
-        let oldest = lot.parked.iter().min_by_key(|(_, (_, until))| *until).map(|(name, _)| name.clone());
-        let over = oldest.filter(|_| lot.parked.len() > LOT).and_then(|name| self.unpark(&name));
+        let before = lot.volumes.insert(name, (parked, Instant::now() + time)).map(|(parked, _)| parked);
+        let oldest = lot.volumes.iter().min_by_key(|(_, (_, until))| *until).map(|(name, _)| name.clone());
+        let over = oldest.filter(|_| lot.volumes.len() > MAX_PARKED).and_then(|name| self.unpark(&name));
         before.into_iter().chain(over).collect()
     }
 
     /// Removes a volume from the parked ones and returns it, for the caller to unmount.
     pub(crate) fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
-        let StoreBacking::Disk { lot, .. } = &mut self.place else { return None };
-        lot.parked.remove(name).map(|(parked, _)| parked)
+        let StoreBacking::Disk { lot, .. } = &mut self.backing else { return None };
+        lot.volumes.remove(name).map(|(parked, _)| parked)
     }
 
     /// Removes and returns the volumes whose parking time is over.
     pub(crate) fn expired(&mut self) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { lot, .. } = &mut self.place else { return vec![] };
+        let StoreBacking::Disk { lot, .. } = &mut self.backing else { return vec![] };
         let now = Instant::now();
         let over: Vec<String> =
-            lot.parked.iter().filter(|(_, (_, until))| *until <= now).map(|(name, _)| name.clone()).collect();
+            lot.volumes.iter().filter(|(_, (_, until))| *until <= now).map(|(name, _)| name.clone()).collect();
         over.iter().filter_map(|name| self.unpark(name)).collect()
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let StoreBacking::Disk { lot, .. } = &self.place else { return None };
-        lot.parked.values().map(|(_, until)| *until).min()
+        let StoreBacking::Disk { lot, .. } = &self.backing else { return None };
+        lot.volumes.values().map(|(_, until)| *until).min()
     }
 
     /// Returns the descriptor that becomes readable when a process opens an image.
     pub(crate) fn watch(&self) -> Option<&OwnedFd> {
-        let StoreBacking::Disk { lot, .. } = &self.place else { return None };
+        let StoreBacking::Disk { lot, .. } = &self.backing else { return None };
         lot.watch.as_ref()
     }
 
     /// Removes and returns the parked volumes whose images were opened since the last call. The launcher itself does
     /// not open parked images, so every such event comes from another process.
     pub(crate) fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.place else {
+        let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.backing else {
             return vec![];
         };
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -300,7 +300,7 @@ impl VolumeStore {
 
     /// Unmounts the volumes in memory, so that the launcher's directory can be removed.
     pub(crate) fn close(&mut self) {
-        if let StoreBacking::Memory { dir, volumes, .. } = &mut self.place {
+        if let StoreBacking::Memory { dir, volumes, .. } = &mut self.backing {
             for name in std::mem::take(volumes).keys() {
                 unmount(dir, name);
             }

@@ -73,7 +73,7 @@ fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
 pub(crate) fn plan(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     steps.ops.extend(spec.cgroup_tasks.iter().map(|tasks| Op::JoinCgroup { tasks: tasks.clone() }));
-    steps.ops.extend([Op::Own(ConfineStep::Session), Op::OrdinaryPriority, Op::CgroupNamespace, Op::PrivateMounts]);
+    steps.ops.extend([Op::Confine(ConfineStep::Session), Op::OrdinaryPriority, Op::CgroupNamespace, Op::PrivateMounts]);
     let base = steps.ops.len();
     let (bytes, inodes) = root_size(spec);
     steps.ops.push(Op::NewRoot { at: spec.mount_point.clone(), bytes, inodes });
@@ -100,7 +100,7 @@ pub(crate) fn plan(spec: &JailSpec) -> Plan {
 pub(crate) fn warm(spec: &JailSpec) -> Plan {
     let mut steps = Steps::default();
     let (bytes, inodes) = root_size(spec);
-    steps.ops.extend([Op::Own(ConfineStep::Session), Op::OrdinaryPriority, Op::PrivateMounts]);
+    steps.ops.extend([Op::Confine(ConfineStep::Session), Op::OrdinaryPriority, Op::PrivateMounts]);
     steps.ops.push(Op::NewRoot { at: spec.mount_point.clone(), bytes, inodes });
     system(spec, &mut steps);
     steps.dir(Path::new("/tmp"));
@@ -110,7 +110,7 @@ pub(crate) fn warm(spec: &JailSpec) -> Plan {
     steps.ops.push(Op::HideLayers);
     // The interpreter is in the launcher's pid namespace, so it needs the `/proc` of that namespace.
     steps.ops.push(Op::BindReadOnly { path: "/proc".into() });
-    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Own(ConfineStep::SessionKeyring), Op::DieWithLauncher]);
+    steps.ops.extend([Op::PivotRoot, Op::SealRoot, Op::Confine(ConfineStep::SessionKeyring), Op::DieWithLauncher]);
     Plan { ops: steps.ops, base: 0..0 }
 }
 
@@ -241,7 +241,7 @@ fn owned(spec: &JailSpec, steps: &mut Steps) {
         Some(KeptVolumeSpec::Mounted { .. }) => {
             steps.ops.extend([Op::KeptMounted { path: DATA.into() }, Op::HoldKept { path: DATA.into() }]);
         }
-        Some(KeptVolumeSpec::Held { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
+        Some(KeptVolumeSpec::Memory { at }) => steps.ops.push(Op::KeptBind { at, path: DATA.into(), owner }),
         None => {}
     }
     let share = |shared: &SharedVolumeSpec| Op::Share { shared: shared.clone(), owner: spec.map.remapped() };
@@ -307,14 +307,14 @@ fn proc(spec: &JailSpec, steps: &mut Steps) {
 
 fn give_up(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend([Op::UserNamespace { map: spec.map }, Op::UserLimits]);
-    steps.ops.extend(identity(spec, INSIDE).map(Op::Own));
+    steps.ops.extend(identity(spec, INSIDE).map(Op::Confine));
     // Ids change before the death signal is set: the Linux kernel clears the signal when ids change.
     if spec.die_with_launcher {
         steps.ops.push(Op::DieWithLauncher);
     }
     let limits = ConfineStep::Rlimits { processes: spec.processes };
-    steps.ops.extend([Op::Own(limits), Op::Descriptors, Op::Own(ConfineStep::NotDumpable)]);
-    steps.ops.extend(confinement(spec).map(Op::Own));
+    steps.ops.extend([Op::Confine(limits), Op::Descriptors, Op::Confine(ConfineStep::NotDumpable)]);
+    steps.ops.extend(confinement(spec).map(Op::Confine));
     steps.ops.push(Op::Exec);
 }
 

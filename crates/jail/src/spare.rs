@@ -87,7 +87,7 @@ struct Making {
     /// Connection to the child process; `None` once the child has closed its end.
     control: Option<OwnedFd>,
     /// Whether the child has reported success or failure.
-    told: bool,
+    reported: bool,
     volume: Option<Backing>,
     notes: Vec<String>,
     until: Instant,
@@ -171,7 +171,7 @@ impl Spares {
         let (pid, pidfd) = sys::spawn_child(0, None, || prepare_in_child(&plan, control))?;
         let (kind, until) = (kind.spec.clone(), Instant::now() + MAKING);
         let (control, notes) = (Some(ours), Vec::new());
-        self.making = Some(Making { kind, pid, pidfd, control, told: false, volume: None, notes, until });
+        self.making = Some(Making { kind, pid, pidfd, control, reported: false, volume: None, notes, until });
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl Spares {
             }
             Ok(Some((SetupEvent::Note { message }, _))) => making.notes.push(message),
             Ok(Some((SetupEvent::Prepared, fds))) => {
-                making.told = true;
+                making.reported = true;
                 let mut fds = fds.into_iter();
                 if let (Some(root), Some(network)) = (fds.next(), fds.next())
                     && let Some(kind) = self.kinds.iter_mut().find(|kind| alike(&kind.spec, &making.kind))
@@ -206,7 +206,7 @@ impl Spares {
                 }
             }
             Ok(Some((SetupEvent::Failed { message, .. }, _))) => {
-                making.told = true;
+                making.reported = true;
                 self.failed(&message);
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
@@ -219,7 +219,7 @@ impl Spares {
         if self.making.as_ref().is_some_and(|making| making.pid == pid) {
             // Its last messages may still be unread.
             while self.heard() {}
-            if self.making.take().is_some_and(|making| !making.told) {
+            if self.making.take().is_some_and(|making| !making.reported) {
                 self.failed("the process that makes it ended");
             }
         }

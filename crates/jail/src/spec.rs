@@ -104,7 +104,7 @@ pub(crate) enum KeptVolumeSpec {
     /// The same kind of file system, still mounted since its last use; its directory is passed as a descriptor.
     Mounted { image: PathBuf },
     /// A file system in memory that the launcher has mounted at `at` and keeps for as long as it lives.
-    Held { at: PathBuf },
+    Memory { at: PathBuf },
 }
 
 /// A directory of the host that the operator shares with sandboxes.

@@ -143,7 +143,7 @@ const DRIVER: u8 = b'd';
 
 impl Arrival {
     /// Sends the process without blocking: a guest that does not take its arrivals gets no more.
-    pub fn send(&self, way: impl AsFd) -> io::Result<()> {
+    pub fn send(&self, socket: impl AsFd) -> io::Result<()> {
         let (kind, fork, leash) = match self {
             Self::Kernel(fork) => (KERNEL, fork, None),
             Self::Driver(fork, leash) => (DRIVER, fork, Some(leash)),
@@ -153,17 +153,17 @@ impl Arrival {
         let fds: Vec<_> = [&fork.process, &fork.channel].into_iter().chain(leash).map(AsFd::as_fd).collect();
         control.push(SendAncillaryMessage::ScmRights(&fds));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(way, &[IoSlice::new(&[kind]), IoSlice::new(&fork.pid.to_le_bytes())], &mut control, flags)?;
+        sendmsg(socket, &[IoSlice::new(&[kind]), IoSlice::new(&fork.pid.to_le_bytes())], &mut control, flags)?;
         Ok(())
     }
 
     /// Receives the oldest arrival that was not taken yet.
-    pub fn receive(way: impl AsFd) -> io::Result<Self> {
+    pub fn receive(socket: impl AsFd) -> io::Result<Self> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (mut kind, mut pid) = ([0], [0; 4]);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        recvmsg(way, &mut [IoSliceMut::new(&mut kind), IoSliceMut::new(&mut pid)], &mut control, flags)?;
+        recvmsg(socket, &mut [IoSliceMut::new(&mut kind), IoSliceMut::new(&mut pid)], &mut control, flags)?;
         let rights = |m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None };
         let mut fds = control.drain().filter_map(rights).flatten();
         let (Some(process), Some(channel)) = (fds.next(), fds.next()) else {
@@ -183,7 +183,7 @@ impl Arrival {
 pub(crate) struct ForkRequest {
     pub request: u64,
     /// The launcher's key of the sandbox.
-    pub cell: u64,
+    pub sandbox: u64,
     pub guest: OwnedFd,
     /// The v2 cgroup in which the process is created.
     pub v2: Option<OwnedFd>,
@@ -199,7 +199,7 @@ pub(crate) enum ForkOutcome {
     /// Hand the fork to the guest, then reply.
     Forked {
         request: u64,
-        cell: u64,
+        sandbox: u64,
         fork: Fork,
     },
 }
@@ -207,7 +207,7 @@ pub(crate) enum ForkOutcome {
 #[derive(Debug)]
 struct Sent {
     request: u64,
-    cell: u64,
+    sandbox: u64,
     channel: OwnedFd,
     /// The process that brings the kernel into the sandbox, once the interpreter has created it.
     begun: Option<OwnedFd>,
@@ -320,7 +320,7 @@ impl ZygoteSupervisor {
         self.zygotes.is_empty()
     }
 
-    pub(crate) fn figures(&self) -> LauncherReply {
+    pub(crate) fn status(&self) -> LauncherReply {
         let not_imported = self.not_imported.clone();
         LauncherReply::Warmth {
             ready: self.ready().is_some(),
@@ -340,8 +340,8 @@ impl ZygoteSupervisor {
     }
 
     /// Gives up the forks that are on their way to a sandbox that is ending.
-    pub(crate) fn leave(&mut self, cell: u64) {
-        let begun = |_: &u64, sent: &mut Sent| sent.cell == cell && sent.begun.is_some();
+    pub(crate) fn leave(&mut self, sandbox: u64) {
+        let begun = |_: &u64, sent: &mut Sent| sent.sandbox == sandbox && sent.begun.is_some();
         let given_up = self.zygotes.iter_mut().flat_map(|zygote| zygote.sent.extract_if(.., begun));
         self.outcomes.extend(given_up.map(|(_, sent)| sent.give_up("the sandbox is ending")));
     }
@@ -477,7 +477,7 @@ impl ZygoteSupervisor {
     fn hear(&mut self, key: u64) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.key == key) else { return false };
         let zygote = &mut self.zygotes[at];
-        let (said, fds) = match wire::receive::<ZygoteMessage>(&zygote.socket) {
+        let (message, fds) = match wire::receive::<ZygoteMessage>(&zygote.socket) {
             Ok(Some(message)) => message,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
             // Either the interpreter has ended and will be reaped, or its message makes no sense.
@@ -486,7 +486,7 @@ impl ZygoteSupervisor {
                 return false;
             }
         };
-        match said {
+        match message {
             ZygoteMessage::Ready => self.is_ready(at),
             // Messages about an order that is already finished are ignored.
             ZygoteMessage::Begun { number } => {
@@ -499,8 +499,8 @@ impl ZygoteSupervisor {
                 if let (Some(sent), Some(process)) = (zygote.sent.remove(&number), fds.into_iter().next()) {
                     zygote.forks += 1;
                     self.forks += 1;
-                    let Sent { request, cell, channel, .. } = sent;
-                    self.outcomes.push(ForkOutcome::Forked { request, cell, fork: Fork { pid, process, channel } });
+                    let Sent { request, sandbox, channel, .. } = sent;
+                    self.outcomes.push(ForkOutcome::Forked { request, sandbox, fork: Fork { pid, process, channel } });
                 }
             }
             ZygoteMessage::Refused { number, message } => {
@@ -573,11 +573,11 @@ fn unavailable(why: &str) -> LauncherReply {
 }
 
 fn order(socket: &OwnedFd, number: u64, wanted: ForkRequest) -> io::Result<Sent> {
-    let ForkRequest { request, cell, guest, v2, tasks, steps } = wanted;
+    let ForkRequest { request, sandbox, guest, v2, tasks, steps } = wanted;
     let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let fds: Vec<_> = [&theirs, &guest].into_iter().chain(&v2).chain(&tasks).map(AsFd::as_fd).collect();
     wire::send(socket, &ForkOrder { number, v2: v2.is_some(), steps }, &fds)?;
-    Ok(Sent { request, cell, channel, begun: None, until: Instant::now() + FORK_TIME })
+    Ok(Sent { request, sandbox, channel, begun: None, until: Instant::now() + FORK_TIME })
 }
 
 fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {

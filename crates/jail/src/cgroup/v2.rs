@@ -203,7 +203,7 @@ pub(super) const LEAF: &str = "sandpool-server";
 pub(super) fn take(root: &Path, place: &AttachPoint, ours: OwnTree<'_>) -> Result<Option<Claimed>, Absence> {
     let AttachPoint { base, controllers } = place;
     let lacking = || controllers.iter().copied().filter(|c| !lists(base, "cgroup.subtree_control", *c));
-    let claimed = Claimed { base: base.clone(), enabled: lacking().collect(), beside: children(base) };
+    let claimed = Claimed { base: base.clone(), enabled: lacking().collect(), existing: children(base) };
     let fail = |e: io::Error| {
         claimed.release();
         Absence::new(format!("the cgroup `{}` cannot be used: {e}", base.display()), "see `sandpool doctor`")
@@ -237,7 +237,7 @@ pub struct Claimed {
     base: PathBuf,
     enabled: Vec<Controller>,
     /// Child cgroups that existed before the claim and worked without the controllers.
-    beside: Vec<PathBuf>,
+    existing: Vec<PathBuf>,
 }
 
 impl Claimed {
@@ -268,7 +268,7 @@ impl Claimed {
     /// controllers, so they then stay enabled.
     pub(super) fn release(&self) {
         let leaf = self.base.join(LEAF);
-        if children(&self.base).iter().any(|dir| *dir != leaf && !self.beside.contains(dir)) {
+        if children(&self.base).iter().any(|dir| *dir != leaf && !self.existing.contains(dir)) {
             return;
         }
         let enabled: Vec<_> =

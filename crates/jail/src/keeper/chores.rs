@@ -16,7 +16,8 @@ use super::{Keeper, Phase};
 
 impl Keeper {
     pub(super) fn may_stock(&self) -> bool {
-        let building = || self.deadlines.iter().any(|(_, key)| matches!(self.cells[key].phase, Phase::Building { .. }));
+        let building =
+            || self.deadlines.iter().any(|(_, key)| matches!(self.sandboxes[key].phase, Phase::Building { .. }));
         self.ending.is_none() && self.spares.lacks() && !building() && self.admits().is_ok()
     }
 
@@ -37,7 +38,7 @@ impl Keeper {
 
     /// Releases mounts. Unmounting takes milliseconds, which this loop cannot spare: a child holds the descriptors
     /// slightly longer than this process, so that they are unmounted when the child ends.
-    pub(super) fn let_go(&mut self, what: Vec<OwnedFd>) {
+    pub(super) fn release_mounts(&mut self, what: Vec<OwnedFd>) {
         let Ok((wait, held)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
         let keep: Vec<_> = what.iter().chain([&wait]).map(AsFd::as_fd).collect();
         self.chore(&keep, || {
@@ -65,11 +66,11 @@ impl Keeper {
     }
 
     pub(super) fn discard(&mut self, name: &str) -> LauncherReply {
-        if self.lends(name) {
+        if self.is_leased(name) {
             return LauncherReply::InUse;
         }
         if let Some(parked) = self.store.discard_parked(name) {
-            self.let_go(vec![parked.mount]);
+            self.release_mounts(vec![parked.mount]);
             return LauncherReply::Done;
         }
         match self.store.discard(name) {
@@ -91,7 +92,7 @@ impl Keeper {
         }
         let watched = self.store.watch().is_some();
         for parked in self.store.park(name, parked) {
-            self.let_go(vec![parked.mount]);
+            self.release_mounts(vec![parked.mount]);
         }
         if let (false, Some(watch)) = (watched, self.store.watch()) {
             let _ = Token::VolumeImages.watch(&self.epoll, watch);

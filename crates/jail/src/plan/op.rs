@@ -15,7 +15,7 @@ pub(crate) enum Op {
         tasks: PathBuf,
     },
     /// Applies a step that changes only the process itself.
-    Own(ConfineStep),
+    Confine(ConfineStep),
     /// Resets scheduling and memory-killer settings that the operator may have given to the server: a negative nice
     /// value, real-time scheduling, protection from the memory killer.
     OrdinaryPriority,
@@ -171,7 +171,7 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::JoinCgroup { tasks } => write!(f, "join {}", tasks.display()),
-            Self::Own(own) => write!(f, "{own}"),
+            Self::Confine(step) => write!(f, "{step}"),
             Self::OrdinaryPriority => write!(f, "ordinary priority"),
             Self::CgroupNamespace => write!(f, "unshare cgroup"),
             Self::Listen { dir } => write!(f, "listen {}/guest.sock", dir.display()),

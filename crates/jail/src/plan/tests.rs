@@ -57,7 +57,7 @@ fn with_volumes(mode: Mode) -> JailSpec {
             template: Some("/state/templates/ext4-kept-1.img".into()),
             image: spec.dir.join("kept.img"),
         },
-        Mode::Sub | Mode::Single => KeptVolumeSpec::Held { at: "/state/instances/i/kept/0af9".into() },
+        Mode::Sub | Mode::Single => KeptVolumeSpec::Memory { at: "/state/instances/i/kept/0af9".into() },
     };
     let shared = vec![share("/srv/in", "/shared/in", true), share("/srv/out", "/shared/out", false)];
     JailSpec { kept: Some(kept), shared, egress: Some("127.0.0.1:3128".parse().unwrap()), ..spec }
@@ -248,7 +248,7 @@ fn a_forked_kernel_gives_up_what_the_guest_gave_up_in_the_same_order() {
     };
     for mode in [Mode::Root, Mode::Sub, Mode::Single] {
         let spec = with_volumes(mode);
-        let own = |op| if let Op::Own(own) = op { Some(own) } else { None };
+        let own = |op| if let Op::Confine(own) = op { Some(own) } else { None };
         let guest: Vec<ConfineStep> = plan(&spec).ops.into_iter().filter_map(own).filter(|own| !differs(own)).collect();
         let kernel: Vec<ConfineStep> = entry(&spec).into_iter().filter(|own| !differs(own)).collect();
         assert_eq!(kernel, guest, "{mode}");
@@ -267,6 +267,6 @@ fn privileges_end_after_the_last_mount_and_the_guest_is_last() {
         let seal = ops.iter().position(|op| *op == Op::SealRoot).unwrap();
         assert!(seal < user);
         assert_eq!(ops.last(), Some(&Op::Exec));
-        assert_eq!(ops[ops.len() - 2], Op::Own(ConfineStep::Seccomp { profile: Profile::Code }));
+        assert_eq!(ops[ops.len() - 2], Op::Confine(ConfineStep::Seccomp { profile: Profile::Code }));
     }
 }
