@@ -342,8 +342,7 @@ impl ApplyState {
 
     fn descriptors(&mut self) -> Result<(), ApplyError> {
         let at = Path::new("/dev/null");
-        let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
-        let Program { guest, log, forks } = self.program.as_mut().ok_or_else(nothing)?;
+        let Program { guest, log, forks } = self.program.as_mut().ok_or_else(no_program)?;
         let no_socket = || ApplyError::Wrong { at: "3".into(), why: "there is no socket" };
         let listener = self.listener.as_ref().ok_or_else(no_socket)?;
         let null = sys::open_null().at(Syscall::Open, at)?;
@@ -354,11 +353,14 @@ impl ApplyState {
 
     fn exec(&self) -> Result<(), ApplyError> {
         self.report(&SetupEvent::Exec, &[])?;
-        let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
-        let guest = &self.program.as_ref().ok_or_else(nothing)?.guest;
+        let guest = &self.program.as_ref().ok_or_else(no_program)?.guest;
         let name = CString::from(c"sandpool-guest");
         Err(sys::execveat(guest.as_fd(), &[name])).at(Syscall::Execveat, Path::new("guest"))
     }
+}
+
+fn no_program() -> ApplyError {
+    ApplyError::Wrong { at: "3".into(), why: "there is no program to run" }
 }
 
 /// Limits on resources that the Linux kernel counts per user, set for one sandbox. The seccomp policy refuses

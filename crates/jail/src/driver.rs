@@ -98,10 +98,9 @@ impl PendingDrivers {
         if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.sandbox == wanted.sandbox) {
             return Err(io::Error::other("a browser is being started already"));
         }
-        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, control) = wire::connection()?;
         let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let (held, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
         let (request, sandbox) = (wanted.request, wanted.sandbox);
         Token::Driver.watch(epoll, &ours)?;
         let (pid, pidfd) = sys::spawn_child(0, None, || help(wanted, &control, theirs, &held))?;

@@ -381,60 +381,53 @@ impl Keeper {
             Ok(Some(request)) => request,
             Ok(None) | Err(_) => return self.end_all(None),
         };
-        let id = request.id;
-        match request.call {
-            LauncherCall::Create(create) => {
-                if let Err(e) = self.create(id, *create) {
-                    self.answer(id, failed(e.to_string()));
-                }
-            }
-            LauncherCall::Destroy { sandbox } => match self.find(&sandbox) {
-                Some(key) => self.end(key, Some((id, LauncherReply::Done))),
-                None => self.answer(id, LauncherReply::Done),
-            },
-            LauncherCall::Stats { sandbox } => {
-                let reply = self
-                    .find(&sandbox)
-                    .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.sandboxes[&key].cgroup.usage()));
-                self.answer(id, reply);
-            }
-            LauncherCall::Kept => {
-                let reply = self.store.list().map_or_else(|e| failed(e.to_string()), LauncherReply::Kept);
-                self.answer(id, reply);
-            }
-            LauncherCall::Discard { name } => {
-                let reply = self.discard(&name);
-                self.answer(id, reply);
-            }
-            LauncherCall::SweepOthers => {
-                let reply =
-                    self.instance.sweep_others().map_or_else(|e| failed(e.to_string()), |()| LauncherReply::Done);
-                self.answer(id, reply);
-            }
-            LauncherCall::List => {
-                self.answer(id, LauncherReply::List(self.sandboxes.values().map(|c| c.id.clone()).collect()))
-            }
-            LauncherCall::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
-                Ok(recipe) => self.zygote.warm(&self.epoll, id, recipe),
-                Err(e) => self.answer(id, failed(format!("the warm interpreter: {e}"))),
-            },
-            LauncherCall::Fork { sandbox } => match self.find(&sandbox).map(|key| self.fork(id, key)) {
-                Some(Ok(())) => {}
-                Some(Err(e)) => self.answer(id, failed(e.to_string())),
-                None => self.answer(id, LauncherReply::Gone),
-            },
-            LauncherCall::EnterBrowser { sandbox } => {
-                match self.find(&sandbox).map(|key| self.enter_browser(id, key)) {
-                    Some(Ok(())) => {}
-                    Some(Err(e)) => self.answer(id, failed(e.to_string())),
-                    None => self.answer(id, LauncherReply::Gone),
-                }
-            }
-            LauncherCall::Warmth => self.answer(id, self.zygote.status()),
-            LauncherCall::Survey { .. } => self.answer(id, LauncherReply::Survey(Box::new(self.survey.clone()))),
-            LauncherCall::Start(_) => self.answer(id, failed("already started")),
-            LauncherCall::Shutdown => self.end_all(Some(id)),
+        if let Some(reply) = self.handle(request.id, request.call, fds) {
+            self.answer(request.id, reply);
         }
+    }
+
+    /// Handles a request. Returns the reply, or `None` if the reply follows later or was sent already.
+    fn handle(&mut self, id: u64, call: LauncherCall, fds: Vec<OwnedFd>) -> Option<LauncherReply> {
+        let failure = |e: io::Error| failed(e.to_string());
+        Some(match call {
+            LauncherCall::Create(create) => return self.create(id, *create).err().map(failure),
+            LauncherCall::Destroy { sandbox } => match self.find(&sandbox) {
+                Some(key) => {
+                    self.end(key, Some((id, LauncherReply::Done)));
+                    return None;
+                }
+                None => LauncherReply::Done,
+            },
+            LauncherCall::Stats { sandbox } => self
+                .find(&sandbox)
+                .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.sandboxes[&key].cgroup.usage())),
+            LauncherCall::Kept => self.store.list().map_or_else(failure, LauncherReply::Kept),
+            LauncherCall::Discard { name } => self.discard(&name),
+            LauncherCall::SweepOthers => self.instance.sweep_others().map_or_else(failure, |()| LauncherReply::Done),
+            LauncherCall::List => LauncherReply::List(self.sandboxes.values().map(|s| s.id.clone()).collect()),
+            LauncherCall::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
+                Ok(recipe) => {
+                    self.zygote.warm(&self.epoll, id, recipe);
+                    return None;
+                }
+                Err(e) => failed(format!("the warm interpreter: {e}")),
+            },
+            LauncherCall::Fork { sandbox } => match self.find(&sandbox) {
+                Some(key) => return self.fork(id, key).err().map(failure),
+                None => LauncherReply::Gone,
+            },
+            LauncherCall::EnterBrowser { sandbox } => match self.find(&sandbox) {
+                Some(key) => return self.enter_browser(id, key).err().map(failure),
+                None => LauncherReply::Gone,
+            },
+            LauncherCall::Warmth => self.zygote.status(),
+            LauncherCall::Survey { .. } => LauncherReply::Survey(Box::new(self.survey.clone())),
+            LauncherCall::Start(_) => failed("already started"),
+            LauncherCall::Shutdown => {
+                self.end_all(Some(id));
+                return None;
+            }
+        })
     }
 
     fn find(&self, sandbox: &str) -> Option<u64> {

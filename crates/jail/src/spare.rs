@@ -13,7 +13,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use crate::apply::{self, PreparedBase, SetupEvent};
@@ -166,8 +165,7 @@ impl Spares {
         self.made += 1;
         let spec = self.placed(&kind.spec);
         let plan = plan(&spec);
-        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
+        let (ours, control) = wire::connection()?;
         let (pid, pidfd) = sys::spawn_child(0, None, || prepare_in_child(&plan, control))?;
         let (kind, until) = (kind.spec.clone(), Instant::now() + MAKING);
         let (control, notes) = (Some(ours), Vec::new());

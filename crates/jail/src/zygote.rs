@@ -581,10 +581,7 @@ fn order(socket: &OwnedFd, number: u64, wanted: ForkRequest) -> io::Result<Sent>
 }
 
 fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
-    let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let (log, log_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    rustix::io::ioctl_fionbio(&log, true)?;
+    let ((socket, theirs), (log, log_end)) = (wire::connection()?, wire::log_pipe()?);
     let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
     let (pid, process) = sys::spawn_child(namespaces, None, || become_interpreter(recipe, theirs, log_end))?;
     Token::Zygote(Stream::Control, key).watch(epoll, &socket)?;

@@ -53,9 +53,7 @@ impl ApplyState {
     }
 
     pub(super) fn new_root(&mut self, at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
-        let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
-        let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
-        let root = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
+        let root = detached_tmpfs(bytes, inodes, "0755")?;
         attach(&root, &open_dir(at)?, at)?;
         self.root = Some(root);
         Ok(())
@@ -73,9 +71,7 @@ impl ApplyState {
     }
 
     pub(super) fn tmpfs(&self, path: &Path, bytes: u64, inodes: u64, mode: &str) -> Result<(), ApplyError> {
-        let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
-        let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some(mode))];
-        self.new_mount("tmpfs", path, &options, sys::NODEV)
+        attach(&detached_tmpfs(bytes, inodes, mode)?, &self.target(path)?, path)
     }
 
     pub(super) fn bind_read_only(&self, path: &Path) -> Result<(), ApplyError> {
@@ -208,10 +204,13 @@ pub(super) fn private_mounts() -> Result<(), ApplyError> {
 
 /// Mounts a tmpfs on a directory for the launcher itself.
 pub(crate) fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
+    attach(&detached_tmpfs(bytes, inodes, "0755")?, &open_dir(at)?, at)
+}
+
+fn detached_tmpfs(bytes: u64, inodes: u64, mode: &str) -> Result<OwnedFd, ApplyError> {
     let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
-    let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
-    let mount = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
-    attach(&mount, &open_dir(at)?, at)
+    let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some(mode))];
+    detached("tmpfs", &options, sys::NOSUID | sys::NODEV)
 }
 
 pub(super) fn open_dir(path: &Path) -> Result<OwnedFd, ApplyError> {

@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::{CgroupLimits, Controller, Group, Hierarchy, Usage, Version, kill_member, members, named, write};
@@ -109,10 +112,13 @@ fn make(hierarchy: &Hierarchy, dir: &Path, limits: CgroupLimits, kind: CgroupKin
 /// without v1 accounting lacks the file; `doctor` reports that.
 fn socket_buffers(dir: &Path, memory: Option<u64>) -> io::Result<()> {
     let limit = memory.map_or_else(|| "-1".to_owned(), |bytes| (bytes / SOCKET_SHARE).to_string());
-    match fs::write(dir.join(SOCKET_LIMIT), limit) {
-        Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => {
-            Err(named(&dir.join(SOCKET_LIMIT))(e))
-        }
+    write_if_there(dir, SOCKET_LIMIT, &limit)
+}
+
+/// Writes to a file that not every Linux kernel has.
+fn write_if_there(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    match write(dir, file, value) {
+        Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => Err(e),
         _ => Ok(()),
     }
 }
@@ -130,22 +136,12 @@ fn set(version: Version, controller: Controller, dir: &Path, limits: CgroupLimit
             write(dir, "memory.limit_in_bytes", &bytes.to_string())?;
             // Limits memory and swap together. The file is absent if the Linux kernel does not account swap, which is
             // then unlimited.
-            match fs::write(dir.join("memory.memsw.limit_in_bytes"), bytes.to_string()) {
-                Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => {
-                    Err(named(&dir.join("memory.memsw.limit_in_bytes"))(e))
-                }
-                _ => Ok(()),
-            }
+            write_if_there(dir, "memory.memsw.limit_in_bytes", &bytes.to_string())
         }
         (Version::V2, Controller::Memory) => {
             let Some(bytes) = limits.memory_bytes else { return Ok(()) };
             write(dir, "memory.max", &bytes.to_string())?;
-            match fs::write(dir.join("memory.swap.max"), "0") {
-                Err(e) if e.kind() != ErrorKind::NotFound && e.kind() != ErrorKind::PermissionDenied => {
-                    Err(named(&dir.join("memory.swap.max"))(e))
-                }
-                _ => Ok(()),
-            }
+            write_if_there(dir, "memory.swap.max", "0")
         }
         (_, Controller::Cpu) => {
             let Some(millis) = limits.cpu_millis else { return Ok(()) };
@@ -268,6 +264,18 @@ impl CgroupPart {
     /// Returns the v2 directory in which a process is created.
     pub(crate) fn v2(&self) -> Option<&Path> {
         self.dirs.iter().find(|(version, _)| *version == Version::V2).map(|(_, dir)| dir.as_path())
+    }
+
+    /// Opens the files of [`Self::tasks`].
+    pub(crate) fn open_tasks(&self) -> Result<Vec<OwnedFd>, Errno> {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        self.tasks().iter().map(|path| rustix::fs::open(path, flags, Mode::empty())).collect()
+    }
+
+    /// Opens the directory of [`Self::v2`].
+    pub(crate) fn open_v2(&self) -> Result<Option<OwnedFd>, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        self.v2().map(|dir| rustix::fs::open(dir, flags, Mode::empty())).transpose()
     }
 
     /// Kills all members, including those that are forked in the meantime. Returns true if none is left.

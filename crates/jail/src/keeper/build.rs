@@ -6,9 +6,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::time::Instant;
 
-use rustix::fs::{Mode as FileMode, OFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
 use crate::apply::{self, Handles};
 use crate::cgroup::CgroupLimits;
 use crate::ids::{IdMap, Mode, Slots};
@@ -21,7 +18,7 @@ use crate::survey::ProcessBound;
 use crate::sys;
 use crate::token::{Stream, Token};
 use crate::volume::{self, Purpose};
-use crate::wire::{Create, LauncherReply};
+use crate::wire::{self, Create, LauncherReply};
 use crate::zygote;
 
 use super::{
@@ -223,17 +220,12 @@ impl Keeper {
         plan: &Plan,
         (prepared, kept): ReusedParts,
     ) -> io::Result<()> {
-        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&log_end, true)?;
+        let ((ours, control), (log_end, log)) = (wire::connection()?, wire::log_pipe()?);
         let guest = self.guest.try_clone()?;
         let (forks_end, forks) = zygote::guest_channel()?;
         let fail_at =
             sandbox.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
-        let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let cgroup =
-            sandbox.cgroup.code().v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
+        let cgroup = sandbox.cgroup.code().open_v2()?;
         let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
         let handles = Handles { control, guest, log, forks, prepared, kept };
         let build = || build_in_child(plan, handles, fail_at);

@@ -3,9 +3,6 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-
-use rustix::fs::{Mode as FileMode, OFlags};
 
 use crate::ids::{IdMap, Mode};
 use crate::launcher::failed;
@@ -51,10 +48,7 @@ impl Keeper {
             self.answer(request, LauncherReply::Gone);
             return Ok(());
         };
-        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
-        let code = cgroup.code();
-        let tasks = code.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
-        let v2 = code.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
+        let (v2, tasks) = (cgroup.code().open_v2()?, cgroup.code().open_tasks()?);
         let (guest, steps) = (guest.try_clone()?, entry.clone());
         self.zygote.fork(zygote::ForkRequest { request, sandbox: key, guest, v2, tasks, steps });
         Ok(())
@@ -69,15 +63,14 @@ impl Keeper {
         };
         let missing = || io::Error::other("the sandbox was made without room for a browser");
         let (Some(part), Some(steps)) = (cgroup.browser(), browser_entry) else { return Err(missing()) };
-        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
         let wanted = driver::DriverSpec {
             request,
             sandbox: key,
             guest: guest.try_clone()?,
             program: self.guest.try_clone()?,
             former: driver.take(),
-            v2: part.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?,
-            tasks: part.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?,
+            v2: part.open_v2()?,
+            tasks: part.open_tasks()?,
             part,
             steps: steps.clone(),
         };
