@@ -25,6 +25,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Mode, Slot, Slots, private_dir};
+use crate::pool::Parking;
 use crate::volume::{self, Device, Purpose};
 use crate::{apply, spec, sys};
 
@@ -92,9 +93,9 @@ const PARKED: Duration = Duration::from_secs(30);
 const PARKED_UNWATCHED: Duration = Duration::from_secs(1);
 
 /// The parked images by name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ParkedVolumes {
-    volumes: BTreeMap<String, (ParkedVolume, Instant)>,
+    volumes: Parking<String, ParkedVolume, Instant>,
     /// The inotify descriptor that reports which images are opened.
     watch: Option<OwnedFd>,
 }
@@ -107,7 +108,7 @@ impl VolumeStore {
     pub(crate) fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path) -> Self {
         let backing = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
-            StoreBacking::Disk { dir, templates, lot: ParkedVolumes::default() }
+            StoreBacking::Disk { dir, templates, lot: ParkedVolumes { volumes: Parking::new(MAX_PARKED), watch: None } }
         } else {
             // The launcher of an ordinary user has already moved into a separate mount namespace at its start.
             StoreBacking::Memory { dir: instance.join("kept"), volumes: BTreeMap::new(), hidden: mode != Mode::Root }
@@ -129,7 +130,7 @@ impl VolumeStore {
                 private_dir(all)?;
                 let image = all.join(file_name(&wanted.name));
                 let name = wanted.name.clone();
-                if let Some((parked, _)) = lot.volumes.remove(&name) {
+                if let Some(parked) = lot.volumes.take(&name) {
                     let (slot, parked) = (Some(parked.slot.number), Some(parked));
                     return Ok(VolumeLease {
                         name,
@@ -250,30 +251,24 @@ impl VolumeStore {
     pub(crate) fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { dir, lot, .. } = &mut self.backing else { return vec![parked] };
         let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
-        let before = lot.volumes.insert(name, (parked, Instant::now() + time)).map(|(parked, _)| parked);
-        let oldest = lot.volumes.iter().min_by_key(|(_, (_, until))| *until).map(|(name, _)| name.clone());
-        let over = oldest.filter(|_| lot.volumes.len() > MAX_PARKED).and_then(|name| self.unpark(&name));
-        before.into_iter().chain(over).collect()
+        lot.volumes.park(name, parked, Instant::now() + time).collect()
     }
 
     /// Removes a volume from the parked ones and returns it, for the caller to unmount.
-    pub(crate) fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
+    fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
         let StoreBacking::Disk { lot, .. } = &mut self.backing else { return None };
-        lot.volumes.remove(name).map(|(parked, _)| parked)
+        lot.volumes.take(name)
     }
 
     /// Removes and returns the volumes whose parking time is over.
     pub(crate) fn expired(&mut self) -> Vec<ParkedVolume> {
         let StoreBacking::Disk { lot, .. } = &mut self.backing else { return vec![] };
-        let now = Instant::now();
-        let over: Vec<String> =
-            lot.volumes.iter().filter(|(_, (_, until))| *until <= now).map(|(name, _)| name.clone()).collect();
-        over.iter().filter_map(|name| self.unpark(name)).collect()
+        lot.volumes.expired(Instant::now()).collect()
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let StoreBacking::Disk { lot, .. } = &self.backing else { return None };
-        lot.volumes.values().map(|(_, until)| *until).min()
+        lot.volumes.next_expiry()
     }
 
     /// Returns the descriptor that becomes readable when a process opens an image.

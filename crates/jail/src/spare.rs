@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, wai
 
 use crate::apply::{self, PreparedBase, SetupEvent};
 use crate::plan::plan;
+use crate::pool::{Backoff, RecentDemand};
 use crate::spec::{BrowserJail, JailSpec, Volume};
 use crate::sys;
 use crate::volume::Device;
@@ -26,10 +27,6 @@ use crate::wire;
 const FEWEST: usize = 2;
 /// Maximum number of kinds that have spares.
 const KINDS: usize = 4;
-/// Time without a request after which the number of spares of a kind is halved. The last spare stays for [`FORGET`].
-const LULL: Duration = Duration::from_secs(30);
-/// Time without a request after which the last spare of a kind is given up.
-const FORGET: Duration = Duration::from_secs(600);
 /// Maximum time to make a spare; after that the attempt is given up.
 const MAKING: Duration = Duration::from_secs(20);
 /// Pause after a failed attempt; it doubles with each further failure, up to [`LONGEST_PAUSE`].
@@ -65,16 +62,12 @@ struct SpareShelf {
     spec: JailSpec,
     /// The spares of this kind, oldest first.
     ready: VecDeque<Spare>,
-    wanted: usize,
-    asked: Instant,
-    /// Time of the last change of `wanted`.
-    since: Instant,
+    demand: RecentDemand<Instant>,
 }
 
 impl SpareShelf {
-    /// Returns the time at which `wanted` is reduced if there is no request before.
-    fn lull(&self) -> Instant {
-        self.asked.max(self.since) + if self.wanted > 1 { LULL } else { FORGET }
+    fn lacks(&self) -> bool {
+        self.ready.len() < self.demand.wanted
     }
 }
 
@@ -100,14 +93,14 @@ pub(crate) struct Spares {
     kinds: Vec<SpareShelf>,
     making: Option<Making>,
     made: u64,
-    not_before: Option<Instant>,
-    pause: Duration,
+    backoff: Backoff<Instant>,
 }
 
 impl Spares {
     /// `instance` is the launcher's instance directory.
     pub(crate) fn new(instance: &Path, most: usize) -> Self {
-        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, not_before: None, pause: PAUSE }
+        let backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
+        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, backoff }
     }
 
     /// Takes a spare for this sandbox if there is one. In either case the kind is recorded as requested.
@@ -115,22 +108,13 @@ impl Spares {
         let now = Instant::now();
         match self.kinds.iter_mut().find(|kind| alike(&kind.spec, spec)) {
             Some(kind) => {
-                kind.asked = now;
                 let spare = kind.ready.pop_front();
-                if spare.is_none() {
-                    (kind.wanted, kind.since) = ((kind.wanted * 2).min(self.most), now);
-                }
+                kind.demand.request(spare.is_some(), self.most, now);
                 spare
             }
             None => {
-                let wanted = FEWEST.min(self.most);
-                self.kinds.push(SpareShelf {
-                    spec: general(spec),
-                    ready: VecDeque::new(),
-                    wanted,
-                    asked: now,
-                    since: now,
-                });
+                let demand = RecentDemand::new(FEWEST.min(self.most), now);
+                self.kinds.push(SpareShelf { spec: general(spec), ready: VecDeque::new(), demand });
                 None
             }
         }
@@ -138,15 +122,13 @@ impl Spares {
 
     /// Returns whether a spare should be made once the launcher has nothing else to do.
     pub(crate) fn lacks(&self) -> bool {
-        self.making.is_none()
-            && self.not_before.is_none_or(|time| Instant::now() >= time)
-            && self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted)
+        self.making.is_none() && self.backoff.allows(Instant::now()) && self.kinds.iter().any(SpareShelf::lacks)
     }
 
     /// Returns the time at which [`Spares::tick`] has to be called at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let lulls = self.kinds.iter().map(SpareShelf::lull);
-        let retry = self.not_before.filter(|_| self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted));
+        let lulls = self.kinds.iter().map(|kind| kind.demand.falls_at());
+        let retry = self.backoff.retry_at().filter(|_| self.kinds.iter().any(SpareShelf::lacks));
         lulls.chain(self.making.iter().map(|making| making.until)).chain(retry).min()
     }
 
@@ -157,7 +139,7 @@ impl Spares {
 
     /// Starts a child process that makes a spare.
     pub(crate) fn begin(&mut self) -> io::Result<()> {
-        let Some(kind) = self.kinds.iter().find(|kind| kind.ready.len() < kind.wanted) else { return Ok(()) };
+        let Some(kind) = self.kinds.iter().find(|kind| kind.lacks()) else { return Ok(()) };
         match DirBuilder::new().mode(0o700).create(&self.dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
@@ -200,7 +182,7 @@ impl Spares {
                 {
                     let (prepared, notes) = (PreparedBase { root, network }, std::mem::take(&mut making.notes));
                     kind.ready.push_back(Spare { prepared, volume: making.volume.take(), notes });
-                    (self.not_before, self.pause) = (None, PAUSE);
+                    self.backoff.reset();
                 }
             }
             Ok(Some((SetupEvent::Failed { message, .. }, _))) => {
@@ -226,8 +208,7 @@ impl Spares {
     /// Logs the failure and delays the next attempt. Until then sandboxes are created without a spare.
     pub(crate) fn failed(&mut self, why: &str) {
         crate::launcher::log(&format!("launcher: no spare sandbox: {why}"));
-        self.not_before = Some(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.backoff.failed(Instant::now());
     }
 
     /// Reduces the spares of kinds without recent requests, and removes kinds that were not requested for long. Returns
@@ -244,17 +225,16 @@ impl Spares {
         }
         let mut given_up = vec![];
         for kind in &mut self.kinds {
-            if now >= kind.lull() {
-                (kind.wanted, kind.since) = (kind.wanted / 2, now);
-                given_up.extend(kind.ready.drain(kind.wanted.min(kind.ready.len())..));
+            if kind.demand.fall(now) {
+                given_up.extend(kind.ready.drain(kind.demand.wanted.min(kind.ready.len())..));
             }
         }
         while self.kinds.len() > KINDS
-            && let Some(oldest) = (0..self.kinds.len()).min_by_key(|n| self.kinds[*n].asked)
+            && let Some(oldest) = (0..self.kinds.len()).min_by_key(|n| self.kinds[*n].demand.asked)
         {
             given_up.extend(self.kinds.swap_remove(oldest).ready);
         }
-        self.kinds.retain(|kind| kind.wanted > 0);
+        self.kinds.retain(|kind| kind.demand.wanted > 0);
         given_up
     }
 

@@ -24,6 +24,7 @@ use crate::confine::ConfineStep;
 use crate::keeper::LOG_BYTES;
 use crate::launcher::{log, relay};
 use crate::plan::Plan;
+use crate::pool::Backoff;
 use crate::sys;
 use crate::token::{Stream, Token};
 use crate::wire::{self, LauncherReply};
@@ -268,8 +269,8 @@ pub(crate) struct ZygoteSupervisor {
     waiting: Vec<u64>,
     queue: VecDeque<ForkRequest>,
     next: u64,
-    again: Option<Instant>,
-    pause: Duration,
+    /// The next start after an interpreter has died or did not start.
+    restart: Backoff<Instant>,
     forks: u64,
     restarts: u64,
     not_imported: BTreeMap<String, String>,
@@ -284,8 +285,7 @@ impl Default for ZygoteSupervisor {
             waiting: Vec::new(),
             queue: VecDeque::new(),
             next: 1,
-            again: None,
-            pause: PAUSE,
+            restart: Backoff::new(PAUSE, LONGEST_PAUSE),
             forks: 0,
             restarts: 0,
             not_imported: BTreeMap::new(),
@@ -300,7 +300,6 @@ impl ZygoteSupervisor {
         self.end();
         self.recipe = Some(recipe);
         self.not_imported.clear();
-        self.pause = PAUSE;
         self.waiting.push(request);
         self.start(epoll);
     }
@@ -308,7 +307,7 @@ impl ZygoteSupervisor {
     /// Ends all interpreters. Open orders are answered when the interpreters are gone.
     pub(crate) fn end(&mut self) {
         self.recipe = None;
-        self.again = None;
+        self.restart.reset();
         self.fail_all("it is being replaced");
         for zygote in &mut self.zygotes {
             zygote.state = ZygoteState::Retired { since: Instant::now() };
@@ -383,11 +382,10 @@ impl ZygoteSupervisor {
             }
         };
         if stable {
-            self.pause = PAUSE;
+            self.restart.reset();
         }
         if self.recipe.is_some() {
-            self.again = Some(Instant::now() + self.pause);
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.restart.failed(Instant::now());
         }
         true
     }
@@ -401,7 +399,7 @@ impl ZygoteSupervisor {
             };
             zygote.sent.values().map(|sent| sent.until).chain(own).min()
         };
-        self.zygotes.iter().filter_map(of).chain(self.again).min()
+        self.zygotes.iter().filter_map(of).chain(self.restart.retry_at()).min()
     }
 
     pub(crate) fn tick(&mut self, epoll: &OwnedFd) {
@@ -420,12 +418,11 @@ impl ZygoteSupervisor {
                 zygote.kill();
             }
         }
-        if self.again.is_some_and(|at| now >= at) {
-            self.again = None;
+        if self.restart.take_due(now) {
             self.start(epoll);
         }
-        let starts =
-            self.again.is_some() || self.zygotes.iter().any(|z| matches!(z.state, ZygoteState::Starting { .. }));
+        let starts = self.restart.retry_at().is_some()
+            || self.zygotes.iter().any(|z| matches!(z.state, ZygoteState::Starting { .. }));
         let due = self.zygotes.iter().any(|zygote| match zygote.state {
             ZygoteState::Ready { since } => self.rotates_at(zygote, since).is_some_and(|at| now >= at),
             _ => false,
@@ -438,7 +435,7 @@ impl ZygoteSupervisor {
     fn rotates_at(&self, zygote: &Zygote, since: Instant) -> Option<Instant> {
         let Rotation { forks, not_before, after } = self.recipe.as_ref()?.rotation;
         let starting = |z: &Zygote| matches!(z.state, ZygoteState::Starting { .. });
-        if zygote.forks == 0 || self.again.is_some() || self.zygotes.iter().any(starting) {
+        if zygote.forks == 0 || self.restart.retry_at().is_some() || self.zygotes.iter().any(starting) {
             return None;
         }
         Some(since + if zygote.forks >= forks { not_before } else { after })
@@ -467,8 +464,7 @@ impl ZygoteSupervisor {
                 let why = format!("it cannot be started: {e}");
                 log(&format!("launcher: the warm interpreter: {why}"));
                 self.fail_all(&why);
-                self.again = Some(Instant::now() + self.pause);
-                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                self.restart.failed(Instant::now());
             }
         }
     }
