@@ -1,132 +1,40 @@
 //! Applies a plan in the process that becomes the guest. One loop runs the steps; every error names the step, the
 //! syscall and the path.
-//!
-//! All mounts are handled through descriptors: a mount is created or copied detached, receives its attributes, and is
-//! only then attached to a target that was opened beneath the new root without following symlinks. A mounted file
-//! system therefore cannot redirect a later step.
 
 use std::ffi::CString;
-use std::fmt;
-use std::fs;
-use std::io;
 use std::net::SocketAddrV4;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-};
+use rustix::mount::OpenTreeFlags;
 use rustix::net::RecvFlags;
-use rustix::process::{Signal, WaitId, WaitIdOptions};
-use rustix::thread::{Gid, Uid};
+use rustix::process::Signal;
+use rustix::thread::Uid;
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{self, Remap};
 use crate::plan::{Op, Plan};
-use crate::spec::{SharedVolumeSpec, Volume};
-use crate::sys::{self, Cloned};
-use crate::{volume, wire};
+use crate::{sys, volume, wire};
 
+mod error;
 mod layers;
+mod mounts;
+mod volumes;
 
-/// A syscall that a plan can make, named in error messages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Syscall {
-    Bind,
-    Chdir,
-    Clone,
-    Chmod,
-    Chown,
-    Dup,
-    Execveat,
-    Fsconfig,
-    Fsmount,
-    Fsopen,
-    Fstatfs,
-    Ioctl,
-    Keyctl,
-    Listen,
-    Mkdir,
-    Mknod,
-    MountPrivate,
-    MountSetattr,
-    MoveMount,
-    Open,
-    OpenTree,
-    PivotRoot,
-    Prctl,
-    Recv,
-    Send,
-    Setgroups,
-    Setpriority,
-    Sethostname,
-    Setpgid,
-    Setresgid,
-    Setresuid,
-    Setns,
-    Setsid,
-    Socket,
-    Stat,
-    Symlink,
-    Umount,
-    Unlink,
-    Unshare,
-    Write,
-}
+use mounts::{attach, copy_of, open_dir, private_mounts};
+use volumes::{KEPT, VOLUME, chown, set_mode};
 
-impl fmt::Display for Syscall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", format!("{self:?}").to_lowercase())
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum ApplyError {
-    #[error("{call} `{}`: {errno}", at.display())]
-    Call { call: Syscall, at: PathBuf, errno: Errno },
-    #[error("`{}` is not what it has to be: {why}", at.display())]
-    Wrong { at: PathBuf, why: &'static str },
-    #[error("`{}` belongs to root or to root's group; give it to others, or share it read-only", at.display())]
-    RootsDirectory { at: PathBuf },
-    #[error(transparent)]
-    Volume(#[from] volume::VolumeError),
-    #[error("{0}")]
-    Rlimits(String),
-    #[error("capabilities: {0}")]
-    Capabilities(String),
-    #[error("landlock: {0}")]
-    Landlock(String),
-    #[error("seccomp: {0}")]
-    Seccomp(io::Error),
-    #[error("the launcher is gone")]
-    LauncherGone,
-    #[error("a failure was asked for")]
-    Asked,
-}
-
-pub(crate) trait At<T> {
-    fn at(self, call: Syscall, path: &Path) -> Result<T, ApplyError>;
-}
-
-impl<T> At<T> for Result<T, Errno> {
-    fn at(self, call: Syscall, path: &Path) -> Result<T, ApplyError> {
-        self.map_err(|errno| ApplyError::Call { call, at: path.to_owned(), errno })
-    }
-}
-
-impl<T> At<T> for io::Result<T> {
-    fn at(self, call: Syscall, path: &Path) -> Result<T, ApplyError> {
-        self.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)).at(call, path)
-    }
-}
+pub(crate) use error::{ApplyError, Syscall};
+pub(crate) use error::{At, with_sources};
+pub(crate) use mounts::mount_tmpfs;
 
 /// A message that the new process sends to the launcher during setup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SetupEvent {
+pub(crate) enum SetupEvent {
     Loop {
         device: volume::Device,
     },
@@ -136,7 +44,7 @@ pub enum SetupEvent {
         device: volume::Device,
     },
     /// A mount of the kept volume for the launcher is attached as a descriptor.
-    KeptHeld,
+    KeptMount,
     /// The listening socket of the sandbox's egress is attached as a descriptor.
     Egress,
     /// A protection is weaker than it could be. The sandbox is created anyway.
@@ -157,7 +65,7 @@ pub enum SetupEvent {
 
 /// The descriptors that the launcher hands to a new process.
 #[derive(Debug)]
-pub struct Handles {
+pub(crate) struct Handles {
     pub control: OwnedFd,
     pub guest: OwnedFd,
     pub log: OwnedFd,
@@ -171,7 +79,7 @@ pub struct Handles {
 
 /// The result of a plan's base: a tree of mounts that is attached nowhere, and a network namespace.
 #[derive(Debug)]
-pub struct PreparedBase {
+pub(crate) struct PreparedBase {
     pub root: OwnedFd,
     pub network: OwnedFd,
 }
@@ -201,10 +109,10 @@ struct ApplyState {
 const NOWHERE: &str = "";
 
 /// Name of the guest's socket in the sandbox's directory.
-pub const SOCKET: &str = "guest.sock";
+pub(crate) const SOCKET: &str = "guest.sock";
 
 /// Runs the plan. Returns only if a step failed, after reporting the failure to the launcher.
-pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
+pub(crate) fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     let Handles { control, guest, log, forks, prepared, kept } = handles;
     let mut context = ApplyState { kept, ..ApplyState::new(control, Some(Program { guest, log, forks })) };
     let (before, after) = (0..plan.base.start, plan.base.end..plan.ops.len());
@@ -219,7 +127,7 @@ pub fn run(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
 
 /// Runs the base of a plan in a process with separate mount and network namespaces, and hands the result to the
 /// launcher.
-pub fn prepare(plan: &Plan, control: OwnedFd) {
+pub(crate) fn prepare(plan: &Plan, control: OwnedFd) {
     let mut context = ApplyState::new(control, None);
     if let Err(error) = private_mounts() {
         return context.failed(0, Op::PrivateMounts, error);
@@ -232,7 +140,7 @@ pub fn prepare(plan: &Plan, control: OwnedFd) {
 }
 
 /// Runs a plan after which the process continues. Returns false if a step failed, after reporting it to the launcher.
-pub fn finish(plan: &Plan, control: OwnedFd) -> bool {
+pub(crate) fn finish(plan: &Plan, control: OwnedFd) -> bool {
     ApplyState::new(control, None).steps(plan, 0..plan.ops.len(), None)
 }
 
@@ -302,7 +210,7 @@ impl ApplyState {
     fn apply(&mut self, op: &Op) -> Result<(), ApplyError> {
         match op {
             Op::JoinCgroup { tasks } => write_existing(tasks, b"0"),
-            Op::Own(own) => own.apply(),
+            Op::Confine(step) => step.apply(),
             Op::OrdinaryPriority => ordinary_priority(),
             Op::CgroupNamespace => sys::unshare(libc::CLONE_NEWCGROUP).at(Syscall::Unshare, Path::new("cgroup")),
             Op::Listen { dir } => self.listen(dir),
@@ -350,8 +258,8 @@ impl ApplyState {
             Op::HideKept => self.hide(KEPT),
             Op::KeptMounted { path } => self.kept_mounted(path),
             Op::HoldKept { path } => {
-                let hold = copy_of(self.target(path)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-                self.report(&SetupEvent::KeptHeld, &[hold.as_fd()])
+                let copy = copy_of(self.target(path)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+                self.report(&SetupEvent::KeptMount, &[copy.as_fd()])
             }
             Op::KeptBind { at, path, owner } => self.kept_bind(at, path, *owner),
             Op::Share { shared, owner } => self.share(shared, *owner),
@@ -381,36 +289,6 @@ impl ApplyState {
         wire::send(&self.control, report, fds).at(Syscall::Send, Path::new("launcher"))
     }
 
-    fn root(&self) -> Result<BorrowedFd<'_>, ApplyError> {
-        self.root.as_ref().map(AsFd::as_fd).ok_or(ApplyError::Wrong { at: "/".into(), why: "there is no new root yet" })
-    }
-
-    /// Opens `path` in the new root and refuses symlinks in every component.
-    fn target(&self, path: &Path) -> Result<OwnedFd, ApplyError> {
-        let below = path.strip_prefix("/").unwrap_or(path);
-        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
-        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::openat2(self.root()?, below, flags, Mode::empty(), how).at(Syscall::Open, path)
-    }
-
-    fn parent<'p>(&self, path: &'p Path) -> Result<(OwnedFd, &'p std::ffi::OsStr), ApplyError> {
-        let wrong = || ApplyError::Wrong { at: path.to_owned(), why: "it has no parent" };
-        Ok((self.target(path.parent().ok_or_else(wrong)?)?, path.file_name().ok_or_else(wrong)?))
-    }
-
-    fn mkdir(&self, path: &Path, mode: u32) -> Result<(), ApplyError> {
-        let (parent, name) = self.parent(path)?;
-        rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(mode)).at(Syscall::Mkdir, path)
-    }
-
-    fn file(&self, path: &Path, content: &[u8]) -> Result<(), ApplyError> {
-        let (parent, name) = self.parent(path)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o444)).at(Syscall::Open, path)?;
-        io::Write::write_all(&mut fs::File::from(fd), content).at(Syscall::Write, path)
-    }
-
     fn listen(&mut self, dir: &Path) -> Result<(), ApplyError> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
         let at = dir.join(SOCKET);
@@ -425,280 +303,6 @@ impl ApplyState {
         rustix::process::chdir("/").at(Syscall::Chdir, Path::new("/"))?;
         self.listener = Some(socket);
         Ok(())
-    }
-
-    fn new_root(&mut self, at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
-        let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
-        let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
-        let root = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
-        attach(&root, &open_dir(at)?, at)?;
-        self.root = Some(root);
-        Ok(())
-    }
-
-    fn new_mount(
-        &self,
-        kind: &str,
-        path: &Path,
-        options: &[(&str, Option<&str>)],
-        extra: u64,
-    ) -> Result<(), ApplyError> {
-        let mount = detached(kind, options, sys::NOSUID | extra)?;
-        attach(&mount, &self.target(path)?, path)
-    }
-
-    fn tmpfs(&self, path: &Path, bytes: u64, inodes: u64, mode: &str) -> Result<(), ApplyError> {
-        let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
-        let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some(mode))];
-        self.new_mount("tmpfs", path, &options, sys::NODEV)
-    }
-
-    fn bind_read_only(&self, path: &Path) -> Result<(), ApplyError> {
-        let flags = OpenTreeFlags::AT_RECURSIVE;
-        let tree = copy_of(CWD, path, path, flags)?;
-        self.show(&tree, path)
-    }
-
-    /// Attaches a tree of mounts, read-only, at a path that does not exist yet.
-    fn show(&self, tree: &OwnedFd, path: &Path) -> Result<(), ApplyError> {
-        sys::mount_setattr(tree.as_fd(), SEALED, true).at(Syscall::MountSetattr, path)?;
-        let found = rustix::fs::fstat(tree).at(Syscall::Stat, path)?;
-        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-            self.mkdir(path, 0o755)?;
-        } else {
-            self.file(path, b"")?;
-        }
-        attach(tree, &self.target(path)?, path)
-    }
-
-    /// Mounts a newly created device node, or the host's node if none can be created. The device number must match.
-    fn device(&mut self, path: &Path, number: (u32, u32)) -> Result<(), ApplyError> {
-        let tree = match self.own_node(path, number)? {
-            Some(tree) => tree,
-            None => copy_of(CWD, path, path, OpenTreeFlags::empty())?,
-        };
-        check_device(&tree, number, path)?;
-        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOSUID | sys::NOEXEC, false)
-            .at(Syscall::MountSetattr, path)?;
-        self.file(path, b"")?;
-        attach(&tree, &self.target(path)?, path)
-    }
-
-    fn proc(&mut self, path: &Path) -> Result<(), ApplyError> {
-        self.new_mount("proc", path, &[], sys::NODEV | sys::NOEXEC)?;
-        let target = self.target(path)?;
-        let found = rustix::fs::fstatfs(&target).at(Syscall::Fstatfs, path)?;
-        if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
-            return Err(ApplyError::Wrong { at: path.to_owned(), why: "no proc file system" });
-        }
-        // Opened before anything covers `/proc`: a descriptor from this mount stays writable later.
-        self.user_limits = Some(self.target(&path.join("sys/user"))?);
-        Ok(())
-    }
-
-    /// Covers a file with the sandbox's `/dev/null`, and verifies the result by opening the path again.
-    fn mask_file(&mut self, path: &Path) -> Result<(), ApplyError> {
-        let Some(target) = self.proc_target(path)? else { return Ok(()) };
-        let null = match self.null.take() {
-            Some(null) => null,
-            None => {
-                let null = self.target(Path::new("/dev/null"))?;
-                check_device(&null, (1, 3), path)?;
-                null
-            }
-        };
-        let copy = copy_of(null.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-        self.null = Some(null);
-        attach(&copy, &target, path)?;
-        check_device(&self.target(path)?, (1, 3), path)
-    }
-
-    /// Covers a directory with an empty read-only directory.
-    fn mask_dir(&mut self, path: &Path) -> Result<(), ApplyError> {
-        let Some(target) = self.proc_target(path)? else { return Ok(()) };
-        let empty = match self.empty.take() {
-            Some(empty) => empty,
-            None => {
-                let at = Path::new("/.empty");
-                self.mkdir(at, 0o555)?;
-                self.target(at)?
-            }
-        };
-        let tree = copy_of(empty.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-        self.empty = Some(empty);
-        sys::mount_setattr(tree.as_fd(), sys::RDONLY | sys::NOEXEC, false).at(Syscall::MountSetattr, path)?;
-        attach(&tree, &target, path)
-    }
-
-    /// Covers a file with a new one that cannot be reached under any other name.
-    fn proc_file(&self, path: &Path, content: &[u8]) -> Result<(), ApplyError> {
-        let Some(target) = self.proc_target(path)? else { return Ok(()) };
-        let at = Path::new("/.proc-file");
-        self.file(at, content)?;
-        let tree = copy_of(self.target(at)?.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-        sys::mount_setattr(tree.as_fd(), SEALED | sys::NOEXEC, false).at(Syscall::MountSetattr, path)?;
-        attach(&tree, &target, path)?;
-        // Unlink only after attaching, because an unlinked file cannot be attached.
-        let (root, name) = self.parent(at)?;
-        rustix::fs::unlinkat(root, name, AtFlags::empty()).at(Syscall::Unlink, path)
-    }
-
-    fn read_only(&self, path: &Path) -> Result<(), ApplyError> {
-        let Some(target) = self.proc_target(path)? else { return Ok(()) };
-        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
-        let tree = copy_of(target.as_fd(), Path::new(""), path, flags)?;
-        sys::mount_setattr(tree.as_fd(), sys::RDONLY, true).at(Syscall::MountSetattr, path)?;
-        attach(&tree, &target, path)
-    }
-
-    /// Opens a path in the sandbox's `/proc`. Returns `None` if this Linux kernel or this namespace does not have it.
-    fn proc_target(&self, path: &Path) -> Result<Option<OwnedFd>, ApplyError> {
-        let target = match self.target(path) {
-            Err(ApplyError::Call { errno: Errno::NOENT, .. }) => return Ok(None),
-            other => other?,
-        };
-        let found = rustix::fs::fstatfs(&target).at(Syscall::Fstatfs, path)?;
-        if found.f_type != rustix::fs::PROC_SUPER_MAGIC {
-            return Err(ApplyError::Wrong { at: path.to_owned(), why: "it does not lie in a proc file system" });
-        }
-        Ok(Some(target))
-    }
-
-    fn volume(&self, volume: &Volume) -> Result<(), ApplyError> {
-        let at = Path::new(VOLUME);
-        self.mkdir(at, 0o700)?;
-        match volume {
-            Volume::Tmpfs { bytes, inodes } => self.tmpfs(at, *bytes, *inodes, "0755"),
-            Volume::Ext4 { template, image } => {
-                volume::copy_sparse(template, image)?;
-                let device = volume::attach_loop(&volume::open_image(image)?)?;
-                self.report(&SetupEvent::Loop { device: volume::Device::of(device.number) }, &[])?;
-                // The loop device keeps the file open. Without a name the file disappears with the sandbox, even if the
-                // launcher dies first, and the Linux kernel frees its blocks instead of the launcher.
-                fs::remove_file(image).at(Syscall::Unlink, image)?;
-                // This volume does not outlive the sandbox, so it needs no protection against a power failure.
-                let options = [
-                    ("source", Some(device.path.as_str())),
-                    ("barrier", Some("0")),
-                    ("errors", Some("remount-ro")),
-                    ("noinit_itable", None),
-                ];
-                self.new_mount("ext4", at, &options, sys::NODEV)
-            }
-        }
-    }
-
-    fn volume_dir(&self, path: &Path, mode: u32) -> Result<(), ApplyError> {
-        let name = path.file_name().ok_or(ApplyError::Wrong { at: path.to_owned(), why: "it has no name" })?;
-        let made = Path::new(VOLUME).join(name);
-        self.mkdir(&made, mode)?;
-        let fd = self.target(&made)?;
-        set_mode(&fd, mode, path)?;
-        let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-        attach(&tree, &self.target(path)?, path)
-    }
-
-    fn kept_image(&self, template: Option<&Path>, image: &Path) -> Result<(), ApplyError> {
-        if let Some(template) = template {
-            volume::copy_sparse(template, image)?;
-        }
-        let device = volume::attach_loop(&volume::lock_image(image)?)?;
-        self.report(&SetupEvent::KeptLoop { device: volume::Device::of(device.number) }, &[])?;
-        let at = Path::new(KEPT);
-        self.mkdir(at, 0o700)?;
-        // Unlike the sandbox's own volume, a kept volume uses barriers. The inode tables are holes and may remain so.
-        let options = [("source", Some(device.path.as_str())), ("errors", Some("remount-ro")), ("noinit_itable", None)];
-        self.new_mount("ext4", at, &options, sys::NODEV)
-    }
-
-    /// Shows a directory below the root of the file system. The root itself contains `lost+found` and stays owned by
-    /// root.
-    fn kept_dir(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
-        let made = Path::new(KEPT).join("data");
-        match self.mkdir(&made, 0o755) {
-            Err(ApplyError::Call { errno: Errno::EXIST, .. }) => {}
-            other => other?,
-        }
-        let fd = self.target(&made)?;
-        // A crash during an earlier setup may have happened between `mkdir` and `chown`.
-        if rustix::fs::fstat(&fd).at(Syscall::Stat, path)?.st_uid != ids::KEPT {
-            chown(&fd, (ids::KEPT, ids::KEPT), path)?;
-        }
-        let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
-        let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
-            .map_err(|_| ApplyError::Wrong { at: path.to_owned(), why: "its files are root's" })?;
-        sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()).at(Syscall::MountSetattr, path)?;
-        attach(&tree, &self.target(path)?, path)
-    }
-
-    /// Attaches a parked mount. It is already mapped, because the owner is the same as in its last use.
-    fn kept_mounted(&mut self, path: &Path) -> Result<(), ApplyError> {
-        let missing = || ApplyError::Wrong { at: path.to_owned(), why: "there is no mount to take" };
-        attach(&self.kept.take().ok_or_else(missing)?, &self.target(path)?, path)
-    }
-
-    /// Binds a directory whose owner is always the same, so it needs no id mapping.
-    fn kept_bind(&self, at: &Path, path: &Path, owner: u32) -> Result<(), ApplyError> {
-        let tree = copy_of(CWD, at, at, OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
-        chown(&tree, (owner, owner), path)?;
-        attach(&tree, &self.target(path)?, path)
-    }
-
-    fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
-        let SharedVolumeSpec { host, inside, read_only } = shared;
-        // Open the directory only once, so that a concurrent rename cannot change which directory is shown.
-        let dir = open_dir(host)?;
-        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
-        let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
-        let access = if *read_only { sys::RDONLY } else { 0 };
-        sys::mount_setattr(tree.as_fd(), sys::NOSUID | sys::NODEV | access, true).at(Syscall::MountSetattr, host)?;
-        if let Some(owner) = owner {
-            self.show_as(&tree, shared, owner)?;
-        }
-        attach(&tree, &self.target(inside)?, inside)
-    }
-
-    /// Maps the directory's owner to the sandbox: the owner's files belong to the sandbox inside, and files that the
-    /// sandbox creates belong to that owner on the host.
-    fn show_as(&self, tree: &OwnedFd, shared: &SharedVolumeSpec, owner: u32) -> Result<(), ApplyError> {
-        let found = rustix::fs::fstat(tree).at(Syscall::Stat, &shared.host)?;
-        let remap = match Remap::new(found.st_uid, found.st_gid, owner) {
-            Ok(remap) => remap,
-            // World-readable files can be read without a mapping.
-            Err(_) if shared.read_only => return Ok(()),
-            Err(_) => return Err(ApplyError::RootsDirectory { at: shared.host.clone() }),
-        };
-        match sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()) {
-            Err(Errno::INVAL | Errno::PERM | Errno::OPNOTSUPP) => {
-                let inside = shared.inside.display();
-                let message = format!(
-                    "shared volume `{inside}`: its file system, or one mounted in it, cannot show files with other owners, so that \
-                     a sandbox has there what everybody has (use ext4, xfs or btrfs)"
-                );
-                self.report(&SetupEvent::Note { message }, &[])
-            }
-            other => other.at(Syscall::MountSetattr, &shared.host),
-        }
-    }
-
-    /// Unmounts a volume from its temporary place. The copies of its directories keep it alive.
-    fn hide(&self, volume: &str) -> Result<(), ApplyError> {
-        let at = Path::new(volume);
-        rustix::process::fchdir(self.root()?).at(Syscall::Chdir, at)?;
-        rustix::mount::unmount(&volume[1..], UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).at(Syscall::Umount, at)?;
-        rustix::fs::unlinkat(self.root()?, &volume[1..], AtFlags::REMOVEDIR).at(Syscall::Umount, at)?;
-        rustix::process::chdir("/").at(Syscall::Chdir, Path::new("/"))
-    }
-
-    fn pivot_root(&mut self) -> Result<(), ApplyError> {
-        let root = self.root.take().ok_or(ApplyError::Wrong { at: "/".into(), why: "there is no new root yet" })?;
-        (self.null, self.empty) = (None, None);
-        let here = Path::new("/");
-        rustix::process::fchdir(&root).at(Syscall::Chdir, here)?;
-        // Both roots are now mounted at the same place. The old root is on top and is unmounted.
-        rustix::process::pivot_root(".", ".").at(Syscall::PivotRoot, here)?;
-        rustix::mount::unmount(".", UnmountFlags::DETACH).at(Syscall::Umount, here)?;
-        rustix::process::chdir("/").at(Syscall::Chdir, here)
     }
 
     fn user_namespace(&self, owner: u32) -> Result<(), ApplyError> {
@@ -738,37 +342,26 @@ impl ApplyState {
 
     fn descriptors(&mut self) -> Result<(), ApplyError> {
         let at = Path::new("/dev/null");
-        // Move the descriptors above the numbers assigned below. The low ones are closed before those are filled.
-        let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).at(Syscall::Dup, Path::new("64"));
-        let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
-        let Program { guest, log, forks } = self.program.take().ok_or_else(nothing)?;
-        let (control, guest, log, forks) = (high(&self.control)?, high(&guest)?, high(&log)?, high(&forks)?);
-        let listener =
-            high(&self.listener.take().ok_or(ApplyError::Wrong { at: "3".into(), why: "there is no socket" })?)?;
-        let null = high(&rustix::fs::open(at, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, at)?)?;
-        for (number, fd) in [&null, &null, &log, &listener, &forks].into_iter().enumerate() {
-            sys::place(fd.as_fd(), number as i32).at(Syscall::Dup, at)?;
-        }
-        self.control = control;
-        self.program = Some(Program { guest, log, forks });
-        sys::close_on_exec_from(5).at(Syscall::Dup, at)
+        let Program { guest, log, forks } = self.program.as_mut().ok_or_else(no_program)?;
+        let no_socket = || ApplyError::Wrong { at: "3".into(), why: "there is no socket" };
+        let listener = self.listener.as_ref().ok_or_else(no_socket)?;
+        let null = sys::open_null().at(Syscall::Open, at)?;
+        let fds = [(0, &null), (1, &null), (2, log), (3, listener), (4, forks)];
+        [self.control, *guest] = sys::hand_over(&fds, [&self.control, guest]).at(Syscall::Dup, at)?;
+        Ok(())
     }
 
     fn exec(&self) -> Result<(), ApplyError> {
         self.report(&SetupEvent::Exec, &[])?;
-        let nothing = || ApplyError::Wrong { at: "3".into(), why: "there is no program to run" };
-        let guest = &self.program.as_ref().ok_or_else(nothing)?.guest;
+        let guest = &self.program.as_ref().ok_or_else(no_program)?.guest;
         let name = CString::from(c"sandpool-guest");
         Err(sys::execveat(guest.as_fd(), &[name])).at(Syscall::Execveat, Path::new("guest"))
     }
 }
 
-/// Mount attributes of every part of the host that a sandbox sees.
-const SEALED: u64 = sys::RDONLY | sys::NOSUID | sys::NODEV;
-
-/// Temporary mount points of the volumes while their directories are created.
-const VOLUME: &str = "/.volume";
-const KEPT: &str = "/.kept";
+fn no_program() -> ApplyError {
+    ApplyError::Wrong { at: "3".into(), why: "there is no program to run" }
+}
 
 /// Limits on resources that the Linux kernel counts per user, set for one sandbox. The seccomp policy refuses
 /// namespaces as well, but it allows inotify, and in the modes of an ordinary user all sandboxes share that user's
@@ -797,57 +390,6 @@ fn listen_on(address: SocketAddrV4) -> Result<OwnedFd, ApplyError> {
     bind(&socket, &address).at(Syscall::Bind, &at)?;
     listen(&socket, EGRESS_BACKLOG).at(Syscall::Listen, &at)?;
     Ok(socket)
-}
-
-fn private_mounts() -> Result<(), ApplyError> {
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", private).at(Syscall::MountPrivate, Path::new("/"))
-}
-
-/// Sets the mode explicitly, because `mkdir` applies the umask and ignores the sticky bit.
-fn set_mode(fd: &OwnedFd, mode: u32, shown: &Path) -> Result<(), ApplyError> {
-    let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
-    rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Syscall::Chmod, shown)
-}
-
-fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> Result<(), ApplyError> {
-    let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(group));
-    rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Syscall::Chown, shown)
-}
-
-/// Creates a user namespace with these id maps, for an idmapped mount. A process has to live in it while the maps are
-/// written.
-fn namespace_of(remap: Remap) -> Result<OwnedFd, ApplyError> {
-    let pidfd = match sys::clone3(libc::CLONE_NEWUSER, None).at(Syscall::Clone, Path::new("user"))? {
-        Cloned::Child => sys::wait_for_the_end(),
-        Cloned::Parent { pidfd, .. } => pidfd,
-    };
-    let made = write_remap(&pidfd, remap);
-    rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).at(Syscall::Clone, Path::new("user"))?;
-    rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)
-        .at(Syscall::Clone, Path::new("user"))?;
-    made
-}
-
-fn write_remap(pidfd: &OwnedFd, remap: Remap) -> Result<OwnedFd, ApplyError> {
-    // Read the pid that the host's `/proc` uses, which differs from the pid in this pid namespace.
-    let info = PathBuf::from(format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(pidfd)));
-    let text = fs::read_to_string(&info).at(Syscall::Open, &info)?;
-    let number = text.lines().find_map(|l| l.strip_prefix("Pid:")).map(str::trim);
-    let number = number.ok_or(ApplyError::Wrong { at: info, why: "there is no number in it" })?;
-    let proc = Path::new("/proc").join(number);
-    write_existing(&proc.join("uid_map"), remap.uid_line().as_bytes())?;
-    write_existing(&proc.join("gid_map"), remap.gid_line().as_bytes())?;
-    let at = proc.join("ns/user");
-    rustix::fs::open(&at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, &at)
-}
-
-/// Mounts a tmpfs on a directory for the launcher itself.
-pub fn mount_tmpfs(at: &Path, bytes: u64, inodes: u64) -> Result<(), ApplyError> {
-    let (bytes, inodes) = (bytes.to_string(), inodes.to_string());
-    let options = [("size", Some(bytes.as_str())), ("nr_inodes", Some(inodes.as_str())), ("mode", Some("0755"))];
-    let mount = detached("tmpfs", &options, sys::NOSUID | sys::NODEV)?;
-    attach(&mount, &open_dir(at)?, at)
 }
 
 /// Resets scheduling, nice and OOM priority to ordinary values, whatever the server was given: no operator wants
@@ -886,53 +428,5 @@ fn write_existing(path: &Path, text: &[u8]) -> Result<(), ApplyError> {
     Ok(())
 }
 
-fn open_dir(path: &Path) -> Result<OwnedFd, ApplyError> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::open(path, flags, Mode::empty()).at(Syscall::Open, path)
-}
-
-/// Creates a file system that is attached nowhere.
-fn detached(kind: &str, options: &[(&str, Option<&str>)], attributes: u64) -> Result<OwnedFd, ApplyError> {
-    let at = Path::new(kind);
-    let fs = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).at(Syscall::Fsopen, at)?;
-    for (key, value) in options {
-        let set = match value {
-            Some(value) => rustix::mount::fsconfig_set_string(&fs, *key, *value),
-            None => rustix::mount::fsconfig_set_flag(&fs, *key),
-        };
-        set.at(Syscall::Fsconfig, Path::new(key))?;
-    }
-    rustix::mount::fsconfig_create(&fs).at(Syscall::Fsconfig, at)?;
-    let attributes = MountAttrFlags::from_bits_retain(attributes as u32);
-    rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes).at(Syscall::Fsmount, at)
-}
-
-/// Creates a detached copy of the mount at `path`.
-fn copy_of(dir: BorrowedFd<'_>, path: &Path, shown: &Path, flags: OpenTreeFlags) -> Result<OwnedFd, ApplyError> {
-    let flags = flags | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    rustix::mount::open_tree(dir, path, flags).at(Syscall::OpenTree, shown)
-}
-
-fn attach(mount: &OwnedFd, target: &OwnedFd, shown: &Path) -> Result<(), ApplyError> {
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    rustix::mount::move_mount(mount, "", target, "", flags).at(Syscall::MoveMount, shown)
-}
-
-fn check_device(fd: &OwnedFd, number: (u32, u32), at: &Path) -> Result<(), ApplyError> {
-    let found = rustix::fs::fstat(fd).at(Syscall::Stat, at)?;
-    let is_char = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
-    if !is_char || (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev)) != number {
-        return Err(ApplyError::Wrong { at: at.to_owned(), why: "another device than its name says" });
-    }
-    Ok(())
-}
-
-pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
-}
+#[cfg(test)]
+mod tests;

@@ -34,7 +34,7 @@ pub enum BeneathError {
     Io { path: PathBuf, source: io::Error },
 }
 
-pub type Result<T> = std::result::Result<T, BeneathError>;
+pub(crate) type Result<T> = std::result::Result<T, BeneathError>;
 
 /// An open directory, which gives access to everything beneath it.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub enum EntryKind {
 pub struct Listing {
     /// The first `max` entries in the requested order.
     pub entries: Vec<DirEntry>,
-    /// Number of entries that were counted. The walk stops after [`MAX_VISITED`].
+    /// Number of entries that were counted. The walk stops after `MAX_VISITED`.
     pub total: u64,
 }
 
@@ -73,7 +73,7 @@ enum SortOrder {
 }
 
 /// Maximum number of entries that a walk visits, so that a maliciously large tree costs a bounded time.
-pub const MAX_VISITED: u64 = 200_000;
+pub(crate) const MAX_VISITED: u64 = 200_000;
 
 const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);

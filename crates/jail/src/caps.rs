@@ -6,7 +6,7 @@ use rustix::thread::{self, CapabilitiesSecureBits, CapabilitySet, CapabilitySets
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step}")]
-pub struct CapsError {
+pub(crate) struct CapsError {
     pub step: &'static str,
     #[source]
     pub source: io::Error,
@@ -14,7 +14,7 @@ pub struct CapsError {
 
 /// Empties the ambient, bounding, inheritable, permitted and effective sets and locks the rules by which root or a file
 /// could fill them again. Needs CAP_SETPCAP on the first call; a second call does nothing.
-pub fn drop_all() -> Result<(), CapsError> {
+pub(crate) fn drop_all() -> Result<(), CapsError> {
     let at = |step| move |e: rustix::io::Errno| CapsError { step, source: e.into() };
     thread::clear_ambient_capability_set().map_err(at("clear the ambient set"))?;
     for number in 0..u64::BITS {

@@ -9,7 +9,6 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::thread::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
@@ -120,6 +119,10 @@ fn set_ids(id: u32) -> Result<(), ApplyError> {
     rustix::thread::set_thread_res_uid(uid, uid, uid).at(Syscall::Setresuid, Path::new(""))
 }
 
+/// The steps of a kernel once it is inside and confined. Unlike the guest it may be inspected by code in the sandbox,
+/// because that code is going to run in it.
+pub const ARRIVAL: [ConfineStep; 2] = [ConfineStep::Dumpable, ConfineStep::OfferToOomKiller];
+
 /// The namespaces of a sandbox that a process joins. Joining the pid namespace affects only its children.
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWNS
@@ -149,8 +152,8 @@ const CHANNEL: i32 = 10;
 /// The process itself stays outside of the sandbox's pid namespace, where code inside cannot see, stop or kill it. Its
 /// children start inside, in every namespace and under every restriction of the sandbox from their first instruction.
 /// If this fails, the process has to exit.
-pub fn enter(door: SandboxEntry, steps: &[ConfineStep], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
-    let channel = step_inside(door, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
+pub fn enter(entry: SandboxEntry, steps: &[ConfineStep], keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, String> {
+    let channel = step_inside(entry, keep).map_err(|error| format!("cannot enter the sandbox: {error}"))?;
     steps.iter().try_for_each(|step| step.apply().map_err(|error| format!("`{step}`: {error}")))?;
     Ok(channel)
 }
@@ -163,12 +166,12 @@ pub fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
 }
 
 /// Joins the namespaces of a sandbox.
-pub fn join(guest: &OwnedFd) -> Result<(), ApplyError> {
+pub(crate) fn join(guest: &OwnedFd) -> Result<(), ApplyError> {
     sys::join_namespaces(guest.as_fd(), NAMESPACES).at(Syscall::Setns, Path::new("guest"))
 }
 
-fn step_inside(door: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, ApplyError> {
-    let SandboxEntry { guest, tasks, channel } = door;
+fn step_inside(entry: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, ApplyError> {
+    let SandboxEntry { guest, tasks, channel } = entry;
     for tasks in tasks {
         rustix::io::write(&tasks, b"0").at(Syscall::Write, Path::new("tasks"))?;
         // Closed below together with all other descriptors.
@@ -177,10 +180,6 @@ fn step_inside(door: SandboxEntry, keep: &[BorrowedFd<'_>]) -> Result<OwnedFd, A
     sys::close_all_but(&[&[guest.as_fd(), channel.as_fd()], keep].concat()).at(Syscall::Dup, Path::new(""))?;
     join(&guest)?;
     drop(guest);
-    let null = Path::new("/dev/null");
-    let fd = rustix::fs::open(null, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, null)?;
-    for number in 0..3 {
-        sys::place(fd.as_fd(), number).at(Syscall::Dup, null)?;
-    }
+    sys::place_null(0..3).at(Syscall::Dup, Path::new("/dev/null"))?;
     rustix::io::fcntl_dupfd_cloexec(&channel, CHANNEL).at(Syscall::Dup, Path::new("channel"))
 }

@@ -47,7 +47,7 @@ impl DiskRoom {
         Ok(Self { free, keep: keep.of(total) })
     }
 
-    pub fn above_floor(self) -> u64 {
+    pub(crate) fn above_floor(self) -> u64 {
         self.free.saturating_sub(self.keep)
     }
 
@@ -95,7 +95,7 @@ struct Volume {
 }
 
 #[derive(Debug)]
-pub struct Budget {
+pub(crate) struct Budget {
     dir: PathBuf,
     keep: KeepFree,
     ledger: Ledger,
@@ -113,7 +113,7 @@ pub struct Budget {
 impl Budget {
     /// Creates a budget for the images in `dir`. All servers of this host use the same `shared` directory, in which
     /// they record the space that they have promised.
-    pub fn new(dir: &Path, shared: &Path, keep: KeepFree, name: &str) -> Self {
+    pub(crate) fn new(dir: &Path, shared: &Path, keep: KeepFree, name: &str) -> Self {
         let device = fs::metadata(dir).map_or(0, |found| found.dev());
         let ledger = Ledger { dir: shared.join(format!("disk-{device:x}")), name: name.to_owned(), own: None };
         // Create the files immediately, so that they are not mistaken for remains of a sandbox.
@@ -122,13 +122,13 @@ impl Budget {
         Self { dir, keep, ledger, volumes, ample: false, pool: 0, unbacked: 0, next: None, trimmed: None }
     }
 
-    pub fn admits(&self) -> Result<(), String> {
+    pub(crate) fn admits(&self) -> Result<(), String> {
         // If the file system cannot be queried, the next write to it reports the problem.
         DiskRoom::of(&self.dir, self.keep).map_or(Ok(()), DiskRoom::admits)
     }
 
     /// Adds a volume before code gets it. Refuses a volume that could take more space than there is.
-    pub fn add(&mut self, device: Device, at: PathBuf, stat: Option<PathBuf>) -> Result<(), String> {
+    pub(crate) fn add(&mut self, device: Device, at: PathBuf, stat: Option<PathBuf>) -> Result<(), String> {
         let Some(size) = device_size(device) else { return Err(format!("/dev/loop{} has no size", device.number)) };
         let volume = Volume { size, at, stat, reserved: None, unused_inodes: u64::MAX };
         // A volume that was parked may still have the reservation of its last use.
@@ -158,7 +158,7 @@ impl Budget {
     }
 
     /// Removes a volume to which nothing can write any more.
-    pub fn remove(&mut self, device: Device) {
+    pub(crate) fn remove(&mut self, device: Device) {
         if self.volumes.remove(&device).is_some() && self.volumes.is_empty() {
             (self.ample, self.pool, self.next) = (false, 0, None);
             self.ledger.close();
@@ -166,13 +166,13 @@ impl Budget {
     }
 
     /// Returns the time at which [`Budget::tick`] has to be called.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.next
     }
 
     /// Checks the disk if it is time. When little is left, returns directories on the volumes whose free blocks should
     /// go back to the host.
-    pub fn tick(&mut self) -> Vec<OwnedFd> {
+    pub(crate) fn tick(&mut self) -> Vec<OwnedFd> {
         if self.next.is_none_or(|next| Instant::now() < next) {
             return vec![];
         }
@@ -235,8 +235,8 @@ impl Budget {
         let rest = room.above_floor().saturating_sub(others.bytes).saturating_sub(under_way);
         // An eighth stays available to new volumes, and another server's volumes count as much as ours.
         let fair = room.above_floor() / (others.volumes + count).max(1) * count;
-        let lent = (rest - rest / 8).min(fair);
-        let shares = shares(lent, &seen.values().copied().collect::<Vec<_>>());
+        let budget = (rest - rest / 8).min(fair);
+        let shares = shares(budget, &seen.values().copied().collect::<Vec<_>>());
         for ((device, free), share) in seen.iter().zip(&shares) {
             if let Some(volume) = self.volumes.get_mut(device) {
                 volume.limit(*device, *free, *share);

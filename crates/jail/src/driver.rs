@@ -13,7 +13,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
@@ -21,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::CgroupPart;
 use crate::confine::{self, ConfineStep, SandboxEntry};
 use crate::ids::BROWSER;
-use crate::sys::{self, Cloned};
+use crate::token::Token;
 use crate::zygote::Fork;
-use crate::{apply, process, wire};
+use crate::{apply, process, sys, wire};
 
 /// Time from the request to the running program, generous enough for a busy machine.
 const ENTRY_TIME: Duration = Duration::from_secs(20);
@@ -32,10 +31,10 @@ const AT_ONCE: usize = 64;
 
 /// Everything needed to start a driver.
 #[derive(Debug)]
-pub struct DriverSpec {
+pub(crate) struct DriverSpec {
     pub request: u64,
     /// The launcher's number of the sandbox.
-    pub cell: u64,
+    pub sandbox: u64,
     /// The pidfd of the sandbox's PID 1, and the descriptor of the guest's program.
     pub guest: OwnedFd,
     pub program: OwnedFd,
@@ -51,9 +50,9 @@ pub struct DriverSpec {
 
 /// The result of starting a driver.
 #[derive(Debug)]
-pub struct DriverOutcome {
+pub(crate) struct DriverOutcome {
     pub request: u64,
-    pub cell: u64,
+    pub sandbox: u64,
     /// The driver and its leash, both to be handed to the guest, or the reason for the failure.
     pub made: Result<(Fork, OwnedFd), String>,
 }
@@ -74,7 +73,7 @@ enum DriverReport {
 #[derive(Debug)]
 struct PendingDriver {
     request: u64,
-    cell: u64,
+    sandbox: u64,
     helper: Option<OwnedFd>,
     /// Connection that closes when every process on the other side has closed it. The last one is the driver, when it
     /// executes its program.
@@ -89,56 +88,44 @@ struct PendingDriver {
 
 /// The drivers that are being started.
 #[derive(Debug, Default)]
-pub struct PendingDrivers {
+pub(crate) struct PendingDrivers {
     entries: Vec<PendingDriver>,
 }
 
 impl PendingDrivers {
-    /// Starts a driver and registers its reports in `epoll` under `data`. Returns the helper process, which the caller
-    /// has to reap.
-    pub fn begin(&mut self, epoll: &OwnedFd, data: u64, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
-        if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.cell == wanted.cell) {
+    /// Starts a driver and registers its reports in `epoll`. Returns the helper process, which the caller has to reap.
+    pub(crate) fn begin(&mut self, epoll: &OwnedFd, wanted: DriverSpec) -> io::Result<(Pid, OwnedFd)> {
+        if self.entries.len() >= AT_ONCE || self.entries.iter().any(|entry| entry.sandbox == wanted.sandbox) {
             return Err(io::Error::other("a browser is being started already"));
         }
-        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, control) = wire::connection()?;
         let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let (held, leash) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        let (request, cell) = (wanted.request, wanted.cell);
-        epoll::add(epoll, &ours, epoll::EventData::new_u64(data), epoll::EventFlags::IN)?;
-        match sys::clone3(0, None)? {
-            Cloned::Child => {
-                sys::default_signals();
-                // A panic must not return into the launcher's loop.
-                let help = || help(wanted, &control, theirs, &held);
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(help));
-                sys::leave(1)
-            }
-            Cloned::Parent { pid, pidfd } => {
-                // Nothing may fail from here on, because the new process has to be recorded.
-                let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
-                self.entries.push(PendingDriver {
-                    request,
-                    cell,
-                    helper,
-                    control: ours,
-                    channel,
-                    leash,
-                    until,
-                    made: None,
-                    failed: None,
-                });
-                Ok((pid, pidfd))
-            }
-        }
+        let (request, sandbox) = (wanted.request, wanted.sandbox);
+        Token::Driver.watch(epoll, &ours)?;
+        let (pid, pidfd) = sys::spawn_child(0, None, || help(wanted, &control, theirs, &held))?;
+        // Nothing may fail from here on, because the new process has to be recorded.
+        let (until, helper) = (Instant::now() + ENTRY_TIME, pidfd.try_clone().ok());
+        self.entries.push(PendingDriver {
+            request,
+            sandbox,
+            helper,
+            control: ours,
+            channel,
+            leash,
+            until,
+            made: None,
+            failed: None,
+        });
+        Ok((pid, pidfd))
     }
 
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.entries.iter().map(|entry| entry.until).min()
     }
 
     /// Returns the results of the drivers that have started, failed or exceeded their time.
-    pub fn outcomes(&mut self) -> Vec<DriverOutcome> {
+    pub(crate) fn outcomes(&mut self) -> Vec<DriverOutcome> {
         self.entries.extract_if(.., PendingDriver::is_over).map(PendingDriver::outcome).collect()
     }
 }
@@ -163,7 +150,7 @@ impl PendingDriver {
     }
 
     fn outcome(self) -> DriverOutcome {
-        let Self { request, cell, helper, channel, leash, made, failed, .. } = self;
+        let Self { request, sandbox, helper, channel, leash, made, failed, .. } = self;
         let made = match (made, failed) {
             (Some((pid, process)), None) => Ok((Fork { pid, process, channel }, leash)),
             (made, failed) => {
@@ -174,7 +161,7 @@ impl PendingDriver {
                 Err(failed.unwrap_or_else(|| "the sandbox is ending".into()))
             }
         };
-        DriverOutcome { request, cell, made }
+        DriverOutcome { request, sandbox, made }
     }
 }
 
@@ -195,8 +182,7 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
         .chain(&tasks)
         .map(AsFd::as_fd)
         .collect();
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
-    sys::close_all_but(&keep).map_err(failed("descriptors"))?;
+    sys::separate_child(&keep).map_err(failed("descriptors"))?;
     apply::ordinary_priority().map_err(|e| e.to_string())?;
     process::set_not_dumpable().map_err(|e| e.to_string())?;
     if let Some(former) = &former {
@@ -208,16 +194,14 @@ fn make(wanted: DriverSpec, control: &OwnedFd, channel: OwnedFd, leash: &OwnedFd
     if part.is_empty() {
         end_by_uid(&guest, &steps)?;
     }
-    match sys::clone3(0, v2.as_ref().map(AsFd::as_fd)).map_err(failed("fork"))? {
-        Cloned::Parent { pid, .. } => drop(waitpid(Some(pid), WaitOptions::empty())),
-        Cloned::Child => {
-            let door = SandboxEntry { guest, tasks, channel };
-            let entered = confine::enter(door, &steps, &[&program, control, leash].map(AsFd::as_fd));
-            let Err(message) = entered.and_then(|channel| bring_in(&channel, [&program, control, leash]));
-            let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
-            sys::leave(FAILED)
-        }
-    }
+    let enter = || {
+        let entry = SandboxEntry { guest, tasks, channel };
+        let entered = confine::enter(entry, &steps, &[&program, control, leash].map(AsFd::as_fd));
+        let Err(message) = entered.and_then(|channel| bring_in(&channel, [&program, control, leash]));
+        let _ = wire::send(control, &DriverReport::Failed { message }, &[]);
+    };
+    let (pid, _) = sys::spawn_child(0, v2.as_ref().map(AsFd::as_fd), enter).map_err(failed("fork"))?;
+    let _ = waitpid(Some(pid), WaitOptions::empty());
     Ok(())
 }
 
@@ -275,11 +259,11 @@ fn fork_and_end(control: &OwnedFd) -> Result<(), String> {
         let _ = kill_process(pid, Signal::KILL);
         format!("the driver: {e}")
     })?;
-    let told = wire::send(control, &DriverReport::Made { pid: pid.as_raw_nonzero().get() as u32 }, &[driver.as_fd()]);
-    if told.is_err() {
+    let sent = wire::send(control, &DriverReport::Made { pid: pid.as_raw_nonzero().get() as u32 }, &[driver.as_fd()]);
+    if sent.is_err() {
         let _ = pidfd_send_signal(&driver, Signal::KILL);
     }
-    sys::leave(i32::from(told.is_err()))
+    sys::leave(i32::from(sent.is_err()))
 }
 
 /// Sets up the descriptors (0 to 2 are `/dev/null`, 3 is the guest, 4 is the leash, all others are closed) and executes
@@ -288,13 +272,8 @@ fn become_driver(channel: &OwnedFd, keep: [&OwnedFd; 3]) -> Result<Infallible, S
     let [program, control, leash] = keep;
     confine::arrive(&[channel, program, control, leash].map(AsFd::as_fd)).map_err(|e| e.to_string())?;
     let failed = |e: rustix::io::Errno| format!("`sandpool-guest`: {e}");
-    // The current numbers may be among those that are assigned below.
-    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64).map_err(failed);
-    let (program, control, leash, channel) = (high(program)?, high(control)?, high(leash)?, high(channel)?);
     sys::kill_self_when_closed(leash.as_fd()).map_err(failed)?;
-    sys::place(channel.as_fd(), 3).map_err(failed)?;
-    sys::place(leash.as_fd(), 4).map_err(failed)?;
-    sys::close_on_exec_from(5).map_err(failed)?;
+    let [program, control] = sys::hand_over(&[(3, channel), (4, leash)], [program, control]).map_err(failed)?;
     let error = sys::execveat(program.as_fd(), &[CString::from(c"sandpool-guest"), CString::from(c"browser")]);
     let message = failed(error);
     let _ = wire::send(&control, &DriverReport::Failed { message }, &[]);

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use crate::sys;
 
 /// The uid and gid of every process in a sandbox except its browser.
-pub const INSIDE: u32 = 1000;
+pub(crate) const INSIDE: u32 = 1000;
 /// The uid and gid of a sandbox's browser, if the host has an id for it.
-pub const BROWSER: u32 = 1001;
+pub(crate) const BROWSER: u32 = 1001;
 
 /// First host uid of sandboxes in root mode. It lies above the ranges that distributions use for users, subordinate ids
 /// and systemd's containers, and the range ends below the limit of a signed integer.
@@ -26,7 +26,7 @@ const ROOT_SLOTS: u32 = 65_536;
 /// Owner of a kept volume's files on disk, independent of the slot of the sandbox that uses them. No process ever has
 /// this id. If the files belonged to root or to a user, a set-uid file in an image that is mounted by hand would let
 /// its caller become that user.
-pub const KEPT: u32 = ROOT_BASE + ROOT_SLOTS;
+pub(crate) const KEPT: u32 = ROOT_BASE + ROOT_SLOTS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -52,14 +52,14 @@ impl fmt::Display for Mode {
 /// A sandbox's `uid_map` and `gid_map`: maps [`INSIDE`], and [`BROWSER`] if it is used, to ids of the launcher's user
 /// namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdMap {
+pub(crate) struct IdMap {
     mode: Mode,
     outer: u32,
     browser: Option<u32>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MapError {
+pub(crate) enum MapError {
     #[error("refusing to map a sandbox to host uid 0")]
     HostRoot,
     #[error("refusing to map files of root to a sandbox")]
@@ -71,7 +71,7 @@ pub enum MapError {
 impl IdMap {
     /// Creates the map of a slot. `owner` is the host uid of the launcher, which in single mode is also that of the
     /// sandbox.
-    pub fn new(mode: Mode, slot: u32, slots: u32, owner: u32) -> Result<Self, MapError> {
+    pub(crate) fn new(mode: Mode, slot: u32, slots: u32, owner: u32) -> Result<Self, MapError> {
         let outer = outer(mode, slot, slots)?;
         if outer == 0 && (mode != Mode::Single || owner == 0) {
             return Err(MapError::HostRoot);
@@ -80,7 +80,7 @@ impl IdMap {
     }
 
     /// Adds an id for a browser, which must differ from that of the code.
-    pub fn with_browser(self, slot: u32, slots: u32) -> Result<Self, MapError> {
+    pub(crate) fn with_browser(self, slot: u32, slots: u32) -> Result<Self, MapError> {
         match outer(self.mode, slot, slots)? {
             0 => Err(MapError::HostRoot),
             id if id == self.outer => Err(MapError::NoSuchSlot { mode: self.mode, slot }),
@@ -89,34 +89,34 @@ impl IdMap {
     }
 
     /// Returns the sandbox's id as the launcher sees it, to which volumes are chowned.
-    pub fn outer(self) -> u32 {
+    pub(crate) fn outer(self) -> u32 {
         self.outer
     }
 
     /// Returns the browser's id as the launcher sees it. Without a separate id it is that of the code.
-    pub fn outer_browser(self) -> u32 {
+    pub(crate) fn outer_browser(self) -> u32 {
         self.browser.unwrap_or(self.outer)
     }
 
     /// Returns the browser's id inside the sandbox.
-    pub fn browser(self) -> u32 {
+    pub(crate) fn browser(self) -> u32 {
         if self.browser.is_some() { BROWSER } else { INSIDE }
     }
 
-    pub fn lines(self) -> String {
+    pub(crate) fn lines(self) -> String {
         let browser = self.browser.map(|outer| format!("\n{BROWSER} {outer} 1")).unwrap_or_default();
         format!("{INSIDE} {} 1{browser}", self.outer)
     }
 
     /// Returns the id to which files are mapped if the launcher is privileged to map them, which is only the case in
     /// root mode.
-    pub fn remapped(self) -> Option<u32> {
+    pub(crate) fn remapped(self) -> Option<u32> {
         (self.mode == Mode::Root).then_some(self.outer)
     }
 
     /// Returns whether setgroups is allowed. In single mode the Linux kernel forbids it, and the user's supplementary
     /// groups stay.
-    pub fn may_set_groups(self) -> bool {
+    pub(crate) fn may_set_groups(self) -> bool {
         self.mode != Mode::Single
     }
 }
@@ -137,7 +137,7 @@ fn outer(mode: Mode, slot: u32, slots: u32) -> Result<u32, MapError> {
 /// The map of an idmapped mount: files of `uid` and `gid` appear as the sandbox's own, and files that the sandbox
 /// creates belong to `uid` and `gid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Remap {
+pub(crate) struct Remap {
     uid: u32,
     gid: u32,
     outer: u32,
@@ -146,15 +146,15 @@ pub struct Remap {
 impl Remap {
     /// Maps the on-disk `uid` and `gid` to the sandbox's host id `outer`. Refuses root, because a set-uid file that a
     /// sandbox creates in a shared directory would then belong to root on the host.
-    pub fn new(uid: u32, gid: u32, outer: u32) -> Result<Self, MapError> {
+    pub(crate) fn new(uid: u32, gid: u32, outer: u32) -> Result<Self, MapError> {
         if uid == 0 || gid == 0 { Err(MapError::RootsFiles) } else { Ok(Self { uid, gid, outer }) }
     }
 
-    pub fn uid_line(self) -> String {
+    pub(crate) fn uid_line(self) -> String {
         format!("{} {} 1", self.uid, self.outer)
     }
 
-    pub fn gid_line(self) -> String {
+    pub(crate) fn gid_line(self) -> String {
         format!("{} {} 1", self.gid, self.outer)
     }
 }
@@ -167,7 +167,7 @@ pub struct SubRange {
 }
 
 /// Returns the first usable range of `name` or `uid` in the text of `/etc/subuid` or `/etc/subgid`.
-pub fn sub_range(text: &str, name: &str, uid: u32) -> Option<SubRange> {
+pub(crate) fn sub_range(text: &str, name: &str, uid: u32) -> Option<SubRange> {
     let mine = |who: &str| who == name || who.parse() == Ok(uid);
     text.lines().find_map(|line| {
         let mut parts = line.split(':');
@@ -180,7 +180,7 @@ pub fn sub_range(text: &str, name: &str, uid: u32) -> Option<SubRange> {
 /// Proposes a range of the usual size for another user. It overlaps with no range in the texts of `/etc/subuid` and
 /// `/etc/subgid`, with no id in those of `/etc/passwd` and `/etc/group`, and with no id that servers of root give to
 /// sandboxes.
-pub fn free_range(sub: [&str; 2], names: [&str; 2]) -> Option<SubRange> {
+pub(crate) fn free_range(sub: [&str; 2], names: [&str; 2]) -> Option<SubRange> {
     const FIRST: u32 = 100_000;
     const COUNT: u32 = 65_536;
     let number = |part: Option<&str>| part?.trim().parse::<u64>().ok();
@@ -205,7 +205,7 @@ pub fn free_range(sub: [&str; 2], names: [&str; 2]) -> Option<SubRange> {
 }
 
 /// Returns the login name of `uid` in the text of `/etc/passwd`.
-pub fn login_name(passwd: &str, uid: u32) -> Option<&str> {
+pub(crate) fn login_name(passwd: &str, uid: u32) -> Option<&str> {
     passwd.lines().find_map(|line| {
         let mut parts = line.split(':');
         let name = parts.next()?;
@@ -216,7 +216,7 @@ pub fn login_name(passwd: &str, uid: u32) -> Option<&str> {
 /// Numbers protected by locks that all servers of this host (root mode) or of this user (sub mode) share. Each number
 /// is a byte of one file.
 #[derive(Debug)]
-pub struct Slots {
+pub(crate) struct Slots {
     file: Arc<File>,
     /// Numbers taken by this process, because the locks only exclude other processes.
     taken: Arc<Mutex<BTreeSet<u32>>>,
@@ -226,7 +226,7 @@ pub struct Slots {
 
 /// A taken number. It becomes free when this value is dropped or the process dies.
 #[derive(Debug)]
-pub struct Slot {
+pub(crate) struct Slot {
     pub number: u32,
     file: Arc<File>,
     taken: Arc<Mutex<BTreeSet<u32>>>,
@@ -241,7 +241,7 @@ impl Drop for Slot {
 
 impl Slots {
     /// Opens the shared file. `subordinate` is the number of available ids in sub mode.
-    pub fn open(dir: &Path, mode: Mode, subordinate: u32) -> io::Result<Self> {
+    pub(crate) fn open(dir: &Path, mode: Mode, subordinate: u32) -> io::Result<Self> {
         private_dir(dir)?;
         let count = match mode {
             Mode::Root => ROOT_SLOTS,
@@ -259,13 +259,13 @@ impl Slots {
         Ok(Self { file: Arc::new(file), taken: Arc::default(), count, next: 0 })
     }
 
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.count
     }
 
     /// Takes the next free number in a cycle, not the lowest, so that a uid is not reused right after its last owner
     /// died.
-    pub fn take(&mut self) -> io::Result<Slot> {
+    pub(crate) fn take(&mut self) -> io::Result<Slot> {
         for _ in 0..self.count {
             let number = self.next;
             self.next = (self.next + 1) % self.count;
@@ -288,7 +288,7 @@ impl Slots {
 
 /// Creates a directory that only this user can enter, or checks that the existing one belongs to this user, since it
 /// may lie in a world-writable directory.
-pub fn private_dir(dir: &Path) -> io::Result<()> {
+pub(crate) fn private_dir(dir: &Path) -> io::Result<()> {
     if let Some(parent) = dir.parent()
         && !parent.exists()
     {

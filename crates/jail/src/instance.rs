@@ -17,7 +17,7 @@ use crate::ids::private_dir;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
-pub struct Instance {
+pub(crate) struct Instance {
     pub state_dir: PathBuf,
     pub dir: PathBuf,
     _lock: File,
@@ -30,7 +30,7 @@ struct Owned {
     cgroups: Vec<PathBuf>,
 }
 
-pub fn random_name() -> io::Result<String> {
+pub(crate) fn random_name() -> io::Result<String> {
     let mut bytes = [0u8; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
@@ -39,7 +39,7 @@ pub fn random_name() -> io::Result<String> {
 impl Instance {
     /// Destroys the orphans of dead servers and creates the directory. With `exclusive`, fails if another server lives
     /// here.
-    pub fn open(state_dir: &Path, name: &str, exclusive: bool, cgroups: Vec<PathBuf>) -> io::Result<Self> {
+    pub(crate) fn open(state_dir: &Path, name: &str, exclusive: bool, cgroups: Vec<PathBuf>) -> io::Result<Self> {
         private_dir(state_dir)?;
         let server = if exclusive { Some(sole(state_dir)?) } else { None };
         let all = state_dir.join("instances");
@@ -58,7 +58,7 @@ impl Instance {
 
     /// Destroys the orphans of servers in this state directory that died since this one started. A live server holds
     /// its lock, so concurrent servers never touch each other's directories.
-    pub fn sweep_others(&self) -> io::Result<()> {
+    pub(crate) fn sweep_others(&self) -> io::Result<()> {
         let gate = lock_file(&self.state_dir.join("instances.lock"))?;
         match flock(&gate, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => sweep_dead(&self.state_dir.join("instances"), Duration::ZERO),
@@ -70,7 +70,7 @@ impl Instance {
     }
 
     /// Removes the directory at the end, when no sandbox is left.
-    pub fn remove(&self) {
+    pub(crate) fn remove(&self) {
         sweep_cgroups(&self.dir);
         let _ = fs::remove_dir_all(&self.dir);
     }

@@ -10,7 +10,7 @@
 //! with four symbols, whose only code is four leaf functions, and without dependencies.
 
 /// Path of the library in a sandbox. Both code and browser may read `/etc`.
-pub const PATH: &str = "/etc/sandpool-interfaces.so";
+pub(crate) const PATH: &str = "/etc/sandpool-interfaces.so";
 
 /// Address and file offset of the data. Code and symbols begin at 0. The data, which the dynamic linker writes to, has
 /// separate pages: the second page of the file, at an address that is also valid for pages of 64 KiB.
@@ -32,7 +32,7 @@ const FLAGS: u32 = (libc::IFF_UP | libc::IFF_LOOPBACK | libc::IFF_RUNNING) as u3
 const ARPHRD_LOOPBACK: u16 = 772;
 
 /// Returns the file. Without `ipv6` (a Linux kernel that lacks it) the loopback has only its IPv4 address.
-pub fn library(ipv6: bool) -> Vec<u8> {
+pub(crate) fn library(ipv6: bool) -> Vec<u8> {
     let data = Data::new(ipv6);
     let names = ["getifaddrs", "freeifaddrs", "if_nameindex", "if_freenameindex"];
     let mut strings = vec![0];

@@ -7,38 +7,35 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
-use rustix::fs::{Mode as FileMode, OFlags};
-use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal, pidfd_send_signal};
 
-use crate::apply::{self, PreparedBase, SetupEvent};
+use crate::apply::PreparedBase;
 use crate::cgroup::{Cgroup, Group, Tree};
 use crate::confine::ConfineStep;
 use crate::disk::Budget;
 use crate::driver::PendingDrivers;
 use crate::ids::{IdMap, Mode, Slot, Slots};
-use crate::inherited;
 use crate::instance::{self, Instance};
-use crate::kept_volumes::{ParkedVolume, VolumeLease, VolumeStore, memory_of_machine};
-use crate::launcher::{answer, answer_with, failed, log, relay};
-use crate::seccomp;
-use crate::sockets;
+use crate::kept_volumes::{VolumeLease, VolumeStore, memory_of_machine};
+use crate::launcher::{answer, failed, log};
 use crate::spare::{Backing, Spares};
-use crate::spec::{self, Host};
+use crate::spec::Host;
 use crate::survey::Survey;
-use crate::sys::{self, Cloned};
-use crate::volume;
+use crate::token::{Stream, Token};
 use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, Start};
 use crate::zygote::ZygoteSupervisor;
+use crate::{inherited, seccomp, sockets, sys, volume};
 
 mod build;
+mod chores;
 mod enter;
+mod sandbox;
 
 /// The namespaces in which a sandbox's first process starts. The plan adds the cgroup and user namespaces later.
 const NAMESPACES: i32 =
@@ -56,7 +53,7 @@ const WARM_TMP: u64 = 64 << 20;
 pub(crate) const LOG_BYTES: usize = 64 << 10;
 
 /// Number of steps before those of the plan. Rollback tests select a failing step of the plan by its index plus this.
-pub const LAUNCHER_STEPS: usize = 8;
+pub(crate) const LAUNCHER_STEPS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BuildStep {
@@ -126,7 +123,7 @@ struct SandboxRecord {
     kept: Option<VolumeLease>,
     kept_loop: Option<volume::Device>,
     /// The launcher's own mount of the kept volume, which keeps it mounted after the sandbox has ended.
-    kept_held: Option<OwnedFd>,
+    kept_mount: Option<OwnedFd>,
     /// The listening socket of the sandbox's egress, until the server receives it.
     egress: Option<OwnedFd>,
     notes: Vec<String>,
@@ -156,7 +153,7 @@ impl SandboxRecord {
 }
 
 /// The state of the launcher: the sandboxes that exist, and those that are being created or destroyed.
-pub struct Keeper {
+pub(crate) struct Keeper {
     socket: OwnedFd,
     guest: OwnedFd,
     epoll: OwnedFd,
@@ -178,10 +175,10 @@ pub struct Keeper {
     /// Directory on which every root is mounted during its creation, each in a separate mount namespace.
     mount_point: PathBuf,
     spares: Spares,
-    warmth: ZygoteSupervisor,
+    zygote: ZygoteSupervisor,
     /// Browser drivers that are being started.
     drivers: PendingDrivers,
-    cells: BTreeMap<u64, SandboxRecord>,
+    sandboxes: BTreeMap<u64, SandboxRecord>,
     /// The keys of the sandboxes by id and by pid.
     ids: HashMap<String, u64>,
     pids: HashMap<Pid, u64>,
@@ -192,32 +189,10 @@ pub struct Keeper {
     deadlines: BTreeSet<(Instant, u64)>,
     leaving: BTreeSet<u64>,
     /// Key in `leaving` at which the next removals start.
-    removed: u64,
+    next_removal: u64,
     next: u64,
     /// Set during shutdown: the request to answer (none if the server is gone), and the deadline.
     ending: Option<(Option<u64>, Instant)>,
-}
-
-/// Event data: the key of a sandbox times `KINDS` plus one of the first three kinds, or one of the values from
-/// `SERVER` on.
-pub(crate) const CONTROL: u64 = 0;
-const PIDFD: u64 = 1;
-pub(crate) const LOG: u64 = 2;
-pub(crate) const KINDS: u64 = 4;
-const SERVER: u64 = u64::MAX;
-const SPARE: u64 = u64::MAX - 1;
-const CHORE: u64 = u64::MAX - 2;
-const WATCH: u64 = u64::MAX - 3;
-const DRIVER: u64 = u64::MAX - 4;
-const CHILD: u64 = u64::MAX - 5;
-
-/// Returns whether an event with this data can mean that a process has ended.
-fn tells_of_an_end(data: u64) -> bool {
-    match data {
-        SERVER | WATCH | DRIVER => false,
-        SPARE | CHORE | CHILD => true,
-        _ => data % KINDS == PIDFD || ZygoteSupervisor::is_ours(data / KINDS),
-    }
 }
 
 /// Maximum number of events handled per turn, and of dead sandboxes removed per turn.
@@ -227,7 +202,12 @@ const REMOVALS: usize = 16;
 const IDLE: Duration = Duration::from_millis(1);
 
 impl Keeper {
-    pub fn new(start: &Start, survey: Survey, socket: OwnedFd, guest: OwnedFd) -> Result<Self, (OwnedFd, io::Error)> {
+    pub(crate) fn new(
+        start: &Start,
+        survey: Survey,
+        socket: OwnedFd,
+        guest: OwnedFd,
+    ) -> Result<Self, (OwnedFd, io::Error)> {
         match Self::prepare(start, &survey, &socket) {
             Ok((epoll, children, instance, tree, slots, owner)) => Ok(Self {
                 socket,
@@ -236,7 +216,7 @@ impl Keeper {
                 children,
                 mount_point: instance.dir.join(ROOT),
                 spares: Spares::new(&instance.dir, start.spares),
-                warmth: ZygoteSupervisor::default(),
+                zygote: ZygoteSupervisor::default(),
                 drivers: PendingDrivers::default(),
                 sockets: sockets::Watch::default(),
                 ids: HashMap::new(),
@@ -244,7 +224,7 @@ impl Keeper {
                 chores: HashMap::new(),
                 deadlines: BTreeSet::new(),
                 leaving: BTreeSet::new(),
-                removed: 0,
+                next_removal: 0,
                 host: Host::detect(Path::new("/")),
                 disk: survey.ext4.then(|| {
                     let name = instance.dir.file_name().unwrap_or_default().to_string_lossy();
@@ -263,7 +243,7 @@ impl Keeper {
                 tree,
                 slots,
                 owner,
-                cells: BTreeMap::new(),
+                sandboxes: BTreeMap::new(),
                 next: 1,
                 ending: None,
             }),
@@ -278,9 +258,9 @@ impl Keeper {
         socket: &OwnedFd,
     ) -> io::Result<(OwnedFd, OwnedFd, Instance, Tree, Option<Slots>, u32)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, socket, epoll::EventData::new_u64(SERVER), epoll::EventFlags::IN)?;
+        Token::Server.watch(&epoll, socket)?;
         let children = inherited::signal_fd(&[libc::SIGCHLD])?;
-        epoll::add(&epoll, &children, epoll::EventData::new_u64(CHILD), epoll::EventFlags::IN)?;
+        Token::Child.watch(&epoll, &children)?;
         check_name(&start.label)?;
         let random = instance::random_name()?;
         let tree = survey.cgroup.tree(&format!("{}-{random}", start.label));
@@ -305,26 +285,26 @@ impl Keeper {
     }
 
     /// Answers request `id`, then serves until the server disappears or requests a shutdown.
-    pub fn run(mut self, id: u64) -> io::Result<()> {
+    pub(crate) fn run(mut self, id: u64) -> io::Result<()> {
         let instance = self.instance.dir.clone();
         self.answer(id, LauncherReply::Started { instance, survey: Box::new(self.survey.clone()) });
         let mut events = Vec::with_capacity(EVENTS);
-        while self.ending.is_none() || !self.cells.is_empty() || !self.warmth.is_gone() {
+        while self.ending.is_none() || !self.sandboxes.is_empty() || !self.zygote.is_gone() {
             events.clear();
             let timeout = self.timeout();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
-            for event in &events {
-                self.event(event.data.u64());
+            for token in events.iter().filter_map(Token::of) {
+                self.event(token);
             }
             // The cost of looking for dead children grows with the number of children.
-            if events.is_empty() || events.iter().any(|event| tells_of_an_end(event.data.u64())) {
+            if events.is_empty() || events.iter().filter_map(Token::of).any(Token::tells_of_an_end) {
                 self.reap();
             }
             self.tick();
-            self.warmth.tick(&self.epoll);
+            self.zygote.tick(&self.epoll);
             self.warmed();
             self.driven();
             if events.is_empty() && self.may_stock() {
@@ -352,7 +332,7 @@ impl Keeper {
     fn timeout(&self) -> Option<Timespec> {
         let now = Instant::now();
         // Retry less often the longer something stays busy (for example because a process on the host holds it).
-        let again = |key: &u64| match self.cells.get(key)? {
+        let again = |key: &u64| match self.sandboxes.get(key)? {
             SandboxRecord { busy: None, .. } => Some(Duration::ZERO),
             SandboxRecord { phase: Phase::Ending { until, .. }, .. } => {
                 let waited = END_TIME.saturating_sub(until.saturating_duration_since(now));
@@ -363,7 +343,7 @@ impl Keeper {
         let deadline = self.deadlines.first().map(|(until, _)| *until).into_iter();
         let deadline = deadline
             .chain(self.spares.deadline())
-            .chain(self.warmth.wake_at())
+            .chain(self.zygote.wake_at())
             .chain(self.store.deadline())
             .chain(self.disk.as_ref().and_then(Budget::deadline))
             .chain(self.sockets.deadline())
@@ -379,92 +359,26 @@ impl Keeper {
         Some(Timespec { tv_sec: shortest.as_secs() as i64, tv_nsec: i64::from(shortest.subsec_nanos()) })
     }
 
-    fn may_stock(&self) -> bool {
-        let building = || self.deadlines.iter().any(|(_, key)| matches!(self.cells[key].phase, Phase::Building { .. }));
-        self.ending.is_none() && self.spares.lacks() && !building() && self.admits().is_ok()
-    }
-
-    /// Checks whether the disk has room for another sandbox or spare.
-    fn admits(&self) -> Result<(), String> {
-        self.disk.as_ref().map_or(Ok(()), Budget::admits)
-    }
-
-    fn stock(&mut self) {
-        let begun = self.spares.begin();
-        for fd in self.spares.watched() {
-            let _ = epoll::add(&self.epoll, fd, epoll::EventData::new_u64(SPARE), epoll::EventFlags::IN);
-        }
-        if let Err(e) = begun {
-            self.spares.failed(&e.to_string());
-        }
-    }
-
-    /// Releases mounts. Unmounting takes milliseconds, which this loop cannot spare: a child holds the descriptors
-    /// slightly longer than this process, so that they are unmounted when the child ends.
-    fn let_go(&mut self, what: Vec<OwnedFd>) {
-        let Ok((wait, held)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) else { return };
-        let keep: Vec<_> = what.iter().chain([&wait]).map(AsFd::as_fd).collect();
-        self.chore(&keep, || {
-            let _ = rustix::io::read(&wait, &mut [0]);
-        });
-        drop((what, held));
-    }
-
-    /// Runs `work` in a child that keeps only these descriptors of the launcher.
-    fn chore(&mut self, keep: &[BorrowedFd<'_>], work: impl FnOnce()) {
-        match sys::clone3(0, None) {
-            Ok(Cloned::Child) => {
-                // The child neither runs destructors on exit nor unwinds into the launcher's loop.
-                if sys::close_all_but(keep).is_ok() {
-                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-                }
-                sys::leave(0)
-            }
-            Ok(Cloned::Parent { pid, pidfd }) => self.watch_chore(pid, pidfd),
-            // Without a child, the work happens in this process or later.
-            Err(_) => {}
-        }
-    }
-
-    fn watch_chore(&mut self, pid: Pid, pidfd: OwnedFd) {
-        let data = epoll::EventData::new_u64(CHORE);
-        let _ = epoll::add(&self.epoll, &pidfd, data, epoll::EventFlags::IN);
-        self.chores.insert(pid, pidfd);
-    }
-
     fn answer(&self, id: u64, reply: LauncherReply) {
         // If the server is gone, the reply can be lost: the loop will notice the closed connection.
         let _ = answer(&self.socket, id, reply);
     }
 
-    fn event(&mut self, data: u64) {
-        match data {
-            SERVER => return self.request(),
-            SPARE => {
-                self.spares.heard();
-                return;
-            }
-            // The loop reaps these children and collects the drivers' results after the events.
-            CHORE | DRIVER => return,
-            CHILD => {
-                while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {}
-                return;
-            }
-            WATCH => {
+    fn event(&mut self, token: Token) {
+        match token {
+            Token::Server => self.request(),
+            Token::Spare => drop(self.spares.heard()),
+            Token::Child => while rustix::io::read(&self.children, &mut [0; 512]).is_ok_and(|got| got > 0) {},
+            Token::VolumeImages => {
                 for parked in self.store.wanted_by_others() {
-                    self.let_go(vec![parked.mount]);
+                    self.release_mounts(vec![parked.mount]);
                 }
-                return;
             }
-            _ => {}
-        }
-        let (key, kind) = (data / KINDS, data % KINDS);
-        match kind {
-            _ if ZygoteSupervisor::is_ours(key) => self.warmth.event(key, kind),
-            CONTROL => self.control(key),
-            LOG => self.guest_log(key),
-            // The loop reaps the process together with all others.
-            _ => {}
+            Token::Zygote(stream, key) => self.zygote.event(stream, key),
+            Token::Sandbox(Stream::Control, key) => self.control(key),
+            Token::Sandbox(Stream::Log, key) => self.guest_log(key),
+            // The loop reaps these processes and collects the drivers' results after the events.
+            Token::Chore | Token::Driver | Token::Sandbox(Stream::Process, _) => {}
         }
     }
 
@@ -473,215 +387,57 @@ impl Keeper {
             Ok(Some(request)) => request,
             Ok(None) | Err(_) => return self.end_all(None),
         };
-        let id = request.id;
-        match request.call {
-            LauncherCall::Create(create) => {
-                if let Err(e) = self.create(id, *create) {
-                    self.answer(id, failed(e.to_string()));
-                }
-            }
-            LauncherCall::Destroy { sandbox } => match self.find(&sandbox) {
-                Some(key) => self.end(key, Some((id, LauncherReply::Done))),
-                None => self.answer(id, LauncherReply::Done),
-            },
-            LauncherCall::Stats { sandbox } => {
-                let reply = self
-                    .find(&sandbox)
-                    .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.cells[&key].cgroup.usage()));
-                self.answer(id, reply);
-            }
-            LauncherCall::Kept => {
-                let reply = self.store.list().map_or_else(|e| failed(e.to_string()), LauncherReply::Kept);
-                self.answer(id, reply);
-            }
-            LauncherCall::Discard { name } => {
-                let reply = self.discard(&name);
-                self.answer(id, reply);
-            }
-            LauncherCall::SweepOthers => {
-                let reply =
-                    self.instance.sweep_others().map_or_else(|e| failed(e.to_string()), |()| LauncherReply::Done);
-                self.answer(id, reply);
-            }
-            LauncherCall::List => {
-                self.answer(id, LauncherReply::List(self.cells.values().map(|c| c.id.clone()).collect()))
-            }
-            LauncherCall::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
-                Ok(recipe) => self.warmth.warm(&self.epoll, id, recipe),
-                Err(e) => self.answer(id, failed(format!("the warm interpreter: {e}"))),
-            },
-            LauncherCall::Fork { sandbox } => match self.find(&sandbox).map(|key| self.fork(id, key)) {
-                Some(Ok(())) => {}
-                Some(Err(e)) => self.answer(id, failed(e.to_string())),
-                None => self.answer(id, LauncherReply::Gone),
-            },
-            LauncherCall::EnterBrowser { sandbox } => {
-                match self.find(&sandbox).map(|key| self.enter_browser(id, key)) {
-                    Some(Ok(())) => {}
-                    Some(Err(e)) => self.answer(id, failed(e.to_string())),
-                    None => self.answer(id, LauncherReply::Gone),
-                }
-            }
-            LauncherCall::Warmth => self.answer(id, self.warmth.figures()),
-            LauncherCall::Survey { .. } => self.answer(id, LauncherReply::Survey(Box::new(self.survey.clone()))),
-            LauncherCall::Start(_) => self.answer(id, failed("already started")),
-            LauncherCall::Shutdown => self.end_all(Some(id)),
+        if let Some(reply) = self.handle(request.id, request.call, fds) {
+            self.answer(request.id, reply);
         }
+    }
+
+    /// Handles a request. Returns the reply, or `None` if the reply follows later or was sent already.
+    fn handle(&mut self, id: u64, call: LauncherCall, fds: Vec<OwnedFd>) -> Option<LauncherReply> {
+        let failure = |e: io::Error| failed(e.to_string());
+        Some(match call {
+            LauncherCall::Create(create) => return self.create(id, *create).err().map(failure),
+            LauncherCall::Destroy { sandbox } => match self.find(&sandbox) {
+                Some(key) => {
+                    self.end(key, Some((id, LauncherReply::Done)));
+                    return None;
+                }
+                None => LauncherReply::Done,
+            },
+            LauncherCall::Stats { sandbox } => self
+                .find(&sandbox)
+                .map_or(LauncherReply::Gone, |key| LauncherReply::Stats(self.sandboxes[&key].cgroup.usage())),
+            LauncherCall::Kept => self.store.list().map_or_else(failure, LauncherReply::Kept),
+            LauncherCall::Discard { name } => self.discard(&name),
+            LauncherCall::SweepOthers => self.instance.sweep_others().map_or_else(failure, |()| LauncherReply::Done),
+            LauncherCall::List => LauncherReply::List(self.sandboxes.values().map(|s| s.id.clone()).collect()),
+            LauncherCall::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
+                Ok(recipe) => {
+                    self.zygote.warm(&self.epoll, id, recipe);
+                    return None;
+                }
+                Err(e) => failed(format!("the warm interpreter: {e}")),
+            },
+            LauncherCall::Fork { sandbox } => match self.find(&sandbox) {
+                Some(key) => return self.fork(id, key).err().map(failure),
+                None => LauncherReply::Gone,
+            },
+            LauncherCall::EnterBrowser { sandbox } => match self.find(&sandbox) {
+                Some(key) => return self.enter_browser(id, key).err().map(failure),
+                None => LauncherReply::Gone,
+            },
+            LauncherCall::Warmth => self.zygote.status(),
+            LauncherCall::Survey { .. } => LauncherReply::Survey(Box::new(self.survey.clone())),
+            LauncherCall::Start(_) => failed("already started"),
+            LauncherCall::Shutdown => {
+                self.end_all(Some(id));
+                return None;
+            }
+        })
     }
 
     fn find(&self, sandbox: &str) -> Option<u64> {
         self.ids.get(sandbox).copied()
-    }
-
-    /// Handles a message from a process that is becoming a guest, or the end of its connection.
-    fn control(&mut self, key: u64) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        let Some(control) = &cell.control else { return };
-        let (report, fds) = wire::receive::<SetupEvent>(control).ok().flatten().unzip();
-        let fds = fds.unwrap_or_default();
-        match (report, &mut cell.phase) {
-            (Some(SetupEvent::Loop { device }), _) => cell.volume = Some(Backing { device, image: cell.image() }),
-            (Some(SetupEvent::KeptLoop { device }), _) => cell.kept_loop = Some(device),
-            (Some(SetupEvent::KeptHeld), _) => cell.kept_held = fds.into_iter().next(),
-            (Some(SetupEvent::Egress), _) => cell.egress = fds.into_iter().next(),
-            (Some(SetupEvent::Note { message }), _) => cell.notes.push(message),
-            (Some(SetupEvent::InUse), _) => self.fail_with(key, LauncherReply::InUse),
-            (Some(SetupEvent::WantsMaps), _) => {
-                if let Some(message) = self.disk.as_mut().and_then(|disk| enter_books(disk, cell).err()) {
-                    return self.fail_with(key, LauncherReply::NoSpace { message });
-                }
-                if let Err(e) = cell.fails(BuildStep::Maps).and_then(|()| write_maps(cell)) {
-                    self.fail(key, &format!("id maps: {e}"));
-                }
-            }
-            (Some(SetupEvent::Exec), Phase::Building { exec, .. }) => *exec = true,
-            (Some(SetupEvent::Failed { message, .. }), _) => self.fail(key, &message),
-            (None, Phase::Building { exec: true, .. }) => self.runs(key),
-            (None, Phase::Building { .. }) => self.fail(key, "the process ended while it was being set up"),
-            (_, _) => cell.control = None,
-        }
-    }
-
-    /// Records that the guest has started, and answers the request.
-    fn runs(&mut self, key: u64) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        match cell.kept.as_mut().map_or(Ok(true), |lent| self.store.settle(lent)) {
-            Ok(true) => {}
-            Ok(false) => return self.fail_with(key, LauncherReply::InUse),
-            Err(e) => return self.fail(key, &format!("the kept volume: {e}")),
-        }
-        cell.control = None;
-        let (notes, egress) = (std::mem::take(&mut cell.notes), cell.egress.take());
-        self.sockets.begin();
-        if let Phase::Building { request, until, .. } = std::mem::replace(&mut cell.phase, Phase::Running) {
-            self.deadlines.remove(&(until, key));
-            let fds: Vec<_> = egress.iter().map(AsFd::as_fd).collect();
-            let _ = answer_with(&self.socket, request, LauncherReply::Created { notes }, &fds);
-        }
-    }
-
-    fn fail(&mut self, key: u64, message: &str) {
-        self.fail_with(key, failed(message));
-    }
-
-    /// Ends a sandbox whose creation failed. The request is answered when nothing of it is left.
-    fn fail_with(&mut self, key: u64, reply: LauncherReply) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        cell.control = None;
-        if let Phase::Building { request, .. } = cell.phase {
-            self.end(key, Some((request, reply)));
-        }
-    }
-
-    fn discard(&mut self, name: &str) -> LauncherReply {
-        if self.lends(name) {
-            return LauncherReply::InUse;
-        }
-        if let Some(parked) = self.store.discard_parked(name) {
-            self.let_go(vec![parked.mount]);
-            return LauncherReply::Done;
-        }
-        let groups = self.store.groups_of(name).unwrap_or_default();
-        match self.store.discard(name) {
-            Ok(true) => {
-                self.tidy(&groups);
-                LauncherReply::Done
-            }
-            Ok(false) => LauncherReply::InUse,
-            Err(e) => failed(e.to_string()),
-        }
-    }
-
-    /// Parks a kept volume. Its data is synced now, whether or not another sandbox will use it, so that a crash later
-    /// loses nothing.
-    fn park(&mut self, name: String, parked: ParkedVolume) {
-        let mount = parked.mount.as_fd();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        if let Ok(dir) = rustix::fs::openat(mount, ".", flags, FileMode::empty()) {
-            self.chore(&[dir.as_fd()], || {
-                let _ = rustix::fs::syncfs(&dir);
-            });
-        }
-        let watched = self.store.watch().is_some();
-        for parked in self.store.park(name, parked) {
-            self.let_go(vec![parked.mount]);
-        }
-        if let (false, Some(watch)) = (watched, self.store.watch()) {
-            let _ = epoll::add(&self.epoll, watch, epoll::EventData::new_u64(WATCH), epoll::EventFlags::IN);
-        }
-    }
-
-    fn guest_log(&mut self, key: u64) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        let Some(pipe) = &cell.log else { return };
-        let mut buffer = [0; 2048];
-        match rustix::io::read(pipe, &mut buffer) {
-            Ok(0) | Err(_) => cell.log = None,
-            Ok(got) => {
-                cell.logged += got;
-                if cell.logged <= LOG_BYTES {
-                    relay(&format!("guest {}", &cell.id[..cell.id.len().min(8)]), &buffer[..got]);
-                }
-            }
-        }
-    }
-
-    /// Kills the sandbox. The answer follows when nothing of it is left.
-    fn end(&mut self, key: u64, answer: Option<(u64, LauncherReply)>) {
-        let Some(cell) = self.cells.get_mut(&key) else { return };
-        cell.kill();
-        self.warmth.leave(key);
-        let mut waiting: Vec<(u64, LauncherReply)> = answer.into_iter().collect();
-        match &mut cell.phase {
-            Phase::Ending { requests, .. } => return requests.append(&mut waiting),
-            // The sandbox is destroyed before it was ready, so the request that created it is answered as well.
-            Phase::Building { request, .. } if waiting.first().is_none_or(|(id, _)| id != request) => {
-                waiting.push((*request, failed("the sandbox was destroyed while it was being made")));
-            }
-            Phase::Building { .. } | Phase::Running => {}
-        }
-        let until = Instant::now() + END_TIME;
-        let before = std::mem::replace(&mut cell.phase, Phase::Ending { requests: waiting, until });
-        // A volume with an error is read-only, which its flags do not always show. Mounting it anew repairs it, so it
-        // is not parked.
-        let erred = cell.kept_loop.is_some_and(|device| volume::has_errors(device.number));
-        let well = |mount: &OwnedFd| {
-            let found = rustix::fs::fstatvfs(mount);
-            !erred && found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
-        };
-        let parks =
-            matches!(before, Phase::Running) && self.ending.is_none() && cell.kept_held.as_ref().is_some_and(well);
-        let unheld = cell.kept_held.take_if(|_| !parks);
-        if let Some(before) = before.until() {
-            self.deadlines.remove(&(before, key));
-        }
-        self.deadlines.insert((until, key));
-        if cell.pid.is_none() {
-            self.leaving.insert(key);
-        }
-        if let Some(mount) = unheld {
-            self.let_go(vec![mount]);
-        }
     }
 
     fn end_all(&mut self, request: Option<u64>) {
@@ -689,8 +445,8 @@ impl Keeper {
             let _ = epoll::delete(&self.epoll, &self.socket);
         }
         self.ending = Some((request.or(self.ending.and_then(|(r, _)| r)), Instant::now() + END_TIME));
-        self.warmth.end();
-        let keys: Vec<u64> = self.cells.keys().copied().collect();
+        self.zygote.end();
+        let keys: Vec<u64> = self.sandboxes.keys().copied().collect();
         for key in keys {
             self.end(key, None);
         }
@@ -701,15 +457,15 @@ impl Keeper {
         while let Some(pid) = sys::reap_any() {
             self.spares.reaped(pid);
             self.chores.remove(&pid);
-            self.warmth.reaped(pid);
+            self.zygote.reaped(pid);
             let Some(key) = self.pids.remove(&pid) else { continue };
-            let Some(cell) = self.cells.get_mut(&key) else { continue };
-            cell.pid = None;
-            cell.pidfd = None;
-            match &cell.phase {
+            let Some(sandbox) = self.sandboxes.get_mut(&key) else { continue };
+            sandbox.pid = None;
+            sandbox.pidfd = None;
+            match &sandbox.phase {
                 // Its last messages may still be unread.
                 Phase::Building { .. } => {
-                    while self.cells.get(&key).is_some_and(|c| c.control.is_some()) {
+                    while self.sandboxes.get(&key).is_some_and(|c| c.control.is_some()) {
                         self.control(key);
                     }
                 }
@@ -722,14 +478,15 @@ impl Keeper {
     fn tick(&mut self) {
         let now = Instant::now();
         // Remove a few per turn, so that a thousand sandboxes that end do not delay one that starts.
-        let some: Vec<u64> = self.leaving.range(self.removed..).chain(&self.leaving).copied().take(REMOVALS).collect();
-        self.removed = some.last().map_or(0, |key| key + 1);
+        let some: Vec<u64> =
+            self.leaving.range(self.next_removal..).chain(&self.leaving).copied().take(REMOVALS).collect();
+        self.next_removal = some.last().map_or(0, |key| key + 1);
         some.into_iter().for_each(|key| self.finish(key));
         while let Some((until, key)) = self.deadlines.first().copied()
             && until < now
         {
             self.deadlines.pop_first();
-            match self.cells.get(&key).map(|cell| &cell.phase) {
+            match self.sandboxes.get(&key).map(|sandbox| &sandbox.phase) {
                 Some(Phase::Building { .. }) => self.fail(key, "the sandbox was not ready in time"),
                 Some(Phase::Ending { .. }) => self.late(key),
                 _ => {}
@@ -739,16 +496,16 @@ impl Keeper {
         let parked = self.store.expired().into_iter().map(|parked| parked.mount);
         let given_up: Vec<_> = spares.chain(parked).collect();
         if !given_up.is_empty() {
-            self.let_go(given_up);
+            self.release_mounts(given_up);
         }
-        let running = self.cells.iter().filter(|(_, cell)| matches!(cell.phase, Phase::Running));
-        for key in self.sockets.tick(running.filter_map(|(key, cell)| Some((*key, cell.pid?)))) {
+        let running = self.sandboxes.iter().filter(|(_, sandbox)| matches!(sandbox.phase, Phase::Running));
+        for key in self.sockets.tick(running.filter_map(|(key, sandbox)| Some((*key, sandbox.pid?)))) {
             log(&format!(
                 "launcher: sandbox {} is ended: it has over {} TCP sockets",
-                self.cells[&key].id,
+                self.sandboxes[&key].id,
                 sockets::MOST
             ));
-            self.cells[&key].kill();
+            self.sandboxes[&key].kill();
         }
         let trim = self.disk.as_mut().map_or_else(Vec::new, Budget::tick);
         if !trim.is_empty() {
@@ -760,127 +517,6 @@ impl Keeper {
             });
         }
     }
-
-    /// Removes the remains of a dead sandbox. If something is still busy, the removal is retried soon.
-    fn finish(&mut self, key: u64) {
-        if let Some(cell) = self.cells.get_mut(&key) {
-            cell.busy = clear(cell);
-            if cell.busy.is_none() {
-                self.forget(key);
-            }
-        }
-    }
-
-    /// Answers the waiting requests with a failure when the deadline has passed. The removal is still retried.
-    fn late(&mut self, key: u64) {
-        let Some(SandboxRecord { phase: Phase::Ending { requests, until }, busy, pid, .. }) = self.cells.get_mut(&key)
-        else {
-            return;
-        };
-        *until = Instant::now() + END_TIME;
-        self.deadlines.insert((*until, key));
-        let busy = if pid.is_some() { "its process does not end" } else { busy.as_deref().unwrap_or("not removed") };
-        let message = format!("the sandbox was killed, but {busy}; it is tried again");
-        for (id, _) in std::mem::take(requests) {
-            self.answer(id, failed(message.clone()));
-        }
-    }
-
-    /// Removes empty cgroups around sandboxes, unless the memory of a kept volume is charged to them.
-    fn tidy(&self, groups: &[Group]) {
-        if !self.store.is_charged_to(groups) {
-            self.tree.tidy(groups);
-        }
-    }
-
-    fn forget(&mut self, key: u64) {
-        let Some(mut cell) = self.cells.remove(&key) else { return };
-        let phase = std::mem::replace(&mut cell.phase, Phase::Running);
-        self.ids.remove(&cell.id);
-        self.leaving.remove(&key);
-        if let Some(until) = phase.until() {
-            self.deadlines.remove(&(until, key));
-        }
-        if let Some(disk) = &mut self.disk {
-            volumes(&cell).for_each(|(device, _)| disk.remove(device));
-        }
-        if let Some(lent) = cell.kept.take() {
-            self.store.take_back(&lent);
-            if let (Some(mount), Some(slot), Some(device)) = (cell.kept_held.take(), cell.slot.take(), cell.kept_loop) {
-                self.park(lent.name, ParkedVolume { mount, slot, device });
-            }
-        }
-        self.tidy(&cell.groups);
-        // Free the uid and the descriptors before the requests are answered.
-        drop(cell);
-        if let Phase::Ending { requests, .. } = phase {
-            for (id, reply) in requests {
-                self.answer(id, reply);
-            }
-        }
-    }
-}
-
-/// Returns the on-disk volumes of a sandbox, with their directories inside it.
-fn volumes(cell: &SandboxRecord) -> impl Iterator<Item = (volume::Device, &'static str)> {
-    let own = cell.volume.as_ref().map(|backing| (backing.device, "workspace"));
-    own.into_iter().chain(cell.kept_loop.map(|device| (device, "data")))
-}
-
-/// Adds the sandbox's volumes to the disk budget before any code runs, while the process waits for its id maps in its
-/// new root.
-fn enter_books(disk: &mut Budget, cell: &SandboxRecord) -> Result<(), String> {
-    let Some(pid) = cell.pid else { return Ok(()) };
-    let root = PathBuf::from(format!("/proc/{}/root", pid.as_raw_nonzero()));
-    let stat = cell.cgroup.memory_stat();
-    volumes(cell).try_for_each(|(device, dir)| disk.add(device, root.join(dir), stat.clone()))
-}
-
-/// Removes cgroups and files and checks the loop devices. Returns the obstacle if something is still in use.
-fn clear(cell: &SandboxRecord) -> Option<String> {
-    if let Err((path, e)) = cell.cgroup.remove() {
-        return Some(format!("the cgroup `{}` cannot be removed: {e}", path.display()));
-    }
-    if let Some(backing) = &cell.volume
-        && backing.held()
-    {
-        return Some(format!("/dev/loop{} still holds its volume", backing.device.number));
-    }
-    if let Some(device) = cell.kept_loop
-        && cell.kept_held.is_none()
-        && device == volume::Device::of(device.number)
-        && let Some(spec::KeptVolumeSpec::Ext4 { image, .. } | spec::KeptVolumeSpec::Mounted { image }) =
-            cell.kept.as_ref().map(|lent| &lent.source)
-        && volume::loop_backing(device.number).is_some_and(|backing| backing == *image)
-    {
-        return Some(format!("/dev/loop{} still holds its kept volume", device.number));
-    }
-    match remove(&cell.dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Some(format!("`{}` cannot be removed: {e}", cell.dir.display()))
-        }
-        _ => None,
-    }
-}
-
-/// Removes the usual content by name, and everything else only if the directory is still not empty.
-fn remove(dir: &Path) -> io::Result<()> {
-    let _ = fs::remove_file(dir.join(apply::SOCKET));
-    fs::remove_dir(dir).or_else(|_| fs::remove_dir_all(dir))
-}
-
-fn write_maps(cell: &SandboxRecord) -> io::Result<()> {
-    let (Some(pid), Some(control)) = (cell.pid, &cell.control) else {
-        return Err(io::Error::other("the process is gone"));
-    };
-    let proc = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
-    if !cell.map.may_set_groups() {
-        fs::write(proc.join("setgroups"), "deny")?;
-    }
-    fs::write(proc.join("uid_map"), cell.map.lines())?;
-    fs::write(proc.join("gid_map"), cell.map.lines())?;
-    rustix::net::send(control, b"go", SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-    Ok(())
 }
 
 /// Checks a name that becomes part of directory and cgroup names.

@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Group;
 use crate::ids::{Mode, Slot, Slots, private_dir};
+use crate::pool::Parking;
 use crate::volume::{self, Device, Purpose};
 use crate::{apply, spec, sys};
 
@@ -53,7 +54,7 @@ pub struct KeptVolumeRecord {
 
 /// Keeps a volume in use by one sandbox.
 #[derive(Debug)]
-pub struct VolumeLease {
+pub(crate) struct VolumeLease {
     pub name: String,
     /// Whether the volume was created for this sandbox, which does not run yet.
     pub new: bool,
@@ -66,7 +67,7 @@ pub struct VolumeLease {
 
 /// An image that is still mounted although no sandbox has it.
 #[derive(Debug)]
-pub struct ParkedVolume {
+pub(crate) struct ParkedVolume {
     pub mount: OwnedFd,
     /// The slot whose host uid its files are mapped to.
     pub slot: Slot,
@@ -74,8 +75,8 @@ pub struct ParkedVolume {
 }
 
 #[derive(Debug)]
-pub struct VolumeStore {
-    place: StoreBacking,
+pub(crate) struct VolumeStore {
+    backing: StoreBacking,
 }
 
 #[derive(Debug)]
@@ -132,7 +133,7 @@ impl MemorySize {
 }
 
 /// Maximum number of images that stay mounted.
-const LOT: usize = 16;
+const MAX_PARKED: usize = 16;
 /// How long an image stays mounted after its sandbox has ended.
 const PARKED: Duration = Duration::from_secs(30);
 /// How long an image stays mounted where inotify is not available, so that nothing reports that another process wants
@@ -140,9 +141,9 @@ const PARKED: Duration = Duration::from_secs(30);
 const PARKED_UNWATCHED: Duration = Duration::from_secs(1);
 
 /// The parked images by name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ParkedVolumes {
-    parked: BTreeMap<String, (ParkedVolume, Instant)>,
+    volumes: Parking<String, ParkedVolume, Instant>,
     /// The inotify descriptor that reports which images are opened.
     watch: Option<OwnedFd>,
 }
@@ -152,21 +153,21 @@ const NEW: &str = "kept.img";
 
 impl VolumeStore {
     /// `instance` is the launcher's instance directory, `memory` the memory of the machine or of the server's cgroup.
-    pub fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path, memory: u64) -> Self {
-        let place = if on_disk {
+    pub(crate) fn new(on_disk: bool, mode: Mode, state_dir: &Path, instance: &Path, memory: u64) -> Self {
+        let backing = if on_disk {
             let (dir, templates) = (state_dir.join("data"), state_dir.join("templates"));
-            StoreBacking::Disk { dir, templates, lot: ParkedVolumes::default() }
+            StoreBacking::Disk { dir, templates, lot: ParkedVolumes { volumes: Parking::new(MAX_PARKED), watch: None } }
         } else {
             // The launcher of an ordinary user has already moved into a separate mount namespace at its start.
             let (dir, hidden) = (instance.join("kept"), mode != Mode::Root);
             StoreBacking::Memory { dir, volumes: BTreeMap::new(), hidden, budget: memory / 4 }
         };
-        Self { place }
+        Self { backing }
     }
 
     /// Leases a volume to the sandbox whose directory is `dir`, and creates it if it does not exist. Whether another
     /// sandbox has the image is detected later, when this sandbox locks it.
-    pub fn lend(
+    pub(crate) fn lease(
         &mut self,
         wanted: &KeptVolumeRequest,
         dir: &Path,
@@ -174,12 +175,12 @@ impl VolumeStore {
         slots: Option<&mut Slots>,
     ) -> io::Result<VolumeLease> {
         check_name(&wanted.name)?;
-        match &mut self.place {
+        match &mut self.backing {
             StoreBacking::Disk { dir: all, templates, lot } => {
                 private_dir(all)?;
                 let image = all.join(file_name(&wanted.name));
                 let name = wanted.name.clone();
-                if let Some((parked, _)) = lot.parked.remove(&name) {
+                if let Some(parked) = lot.volumes.take(&name) {
                     let (slot, parked) = (Some(parked.slot.number), Some(parked));
                     return Ok(VolumeLease {
                         name,
@@ -207,11 +208,11 @@ impl VolumeStore {
                 } else if let Some(held) = volumes.get_mut(&wanted.name) {
                     held.resize(wanted, &at, room)?;
                 }
-                let slot = volumes.get(&wanted.name).and_then(|held| held.slot.as_ref()).map(|slot| slot.number);
+                let slot = volumes.get(&wanted.name).and_then(|volume| volume.slot.as_ref()).map(|slot| slot.number);
                 Ok(VolumeLease {
                     name: wanted.name.clone(),
                     new,
-                    source: spec::KeptVolumeSpec::Held { at },
+                    source: spec::KeptVolumeSpec::Memory { at },
                     slot,
                     parked: None,
                 })
@@ -221,41 +222,41 @@ impl VolumeStore {
 
     /// Gives a new image its name once its sandbox runs, which makes the volume available to others. Returns false if
     /// another launcher has created a volume of that name in the meantime.
-    pub fn settle(&self, lent: &mut VolumeLease) -> io::Result<bool> {
+    pub(crate) fn settle(&self, lease: &mut VolumeLease) -> io::Result<bool> {
         if let (StoreBacking::Disk { dir, .. }, spec::KeptVolumeSpec::Ext4 { image, .. }) =
-            (&self.place, &mut lent.source)
-            && lent.new
+            (&self.backing, &mut lease.source)
+            && lease.new
         {
-            let named = dir.join(file_name(&lent.name));
+            let named = dir.join(file_name(&lease.name));
             match rustix::fs::renameat_with(CWD, &*image, CWD, &named, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => return Ok(false),
                 other => other?,
             }
             *image = named;
         }
-        lent.new = false;
+        lease.new = false;
         Ok(true)
     }
 
     /// Ends a lease when nothing of its sandbox is left. A new volume is removed if its sandbox never ran.
-    pub fn take_back(&mut self, lent: &VolumeLease) {
-        match (&mut self.place, &lent.source) {
+    pub(crate) fn take_back(&mut self, lease: &VolumeLease) {
+        match (&mut self.backing, &lease.source) {
             (
                 StoreBacking::Disk { .. },
                 spec::KeptVolumeSpec::Ext4 { image, .. } | spec::KeptVolumeSpec::Mounted { image },
-            ) if !lent.new => {
+            ) if !lease.new => {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                 let times = Timestamps { last_access: now, last_modification: now };
                 // Another launcher may have discarded it since.
                 let _ = rustix::fs::utimensat(CWD, image, &times, AtFlags::SYMLINK_NOFOLLOW);
             }
             (StoreBacking::Memory { dir, volumes, .. }, _) => {
-                if lent.new {
-                    unmount(dir, &lent.name);
-                    volumes.remove(&lent.name);
-                } else if let Some(held) = volumes.get_mut(&lent.name) {
-                    held.last_used = now();
-                    held.charge = MemorySize::used(&dir.join(&lent.name)).map_or(held.charge, MemorySize::charge);
+                if lease.new {
+                    unmount(dir, &lease.name);
+                    volumes.remove(&lease.name);
+                } else if let Some(volume) = volumes.get_mut(&lease.name) {
+                    volume.last_used = now();
+                    volume.charge = MemorySize::used(&dir.join(&lease.name)).map_or(volume.charge, MemorySize::charge);
                 }
             }
             (StoreBacking::Disk { .. }, _) => {}
@@ -263,26 +264,26 @@ impl VolumeStore {
     }
 
     /// Returns the cgroups that the memory of a volume is charged to, if it is in memory.
-    pub fn groups_of(&self, name: &str) -> Option<Vec<Group>> {
-        let StoreBacking::Memory { volumes, .. } = &self.place else { return None };
+    pub(crate) fn groups_of(&self, name: &str) -> Option<Vec<Group>> {
+        let StoreBacking::Memory { volumes, .. } = &self.backing else { return None };
         volumes.get(name).map(|held| held.groups.clone())
     }
 
     /// Returns whether the memory of a volume is charged to these cgroups. When they are removed, the charge is lost.
-    pub fn is_charged_to(&self, groups: &[Group]) -> bool {
-        let StoreBacking::Memory { volumes, .. } = &self.place else { return false };
+    pub(crate) fn is_charged_to(&self, groups: &[Group]) -> bool {
+        let StoreBacking::Memory { volumes, .. } = &self.backing else { return false };
         let names = |groups: &[Group]| groups.iter().map(|group| group.name.clone()).collect::<Vec<_>>();
         let wanted = names(groups);
         volumes.values().any(|held| names(&held.groups) == wanted)
     }
 
-    pub fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
-        match &self.place {
+    pub(crate) fn list(&self) -> io::Result<Vec<KeptVolumeRecord>> {
+        match &self.backing {
             StoreBacking::Disk { dir, .. } => list_images(dir),
             StoreBacking::Memory { volumes, .. } => {
-                let kept = |(name, held): (&String, &MemoryVolume)| KeptVolumeRecord {
+                let kept = |(name, volume): (&String, &MemoryVolume)| KeptVolumeRecord {
                     name: name.clone(),
-                    last_used: held.last_used,
+                    last_used: volume.last_used,
                 };
                 Ok(volumes.iter().map(kept).collect())
             }
@@ -291,17 +292,17 @@ impl VolumeStore {
 
     /// Removes the image of a parked volume and returns the volume. Nothing else has the image, so its name can be
     /// removed at once.
-    pub fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
-        let StoreBacking::Disk { dir, .. } = &self.place else { return None };
+    pub(crate) fn discard_parked(&mut self, name: &str) -> Option<ParkedVolume> {
+        let StoreBacking::Disk { dir, .. } = &self.backing else { return None };
         let image = dir.join(file_name(name));
         self.unpark(name).inspect(|_| drop(fs::remove_file(image)))
     }
 
     /// Removes a kept volume. Returns false if a sandbox of another launcher has it; the caller has to check its own
     /// sandboxes. A volume that does not exist is not an error.
-    pub fn discard(&mut self, name: &str) -> io::Result<bool> {
+    pub(crate) fn discard(&mut self, name: &str) -> io::Result<bool> {
         check_name(name)?;
-        match &mut self.place {
+        match &mut self.backing {
             StoreBacking::Disk { dir, .. } => match volume::remove_image(&dir.join(file_name(name))) {
                 Err(volume::VolumeError::InUse) => Ok(false),
                 other => other.map(|()| true).map_err(io::Error::other),
@@ -318,45 +319,39 @@ impl VolumeStore {
 
     /// Parks the volume of a sandbox that has ended, for the next one. Returns the volumes that the caller has to
     /// unmount in exchange.
-    pub fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { dir, lot, .. } = &mut self.place else { return vec![parked] };
+    pub(crate) fn park(&mut self, name: String, parked: ParkedVolume) -> Vec<ParkedVolume> {
+        let StoreBacking::Disk { dir, lot, .. } = &mut self.backing else { return vec![parked] };
         let time = if lot.watches(dir) { PARKED } else { PARKED_UNWATCHED };
-        let before = lot.parked.insert(name, (parked, Instant::now() + time)).map(|(parked, _)| parked);
-        let oldest = lot.parked.iter().min_by_key(|(_, (_, until))| *until).map(|(name, _)| name.clone());
-        let over = oldest.filter(|_| lot.parked.len() > LOT).and_then(|name| self.unpark(&name));
-        before.into_iter().chain(over).collect()
+        lot.volumes.park(name, parked, Instant::now() + time).collect()
     }
 
     /// Removes a volume from the parked ones and returns it, for the caller to unmount.
-    pub fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
-        let StoreBacking::Disk { lot, .. } = &mut self.place else { return None };
-        lot.parked.remove(name).map(|(parked, _)| parked)
+    fn unpark(&mut self, name: &str) -> Option<ParkedVolume> {
+        let StoreBacking::Disk { lot, .. } = &mut self.backing else { return None };
+        lot.volumes.take(name)
     }
 
     /// Removes and returns the volumes whose parking time is over.
-    pub fn expired(&mut self) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { lot, .. } = &mut self.place else { return vec![] };
-        let now = Instant::now();
-        let over: Vec<String> =
-            lot.parked.iter().filter(|(_, (_, until))| *until <= now).map(|(name, _)| name.clone()).collect();
-        over.iter().filter_map(|name| self.unpark(name)).collect()
+    pub(crate) fn expired(&mut self) -> Vec<ParkedVolume> {
+        let StoreBacking::Disk { lot, .. } = &mut self.backing else { return vec![] };
+        lot.volumes.expired(Instant::now()).collect()
     }
 
-    pub fn deadline(&self) -> Option<Instant> {
-        let StoreBacking::Disk { lot, .. } = &self.place else { return None };
-        lot.parked.values().map(|(_, until)| *until).min()
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let StoreBacking::Disk { lot, .. } = &self.backing else { return None };
+        lot.volumes.next_expiry()
     }
 
     /// Returns the descriptor that becomes readable when a process opens an image.
-    pub fn watch(&self) -> Option<&OwnedFd> {
-        let StoreBacking::Disk { lot, .. } = &self.place else { return None };
+    pub(crate) fn watch(&self) -> Option<&OwnedFd> {
+        let StoreBacking::Disk { lot, .. } = &self.backing else { return None };
         lot.watch.as_ref()
     }
 
     /// Removes and returns the parked volumes whose images were opened since the last call. The launcher itself does
     /// not open parked images, so every such event comes from another process.
-    pub fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
-        let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.place else {
+    pub(crate) fn wanted_by_others(&mut self) -> Vec<ParkedVolume> {
+        let StoreBacking::Disk { lot: ParkedVolumes { watch: Some(watch), .. }, .. } = &self.backing else {
             return vec![];
         };
         let mut buffer = [MaybeUninit::uninit(); 4096];
@@ -370,8 +365,8 @@ impl VolumeStore {
     }
 
     /// Unmounts the volumes in memory, so that the launcher's directory can be removed.
-    pub fn close(&mut self) {
-        if let StoreBacking::Memory { dir, volumes, .. } = &mut self.place {
+    pub(crate) fn close(&mut self) {
+        if let StoreBacking::Memory { dir, volumes, .. } = &mut self.backing {
             for name in std::mem::take(volumes).keys() {
                 unmount(dir, name);
             }

@@ -4,9 +4,7 @@
 //! interpreter, which leads to a file in the root of the warm interpreter and not of the sandbox. Rules refer to
 //! inodes, so all mounts have to exist first. Landlock does not restrict files without a path (memfds, pipes). There
 //! are no rules for the network, which has its own namespace.
-#![allow(unsafe_code, reason = "the kernel's ABI is asked for with a raw system call")]
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ::landlock::{
@@ -19,23 +17,14 @@ const TRIED: ABI = ABI::V7;
 
 /// What the Linux kernel enforces: its ABI, limited to the newest one that was tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub(crate) enum Level {
     /// The Linux kernel was built without landlock, or landlock is switched off.
     Absent,
     Abi(u8),
 }
 
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Absent => f.write_str("absent"),
-            Self::Abi(abi) => write!(f, "abi {abi}"),
-        }
-    }
-}
-
 #[derive(Debug, thiserror::Error)]
-pub enum LandlockError {
+pub(crate) enum LandlockError {
     #[error("cannot open `{}` for a landlock rule", path.display())]
     Path { path: PathBuf, source: PathFdError },
     #[error("landlock refused the rules")]
@@ -45,7 +34,7 @@ pub enum LandlockError {
 /// Paths inside the sandbox, grouped by what is allowed below them. Paths that do not exist need no rule and are
 /// skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct LandlockRules {
+pub(crate) struct LandlockRules {
     /// Directories that can be listed, such as `/`. This alone does not make the files below them readable.
     pub list: Vec<PathBuf>,
     /// Paths that can be read and executed: the runtimes and `/etc`.
@@ -69,7 +58,7 @@ pub struct LandlockRules {
 impl LandlockRules {
     /// Returns the rules of a sandbox whose read-only parts are `run` and which may write to `shared` besides its own
     /// directories.
-    pub fn sandbox(run: &[PathBuf], shared: &[PathBuf]) -> Self {
+    pub(crate) fn sandbox(run: &[PathBuf], shared: &[PathBuf]) -> Self {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
         Self {
             list: paths(&["/", "/dev"]),
@@ -92,7 +81,7 @@ impl LandlockRules {
 
     /// Returns the rules of the browser in a sandbox: the system, a home, its downloads and the files it is to upload,
     /// and none of the other files of the code.
-    pub fn browser(run: &[PathBuf]) -> Self {
+    pub(crate) fn browser(run: &[PathBuf]) -> Self {
         let paths = |list: &[&str]| list.iter().map(PathBuf::from).collect::<Vec<_>>();
         Self {
             // Without `/`: the right to list a directory includes the directories below it.
@@ -135,7 +124,7 @@ impl LandlockRules {
     ///
     /// Signals are left to the pid namespace: a kernel that was forked into the sandbox has a landlock domain beside
     /// the guest's and not below it, so with a signal scope the guest could not even kill it.
-    pub fn restrict(&self) -> Result<Level, LandlockError> {
+    pub(crate) fn restrict(&self) -> Result<Level, LandlockError> {
         let mut ruleset =
             Ruleset::default().handle_access(AccessFs::from_all(TRIED))?.scope(Scope::AbstractUnixSocket)?.create()?;
         for (path, access) in self.table() {
@@ -159,20 +148,18 @@ fn add(ruleset: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> Resu
     Ok(ruleset.add_rule(PathBeneath::new(fd, access))?)
 }
 
-/// Returns what this Linux kernel would enforce, without restricting any process. Used by `doctor`.
-pub fn available() -> Level {
-    const VERSION: u32 = 1; // LANDLOCK_CREATE_RULESET_VERSION
-    // SAFETY: with this flag the Linux kernel reads no attributes and returns its ABI.
-    let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<()>(), 0, VERSION) };
-    if abi <= 0 { Level::Absent } else { Level::Abi(ABI::from(abi as i32).min(TRIED) as u8) }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::io::ErrorKind::PermissionDenied;
 
     use super::*;
+
+    /// Returns what this Linux kernel would enforce, without restricting any process.
+    fn available() -> Level {
+        let enforced = |abi| Level::Abi(ABI::from(abi as i32).min(TRIED) as u8);
+        crate::sys::landlock_abi().map_or(Level::Absent, enforced)
+    }
 
     /// Runs `attempt` in a new thread: restrictions apply to a thread, so the other tests stay unrestricted.
     fn restricted(rules: LandlockRules, attempt: impl FnOnce() + Send + 'static) {

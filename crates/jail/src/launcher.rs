@@ -9,7 +9,7 @@
 use std::ffi::CString;
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -109,11 +109,7 @@ pub(crate) fn relay(who: &str, bytes: &[u8]) {
 }
 
 fn begin() -> io::Result<()> {
-    let socket = inherited::take_fd(0)?;
-    // Descriptor 0 must not keep the connection: no process that is started later may find it there.
-    let socket = rustix::io::fcntl_dupfd_cloexec(&socket, 10)?;
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())?;
-    sys::place(null.as_fd(), 0)?;
+    let socket = take_connection()?;
     // Leaves the server's terminal: Ctrl-C is meant for the server, which ends the launcher by closing the connection.
     let _ = rustix::process::setsid();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT] {
@@ -144,6 +140,16 @@ fn begin() -> io::Result<()> {
             _ => answer(&socket, request.id, failed("not started"))?,
         }
     }
+}
+
+/// Takes the connection to the server from descriptor 0, which becomes `/dev/null`: no process that is started later may
+/// find the connection there.
+fn take_connection() -> io::Result<OwnedFd> {
+    let inherited = inherited::take_fd(0)?;
+    let socket = rustix::io::fcntl_dupfd_cloexec(&inherited, 10)?;
+    let _ = inherited.into_raw_fd();
+    sys::place_null(0..1)?;
+    Ok(socket)
 }
 
 /// Returns the pids of the server and of the launcher.
@@ -244,21 +250,13 @@ fn execute_again(resume: &Resume, socket: &OwnedFd, guest: OwnedFd) -> io::Resul
     let exe = rustix::fs::open("/proc/self/exe", OFlags::PATH | OFlags::CLOEXEC, FileMode::empty())?;
     let memory = rustix::fs::memfd_create("sandpool-resume", rustix::fs::MemfdFlags::CLOEXEC)?;
     fs::File::from(memory.try_clone()?).write_all(&serde_json::to_vec(resume)?)?;
-    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
-    let (exe, guest, memory, socket) = (high(&exe)?, high(&guest)?, high(&memory)?, high(socket)?);
-    for (number, fd) in [(0, &socket), (3, &guest), (4, &memory)] {
-        sys::place(fd.as_fd(), number)?;
-    }
-    sys::close_on_exec_from(5)?;
+    let [exe] = sys::hand_over(&[(0, socket), (3, &guest), (4, &memory)], [&exe])?;
     let args = [NAME, INNER].map(|a| CString::new(a).unwrap_or_default());
     Err(sys::execveat(exe.as_fd(), &args).into())
 }
 
 fn resume() -> io::Result<()> {
-    let socket = rustix::io::fcntl_dupfd_cloexec(inherited::take_fd(0)?, 10)?;
-    let guest = inherited::take_fd(3)?;
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, FileMode::empty())?;
-    sys::place(null.as_fd(), 0)?;
+    let (socket, guest) = (take_connection()?, inherited::take_fd(3)?);
     let mut memory = fs::File::from(inherited::take_fd(4)?);
     io::Seek::rewind(&mut memory)?;
     let resume: Resume = serde_json::from_reader(memory)?;

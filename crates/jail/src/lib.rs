@@ -1,40 +1,42 @@
 //! Creates sandboxes on Linux: a specification becomes a plan, and a small separate process computes and applies the
 //! plan.
 //!
-//! `JailSpec → Plan → apply` ([`spec`], [`plan`](mod@plan), [`apply`]) defines one sandbox. [`launcher`] is the process
-//! that creates, watches and destroys sandboxes ([`keeper`]); [`wire`] is the protocol between it and the server. The
-//! other modules are the layers of confinement. Nothing in this crate knows what runs in a sandbox, and nothing is
-//! asynchronous.
+//! `JailSpec → Plan → apply` ([`spec`], `plan`, `apply`) defines one sandbox. [`launcher`] is the process that creates,
+//! watches and destroys sandboxes (`keeper`); [`wire`] is the protocol between it and the server. The other modules are
+//! the layers of confinement. Nothing in this crate knows what runs in a sandbox, and nothing is asynchronous.
+#![warn(unreachable_pub)]
 #![allow(unsafe_code)] // This crate and the zygote are the only ones that call the kernel directly.
 
-pub mod apply;
+mod apply;
 pub mod beneath;
-pub mod caps;
+mod caps;
 pub mod cgroup;
 pub mod confine;
 pub mod disk;
-pub mod driver;
+mod driver;
 pub mod heap;
 pub mod ids;
 pub mod image;
 pub mod inherited;
-pub mod instance;
-pub mod interfaces;
-pub mod keeper;
+mod instance;
+mod interfaces;
+mod keeper;
 pub mod kept_volumes;
-pub mod landlock;
+mod landlock;
 pub mod launcher;
-pub mod plan;
+mod plan;
+mod pool;
 pub mod process;
 pub mod rlimits;
-pub mod scope;
+mod scope;
 pub mod seccomp;
-pub mod sockets;
-pub mod spare;
+mod sockets;
+mod spare;
 pub mod spec;
 pub mod survey;
 pub mod sys;
-pub mod volume;
+mod token;
+mod volume;
 pub mod wire;
 pub mod zygote;
 

@@ -14,13 +14,13 @@ pub fn set_not_dumpable() -> io::Result<()> {
 }
 
 /// Makes the process dumpable again, so that it owns its `/proc/self` after a change of ids.
-pub fn set_dumpable() -> io::Result<()> {
+pub(crate) fn set_dumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?)
 }
 
 /// Sets `no_new_privs`: `exec` ignores set-uid bits and file capabilities from now on. This is permanent and applies to
 /// children.
-pub fn set_no_new_privs() -> io::Result<()> {
+pub(crate) fn set_no_new_privs() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 

@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The limits that can be chosen. All others are fixed in [`Rlimits::apply`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rlimits {
+pub(crate) struct Rlimits {
     pub open_files: u64,
     /// Maximum number of processes; `None` where a cgroup counts them. The kernel counts processes per uid, so with a
     /// uid that processes of the host share, the limit would hit the wrong ones.
@@ -24,7 +24,7 @@ impl Default for Rlimits {
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot limit `{resource:?}` to `{limit}`")]
-pub struct RlimitError {
+pub(crate) struct RlimitError {
     pub resource: Resource,
     pub limit: u64,
     #[source]
@@ -33,7 +33,7 @@ pub struct RlimitError {
 
 impl Rlimits {
     /// Sets the soft and hard limits of the calling process; they cannot be raised again.
-    pub fn apply(&self) -> Result<(), RlimitError> {
+    pub(crate) fn apply(&self) -> Result<(), RlimitError> {
         for (resource, limit) in self.table() {
             lower(resource, limit).map_err(|source| RlimitError { resource, limit, source })?;
         }
@@ -59,7 +59,7 @@ impl Rlimits {
 
 /// Core size limit that prevents core dumps. It is smaller than any core file, and the one value at which the kernel
 /// does not start the host's `core_pattern` helper either; at 0 it starts the helper, as root of the host.
-pub const NO_CORE: u64 = 1;
+pub(crate) const NO_CORE: u64 = 1;
 
 /// Prevents core dumps of this process and of the processes it starts.
 pub fn no_cores() -> io::Result<()> {

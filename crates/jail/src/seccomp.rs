@@ -6,7 +6,7 @@
 //! millisecond to install, in every start of a kernel).
 #![allow(unsafe_code, reason = "the filter is handed to the kernel by address")]
 
-pub mod policy;
+pub(crate) mod policy;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,22 +31,6 @@ pub enum Profile {
 #[derive(Clone)]
 pub struct Program(Vec<sock_filter>);
 
-impl Program {
-    pub fn instructions(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Returns the instructions in the kernel's format, for a process that installs them by other means.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let encode = |i: &sock_filter| {
-            let [c0, c1] = i.code.to_ne_bytes();
-            let [k0, k1, k2, k3] = i.k.to_ne_bytes();
-            [c0, c1, i.jt, i.jf, k0, k1, k2, k3]
-        };
-        self.0.iter().flat_map(encode).collect()
-    }
-}
-
 /// Returns the filter of a profile, which is compiled once per process.
 pub fn compile(profile: Profile) -> &'static Program {
     static CODE: OnceLock<Program> = OnceLock::new();
@@ -59,7 +43,7 @@ pub fn compile(profile: Profile) -> &'static Program {
 
 /// Installs the filter for the calling thread and everything it starts from now on. `no_new_privs` has to be set.
 /// Allocates nothing, so it may be called between fork and exec.
-pub fn install(program: &Program) -> io::Result<()> {
+pub(crate) fn install(program: &Program) -> io::Result<()> {
     let fprog = libc::sock_fprog { len: program.0.len() as u16, filter: program.0.as_ptr().cast_mut() };
     // SAFETY: `fprog` describes `program`'s instructions, which outlive the call; the kernel copies them and does not
     // write to them.
@@ -263,17 +247,6 @@ impl fmt::Display for Test {
         }
         write!(f, " in [{}]", values.join(", "))
     }
-}
-
-/// Returns the policy as text, for reviews and for the documentation.
-pub fn print() -> String {
-    let rules: Vec<String> = RULES.iter().map(ToString::to_string).collect();
-    format!(
-        "another architecture -> {}\nanything not named -> {}\n\n{}",
-        policy::FOREIGN,
-        policy::UNNAMED,
-        rules.join("\n")
-    )
 }
 
 #[cfg(test)]

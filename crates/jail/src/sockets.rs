@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 /// Maximum number of sockets of a sandbox. Each uses about 8 kB of kernel memory, and 16 kB more with unread data.
-pub const MOST: u64 = 10_000;
+pub(crate) const MOST: u64 = 10_000;
 
 /// Default interval between two counts of all sandboxes.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// Schedules the counts.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub(crate) struct Watch {
     /// Time of the next count of all sandboxes.
     next: Option<Instant>,
     /// The sandboxes that have more than [`MANY`], and the time at which they are counted next.
@@ -33,17 +33,17 @@ pub struct Watch {
 
 impl Watch {
     /// Starts counting, because there is a sandbox.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.next.get_or_insert_with(|| Instant::now() + PAUSE);
     }
 
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.next.into_iter().chain(self.soon).min()
     }
 
     /// Returns the keys of the sandboxes that have too many sockets, if a count is due. Without sandboxes, no further
     /// count is scheduled.
-    pub fn tick(&mut self, processes: impl Iterator<Item = (u64, Pid)>) -> Vec<u64> {
+    pub(crate) fn tick(&mut self, processes: impl Iterator<Item = (u64, Pid)>) -> Vec<u64> {
         self.tick_with(Instant::now, processes, count)
     }
 

@@ -13,13 +13,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use crate::apply::{self, PreparedBase, SetupEvent};
 use crate::plan::plan;
+use crate::pool::{Backoff, RecentDemand};
 use crate::spec::{BrowserJail, JailSpec, Volume};
-use crate::sys::{self, Cloned};
+use crate::sys;
 use crate::volume::Device;
 use crate::wire;
 
@@ -27,10 +27,6 @@ use crate::wire;
 const FEWEST: usize = 2;
 /// Maximum number of kinds that have spares.
 const KINDS: usize = 4;
-/// Time without a request after which the number of spares of a kind is halved. The last spare stays for [`FORGET`].
-const LULL: Duration = Duration::from_secs(30);
-/// Time without a request after which the last spare of a kind is given up.
-const FORGET: Duration = Duration::from_secs(600);
 /// Maximum time to make a spare; after that the attempt is given up.
 const MAKING: Duration = Duration::from_secs(20);
 /// Pause after a failed attempt; it doubles with each further failure, up to [`LONGEST_PAUSE`].
@@ -39,14 +35,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
 /// The image behind a loop device, which is watched until the device has released it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Backing {
+pub(crate) struct Backing {
     pub device: Device,
     pub image: PathBuf,
 }
 
 impl Backing {
     /// Returns whether the device still holds this same image.
-    pub fn held(&self) -> bool {
+    pub(crate) fn held(&self) -> bool {
         self.device == Device::of(self.device.number)
             && crate::volume::loop_backing(self.device.number).is_some_and(|backing| backing == self.image)
     }
@@ -54,7 +50,7 @@ impl Backing {
 
 /// A prepared base that can become a sandbox, at most once.
 #[derive(Debug)]
-pub struct Spare {
+pub(crate) struct Spare {
     pub prepared: PreparedBase,
     pub volume: Option<Backing>,
     /// Messages about layers that are weaker than they could be.
@@ -66,16 +62,12 @@ struct SpareShelf {
     spec: JailSpec,
     /// The spares of this kind, oldest first.
     ready: VecDeque<Spare>,
-    wanted: usize,
-    asked: Instant,
-    /// Time of the last change of `wanted`.
-    since: Instant,
+    demand: RecentDemand<Instant>,
 }
 
 impl SpareShelf {
-    /// Returns the time at which `wanted` is reduced if there is no request before.
-    fn lull(&self) -> Instant {
-        self.asked.max(self.since) + if self.wanted > 1 { LULL } else { FORGET }
+    fn lacks(&self) -> bool {
+        self.ready.len() < self.demand.wanted
     }
 }
 
@@ -87,78 +79,67 @@ struct Making {
     /// Connection to the child process; `None` once the child has closed its end.
     control: Option<OwnedFd>,
     /// Whether the child has reported success or failure.
-    told: bool,
+    reported: bool,
     volume: Option<Backing>,
     notes: Vec<String>,
     until: Instant,
 }
 
 #[derive(Debug)]
-pub struct Spares {
+pub(crate) struct Spares {
     dir: PathBuf,
     /// Maximum number of spares of one kind.
     most: usize,
     kinds: Vec<SpareShelf>,
     making: Option<Making>,
     made: u64,
-    not_before: Option<Instant>,
-    pause: Duration,
+    backoff: Backoff<Instant>,
 }
 
 impl Spares {
     /// `instance` is the launcher's instance directory.
-    pub fn new(instance: &Path, most: usize) -> Self {
-        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, not_before: None, pause: PAUSE }
+    pub(crate) fn new(instance: &Path, most: usize) -> Self {
+        let backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
+        Self { dir: instance.join("spare"), most, kinds: vec![], making: None, made: 0, backoff }
     }
 
     /// Takes a spare for this sandbox if there is one. In either case the kind is recorded as requested.
-    pub fn take(&mut self, spec: &JailSpec) -> Option<Spare> {
+    pub(crate) fn take(&mut self, spec: &JailSpec) -> Option<Spare> {
         let now = Instant::now();
         match self.kinds.iter_mut().find(|kind| alike(&kind.spec, spec)) {
             Some(kind) => {
-                kind.asked = now;
                 let spare = kind.ready.pop_front();
-                if spare.is_none() {
-                    (kind.wanted, kind.since) = ((kind.wanted * 2).min(self.most), now);
-                }
+                kind.demand.request(spare.is_some(), self.most, now);
                 spare
             }
             None => {
-                let wanted = FEWEST.min(self.most);
-                self.kinds.push(SpareShelf {
-                    spec: general(spec),
-                    ready: VecDeque::new(),
-                    wanted,
-                    asked: now,
-                    since: now,
-                });
+                let demand = RecentDemand::new(FEWEST.min(self.most), now);
+                self.kinds.push(SpareShelf { spec: general(spec), ready: VecDeque::new(), demand });
                 None
             }
         }
     }
 
     /// Returns whether a spare should be made once the launcher has nothing else to do.
-    pub fn lacks(&self) -> bool {
-        self.making.is_none()
-            && self.not_before.is_none_or(|time| Instant::now() >= time)
-            && self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted)
+    pub(crate) fn lacks(&self) -> bool {
+        self.making.is_none() && self.backoff.allows(Instant::now()) && self.kinds.iter().any(SpareShelf::lacks)
     }
 
     /// Returns the time at which [`Spares::tick`] has to be called at the latest.
-    pub fn deadline(&self) -> Option<Instant> {
-        let lulls = self.kinds.iter().map(SpareShelf::lull);
-        let retry = self.not_before.filter(|_| self.kinds.iter().any(|kind| kind.ready.len() < kind.wanted));
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let lulls = self.kinds.iter().map(|kind| kind.demand.falls_at());
+        let retry = self.backoff.retry_at().filter(|_| self.kinds.iter().any(SpareShelf::lacks));
         lulls.chain(self.making.iter().map(|making| making.until)).chain(retry).min()
     }
 
     /// Returns the descriptors to watch of the process that makes a spare: its connection and its pidfd.
-    pub fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
+    pub(crate) fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
         self.making.iter().flat_map(|making| making.control.iter().chain([&making.pidfd]))
     }
 
     /// Starts a child process that makes a spare.
-    pub fn begin(&mut self) -> io::Result<()> {
-        let Some(kind) = self.kinds.iter().find(|kind| kind.ready.len() < kind.wanted) else { return Ok(()) };
+    pub(crate) fn begin(&mut self) -> io::Result<()> {
+        let Some(kind) = self.kinds.iter().find(|kind| kind.lacks()) else { return Ok(()) };
         match DirBuilder::new().mode(0o700).create(&self.dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
@@ -166,22 +147,12 @@ impl Spares {
         self.made += 1;
         let spec = self.placed(&kind.spec);
         let plan = plan(&spec);
-        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        match sys::clone3(0, None)? {
-            Cloned::Child => {
-                sys::default_signals();
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| prepare_in_child(&plan, control)));
-                sys::leave(1)
-            }
-            Cloned::Parent { pid, pidfd } => {
-                let until = Instant::now() + MAKING;
-                let kind = kind.spec.clone();
-                let (control, notes) = (Some(ours), Vec::new());
-                self.making = Some(Making { kind, pid, pidfd, control, told: false, volume: None, notes, until });
-                Ok(())
-            }
-        }
+        let (ours, control) = wire::connection()?;
+        let (pid, pidfd) = sys::spawn_child(0, None, || prepare_in_child(&plan, control))?;
+        let (kind, until) = (kind.spec.clone(), Instant::now() + MAKING);
+        let (control, notes) = (Some(ours), Vec::new());
+        self.making = Some(Making { kind, pid, pidfd, control, reported: false, volume: None, notes, until });
+        Ok(())
     }
 
     fn placed(&self, kind: &JailSpec) -> JailSpec {
@@ -195,7 +166,7 @@ impl Spares {
     }
 
     /// Reads one message from the process that makes a spare. Returns false if there is none.
-    pub fn heard(&mut self) -> bool {
+    pub(crate) fn heard(&mut self) -> bool {
         let Some(making) = &mut self.making else { return false };
         let Some(control) = &making.control else { return false };
         match wire::receive::<SetupEvent>(control) {
@@ -204,18 +175,18 @@ impl Spares {
             }
             Ok(Some((SetupEvent::Note { message }, _))) => making.notes.push(message),
             Ok(Some((SetupEvent::Prepared, fds))) => {
-                making.told = true;
+                making.reported = true;
                 let mut fds = fds.into_iter();
                 if let (Some(root), Some(network)) = (fds.next(), fds.next())
                     && let Some(kind) = self.kinds.iter_mut().find(|kind| alike(&kind.spec, &making.kind))
                 {
                     let (prepared, notes) = (PreparedBase { root, network }, std::mem::take(&mut making.notes));
                     kind.ready.push_back(Spare { prepared, volume: making.volume.take(), notes });
-                    (self.not_before, self.pause) = (None, PAUSE);
+                    self.backoff.reset();
                 }
             }
             Ok(Some((SetupEvent::Failed { message, .. }, _))) => {
-                making.told = true;
+                making.reported = true;
                 self.failed(&message);
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
@@ -224,27 +195,26 @@ impl Spares {
         true
     }
 
-    pub fn reaped(&mut self, pid: Pid) {
+    pub(crate) fn reaped(&mut self, pid: Pid) {
         if self.making.as_ref().is_some_and(|making| making.pid == pid) {
             // Its last messages may still be unread.
             while self.heard() {}
-            if self.making.take().is_some_and(|making| !making.told) {
+            if self.making.take().is_some_and(|making| !making.reported) {
                 self.failed("the process that makes it ended");
             }
         }
     }
 
     /// Logs the failure and delays the next attempt. Until then sandboxes are created without a spare.
-    pub fn failed(&mut self, why: &str) {
+    pub(crate) fn failed(&mut self, why: &str) {
         crate::launcher::log(&format!("launcher: no spare sandbox: {why}"));
-        self.not_before = Some(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.backoff.failed(Instant::now());
     }
 
     /// Reduces the spares of kinds without recent requests, and removes kinds that were not requested for long. Returns
     /// the spares that are given up.
     #[must_use = "to be unmounted where it is in nobody's way"]
-    pub fn tick(&mut self) -> Vec<Spare> {
+    pub(crate) fn tick(&mut self) -> Vec<Spare> {
         let now = Instant::now();
         if let Some(making) = &self.making
             && now > making.until
@@ -255,22 +225,21 @@ impl Spares {
         }
         let mut given_up = vec![];
         for kind in &mut self.kinds {
-            if now >= kind.lull() {
-                (kind.wanted, kind.since) = (kind.wanted / 2, now);
-                given_up.extend(kind.ready.drain(kind.wanted.min(kind.ready.len())..));
+            if kind.demand.fall(now) {
+                given_up.extend(kind.ready.drain(kind.demand.wanted.min(kind.ready.len())..));
             }
         }
         while self.kinds.len() > KINDS
-            && let Some(oldest) = (0..self.kinds.len()).min_by_key(|n| self.kinds[*n].asked)
+            && let Some(oldest) = (0..self.kinds.len()).min_by_key(|n| self.kinds[*n].demand.asked)
         {
             given_up.extend(self.kinds.swap_remove(oldest).ready);
         }
-        self.kinds.retain(|kind| kind.wanted > 0);
+        self.kinds.retain(|kind| kind.demand.wanted > 0);
         given_up
     }
 
     /// Kills the process that makes a spare, if there is one, and waits for its end.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         if let Some(making) = self.making.take() {
             let _ = pidfd_send_signal(&making.pidfd, Signal::KILL);
             let _ = waitid(WaitId::PidFd(making.pidfd.as_fd()), WaitIdOptions::EXITED);
@@ -305,8 +274,7 @@ fn alike(a: &JailSpec, b: &JailSpec) -> bool {
 
 /// Makes the spare in the child. Like every child of the launcher, it closes the launcher's descriptors first.
 fn prepare_in_child(plan: &crate::plan::Plan, control: OwnedFd) {
-    let alone = rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .and_then(|()| sys::close_all_but(&[control.as_fd()]))
+    let alone = sys::separate_child(&[control.as_fd()])
         .and_then(|()| rustix::process::setpriority_process(None, BACKGROUND))
         .and_then(|()| sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWNET));
     if alone.is_ok() {

@@ -1,7 +1,7 @@
-//! The specification of a sandbox as data: everything that [`crate::plan`] needs, so that the plan is a pure function
+//! The specification of a sandbox as data: everything that `crate::plan` needs, so that the plan is a pure function
 //! of it.
 //!
-//! [`Host::detect`] inspects the host once; no later step does.
+//! `Host::detect` inspects the host once; no later step does.
 
 use std::fs;
 use std::net::SocketAddrV4;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::IdMap;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JailSpec {
+pub(crate) struct JailSpec {
     pub hostname: String,
     pub map: IdMap,
     pub host: Host,
@@ -45,7 +45,7 @@ pub struct JailSpec {
 
 /// The browser's part of the sandbox. [`JailSpec::map`] defines its uid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BrowserJail {
+pub(crate) struct BrowserJail {
     /// Maximum number of processes of the browser alone; see [`JailSpec::processes`].
     pub processes: Option<u64>,
 }
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Content {
 /// The file system of `/workspace`, `/data` and `/tmp`: a single volume, so that one quota applies to all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Volume {
+pub(crate) enum Volume {
     /// An ext4 file system in a sparse file: on disk and not charged to memory. It needs root.
     Ext4 { template: PathBuf, image: PathBuf },
     /// A file system in memory, charged to the sandbox.
@@ -98,13 +98,13 @@ pub enum Volume {
 /// A kept volume for `/data`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum KeptVolumeSpec {
+pub(crate) enum KeptVolumeSpec {
     /// An ext4 file system with a journal in a sparse file, created first if there is a template. It needs root.
     Ext4 { template: Option<PathBuf>, image: PathBuf },
     /// The same kind of file system, still mounted since its last use; its directory is passed as a descriptor.
     Mounted { image: PathBuf },
     /// A file system in memory that the launcher has mounted at `at` and keeps for as long as it lives.
-    Held { at: PathBuf },
+    Memory { at: PathBuf },
 }
 
 /// A directory of the host that the operator shares with sandboxes.
@@ -117,7 +117,7 @@ pub struct SharedVolumeSpec {
 
 /// The layout of the host's system directories, and the host's files that a sandbox needs to see.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Host {
+pub(crate) struct Host {
     /// Paths that are shown read-only at the same path.
     pub binds: Vec<PathBuf>,
     /// Symlinks and their targets, such as `/bin → usr/bin` on merged systems.
@@ -235,7 +235,7 @@ fn ptys(root: &Path) -> u32 {
 
 impl Host {
     /// Inspects the host. `root` is `/`, or a directory with a test fixture.
-    pub fn detect(root: &Path) -> Self {
+    pub(crate) fn detect(root: &Path) -> Self {
         let on_host = |path: &str| root.join(path.trim_start_matches('/'));
         let mut host = Self::default();
         for path in SYSTEM.iter().chain(ETC) {
@@ -268,7 +268,7 @@ impl Host {
     }
 
     /// Returns whether `path` is already visible through one of the binds or symlinks.
-    pub fn shows(&self, path: &Path) -> bool {
+    pub(crate) fn shows(&self, path: &Path) -> bool {
         self.binds.iter().chain(self.symlinks.iter().map(|(link, _)| link)).any(|shown| path.starts_with(shown))
     }
 }
@@ -287,7 +287,7 @@ fn normal(path: &Path) -> PathBuf {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SpecError {
+pub(crate) enum SpecError {
     #[error("`{0}` is not an absolute path without `..`")]
     NotAbsolute(PathBuf),
     #[error("`{0}` lies where a sandbox has its own files")]
@@ -311,7 +311,7 @@ const RESERVED_FROM_SHARED: &[&str] = &["/tmp", "/.volume", "/.kept", "/.empty",
 
 impl JailSpec {
     /// Rejects paths that would cover the sandbox's own parts or lead out of them.
-    pub fn check(&self) -> Result<(), SpecError> {
+    pub(crate) fn check(&self) -> Result<(), SpecError> {
         let paths = self.runtime.iter().chain(self.files.iter().map(|f| &f.path));
         for path in paths {
             check_form(path)?;

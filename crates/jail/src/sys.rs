@@ -2,12 +2,14 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 type Result<T> = std::result::Result<T, Errno>;
 
@@ -22,7 +24,7 @@ fn check(result: c_long) -> Result<c_long> {
 /// `clone_args` of clone3(2), which the C library's headers have only on some targets.
 #[repr(C, align(8))]
 #[derive(Default)]
-pub struct CloneArgs {
+pub(crate) struct CloneArgs {
     pub flags: u64,
     pub pidfd: u64,
     pub child_tid: u64,
@@ -36,7 +38,7 @@ pub struct CloneArgs {
     pub cgroup: u64,
 }
 
-pub const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+pub(crate) const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 pub enum Cloned {
     Child,
@@ -67,8 +69,33 @@ pub fn clone3(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> Result<Clone
     }
 }
 
+/// Runs `work` in a process that [`clone3`] creates, and returns the pid and the pidfd of that process. The process
+/// exits when `work` returns or panics: it neither runs its parent's destructors nor unwinds into its parent's loop.
+/// Nobody reads its exit status.
+pub(crate) fn spawn_child(
+    namespaces: c_int,
+    cgroup: Option<BorrowedFd<'_>>,
+    work: impl FnOnce(),
+) -> Result<(Pid, OwnedFd)> {
+    match clone3(namespaces, cgroup)? {
+        Cloned::Child => {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            leave(1)
+        }
+        Cloned::Parent { pid, pidfd } => Ok((pid, pidfd)),
+    }
+}
+
+/// Separates a child of the launcher from it: the child gets the default signals, dies with the launcher and closes all
+/// of the launcher's descriptors except `keep`.
+pub(crate) fn separate_child(keep: &[BorrowedFd<'_>]) -> Result<()> {
+    default_signals();
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    close_all_but(keep)
+}
+
 /// Forks a process for a short-lived helper, under the same condition as [`clone3`].
-pub fn fork() -> Result<Option<Pid>> {
+pub(crate) fn fork() -> Result<Option<Pid>> {
     // SAFETY: the process has one thread (launcher), or the child only makes async-signal-safe calls (the callers'
     // contract).
     let pid = check(c_long::from(unsafe { libc::fork() }))?;
@@ -83,13 +110,13 @@ pub fn leave(code: c_int) -> ! {
 
 /// Kills every process that this one may signal, except itself and PID 1. The caller must have no capabilities and a
 /// uid that owns no other processes.
-pub fn kill_own() -> Result<()> {
+pub(crate) fn kill_own() -> Result<()> {
     // SAFETY: the arguments are plain numbers.
     check(c_long::from(unsafe { libc::kill(-1, libc::SIGKILL) })).map(drop)
 }
 
 /// Blocks until the process is killed. Used by a process that exists only to keep its namespace alive.
-pub fn wait_for_the_end() -> ! {
+pub(crate) fn wait_for_the_end() -> ! {
     loop {
         // SAFETY: `pause` has no preconditions.
         unsafe { libc::pause() };
@@ -97,19 +124,19 @@ pub fn wait_for_the_end() -> ! {
 }
 
 /// Moves the calling, single-threaded process into new namespaces.
-pub fn unshare(namespaces: c_int) -> Result<()> {
+pub(crate) fn unshare(namespaces: c_int) -> Result<()> {
     // SAFETY: only CLONE_NEW* flags are passed, so memory and descriptors stay shared as they are.
     check(c_long::from(unsafe { libc::unshare(namespaces) })).map(drop)
 }
 
-pub const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
-pub const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
-pub const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
-pub const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
+pub(crate) const RDONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+pub(crate) const NOSUID: u64 = libc::MOUNT_ATTR_NOSUID;
+pub(crate) const NODEV: u64 = libc::MOUNT_ATTR_NODEV;
+pub(crate) const NOEXEC: u64 = libc::MOUNT_ATTR_NOEXEC;
 
 /// Adds attributes to the mount behind `fd`, and to those below it if `recursive`. Attributes are never removed, so the
 /// ones that the host locked remain.
-pub fn mount_setattr(fd: BorrowedFd<'_>, set: u64, recursive: bool) -> Result<()> {
+pub(crate) fn mount_setattr(fd: BorrowedFd<'_>, set: u64, recursive: bool) -> Result<()> {
     set_mount(
         fd,
         libc::mount_attr { attr_set: set, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 },
@@ -118,7 +145,7 @@ pub fn mount_setattr(fd: BorrowedFd<'_>, set: u64, recursive: bool) -> Result<()
 }
 
 /// Shows the files of a detached mount, and of those below it, with owners mapped according to a user namespace.
-pub fn mount_idmap(fd: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn mount_idmap(fd: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<()> {
     let userns_fd = u64::try_from(namespace.as_raw_fd()).map_err(|_| Errno::BADF)?;
     set_mount(fd, libc::mount_attr { attr_set: libc::MOUNT_ATTR_IDMAP, attr_clr: 0, propagation: 0, userns_fd }, true)
 }
@@ -140,7 +167,7 @@ fn set_mount(fd: BorrowedFd<'_>, attr: libc::mount_attr, recursive: bool) -> Res
 }
 
 /// Marks every descriptor from `first` on close-on-exec.
-pub fn close_on_exec_from(first: RawFd) -> Result<()> {
+fn close_on_exec_from(first: RawFd) -> Result<()> {
     const CLOEXEC: libc::c_uint = 4;
     // SAFETY: only the close-on-exec flag changes; no descriptor becomes invalid in this program.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
@@ -148,7 +175,7 @@ pub fn close_on_exec_from(first: RawFd) -> Result<()> {
 
 /// Closes all descriptors of a forked child except the standard three and `keep`. Owners of closed descriptors must not
 /// be used or dropped afterwards: such a child ends by [`leave`] or executes another program.
-pub fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
+pub(crate) fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
     let mut kept: Vec<u32> =
         keep.iter().filter_map(|fd| u32::try_from(fd.as_raw_fd()).ok()).filter(|n| *n > 2).collect();
     kept.sort_unstable();
@@ -164,16 +191,44 @@ pub fn close_all_but(keep: &[BorrowedFd<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Duplicates `fd` to a fixed number at which the next program expects it.
-pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> Result<()> {
+/// Number of descriptors that a program can receive: 0 to 4.
+const HANDED_OVER: RawFd = 5;
+
+/// Duplicates `fd` to a number below [`HANDED_OVER`], at which the next program expects it.
+fn place(fd: &OwnedFd, number: RawFd) -> Result<()> {
     // SAFETY: the caller reserves the numbers 0 to 4 for the descriptors it hands over; no owned descriptor has one of
     // them.
     check(c_long::from(unsafe { libc::dup2(fd.as_raw_fd(), number) })).map(drop)
 }
 
+/// Gives each of `fds` the number at which the next program expects it, and marks all other descriptors close-on-exec.
+/// Returns copies of `keep` that the caller can use until it executes that program.
+pub(crate) fn hand_over<const N: usize>(fds: &[(RawFd, &OwnedFd)], keep: [&OwnedFd; N]) -> Result<[OwnedFd; N]> {
+    // The current numbers may be among those that are assigned below.
+    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
+    let kept: Vec<OwnedFd> = keep.into_iter().map(high).collect::<Result<_>>()?;
+    let moved: Vec<OwnedFd> = fds.iter().map(|(_, fd)| high(fd)).collect::<Result<_>>()?;
+    for ((number, _), fd) in fds.iter().zip(&moved) {
+        place(fd, *number)?;
+    }
+    close_on_exec_from(HANDED_OVER)?;
+    kept.try_into().map_err(|_| Errno::INVAL)
+}
+
+/// Opens `/dev/null`.
+pub(crate) fn open_null() -> Result<OwnedFd> {
+    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Replaces the descriptors with these numbers, which are open and have no owner, by `/dev/null`.
+pub(crate) fn place_null(mut numbers: Range<RawFd>) -> Result<()> {
+    let null = open_null()?;
+    numbers.try_for_each(|number| place(&null, number))
+}
+
 /// Replaces this program by the one behind `fd`, with these arguments and an empty environment. Returns only on
 /// failure.
-pub fn execveat(fd: BorrowedFd<'_>, args: &[CString]) -> Errno {
+pub(crate) fn execveat(fd: BorrowedFd<'_>, args: &[CString]) -> Errno {
     let argv: Vec<*const c_char> = args.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect();
     let envp: [*const c_char; 1] = [ptr::null()];
     // SAFETY: `argv` and `envp` are null-terminated arrays of C strings that outlive the call.
@@ -191,7 +246,7 @@ pub fn execveat(fd: BorrowedFd<'_>, args: &[CString]) -> Errno {
 }
 
 /// Replaces this program by the one at `path`, with these arguments and this environment. Returns only on failure.
-pub fn execve(path: &CStr, args: &[CString], environment: &[CString]) -> Errno {
+pub(crate) fn execve(path: &CStr, args: &[CString], environment: &[CString]) -> Errno {
     let array = |list: &[CString]| list.iter().map(|a| a.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
     let (argv, envp) = (array(args), array(environment));
     // SAFETY: `argv` and `envp` are null-terminated arrays of C strings that outlive the call.
@@ -201,14 +256,14 @@ pub fn execve(path: &CStr, args: &[CString], environment: &[CString]) -> Errno {
 
 /// Moves the calling, single-threaded process into namespaces of the process behind `pidfd`. A pid namespace applies
 /// only to its children.
-pub fn join_namespaces(pidfd: BorrowedFd<'_>, namespaces: c_int) -> Result<()> {
+pub(crate) fn join_namespaces(pidfd: BorrowedFd<'_>, namespaces: c_int) -> Result<()> {
     // SAFETY: the call changes what the process sees, and none of its memory.
     check(c_long::from(unsafe { libc::setns(pidfd.as_raw_fd(), namespaces) })).map(drop)
 }
 
 /// Makes the kernel kill this process when the last writer of the pipe is gone, also after an `exec`. The signal counts
 /// as sent by the process to itself, whichever process the last writer was.
-pub fn kill_self_when_closed(pipe: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn kill_self_when_closed(pipe: BorrowedFd<'_>) -> Result<()> {
     const F_SETSIG: c_int = 10;
     let fd = pipe.as_raw_fd();
     // SAFETY: the arguments are plain numbers and only set what the kernel does when the pipe changes.
@@ -221,7 +276,7 @@ pub fn kill_self_when_closed(pipe: BorrowedFd<'_>) -> Result<()> {
 
 /// Leaves the session keyring of the process that started us, because keyrings are not part of a namespace. A kernel
 /// without keyrings is accepted.
-pub fn new_session_keyring() -> Result<()> {
+pub(crate) fn new_session_keyring() -> Result<()> {
     // SAFETY: a null name asks for a new anonymous keyring.
     match check(unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<c_char>()) }) {
         Ok(_) | Err(Errno::NOSYS) => Ok(()),
@@ -230,7 +285,7 @@ pub fn new_session_keyring() -> Result<()> {
 }
 
 /// Brings up the loopback interface of the current network namespace.
-pub fn loopback_up() -> Result<()> {
+pub(crate) fn loopback_up() -> Result<()> {
     let socket = rustix::net::socket_with(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::DGRAM,
@@ -251,7 +306,7 @@ pub fn loopback_up() -> Result<()> {
 /// for the data of a connection that waits to be accepted: such a connection gets little room until a program reads
 /// from it, and only a limited number can wait at one socket ([`crate::sockets`] ends a sandbox that creates too many).
 /// Copies of sent data with a time stamp would wait in another uncharged queue, so none are made.
-pub const NETWORK_LIMITS: &[(&str, &str)] = &[
+pub(crate) const NETWORK_LIMITS: &[(&str, &str)] = &[
     ("ipv4/tcp_rmem", "4096 16384 1048576"),
     ("ipv4/tcp_max_tw_buckets", "4096"),
     ("core/optmem_max", "20480"),
@@ -261,13 +316,13 @@ pub const NETWORK_LIMITS: &[(&str, &str)] = &[
 
 /// Applies [`NETWORK_LIMITS`] to the current network namespace, as far as the kernel has them per namespace and
 /// `/proc/sys` is writable. Returns the ones that could not be set as bits, which `doctor` reports.
-pub fn limit_network() -> u8 {
+pub(crate) fn limit_network() -> u8 {
     let set = |(name, value): &(&str, &str)| std::fs::write(Path::new("/proc/sys/net").join(name), value);
     NETWORK_LIMITS.iter().enumerate().filter(|(_, limit)| set(limit).is_err()).fold(0, |bits, (n, _)| bits | 1 << n)
 }
 
 /// Leaves a real-time scheduling policy or I/O class, if the process has one.
-pub fn ordinary_scheduling() -> Result<()> {
+pub(crate) fn ordinary_scheduling() -> Result<()> {
     const PROCESS: c_int = 1;
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads the policy of the calling process.
@@ -297,7 +352,7 @@ pub fn by_default(signal: c_int) {
 }
 
 /// Resets all signals to the default and unblocks them, as programs expect at their start.
-pub fn default_signals() {
+pub(crate) fn default_signals() {
     // SAFETY: SIG_DFL installs no code; `sigemptyset` initialises the set before it is used.
     unsafe {
         for signal in 1..32 {
@@ -311,14 +366,14 @@ pub fn default_signals() {
 
 /// Locks one byte of a file for its open file description. Returns false if another description has locked it; locks of
 /// the same description do not conflict.
-pub fn try_lock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<bool> {
+pub(crate) fn try_lock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<bool> {
     match set_lock(file, byte, libc::F_WRLCK) {
         Err(Errno::AGAIN | Errno::ACCESS) => Ok(false),
         other => other.map(|()| true),
     }
 }
 
-pub fn unlock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<()> {
+pub(crate) fn unlock_byte(file: BorrowedFd<'_>, byte: u32) -> Result<()> {
     set_lock(file, byte, libc::F_UNLCK)
 }
 
@@ -334,13 +389,13 @@ fn set_lock(file: BorrowedFd<'_>, byte: u32, kind: c_int) -> Result<()> {
 }
 
 /// Reaps one dead child, if there is any.
-pub fn reap_any() -> Option<Pid> {
+pub(crate) fn reap_any() -> Option<Pid> {
     // SAFETY: a null status pointer is allowed.
     Pid::from_raw(unsafe { libc::waitpid(-1, ptr::null_mut(), libc::WNOHANG | libc::__WALL) }.max(0))
 }
 
 /// Returns the newest landlock ABI of the kernel, or `None` if landlock is absent or switched off.
-pub fn landlock_abi() -> Option<u32> {
+pub(crate) fn landlock_abi() -> Option<u32> {
     const VERSION: u32 = 1;
     // SAFETY: with the version flag the kernel reads no attributes and expects null and 0.
     let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, ptr::null::<u8>(), 0usize, VERSION) };
@@ -349,7 +404,7 @@ pub fn landlock_abi() -> Option<u32> {
 
 /// Returns the syscalls that the creation of a sandbox needs and that this kernel (or a filter around us) does not
 /// have.
-pub fn missing_calls() -> Vec<&'static str> {
+pub(crate) fn missing_calls() -> Vec<&'static str> {
     let none = ptr::null::<u8>();
     // SAFETY: each call gets an invalid length, flag or descriptor, so that it fails before it reads or changes
     // anything.
@@ -369,14 +424,14 @@ pub fn missing_calls() -> Vec<&'static str> {
 }
 
 /// Returns whether the kernel supports seccomp filters that kill the process.
-pub fn seccomp_available() -> bool {
+pub(crate) fn seccomp_available() -> bool {
     let action: u32 = libc::SECCOMP_RET_KILL_PROCESS;
     // SAFETY: the kernel reads one `u32`.
     unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, ptr::from_ref(&action)) == 0 }
 }
 
 /// Returns blocks that are free in a file system to the storage below it.
-pub fn trim(dir: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn trim(dir: BorrowedFd<'_>) -> Result<()> {
     #[repr(C)]
     struct Range {
         start: u64,
@@ -390,7 +445,7 @@ pub fn trim(dir: BorrowedFd<'_>) -> Result<()> {
 }
 
 /// Loop devices, as described in loop(4).
-pub mod loop_device {
+pub(crate) mod loop_device {
     use super::{AsFd, AsRawFd, Errno, OwnedFd, RawFd, Result, check, ptr};
 
     const CTL_GET_FREE: libc::Ioctl = 0x4C82;
@@ -423,14 +478,14 @@ pub mod loop_device {
         reserved: [u64; 8],
     }
 
-    pub fn free_number(control: impl AsFd) -> Result<u32> {
+    pub(crate) fn free_number(control: impl AsFd) -> Result<u32> {
         // SAFETY: the request takes no argument.
         let number = check(unsafe { libc::ioctl(control.as_fd().as_raw_fd(), CTL_GET_FREE) }.into())?;
         Ok(number as u32)
     }
 
     /// Attaches `file` to the device, which releases it automatically once the device is neither open nor mounted.
-    pub fn configure(device: &OwnedFd, file: RawFd) -> Result<()> {
+    pub(crate) fn configure(device: &OwnedFd, file: RawFd) -> Result<()> {
         // SAFETY: all zeros is a valid value of these plain structs.
         let mut config: LoopConfig = unsafe { std::mem::zeroed() };
         config.fd = u32::try_from(file).map_err(|_| Errno::BADF)?;

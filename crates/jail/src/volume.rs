@@ -39,7 +39,7 @@ pub enum VolumeError {
 
 /// The purpose of a file system in an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// The file system ends with its sandbox.
     Own,
     /// The file system has to survive a crash.
@@ -75,7 +75,7 @@ impl Purpose {
 }
 
 /// Minimum size of a kept volume. A smaller one has hardly any room beside the journal.
-pub const SMALLEST_KEPT: u64 = 16 << 20;
+pub(crate) const SMALLEST_KEPT: u64 = 16 << 20;
 
 /// How long to wait for an image whose sandbox is about to end. The sandboxes of a launcher that died end shortly after
 /// it.
@@ -88,7 +88,7 @@ const MOMENT: Duration = Duration::from_millis(250);
 const KNOCK: Duration = Duration::from_millis(30);
 
 /// Returns the path of `mkfs.ext4`, if it is installed. The launcher has no search path.
-pub fn mkfs() -> Option<PathBuf> {
+pub(crate) fn mkfs() -> Option<PathBuf> {
     ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"]
         .iter()
         .map(|dir| Path::new(dir).join("mkfs.ext4"))
@@ -97,7 +97,7 @@ pub fn mkfs() -> Option<PathBuf> {
 
 /// Returns the template for this size, and makes it if it does not exist. A rename puts the template in place, so it is
 /// never incomplete.
-pub fn template(dir: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<PathBuf, VolumeError> {
+pub(crate) fn template(dir: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<PathBuf, VolumeError> {
     let name = format!("{}-{bytes}-{inodes}", purpose.name());
     let path = dir.join(format!("{name}.img"));
     if path.exists() {
@@ -138,7 +138,7 @@ fn make(path: &Path, purpose: Purpose, bytes: u64, inodes: u64) -> Result<(), Vo
 }
 
 /// Copies a sparse file without its holes, and shares the blocks if the file system supports that.
-pub fn copy_sparse(from: &Path, to: &Path) -> Result<(), VolumeError> {
+pub(crate) fn copy_sparse(from: &Path, to: &Path) -> Result<(), VolumeError> {
     copy(from, to).map_err(|source| VolumeError::Copy { path: to.to_owned(), source })
 }
 
@@ -180,14 +180,14 @@ fn copy_range(source: &File, target: &File, mut start: u64, end: u64) -> io::Res
 
 /// A loop device with the image attached. It is kept open, so that it does not release the image before it is mounted.
 #[derive(Debug)]
-pub struct Attached {
+pub(crate) struct Attached {
     pub number: u32,
     pub path: String,
     _device: OwnedFd,
 }
 
 /// Opens and locks an image for exclusive use. Waits a little for a holder of the lock that is about to end.
-pub fn lock_image(image: &Path) -> Result<OwnedFd, VolumeError> {
+pub(crate) fn lock_image(image: &Path) -> Result<OwnedFd, VolumeError> {
     let at = |errno| VolumeError::Image { path: image.to_owned(), errno };
     let file = open_image(image)?;
     lock_within(&file, image, PATIENCE)?;
@@ -201,7 +201,7 @@ pub fn lock_image(image: &Path) -> Result<OwnedFd, VolumeError> {
 
 /// Removes an image that is not in use, if it exists. This happens under the image's lock, so that no sandbox can take
 /// the image in the meantime.
-pub fn remove_image(image: &Path) -> Result<(), VolumeError> {
+pub(crate) fn remove_image(image: &Path) -> Result<(), VolumeError> {
     let at = |errno| VolumeError::Image { path: image.to_owned(), errno };
     let file = match open_image(image) {
         Err(VolumeError::Image { errno: Errno::NOENT, .. }) => return Ok(()),
@@ -232,14 +232,14 @@ fn lock_within(file: &OwnedFd, image: &Path, patience: Duration) -> Result<(), V
     }
 }
 
-pub fn open_image(image: &Path) -> Result<OwnedFd, VolumeError> {
+pub(crate) fn open_image(image: &Path) -> Result<OwnedFd, VolumeError> {
     rustix::fs::open(image, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
         .map_err(|errno| VolumeError::Image { path: image.to_owned(), errno })
 }
 
 /// Attaches an image to a free loop device. The device holds the open file description of `image`, and with it any lock
 /// on that.
-pub fn attach_loop(image: &OwnedFd) -> Result<Attached, VolumeError> {
+pub(crate) fn attach_loop(image: &OwnedFd) -> Result<Attached, VolumeError> {
     const TRIES: usize = 64;
     let at = |path: &str| {
         let path = path.to_owned();
@@ -262,7 +262,7 @@ pub fn attach_loop(image: &OwnedFd) -> Result<Attached, VolumeError> {
 }
 
 /// Checks that a loop device is available: a container may have the control file but not the devices that it creates.
-pub fn loop_devices() -> Result<(), Errno> {
+pub(crate) fn loop_devices() -> Result<(), Errno> {
     let open = |path: &str| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let number = loop_device::free_number(open("/dev/loop-control")?)?;
     open(&format!("/dev/loop{number}")).map(drop)
@@ -271,27 +271,27 @@ pub fn loop_devices() -> Result<(), Errno> {
 /// Identifies a loop device during one attachment: another launcher may take the same number for the same image right
 /// afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Device {
+pub(crate) struct Device {
     pub number: u32,
     /// The kernel's sequence number of the disk; kernels before 5.15 do not report it.
     sequence: Option<u64>,
 }
 
 impl Device {
-    pub fn of(number: u32) -> Self {
+    pub(crate) fn of(number: u32) -> Self {
         let text = fs::read_to_string(format!("/sys/block/loop{number}/diskseq"));
         Self { number, sequence: text.ok().and_then(|text| text.trim().parse().ok()) }
     }
 }
 
 /// Returns whether the file system on a loop device has encountered an error.
-pub fn has_errors(number: u32) -> bool {
+pub(crate) fn has_errors(number: u32) -> bool {
     let count = fs::read_to_string(format!("/sys/fs/ext4/loop{number}/errors_count"));
     count.is_ok_and(|count| count.trim() != "0")
 }
 
 /// Returns the path of the image that is attached to a loop device, if any.
-pub fn loop_backing(number: u32) -> Option<PathBuf> {
+pub(crate) fn loop_backing(number: u32) -> Option<PathBuf> {
     let text = fs::read_to_string(format!("/sys/block/loop{number}/loop/backing_file")).ok()?;
     let path = text.trim_end_matches('\n');
     Some(PathBuf::from(path.strip_suffix(" (deleted)").unwrap_or(path)))

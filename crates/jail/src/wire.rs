@@ -11,9 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -176,6 +177,20 @@ const MAX_MESSAGE: usize = 64 << 20;
 const INLINE: u8 = b'j';
 const IN_MEMFD: u8 = b'm';
 
+/// Creates a connection between this process, which watches its end and must not block, and a child.
+pub(crate) fn connection() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::io::ioctl_fionbio(&ours, true)?;
+    Ok((ours, theirs))
+}
+
+/// Creates the pipe through which a child writes to the log. This process watches the first end and must not block.
+pub(crate) fn log_pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&ours, true)?;
+    Ok((ours, theirs))
+}
+
 /// Sends one message. Returns `WouldBlock` if the other side does not read and the socket is non-blocking.
 pub fn send<M: Serialize>(socket: impl AsFd, message: &M, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
@@ -240,7 +255,6 @@ fn read_all(memfd: OwnedFd) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]
     fn short_and_long_messages_and_descriptors_arrive() {

@@ -12,8 +12,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
-use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown, socketpair,
@@ -23,10 +21,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::apply;
 use crate::confine::ConfineStep;
-use crate::keeper::{CONTROL, KINDS, LOG, LOG_BYTES};
+use crate::keeper::LOG_BYTES;
 use crate::launcher::{log, relay};
 use crate::plan::Plan;
-use crate::sys::{self, Cloned};
+use crate::pool::Backoff;
+use crate::sys;
+use crate::token::{Stream, Token};
 use crate::wire::{self, LauncherReply};
 
 /// Maximum time for an interpreter to start: enough to import a data stack on a busy machine.
@@ -62,7 +62,7 @@ impl Default for Rotation {
 
 /// Everything that is needed to start an interpreter.
 #[derive(Debug)]
-pub struct Recipe {
+pub(crate) struct Recipe {
     pub plan: Plan,
     pub argv: Vec<CString>,
     pub environment: Vec<CString>,
@@ -101,11 +101,11 @@ pub enum ZygoteMessage {
         number: u64,
         message: String,
     },
-    /// The counterpart of [`apply::SetupEvent::Note`].
+    /// The counterpart of `apply::SetupEvent::Note`.
     Note {
         message: String,
     },
-    /// A step of the interpreter's plan (see [`apply::SetupEvent`]) or its start as a whole has failed.
+    /// A step of the interpreter's plan (see `apply::SetupEvent`) or its start as a whole has failed.
     Failed {
         step: usize,
         message: String,
@@ -144,7 +144,7 @@ const DRIVER: u8 = b'd';
 
 impl Arrival {
     /// Sends the process without blocking: a guest that does not take its arrivals gets no more.
-    pub fn send(&self, way: impl AsFd) -> io::Result<()> {
+    pub fn send(&self, socket: impl AsFd) -> io::Result<()> {
         let (kind, fork, leash) = match self {
             Self::Kernel(fork) => (KERNEL, fork, None),
             Self::Driver(fork, leash) => (DRIVER, fork, Some(leash)),
@@ -154,17 +154,17 @@ impl Arrival {
         let fds: Vec<_> = [&fork.process, &fork.channel].into_iter().chain(leash).map(AsFd::as_fd).collect();
         control.push(SendAncillaryMessage::ScmRights(&fds));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(way, &[IoSlice::new(&[kind]), IoSlice::new(&fork.pid.to_le_bytes())], &mut control, flags)?;
+        sendmsg(socket, &[IoSlice::new(&[kind]), IoSlice::new(&fork.pid.to_le_bytes())], &mut control, flags)?;
         Ok(())
     }
 
     /// Receives the oldest arrival that was not taken yet.
-    pub fn receive(way: impl AsFd) -> io::Result<Self> {
+    pub fn receive(socket: impl AsFd) -> io::Result<Self> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (mut kind, mut pid) = ([0], [0; 4]);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        recvmsg(way, &mut [IoSliceMut::new(&mut kind), IoSliceMut::new(&mut pid)], &mut control, flags)?;
+        recvmsg(socket, &mut [IoSliceMut::new(&mut kind), IoSliceMut::new(&mut pid)], &mut control, flags)?;
         let rights = |m| if let RecvAncillaryMessage::ScmRights(fds) = m { Some(fds) } else { None };
         let mut fds = control.drain().filter_map(rights).flatten();
         let (Some(process), Some(channel)) = (fds.next(), fds.next()) else {
@@ -181,10 +181,10 @@ impl Arrival {
 
 /// A fork that the server has requested.
 #[derive(Debug)]
-pub struct ForkRequest {
+pub(crate) struct ForkRequest {
     pub request: u64,
     /// The launcher's key of the sandbox.
-    pub cell: u64,
+    pub sandbox: u64,
     pub guest: OwnedFd,
     /// The v2 cgroup in which the process is created.
     pub v2: Option<OwnedFd>,
@@ -195,12 +195,12 @@ pub struct ForkRequest {
 
 /// What the launcher has to do as the result of a request.
 #[derive(Debug)]
-pub enum ForkOutcome {
+pub(crate) enum ForkOutcome {
     Answer(u64, LauncherReply),
     /// Hand the fork to the guest, then reply.
     Forked {
         request: u64,
-        cell: u64,
+        sandbox: u64,
         fork: Fork,
     },
 }
@@ -208,7 +208,7 @@ pub enum ForkOutcome {
 #[derive(Debug)]
 struct Sent {
     request: u64,
-    cell: u64,
+    sandbox: u64,
     channel: OwnedFd,
     /// The process that brings the kernel into the sandbox, once the interpreter has created it.
     begun: Option<OwnedFd>,
@@ -262,23 +262,20 @@ impl Zygote {
 
 /// Manages the interpreter that serves and the one that replaces it.
 #[derive(Debug)]
-pub struct ZygoteSupervisor {
+pub(crate) struct ZygoteSupervisor {
     recipe: Option<Recipe>,
     zygotes: Vec<Zygote>,
     /// Requests that wait for the first interpreter to be ready.
     waiting: Vec<u64>,
     queue: VecDeque<ForkRequest>,
     next: u64,
-    again: Option<Instant>,
-    pause: Duration,
+    /// The next start after an interpreter has died or did not start.
+    restart: Backoff<Instant>,
     forks: u64,
     restarts: u64,
     not_imported: BTreeMap<String, String>,
     outcomes: Vec<ForkOutcome>,
 }
-
-/// First event key of an interpreter; smaller keys belong to sandboxes.
-const FIRST_KEY: u64 = 1 << 48;
 
 impl Default for ZygoteSupervisor {
     fn default() -> Self {
@@ -287,9 +284,8 @@ impl Default for ZygoteSupervisor {
             zygotes: Vec::new(),
             waiting: Vec::new(),
             queue: VecDeque::new(),
-            next: FIRST_KEY,
-            again: None,
-            pause: PAUSE,
+            next: 1,
+            restart: Backoff::new(PAUSE, LONGEST_PAUSE),
             forks: 0,
             restarts: 0,
             not_imported: BTreeMap::new(),
@@ -300,19 +296,18 @@ impl Default for ZygoteSupervisor {
 
 impl ZygoteSupervisor {
     /// Starts an interpreter in place of the previous one. The request is answered when the interpreter can be forked.
-    pub fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
+    pub(crate) fn warm(&mut self, epoll: &OwnedFd, request: u64, recipe: Recipe) {
         self.end();
         self.recipe = Some(recipe);
         self.not_imported.clear();
-        self.pause = PAUSE;
         self.waiting.push(request);
         self.start(epoll);
     }
 
     /// Ends all interpreters. Open orders are answered when the interpreters are gone.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.recipe = None;
-        self.again = None;
+        self.restart.reset();
         self.fail_all("it is being replaced");
         for zygote in &mut self.zygotes {
             zygote.state = ZygoteState::Retired { since: Instant::now() };
@@ -320,11 +315,11 @@ impl ZygoteSupervisor {
         }
     }
 
-    pub fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.zygotes.is_empty()
     }
 
-    pub fn figures(&self) -> LauncherReply {
+    pub(crate) fn status(&self) -> LauncherReply {
         let not_imported = self.not_imported.clone();
         LauncherReply::Warmth {
             ready: self.ready().is_some(),
@@ -334,7 +329,7 @@ impl ZygoteSupervisor {
         }
     }
 
-    pub fn fork(&mut self, wanted: ForkRequest) {
+    pub(crate) fn fork(&mut self, wanted: ForkRequest) {
         if self.ready().is_none() || self.queue.len() >= MAX_QUEUE {
             let why = if self.recipe.is_some() { "it is not ready" } else { "there is none" };
             return self.outcomes.push(ForkOutcome::Answer(wanted.request, unavailable(why)));
@@ -344,30 +339,26 @@ impl ZygoteSupervisor {
     }
 
     /// Gives up the forks that are on their way to a sandbox that is ending.
-    pub fn leave(&mut self, cell: u64) {
-        let begun = |_: &u64, sent: &mut Sent| sent.cell == cell && sent.begun.is_some();
+    pub(crate) fn leave(&mut self, sandbox: u64) {
+        let begun = |_: &u64, sent: &mut Sent| sent.sandbox == sandbox && sent.begun.is_some();
         let given_up = self.zygotes.iter_mut().flat_map(|zygote| zygote.sent.extract_if(.., begun));
         self.outcomes.extend(given_up.map(|(_, sent)| sent.give_up("the sandbox is ending")));
     }
 
-    pub fn outcomes(&mut self) -> Vec<ForkOutcome> {
+    pub(crate) fn outcomes(&mut self) -> Vec<ForkOutcome> {
         std::mem::take(&mut self.outcomes)
     }
 
-    pub fn is_ours(key: u64) -> bool {
-        key >= FIRST_KEY
-    }
-
-    pub fn event(&mut self, key: u64, kind: u64) {
-        match kind {
-            CONTROL => while self.hear(key) {},
-            LOG => self.relay(key),
-            _ => {}
+    pub(crate) fn event(&mut self, stream: Stream, key: u64) {
+        match stream {
+            Stream::Control => while self.hear(key) {},
+            Stream::Log => self.relay(key),
+            Stream::Process => {}
         }
     }
 
     /// Handles the end of a process. Returns true if it was an interpreter.
-    pub fn reaped(&mut self, pid: Pid) -> bool {
+    pub(crate) fn reaped(&mut self, pid: Pid) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.pid == pid) else { return false };
         // Its last messages may still be unread.
         while self.hear(self.zygotes[at].key) {}
@@ -391,16 +382,15 @@ impl ZygoteSupervisor {
             }
         };
         if stable {
-            self.pause = PAUSE;
+            self.restart.reset();
         }
         if self.recipe.is_some() {
-            self.again = Some(Instant::now() + self.pause);
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.restart.failed(Instant::now());
         }
         true
     }
 
-    pub fn wake_at(&self) -> Option<Instant> {
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
         let of = |zygote: &Zygote| {
             let own = match zygote.state {
                 ZygoteState::Starting { until } => Some(until),
@@ -409,10 +399,10 @@ impl ZygoteSupervisor {
             };
             zygote.sent.values().map(|sent| sent.until).chain(own).min()
         };
-        self.zygotes.iter().filter_map(of).chain(self.again).min()
+        self.zygotes.iter().filter_map(of).chain(self.restart.retry_at()).min()
     }
 
-    pub fn tick(&mut self, epoll: &OwnedFd) {
+    pub(crate) fn tick(&mut self, epoll: &OwnedFd) {
         let now = Instant::now();
         for zygote in &mut self.zygotes {
             let stuck = zygote.sent.extract_if(.., |_, sent| sent.begun.is_some() && now >= sent.until);
@@ -428,12 +418,11 @@ impl ZygoteSupervisor {
                 zygote.kill();
             }
         }
-        if self.again.is_some_and(|at| now >= at) {
-            self.again = None;
+        if self.restart.take_due(now) {
             self.start(epoll);
         }
-        let starts =
-            self.again.is_some() || self.zygotes.iter().any(|z| matches!(z.state, ZygoteState::Starting { .. }));
+        let starts = self.restart.retry_at().is_some()
+            || self.zygotes.iter().any(|z| matches!(z.state, ZygoteState::Starting { .. }));
         let due = self.zygotes.iter().any(|zygote| match zygote.state {
             ZygoteState::Ready { since } => self.rotates_at(zygote, since).is_some_and(|at| now >= at),
             _ => false,
@@ -446,7 +435,7 @@ impl ZygoteSupervisor {
     fn rotates_at(&self, zygote: &Zygote, since: Instant) -> Option<Instant> {
         let Rotation { forks, not_before, after } = self.recipe.as_ref()?.rotation;
         let starting = |z: &Zygote| matches!(z.state, ZygoteState::Starting { .. });
-        if zygote.forks == 0 || self.again.is_some() || self.zygotes.iter().any(starting) {
+        if zygote.forks == 0 || self.restart.retry_at().is_some() || self.zygotes.iter().any(starting) {
             return None;
         }
         Some(since + if zygote.forks >= forks { not_before } else { after })
@@ -475,8 +464,7 @@ impl ZygoteSupervisor {
                 let why = format!("it cannot be started: {e}");
                 log(&format!("launcher: the warm interpreter: {why}"));
                 self.fail_all(&why);
-                self.again = Some(Instant::now() + self.pause);
-                self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                self.restart.failed(Instant::now());
             }
         }
     }
@@ -485,7 +473,7 @@ impl ZygoteSupervisor {
     fn hear(&mut self, key: u64) -> bool {
         let Some(at) = self.zygotes.iter().position(|z| z.key == key) else { return false };
         let zygote = &mut self.zygotes[at];
-        let (said, fds) = match wire::receive::<ZygoteMessage>(&zygote.socket) {
+        let (message, fds) = match wire::receive::<ZygoteMessage>(&zygote.socket) {
             Ok(Some(message)) => message,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
             // Either the interpreter has ended and will be reaped, or its message makes no sense.
@@ -494,7 +482,7 @@ impl ZygoteSupervisor {
                 return false;
             }
         };
-        match said {
+        match message {
             ZygoteMessage::Ready => self.is_ready(at),
             // Messages about an order that is already finished are ignored.
             ZygoteMessage::Begun { number } => {
@@ -507,8 +495,8 @@ impl ZygoteSupervisor {
                 if let (Some(sent), Some(process)) = (zygote.sent.remove(&number), fds.into_iter().next()) {
                     zygote.forks += 1;
                     self.forks += 1;
-                    let Sent { request, cell, channel, .. } = sent;
-                    self.outcomes.push(ForkOutcome::Forked { request, cell, fork: Fork { pid, process, channel } });
+                    let Sent { request, sandbox, channel, .. } = sent;
+                    self.outcomes.push(ForkOutcome::Forked { request, sandbox, fork: Fork { pid, process, channel } });
                 }
             }
             ZygoteMessage::Refused { number, message } => {
@@ -581,52 +569,37 @@ fn unavailable(why: &str) -> LauncherReply {
 }
 
 fn order(socket: &OwnedFd, number: u64, wanted: ForkRequest) -> io::Result<Sent> {
-    let ForkRequest { request, cell, guest, v2, tasks, steps } = wanted;
+    let ForkRequest { request, sandbox, guest, v2, tasks, steps } = wanted;
     let (channel, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     let fds: Vec<_> = [&theirs, &guest].into_iter().chain(&v2).chain(&tasks).map(AsFd::as_fd).collect();
     wire::send(socket, &ForkOrder { number, v2: v2.is_some(), steps }, &fds)?;
-    Ok(Sent { request, cell, channel, begun: None, until: Instant::now() + FORK_TIME })
+    Ok(Sent { request, sandbox, channel, begun: None, until: Instant::now() + FORK_TIME })
 }
 
 fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
-    let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    let (log, log_end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    rustix::io::ioctl_fionbio(&log, true)?;
-    match sys::clone3(libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC, None)? {
-        Cloned::Child => {
-            sys::default_signals();
-            // A panic must not return into the launcher's loop.
-            let start = || become_interpreter(recipe, theirs, log_end);
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(start));
-            sys::leave(1)
-        }
-        Cloned::Parent { pid, pidfd } => {
-            for (fd, kind) in [(socket.as_fd(), CONTROL), (log.as_fd(), LOG)] {
-                let data = epoll::EventData::new_u64(key * KINDS + kind);
-                epoll::add(epoll, fd, data, epoll::EventFlags::IN)?;
-            }
-            Ok(Zygote {
-                key,
-                pid,
-                process: pidfd,
-                socket,
-                log,
-                logged: 0,
-                last_words: "it did not say why".into(),
-                state: ZygoteState::Starting { until: Instant::now() + START_TIME },
-                forks: 0,
-                sent: BTreeMap::new(),
-            })
-        }
-    }
+    let ((socket, theirs), (log, log_end)) = (wire::connection()?, wire::log_pipe()?);
+    let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
+    let (pid, process) = sys::spawn_child(namespaces, None, || become_interpreter(recipe, theirs, log_end))?;
+    Token::Zygote(Stream::Control, key).watch(epoll, &socket)?;
+    Token::Zygote(Stream::Log, key).watch(epoll, &log)?;
+    Ok(Zygote {
+        key,
+        pid,
+        process,
+        socket,
+        log,
+        logged: 0,
+        last_words: "it did not say why".into(),
+        state: ZygoteState::Starting { until: Instant::now() + START_TIME },
+        forks: 0,
+        sent: BTreeMap::new(),
+    })
 }
 
 /// Turns the child into the interpreter. Returns only on failure, after it has reported the error to the launcher.
 fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
     let keep = [socket.as_fd(), log.as_fd(), recipe.library.as_fd()];
-    let alone =
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
+    let alone = sys::separate_child(&keep);
     let Ok(control) = alone.and_then(|()| rustix::io::fcntl_dupfd_cloexec(&socket, 64)) else { return };
     if apply::finish(&recipe.plan, control)
         && let Err(e) = execute(recipe, &socket, &log)
@@ -639,13 +612,8 @@ fn become_interpreter(recipe: &Recipe, socket: OwnedFd, log: OwnedFd) {
 /// Executes the interpreter with `/dev/null` on 0, the log on 1 and 2, the launcher's socket on 3, the library on 4,
 /// and no other descriptors.
 fn execute(recipe: &Recipe, socket: &OwnedFd, log: &OwnedFd) -> io::Result<()> {
-    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-    let fds = [high(&null)?, high(log)?, high(log)?, high(socket)?, high(&recipe.library)?];
-    for (number, fd) in fds.iter().enumerate() {
-        sys::place(fd.as_fd(), number as i32)?;
-    }
-    sys::close_on_exec_from(5)?;
+    let null = sys::open_null()?;
+    let [] = sys::hand_over(&[(0, &null), (1, log), (2, log), (3, socket), (4, &recipe.library)], [])?;
     let program = recipe.argv.first().ok_or_else(|| io::Error::other("there is no program"))?;
     Err(sys::execve(program, &recipe.argv, &recipe.environment).into())
 }

@@ -194,9 +194,9 @@ pub const ATTEMPTS: &[Attempt] = &[
 
 /// Rows that no program inside can show alone: where each is held instead.
 pub const ELSEWHERE: &[(&str, &str)] = &[
-    ("K40", "`jail/tests/hostile_root.rs`: what covers a secret file has to be the null device"),
-    ("K41", "`jail/tests/hostile_root.rs`: a link for /dev, a node or /dev/pts is not followed"),
-    ("K42", "`jail/tests/hostile_root.rs`: a /proc that is a link or no proc file system"),
+    ("K40", "`jail apply::tests`: what covers a secret file has to be the null device"),
+    ("K41", "`jail apply::tests`: a link for /dev, a node or /dev/pts is not followed"),
+    ("K42", "`jail apply::tests`: a /proc that is a link or no proc file system"),
     (
         "K46",
         "`tests/probe.rs`: descriptors sent by the guest are discarded by the kernel, since the host reads without room for them",

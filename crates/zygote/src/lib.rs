@@ -20,8 +20,7 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
-use jail::confine::{self, ConfineStep, SandboxEntry};
-use jail::plan::ARRIVAL;
+use jail::confine::{self, ARRIVAL, ConfineStep, SandboxEntry};
 use jail::sys::Cloned;
 use jail::zygote::{ForkOrder, ZygoteMessage};
 use jail::{process, seccomp, sys, wire};
@@ -109,7 +108,7 @@ fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Ho
         return refused("a descriptor is missing".into());
     };
     let cgroup = if v2 { fds.next() } else { None };
-    let door = SandboxEntry { guest, tasks: fds.collect(), channel };
+    let entry = SandboxEntry { guest, tasks: fds.collect(), channel };
     (hooks.before)();
     let signals = Signals::block();
     let cloned = sys::clone3(0, cgroup.as_ref().map(AsFd::as_fd));
@@ -117,7 +116,7 @@ fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Ho
         // It is closed together with all other descriptors.
         std::mem::forget(cgroup);
         sys::by_default(libc::SIGCHLD);
-        let channel = bring_in(launcher, number, door, &steps);
+        let channel = bring_in(launcher, number, entry, &steps);
         signals.restore();
         (hooks.after_child)();
         return Ok(Some(channel));
@@ -137,12 +136,12 @@ fn fork(launcher: BorrowedFd<'_>, order: ForkOrder, fds: Vec<OwnedFd>, hooks: Ho
 const FAILED: c_int = 70;
 
 /// Enters the sandbox. W ends in this function; only Y returns from it.
-fn bring_in(launcher: BorrowedFd<'_>, number: u64, door: SandboxEntry, steps: &[ConfineStep]) -> OwnedFd {
+fn bring_in(launcher: BorrowedFd<'_>, number: u64, entry: SandboxEntry, steps: &[ConfineStep]) -> OwnedFd {
     let refused = |message| -> ! {
         let _ = wire::send(launcher, &ZygoteMessage::Refused { number, message }, &[]);
         sys::leave(FAILED)
     };
-    let channel = confine::enter(door, steps, &[launcher]).unwrap_or_else(|message| refused(message));
+    let channel = confine::enter(entry, steps, &[launcher]).unwrap_or_else(|message| refused(message));
     match spawn::spawn() {
         Ok(Spawned::Kernel) => {
             spawn::restore_rseq();

@@ -7,13 +7,21 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::fd::AsRawFd;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::OpenTreeFlags;
 
-use super::*;
+use crate::sys;
+
+use super::mounts::{SEALED, attach, copy_of, detached, open_dir};
+use super::volumes::set_mode;
+use super::{ApplyError, ApplyState, At, SetupEvent, Syscall};
 
 /// Temporary directory that holds the overlays and device nodes while parts of them are cloned.
 const LAYERS: &str = "/.layers";

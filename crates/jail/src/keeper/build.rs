@@ -6,11 +6,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::time::Instant;
 
-use rustix::event::epoll;
-use rustix::fs::{Mode as FileMode, OFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::Signal;
-
 use crate::apply::{self, Handles};
 use crate::cgroup::CgroupLimits;
 use crate::ids::{IdMap, Mode, Slots};
@@ -20,14 +15,15 @@ use crate::plan::{self, Plan, plan};
 use crate::spare::Spare;
 use crate::spec::{self, JailSpec, Volume};
 use crate::survey::ProcessBound;
-use crate::sys::{self, Cloned};
+use crate::sys;
+use crate::token::{Stream, Token};
 use crate::volume::{self, Purpose};
-use crate::wire::{Create, LauncherReply};
+use crate::wire::{self, Create, LauncherReply};
 use crate::zygote;
 
 use super::{
-    BUILD_TIME, BuildStep, CONTROL, KINDS, Keeper, LAUNCHER_STEPS, LOG, MAX_GROUPS, NAMESPACES,
-    NAMESPACES_BESIDE_A_SPARE, PIDFD, Phase, ReusedParts, SandboxRecord, check_name,
+    BUILD_TIME, BuildStep, Keeper, LAUNCHER_STEPS, MAX_GROUPS, NAMESPACES, NAMESPACES_BESIDE_A_SPARE, Phase,
+    ReusedParts, SandboxRecord, check_name,
 };
 
 impl Keeper {
@@ -35,7 +31,7 @@ impl Keeper {
         check_name(&create.sandbox)?;
         self.check_shared(&create)?;
         if let Some(KeptVolumeRequest { name, .. }) = &create.kept
-            && self.lends(name)
+            && self.is_leased(name)
         {
             self.answer(request, LauncherReply::InUse);
             return Ok(());
@@ -51,7 +47,7 @@ impl Keeper {
             self.answer(request, LauncherReply::NoSpace { message });
             return Ok(());
         }
-        let mut cell = SandboxRecord {
+        let mut sandbox = SandboxRecord {
             dir: self.instance.dir.join(&create.sandbox),
             cgroup: self.tree.sandbox(&create.groups, &create.sandbox, create.browser.is_some()),
             id: create.sandbox.clone(),
@@ -71,7 +67,7 @@ impl Keeper {
             volume: None,
             kept: None,
             kept_loop: None,
-            kept_held: None,
+            kept_mount: None,
             egress: None,
             notes: self.notes(&create),
             fail_at: create.fail_at,
@@ -80,11 +76,11 @@ impl Keeper {
         };
         let key = self.next;
         self.next += 1;
-        let built = self.build(key, &mut cell, &create);
-        self.deadlines.extend(cell.phase.until().map(|until| (until, key)));
-        self.ids.insert(cell.id.clone(), key);
-        self.pids.extend(cell.pid.map(|pid| (pid, key)));
-        self.cells.insert(key, cell);
+        let built = self.build(key, &mut sandbox, &create);
+        self.deadlines.extend(sandbox.phase.until().map(|until| (until, key)));
+        self.ids.insert(sandbox.id.clone(), key);
+        self.pids.extend(sandbox.pid.map(|pid| (pid, key)));
+        self.sandboxes.insert(key, sandbox);
         if let Err(e) = built {
             // Everything created so far is removed like any sandbox; the answer follows when nothing is left.
             let message = e.to_string();
@@ -94,56 +90,56 @@ impl Keeper {
         Ok(())
     }
 
-    pub(super) fn build(&mut self, key: u64, cell: &mut SandboxRecord, create: &Create) -> io::Result<()> {
-        cell.fails(BuildStep::Directory)?;
-        DirBuilder::new().mode(0o700).create(&cell.dir)?;
-        cell.fails(BuildStep::Kept)?;
-        cell.kept = create.kept.as_ref().map(|wanted| self.lend(cell, wanted, create)).transpose()?;
-        cell.fails(BuildStep::Slot)?;
-        let brought = cell.kept.as_ref().and_then(|lent| lent.slot);
+    fn build(&mut self, key: u64, sandbox: &mut SandboxRecord, create: &Create) -> io::Result<()> {
+        sandbox.fails(BuildStep::Directory)?;
+        DirBuilder::new().mode(0o700).create(&sandbox.dir)?;
+        sandbox.fails(BuildStep::Kept)?;
+        sandbox.kept = create.kept.as_ref().map(|wanted| self.lease_volume(sandbox, wanted, create)).transpose()?;
+        sandbox.fails(BuildStep::Slot)?;
+        let brought = sandbox.kept.as_ref().and_then(|lease| lease.slot);
         let slots = self.slots.as_ref().map_or(1, Slots::count);
         let slot = match &mut self.slots {
             Some(slots) if brought.is_none() => Some(slots.take()?),
             _ => None,
         };
         let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
-        cell.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
+        sandbox.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
         if let (Some(_), Some(slots)) = (&create.browser, &mut self.slots) {
             let slot = slots.take()?;
-            cell.map = cell.map.with_browser(slot.number, slots.count()).map_err(io::Error::other)?;
-            cell.browser_slot = Some(slot);
+            sandbox.map = sandbox.map.with_browser(slot.number, slots.count()).map_err(io::Error::other)?;
+            sandbox.browser_slot = Some(slot);
         }
-        let parked = cell.kept.as_mut().and_then(|lent| lent.parked.take());
+        let parked = sandbox.kept.as_mut().and_then(|lease| lease.parked.take());
         let (mounted, device, parked) = match parked {
             Some(ParkedVolume { mount, slot, device }) => (Some(mount), Some(device), Some(slot)),
             None => (None, None, None),
         };
-        (cell.slot, cell.kept_loop) = (slot.or(parked), device);
-        cell.fails(BuildStep::Template)?;
-        let volume = self.volume(cell, create)?;
-        cell.fails(BuildStep::Cgroup)?;
-        cell.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits), create.browser)?;
-        let spec = self.spec(cell, create, volume);
+        (sandbox.slot, sandbox.kept_loop) = (slot.or(parked), device);
+        sandbox.fails(BuildStep::Template)?;
+        let volume = self.volume(sandbox, create)?;
+        sandbox.fails(BuildStep::Cgroup)?;
+        sandbox.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits), create.browser)?;
+        let spec = self.spec(sandbox, create, volume);
         spec.check().map_err(io::Error::other)?;
         let plan = plan(&spec);
-        (cell.entry, cell.browser_entry) = (plan::entry(&spec), plan::browser_entry(&spec));
+        (sandbox.entry, sandbox.browser_entry) = (plan::entry(&spec), plan::browser_entry(&spec));
         // Steps that a spare has already run cannot fail here. A test of such a failure therefore gets no spare.
         let own =
-            cell.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
+            sandbox.fail_at.and_then(|step| step.checked_sub(LAUNCHER_STEPS)).is_some_and(|s| plan.base.contains(&s));
         let spare = if own { None } else { self.spares.take(&spec) };
-        cell.fails(BuildStep::Spare)?;
+        sandbox.fails(BuildStep::Spare)?;
         let prepared = spare.map(|Spare { prepared, volume, notes }| {
-            cell.volume = volume;
-            cell.notes.extend(notes);
+            sandbox.volume = volume;
+            sandbox.notes.extend(notes);
             prepared
         });
-        cell.fails(BuildStep::Clone)?;
-        self.launch(key, cell, &plan, (prepared, mounted))
+        sandbox.fails(BuildStep::Clone)?;
+        self.launch(key, sandbox, &plan, (prepared, mounted))
     }
 
     /// Rejects shared directories that contain the sockets of other sandboxes, the images of their volumes or the locks
     /// of their uids.
-    pub(super) fn check_shared(&self, create: &Create) -> io::Result<()> {
+    fn check_shared(&self, create: &Create) -> io::Result<()> {
         for shared in &create.shared {
             let host = &shared.host;
             let absent = |e: io::Error| io::Error::other(format!("shared directory `{}`: {e}", host.display()));
@@ -156,7 +152,7 @@ impl Keeper {
         Ok(())
     }
 
-    pub(super) fn notes(&self, create: &Create) -> Vec<String> {
+    fn notes(&self, create: &Create) -> Vec<String> {
         let strangers = self.survey.mode == Mode::Sub && !create.shared.is_empty();
         let shared =
             "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
@@ -170,95 +166,82 @@ impl Keeper {
         notes.into_iter().flatten().collect()
     }
 
-    pub(super) fn lends(&self, name: &str) -> bool {
-        self.cells.values().filter_map(|cell| cell.kept.as_ref()).any(|lent| lent.name == name)
+    pub(super) fn is_leased(&self, name: &str) -> bool {
+        self.sandboxes.values().filter_map(|sandbox| sandbox.kept.as_ref()).any(|lease| lease.name == name)
     }
 
-    pub(super) fn lend(
+    fn lease_volume(
         &mut self,
-        cell: &SandboxRecord,
+        sandbox: &SandboxRecord,
         wanted: &KeptVolumeRequest,
         create: &Create,
     ) -> io::Result<VolumeLease> {
         let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
         let wanted = KeptVolumeRequest { bytes, ..wanted.clone() };
-        self.store.lend(&wanted, &cell.dir, &create.groups, self.slots.as_mut())
+        self.store.lease(&wanted, &sandbox.dir, &create.groups, self.slots.as_mut())
     }
 
-    pub(super) fn volume(&self, cell: &SandboxRecord, create: &Create) -> io::Result<Volume> {
+    fn volume(&self, sandbox: &SandboxRecord, create: &Create) -> io::Result<Volume> {
         if self.survey.ext4 {
             let dir = self.instance.state_dir.join("templates");
             let template = volume::template(&dir, Purpose::Own, create.disk_bytes, create.disk_inodes);
             let template = template.map_err(io::Error::other)?;
-            return Ok(Volume::Ext4 { template, image: cell.image() });
+            return Ok(Volume::Ext4 { template, image: sandbox.image() });
         }
         Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(half_the_memory(create)), inodes: create.disk_inodes })
     }
 
-    pub(super) fn spec(&self, cell: &SandboxRecord, create: &Create, volume: Volume) -> JailSpec {
+    fn spec(&self, sandbox: &SandboxRecord, create: &Create, volume: Volume) -> JailSpec {
         JailSpec {
             hostname: "sandbox".into(),
-            map: cell.map,
+            map: sandbox.map,
             host: self.host.clone(),
             runtime: create.runtime.clone(),
             files: create.files.clone(),
             volume,
-            kept: cell.kept.as_ref().map(|lent| lent.source.clone()),
+            kept: sandbox.kept.as_ref().map(|lease| lease.source.clone()),
             shared: create.shared.clone(),
             browser: create.browser.map(|limits| spec::BrowserJail { processes: self.process_limit(limits) }),
             egress: create.egress,
             shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
-            cgroup_tasks: cell.cgroup.code().tasks(),
+            cgroup_tasks: sandbox.cgroup.code().tasks(),
             processes: self.process_limit(create.limits),
-            dir: cell.dir.clone(),
+            dir: sandbox.dir.clone(),
             mount_point: self.mount_point.clone(),
             die_with_launcher: true,
         }
     }
 
-    pub(super) fn process_limit(&self, limits: CgroupLimits) -> Option<u64> {
+    fn process_limit(&self, limits: CgroupLimits) -> Option<u64> {
         limits.pids.filter(|_| self.survey.process_bound() == ProcessBound::Rlimit).map(u64::from)
     }
 
-    pub(super) fn launch(
+    fn launch(
         &self,
         key: u64,
-        cell: &mut SandboxRecord,
+        sandbox: &mut SandboxRecord,
         plan: &Plan,
         (prepared, kept): ReusedParts,
     ) -> io::Result<()> {
-        let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&ours, true)?;
-        let (log_end, log) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        rustix::io::ioctl_fionbio(&log_end, true)?;
+        let ((ours, control), (log_end, log)) = (wire::connection()?, wire::log_pipe()?);
         let guest = self.guest.try_clone()?;
         let (forks_end, forks) = zygote::guest_channel()?;
-        let fail_at = cell.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
-        let open = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let cgroup = cell.cgroup.code().v2().map(|dir| rustix::fs::open(dir, open, FileMode::empty())).transpose()?;
+        let fail_at =
+            sandbox.fail_at.filter(|_| cfg!(debug_assertions)).and_then(|step| step.checked_sub(LAUNCHER_STEPS));
+        let cgroup = sandbox.cgroup.code().open_v2()?;
         let namespaces = if prepared.is_some() { NAMESPACES_BESIDE_A_SPARE } else { NAMESPACES };
-        match sys::clone3(namespaces, cgroup.as_ref().map(AsFd::as_fd))? {
-            Cloned::Child => {
-                sys::default_signals();
-                let handles = Handles { control, guest, log, forks, prepared, kept };
-                // A panic must not return into the launcher's loop.
-                let _ =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build_in_child(plan, handles, fail_at)));
-                sys::leave(1)
-            }
-            Cloned::Parent { pid, pidfd } => {
-                cell.pid = Some(pid);
-                for (fd, kind) in [(ours.as_fd(), CONTROL), (pidfd.as_fd(), PIDFD), (log_end.as_fd(), LOG)] {
-                    let data = epoll::EventData::new_u64(key * KINDS + kind);
-                    epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?;
-                }
-                cell.pidfd = Some(pidfd);
-                cell.control = Some(ours);
-                cell.forks = Some(forks_end);
-                cell.log = Some(log_end);
-                Ok(())
-            }
+        let handles = Handles { control, guest, log, forks, prepared, kept };
+        let build = || build_in_child(plan, handles, fail_at);
+        let (pid, pidfd) = sys::spawn_child(namespaces, cgroup.as_ref().map(AsFd::as_fd), build)?;
+        sandbox.pid = Some(pid);
+        for (stream, fd) in [(Stream::Control, &ours), (Stream::Process, &pidfd), (Stream::Log, &log_end)] {
+            Token::Sandbox(stream, key).watch(&self.epoll, fd)?;
         }
+        sandbox.pidfd = Some(pidfd);
+        sandbox.control = Some(ours);
+        sandbox.forks = Some(forks_end);
+        sandbox.log = Some(log_end);
+        Ok(())
     }
 }
 
@@ -270,9 +253,7 @@ fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
     let Handles { control, guest, log, forks, .. } = &handles;
     let kept = handles.kept.iter().map(AsFd::as_fd);
     let keep: Vec<_> = [control, guest, log, forks].map(AsFd::as_fd).into_iter().chain(prepared).chain(kept).collect();
-    let alone =
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| sys::close_all_but(&keep));
-    if alone.is_ok() {
+    if sys::separate_child(&keep).is_ok() {
         apply::run(plan, handles, fail_at);
     }
 }

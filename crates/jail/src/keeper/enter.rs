@@ -3,9 +3,6 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-
-use rustix::fs::{Mode as FileMode, OFlags};
 
 use crate::ids::{IdMap, Mode};
 use crate::launcher::failed;
@@ -14,7 +11,7 @@ use crate::wire::{LauncherReply, StartZygote};
 use crate::zygote::{self, Arrival, ForkOutcome, Recipe};
 use crate::{driver, plan};
 
-use super::{DRIVER, Keeper, Phase, SandboxRecord, WARM_TMP};
+use super::{Keeper, Phase, SandboxRecord, WARM_TMP};
 
 impl Keeper {
     pub(super) fn recipe(&self, warm: StartZygote, library: Option<OwnedFd>) -> io::Result<Recipe> {
@@ -45,57 +42,54 @@ impl Keeper {
     }
 
     pub(super) fn fork(&mut self, request: u64, key: u64) -> io::Result<()> {
-        let Some(SandboxRecord { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) = self.cells.get(&key)
+        let Some(SandboxRecord { phase: Phase::Running, pidfd: Some(guest), cgroup, entry, .. }) =
+            self.sandboxes.get(&key)
         else {
             self.answer(request, LauncherReply::Gone);
             return Ok(());
         };
-        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
-        let code = cgroup.code();
-        let tasks = code.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?;
-        let v2 = code.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?;
+        let (v2, tasks) = (cgroup.code().open_v2()?, cgroup.code().open_tasks()?);
         let (guest, steps) = (guest.try_clone()?, entry.clone());
-        self.warmth.fork(zygote::ForkRequest { request, cell: key, guest, v2, tasks, steps });
+        self.zygote.fork(zygote::ForkRequest { request, sandbox: key, guest, v2, tasks, steps });
         Ok(())
     }
 
     pub(super) fn enter_browser(&mut self, request: u64, key: u64) -> io::Result<()> {
         let Some(SandboxRecord { phase: Phase::Running, pidfd: Some(guest), cgroup, browser_entry, driver, .. }) =
-            self.cells.get_mut(&key)
+            self.sandboxes.get_mut(&key)
         else {
             self.answer(request, LauncherReply::Gone);
             return Ok(());
         };
         let missing = || io::Error::other("the sandbox was made without room for a browser");
         let (Some(part), Some(steps)) = (cgroup.browser(), browser_entry) else { return Err(missing()) };
-        let open = |path: &Path, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, FileMode::empty());
         let wanted = driver::DriverSpec {
             request,
-            cell: key,
+            sandbox: key,
             guest: guest.try_clone()?,
             program: self.guest.try_clone()?,
             former: driver.take(),
-            v2: part.v2().map(|dir| open(dir, OFlags::PATH | OFlags::DIRECTORY)).transpose()?,
-            tasks: part.tasks().iter().map(|path| open(path, OFlags::WRONLY)).collect::<Result<_, _>>()?,
+            v2: part.open_v2()?,
+            tasks: part.open_tasks()?,
             part,
             steps: steps.clone(),
         };
-        let (pid, helper) = self.drivers.begin(&self.epoll, DRIVER, wanted)?;
+        let (pid, helper) = self.drivers.begin(&self.epoll, wanted)?;
         self.watch_chore(pid, helper);
         Ok(())
     }
 
     /// Answers the requests for drivers that have started or failed.
     pub(super) fn driven(&mut self) {
-        for driver::DriverOutcome { request, cell, made } in self.drivers.outcomes() {
-            let cell = self.cells.get_mut(&cell).filter(|cell| matches!(cell.phase, Phase::Running));
-            let reply = match (made, cell) {
+        for driver::DriverOutcome { request, sandbox, made } in self.drivers.outcomes() {
+            let sandbox = self.sandboxes.get_mut(&sandbox).filter(|sandbox| matches!(sandbox.phase, Phase::Running));
+            let reply = match (made, sandbox) {
                 (_, None) => LauncherReply::Gone,
                 (Err(message), _) => failed(format!("no browser: {message}")),
-                (Ok((fork, leash)), Some(cell)) => {
-                    cell.driver = fork.process.try_clone().ok();
+                (Ok((fork, leash)), Some(sandbox)) => {
+                    sandbox.driver = fork.process.try_clone().ok();
                     let arrival = Arrival::Driver(fork, leash);
-                    let sent = cell.forks.as_ref().is_some_and(|way| arrival.send(way).is_ok());
+                    let sent = sandbox.forks.as_ref().is_some_and(|channel| arrival.send(channel).is_ok());
                     if sent { LauncherReply::Done } else { LauncherReply::Gone }
                 }
             };
@@ -105,16 +99,19 @@ impl Keeper {
 
     /// Answers the requests to the warm interpreter that have been completed.
     pub(super) fn warmed(&mut self) {
-        for outcome in self.warmth.outcomes() {
+        for outcome in self.zygote.outcomes() {
             let (request, reply) = match outcome {
                 ForkOutcome::Answer(request, reply) => (request, reply),
                 // If no guest takes the kernel, it sees the end of its channel and exits.
-                ForkOutcome::Forked { request, cell, fork } => match self.cells.get(&cell).map(|cell| &cell.forks) {
-                    Some(Some(way)) => {
-                        (request, Arrival::Kernel(fork).send(way).map_or(LauncherReply::Gone, |()| LauncherReply::Done))
+                ForkOutcome::Forked { request, sandbox, fork } => {
+                    match self.sandboxes.get(&sandbox).map(|sandbox| &sandbox.forks) {
+                        Some(Some(channel)) => (
+                            request,
+                            Arrival::Kernel(fork).send(channel).map_or(LauncherReply::Gone, |()| LauncherReply::Done),
+                        ),
+                        _ => (request, LauncherReply::Gone),
                     }
-                    _ => (request, LauncherReply::Gone),
-                },
+                }
             };
             self.answer(request, reply);
         }

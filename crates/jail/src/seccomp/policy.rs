@@ -12,7 +12,7 @@ use libc::c_long;
 
 /// The kernel's answer to a syscall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     Allow,
     Kill,
     Eperm,
@@ -31,7 +31,7 @@ use Action::*;
 
 /// The syscalls for one purpose. The first matching clause decides; if none matches, `otherwise` applies.
 #[derive(Debug)]
-pub struct Rule {
+pub(crate) struct Rule {
     pub why: &'static str,
     pub calls: &'static [SyscallEntry],
     pub clauses: &'static [Clause],
@@ -40,20 +40,20 @@ pub struct Rule {
 
 impl Rule {
     /// Returns whether the rule allows anything.
-    pub fn allows(&self) -> bool {
+    pub(crate) fn allows(&self) -> bool {
         self.otherwise == Allow || self.clauses.iter().any(|clause| clause.then == Allow)
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct SyscallEntry {
+pub(crate) struct SyscallEntry {
     pub name: &'static str,
     pub number: c_long,
 }
 
 /// A list of tests with an answer; it matches if all tests hold.
 #[derive(Debug)]
-pub struct Clause {
+pub(crate) struct Clause {
     pub tests: &'static [Test],
     pub then: Action,
 }
@@ -62,7 +62,7 @@ pub struct Clause {
 /// below is an `int` in the kernel too (or flags that end at bit 31), so the high half has no meaning there either. For
 /// pointers both halves are tested ([`HIGH`]).
 #[derive(Debug)]
-pub struct Test {
+pub(crate) struct Test {
     pub argument: u8,
     pub mask: u32,
     pub values: &'static [Value],
@@ -70,18 +70,18 @@ pub struct Test {
 
 /// An inclusive range of values, in most cases a single number.
 #[derive(Debug, Clone, Copy)]
-pub struct Value {
+pub(crate) struct Value {
     pub name: &'static str,
     pub low: u32,
     pub high: u32,
 }
 
 /// The answer to a syscall that no rule names.
-pub const UNNAMED: Action = Enosys;
+pub(crate) const UNNAMED: Action = Enosys;
 
 /// The answer to a syscall of another architecture (i386 through `int 0x80` on x86-64). There are no 32-bit programs in
 /// a sandbox, so such a call is an attempt to find a filter that reads the wrong table.
-pub const FOREIGN: Action = Kill;
+pub(crate) const FOREIGN: Action = Kill;
 
 macro_rules! calls {
     ($($name:ident)*) => { &[$(SyscallEntry { name: stringify!($name), number: numbers::$name }),*] };
@@ -102,7 +102,7 @@ const fn range(name: &'static str, low: u32, high: u32) -> Value {
 const ALL: u32 = u32::MAX;
 
 /// Flag that is added to an argument's index to select its upper half.
-pub const HIGH: u8 = 0x80;
+pub(crate) const HIGH: u8 = 0x80;
 
 macro_rules! allow {
     ($why:literal, $($name:ident)*) => { Rule { why: $why, calls: calls!($($name)*), clauses: &[], otherwise: Allow } };
@@ -129,7 +129,7 @@ const NOTHING: &[Value] = &[value("none", 0)];
 const NULL: &[Value] = &[value("null", 0)];
 const SELF: &[Value] = &[value("self", 0)];
 
-pub const RULES: &[Rule] = &[
+pub(crate) const RULES: &[Rule] = &[
     // Syscalls that are allowed unconditionally.
     allow!(
         "bytes in and out of descriptors that are already open",
@@ -557,7 +557,7 @@ pub const RULES: &[Rule] = &[
 /// renderer gets as little of the kernel as it works with. The other syscalls get `EPERM`: other users, device-like
 /// files, System V, terminals, real-time scheduling, attributes, filters installed by the browser itself. The list was
 /// recorded from runs of both builds of Chromium, and the newer names of the same syscalls were added.
-pub const BROWSER: &[SyscallEntry] = calls!(
+pub(crate) const BROWSER: &[SyscallEntry] = calls!(
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_lseek SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
     SYS_flock SYS_pipe2 SYS_fsync SYS_fdatasync SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_ioctl
     SYS_openat SYS_faccessat SYS_faccessat2 SYS_newfstatat SYS_fstat SYS_statx SYS_statfs SYS_fstatfs SYS_readlinkat SYS_getdents64
@@ -584,13 +584,13 @@ pub const BROWSER: &[SyscallEntry] = calls!(
 
 /// The older syscalls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
-pub const BROWSER_OLD: &[SyscallEntry] = calls!(
+pub(crate) const BROWSER_OLD: &[SyscallEntry] = calls!(
     SYS_open SYS_creat SYS_access SYS_stat SYS_lstat SYS_readlink SYS_mkdir SYS_rmdir SYS_unlink SYS_rename SYS_link SYS_symlink
     SYS_chmod SYS_dup2 SYS_pipe SYS_poll SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_inotify_init SYS_fork SYS_vfork
     SYS_getrlimit SYS_arch_prctl
 );
 #[cfg(not(target_arch = "x86_64"))]
-pub const BROWSER_OLD: &[SyscallEntry] = &[];
+pub(crate) const BROWSER_OLD: &[SyscallEntry] = &[];
 
 const NODES: &[Value] = &[
     value("unset", 0),
@@ -721,10 +721,10 @@ const PRCTLS: &[Value] = &[
 /// The syscall numbers of libc, and those that libc lacks.
 #[allow(non_upper_case_globals, reason = "the names are libc's")]
 mod numbers {
-    pub use libc::*;
+    pub(super) use libc::*;
 
     #[cfg(target_arch = "aarch64")]
-    pub const SYS_renameat: c_long = 38;
+    pub(super) const SYS_renameat: c_long = 38;
     #[cfg(target_arch = "aarch64")]
-    pub const SYS_fchmodat2: c_long = 452;
+    pub(super) const SYS_fchmodat2: c_long = 452;
 }

@@ -2,6 +2,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
+/// Returns the policy as text, for reviews.
+fn print() -> String {
+    let rules: Vec<String> = RULES.iter().map(ToString::to_string).collect();
+    format!(
+        "another architecture -> {}\nanything not named -> {}\n\n{}",
+        policy::FOREIGN,
+        policy::UNNAMED,
+        rules.join("\n")
+    )
+}
+
 /// The data that a filter sees.
 #[derive(Clone, Copy)]
 struct Data {

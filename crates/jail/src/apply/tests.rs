@@ -1,14 +1,15 @@
-//! Roots made to mislead the one who builds them: links and plain files where devices and file systems are expected.
-//! Rows K40 to K42 (CVE-2025-31133, CVE-2025-52565, CVE-2025-52881, CVE-2026-41579): set-up must fail, and nothing of the host
-//! may have been touched. The back end builds roots from nothing, so each fixture is put in by the plan itself.
+//! Roots that mislead the process that builds them: symlinks and plain files where devices and file systems are expected
+//! (rows K40 to K42 of the hostile list: CVE-2025-31133, CVE-2025-52565, CVE-2025-52881, CVE-2026-41579). The setup must
+//! fail and must not touch the host. A plan builds its root from nothing, so each fixture is part of the plan.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use jail::apply::{Handles, SetupEvent, run};
-use jail::plan::{Op, Plan};
-use jail::spec::Content;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::{Handles, SetupEvent, run};
+use crate::plan::{Op, Plan};
+use crate::spec::Content;
 
 fn dir(path: &str) -> Op {
     Op::Dir { path: path.into(), mode: 0o755 }
@@ -47,7 +48,7 @@ fn apply(name: &str, steps: &[Op]) -> Option<SetupEvent> {
     let (ours, control) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let build = move || {
         // The file-system part of a thread is its own after this, so that no other test sees these mounts.
-        jail::sys::unshare(libc::CLONE_NEWNS).ok()?;
+        crate::sys::unshare(libc::CLONE_NEWNS).ok()?;
         let handles = Handles { control, guest: null(), log: null(), forks: null(), prepared: None, kept: None };
         run(&Plan { ops, base: 0..0 }, handles, None);
         Some(())
@@ -59,7 +60,7 @@ fn apply(name: &str, steps: &[Op]) -> Option<SetupEvent> {
         return None;
     }
     // Nothing said: every step went through.
-    Some(jail::wire::receive::<SetupEvent>(&ours).unwrap().map_or(SetupEvent::Exec, |(report, _)| report))
+    Some(crate::wire::receive::<SetupEvent>(&ours).unwrap().map_or(SetupEvent::Exec, |(report, _)| report))
 }
 
 #[track_caller]

@@ -1,0 +1,186 @@
+//! The steps that mount volumes: the sandbox's own, a kept one and shared directories.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{OpenTreeFlags, UnmountFlags};
+use rustix::process::{Signal, WaitId, WaitIdOptions};
+use rustix::thread::{Gid, Uid};
+
+use crate::ids::{self, Remap};
+use crate::spec::{SharedVolumeSpec, Volume};
+use crate::{sys, volume};
+
+use super::mounts::{attach, copy_of, open_dir};
+use super::{ApplyError, ApplyState, At, SetupEvent, Syscall, write_existing};
+
+/// Temporary mount points of the volumes while their directories are created.
+pub(super) const VOLUME: &str = "/.volume";
+pub(super) const KEPT: &str = "/.kept";
+
+impl ApplyState {
+    pub(super) fn volume(&self, volume: &Volume) -> Result<(), ApplyError> {
+        let at = Path::new(VOLUME);
+        self.mkdir(at, 0o700)?;
+        match volume {
+            Volume::Tmpfs { bytes, inodes } => self.tmpfs(at, *bytes, *inodes, "0755"),
+            Volume::Ext4 { template, image } => {
+                volume::copy_sparse(template, image)?;
+                let device = volume::attach_loop(&volume::open_image(image)?)?;
+                self.report(&SetupEvent::Loop { device: volume::Device::of(device.number) }, &[])?;
+                // The loop device keeps the file open. Without a name the file disappears with the sandbox, even if the
+                // launcher dies first, and the Linux kernel frees its blocks instead of the launcher.
+                fs::remove_file(image).at(Syscall::Unlink, image)?;
+                // This volume does not outlive the sandbox, so it needs no protection against a power failure.
+                let options = [
+                    ("source", Some(device.path.as_str())),
+                    ("barrier", Some("0")),
+                    ("errors", Some("remount-ro")),
+                    ("noinit_itable", None),
+                ];
+                self.new_mount("ext4", at, &options, sys::NODEV)
+            }
+        }
+    }
+
+    pub(super) fn volume_dir(&self, path: &Path, mode: u32) -> Result<(), ApplyError> {
+        let name = path.file_name().ok_or(ApplyError::Wrong { at: path.to_owned(), why: "it has no name" })?;
+        let made = Path::new(VOLUME).join(name);
+        self.mkdir(&made, mode)?;
+        let fd = self.target(&made)?;
+        set_mode(&fd, mode, path)?;
+        let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    pub(super) fn kept_image(&self, template: Option<&Path>, image: &Path) -> Result<(), ApplyError> {
+        if let Some(template) = template {
+            volume::copy_sparse(template, image)?;
+        }
+        let device = volume::attach_loop(&volume::lock_image(image)?)?;
+        self.report(&SetupEvent::KeptLoop { device: volume::Device::of(device.number) }, &[])?;
+        let at = Path::new(KEPT);
+        self.mkdir(at, 0o700)?;
+        // Unlike the sandbox's own volume, a kept volume uses barriers. The inode tables are holes and may remain so.
+        let options = [("source", Some(device.path.as_str())), ("errors", Some("remount-ro")), ("noinit_itable", None)];
+        self.new_mount("ext4", at, &options, sys::NODEV)
+    }
+
+    /// Shows a directory below the root of the file system. The root itself contains `lost+found` and stays owned by
+    /// root.
+    pub(super) fn kept_dir(&self, path: &Path, owner: u32) -> Result<(), ApplyError> {
+        let made = Path::new(KEPT).join("data");
+        match self.mkdir(&made, 0o755) {
+            Err(ApplyError::Call { errno: Errno::EXIST, .. }) => {}
+            other => other?,
+        }
+        let fd = self.target(&made)?;
+        // A crash during an earlier setup may have happened between `mkdir` and `chown`.
+        if rustix::fs::fstat(&fd).at(Syscall::Stat, path)?.st_uid != ids::KEPT {
+            chown(&fd, (ids::KEPT, ids::KEPT), path)?;
+        }
+        let tree = copy_of(fd.as_fd(), Path::new(""), path, OpenTreeFlags::AT_EMPTY_PATH)?;
+        let remap = Remap::new(ids::KEPT, ids::KEPT, owner)
+            .map_err(|_| ApplyError::Wrong { at: path.to_owned(), why: "its files are root's" })?;
+        sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()).at(Syscall::MountSetattr, path)?;
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    /// Attaches a parked mount. It is already mapped, because the owner is the same as in its last use.
+    pub(super) fn kept_mounted(&mut self, path: &Path) -> Result<(), ApplyError> {
+        let missing = || ApplyError::Wrong { at: path.to_owned(), why: "there is no mount to take" };
+        attach(&self.kept.take().ok_or_else(missing)?, &self.target(path)?, path)
+    }
+
+    /// Binds a directory whose owner is always the same, so it needs no id mapping.
+    pub(super) fn kept_bind(&self, at: &Path, path: &Path, owner: u32) -> Result<(), ApplyError> {
+        let tree = copy_of(CWD, at, at, OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
+        chown(&tree, (owner, owner), path)?;
+        attach(&tree, &self.target(path)?, path)
+    }
+
+    pub(super) fn share(&self, shared: &SharedVolumeSpec, owner: Option<u32>) -> Result<(), ApplyError> {
+        let SharedVolumeSpec { host, inside, read_only } = shared;
+        // Open the directory only once, so that a concurrent rename cannot change which directory is shown.
+        let dir = open_dir(host)?;
+        let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+        let tree = copy_of(dir.as_fd(), Path::new(""), host, flags)?;
+        let access = if *read_only { sys::RDONLY } else { 0 };
+        sys::mount_setattr(tree.as_fd(), sys::NOSUID | sys::NODEV | access, true).at(Syscall::MountSetattr, host)?;
+        if let Some(owner) = owner {
+            self.show_as(&tree, shared, owner)?;
+        }
+        attach(&tree, &self.target(inside)?, inside)
+    }
+
+    /// Maps the directory's owner to the sandbox: the owner's files belong to the sandbox inside, and files that the
+    /// sandbox creates belong to that owner on the host.
+    fn show_as(&self, tree: &OwnedFd, shared: &SharedVolumeSpec, owner: u32) -> Result<(), ApplyError> {
+        let found = rustix::fs::fstat(tree).at(Syscall::Stat, &shared.host)?;
+        let remap = match Remap::new(found.st_uid, found.st_gid, owner) {
+            Ok(remap) => remap,
+            // World-readable files can be read without a mapping.
+            Err(_) if shared.read_only => return Ok(()),
+            Err(_) => return Err(ApplyError::RootsDirectory { at: shared.host.clone() }),
+        };
+        match sys::mount_idmap(tree.as_fd(), namespace_of(remap)?.as_fd()) {
+            Err(Errno::INVAL | Errno::PERM | Errno::OPNOTSUPP) => {
+                let inside = shared.inside.display();
+                let message = format!(
+                    "shared volume `{inside}`: its file system, or one mounted in it, cannot show files with other owners, so that \
+                     a sandbox has there what everybody has (use ext4, xfs or btrfs)"
+                );
+                self.report(&SetupEvent::Note { message }, &[])
+            }
+            other => other.at(Syscall::MountSetattr, &shared.host),
+        }
+    }
+
+    /// Unmounts a volume from its temporary place. The copies of its directories keep it alive.
+    pub(super) fn hide(&self, volume: &str) -> Result<(), ApplyError> {
+        let at = Path::new(volume);
+        rustix::process::fchdir(self.root()?).at(Syscall::Chdir, at)?;
+        rustix::mount::unmount(&volume[1..], UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).at(Syscall::Umount, at)?;
+        rustix::fs::unlinkat(self.root()?, &volume[1..], AtFlags::REMOVEDIR).at(Syscall::Umount, at)?;
+        rustix::process::chdir("/").at(Syscall::Chdir, Path::new("/"))
+    }
+}
+
+/// Sets the mode explicitly, because `mkdir` applies the umask and ignores the sticky bit.
+pub(super) fn set_mode(fd: &OwnedFd, mode: u32, shown: &Path) -> Result<(), ApplyError> {
+    let proc = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
+    rustix::fs::chmod(&proc, Mode::from_raw_mode(mode)).at(Syscall::Chmod, shown)
+}
+
+pub(super) fn chown(fd: &OwnedFd, (owner, group): (u32, u32), shown: &Path) -> Result<(), ApplyError> {
+    let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(group));
+    rustix::fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).at(Syscall::Chown, shown)
+}
+
+/// Creates a user namespace with these id maps, for an idmapped mount. A process has to live in it while the maps are
+/// written.
+fn namespace_of(remap: Remap) -> Result<OwnedFd, ApplyError> {
+    let (_, pidfd) = sys::spawn_child(libc::CLONE_NEWUSER, None, || sys::wait_for_the_end())
+        .at(Syscall::Clone, Path::new("user"))?;
+    let made = write_remap(&pidfd, remap);
+    rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).at(Syscall::Clone, Path::new("user"))?;
+    rustix::process::waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED)
+        .at(Syscall::Clone, Path::new("user"))?;
+    made
+}
+
+fn write_remap(pidfd: &OwnedFd, remap: Remap) -> Result<OwnedFd, ApplyError> {
+    // Read the pid that the host's `/proc` uses, which differs from the pid in this pid namespace.
+    let info = PathBuf::from(format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(pidfd)));
+    let text = fs::read_to_string(&info).at(Syscall::Open, &info)?;
+    let number = text.lines().find_map(|l| l.strip_prefix("Pid:")).map(str::trim);
+    let number = number.ok_or(ApplyError::Wrong { at: info, why: "there is no number in it" })?;
+    let proc = Path::new("/proc").join(number);
+    write_existing(&proc.join("uid_map"), remap.uid_line().as_bytes())?;
+    write_existing(&proc.join("gid_map"), remap.gid_line().as_bytes())?;
+    let at = proc.join("ns/user");
+    rustix::fs::open(&at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).at(Syscall::Open, &at)
+}
