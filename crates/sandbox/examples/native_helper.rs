@@ -212,6 +212,7 @@ fn keep(mode: &str, state_dir: &str, lines: &[&str]) {
 fn hoard(mode: &str, state_dir: &str) {
     let launcher = sandbox::native::spawn_launcher().unwrap();
     let config = config(state_dir, mode_of(mode));
+    let tenant = &format!("hoarder-{}", std::process::id());
     // Its kept volumes may have half of it.
     let group = |name: &str| Group { name: name.into(), memory_bytes: Some(64 << 20), cpu_millis: None };
     let numbered = |tenant: &str, number: usize| {
@@ -224,7 +225,7 @@ fn hoard(mode: &str, state_dir: &str) {
         let (native, _) = Native::start(launcher, config).await.unwrap();
         let mut number = 0;
         let refused = loop {
-            match native.create(&numbered("tenant", number)).await {
+            match native.create(&numbered(tenant, number)).await {
                 Ok(sandbox) => {
                     say(&*sandbox, fill).await;
                     sandbox.destroy().await.unwrap();
@@ -235,20 +236,33 @@ fn hoard(mode: &str, state_dir: &str) {
             assert!(number < 30, "there is no end of it");
         };
         assert!(matches!(refused, BackendError::NoSpace(_)), "{refused:?}");
-        let first = native.create(&numbered("tenant", 0)).await.unwrap();
+        // No sandbox of the tenant is left.
+        eprintln!("charged {}", charged(tenant).map_or(-1, |bytes| (bytes >> 20) as i64));
+        let first = native.create(&numbered(tenant, 0)).await.unwrap();
         say(&*first, "echo more 2>/dev/null >> /data/x || echo full; rm /data/x && echo removed").await;
         first.destroy().await.unwrap();
-        for tenant in ["tenant", "other"] {
+        for other in [tenant, "other"] {
             number += 1;
-            let sandbox = native.create(&numbered(tenant, number)).await.unwrap();
-            say(&*sandbox, &format!("echo {tenant} > /data/f && cat /data/f")).await;
+            let sandbox = native.create(&numbered(other, number)).await.unwrap();
+            say(&*sandbox, "echo another > /data/f && cat /data/f").await;
             sandbox.destroy().await.unwrap();
         }
         for kept in native.kept().await.unwrap() {
             native.discard(&kept.name).await.unwrap();
         }
+        eprintln!("charged {}", charged(tenant).map_or(-1, |bytes| (bytes >> 20) as i64));
         native.shutdown().await;
     });
+}
+
+/// The memory that is charged to the cgroup of this name, if there is one.
+#[allow(clippy::disallowed_methods, reason = "looks for a directory")]
+fn charged(group: &str) -> Option<u64> {
+    let found = Command::new("find").args(["/sys/fs/cgroup", "-type", "d", "-name", group]).output().unwrap();
+    let found = String::from_utf8(found.stdout).unwrap();
+    let files =
+        found.lines().flat_map(|dir| ["memory.usage_in_bytes", "memory.current"].map(|file| format!("{dir}/{file}")));
+    files.filter_map(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok()).next()
 }
 
 fn share(mode: &str, state_dir: &str, host: &str, line: &str) {
