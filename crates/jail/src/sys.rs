@@ -201,13 +201,17 @@ fn place(fd: &OwnedFd, number: RawFd) -> Result<()> {
     check(c_long::from(unsafe { libc::dup2(fd.as_raw_fd(), number) })).map(drop)
 }
 
+/// Duplicates `fd` to a number above those that [`hand_over`] assigns.
+fn move_up(fd: &OwnedFd) -> Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 64)
+}
+
 /// Gives each of `fds` the number at which the next program expects it, and marks all other descriptors close-on-exec.
-/// Returns copies of `keep` that the caller can use until it executes that program.
+/// Returns copies of `keep` that the caller can use until it executes that program. Until then it must not drop an owner
+/// of one of these numbers, which would close the descriptor that was placed there.
 pub(crate) fn hand_over<const N: usize>(fds: &[(RawFd, &OwnedFd)], keep: [&OwnedFd; N]) -> Result<[OwnedFd; N]> {
-    // The current numbers may be among those that are assigned below.
-    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 64);
-    let kept: Vec<OwnedFd> = keep.into_iter().map(high).collect::<Result<_>>()?;
-    let moved: Vec<OwnedFd> = fds.iter().map(|(_, fd)| high(fd)).collect::<Result<_>>()?;
+    let kept: Vec<OwnedFd> = keep.into_iter().map(move_up).collect::<Result<_>>()?;
+    let moved: Vec<OwnedFd> = fds.iter().map(|(_, fd)| move_up(fd)).collect::<Result<_>>()?;
     for ((number, _), fd) in fds.iter().zip(&moved) {
         place(fd, *number)?;
     }
@@ -215,9 +219,9 @@ pub(crate) fn hand_over<const N: usize>(fds: &[(RawFd, &OwnedFd)], keep: [&Owned
     kept.try_into().map_err(|_| Errno::INVAL)
 }
 
-/// Opens `/dev/null`.
+/// Opens `/dev/null` with a number above those that [`hand_over`] assigns.
 pub(crate) fn open_null() -> Result<OwnedFd> {
-    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    move_up(&rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Replaces the descriptors with these numbers, which are open and have no owner, by `/dev/null`.
