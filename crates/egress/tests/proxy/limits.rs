@@ -1,7 +1,6 @@
 use std::time::Duration;
 
 use egress::{Policy, Table};
-use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 
 use crate::place::{Client, Place, echo, host, strings};
