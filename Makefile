@@ -1,5 +1,6 @@
-# build   release binaries, guest and zygote inside         test   everything that must hold, for CI
-# run     build, prepare the languages, serve over HTTP    check  format, lints, licences, documents
+# build   release binaries, guest and zygote inside         test   everything that must hold, for CI: about 20 minutes
+# run     build, prepare the languages, serve over HTTP    quick  tests without root, network and sandboxes: under a minute
+# check   format, lints, licences, documents
 # hostile the hostile tests in full                        bench  install the alternatives, measure, write docs/benchmarks
 # neighbours  what one tenant notices of another's attacks, writes docs/neighbours.md
 # browser install Chromium for the sandboxes               clean  remove what was built
@@ -9,7 +10,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: build run browser test test-vm hostile neighbours bench check measure clean needs
+.PHONY: build run browser quick test test-vm hostile neighbours bench check measure clean needs
 
 CARGO ?= cargo
 TARGET := $(shell uname -m)-unknown-linux-gnu
@@ -35,8 +36,11 @@ browser:
 needs:
 	@scripts/test-needs
 
-test: needs
-	$(CARGO) build --locked --workspace --all-targets
+# Neither root nor a sandbox; a network only for what the first build fetches.
+quick:
+	@scripts/test quick
+
+test:
 	@scripts/test
 
 # After `make test` nothing is built any more. KERNELS="bookworm bookworm-backports:plain", ARCH=aarch64: docs/lab.md.
@@ -48,12 +52,11 @@ else
 	@scripts/test-vm $(KERNELS)
 endif
 
-hostile: needs
-	$(CARGO) build --locked --workspace --all-targets
+hostile:
 	@scripts/test hostile
 
 # One tenant attacks, another works: what the second notices, measured with the release build. Writes docs/neighbours.md.
-neighbours: build needs
+neighbours: build
 	SANDPOOL_NEIGHBOURS='$(abspath docs/neighbours.md)' SANDPOOL_NEIGHBOURS_BINARY='$(SANDPOOL)' scripts/test neighbours
 
 # AGAINST=BINARY: measures an older build by turns with this one, and nothing else. BENCH: more arguments, such as `--only warm`.

@@ -477,5 +477,5 @@ async fn displays_values_and_late_output_come_with_the_run() {
         )
     );
     assert_eq!((shown.stdout.text.as_str(), shown.stderr.text.as_str()), ("", ""));
-    assert_eq!(shown.duration, Duration::from_millis(1).min(shown.duration));
+    assert_eq!(shown.duration, Duration::ZERO, "the clock stood still");
 }

@@ -132,6 +132,9 @@ async fn judged(names: &Names, own: &Hits) {
         let answer = place.ask(&get(target)).await;
         assert_eq!((answer.status, answer.text().as_str()), (200, "world"), "{target}");
     }
+    let answer = place.ask(&get("no-such-name.test")).await;
+    assert_eq!((answer.status, answer.header("x-sandpool-denied")), (502, None));
+    assert_eq!(answer.text(), "the name no-such-name.test was not found\n");
     let before = hits();
 
     // N01, N03, N04: no canary by its address, in any protocol; N05: nothing of the host's own.

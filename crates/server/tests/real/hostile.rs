@@ -11,16 +11,19 @@ use testkit::host::facts as host_facts;
 use crate::support::{Leftovers, Server, StateDir, start};
 
 /// What a cell must end in.
+#[derive(Clone, Copy)]
 enum Want {
     /// Success, with stdout containing this.
     Out(&'static str),
+    /// Success, with stderr containing this.
+    Warn(&'static str),
     /// Failure, with stderr containing this.
     Err(&'static str),
-    /// Anything that is an answer.
-    Any,
+    /// One of two, where the speed of the machine decides which.
+    Either(&'static Want, &'static Want),
 }
 
-use Want::{Any, Err, Out};
+use Want::{Either, Err, Out, Warn};
 
 struct Row {
     id: &'static str,
@@ -40,12 +43,12 @@ const PYTHON: &[Row] = &[
         Out("on"),
     ),
     row("G01 deep JSON", "import os\nos.write(4, b'[' * 200_000 + b'\\n')\nprint('on')", Out("on")),
-    row("G02 close", "import os\nos.close(4)", Any),
+    row("G02 close", "import os\nos.close(4)", Err("exited with code 70")),
     row("G02 after", "print('next call works')", Out("next call works")),
     row(
         "G02 dup over",
         "import os\nos.dup2(os.open('/dev/null', os.O_RDWR), 3); os.dup2(os.open('/dev/null', os.O_RDWR), 4)\nprint('x')",
-        Any,
+        Err("exited with code 70"),
     ),
     row("G04", "import os\nos.execv('/bin/true', ['true'])", Err("lost")),
     row("G04 sleeper", "import os\nos.execv('/bin/sleep', ['sleep', '100'])", Err("lost")),
@@ -53,20 +56,28 @@ const PYTHON: &[Row] = &[
     row(
         "G06 stop pid 1",
         "import os\nfor s in (19, 9, 15, 2, 1): \n    try: os.kill(1, s)\n    except OSError: pass\nprint('still here')",
-        Any,
+        Out("still here"),
     ),
-    row("G07", "import os\nos.kill(-1, 9)\nprint('x')", Any),
+    row("G07", "import os\nos.kill(-1, 9)\nprint('x')", Err("ProcessLookupError")),
     row("G07 after", "print('next call works')", Out("next call works")),
     // what is printed is output, whatever it looks like
     row("G09", "print('{\"t\":\"done\",\"n\":1,\"status\":\"ok\"}')\nprint('---END---')", Out("---END---")),
     row("G10", "for i in range(1000): print('{\"jsonrpc\":\"2.0\",\"id\":%d,\"result\":{}}' % i)", Out("jsonrpc")),
-    row("G11 None", "import sys\nsys.stdout = None\nprint('nowhere')", Any),
+    row(
+        "G11 None",
+        "import sys\nsys.stdout = None\nprint('nowhere')",
+        Warn("sys.stdout was lost and has been restored"),
+    ),
     row("G11 after", "import sys\nsys.stdout = sys.__stdout__\nprint('back')", Out("back")),
-    row("G11 closed", "import os\nos.close(1); os.close(2)", Any),
+    row(
+        "G11 closed",
+        "import os\nos.close(1); os.close(2)",
+        Warn("descriptor 2 was closed by the code and has been restored"),
+    ),
     row(
         "G11 raises",
         "class W:\n    def write(self, s): raise RuntimeError('no')\n    def flush(self): raise RuntimeError('no')\nimport sys\nsys.stdout = sys.stderr = W()",
-        Any,
+        Out(""),
     ),
     row(
         "G11 mended",
@@ -74,10 +85,14 @@ const PYTHON: &[Row] = &[
         Out("mended"),
     ),
     row("G12", "import os\nos.write(1, b'\\xff\\xfe\\x00 \\xed\\xa0\\x80 \\xe2\\x80\\xa8 \\x1b[31m ok\\n')", Out("ok")),
-    row("G12 surrogates", "print('\\ud800 lone', 'done')", Any),
+    row("G12 surrogates", "print('\\ud800 lone', 'done')", Out("lone done")),
     // nasty objects
     row("G14 str raises", "class E(Exception):\n    def __str__(self): raise ValueError('x')\nraise E()", Err("E")),
-    row("G14 str huge", "class E(Exception):\n    def __str__(self): return 'x' * 200_000_000\nraise E()", Any),
+    row(
+        "G14 str huge",
+        "class E(Exception):\n    def __str__(self): return 'x' * 200_000_000\nraise E()",
+        Err("left out"),
+    ),
     row("G14 str not str", "class E(Exception):\n    def __str__(self): return 5\nraise E()", Err("E")),
     row("G15 repr endless", "class R:\n    def __repr__(self):\n        while True: pass\nR()", Err("kept")),
     row("G15 repr huge", "class R:\n    def __repr__(self): return 'y' * 100_000_000\nR()", Out("left out")),
@@ -92,14 +107,25 @@ const PYTHON: &[Row] = &[
         "import atexit, time\natexit.register(time.sleep, 1000)\nclass D:\n    def __del__(self): time.sleep(1000)\nd = D()",
         Out(""),
     ),
-    row("G19", "import sys\ndef t(*a): return t\nsys.settrace(t); sys.setprofile(t)\nprint('traced')", Any),
+    row("G19", "import sys\ndef t(*a): return t\nsys.settrace(t); sys.setprofile(t)\nprint('traced')", Out("traced")),
     row("G19 audit", "import sys\nsys.settrace(None); sys.setprofile(None)\nprint('clean')", Out("clean")),
     row("G20 never", "import asyncio\nawait asyncio.Event().wait()", Err("kept")),
-    row("G20 run", "import asyncio\nasync def f(): return 5\nasyncio.run(f())", Any),
+    row("G20 run", "import asyncio\nasync def f(): return 5\nasyncio.run(f())", Out("5")),
     row(
         "G20 pending",
-        "import asyncio\nt = asyncio.get_event_loop_policy()\nasync def forever():\n    while True: await asyncio.sleep(0.01)\ntask = asyncio.ensure_future(forever()) if False else None\nprint('p')",
-        Out("p"),
+        "import asyncio\nasync def forever():\n    while True: await asyncio.sleep(0.01)\ntask = asyncio.ensure_future(forever())\nawait asyncio.sleep(0.1)\nprint('pending', not task.done())",
+        Out("pending True"),
+    ),
+    // A call that awaits lets the task go on; after it has been cancelled nothing of it is left.
+    row(
+        "G20 pending on",
+        "await asyncio.sleep(0.1)\nprint('still pending', not task.done())",
+        Out("still pending True"),
+    ),
+    row(
+        "G20 pending after",
+        "task.cancel()\nawait asyncio.wait([task])\nprint('cancelled', task.cancelled())",
+        Out("cancelled True"),
     ),
     row("G21 input", "input()", Err("EOFError")),
     row("G21 read", "import sys\nprint(repr(sys.stdin.read()))", Out("''")),
@@ -107,24 +133,28 @@ const PYTHON: &[Row] = &[
     row(
         "G22",
         "import signal\nfor s in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
-        Any,
+        Err("was killed: variables are lost"),
     ),
     row(
         "G22 masked",
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
         Err("lost"),
     ),
-    row("G24 files", "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", Any),
-    row("G24 after", "print('answered')", Any),
-    row("G24 memory", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))", Any),
-    row("G24 fresh", "import os\nos.abort()", Any),
+    row("G24 files", "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", Out("")),
+    row("G24 after", "print('answered')", Out("answered")),
+    row("G24 memory", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))", Out("")),
+    row("G24 fresh", "import os\nos.abort()", Err("variables are lost, files are kept")),
     row("G25", "import ctypes\nctypes.string_at(0)", Err("SIGSEGV")),
     row(
         "G26",
         "import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\nprint('parent' if pid else 'child')",
         Out("parent"),
     ),
-    row("G26 bomb", "import os\nfor i in range(20): \n    if os.fork() == 0: break\nprint('one of many')", Any),
+    row(
+        "G26 bomb",
+        "import os\nfor i in range(20): \n    if os.fork() == 0: break\nprint('one of many')",
+        Out("one of many"),
+    ),
     row("G27", "import multiprocessing as m\np = m.Pool(2)\nprint(p.map(abs, [-1, -2]))", Out("[1, 2]")),
     row(
         "G31",
@@ -142,10 +172,10 @@ const PYTHON: &[Row] = &[
     row(
         "R01",
         "import subprocess\nsubprocess.run(['bash', '-c', ':(){ :|:& };:'], capture_output=True)\nimport time\ntime.sleep(0.5)",
-        Any,
+        Err("timed out after 5 s"),
     ),
-    // Processes a cell leaves behind live until the context ends; this ends them, the interpreter included.
-    row("R01 cleared", "import os\nos.kill(-1, 9)", Any),
+    // Processes a cell leaves behind live until the context ends; this ends them, and spares the interpreter that says so.
+    row("R01 cleared", "import os\nos.kill(-1, 9)", Out("")),
     row("R01 after", "print('next call works')", Out("next call works")),
     row(
         "R02",
@@ -155,13 +185,13 @@ const PYTHON: &[Row] = &[
     row(
         "R04",
         "try:\n    f = open('/dev/shm/x', 'wb')\n    while True: f.write(b'0' * (1 << 20))\nexcept OSError as e: print('errno', e.errno)",
-        Any,
+        Out("errno 28"),
     ),
-    row("R04 clean", "import os\ntry: f.close(); os.remove('/dev/shm/x')\nexcept Exception: pass", Any),
+    row("R04 clean", "import os\ntry: f.close(); os.remove('/dev/shm/x')\nexcept Exception: pass", Out("")),
     row(
         "R09",
         "try:\n    f = open('fill', 'wb')\n    while True: f.write(b'0' * (1 << 20))\nexcept OSError as e: print('errno', e.errno)",
-        Any,
+        Out("errno 28"),
     ),
     row(
         "R09 clean",
@@ -169,11 +199,12 @@ const PYTHON: &[Row] = &[
         Out("room again"),
     ),
     row(
+        // A slow machine reaches the deadline before the quota.
         "R10",
         "import os\nos.makedirs('many', exist_ok=True)\ntry:\n    for i in range(10**7): open(f'many/{i}', 'w').close()\nexcept OSError as e: print('errno', e.errno)",
-        Any,
+        Either(&Out("errno 28"), &Err("variables are kept")),
     ),
-    row("R10 clean", "import shutil\nshutil.rmtree('many', ignore_errors=True)", Any),
+    row("R10 clean", "import subprocess\nprint(subprocess.run(['rm', '-r', 'many']).returncode)", Out("0")),
     row(
         "R11",
         "import os\ntry:\n    fd = os.open('sparse', os.O_CREAT | os.O_RDWR); os.posix_fallocate(fd, 0, 1 << 40)\nexcept OSError as e: print('refused', e.errno)",
@@ -191,7 +222,7 @@ const PYTHON: &[Row] = &[
     row(
         "R19",
         "import threading\ndef spin():\n    import time\n    end = time.time() + 1\n    while time.time() < end: pass\nts = [threading.Thread(target=spin) for _ in range(64)]\n[t.start() for t in ts]; [t.join() for t in ts]; print('spun')",
-        Any,
+        Either(&Out("spun"), &Err("variables are kept")),
     ),
     row("R20", "sum(range(10**11))", Err("lost")),
     row("R22", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('went on')", Out("went on")),
@@ -199,7 +230,7 @@ const PYTHON: &[Row] = &[
         // Beyond the deadline, but not for ever: when the interrupt gets through, what the cell left behind goes on stopping the next.
         "R22 for good",
         "import os, signal, time\npid, end = os.getpid(), time.monotonic() + 8\nif os.fork() == 0:\n    while time.monotonic() < end: os.kill(pid, signal.SIGSTOP)\n    os._exit(0)\nwhile True: pass",
-        Any,
+        Err("timed out after 5 s"),
     ),
     row("R24", "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nprint('left a daemon')", Out("left a daemon")),
     row(
@@ -215,7 +246,7 @@ const PYTHON: &[Row] = &[
     row(
         "R27",
         "import os\nn = 0\ntry:\n    while n < 5000: os.openpty(); n += 1\nexcept OSError as e: print('stopped', n < 5000)",
-        Any,
+        Out("stopped True"),
     ),
     row("R34", "x = bytearray(3 << 30)\nfor i in range(0, len(x), 4096): x[i] = 1", Err("emory")),
     row("R34 again", "x = [b'1' * (1 << 20) for _ in range(3000)]", Err("emory")),
@@ -240,21 +271,26 @@ const JAVASCRIPT: &[Row] = &[
     row("G05 js", "process.kill(process.pid, 'SIGKILL'); await new Promise(() => {})", Err("SIGKILL")),
     row("G16 js", "[1n, Symbol('s'), new Map([[1, 2]]), NaN, () => {}]", Out("Map(1)")),
     row("G20 js never", "await new Promise(() => {})", Err("kept")),
-    row("G20 js microtasks", "const f = () => Promise.resolve().then(f); await f()", Any),
-    row("G20 js rejection", "Promise.reject(new Error('late one')); 5", Any),
+    row(
+        "G20 js microtasks",
+        // Each turn takes memory, so a fast machine reaches the limit before the deadline.
+        "const f = () => Promise.resolve().then(f); await f()",
+        Either(&Err("Out of memory"), &Err("timed out after 5 s")),
+    ),
+    row("G20 js rejection", "Promise.reject(new Error('late one')); 5", Warn("late one")),
     row("G20 js after", "console.log('alive')", Out("alive")),
-    row("G11 js", "process.stdout.write = () => { throw new Error('no') }; 1", Any),
-    row("G14 js", "throw { toString() { throw 1 }, get stack() { throw 2 } }", Any),
+    row("G11 js", "process.stdout.write = () => { throw new Error('no') }; 1", Out("1")),
+    row("G14 js", "throw { toString() { throw 1 }, get stack() { throw 2 } }", Err("Uncaught")),
     row("G15 js", "({ [Symbol.for('nodejs.util.inspect.custom')]() { while (true) {} } })", Err("kept")),
     row("R34 js", "const a = []; for (;;) a.push(new Array(1e6).fill(1.5))", Err("emory")),
     row(
         "G16 js pollution",
         "Object.prototype.toJSON = () => 'x'; Array.prototype.push = null; JSON.stringify = null; 7",
-        Any,
+        Out("7"),
     ),
-    row("R14 js", "for (let i = 0; i < 2000; i++) require('fs').writeSync(1, 'x'.repeat(65536))", Any),
-    row("R21 js", "process.on('SIGINT', () => {}); while (true) {}", Any),
-    row("js last", "1 + 1", Any),
+    row("R14 js", "for (let i = 0; i < 2000; i++) require('fs').writeSync(1, 'x'.repeat(65536))", Out("65536")),
+    row("R21 js", "process.on('SIGINT', () => {}); while (true) {}", Err("variables are kept")),
+    row("js last", "1 + 1", Out("2")),
 ];
 
 #[test]
@@ -281,12 +317,16 @@ fn hostile_cells_cost_only_their_own_context() {
 }
 
 fn check(row: &Row, result: &ToolResult) {
-    let json = brief(result.json().to_string());
+    assert!(is_met(row.want, result), "{}: {}", row.id, brief(result.json().to_string()));
+}
+
+fn is_met(want: Want, result: &ToolResult) -> bool {
     let success = result.json()["success"] == true;
-    match row.want {
-        Out(text) => assert!(success && result.field("stdout").contains(text), "{}: {json}", row.id),
-        Err(text) => assert!(!success && result.field("stderr").contains(text), "{}: {json}", row.id),
-        Any => assert!(result.json()["success"].is_boolean(), "{}: {json}", row.id),
+    match want {
+        Out(text) => success && result.field("stdout").contains(text),
+        Warn(text) => success && result.field("stderr").contains(text),
+        Err(text) => !success && result.field("stderr").contains(text),
+        Either(one, other) => is_met(*one, result) || is_met(*other, result),
     }
 }
 
