@@ -27,7 +27,7 @@ use crate::launcher::{answer, failed, log};
 use crate::spare::{Backing, Spares};
 use crate::spec::Host;
 use crate::survey::Survey;
-use crate::token::{Stream, Token};
+use crate::token::{Token, WatchedFd};
 use crate::wire::{self, LauncherCall, LauncherReply, LauncherRequest, Start};
 use crate::zygote::ZygoteSupervisor;
 use crate::{inherited, seccomp, sockets, sys, volume};
@@ -374,11 +374,11 @@ impl Keeper {
                     self.release_mounts(vec![parked.mount]);
                 }
             }
-            Token::Zygote(stream, key) => self.zygote.event(stream, key),
-            Token::Sandbox(Stream::Control, key) => self.control(key),
-            Token::Sandbox(Stream::Log, key) => self.guest_log(key),
+            Token::Zygote(fd, key) => self.zygote.event(fd, key),
+            Token::Sandbox(WatchedFd::Control, key) => self.control(key),
+            Token::Sandbox(WatchedFd::Log, key) => self.guest_log(key),
             // The loop reaps these processes and collects the drivers' results after the events.
-            Token::Chore | Token::Driver | Token::Sandbox(Stream::Process, _) => {}
+            Token::Chore | Token::Driver | Token::Sandbox(WatchedFd::Process, _) => {}
         }
     }
 

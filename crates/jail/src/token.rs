@@ -21,14 +21,14 @@ pub(crate) enum Token {
     /// SIGCHLD has arrived.
     Child,
     /// The sandbox with this key has sent something or has ended.
-    Sandbox(Stream, u64),
+    Sandbox(WatchedFd, u64),
     /// The warm interpreter with this key has sent something.
-    Zygote(Stream, u64),
+    Zygote(WatchedFd, u64),
 }
 
 /// The descriptor of a sandbox or of a warm interpreter that an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum WatchedFd {
     Control,
     Process,
     Log,
@@ -51,7 +51,7 @@ impl Token {
     /// Returns whether the event can mean that a process has ended.
     pub(crate) fn tells_of_an_end(self) -> bool {
         match self {
-            Self::Spare | Self::Chore | Self::Child | Self::Sandbox(Stream::Process, _) | Self::Zygote(..) => true,
+            Self::Spare | Self::Chore | Self::Child | Self::Sandbox(WatchedFd::Process, _) | Self::Zygote(..) => true,
             Self::Server | Self::VolumeImages | Self::Driver | Self::Sandbox(..) => false,
         }
     }
@@ -64,12 +64,12 @@ impl Token {
             Self::VolumeImages => (3, 0),
             Self::Driver => (4, 0),
             Self::Child => (5, 0),
-            Self::Sandbox(Stream::Control, key) => (6, key),
-            Self::Sandbox(Stream::Process, key) => (7, key),
-            Self::Sandbox(Stream::Log, key) => (8, key),
-            Self::Zygote(Stream::Control, key) => (9, key),
-            Self::Zygote(Stream::Process, key) => (10, key),
-            Self::Zygote(Stream::Log, key) => (11, key),
+            Self::Sandbox(WatchedFd::Control, key) => (6, key),
+            Self::Sandbox(WatchedFd::Process, key) => (7, key),
+            Self::Sandbox(WatchedFd::Log, key) => (8, key),
+            Self::Zygote(WatchedFd::Control, key) => (9, key),
+            Self::Zygote(WatchedFd::Process, key) => (10, key),
+            Self::Zygote(WatchedFd::Log, key) => (11, key),
         };
         key << KIND_BITS | kind
     }
@@ -83,12 +83,12 @@ impl Token {
             3 => Self::VolumeImages,
             4 => Self::Driver,
             5 => Self::Child,
-            6 => Self::Sandbox(Stream::Control, key),
-            7 => Self::Sandbox(Stream::Process, key),
-            8 => Self::Sandbox(Stream::Log, key),
-            9 => Self::Zygote(Stream::Control, key),
-            10 => Self::Zygote(Stream::Process, key),
-            11 => Self::Zygote(Stream::Log, key),
+            6 => Self::Sandbox(WatchedFd::Control, key),
+            7 => Self::Sandbox(WatchedFd::Process, key),
+            8 => Self::Sandbox(WatchedFd::Log, key),
+            9 => Self::Zygote(WatchedFd::Control, key),
+            10 => Self::Zygote(WatchedFd::Process, key),
+            11 => Self::Zygote(WatchedFd::Log, key),
             _ => return None,
         })
     }
@@ -100,8 +100,8 @@ mod tests {
 
     #[test]
     fn each_token_has_its_own_number() {
-        let streams = [Stream::Control, Stream::Process, Stream::Log];
-        let keyed = |key| streams.map(|s| [Token::Sandbox(s, key), Token::Zygote(s, key)]).concat();
+        let fds = [WatchedFd::Control, WatchedFd::Process, WatchedFd::Log];
+        let keyed = |key| fds.map(|fd| [Token::Sandbox(fd, key), Token::Zygote(fd, key)]).concat();
         let others = [Token::Server, Token::Spare, Token::Chore, Token::VolumeImages, Token::Driver, Token::Child];
         for token in [&others[..], &keyed(1), &keyed(u64::MAX >> KIND_BITS)].concat() {
             assert_eq!(Token::from_number(token.number()), Some(token));

@@ -26,7 +26,7 @@ use crate::launcher::{log, relay};
 use crate::plan::Plan;
 use crate::pool::Backoff;
 use crate::sys;
-use crate::token::{Stream, Token};
+use crate::token::{Token, WatchedFd};
 use crate::wire::{self, LauncherReply};
 
 /// Maximum time for an interpreter to start: enough to import a data stack on a busy machine.
@@ -349,11 +349,11 @@ impl ZygoteSupervisor {
         std::mem::take(&mut self.outcomes)
     }
 
-    pub(crate) fn event(&mut self, stream: Stream, key: u64) {
-        match stream {
-            Stream::Control => while self.hear(key) {},
-            Stream::Log => self.relay(key),
-            Stream::Process => {}
+    pub(crate) fn event(&mut self, fd: WatchedFd, key: u64) {
+        match fd {
+            WatchedFd::Control => while self.hear(key) {},
+            WatchedFd::Log => self.relay(key),
+            WatchedFd::Process => {}
         }
     }
 
@@ -580,8 +580,8 @@ fn launch(epoll: &OwnedFd, key: u64, recipe: &Recipe) -> io::Result<Zygote> {
     let ((socket, theirs), (log, log_end)) = (wire::connection()?, wire::log_pipe()?);
     let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
     let (pid, process) = sys::spawn_child(namespaces, None, || become_interpreter(recipe, theirs, log_end))?;
-    Token::Zygote(Stream::Control, key).watch(epoll, &socket)?;
-    Token::Zygote(Stream::Log, key).watch(epoll, &log)?;
+    Token::Zygote(WatchedFd::Control, key).watch(epoll, &socket)?;
+    Token::Zygote(WatchedFd::Log, key).watch(epoll, &log)?;
     Ok(Zygote {
         key,
         pid,

@@ -9,6 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::v2::signed;
 use super::{CgroupLimits, Controller, Group, Hierarchy, Usage, Version, kill_member, members, named, write};
 
 /// Our part of each hierarchy.
@@ -101,8 +102,7 @@ fn make(hierarchy: &Hierarchy, dir: &Path, limits: CgroupLimits, kind: CgroupKin
         other => other.map_err(named(dir))?,
     }
     if hierarchy.version == Version::V2 && kind != CgroupKind::Leaf {
-        let enable: Vec<String> = hierarchy.controllers.iter().map(|c| format!("+{}", c.name())).collect();
-        write(dir, "cgroup.subtree_control", &enable.join(" "))?;
+        write(dir, "cgroup.subtree_control", &signed('+', &hierarchy.controllers))?;
     }
     hierarchy.controllers.iter().try_for_each(|c| set(hierarchy.version, *c, dir, limits))
 }

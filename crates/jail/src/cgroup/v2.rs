@@ -227,7 +227,7 @@ fn children(dir: &Path) -> Vec<PathBuf> {
     entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect()
 }
 
-fn signed(sign: char, controllers: &[Controller]) -> String {
+pub(super) fn signed(sign: char, controllers: &[Controller]) -> String {
     controllers.iter().map(|c| format!("{sign}{}", c.name())).collect::<Vec<_>>().join(" ")
 }
 

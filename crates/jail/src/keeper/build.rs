@@ -16,7 +16,7 @@ use crate::spare::Spare;
 use crate::spec::{self, JailSpec, Volume};
 use crate::survey::ProcessBound;
 use crate::sys;
-use crate::token::{Stream, Token};
+use crate::token::{Token, WatchedFd};
 use crate::volume::{self, Purpose};
 use crate::wire::{self, Create, LauncherReply};
 use crate::zygote;
@@ -234,8 +234,8 @@ impl Keeper {
         let build = || build_in_child(plan, handles, fail_at);
         let (pid, pidfd) = sys::spawn_child(namespaces, cgroup.as_ref().map(AsFd::as_fd), build)?;
         sandbox.pid = Some(pid);
-        for (stream, fd) in [(Stream::Control, &ours), (Stream::Process, &pidfd), (Stream::Log, &log_end)] {
-            Token::Sandbox(stream, key).watch(&self.epoll, fd)?;
+        for (which, fd) in [(WatchedFd::Control, &ours), (WatchedFd::Process, &pidfd), (WatchedFd::Log, &log_end)] {
+            Token::Sandbox(which, key).watch(&self.epoll, fd)?;
         }
         sandbox.pidfd = Some(pidfd);
         sandbox.control = Some(ours);
