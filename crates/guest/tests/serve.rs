@@ -38,7 +38,7 @@ fn a_cell_runs_and_its_output_comes_in_order() {
 /// What a warm cell costs the guest, counted: it wakes for the request and for the end, and reads each pipe once at both.
 #[test]
 fn a_short_cell_wakes_the_guest_twice() {
-    const CELLS: u64 = 40;
+    const CELLS: u64 = 10;
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (tell, told) = std::sync::mpsc::channel();
     let guest = std::thread::spawn(move || {
@@ -53,17 +53,18 @@ fn a_short_cell_wakes_the_guest_twice() {
         let text = std::fs::read_to_string(format!("{task}/{file}")).unwrap();
         text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
     };
-    // The best of some: on a busy machine a cell may take longer, and is looked after meanwhile.
-    let rounds = (0..8).map(|_| {
+    // The best of many short rounds: on a busy machine a cell may take longer, and is looked after meanwhile.
+    let rounds = (0..32).map(|_| {
         let counts = || (count("status", "voluntary_ctxt_switches:"), count("io", "syscr:"), count("io", "syscw:"));
         let before = counts();
         for _ in 0..CELLS {
             assert_eq!(client.run("out('1\\n')").out(), "1\n");
         }
         let after = counts();
-        (after.0 - before.0, after.1 - before.1, after.2 - before.2)
+        [after.0 - before.0, after.1 - before.1, after.2 - before.2]
     });
-    let (wakes, reads, writes) = rounds.min().unwrap();
+    let best = |one: [u64; 3], other: [u64; 3]| std::array::from_fn(|at| one[at].min(other[at]));
+    let [wakes, reads, writes] = rounds.reduce(best).unwrap();
     assert!(wakes <= 2 * CELLS + CELLS / 4, "{wakes} wakes");
     assert!(reads <= 6 * CELLS + CELLS / 4, "{reads} reads");
     assert!(writes <= CELLS + CELLS / 4, "{writes} writes");
