@@ -272,9 +272,14 @@ pub(crate) mod tests {
     pub(crate) async fn server() -> ResolverConfig {
         use hickory_proto::rr::rdata::{A, CNAME};
         use hickory_proto::rr::{RData, Record};
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = socket.local_addr().unwrap();
-        let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+        // A port that is free for one protocol may be in use for the other, by another test.
+        let (socket, listener, address) = loop {
+            let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            if let Ok(socket) = UdpSocket::bind(address).await {
+                break (socket, listener, address);
+            }
+        };
         let reply = |bytes: &[u8], by_tcp: bool| {
             let question = Message::from_vec(bytes).unwrap();
             let asked = question.queries[0].clone();
