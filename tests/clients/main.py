@@ -35,6 +35,8 @@ ROWS = [
 DIALECTS_TOO = {clients.Python, clients.TypeScript, clients.TypeScriptSdk}
 REVISIONS = {"modern": "2026-07-28", "legacy": "2025-11-25"}
 AT_ONCE = 3
+# How much of the server's log a failed step prints.
+LOG_LINES = 60
 
 
 class Server:
@@ -45,7 +47,7 @@ class Server:
 
     def __enter__(self):
         self.directory.mkdir(parents=True)
-        log = self.directory / "stderr.log"
+        self.log = log = self.directory / "stderr.log"
         env = os.environ | ({"SANDPOOL_API_TOKEN": self.token} if self.token else {})
         with open(log, "wb") as to:
             command = [self.program, "serve", "--state-dir", str(self.directory / "state"), "--listen", "127.0.0.1:0"]
@@ -76,6 +78,7 @@ class Row:
         self.world = world
         self.home = world.directory / re.sub(r"\W+", "-", self.title.replace("`", ""))
         self.home.mkdir()
+        self.log = self.home / "server.log"
         self.client = self.kind(self.home)
         self.step(self.cells, "end", self.story)
         if self.transport == "HTTP":
@@ -104,13 +107,18 @@ class Row:
         print(json.dumps(line | ({"why": why} if why else {})), flush=True)
 
     def failed(self, step):
-        self.world.failures.append(f"{self.title}: {step}\n{traceback.format_exc()}")
+        log = self.log if self.transport == "stdio" else self.world.open.log
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        said = "\n".join(lines[-LOG_LINES:])
+        self.world.failures.append(f"{self.title}: {step}\n{traceback.format_exc()}The server's log ends with:\n{said}")
         return "**no**"
 
     def connect(self, dialect="sandpool"):
         if self.transport == "stdio":
             state = self.home / "state"
-            command = ["env", f"XDG_DATA_HOME={os.environ['XDG_DATA_HOME']}", self.world.program, "stdio"]
+            # The clients treat the server's standard error differently, so it goes to a file.
+            command = ["sh", "-c", 'exec "$@" 2>>"$0"', str(self.log)]
+            command += ["env", f"XDG_DATA_HOME={os.environ['XDG_DATA_HOME']}", self.world.program, "stdio"]
             command += ["--state-dir", str(state), "--dialect", dialect]
             return self.client.at(clients.Place(self.era, command=command))
         return self.client.at(clients.Place(self.era, url=f"{self.world.open.base}/mcp/{dialect}"))
