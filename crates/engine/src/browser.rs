@@ -78,14 +78,13 @@ impl LiveSandbox {
     pub(crate) async fn start_browser(&self, spec: BrowserSpec) -> Result<(), SandboxFailure> {
         self.browser_is_over();
         let starting = async {
-            let (entered, kills) = tokio::join!(self.enter_browser(), self.browser_oom_kills());
-            entered?;
-            self.guest.expect_browser();
-            match self.guest.ask(&ToGuest::StartBrowser { spec }, START).await? {
-                FromGuest::BrowserReady { .. } => Ok(kills.unwrap_or(0)),
-                // The message may contain paths, which are those of the host.
-                FromGuest::Failed { message, .. } => Err(not_started(&one_line(&message))),
-                _ => Err(self.guest.close("the guest answered something else").into()),
+            match self.try_browser(&spec).await? {
+                Ok(oom_kills) => Ok(oom_kills),
+                // Chromium ends at its start now and then; nothing is lost by a second attempt.
+                Err(why) => {
+                    tracing::warn!(why, "the browser did not start; trying once more");
+                    self.try_browser(&spec).await?.map_err(|why| not_started(&why))
+                }
             }
         };
         let late = |_| Err(not_started(&format!("it was not there within {START:?}")));
@@ -93,6 +92,19 @@ impl LiveSandbox {
         *lock(self.browser()) = BrowserStatus::Runs { oom_kills };
         self.browsers().started.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Starts a browser and returns `oom_kills` of its status, or the guest's reason why it did not start.
+    async fn try_browser(&self, spec: &BrowserSpec) -> Result<Result<u64, String>, SandboxFailure> {
+        let (entered, kills) = tokio::join!(self.enter_browser(), self.browser_oom_kills());
+        entered?;
+        self.guest.expect_browser();
+        match self.guest.ask(&ToGuest::StartBrowser { spec: spec.clone() }, START).await? {
+            FromGuest::BrowserReady { .. } => Ok(Ok(kills.unwrap_or(0))),
+            // The message may contain paths, which are those of the host.
+            FromGuest::Failed { message, .. } => Ok(Err(one_line(&message))),
+            _ => Err(self.guest.close("the guest answered something else").into()),
+        }
     }
 
     /// Returns whether a process of the browser was killed for memory since the browser started, or since the last call

@@ -264,16 +264,25 @@ async fn where_there_is_no_browser_what_to_do_is_said() {
     let refused = engine.execute(&call(), open("c", "http://page/")).await.unwrap_err().to_string();
     assert_eq!(refused, "no browser: sandboxes of `agentrun` have none");
 
-    backend.fail_next_browsers(1);
+    backend.fail_next_browsers(2);
     let refused = engine.execute(&caller(), open("c", "http://page/")).await.unwrap_err().to_string();
     assert_eq!(refused, "no browser: it did not start; the server's log says why");
     let next = go(&engine, "c", "http://page/").await;
     assert_eq!((next.result.is_ok(), next.created, next.notice), (true, true, None), "nothing was lost");
-    backend.fail_next_browsers(1);
+    backend.fail_next_browsers(2);
     let target = Target { which: ContextSelector::New, ..make("") };
     let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), timeout: Duration::from_secs(1) };
     engine.execute(&caller(), Op::Browse(op)).await.unwrap_err();
     assert_eq!(engine.counts().contexts[&Realm::SANDPOOL], 1, "what was made for it alone is gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_browser_that_ends_at_its_start_is_started_once_more() {
+    let backend = FakeBackend::new();
+    let engine = browsing(&backend).await;
+    backend.fail_next_browsers(1);
+    let opened = go(&engine, "c", "http://page/").await;
+    assert_eq!((opened.result.is_ok(), opened.notice), (true, None));
 }
 
 #[tokio::test(start_paused = true)]
