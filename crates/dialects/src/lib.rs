@@ -2,6 +2,7 @@
 //! `Outcome` to an answer. Everything here is pure: it uses no state, no clock, no engine and no protocol library.
 
 use engine::op::{EngineError, Op, Outcome, Size};
+use engine::{RealmConfig, StartupStep};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -22,7 +23,14 @@ pub use shared::untrusted::Fence;
 
 /// One dialect, as one document describes it.
 pub struct Dialect {
+    /// Name of the dialect, and of its realm in the engine.
     pub id: &'static str,
+    /// Rules of the dialect's realm, which the operator's settings change.
+    pub realm: fn() -> RealmConfig,
+    /// What the settings of `[dialect.<id>]` mean in this dialect.
+    pub limit_help: LimitHelp,
+    /// Log lines of the server's start, if this is the default dialect.
+    pub startup: fn(&StartupStep<'_>) -> Vec<String>,
     pub server_name: &'static str,
     /// Language of the document, used if the operator chose none.
     pub default_lang: Lang,
@@ -38,6 +46,40 @@ pub struct Dialect {
     /// The tool that queries a background run. In a dialect that has one, long runs can become tasks for clients that
     /// support them.
     pub background: Option<&'static ToolRow>,
+}
+
+/// Meaning of the settings whose meaning differs between dialects.
+#[derive(Debug, Clone, Copy)]
+pub struct LimitHelp {
+    pub memory: &'static str,
+    pub cpus: &'static str,
+    pub disk: &'static str,
+    pub pool: &'static str,
+    pub idle: &'static str,
+    pub contexts: &'static str,
+}
+
+impl LimitHelp {
+    const USUAL: Self = Self {
+        memory: "Memory of a context",
+        cpus: "Processor time of a context, in cores",
+        disk: "Disk quota of a context",
+        pool: "Sandboxes kept ready when this is the default dialect",
+        idle: "A context unused for so long is removed",
+        contexts: "Contexts a tenant may have",
+    };
+}
+
+/// Returns the lines of the server's start in a dialect whose document prescribes none.
+fn plain_startup(step: &StartupStep<'_>) -> Vec<String> {
+    match step {
+        StartupStep::Filling { size } => vec![format!("starting {size} sandboxes")],
+        StartupStep::Ready { took, available } => {
+            vec![format!("ready after {:.1} s, with {available} sandboxes", took.as_secs_f64())]
+        }
+        StartupStep::Failed { error } => vec![format!("the start failed: {error}")],
+        _ => Vec::new(),
+    }
 }
 
 /// One tool of a dialect.
@@ -250,6 +292,11 @@ pub fn find(id: &str, options: &Options) -> Option<&'static Dialect> {
         "conversation" => Some(&conversation::DIALECT),
         _ => None,
     }
+}
+
+/// Returns the rules of all dialects' realms, without settings of an operator.
+pub fn realms() -> Vec<RealmConfig> {
+    all(&Options::default()).map(|dialect| (dialect.realm)()).collect()
 }
 
 /// Returns all dialects, in the form that the operator chose.

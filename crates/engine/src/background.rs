@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     fn run() -> Background {
-        Background::new(Realm::SANDPOOL, "ctx".into(), false, CancellationToken::new())
+        Background::new(Realm("sandpool"), "ctx".into(), false, CancellationToken::new())
     }
 
     fn read(run: &Background, cursor: u64, budget: usize) -> (String, u64, u64) {
@@ -282,12 +282,12 @@ mod tests {
                 runs.trim();
             }
         }
-        let kept: Vec<bool> = all.iter().map(|run| runs.find(Realm::SANDPOOL, &run.id).is_ok()).collect();
+        let kept: Vec<bool> = all.iter().map(|run| runs.find(Realm("sandpool"), &run.id).is_ok()).collect();
         let expected: Vec<bool> = (0..12).map(|n| n == 0 || n >= 4).collect();
         assert_eq!(kept, expected, "the first still runs; eight results of 8 MiB fit");
         all[0].finish(Ok(ran(100 << 20)), Hold::default());
         runs.trim();
-        assert!(runs.find(Realm::SANDPOOL, &all[11].id).is_ok(), "the newest is never dropped for its size");
+        assert!(runs.find(Realm("sandpool"), &all[11].id).is_ok(), "the newest is never dropped for its size");
     }
 
     /// A client has many quick runs that it reads at once, and one result that it has not asked for yet.
@@ -304,7 +304,7 @@ mod tests {
             runs.trim();
             quick.told();
         }
-        assert!(runs.find(Realm::SANDPOOL, &unseen.id).is_ok());
+        assert!(runs.find(Realm("sandpool"), &unseen.id).is_ok());
         assert!(lock(&runs.all).len() <= MAX_RUNS);
     }
 

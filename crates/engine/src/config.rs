@@ -1,5 +1,5 @@
-//! Typed configuration of the engine. This module reads no environment variable and no file. The defaults are those of
-//! the documents that the dialects implement.
+//! Typed configuration of the engine. This module reads no environment variable and no file. The engine knows no dialect:
+//! each one brings the rules of its realm.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -65,16 +65,11 @@ pub struct EngineConfig {
     pub egress: Option<egress::Egress>,
 }
 
+/// The usual values, without a realm.
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            realms: vec![
-                RealmConfig::sandpool(),
-                RealmConfig::agentrun(),
-                RealmConfig::microsandbox(),
-                RealmConfig::workbench(),
-                RealmConfig::conversation(),
-            ],
+            realms: Vec::new(),
             quota: Quota::default(),
             quotas: BTreeMap::new(),
             file_secret: random_secret(),
@@ -94,7 +89,7 @@ impl Default for EngineConfig {
             ready_memory_bytes: 512 * MB,
             refills_at_once: std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 4)),
             pool_tenant: Tenant::local(),
-            pool_realm: Realm::AGENTRUN,
+            pool_realm: Realm(""),
             cwd: WORKSPACE.into(),
             egress: None,
         }
@@ -194,9 +189,10 @@ pub struct KeptConfig {
 }
 
 impl RealmConfig {
-    pub fn sandpool() -> Self {
+    /// Returns the usual rules, which each dialect changes where it needs others.
+    pub fn usual(realm: Realm) -> Self {
         Self {
-            realm: Realm::SANDPOOL,
+            realm,
             id_prefix: "ctx-",
             timeout: Duration::from_secs(60),
             max_timeout: Duration::from_secs(300),
@@ -227,74 +223,11 @@ impl RealmConfig {
         }
     }
 
-    /// All contexts of a tenant share one budget of memory and processors, which stands for the interpreter of the
-    /// `agentrun` document.
-    pub fn agentrun() -> Self {
-        let limits = limits(2048 * MB, 2000, 1024 * MB);
-        Self {
-            realm: Realm::AGENTRUN,
-            timeout: Duration::from_secs(30),
-            limits,
-            group_memory_bytes: Some(limits.memory_bytes),
-            group_cpu_millis: Some(limits.cpu_millis),
-            runs_at_once: 3,
-            max_contexts: 50,
-            one_language: true,
-            browser: None,
-            ..Self::sandpool()
-        }
+    /// Returns the same rules with other limits of a sandbox, in megabytes and thousandths of a core.
+    pub fn limited(self, memory_mb: u64, cpu_millis: u32, disk_mb: u64) -> Self {
+        Self { limits: limits(memory_mb * MB, cpu_millis, disk_mb * MB), ..self }
     }
 
-    pub fn microsandbox() -> Self {
-        Self {
-            realm: Realm::MICROSANDBOX,
-            id_prefix: "session-",
-            timeout: Duration::from_secs(300),
-            limits: limits(4096 * MB, 4000, 1024 * MB),
-            default_size: Some(Size::Small),
-            runs_at_once: 10,
-            max_contexts: 10,
-            evict_idle: true,
-            one_language: true,
-            idle_timeout: Some(Duration::from_secs(1800)),
-            browser: None,
-            ..Self::sandpool()
-        }
-    }
-
-    pub fn workbench() -> Self {
-        Self {
-            realm: Realm::WORKBENCH,
-            id_prefix: "sbx-",
-            timeout: Duration::from_secs(30),
-            max_timeout: Duration::from_secs(60),
-            runs_at_once: 10,
-            max_contexts: 50,
-            idle_timeout: Some(HOUR),
-            browser_first: true,
-            ..Self::sandpool()
-        }
-    }
-
-    pub fn conversation() -> Self {
-        let disk = 512 * MB;
-        Self {
-            realm: Realm::CONVERSATION,
-            id_prefix: "conv-",
-            timeout: Duration::from_secs(30),
-            limits: limits(256 * MB, 500, disk),
-            runs_at_once: 10,
-            pool_size: 0,
-            max_contexts: 10_000,
-            network_on_call: true,
-            browser: None,
-            kept: Some(KeptConfig { bytes: disk, inodes: 100_000, stays: 7 * 24 * HOUR }),
-            ..Self::sandpool()
-        }
-    }
-}
-
-impl RealmConfig {
     /// Returns the limits of a context of this size, which never exceed what the operator allows.
     pub(crate) fn limits_of(&self, size: Option<Size>) -> sandbox::Limits {
         let Some(size) = size.or(self.default_size) else { return self.limits };

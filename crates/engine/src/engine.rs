@@ -23,17 +23,13 @@ use crate::capture::weight_of;
 use crate::config::{BrowserCommand, EngineConfig, KeptConfig, RealmConfig, Runtimes};
 use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
 use crate::links::LinkedFile;
-use crate::op::{Call, EngineError, Health, Notice, NoticeKind, Op, Outcome, Realm, Tenant};
+use crate::op::{Call, EngineError, Health, Notice, NoticeKind, Op, Outcome, Realm, StartupStep, Tenant};
 use crate::ops;
 use crate::provision::Provisioner;
 use crate::registry::{Registry, SandboxFailure};
 use crate::sandbox_egress::DenialSinks;
 use crate::stock::{Ready, Stock};
 use crate::tenancy::{Removed, Tenancies, Tenancy};
-
-/// Log target of the lines that report the progress of the start, with the wording and order of the `agentrun`
-/// document.
-pub const STARTUP_LOG: &str = "sandpool::startup";
 
 /// Time that calls have to return their answers after their sandboxes were destroyed.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -145,7 +141,7 @@ impl Engine {
         backend: Arc<dyn Backend>,
     ) -> Result<Self, EngineError> {
         let engine = Self::new(config, backend);
-        if let Err(error) = engine.start_pool(runtimes).await {
+        if let Err(error) = engine.start_pool(runtimes, &|_| {}).await {
             engine.shutdown(Duration::ZERO).await;
             return Err(error);
         }
@@ -232,12 +228,20 @@ impl Engine {
 
     /// Fills and checks the pool, and makes the engine ready. The error is for the operator and may contain paths of
     /// the host.
-    pub async fn start_pool(&self, runtimes: Runtimes) -> Result<(), EngineError> {
-        let result = self.inner.start_pool(runtimes).await;
+    pub async fn start_pool(
+        &self,
+        runtimes: Runtimes,
+        report: &(dyn Fn(StartupStep<'_>) + Sync),
+    ) -> Result<(), EngineError> {
+        let result = self.inner.start_pool(runtimes, report).await;
         match &result {
-            Ok(()) => self.inner.health().log(),
+            Ok(()) => {
+                let health = self.inner.health();
+                health.log();
+                report(StartupStep::Ready { took: health.startup, available: health.pool_available });
+            }
             Err(error) => {
-                tracing::error!(target: STARTUP_LOG, "启动失败: {error}");
+                report(StartupStep::Failed { error });
                 self.set_failed("the session pool could not be started; the server's log says why");
             }
         }
@@ -384,33 +388,31 @@ async fn close(inner: Arc<Inner>, grace: Duration) {
 }
 
 impl Inner {
-    async fn start_pool(self: &Arc<Self>, runtimes: Runtimes) -> Result<(), EngineError> {
+    async fn start_pool(
+        self: &Arc<Self>,
+        runtimes: Runtimes,
+        report: &(dyn Fn(StartupStep<'_>) + Sync),
+    ) -> Result<(), EngineError> {
         let begun = Instant::now();
-        tracing::info!(target: STARTUP_LOG, "AgentRun 初始化开始...");
-        let interpreter = uuid::Uuid::new_v4().simple().to_string();
-        tracing::info!(target: STARTUP_LOG, "创建 Code Interpreter: ci-{}", &interpreter[..12]);
-        tracing::info!(target: STARTUP_LOG, "等待 Interpreter 就绪...");
+        report(StartupStep::Begun { id: &uuid::Uuid::new_v4().simple().to_string()[..12] });
         let provisioner = Arc::new(Provisioner::new(self.live.clone(), self.config.clone(), runtimes));
         let tenancy = self.tenants.of(&self.config.pool_tenant, self.config.pool_realm, &self.config)?;
         let (tasks, closing) = (self.tasks.clone(), self.closing.clone());
         let stock = Stock::new(provisioner.clone(), self.config.clone(), &tenancy, tasks, closing);
         // The zygote imports for a while; the sandboxes are created in the meantime.
         let ((), sandboxes) = tokio::join!(self.warm(&provisioner), stock.first_sandboxes());
-        tracing::info!(target: STARTUP_LOG, "Interpreter 状态: READY");
+        report(StartupStep::Warm);
 
         let size = stock.size();
-        tracing::info!(target: STARTUP_LOG, "初始化 Session 池 (大小: {size})...");
+        report(StartupStep::Filling { size });
         let failed = |failure: SandboxFailure| EngineError::Sandbox(failure.log);
-        let told = |number, id: &str| tracing::info!(target: STARTUP_LOG, "Session-{number} 创建成功: {id}");
-        stock.fill(sandboxes, told).await.map_err(failed)?;
+        stock.fill(sandboxes, |number, id| report(StartupStep::Created { number, id })).await.map_err(failed)?;
 
-        tracing::info!(target: STARTUP_LOG, "执行健康检查...");
-        tracing::info!(target: STARTUP_LOG, "✓ Interpreter 就绪");
+        report(StartupStep::Checking);
         stock.check_and_repair().await.map_err(failed)?;
-        tracing::info!(target: STARTUP_LOG, "✓ Session 池健康 ({}/{size} 可用)", stock.sessions().available);
-        tracing::info!(target: STARTUP_LOG, "✓ 所有 Session 验证通过");
+        let available = stock.sessions().available;
+        report(StartupStep::Checked { available, size });
         let took = begun.elapsed();
-        tracing::info!(target: STARTUP_LOG, "服务器启动完成，耗时: {:.1} 秒", took.as_secs_f64());
 
         if let Some(browser) = &provisioner.runtimes.browser
             && provisioner.browses(tenancy.config())
@@ -512,7 +514,7 @@ impl Inner {
     }
 
     pub(crate) fn health(&self) -> Health {
-        let interpreter_status = match &*self.state.borrow() {
+        let state = match &*self.state.borrow() {
             _ if self.closing.is_cancelled() => "STOPPING",
             Readiness::Preparing(_) => "CREATING",
             Readiness::Ready => "READY",
@@ -521,12 +523,12 @@ impl Inner {
         let started = self.started.get();
         let sessions = started.map(|s| s.stock.sessions());
         Health {
-            interpreter_ready: interpreter_status == "READY",
-            interpreter_status,
-            session_pool_size: sessions.as_ref().map_or(0, |s| s.there),
-            session_pool_available: sessions.as_ref().map_or(0, |s| s.available),
-            all_sessions_healthy: sessions.is_some_and(|s| s.healthy),
-            startup_time_seconds: started.map_or_else(|| self.born.elapsed(), |s| s.took).as_secs_f64(),
+            ready: state == "READY",
+            state,
+            pool_size: sessions.as_ref().map_or(0, |s| s.there),
+            pool_available: sessions.as_ref().map_or(0, |s| s.available),
+            pool_is_healthy: sessions.is_some_and(|s| s.healthy),
+            startup: started.map_or_else(|| self.born.elapsed(), |s| s.took),
         }
     }
 }

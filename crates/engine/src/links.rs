@@ -167,7 +167,7 @@ mod tests {
         for n in 0..20_000 {
             let id = format!("ctx-{n}");
             for tenant in ["a", "b"].map(|name| Tenant(name.into())) {
-                let keys = Keys::of_context(&secret, &tenant, Realm::SANDPOOL, &id);
+                let keys = Keys::of_context(&secret, &tenant, Realm("sandpool"), &id);
                 for key in [keys.files, keys.outputs, conversation_key(&secret, &tenant, &id)] {
                     assert!(key.len() == 64 && key.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)));
                     assert!(seen.insert(key), "twice");

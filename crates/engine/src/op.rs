@@ -37,14 +37,6 @@ pub struct Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Realm(pub &'static str);
 
-impl Realm {
-    pub const SANDPOOL: Self = Self("sandpool");
-    pub const AGENTRUN: Self = Self("agentrun");
-    pub const MICROSANDBOX: Self = Self("microsandbox");
-    pub const WORKBENCH: Self = Self("workbench");
-    pub const CONVERSATION: Self = Self("conversation");
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(pub String);
 
@@ -543,26 +535,62 @@ pub enum RunOutcome {
     },
 }
 
-/// Measured values of the six fields of the health check.
+/// A step of the engine's start, for the log.
+#[derive(Debug)]
+pub enum StartupStep<'a> {
+    /// The start has begun; `id` names this engine.
+    Begun {
+        id: &'a str,
+    },
+    /// Interpreters can be started.
+    Warm,
+    /// The pool is being filled with this many sandboxes.
+    Filling {
+        size: usize,
+    },
+    /// A sandbox of the pool is ready; numbers begin at 1.
+    Created {
+        number: usize,
+        id: &'a str,
+    },
+    /// The pool is being checked.
+    Checking,
+    Checked {
+        available: usize,
+        size: usize,
+    },
+    /// Calls are served.
+    Ready {
+        took: Duration,
+        available: usize,
+    },
+    Failed {
+        error: &'a EngineError,
+    },
+}
+
+/// Condition of the engine and its pool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Health {
-    pub interpreter_ready: bool,
-    pub interpreter_status: &'static str,
-    pub session_pool_size: usize,
-    pub session_pool_available: usize,
-    pub all_sessions_healthy: bool,
-    pub startup_time_seconds: f64,
+    pub ready: bool,
+    /// `CREATING`, `READY`, `FAILED` or `STOPPING`.
+    pub state: &'static str,
+    pub pool_size: usize,
+    pub pool_available: usize,
+    pub pool_is_healthy: bool,
+    /// Time that the start took, or has taken so far.
+    pub startup: Duration,
 }
 
 impl Health {
     pub(crate) fn log(&self) {
         tracing::info!(
-            interpreter_ready = self.interpreter_ready,
-            interpreter_status = self.interpreter_status,
-            session_pool_size = self.session_pool_size,
-            session_pool_available = self.session_pool_available,
-            all_sessions_healthy = self.all_sessions_healthy,
-            startup_time_seconds = self.startup_time_seconds,
+            interpreter_ready = self.ready,
+            interpreter_status = self.state,
+            session_pool_size = self.pool_size,
+            session_pool_available = self.pool_available,
+            all_sessions_healthy = self.pool_is_healthy,
+            startup_time_seconds = self.startup.as_secs_f64(),
             "health"
         );
     }

@@ -16,21 +16,21 @@ async fn health_is_measured() {
     let backend = FakeBackend::new();
     let engine = Engine::new(config(), Arc::new(backend.clone()));
     let before = health(&engine).await;
-    assert_eq!((before.interpreter_ready, before.interpreter_status, before.session_pool_size), (false, "CREATING", 0));
-    engine.start_pool(runtimes()).await.unwrap();
+    assert_eq!((before.ready, before.state, before.pool_size), (false, "CREATING", 0));
+    engine.start_pool(runtimes(), &|_| {}).await.unwrap();
     let ready = health(&engine).await;
     let expected = Health {
-        interpreter_ready: true,
-        interpreter_status: "READY",
-        session_pool_size: 3,
-        session_pool_available: 3,
-        all_sessions_healthy: true,
-        startup_time_seconds: ready.startup_time_seconds,
+        ready: true,
+        state: "READY",
+        pool_size: 3,
+        pool_available: 3,
+        pool_is_healthy: true,
+        startup: ready.startup,
     };
     assert_eq!(ready, expected);
     assert_eq!(backend.runs(), ["pass", "pass", "pass"], "a statement in each");
     engine.shutdown(Duration::ZERO).await;
-    assert_eq!(health(&engine).await.interpreter_status, "STOPPING");
+    assert_eq!(health(&engine).await.state, "STOPPING");
 }
 
 #[tokio::test(start_paused = true)]
@@ -42,7 +42,7 @@ async fn the_pool_refills_behind_a_new_context() {
         eventually("the pool is full again", || backend.living() == 3 + n).await;
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((health(&engine).await.session_pool_available, engine.sandboxes()), (3, 13));
+    assert_eq!((health(&engine).await.pool_available, engine.sandboxes()), (3, 13));
 }
 
 #[tokio::test(start_paused = true)]
@@ -66,7 +66,7 @@ async fn a_killed_session_is_noticed_within_a_second_and_rebuilt() {
     assert!(killed.elapsed() < Duration::from_secs(1));
     eventually("the dead one is gone", || backend.living() == 4).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(health(&engine).await.session_pool_available, 3);
+    assert_eq!(health(&engine).await.pool_available, 3);
     assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n");
 }
 
@@ -81,7 +81,7 @@ async fn sessions_are_replaced_before_they_expire_and_contexts_keep_their_variab
     assert_eq!(backend.created(), 4);
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!((backend.created(), backend.living()), (7, 4), "before the sixty minutes are over");
-    assert_eq!(health(&engine).await.session_pool_available, 3);
+    assert_eq!(health(&engine).await.pool_available, 3);
     assert_eq!(text(&run(&engine, &id, "get x").await.stdout), "1\n");
 }
 
@@ -103,7 +103,7 @@ async fn each_session_is_checked_every_five_minutes_and_the_unfit_are_replaced()
     tokio::time::sleep(Duration::from_secs(301)).await;
     eventually("the unfit one is replaced", || backend.created() == 4 && backend.living() == 3).await;
     assert_eq!(backend.runs().len(), 3 + 3 + 1, "a statement in each, twice, and in the new one");
-    assert!(health(&engine).await.all_sessions_healthy);
+    assert!(health(&engine).await.pool_is_healthy);
 }
 
 #[tokio::test(start_paused = true)]
@@ -111,7 +111,7 @@ async fn a_failed_session_is_tried_three_times_at_the_start() {
     let backend = FakeBackend::new();
     backend.fail_next_creates(2);
     let engine = engine(&backend).await;
-    assert_eq!(health(&engine).await.session_pool_size, 3);
+    assert_eq!(health(&engine).await.pool_size, 3);
 
     let backend = FakeBackend::new();
     backend.fail_next_kernels(1000);
@@ -130,7 +130,7 @@ async fn the_pool_recovers_when_the_back_end_does() {
     eventually("it fails for a while", || backend.living() == 1).await;
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(backend.living(), 3);
-    assert!(health(&engine).await.all_sessions_healthy);
+    assert!(health(&engine).await.pool_is_healthy);
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,7 +148,7 @@ async fn before_it_is_ready_a_call_waits_and_then_hears_what_is_missing() {
         tokio::spawn(async move { engine.execute(&call(), create_op("b")).await })
     };
     tokio::time::sleep(Duration::from_secs(5)).await;
-    engine.start_pool(runtimes()).await.unwrap();
+    engine.start_pool(runtimes(), &|_| {}).await.unwrap();
     assert!(waiting.await.unwrap().is_ok());
 
     let failed = Engine::new(config(), Arc::new(FakeBackend::new()));
@@ -234,7 +234,7 @@ async fn a_session_that_cannot_be_replaced_is_tried_again_with_pauses() {
     backend.fail_next_creates(1000);
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(backend.created(), 3, "a thousand failures in half a minute");
-    assert_eq!(health(&engine).await.session_pool_available, 3, "the old ones still serve");
+    assert_eq!(health(&engine).await.pool_available, 3, "the old ones still serve");
 }
 
 /// HOSTILE A43: interpreters lie at the same path inside and outside.

@@ -52,7 +52,7 @@ async fn start(config: EngineConfig) -> Option<(Engine, Base)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn state_is_kept_and_contexts_are_apart() {
-    let Some((engine, base)) = start(EngineConfig::default()).await else { return };
+    let Some((engine, base)) = start(usual()).await else { return };
     let (alice, bob) = (create(&engine, "alice").await, create(&engine, "bob").await);
     assert_eq!(run(&engine, &alice, "x = 42").await.end, RunOutcome::Ok);
     let printed = run(&engine, &alice, "print(x)\nx + 1").await;
@@ -91,7 +91,7 @@ async fn a_time_out_keeps_variables_and_a_cancel_too() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_costs_variables_and_keeps_files() {
-    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let Some((engine, _base)) = start(usual()).await else { return };
     let id = create(&engine, "a").await;
     let write = Op::WriteFile { place: holder(&id), path: "d/in.txt".into(), content: b"kept".to_vec() };
     assert!(matches!(engine.execute(&call(), write).await, Ok(Outcome::Written { size: 4, .. })));
@@ -119,7 +119,7 @@ async fn a_crash_costs_variables_and_keeps_files() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_is_cut_and_counted() {
-    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let Some((engine, _base)) = start(usual()).await else { return };
     let id = create(&engine, "a").await;
     let flooded = run(&engine, &id, "print('head')\nprint('x' * 50_000_000)\nprint('tail')").await;
     assert_eq!(flooded.stdout.total_bytes, 50_000_000 + 11);
@@ -134,7 +134,7 @@ async fn a_flood_is_cut_and_counted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_figure_comes_back_as_a_picture() {
-    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let Some((engine, _base)) = start(usual()).await else { return };
     let id = create(&engine, "a").await;
     let plotted = run(&engine, &id, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nNone").await;
     assert_eq!(plotted.end, RunOutcome::Ok, "{plotted:?}");
@@ -144,7 +144,7 @@ async fn a_figure_comes_back_as_a_picture() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn output_is_followed_while_it_is_printed() {
-    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let Some((engine, _base)) = start(usual()).await else { return };
     let id = create(&engine, "a").await;
     let (caller, mut events) = followed();
     let running =
@@ -179,7 +179,7 @@ async fn commands_see_the_files_of_cells_and_end_as_they_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn variables_for_one_run_are_gone_after_it() {
-    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let Some((engine, _base)) = start(usual()).await else { return };
     let id = create(&engine, "a").await;
     let code =
         "import os, subprocess\nprint(os.environ.get('MINE'), flush=True)\nsubprocess.run(['sh', '-c', 'echo $MINE'])";
@@ -193,7 +193,7 @@ async fn variables_for_one_run_are_gone_after_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn long_output_and_files_are_read_through_links() {
-    let Some((engine, _base)) = start(EngineConfig::default()).await else { return };
+    let Some((engine, _base)) = start(usual()).await else { return };
     let id = create(&engine, "a").await;
     let long = run(&engine, &id, "print('x' * 2_500_000)\nopen('f.bin', 'wb').write(bytes(range(256)) * 10_000)").await;
     let kept = long.stdout.kept.expect("kept whole");
@@ -213,7 +213,7 @@ async fn long_output_and_files_are_read_through_links() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_too_large_for_an_answer_is_told_by_its_size_and_its_link() {
-    let config = EngineConfig { max_file_bytes: 3, max_link_bytes: 5, ..EngineConfig::default() };
+    let config = EngineConfig { max_file_bytes: 3, max_link_bytes: 5, ..usual() };
     let Some((engine, _base)) = start(config).await else { return };
     let id = create(&engine, "a").await;
     let code = "for n in (3, 4, 6):\n    open(str(n), 'w').write('x' * n)";

@@ -275,7 +275,7 @@ impl Exposition {
 
 #[cfg(test)]
 mod tests {
-    use engine::op::{Realm, Tenant};
+    use engine::op::Tenant;
 
     use super::*;
 
@@ -289,7 +289,7 @@ mod tests {
         for what in [NoticeKind::TimedOut, NoticeKind::OutOfMemory, NoticeKind::Lost, NoticeKind::Created] {
             metrics.notice(&Notice {
                 tenant: Tenant::local(),
-                realm: Realm::AGENTRUN,
+                realm: dialects::agentrun::REALM,
                 id: "ctx-1".into(),
                 what,
                 detail: None,

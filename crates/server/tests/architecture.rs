@@ -29,7 +29,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("sandpool-bench", &[]),
-    ("sandpool-testkit", &["sandpool-engine", "sandpool-guest", "sandpool-proto", "sandpool-sandbox"]),
+    (
+        "sandpool-testkit",
+        &["sandpool-dialects", "sandpool-engine", "sandpool-guest", "sandpool-proto", "sandpool-sandbox"],
+    ),
 ];
 
 /// Libraries that only these crates may know.

@@ -1,15 +1,44 @@
 //! `agentrun`: the dialect of the AgentRun document, with the four tools that it prints and the three that it planned.
 
+use std::time::Duration;
+
 use engine::op::{ContextSelector, FileOwner, Language, NewContext, Op, RunCode, Target};
+use engine::{Realm, RealmConfig};
 use serde_json::Value;
 use text::shown;
 
 use super::args::{self, ArgError, Args, FieldError};
 use super::shared::LANGUAGES;
 use super::shared::files::{Encoding, WORKSPACE, decode, file_schema, listing_schema, path_below, written_schema};
-use super::{Dialect, Field, Hints, Lang, Options, SchemaForm, ToolRow};
+use super::{Dialect, Field, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
 
 mod render;
+mod startup;
+
+pub const REALM: Realm = Realm("agentrun");
+
+const LIMIT_HELP: LimitHelp = LimitHelp {
+    memory: "Memory of all contexts of a tenant together",
+    cpus: "Processor time of all contexts of a tenant together, in cores",
+    pool: "Sandboxes kept ready; as many runs execute at once",
+    ..LimitHelp::USUAL
+};
+
+/// Rules of the engine for this dialect. All contexts of a tenant share one budget of memory and processors, which
+/// stands for the interpreter of the document.
+pub fn realm() -> RealmConfig {
+    let usual = RealmConfig::usual(REALM);
+    RealmConfig {
+        timeout: Duration::from_secs(30),
+        group_memory_bytes: Some(usual.limits.memory_bytes),
+        group_cpu_millis: Some(usual.limits.cpu_millis),
+        runs_at_once: 3,
+        max_contexts: 50,
+        one_language: true,
+        browser: None,
+        ..usual
+    }
+}
 
 /// The dialect with `run_code {code, context_id}`, as the body of the document has it.
 pub static DIALECT: Dialect =
@@ -29,7 +58,10 @@ pub static WITH_DEFAULT_CONTEXT: Dialect = dialect(&[
 
 const fn dialect(tools: &'static [ToolRow]) -> Dialect {
     Dialect {
-        id: "agentrun",
+        id: REALM.0,
+        realm,
+        limit_help: LIMIT_HELP,
+        startup: startup::lines,
         server_name: "agentrun-mcp-server",
         default_lang: Lang::Zh,
         tools,

@@ -1,16 +1,47 @@
 //! `conversation`: the dialect of the code sandbox document. Each call runs in a fresh process, and files with links
 //! belong to the conversation.
 
-use engine::DATA;
+use std::time::Duration;
+
 use engine::op::{Environment, FileOwner, Language, Network, Op, RunOnce};
+use engine::{DATA, KeptConfig, Realm, RealmConfig};
 use text::shown;
 
 use super::args::{self, ArgError, Args, FieldError};
 use super::shared::LANGUAGES;
 use super::shared::files::{decode, path_below};
-use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow};
+use super::{Dialect, Field, FieldKind, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
 
 mod render;
+
+pub const REALM: Realm = Realm("conversation");
+
+const LIMIT_HELP: LimitHelp = LimitHelp {
+    memory: "Memory of one call",
+    cpus: "Processor time of one call, in cores",
+    disk: "Disk quota of a conversation's `/data`",
+    idle: "Files of a conversation are deleted so long after the last call",
+    contexts: "Conversations of a tenant whose files are kept",
+    ..LimitHelp::USUAL
+};
+
+/// Rules of the engine for this dialect.
+pub fn realm() -> RealmConfig {
+    let usual = RealmConfig::usual(REALM).limited(256, 500, 512);
+    let week = Duration::from_secs(7 * 24 * 3600);
+    RealmConfig {
+        id_prefix: "conv-",
+        timeout: Duration::from_secs(30),
+        runs_at_once: 10,
+        pool_size: 0,
+        max_contexts: 1000,
+        idle_timeout: Some(week),
+        network_on_call: true,
+        browser: None,
+        kept: Some(KeptConfig { bytes: usual.limits.disk_bytes, inodes: 100_000, stays: week }),
+        ..usual
+    }
+}
 
 /// The dialect with the tool names of the document.
 pub static DIALECT: Dialect = dialect(
@@ -38,7 +69,10 @@ pub static WITH_UNDERSCORES: Dialect = dialect(
 
 const fn dialect(tools: &'static [ToolRow], aliases: &'static [(&'static str, &'static str)]) -> Dialect {
     Dialect {
-        id: "conversation",
+        id: REALM.0,
+        realm,
+        limit_help: LIMIT_HELP,
+        startup: crate::plain_startup,
         server_name: "mcp-code-sandbox",
         default_lang: Lang::En,
         tools,

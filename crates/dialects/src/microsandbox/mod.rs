@@ -5,16 +5,44 @@ use std::time::Duration;
 use engine::op::{
     Command, ContextSelector, Environment, Language, Network, NewContext, Op, RunCode, RunCommand, Size, Target,
 };
+use engine::{Realm, RealmConfig};
 use serde_json::json;
 use text::shown;
 
 use super::args::{self, ArgError, Args, FieldError};
-use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow};
+use super::{Dialect, Field, FieldKind, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
 
 mod render;
 
+pub const REALM: Realm = Realm("microsandbox");
+
+const LIMIT_HELP: LimitHelp = LimitHelp {
+    memory: "The most memory a flavor may give",
+    cpus: "The most processor time a flavor may give, in cores",
+    ..LimitHelp::USUAL
+};
+
+/// Rules of the engine for this dialect.
+pub fn realm() -> RealmConfig {
+    RealmConfig {
+        id_prefix: "session-",
+        timeout: Duration::from_secs(300),
+        default_size: Some(Size::Small),
+        runs_at_once: 10,
+        max_contexts: 10,
+        evict_idle: true,
+        one_language: true,
+        idle_timeout: Some(Duration::from_secs(1800)),
+        browser: None,
+        ..RealmConfig::usual(REALM).limited(4096, 4000, 1024)
+    }
+}
+
 pub static DIALECT: Dialect = Dialect {
-    id: "microsandbox",
+    id: REALM.0,
+    realm,
+    limit_help: LIMIT_HELP,
+    startup: crate::plain_startup,
     server_name: "microsandbox-mcp-server",
     default_lang: Lang::En,
     tools: &[EXECUTE_CODE, EXECUTE_COMMAND, GET_SESSIONS, STOP_SESSION, GET_VOLUME_PATH],

@@ -7,12 +7,13 @@ use engine::op::{
     Command, ContextSelector, Environment, FileOwner, Language, Network, NewContext, Op, RunCode, RunCommand, Size,
     Target,
 };
+use engine::{Realm, RealmConfig};
 use text::shown;
 
 use super::args::{self, ArgError, Args, FieldError};
 use super::shared::LANGUAGES;
 use super::shared::files::{Encoding, WORKSPACE, decode, listing_schema, path_below};
-use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow};
+use super::{Dialect, Field, FieldKind, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
 
 mod browser;
 mod page;
@@ -20,8 +21,20 @@ mod render;
 
 use browser::{BROWSER_ACT, BROWSER_OPEN, BROWSER_SCREENSHOT, BROWSER_SNAPSHOT};
 
+pub const REALM: Realm = Realm("sandpool");
+
+const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
+
+/// Rules of the engine for this dialect.
+pub fn realm() -> RealmConfig {
+    RealmConfig::usual(REALM)
+}
+
 pub static DIALECT: Dialect = Dialect {
-    id: "sandpool",
+    id: REALM.0,
+    realm,
+    limit_help: LIMIT_HELP,
+    startup: crate::plain_startup,
     server_name: "sandpool",
     default_lang: Lang::En,
     tools: &[

@@ -7,6 +7,7 @@ use engine::op::{
     Browse, Command, ContextSelector, Environment, FileOwner, Language, Network, NewContext, Op, RunCode, RunCommand,
     Target,
 };
+use engine::{Realm, RealmConfig};
 use serde_json::json;
 use text::shown;
 
@@ -14,13 +15,34 @@ use super::args::{self, ArgError, Args, FieldError};
 use super::shared::browse::{ACTING, LOOKING, OPENING};
 use super::shared::files::{WORKSPACE, file_schema, path_below, written_schema};
 use super::shared::one_line;
-use super::{Dialect, Field, FieldKind, Hints, Lang, Options, SchemaForm, ToolRow};
+use super::{Dialect, Field, FieldKind, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
 
 mod page;
 mod render;
 
+pub const REALM: Realm = Realm("workbench");
+
+const LIMIT_HELP: LimitHelp = LimitHelp::USUAL;
+
+/// Rules of the engine for this dialect.
+pub fn realm() -> RealmConfig {
+    RealmConfig {
+        id_prefix: "sbx-",
+        timeout: Duration::from_secs(30),
+        max_timeout: Duration::from_secs(60),
+        runs_at_once: 10,
+        max_contexts: 50,
+        idle_timeout: Some(Duration::from_secs(3600)),
+        browser_first: true,
+        ..RealmConfig::usual(REALM)
+    }
+}
+
 pub static DIALECT: Dialect = Dialect {
-    id: "workbench",
+    id: REALM.0,
+    realm,
+    limit_help: LIMIT_HELP,
+    startup: crate::plain_startup,
     server_name: "sandbox-workbench",
     default_lang: Lang::En,
     tools: &[

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Realm, RunCode, RunOutcome, RunProgress};
+use engine::op::{RunCode, RunOutcome, RunProgress};
 use engine::{Engine, EngineError, Op, Outcome, Tenant};
 use testkit::fake::FakeBackend;
 
@@ -105,7 +105,7 @@ async fn a_context_with_a_background_run_is_not_idle() {
 #[tokio::test(start_paused = true)]
 async fn runs_are_bounded_and_nobody_elses() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, with_realm(Realm::AGENTRUN, |realm| realm.runs_at_once = 200)).await;
+    let engine = engine_with(&backend, with_realm(dialects::agentrun::REALM, |realm| realm.runs_at_once = 200)).await;
     let id = create(&engine, "a").await;
     let first = start(&engine, &id, "hang").await;
     for _ in 0..99 {
@@ -115,7 +115,7 @@ async fn runs_are_bounded_and_nobody_elses() {
     let over = engine.execute(&call(), op.clone()).await;
     assert_eq!(over, Err(EngineError::OverLimit { what: "background_runs", limit: "100".into() }));
     let look = Op::WaitRun { run: first.clone(), cursor: None, wait: Duration::ZERO };
-    for stranger in [call_of(&Tenant("stranger".into())), call_in(Realm::SANDPOOL)] {
+    for stranger in [call_of(&Tenant("stranger".into())), call_in(dialects::sandpool::REALM)] {
         let none = Err(EngineError::RunNotFound(first.clone()));
         assert_eq!(engine.execute(&stranger, look.clone()).await, none);
         assert_eq!(engine.execute(&stranger, Op::CancelRun { run: first.clone() }).await, none);
@@ -165,7 +165,7 @@ async fn w22_a_look_that_finds_no_memory_loses_nothing() {
 #[tokio::test(start_paused = true)]
 async fn w22_a_run_that_finds_no_memory_takes_no_place() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, with_realm(Realm::AGENTRUN, |realm| realm.runs_at_once = 200)).await;
+    let engine = engine_with(&backend, with_realm(dialects::agentrun::REALM, |realm| realm.runs_at_once = 200)).await;
     let id = create(&engine, "a").await;
     let memory = engine::Memory::new(1 << 20, 1 << 20);
     let large = format!("print {}", "x".repeat(1 << 20));

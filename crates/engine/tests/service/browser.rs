@@ -33,11 +33,11 @@ async fn browsing_with(backend: &FakeBackend, config: EngineConfig) -> Engine {
 }
 
 async fn browsing(backend: &FakeBackend) -> Engine {
-    browsing_with(backend, EngineConfig { pool_realm: Realm::SANDPOOL, ..config() }).await
+    browsing_with(backend, EngineConfig { pool_realm: dialects::sandpool::REALM, ..config() }).await
 }
 
 fn caller() -> Call {
-    call_in(Realm::SANDPOOL)
+    call_in(dialects::sandpool::REALM)
 }
 
 fn make(name: &str) -> Target {
@@ -273,7 +273,7 @@ async fn where_there_is_no_browser_what_to_do_is_said() {
     let target = Target { which: ContextSelector::New, ..make("") };
     let op = Browse { target, ask: Ask::Back, uploads: Vec::new(), timeout: Duration::from_secs(1) };
     engine.execute(&caller(), Op::Browse(op)).await.unwrap_err();
-    assert_eq!(engine.counts().contexts[&Realm::SANDPOOL], 1, "what was made for it alone is gone");
+    assert_eq!(engine.counts().contexts[&dialects::sandpool::REALM], 1, "what was made for it alone is gone");
 }
 
 #[tokio::test(start_paused = true)]
@@ -327,8 +327,8 @@ async fn a_stop_waits_for_the_browser_and_those_behind_give_up() {
 #[tokio::test(start_paused = true)]
 async fn calls_in_browsers_count_among_the_runs_of_a_tenant() {
     let backend = FakeBackend::new();
-    let mut config = EngineConfig { pool_realm: Realm::SANDPOOL, ..config() };
-    config.realm_mut(Realm::SANDPOOL).unwrap().runs_at_once = 2;
+    let mut config = EngineConfig { pool_realm: dialects::sandpool::REALM, ..config() };
+    config.realm_mut(dialects::sandpool::REALM).unwrap().runs_at_once = 2;
     let engine = browsing_with(&backend, config).await;
     let calls: Vec<_> =
         ["a", "b", "c"].map(|name| spawn_op(&engine, &caller(), open(name, "fake:sleep 1000"))).into_iter().collect();
@@ -343,7 +343,8 @@ async fn calls_in_browsers_count_among_the_runs_of_a_tenant() {
 #[tokio::test]
 async fn a_page_that_is_not_let_out_says_so_also_while_a_run_has_closed_the_way() {
     let (backend, at) = (FakeBackend::new(), pages().await);
-    let engine = browsing_with(&backend, EngineConfig { pool_realm: Realm::SANDPOOL, ..everywhere(at) }).await;
+    let engine =
+        browsing_with(&backend, EngineConfig { pool_realm: dialects::sandpool::REALM, ..everywhere(at) }).await;
     let mut notices = engine.notices();
     let page = format!("fake:fetch pages.test:{}", at.port());
     assert!(go(&engine, "c", &page).await.result.is_ok());
@@ -368,7 +369,7 @@ async fn a_page_that_is_not_let_out_says_so_also_while_a_run_has_closed_the_way(
 
 /// With a stock that follows demand.
 async fn adapting(backend: &FakeBackend, realm: Realm, browsers_ready: usize) -> Engine {
-    let mut config = EngineConfig { pool_realm: realm, refills_at_once: 1, ..EngineConfig::default() };
+    let mut config = EngineConfig { pool_realm: realm, refills_at_once: 1, ..usual() };
     config.realm_mut(realm).unwrap().browsers_ready = browsers_ready;
     let engine = browsing_with(backend, config).await;
     full(&engine).await;
@@ -383,9 +384,9 @@ async fn full(engine: &Engine) {
 #[tokio::test(start_paused = true)]
 async fn where_contexts_are_made_for_their_browser_one_waits_from_the_start() {
     let backend = FakeBackend::new();
-    let engine = adapting(&backend, Realm::WORKBENCH, 1).await;
+    let engine = adapting(&backend, dialects::workbench::REALM, 1).await;
     assert_eq!((backend.browsers().len(), engine.counts().browsers.running), (1, 1));
-    let caller = call_in(Realm::WORKBENCH);
+    let caller = call_in(dialects::workbench::REALM);
     backend.fail_next_creates(1000);
     backend.fail_next_browsers(1000);
     let new = NewContext { browser: true, ..NewContext::named("", Language::Python) };
@@ -417,7 +418,7 @@ async fn where_contexts_are_made_for_their_browser_one_waits_from_the_start() {
 #[tokio::test(start_paused = true)]
 async fn a_tenant_that_uses_browsers_finds_one_ready_but_no_more_than_allowed() {
     let backend = FakeBackend::new();
-    let engine = adapting(&backend, Realm::SANDPOOL, 2).await;
+    let engine = adapting(&backend, dialects::sandpool::REALM, 2).await;
     assert_eq!(backend.browsers().len(), 0, "nobody has asked for one");
     let calls: Vec<_> = (0..10).map(|n| spawn_op(&engine, &caller(), open(&format!("c{n}"), "http://page/"))).collect();
     for call in calls {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Command, ContextSelector, NewContext, Realm, RunCommand, RunOutcome, Target};
+use engine::op::{Command, ContextSelector, NewContext, RunCommand, RunOutcome, Target};
 use engine::{EngineError, Op};
 use proto::{Ended, Language};
 use testkit::fake::FakeBackend;
@@ -79,7 +79,7 @@ async fn a_command_waits_for_the_cell_before_it_and_sees_interpreters_first_in_i
 async fn a_context_made_for_a_command_starts_no_interpreter_until_code_comes() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let caller = call_in(Realm::MICROSANDBOX);
+    let caller = call_in(dialects::microsandbox::REALM);
     let before = backend.kernels().len();
     let make = Some(NewContext::named("", Language::Javascript));
     let target = Target { which: ContextSelector::Id("s".into()), make };
@@ -97,7 +97,7 @@ async fn a_context_made_for_a_command_starts_no_interpreter_until_code_comes() {
 async fn a_command_may_take_longer_than_a_cell() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let caller = call_in(Realm::MICROSANDBOX);
+    let caller = call_in(dialects::microsandbox::REALM);
     let make = Some(NewContext::named("", Language::Python));
     let target = Target { which: ContextSelector::Id("s".into()), make };
     let op = RunCommand { timeout: Some(Duration::from_secs(1000)), ..shell(target.clone(), "sleep 900000") };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{Environment, FileListing, FileOwner, Ran, Realm, RunOnce, RunOutcome};
+use engine::op::{Environment, FileListing, FileOwner, Ran, RunOnce, RunOutcome};
 use engine::{Call, Engine, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -10,7 +10,7 @@ use testkit::fake::FakeBackend;
 use crate::support::*;
 
 fn caller() -> Call {
-    call_in(Realm::CONVERSATION)
+    call_in(dialects::conversation::REALM)
 }
 
 fn once(conversation: &str, code: &str) -> Op {
@@ -69,7 +69,7 @@ async fn calls_of_one_conversation_go_one_after_the_other_and_those_of_others_do
 #[tokio::test(start_paused = true)]
 async fn the_environment_is_for_one_call_and_has_the_address_of_the_files() {
     let backend = FakeBackend::new();
-    let config = with_realm(Realm::CONVERSATION, |realm| {
+    let config = with_realm(dialects::conversation::REALM, |realm| {
         realm.env.insert("FILE_BASE_URL".into(), "http://host/files/{key}".into());
     });
     let engine = engine_with(&backend, config).await;
@@ -175,7 +175,7 @@ async fn files_nobody_used_for_long_are_deleted_at_the_start_and_later() {
     let backend = FakeBackend::new();
     backend.set_last_used(&"0".repeat(64), 1);
     let stays = Duration::from_secs(2 * 3600);
-    let config = with_realm(Realm::CONVERSATION, |realm| realm.kept.as_mut().unwrap().stays = stays);
+    let config = with_realm(dialects::conversation::REALM, |realm| realm.kept.as_mut().unwrap().stays = stays);
     let engine = engine_with(&backend, config).await;
     use sandbox::Backend as _;
     assert!(backend.kept().await.unwrap().is_empty(), "before the first call");
@@ -209,11 +209,11 @@ async fn files_that_another_server_has_are_told_as_in_use() {
 #[tokio::test(start_paused = true)]
 async fn sessions_that_could_not_serve_a_conversation_are_not_made() {
     let backend = FakeBackend::new();
-    let mut config = with_realm(Realm::CONVERSATION, |realm| realm.pool_size = 3);
-    config.pool_realm = Realm::CONVERSATION;
+    let mut config = with_realm(dialects::conversation::REALM, |realm| realm.pool_size = 3);
+    config.pool_realm = dialects::conversation::REALM;
     let engine = engine_with(&backend, config).await;
     let health = health(&engine).await;
-    assert_eq!((backend.created(), health.session_pool_size, health.all_sessions_healthy), (0, 0, true));
+    assert_eq!((backend.created(), health.pool_size, health.pool_is_healthy), (0, 0, true));
     assert_eq!(run_once(&engine, "c", "print").await.end, RunOutcome::Ok);
 }
 

@@ -1,6 +1,6 @@
 //! Several languages in one context.
 
-use engine::op::{NewContext, Ran, Realm, RunCode, RunOutcome};
+use engine::op::{NewContext, Ran, RunCode, RunOutcome};
 use engine::{Engine, EngineError, Op};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -9,12 +9,12 @@ use crate::support::*;
 
 async fn run_as(engine: &Engine, context: &str, language: Language, code: &str) -> Ran {
     let run = RunCode { language: Some(language), ..RunCode::new(existing(context), code) };
-    ran(engine.execute(&call_in(Realm::SANDPOOL), Op::RunCode(run)).await)
+    ran(engine.execute(&call_in(dialects::sandpool::REALM), Op::RunCode(run)).await)
 }
 
 async fn context(engine: &Engine, language: Language) -> String {
     let op = Op::CreateContext(NewContext::named("a", language));
-    created(engine.execute(&call_in(Realm::SANDPOOL), op).await).id
+    created(engine.execute(&call_in(dialects::sandpool::REALM), op).await).id
 }
 
 #[tokio::test(start_paused = true)]
@@ -31,7 +31,7 @@ async fn each_language_has_an_interpreter_of_its_own_started_when_first_needed()
         assert_eq!(text(&run_as(&engine, &id, language, "get x").await.stdout), x);
     }
     let run = RunCode::new(existing(&id), "get x");
-    let unnamed = ran(engine.execute(&call_in(Realm::SANDPOOL), Op::RunCode(run)).await);
+    let unnamed = ran(engine.execute(&call_in(dialects::sandpool::REALM), Op::RunCode(run)).await);
     assert_eq!(text(&unnamed.stdout), "py\n", "the context's own");
     assert_eq!((backend.kernels().len() - before, backend.created()), (3, 4), "in one sandbox");
 }
@@ -56,7 +56,7 @@ async fn an_interpreter_that_does_not_start_leaves_the_others_alone() {
     run_as(&engine, &id, Language::Python, "set x 1").await;
     backend.fail_next_kernels(1);
     let run = RunCode { language: Some(Language::Javascript), ..RunCode::new(existing(&id), "print 1") };
-    let failed = engine.execute(&call_in(Realm::SANDPOOL), Op::RunCode(run)).await;
+    let failed = engine.execute(&call_in(dialects::sandpool::REALM), Op::RunCode(run)).await;
     assert!(matches!(failed, Err(EngineError::Sandbox(_))), "{failed:?}");
     assert_eq!(text(&run_as(&engine, &id, Language::Python, "get x").await.stdout), "1\n");
     assert_eq!(text(&run_as(&engine, &id, Language::Javascript, "print 1").await.stdout), "1\n");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::op::{ContextSelector, NewContext, Notice, NoticeKind, Quota, Realm, RunCode, RunOutcome, Size, Target};
+use engine::op::{ContextSelector, NewContext, Notice, NoticeKind, Quota, RunCode, RunOutcome, Size, Target};
 use engine::{Call, EngineError, Op, Outcome, Tenant};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -24,8 +24,8 @@ async fn ids(engine: &engine::Engine, call: &Call) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn at_the_limit_the_idle_one_not_used_for_the_longest_time_makes_room() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, with_realm(Realm::MICROSANDBOX, |realm| realm.max_contexts = 3)).await;
-    let caller = call_in(Realm::MICROSANDBOX);
+    let engine = engine_with(&backend, with_realm(dialects::microsandbox::REALM, |realm| realm.max_contexts = 3)).await;
+    let caller = call_in(dialects::microsandbox::REALM);
     let mut notices = engine.notices();
     for id in ["a", "b", "c"] {
         ran(engine.execute(&caller, session(id, "set x 1")).await);
@@ -48,8 +48,8 @@ async fn at_the_limit_the_idle_one_not_used_for_the_longest_time_makes_room() {
 #[tokio::test(start_paused = true)]
 async fn when_all_are_busy_nobody_makes_room() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, with_realm(Realm::MICROSANDBOX, |realm| realm.max_contexts = 2)).await;
-    let caller = call_in(Realm::MICROSANDBOX);
+    let engine = engine_with(&backend, with_realm(dialects::microsandbox::REALM, |realm| realm.max_contexts = 2)).await;
+    let caller = call_in(dialects::microsandbox::REALM);
     for id in ["a", "b"] {
         let code = format!("hang {id}");
         spawn_op(&engine, &caller, session(id, &code));
@@ -63,11 +63,15 @@ async fn when_all_are_busy_nobody_makes_room() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn under_a_storm_of_sessions_every_run_ends_well_and_the_limit_holds() {
     let backend = FakeBackend::new();
-    let config = with_realm(Realm::MICROSANDBOX, |realm| (realm.max_contexts, realm.runs_at_once) = (4, 100));
+    let config = with_realm(dialects::microsandbox::REALM, |realm| (realm.max_contexts, realm.runs_at_once) = (4, 100));
     let engine = engine_with(&backend, config).await;
     let tries: Vec<_> = (0..200)
         .map(|n| {
-            spawn_op(&engine, &call_in(Realm::MICROSANDBOX), session(&format!("s{}", n % 13), "sleep 1\nprint on"))
+            spawn_op(
+                &engine,
+                &call_in(dialects::microsandbox::REALM),
+                session(&format!("s{}", n % 13), "sleep 1\nprint on"),
+            )
         })
         .collect();
     let mut well = 0;
@@ -80,7 +84,7 @@ async fn under_a_storm_of_sessions_every_run_ends_well_and_the_limit_holds() {
             Err(EngineError::ContextLimit(4)) => {}
             other => panic!("{other:?}"),
         }
-        assert!(engine.counts().contexts[&Realm::MICROSANDBOX] <= 4);
+        assert!(engine.counts().contexts[&dialects::microsandbox::REALM] <= 4);
     }
     assert!(well >= 4, "{well}");
     eventually("what was evicted is gone", || engine.sandboxes() <= 3 + 4).await;
@@ -89,13 +93,13 @@ async fn under_a_storm_of_sessions_every_run_ends_well_and_the_limit_holds() {
 #[tokio::test(start_paused = true)]
 async fn the_memory_of_all_sessions_together_is_limited() {
     let backend = FakeBackend::new();
-    let config = with_realm(Realm::MICROSANDBOX, |realm| {
+    let config = with_realm(dialects::microsandbox::REALM, |realm| {
         realm.max_total_memory_bytes = Some(2048 << 20);
         realm.evict_idle = false;
     });
     let engine = engine_with(&backend, config).await;
-    let stranger = Call { tenant: Tenant("stranger".into()), ..call_in(Realm::MICROSANDBOX) };
-    ran(engine.execute(&call_in(Realm::MICROSANDBOX), session("a", "print")).await);
+    let stranger = Call { tenant: Tenant("stranger".into()), ..call_in(dialects::microsandbox::REALM) };
+    ran(engine.execute(&call_in(dialects::microsandbox::REALM), session("a", "print")).await);
     ran(engine.execute(&stranger, session("b", "print")).await);
     let over = engine.execute(&stranger, session("c", "print")).await;
     assert_eq!(over, Err(EngineError::OverLimit { what: "max_total_memory_mb", limit: "2048".into() }));
@@ -107,10 +111,10 @@ async fn the_memory_of_all_sessions_together_is_limited() {
 #[tokio::test(start_paused = true)]
 async fn nobody_makes_room_in_vain() {
     let backend = FakeBackend::new();
-    let config = with_realm(Realm::MICROSANDBOX, |realm| realm.max_total_memory_bytes = Some(3072 << 20));
+    let config = with_realm(dialects::microsandbox::REALM, |realm| realm.max_total_memory_bytes = Some(3072 << 20));
     let engine = engine_with(&backend, config).await;
-    let stranger = Call { tenant: Tenant("stranger".into()), ..call_in(Realm::MICROSANDBOX) };
-    let caller = call_in(Realm::MICROSANDBOX);
+    let stranger = Call { tenant: Tenant("stranger".into()), ..call_in(dialects::microsandbox::REALM) };
+    let caller = call_in(dialects::microsandbox::REALM);
     ran(engine.execute(&stranger, session("theirs", "print")).await);
     ran(engine.execute(&caller, session("mine", "print")).await);
     let large = NewContext { size: Some(Size::Large), ..NewContext::named("", Language::Python) };
@@ -149,23 +153,23 @@ async fn a_tenants_quota_reaches_over_all_realms() {
     config.quotas.insert(small.clone(), quota);
     let engine = engine_with(&backend, config).await;
     let of = |realm| Call { realm, ..call_of(&small) };
-    let a = created(engine.execute(&of(Realm::AGENTRUN), create_op("a")).await).id;
-    let b = created(engine.execute(&of(Realm::SANDPOOL), create_op("b")).await).id;
-    let over = engine.execute(&of(Realm::WORKBENCH), create_op("c")).await;
+    let a = created(engine.execute(&of(dialects::agentrun::REALM), create_op("a")).await).id;
+    let b = created(engine.execute(&of(dialects::sandpool::REALM), create_op("b")).await).id;
+    let over = engine.execute(&of(dialects::workbench::REALM), create_op("c")).await;
     assert_eq!(over, Err(EngineError::OverLimit { what: "contexts", limit: "2".into() }));
     assert!(engine.execute(&call(), create_op("of another")).await.is_ok());
     let groups = backend.specs().into_iter().filter(|spec| spec.groups[0].name != "local").map(|spec| spec.groups);
     let memory: Vec<Option<u64>> = groups.map(|groups| groups[0].memory_bytes).collect();
     assert_eq!(memory, [Some(512 << 20); 2], "one group around those of all realms");
 
-    let first = spawn_op(&engine, &of(Realm::AGENTRUN), run_op(&a, "sleep 2000"));
+    let first = spawn_op(&engine, &of(dialects::agentrun::REALM), run_op(&a, "sleep 2000"));
     begun(&backend, "sleep 2000").await;
-    let second = spawn_op(&engine, &of(Realm::SANDPOOL), run_op(&b, "print 2"));
+    let second = spawn_op(&engine, &of(dialects::sandpool::REALM), run_op(&b, "print 2"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!backend.runs().contains(&"print 2".to_owned()), "one run at once");
     assert_eq!((ran(first.await.unwrap()).end, ran(second.await.unwrap()).end), (RunOutcome::Ok, RunOutcome::Ok));
     backend.set_oom_kills(1);
-    let killed = ran(engine.execute(&of(Realm::AGENTRUN), run_op(&a, "die 9")).await).end;
+    let killed = ran(engine.execute(&of(dialects::agentrun::REALM), run_op(&a, "die 9")).await).end;
     assert_eq!(killed, RunOutcome::OutOfMemory { limit_bytes: Some(512 << 20) }, "the least of what is around it");
 }
 
@@ -184,7 +188,7 @@ async fn what_happens_to_contexts_is_told() {
     let second = create(&engine, "b").await;
     engine.execute(&call(), stop_op(&second)).await.unwrap();
     let told: Vec<Notice> = std::iter::from_fn(|| notices.try_recv().ok()).collect();
-    assert!(told.iter().all(|notice| notice.realm == Realm::AGENTRUN && notice.tenant == Tenant::local()));
+    assert!(told.iter().all(|notice| notice.realm == dialects::agentrun::REALM && notice.tenant == Tenant::local()));
     let of = |wanted: &str| told.iter().filter(|n| n.id == wanted).map(|n| n.what).collect::<Vec<_>>();
     let expected =
         [NoticeKind::Created, NoticeKind::TimedOut, NoticeKind::Crashed, NoticeKind::Lost, NoticeKind::Expired];
@@ -237,11 +241,12 @@ async fn volumes_and_runtimes_are_listed() {
     let backend = FakeBackend::new();
     let volume = engine::op::SharedVolume { host: "/srv/x".into(), inside: "/mnt/x".into(), read_only: true };
     let engine =
-        engine_with(&backend, with_realm(Realm::MICROSANDBOX, |realm| realm.volumes = vec![volume.clone()])).await;
-    let volumes = engine.execute(&call_in(Realm::MICROSANDBOX), Op::ListVolumes).await;
+        engine_with(&backend, with_realm(dialects::microsandbox::REALM, |realm| realm.volumes = vec![volume.clone()]))
+            .await;
+    let volumes = engine.execute(&call_in(dialects::microsandbox::REALM), Op::ListVolumes).await;
     assert_eq!(volumes, Ok(Outcome::Volumes(vec![volume.clone()])));
     assert_eq!(engine.execute(&call(), Op::ListVolumes).await, Ok(Outcome::Volumes(vec![])));
-    ran(engine.execute(&call_in(Realm::MICROSANDBOX), session("a", "print")).await);
+    ran(engine.execute(&call_in(dialects::microsandbox::REALM), session("a", "print")).await);
     assert_eq!(backend.specs().pop().unwrap().volumes, [volume]);
     let Ok(Outcome::Runtimes(all)) = engine.execute(&call(), Op::ListRuntimes).await else { panic!() };
     let names: Vec<&str> = all.iter().map(|runtime| runtime.name.as_str()).collect();

@@ -88,7 +88,7 @@ async fn what_the_policy_allows_goes_out_and_the_rest_is_told() {
     assert_eq!(run(&engine, &id, "print").await.denied, Vec::<String>::new(), "only its own");
     let told = denials(&mut notices);
     let facts = |notice: &Notice| (notice.tenant.0.clone(), notice.realm, notice.id.clone());
-    assert_eq!(told.iter().map(facts).collect::<Vec<_>>(), vec![("local".into(), Realm::AGENTRUN, id); 2]);
+    assert_eq!(told.iter().map(facts).collect::<Vec<_>>(), vec![("local".into(), dialects::agentrun::REALM, id); 2]);
     assert!(told[0].detail.as_ref().unwrap().contains("evil.test"), "{told:?}");
     assert_eq!((engine.counts().denials, engine.counts().traffic.connections), (3, 4));
     assert!(engine.counts().traffic.bytes > 50, "{:?}", engine.counts().traffic);
@@ -102,7 +102,7 @@ async fn with_less_than_was_ordered_no_sandbox_is_made() {
     let (backend, at) = (FakeBackend::new(), pages().await);
     let engine = engine_with(&backend, everywhere(at)).await;
     backend.withhold_egress(true);
-    let caller = call_in(Realm::SANDPOOL);
+    let caller = call_in(dialects::sandpool::REALM);
     let refused = engine.execute(&caller, create_op("c")).await;
     let Err(EngineError::CreateFailed(why)) = refused else { panic!("{refused:?}") };
     assert_eq!(why, "the sandbox has no way out to the network; the server's log says why");
@@ -210,7 +210,7 @@ fn once(network: Network, code: &str) -> Op {
 async fn a_conversation_has_a_network_only_in_the_calls_that_ask_for_it() {
     let (backend, at) = (FakeBackend::new(), pages().await);
     let engine = engine_with(&backend, everywhere(at)).await;
-    let (caller, page) = (call_in(Realm::CONVERSATION), fetch("pages.test", at));
+    let (caller, page) = (call_in(dialects::conversation::REALM), fetch("pages.test", at));
     let mut notices = engine.notices();
     // Twice each: the sandbox of the next call is made in advance when a conversation goes on.
     let calls = [Network::Usual, Network::On, Network::On, Network::Off, Network::Usual, Network::On];
@@ -223,7 +223,7 @@ async fn a_conversation_has_a_network_only_in_the_calls_that_ask_for_it() {
     let denied = ran(engine.execute(&caller, once(Network::On, "fetch evil.test")).await);
     assert_eq!(denied.denied.len(), 1);
     let told = denials(&mut notices);
-    assert_eq!((told.len(), told[0].id.as_str(), told[0].realm), (1, "talk", Realm::CONVERSATION));
+    assert_eq!((told.len(), told[0].id.as_str(), told[0].realm), (1, "talk", dialects::conversation::REALM));
 
     let engine = engine_with(&FakeBackend::new(), online(at)).await;
     let refused = engine.execute(&caller, once(Network::On, &page)).await;
@@ -237,7 +237,7 @@ async fn a_tenant_and_a_size_can_only_narrow_what_the_tool_set_gives() {
     let narrow = Tenant("narrow".into());
     let quota = Quota { network: Some(policy("theirs", &["other.test", "evil.test"], at)), ..Quota::default() };
     config.quotas.insert(narrow.clone(), quota);
-    let realm = config.realm_mut(Realm::MICROSANDBOX).unwrap();
+    let realm = config.realm_mut(dialects::microsandbox::REALM).unwrap();
     realm.network_of.insert(Size::Small, policy("small", &["pages.test"], at));
     let engine = engine_with(&backend, config).await;
     let reached = async |tenant: &Tenant, realm: Realm, size: Option<Size>| {
@@ -249,11 +249,15 @@ async fn a_tenant_and_a_size_can_only_narrow_what_the_tool_set_gives() {
         ran.stdout.text.split_whitespace().map(|status| status == "200").collect::<Vec<bool>>()
     };
     let local = Tenant::local();
-    assert_eq!(reached(&local, Realm::SANDPOOL, None).await, [true, true, false]);
-    assert_eq!(reached(&narrow, Realm::SANDPOOL, None).await, [false, true, false]);
-    assert_eq!(reached(&local, Realm::MICROSANDBOX, Some(Size::Large)).await, [true, true, false]);
-    assert_eq!(reached(&local, Realm::MICROSANDBOX, None).await, [true, false, false], "small where none is named");
-    assert_eq!(reached(&narrow, Realm::MICROSANDBOX, Some(Size::Small)).await, [false, false, false]);
+    assert_eq!(reached(&local, dialects::sandpool::REALM, None).await, [true, true, false]);
+    assert_eq!(reached(&narrow, dialects::sandpool::REALM, None).await, [false, true, false]);
+    assert_eq!(reached(&local, dialects::microsandbox::REALM, Some(Size::Large)).await, [true, true, false]);
+    assert_eq!(
+        reached(&local, dialects::microsandbox::REALM, None).await,
+        [true, false, false],
+        "small where none is named"
+    );
+    assert_eq!(reached(&narrow, dialects::microsandbox::REALM, Some(Size::Small)).await, [false, false, false]);
 }
 
 /// W28: a sandbox, and everything that is started in it, has the placeholders of its own tenant's secrets.
@@ -273,7 +277,7 @@ async fn w28_a_sandbox_has_nothing_of_another_tenants_secrets() {
     let egress = Egress::new(EgressConfig { secrets, ..EgressConfig::default() }).unwrap();
     let engine = engine_with(&backend, EngineConfig { egress: Some(egress), ..everywhere(at) }).await;
     for tenant in &tenants {
-        let caller = Call { realm: Realm::SANDPOOL, ..call_of(tenant) };
+        let caller = Call { realm: dialects::sandpool::REALM, ..call_of(tenant) };
         let other = if tenant.0 == "blue" { "RED_KEY" } else { "BLUE_KEY" };
         let target = Target { which: ContextSelector::New, make: Some(NewContext::named("", Language::Python)) };
         let own = format!("{}_KEY", tenant.0.to_uppercase());
@@ -313,7 +317,7 @@ async fn what_waits_ready_has_its_own_way_out() {
     let (backend, at) = (FakeBackend::new(), pages().await);
     let engine = engine_with(&backend, EngineConfig { ready_max: 64, ..everywhere(at) }).await;
     let mut notices = engine.notices();
-    let caller = Call { realm: Realm::SANDPOOL, ..call_of(&Tenant("blue".into())) };
+    let caller = Call { realm: dialects::sandpool::REALM, ..call_of(&Tenant("blue".into())) };
     created(engine.execute(&caller, create_op("first")).await);
     let ready = || engine.counts().ready;
     eventually("one is ready", || ready().available == ready().wanted).await;

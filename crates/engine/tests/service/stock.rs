@@ -28,7 +28,7 @@ fn ready(engine: &Engine) -> Ready {
 
 /// Adapting, and full.
 async fn adapting(backend: &FakeBackend) -> Engine {
-    let engine = engine_with(backend, EngineConfig { refills_at_once: 1, ..EngineConfig::default() }).await;
+    let engine = engine_with(backend, EngineConfig { refills_at_once: 1, ..usual() }).await;
     full(&engine).await;
     engine
 }
@@ -60,11 +60,11 @@ async fn whoever_was_here_finds_one_ready_in_each_language_and_size() {
     assert_eq!(ready(&engine).wanted, USUAL);
     let small = NewContext { size: Some(Size::Small), ..NewContext::named("", Python) };
     let ops = [
-        (of("blue", Realm::SANDPOOL), new(Python)),
-        (of("blue", Realm::SANDPOOL), new(Javascript)),
-        (of("blue", Realm::AGENTRUN), new(Typescript)),
-        (of("green", Realm::SANDPOOL), new(Python)),
-        (of("green", Realm::MICROSANDBOX), Op::CreateContext(small)),
+        (of("blue", dialects::sandpool::REALM), new(Python)),
+        (of("blue", dialects::sandpool::REALM), new(Javascript)),
+        (of("blue", dialects::agentrun::REALM), new(Typescript)),
+        (of("green", dialects::sandpool::REALM), new(Python)),
+        (of("green", dialects::microsandbox::REALM), Op::CreateContext(small)),
     ];
     for (caller, op) in &ops {
         created(engine.execute(caller, op.clone()).await);
@@ -79,7 +79,7 @@ async fn whoever_was_here_finds_one_ready_in_each_language_and_size() {
     created(engine.execute(&local, new(Javascript)).await);
     assert_eq!((ready(&engine).taken, ready(&engine).made), (6, 5));
     let medium = NewContext { size: Some(Size::Medium), ..NewContext::named("", Python) };
-    let other = engine.execute(&of("green", Realm::MICROSANDBOX), Op::CreateContext(medium)).await;
+    let other = engine.execute(&of("green", dialects::microsandbox::REALM), Op::CreateContext(medium)).await;
     assert!(matches!(other, Err(EngineError::CreateFailed(_))), "no other size serves: {other:?}");
 }
 
@@ -90,7 +90,7 @@ async fn what_is_ready_lies_in_the_groups_of_who_takes_it() {
     let engine = adapting(&backend).await;
     for tenant in ["blue", "green"] {
         for _ in 0..3 {
-            created(engine.execute(&of(tenant, Realm::SANDPOOL), new(Python)).await);
+            created(engine.execute(&of(tenant, dialects::sandpool::REALM), new(Python)).await);
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     }
@@ -119,7 +119,7 @@ async fn an_interpreter_that_waits_has_run_a_cell_that_leaves_nothing() {
 async fn after_a_burst_the_next_one_is_served_and_then_the_stock_shrinks() {
     let backend = FakeBackend::new();
     let engine = adapting(&backend).await;
-    let caller = call_in(Realm::SANDPOOL);
+    let caller = call_in(dialects::sandpool::REALM);
     burst(&engine, &caller, Python, 40).await;
     full(&engine).await;
     assert_eq!(ready(&engine).available, USUAL + 40);
@@ -139,21 +139,21 @@ async fn after_a_burst_the_next_one_is_served_and_then_the_stock_shrinks() {
 #[tokio::test(start_paused = true)]
 async fn number_and_memory_of_all_together_are_bounded_and_shared_fairly() {
     let backend = FakeBackend::new();
-    let config = EngineConfig { ready_max: 20, ..EngineConfig::default() };
+    let config = EngineConfig { ready_max: 20, ..usual() };
     let engine = engine_with(&backend, config).await;
-    burst(&engine, &call_in(Realm::SANDPOOL), Python, 50).await;
+    burst(&engine, &call_in(dialects::sandpool::REALM), Python, 50).await;
     full(&engine).await;
     assert_eq!(ready(&engine).available, 20);
-    burst(&engine, &of("blue", Realm::SANDPOOL), Python, 5).await;
+    burst(&engine, &of("blue", dialects::sandpool::REALM), Python, 5).await;
     full(&engine).await;
     assert_eq!(ready(&engine).available, 20, "the same for two");
     backend.fail_next_creates(100_000);
-    burst(&engine, &of("blue", Realm::SANDPOOL), Python, 5).await;
+    burst(&engine, &of("blue", dialects::sandpool::REALM), Python, 5).await;
 
     let backend = FakeBackend::new();
-    let config = EngineConfig { ready_memory_bytes: 160 << 20, ..EngineConfig::default() };
+    let config = EngineConfig { ready_memory_bytes: 160 << 20, ..usual() };
     let engine = engine_with(&backend, config).await;
-    burst(&engine, &call_in(Realm::SANDPOOL), Python, 50).await;
+    burst(&engine, &call_in(dialects::sandpool::REALM), Python, 50).await;
     full(&engine).await;
     let Ready { available, memory_bytes, .. } = ready(&engine);
     assert!(memory_bytes <= 160 << 20 && available > 3, "{available}, {memory_bytes}");
@@ -187,7 +187,7 @@ async fn refills_go_on_under_steady_load() {
     let backend = FakeBackend::new();
     let engine = adapting(&backend).await;
     backend.slow_down(Duration::from_millis(400), Duration::ZERO);
-    let caller = call_in(Realm::WORKBENCH);
+    let caller = call_in(dialects::workbench::REALM);
     let mut ids = Vec::new();
     let loads: Vec<_> = (0..40)
         .map(|n| {
@@ -204,7 +204,7 @@ async fn refills_go_on_under_steady_load() {
     ids.extend(burst(&engine, &call(), Python, 3).await);
     assert_eq!(ready(&engine).taken, 3);
     tokio::time::sleep(Duration::from_millis(1600)).await;
-    assert!(health(&engine).await.session_pool_available > 0, "while others still come");
+    assert!(health(&engine).await.pool_available > 0, "while others still come");
     assert!(loads.iter().any(|load| !load.is_finished()));
     for load in loads {
         load.await.unwrap();
@@ -257,7 +257,7 @@ async fn nothing_that_was_used_is_used_again() {
     let backend = FakeBackend::new();
     let engine = adapting(&backend).await;
     for n in 0..200 {
-        let caller = of(["blue", "green"][n % 2], Realm::SANDPOOL);
+        let caller = of(["blue", "green"][n % 2], dialects::sandpool::REALM);
         let language = [Python, Javascript, Typescript][n % 3];
         let id = created(engine.execute(&caller, new(language)).await).id;
         let look = |code: &str| Op::RunCode(RunCode::new(Target::existing(ContextSelector::Id(id.clone())), code));
@@ -311,13 +311,13 @@ fn check(engine: &Engine, backend: &FakeBackend, at_once: usize) {
 
 async fn play(steps: Vec<Step>) {
     let backend = FakeBackend::new();
-    let config = EngineConfig { ready_max: 12, refills_at_once: 2, ..EngineConfig::default() };
+    let config = EngineConfig { ready_max: 12, refills_at_once: 2, ..usual() };
     let engine = engine_with(&backend, config).await;
     let mut contexts: Vec<(Call, String)> = Vec::new();
     for step in steps {
         match step {
             Step::Create { tenant, language, count } => {
-                let caller = of(["local", "blue", "green"][tenant], Realm::SANDPOOL);
+                let caller = of(["local", "blue", "green"][tenant], dialects::sandpool::REALM);
                 let language = [Python, Javascript, Typescript][language];
                 let creating: Vec<_> = (0..count).map(|_| spawn_op(&engine, &caller, new(language))).collect();
                 for create in creating {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use engine::op::{ContextSelector, NewContext, Ran, Realm, RunCode, RunOutcome, Size, Target};
+use engine::op::{ContextSelector, NewContext, Ran, RunCode, RunOutcome, Size, Target};
 use engine::{Call, Engine, EngineError, Op, Outcome};
 use proto::Language;
 use testkit::fake::FakeBackend;
@@ -11,7 +11,7 @@ use testkit::fake::FakeBackend;
 use crate::support::*;
 
 fn session() -> Call {
-    call_in(Realm::MICROSANDBOX)
+    call_in(dialects::microsandbox::REALM)
 }
 
 fn on_demand(which: ContextSelector) -> Target {
@@ -92,7 +92,7 @@ async fn when_it_cannot_be_made_the_next_who_waits_tries_again() {
 #[tokio::test(start_paused = true)]
 async fn what_a_failed_call_made_is_told_as_new_by_the_next_and_only_once() {
     let backend = FakeBackend::new();
-    let config = with_realm(Realm::MICROSANDBOX, |realm| realm.runs_at_once = 1);
+    let config = with_realm(dialects::microsandbox::REALM, |realm| realm.runs_at_once = 1);
     let engine = engine_with(&backend, config).await;
     let mine = |code: &str| run_in(ContextSelector::Id("mine".into()), code);
     let busy = spawn_op(&engine, &session(), run_in(ContextSelector::Id("other".into()), "sleep 90000"));
@@ -122,8 +122,8 @@ async fn what_a_failed_call_made_is_told_as_new_by_the_next_and_only_once() {
 async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let of = |connection: &str| Call { connection: Some(connection.into()), ..call_in(Realm::WORKBENCH) };
-    let nobody = call_in(Realm::WORKBENCH);
+    let of = |connection: &str| Call { connection: Some(connection.into()), ..call_in(dialects::workbench::REALM) };
+    let nobody = call_in(dialects::workbench::REALM);
     let current = |code: &str| Op::RunCode(RunCode::new(Target::existing(ContextSelector::Current), code));
     let make = Op::CreateContext(NewContext::named("", Language::Python));
     assert_eq!(engine.execute(&of("a"), current("print")).await, Err(EngineError::NoCurrent { ids: vec![] }));
@@ -146,10 +146,10 @@ async fn the_current_context_is_the_connections_own_or_the_tenants_only_one() {
 #[tokio::test(start_paused = true)]
 async fn a_second_one_of_the_same_connection_replaces_the_first_and_says_so() {
     let backend = FakeBackend::new();
-    let mut config = with_realm(Realm::WORKBENCH, |realm| realm.max_contexts = 1);
+    let mut config = with_realm(dialects::workbench::REALM, |realm| realm.max_contexts = 1);
     config.quota.contexts = Some(1);
     let engine = engine_with(&backend, config).await;
-    let caller = Call { connection: Some("a".into()), ..call_in(Realm::WORKBENCH) };
+    let caller = Call { connection: Some("a".into()), ..call_in(dialects::workbench::REALM) };
     let make = Op::CreateContext(NewContext { replace: true, ..NewContext::named("", Language::Python) });
     let first = created(engine.execute(&caller, make.clone()).await).id;
     let Ok(Outcome::Replaced { context, old }) = engine.execute(&caller, make.clone()).await else { panic!() };
@@ -163,7 +163,7 @@ async fn a_second_one_of_the_same_connection_replaces_the_first_and_says_so() {
 async fn one_with_the_same_id_replaces_it_too_and_of_many_at_once_one_is_left() {
     let backend = FakeBackend::new();
     let engine = engine(&backend).await;
-    let caller = Call { connection: Some("a".into()), ..call_in(Realm::WORKBENCH) };
+    let caller = Call { connection: Some("a".into()), ..call_in(dialects::workbench::REALM) };
     let make = |id: Option<&str>| {
         let id = id.map(str::to_owned);
         Op::CreateContext(NewContext { id, replace: true, ..NewContext::named("", Language::Python) })
@@ -191,8 +191,8 @@ async fn one_with_the_same_id_replaces_it_too_and_of_many_at_once_one_is_left() 
 #[tokio::test(start_paused = true)]
 async fn a_background_run_does_not_hold_up_the_one_that_replaces_its_context() {
     let backend = FakeBackend::new();
-    let engine = engine_with(&backend, with_realm(Realm::WORKBENCH, |realm| realm.max_contexts = 1)).await;
-    let caller = Call { connection: Some("a".into()), ..call_in(Realm::WORKBENCH) };
+    let engine = engine_with(&backend, with_realm(dialects::workbench::REALM, |realm| realm.max_contexts = 1)).await;
+    let caller = Call { connection: Some("a".into()), ..call_in(dialects::workbench::REALM) };
     let make = Op::CreateContext(NewContext { replace: true, ..NewContext::named("", Language::Python) });
     created(engine.execute(&caller, make.clone()).await);
     let run = RunCode { background: true, ..RunCode::new(Target::existing(ContextSelector::Current), "hang") };
@@ -217,8 +217,8 @@ async fn a_size_is_what_the_sandbox_is_made_with() {
 #[tokio::test(start_paused = true)]
 async fn no_size_goes_beyond_what_the_operator_allows_and_the_usual_one_is_kept_ready() {
     let backend = FakeBackend::new();
-    let mut config = with_realm(Realm::MICROSANDBOX, |realm| realm.limits.memory_bytes = 2048 << 20);
-    config.pool_realm = Realm::MICROSANDBOX;
+    let mut config = with_realm(dialects::microsandbox::REALM, |realm| realm.limits.memory_bytes = 2048 << 20);
+    config.pool_realm = dialects::microsandbox::REALM;
     let engine = engine_with(&backend, config).await;
     let of = |size| Op::CreateContext(NewContext { size: Some(size), ..NewContext::named("", Language::Python) });
     let large = created(engine.execute(&session(), of(Size::Large)).await).limits;
@@ -238,12 +238,12 @@ async fn an_id_is_taken_once_and_ids_are_their_own_in_each_realm() {
     let first = created(engine.execute(&session(), chosen("x")).await);
     let twin = engine.execute(&session(), chosen("x")).await;
     assert!(matches!(twin, Err(EngineError::CreateFailed(_))), "{twin:?}");
-    let elsewhere = created(engine.execute(&call_in(Realm::SANDPOOL), chosen("x")).await);
+    let elsewhere = created(engine.execute(&call_in(dialects::sandpool::REALM), chosen("x")).await);
     assert_eq!((first.id.as_str(), elsewhere.id.as_str()), ("x", "x"));
     assert_ne!(first.key, elsewhere.key);
     let keys: BTreeSet<String> = [first.key, elsewhere.key].into();
     assert!(keys.iter().all(|key| key.len() == 64));
     engine.execute(&session(), Op::StopContext { which: ContextSelector::Id("x".into()) }).await.unwrap();
     let theirs = Op::RunCode(RunCode::new(Target::existing(ContextSelector::Id("x".into())), "print 1"));
-    assert_eq!(ran(engine.execute(&call_in(Realm::SANDPOOL), theirs).await).end, RunOutcome::Ok);
+    assert_eq!(ran(engine.execute(&call_in(dialects::sandpool::REALM), theirs).await).end, RunOutcome::Ok);
 }

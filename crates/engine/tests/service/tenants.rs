@@ -9,7 +9,8 @@ use testkit::fake::FakeBackend;
 
 use crate::support::*;
 
-const REALMS: [Realm; 4] = [Realm::SANDPOOL, Realm::AGENTRUN, Realm::MICROSANDBOX, Realm::WORKBENCH];
+const REALMS: [Realm; 4] =
+    [dialects::sandpool::REALM, dialects::agentrun::REALM, dialects::microsandbox::REALM, dialects::workbench::REALM];
 
 #[tokio::test(start_paused = true)]
 async fn ids_names_keys_and_runs_of_others_are_as_if_absent() {

@@ -21,9 +21,15 @@ pub fn runtimes() -> Runtimes {
     Runtimes { python: command("python"), node: Some(command("node")), browser: None, files: Vec::new() }
 }
 
+/// The usual configuration with the realms of all dialects.
+pub fn usual() -> EngineConfig {
+    let pool_realm = dialects::agentrun::REALM;
+    EngineConfig { realms: dialects::realms(), pool_realm, ..EngineConfig::default() }
+}
+
 /// Only the ordered sessions wait ready: what tests count is not to depend on demand.
 pub fn config() -> EngineConfig {
-    EngineConfig { ready_max: 0, ..EngineConfig::default() }
+    EngineConfig { ready_max: 0, ..usual() }
 }
 
 pub async fn engine(backend: &FakeBackend) -> Engine {
@@ -41,7 +47,7 @@ pub fn call() -> Call {
 pub fn call_of(tenant: &Tenant) -> Call {
     Call {
         tenant: tenant.clone(),
-        realm: Realm::AGENTRUN,
+        realm: dialects::agentrun::REALM,
         connection: None,
         cancel: CancellationToken::new(),
         events: EventSink::default(),
@@ -56,7 +62,7 @@ pub fn call_in(realm: Realm) -> Call {
 
 /// With something changed in the realm of `agentrun`.
 pub fn agentrun(change: impl FnOnce(&mut RealmConfig)) -> EngineConfig {
-    with_realm(Realm::AGENTRUN, change)
+    with_realm(dialects::agentrun::REALM, change)
 }
 
 pub fn with_realm(realm: Realm, change: impl FnOnce(&mut RealmConfig)) -> EngineConfig {

@@ -59,6 +59,7 @@ struct CommandEnv {
 }
 
 /// Failure of a command, shown as one line on stderr.
+#[derive(Debug)]
 struct Failed(String);
 
 impl<E: std::error::Error> From<E> for Failed {

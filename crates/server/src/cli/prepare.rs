@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use engine::op::{Call, EventSink, Op, Outcome, Realm, RuntimeInfo, Tenant};
-use engine::{Engine, Hold};
+use engine::op::{Call, EventSink, Op, Outcome, RuntimeInfo, Tenant};
+use engine::{Engine, Hold, StartupStep};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{CommandEnv, Failed};
+use super::{CommandEnv, Failed, wiring};
+use crate::logging::lines;
 use crate::observe::Observer;
 use crate::runtimes::{self, Progress, browser};
 
@@ -47,8 +48,9 @@ pub async fn prepare(
         drop(progress); // ends the progress task, so that no progress follows the next message
         let _ = telling.await;
         engine.set_status("starting the session pool");
-        engine.start_pool(prepared.kernels(config, browser.as_ref())).await?;
-        tracing::info!(target: engine::STARTUP_LOG, "MCP Server 就绪，等待请求...");
+        let dialect = wiring::dialect(&context.config);
+        let report = |step: StartupStep<'_>| lines::log_startup(dialect, &step);
+        engine.start_pool(prepared.kernels(config, browser.as_ref()), &report).await?;
         observer.set_runtimes(runtimes_of(&engine).await);
         Ok(())
     };
@@ -81,7 +83,7 @@ pub async fn useless_or(useless: JoinHandle<Failed>, otherwise: Result<(), Faile
 async fn runtimes_of(engine: &Engine) -> Vec<RuntimeInfo> {
     let call = Call {
         tenant: Tenant::local(),
-        realm: Realm::CONVERSATION,
+        realm: dialects::conversation::REALM,
         connection: None,
         cancel: CancellationToken::new(),
         events: EventSink::default(),

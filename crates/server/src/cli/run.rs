@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{
-    ContextSelector, Ended, Language, MimeBundle, NewContext, Ran, Realm, RunCode, RunOutcome, Stream, Target,
-};
+use engine::op::{ContextSelector, Ended, Language, MimeBundle, NewContext, Ran, RunCode, RunOutcome, Stream, Target};
 use engine::{Call, Engine, Event, EventSink, Hold, Op, Outcome, Tenant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -92,19 +90,19 @@ async fn run(args: Args, context: CommandEnv, native: Native, code: String, lang
         return Err(why.into());
     }
     let mut limits = engine::EngineConfig {
-        pool_realm: Realm::AGENTRUN,
         // This command creates only one context.
         ready_max: 0,
         ..wiring::engine_config(config, TransportKind::Stdio, file_secret(config)?)?
     };
-    if let Some(realm) = limits.realm_mut(Realm::AGENTRUN) {
-        (realm.pool_size, realm.text_budget) = (0, TEXT_BUDGET);
+    if let Some(realm) = limits.realm_mut(limits.pool_realm) {
+        // Its one context is an ordinary one, also where calls belong to conversations.
+        (realm.pool_size, realm.text_budget, realm.kept) = (0, TEXT_BUDGET, None);
     }
     let engine = Engine::new(limits, native.start().await?.0);
     let work = async {
         // Importing all libraries is not worthwhile for one cell.
         let cold = RuntimeConfig { warm: false, ..config.runtimes.clone() };
-        engine.start_pool(prepared.kernels(&cold, None)).await?;
+        engine.start_pool(prepared.kernels(&cold, None), &|_| {}).await?;
         cell(&engine, &signals.first, code, language, args.timeout).await
     };
     let result = tokio::select! {
@@ -128,7 +126,7 @@ async fn cell(
     let (sender, mut events) = mpsc::channel(EVENTS);
     let call = Call {
         tenant: Tenant::local(),
-        realm: Realm("agentrun"),
+        realm: engine.config().pool_realm,
         connection: None,
         cancel: interrupt.clone(),
         events: EventSink(Some(sender)),

@@ -72,7 +72,6 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
 
     let (links, signer) = wiring::links(config, base.clone(), &secret);
     let halt = CancellationToken::new();
-    let options = wiring::options(config);
     let counters = Counters::default();
     let server = Server { engine: engine.clone(), observer: observer.clone(), counters, halt: halt.clone(), back_end };
     let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
@@ -83,7 +82,7 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
         counters: server.counters.clone(),
         log: lines::log_http,
         gate: door.clone(),
-        endpoints: server.endpoints(lang, &options, &links),
+        endpoints: server.endpoints(config, lang, &links),
         default: config.dialect.clone(),
         routes: server.routes(auth.clone(), door, signer),
     };
@@ -272,9 +271,12 @@ struct Server {
 }
 
 impl Server {
-    fn endpoints(&self, lang: Option<Lang>, options: &Options, links: &Links) -> BTreeMap<String, Endpoint> {
-        dialects::all(options)
-            .map(|dialect| (dialect.id.to_owned(), self.endpoint(dialect, lang, options, links)))
+    fn endpoints(&self, config: &Config, lang: Option<Lang>, links: &Links) -> BTreeMap<String, Endpoint> {
+        dialects::all(&wiring::options(config))
+            .map(|dialect| {
+                let options = wiring::options_of(config, dialect);
+                (dialect.id.to_owned(), self.endpoint(dialect, lang, &options, links))
+            })
             .collect()
     }
 
@@ -368,12 +370,12 @@ fn if_so(so: bool, yes: &'static str, no: &'static str) -> Response {
 
 fn shown(health: &Health) -> Value {
     json!({
-        "interpreter_ready": health.interpreter_ready,
-        "interpreter_status": health.interpreter_status,
-        "session_pool_size": health.session_pool_size,
-        "session_pool_available": health.session_pool_available,
-        "all_sessions_healthy": health.all_sessions_healthy,
-        "startup_time_seconds": health.startup_time_seconds,
+        "interpreter_ready": health.ready,
+        "interpreter_status": health.state,
+        "session_pool_size": health.pool_size,
+        "session_pool_available": health.pool_available,
+        "all_sessions_healthy": health.pool_is_healthy,
+        "startup_time_seconds": health.startup.as_secs_f64(),
     })
 }
 

@@ -48,9 +48,9 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     let engine = Engine::new(engine_config, backend);
     let observer = Arc::new(Observer::default());
 
-    let options = wiring::options(config);
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
-    let dialect = dialects::find(&config.dialect, &options).ok_or_else(|| Failed("no such dialect".into()))?;
+    let dialect = wiring::dialect(config);
+    let options = wiring::options_of(config, dialect);
     let (links, signer) = wiring::links(config, base, &secret);
     let surface = Arc::new(Surface::new(dialect, lang, options, links).watched_by(observer.clone()));
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dialects::links::{Expiring, Signer};
-use dialects::{Links, Options};
+use dialects::{Dialect, Links, Options};
 use engine::op::Quota;
-use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, Realm, RealmConfig};
+use engine::{Engine, EngineConfig, EngineError, KeptConfig, LinkedFile, Op, RealmConfig};
 use sandbox::native::{self, Cgroups, GuestBinary, KeepFree, Launcher, NativeConfig, spawn_launcher};
 use sandbox::{Backend, Isolation, Level};
 
 use super::{Failed, network};
-use crate::config::{Config, DialectLimits, Dialects};
+use crate::config::{Config, DialectLimits};
 use crate::files::{Stat, Store, StoredFile};
 use crate::handler::{Execute, Executing};
 
@@ -147,31 +147,9 @@ pub enum TransportKind {
 /// Converts the settings to the configuration of the engine: the rules of the documents with the numbers of the
 /// operator.
 pub fn engine_config(config: &Config, reach: TransportKind, file_secret: [u8; 32]) -> Result<EngineConfig, Failed> {
-    let realm = |usual, limits| realm(config, usual, limits);
-    let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, sessions, .. } = &config.dialects;
-    let realms = vec![
-        realm(RealmConfig::sandpool(), sandpool),
-        RealmConfig {
-            runs_at_once: agentrun.pool_size,
-            idle_timeout: match reach {
-                TransportKind::Stdio => agentrun.idle_timeout,
-                TransportKind::Http => agentrun.idle_timeout.or(RealmConfig::agentrun().idle_timeout),
-            },
-            ..realm(RealmConfig::agentrun(), agentrun)
-        },
-        RealmConfig {
-            default_size: Some(sessions.default_flavor),
-            evict_idle: sessions.evict,
-            max_total_memory_bytes: sessions.max_total_memory_mb.map(|mb| mb << 20),
-            sweep_interval: sessions.cleanup_interval,
-            volumes: sessions.volumes.clone(),
-            ..realm(RealmConfig::microsandbox(), microsandbox)
-        },
-        realm(RealmConfig::workbench(), workbench),
-        realm(RealmConfig::conversation(), conversation),
-    ];
+    let sessions = &config.dialects.sessions;
+    let realms: Vec<RealmConfig> = dialects::realms().into_iter().map(|usual| realm(config, usual, reach)).collect();
     let usual = EngineConfig::default();
-    let default = realms.iter().find(|realm| realm.realm.0 == config.dialect).map(|realm| realm.realm);
     let quota = Quota {
         contexts: config.quota.contexts,
         runs: config.quota.runs,
@@ -186,27 +164,55 @@ pub fn engine_config(config: &Config, reach: TransportKind, file_secret: [u8; 32
         shutdown_grace: shutdown_grace(config),
         start_timeout: sessions.start_timeout,
         orphan_interval: sessions.orphan_interval,
-        pool_realm: default.unwrap_or(usual.pool_realm),
+        pool_realm: (dialect(config).realm)().realm,
         ready_max: config.ready_max,
         ready_memory_bytes: config.ready_memory_mb << 20,
         ..usual
     })
 }
 
-/// Returns the grace period of the default dialect, because a server shuts down only once.
-pub fn shutdown_grace(config: &Config) -> Duration {
-    let Dialects { sandpool, agentrun, microsandbox, workbench, conversation, .. } = &config.dialects;
-    let limits = match config.dialect.as_str() {
-        "agentrun" => agentrun,
-        "microsandbox" => microsandbox,
-        "workbench" => workbench,
-        "conversation" => conversation,
-        _ => sandpool,
-    };
-    limits.shutdown_grace
+/// Returns the default dialect.
+pub fn dialect(config: &Config) -> &'static Dialect {
+    dialects::find(&config.dialect, &options(config)).expect("the setting allows only ids of dialects")
 }
 
-fn realm(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
+/// Returns the rules of the default dialect's realm over HTTP.
+pub fn default_realm(config: &Config) -> RealmConfig {
+    realm(config, (dialect(config).realm)(), TransportKind::Http)
+}
+
+/// Returns the grace period of the default dialect, because a server shuts down only once.
+pub fn shutdown_grace(config: &Config) -> Duration {
+    config.dialects.of(&config.dialect).shutdown_grace
+}
+
+/// Returns the rules of a dialect's realm with the operator's settings.
+fn realm(config: &Config, usual: RealmConfig, reach: TransportKind) -> RealmConfig {
+    let limits = config.dialects.of(usual.realm.0);
+    let general = general(config, usual, limits);
+    let sessions = &config.dialects.sessions;
+    match general.realm {
+        dialects::agentrun::REALM => RealmConfig {
+            runs_at_once: general.pool_size,
+            idle_timeout: match reach {
+                TransportKind::Stdio => limits.idle_timeout,
+                TransportKind::Http => limits.idle_timeout.or(dialects::agentrun::realm().idle_timeout),
+            },
+            ..general
+        },
+        dialects::microsandbox::REALM => RealmConfig {
+            default_size: Some(sessions.default_flavor),
+            evict_idle: sessions.evict,
+            max_total_memory_bytes: sessions.max_total_memory_mb.map(|mb| mb << 20),
+            sweep_interval: sessions.cleanup_interval,
+            volumes: sessions.volumes.clone(),
+            ..general
+        },
+        _ => general,
+    }
+}
+
+fn general(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmConfig {
     let memory_bytes = limits.memory_mb << 20;
     // Within the bounds of the settings the conversion is exact enough and cannot overflow.
     let cpu_millis = (limits.cpus * 1000.0).round() as u32;
@@ -221,8 +227,8 @@ fn realm(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmCo
         group_memory_bytes: usual.group_memory_bytes.map(|_| memory_bytes),
         group_cpu_millis: usual.group_cpu_millis.map(|_| cpu_millis),
         kept: usual.kept.map(|kept| KeptConfig { bytes: disk_bytes, stays: stays(kept), ..kept }),
-        pool_size: limits.pool_size,
-        session_ttl: limits.session_ttl,
+        pool_size: limits.pool.map_or(0, |(size, _)| size),
+        session_ttl: limits.pool.map_or(usual.session_ttl, |(_, age)| age),
         idle_timeout: limits.idle_timeout,
         max_contexts: limits.max_contexts,
         text_budget: limits.text_budget,
@@ -233,7 +239,18 @@ fn realm(config: &Config, usual: RealmConfig, limits: &DialectLimits) -> RealmCo
     }
 }
 
-/// Returns the choices of the operator that concern dialects.
+/// Returns the choices of the operator for one dialect: also the timeouts that its realm allows.
+pub fn options_of(config: &Config, dialect: &Dialect) -> Options {
+    let limits = config.dialects.of(dialect.id);
+    let RealmConfig { max_timeout, max_command_timeout, .. } = general(config, (dialect.realm)(), limits);
+    Options {
+        max_timeout: max_timeout.as_secs(),
+        max_command_timeout: max_command_timeout.as_secs(),
+        ..options(config)
+    }
+}
+
+/// Returns the choices of the operator that concern all dialects.
 pub fn options(config: &Config) -> Options {
     Options {
         default_context: config.dialects.default_context,
@@ -245,7 +262,7 @@ pub fn options(config: &Config) -> Options {
 
 /// Tells the code of a conversation the address under which its files will be available.
 pub fn set_file_base(engine: &mut EngineConfig, base: &str) {
-    if let Some(realm) = engine.realms.iter_mut().find(|realm| realm.realm == Realm::CONVERSATION) {
+    if let Some(realm) = engine.realms.iter_mut().find(|realm| realm.realm == dialects::conversation::REALM) {
         realm.env.insert("FILE_BASE_URL".into(), format!("{base}/files/{{key}}"));
     }
 }
@@ -279,5 +296,43 @@ impl StoredFile for LinkedFile {
 
     async fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, EngineError> {
         Self::read(self, offset, u64::from(length)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Environment, Sources};
+    use crate::scratch::Scratch;
+
+    fn config(text: &str) -> Config {
+        let dir = Scratch::new();
+        let file = dir.write("sandpool.toml", text);
+        let flags = vec![("config", file.display().to_string())];
+        let environment = Environment::of(&[("HOME", "/home/u")]);
+        Config::load(&Sources { environment, flags, is_root: false }).unwrap()
+    }
+
+    /// A call may ask for the time that the operator allows a run that asks for none, and a task gets that time.
+    #[test]
+    fn the_longest_timeout_is_the_same_for_calls_tasks_and_runs() {
+        let config = config("[dialect.sandpool]\ntimeout = 600");
+        let options = options_of(&config, dialect(&config));
+        assert_eq!((options.max_timeout, options.max_command_timeout), (600, 1800));
+        let engine = engine_config(&config, TransportKind::Http, [0; 32]).unwrap();
+        let realm = engine.realm(dialects::sandpool::REALM).unwrap();
+        assert_eq!((realm.timeout.as_secs(), realm.max_timeout.as_secs()), (600, 600));
+    }
+
+    /// Each dialect's rules stand in one place; without settings the engine gets exactly these.
+    #[test]
+    fn without_settings_the_rules_are_those_of_the_dialects() {
+        let engine = engine_config(&config(""), TransportKind::Http, [0; 32]).unwrap();
+        for (made, mut usual) in engine.realms.into_iter().zip(dialects::realms()) {
+            // Half of the memory is the browser's in every dialect that has one, and policies come from the settings.
+            (usual.browser, usual.network) = (made.browser, made.network.clone());
+            usual.network_of.clone_from(&made.network_of);
+            assert_eq!(made, usual);
+        }
     }
 }

@@ -8,6 +8,7 @@ mod network;
 mod resolve;
 pub mod settings;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -122,11 +123,8 @@ impl std::fmt::Debug for Secret {
 /// Settings of the dialects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dialects {
-    pub sandpool: DialectLimits,
-    pub agentrun: DialectLimits,
-    pub microsandbox: DialectLimits,
-    pub workbench: DialectLimits,
-    pub conversation: DialectLimits,
+    /// Settings of `[dialect.<id>]` of every dialect.
+    limits: BTreeMap<&'static str, DialectLimits>,
     /// Setting of `[agentrun]`. The fields after it are settings of `[conversation]` and `[microsandbox]`.
     pub default_context: bool,
     pub underscores: bool,
@@ -183,8 +181,8 @@ pub struct DialectLimits {
     pub cpus: f64,
     pub pids: u32,
     pub disk_mb: u64,
-    pub pool_size: usize,
-    pub session_ttl: Duration,
+    /// Number of ready sandboxes, and the age at which one is replaced; `None` in a dialect that keeps none ready.
+    pub pool: Option<(usize, Duration)>,
     pub idle_timeout: Option<Duration>,
     pub max_contexts: usize,
     pub text_budget: usize,
@@ -347,16 +345,17 @@ fn public_url(effective: &Effective) -> Result<Option<String>, ConfigError> {
 }
 
 impl Dialects {
+    /// Returns the settings of the dialect with this id.
+    pub fn of(&self, id: &str) -> &DialectLimits {
+        &self.limits[id]
+    }
+
     fn typed(effective: &Effective) -> Result<Self, ConfigError> {
-        let limits = |dialect| DialectLimits::typed(effective, dialect);
+        let limits = |id: &&'static str| Ok((*id, DialectLimits::typed(effective, id)?));
         let volumes: Vec<String> = effective.get("microsandbox.volumes")?;
         let volumes = volumes.iter().map(|text| volume(text)).collect::<Result<_, String>>();
         Ok(Self {
-            sandpool: limits("sandpool")?,
-            agentrun: limits("agentrun")?,
-            microsandbox: limits("microsandbox")?,
-            workbench: limits("workbench")?,
-            conversation: limits("conversation")?,
+            limits: dialects::IDS.iter().map(limits).collect::<Result<_, ConfigError>>()?,
             default_context: effective.get("agentrun.default_context")?,
             underscores: effective.get("conversation.underscores")?,
             sessions: MicrosandboxConfig {
@@ -398,8 +397,10 @@ impl DialectLimits {
             cpus: effective.number(&key("cpus"))?,
             pids: effective.get(&key("pids"))?,
             disk_mb: effective.get(&key("disk_mb"))?,
-            pool_size: effective.get(&key("pool_size"))?,
-            session_ttl: effective.time(&key("session_ttl"))?,
+            pool: match settings::find(&key("pool_size")) {
+                Some(_) => Some((effective.get(&key("pool_size"))?, effective.time(&key("session_ttl"))?)),
+                None => None,
+            },
             idle_timeout: effective.optional_time(&key("idle_timeout")),
             max_contexts: effective.get(&key("max_contexts"))?,
             text_budget: effective.get(&key("text_budget"))?,

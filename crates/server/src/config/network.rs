@@ -12,7 +12,6 @@ use egress::{Policy, Table};
 use engine::op::Size;
 use serde::Deserialize;
 
-use super::settings::DIALECTS;
 use super::{ConfigError, Effective, nearest};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -51,7 +50,7 @@ impl Network {
         let policies = Policies::typed(effective)?;
         let all = of_all(effective, &policies)?;
         let mut dialects = BTreeMap::new();
-        for dialect in DIALECTS {
+        for dialect in dialects::IDS {
             let own = named(effective, &policies, &format!("dialect.{dialect}.network"))?;
             let policy = match (own, &all) {
                 (Some(own), Some(all)) => all.clone().and(&own),

@@ -402,10 +402,21 @@ mod tests {
             env: &[],
             flags: &[],
         });
-        let limits = config.unwrap().dialects.agentrun;
+        let limits = config.unwrap().dialects.of("agentrun").clone();
         assert_eq!(limits.timeout, Duration::from_secs(120));
         assert_eq!((limits.memory_mb, limits.cpus, limits.shutdown_grace), (512, 1.0, Duration::from_millis(500)));
         assert_eq!(limits.max_contexts, 50);
+    }
+
+    #[test]
+    fn a_setting_without_effect_is_refused() {
+        for (key, file) in [
+            ("pool_size", "[dialect.conversation]\npool_size = 60"),
+            ("session_ttl", "[dialect.conversation]\nsession_ttl = 60"),
+        ] {
+            let refused = refused(file);
+            assert!(refused.starts_with(&format!("unknown key `dialect.conversation.{key}`")), "{refused}");
+        }
     }
 
     #[test]

@@ -3,6 +3,9 @@
 
 use std::sync::LazyLock;
 
+use dialects::{Dialect, Options};
+use engine::RealmConfig;
+
 /// One setting and all the ways to set it.
 #[derive(Debug)]
 pub struct Setting {
@@ -74,79 +77,78 @@ impl Setting {
     }
 }
 
-/// Ids of the dialects, in the order in which they are listed.
-pub const DIALECTS: &[&str] = &["sandpool", "agentrun", "microsandbox", "workbench", "conversation"];
-
-/// Settings of `[dialect.<id>]`, with the same keys for each dialect.
-macro_rules! limits {
-    ($id:literal, timeout: $timeout:literal, memory_mb: $memory:literal, cpus: $cpus:literal, disk_mb: $disk:literal,
-     pool_size: $pool:literal, idle_timeout: $idle:expr, max_contexts: $contexts:literal) => {{
-        [
-            setting(
-                concat!("dialect.", $id, ".timeout"),
-                Time(0.1, DAY),
-                Is($timeout),
-                "Longest time one run may take unless the call asks for another",
-            ),
-            setting(concat!("dialect.", $id, ".memory_mb"), Whole(64, 1 << 24), Is($memory), memory_help($id)),
-            setting(concat!("dialect.", $id, ".cpus"), Number(0.05, 1024.0), Is($cpus), cpus_help($id)),
-            setting(
-                concat!("dialect.", $id, ".pids"),
-                Whole(16, 65_536),
-                Is("256"),
-                "Processes and threads of a sandbox",
-            ),
-            setting(concat!("dialect.", $id, ".disk_mb"), Whole(8, 1 << 24), Is($disk), disk_help($id)),
-            setting(concat!("dialect.", $id, ".pool_size"), Whole(least_pool($id), 64), Is($pool), pool_help($id)),
-            setting(
-                concat!("dialect.", $id, ".session_ttl"),
+/// Returns the settings of `[dialect.<id>]`. Their defaults are the rules of the dialect's realm.
+fn limits(dialect: &'static Dialect) -> Vec<Setting> {
+    let RealmConfig { realm, timeout, limits, pool_size, session_ttl, idle_timeout, max_contexts, text_budget, .. } =
+        (dialect.realm)();
+    let help = &dialect.limit_help;
+    let cores = format!("{:?}", f64::from(limits.cpu_millis) / 1000.0);
+    // In `agentrun` the size of the pool is also the number of runs at once, so it cannot be 0.
+    let is_agentrun = realm == dialects::agentrun::REALM;
+    let idle = match idle_timeout {
+        _ if is_agentrun => Computed("24 hours over HTTP, never over stdio, where all end with the client"),
+        Some(time) => is(time.as_secs()),
+        None => Unset,
+    };
+    let of =
+        |name: &str, kind, default, help| setting(text(format!("dialect.{}.{name}", dialect.id)), kind, default, help);
+    let mut all = vec![
+        of(
+            "timeout",
+            Time(0.1, DAY),
+            is(timeout.as_secs()),
+            "Longest time one run may take unless the call asks for another",
+        ),
+        of("memory_mb", Whole(64, 1 << 24), is(limits.memory_bytes >> 20), help.memory),
+        of("cpus", Number(0.05, 1024.0), is(cores), help.cpus),
+        of("pids", Whole(16, 65_536), is(limits.pids), "Processes and threads of a sandbox"),
+        of("disk_mb", Whole(8, 1 << 24), is(limits.disk_bytes >> 20), help.disk),
+    ];
+    if pool_size > 0 {
+        all.extend([
+            of("pool_size", Whole(i64::from(is_agentrun), 64), is(pool_size), help.pool),
+            of(
+                "session_ttl",
                 Time(10.0, 30.0 * DAY),
-                Is("3600"),
-                "Age at which a session of the pool is replaced",
+                is(session_ttl.as_secs()),
+                "Age at which a ready sandbox is replaced",
             ),
-            setting(concat!("dialect.", $id, ".idle_timeout"), Time(1.0, 365.0 * DAY), $idle, idle_help($id)),
-            setting(concat!("dialect.", $id, ".max_contexts"), Whole(1, 100_000), Is($contexts), contexts_help($id)),
-            setting(
-                concat!("dialect.", $id, ".text_budget"),
-                Whole(200, 10_000_000),
-                Is("20000"),
-                "Characters of one stream in a result; head and tail are kept",
-            ),
-            setting(
-                concat!("dialect.", $id, ".shutdown_grace"),
-                Time(0.0, 3600.0),
-                Is("30"),
-                "Time that running code gets to end when the server stops",
-            ),
-            setting(
-                concat!("dialect.", $id, ".network"),
-                Text,
-                Unset,
-                "Policy of its sandboxes, besides `network.default`: both have to allow",
-            ),
-        ]
-    }};
+        ]);
+    }
+    all.extend([
+        of("idle_timeout", Time(1.0, 365.0 * DAY), idle, help.idle),
+        of("max_contexts", Whole(1, 100_000), is(max_contexts), help.contexts),
+        of(
+            "text_budget",
+            Whole(200, 10_000_000),
+            is(text_budget),
+            "Characters of one stream in a result; head and tail are kept",
+        ),
+        of("shutdown_grace", Time(0.0, 3600.0), Is("30"), "Time that running code gets to end when the server stops"),
+        of("network", Text, Unset, "Policy of its sandboxes, besides `network.default`: both have to allow"),
+    ]);
+    all
 }
+
+fn is(default: impl ToString) -> Fallback {
+    Is(text(default.to_string()))
+}
+
+/// Keeps a text for the lifetime of the process. The table of settings is made once.
+fn text(text: String) -> &'static str {
+    Box::leak(text.into_boxed_str())
+}
+
 /// Every setting, in the order in which they are printed.
 pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     let mut all = Vec::from(GENERAL);
-    all.extend(limits!("sandpool", timeout: "60", memory_mb: "2048", cpus: "2.0", disk_mb: "1024", pool_size: "3",
-        idle_timeout: Is("86400"), max_contexts: "1000"));
-    all.extend(limits!("agentrun", timeout: "30", memory_mb: "2048", cpus: "2.0", disk_mb: "1024", pool_size: "3",
-        idle_timeout: Computed("24 hours over HTTP, never over stdio, where all end with the client"), max_contexts: "50"));
-    all.extend(
-        limits!("microsandbox", timeout: "300", memory_mb: "4096", cpus: "4.0", disk_mb: "1024", pool_size: "3",
-        idle_timeout: Is("1800"), max_contexts: "10"),
-    );
-    all.extend(limits!("workbench", timeout: "30", memory_mb: "2048", cpus: "2.0", disk_mb: "1024", pool_size: "3",
-        idle_timeout: Is("3600"), max_contexts: "50"));
-    all.extend(limits!("conversation", timeout: "30", memory_mb: "256", cpus: "0.5", disk_mb: "512", pool_size: "3",
-        idle_timeout: Is("604800"), max_contexts: "1000"));
-    let browser = |key| {
+    all.extend(dialects::all(&Options::default()).flat_map(limits));
+    let browses = |dialect: &&'static Dialect| (dialect.realm)().browser.is_some();
+    all.extend(dialects::all(&Options::default()).filter(browses).map(|dialect| {
+        let key = text(format!("dialect.{}.browser_memory_mb", dialect.id));
         let half = Computed("half of `memory_mb`");
         setting(key, Whole(64, 1 << 24), half, "Memory that the browser of a context may take of the context's")
-    };
-    all.extend([browser("dialect.sandpool.browser_memory_mb"), browser("dialect.workbench.browser_memory_mb")]);
+    }));
     // Some settings also have the variable names of other servers.
     for (key, name) in WRAPPER {
         if let Some(setting) = all.iter_mut().find(|setting| setting.key == *key) {
@@ -162,57 +164,6 @@ const WRAPPER: &[(&str, &[&str])] = &[
     ("dialect.microsandbox.idle_timeout", &["MSB_SESSION_TIMEOUT"]),
     ("dialect.microsandbox.max_contexts", &["MSB_MAX_SESSIONS"]),
 ];
-
-fn memory_help(dialect: &str) -> &'static str {
-    match dialect {
-        "agentrun" => "Memory of all contexts of a tenant together",
-        "microsandbox" => "The most memory a flavor may give",
-        "conversation" => "Memory of one call",
-        _ => "Memory of a context",
-    }
-}
-
-fn cpus_help(dialect: &str) -> &'static str {
-    match dialect {
-        "agentrun" => "Processor time of all contexts of a tenant together, in cores",
-        "microsandbox" => "The most processor time a flavor may give, in cores",
-        "conversation" => "Processor time of one call, in cores",
-        _ => "Processor time of a context, in cores",
-    }
-}
-
-fn disk_help(dialect: &str) -> &'static str {
-    match dialect {
-        "conversation" => "Disk quota of a conversation's `/data`",
-        _ => "Disk quota of a context",
-    }
-}
-
-/// Returns the minimum size of the pool. In `agentrun` it is also the number of runs at once, so it cannot be 0.
-fn least_pool(dialect: &str) -> i64 {
-    i64::from(dialect == "agentrun")
-}
-
-fn pool_help(dialect: &str) -> &'static str {
-    match dialect {
-        "agentrun" => "Sessions kept ready; as many runs execute at once",
-        _ => "Sessions kept ready when this is the default dialect",
-    }
-}
-
-fn idle_help(dialect: &str) -> &'static str {
-    match dialect {
-        "conversation" => "Files of a conversation are deleted so long after the last call",
-        _ => "A context unused for so long is removed",
-    }
-}
-
-fn contexts_help(dialect: &str) -> &'static str {
-    match dialect {
-        "conversation" => "Conversations of a tenant whose files are kept",
-        _ => "Contexts a tenant may have",
-    }
-}
 
 const GENERAL: [Setting; 74] = [
     setting(
@@ -236,7 +187,7 @@ const GENERAL: [Setting; 74] = [
     ),
     setting(
         "dialect.default",
-        OneOf(DIALECTS),
+        OneOf(dialects::IDS),
         Is("\"sandpool\""),
         "The set of tools to offer; over HTTP the one at `/mcp`",
     )

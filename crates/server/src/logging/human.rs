@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::escape::Escaped;
-use super::lines::MCP_LOG;
+use super::lines::{MCP_LOG, STARTUP_LOG};
 
 #[derive(Default)]
 pub struct Human(Format<Full>);
@@ -24,7 +24,7 @@ where
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         match event.metadata().target() {
-            engine::STARTUP_LOG => write!(out, "[{}] ", event.metadata().level())?,
+            STARTUP_LOG => write!(out, "[{}] ", event.metadata().level())?,
             MCP_LOG | HTTP_LOG => {}
             _ => return self.0.format_event(context, out, event),
         }

@@ -9,6 +9,8 @@ use std::fmt::{self, Display, Formatter};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use dialects::Dialect;
+use engine::StartupStep;
 use mcp::http::{HTTP_LOG, HttpEvent};
 use serde_json::{Map, Value};
 
@@ -16,6 +18,9 @@ use super::escape::escaped;
 
 /// Target of these lines. As of those of the transport, the human format prints only their messages.
 pub const MCP_LOG: &str = "sandpool::mcp";
+/// Target of the lines about the server's start. The human format prints them with their level, as the `agentrun`
+/// document does.
+pub const STARTUP_LOG: &str = "sandpool::startup";
 
 /// Maximum number of characters of one client value in a line.
 const SHOWN: usize = 64;
@@ -171,6 +176,16 @@ impl Display for McpLine<'_> {
             Self::Completed { tool } => write!(f, "{} completed successfully", shown(tool)),
             Self::CompletedWithError { tool } => write!(f, "{} completed, the code failed", shown(tool)),
             Self::Failed { tool, code } => write!(f, "{} failed: {}", shown(tool), shown(code)),
+        }
+    }
+}
+
+/// Logs a step of the server's start in the words of its default dialect.
+pub fn log_startup(dialect: &Dialect, step: &StartupStep<'_>) {
+    for line in (dialect.startup)(step) {
+        match step {
+            StartupStep::Failed { .. } => tracing::error!(target: STARTUP_LOG, "{line}"),
+            _ => tracing::info!(target: STARTUP_LOG, "{line}"),
         }
     }
 }

@@ -17,7 +17,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 pub use escape::escaped;
-pub use lines::MCP_LOG;
+pub use lines::{MCP_LOG, STARTUP_LOG};
 pub use sink::{detach, finish};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,10 +118,10 @@ mod tests {
 ";
 
     fn start_up() {
-        tracing::info!(target: engine::STARTUP_LOG, "AgentRun 初始化开始...");
-        tracing::info!(target: engine::STARTUP_LOG, "创建 Code Interpreter: ci-{}", "abc123def456");
-        tracing::info!(target: engine::STARTUP_LOG, "✓ Session 池健康 ({}/{} 可用)", 3, 3);
-        tracing::info!(target: engine::STARTUP_LOG, pool = 3, "MCP Server 就绪，等待请求...");
+        tracing::info!(target: STARTUP_LOG, "AgentRun 初始化开始...");
+        tracing::info!(target: STARTUP_LOG, "创建 Code Interpreter: ci-{}", "abc123def456");
+        tracing::info!(target: STARTUP_LOG, "✓ Session 池健康 ({}/{} 可用)", 3, 3);
+        tracing::info!(target: STARTUP_LOG, pool = 3, "MCP Server 就绪，等待请求...");
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
         let evil = "a\r\n[INFO] all is well\x1b[31m\u{2028}\u{202e}b\u{9b}c";
         for target in [0, 1, 2] {
             let work = || match target {
-                0 => tracing::info!(target: engine::STARTUP_LOG, "{evil}"),
+                0 => tracing::info!(target: STARTUP_LOG, "{evil}"),
                 1 => tracing::info!(target: MCP_LOG, "{evil}"),
                 _ => {
                     let span = tracing::info_span!("call", id = evil, display = %evil);

@@ -77,6 +77,20 @@ fn schemas_are_plain() {
 }
 
 /// What a model reads of the list of tools, a sentence a line: a changed sentence is a changed line.
+/// The start is logged in the words of one document only in its own dialect.
+#[test]
+fn only_agentrun_starts_in_its_own_words() {
+    let step = engine::StartupStep::Begun { id: "abc123def456" };
+    for dialect in dialects() {
+        let lines = (dialect.startup)(&step);
+        assert_eq!(
+            lines.first().is_some_and(|line| line.starts_with("AgentRun")),
+            dialect.id == "agentrun",
+            "{lines:?}"
+        );
+    }
+}
+
 #[test]
 fn the_prose_of_the_tools() {
     for dialect in dialects::all(&Options::default()) {

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use dialects::links::{Expiring, Links, Signer};
 use dialects::{Options, agentrun};
-use engine::op::{
-    Call, ContextSelector, EngineError, FileOwner, Language, NewContext, Op, Outcome, Realm, Target, Tenant,
-};
+use engine::op::{Call, ContextSelector, EngineError, FileOwner, Language, NewContext, Op, Outcome, Target, Tenant};
 use engine::{Engine, EngineConfig, KernelCommand, LinkedFile, Runtimes};
 use futures_util::FutureExt;
 use mcp::http::{App, Endpoint, HttpOptions, serve};
@@ -49,7 +47,13 @@ impl Service {
         let command = KernelCommand { argv: vec!["python".into()], ..KernelCommand::default() };
         let runtimes = Runtimes { python: command, node: None, browser: None, files: Vec::new() };
         let backend = Arc::new(FakeBackend::new());
-        let engine = Engine::start(EngineConfig::default(), runtimes, backend).await.unwrap();
+        let engine = Engine::start(
+            EngineConfig { realms: dialects::realms(), pool_realm: agentrun::REALM, ..EngineConfig::default() },
+            runtimes,
+            backend,
+        )
+        .await
+        .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service =
@@ -81,7 +85,7 @@ impl Service {
     }
 
     async fn execute(&self, tenant: &str, op: Op) -> Outcome {
-        let (tenant, realm) = (Tenant(tenant.into()), Realm::AGENTRUN);
+        let (tenant, realm) = (Tenant(tenant.into()), dialects::agentrun::REALM);
         let cancel = CancellationToken::new();
         let (events, memory) = Default::default();
         let call = Call { tenant, realm, connection: None, cancel, events, memory };

@@ -117,19 +117,21 @@ fn disk(config: &Config, mode: Mode) -> Vec<Fact> {
 
 /// Returns each limit, and whether something on this machine enforces it.
 fn limits(config: &Config, layers: &[Fact]) -> Vec<Limit> {
-    let DialectLimits { timeout, memory_mb, cpus, pids, disk_mb, pool_size, max_contexts, .. } =
-        &config.dialects.agentrun;
+    let DialectLimits { timeout, memory_mb, cpus, pids, disk_mb, max_contexts, .. } =
+        config.dialects.of(&config.dialect);
+    let realm = wiring::default_realm(config);
+    let whose = if realm.group_memory_bytes.is_some() { "a tenant" } else { "a context" };
     let on = |layer: &str| layers.iter().any(|fact| fact.layer == layer && fact.state == FactState::On);
     let processes = layers.iter().find(|fact| fact.layer == "processes").map_or("nothing", |fact| &fact.why);
     let limit =
         |name: &str, value: String, held: bool, by: &str| Limit { name: name.into(), value, held, by: by.into() };
     vec![
         limit("time of a run", format!("{} s", timeout.as_secs_f64()), true, "guest and server"),
-        limit("memory of a tenant", format!("{memory_mb} MB"), on("cgroup memory"), "cgroup memory"),
-        limit("processor of a tenant", format!("{cpus} cores"), on("cgroup cpu"), "cgroup cpu"),
+        limit(&format!("memory of {whose}"), format!("{memory_mb} MB"), on("cgroup memory"), "cgroup memory"),
+        limit(&format!("processor of {whose}"), format!("{cpus} cores"), on("cgroup cpu"), "cgroup cpu"),
         limit("processes of a context", pids.to_string(), on("processes"), processes),
         limit("disk of a context", format!("{disk_mb} MB"), true, "a file system of its own"),
-        limit("runs at once", pool_size.to_string(), true, "server"),
+        limit("runs at once", realm.runs_at_once.to_string(), true, "server"),
         limit("contexts of a tenant", max_contexts.to_string(), true, "server"),
     ]
 }
@@ -188,6 +190,19 @@ fn word(value: &impl Serialize) -> String {
 mod tests {
     use super::*;
     use crate::config::{Environment, Sources};
+
+    #[test]
+    fn the_limits_are_those_of_the_dialect_in_use() {
+        let of = |dialect: &str| {
+            let environment = Environment::of(&[("HOME", "/home/u"), ("SANDPOOL_DIALECT", dialect)]);
+            let config = Config::load(&Sources { environment, flags: Vec::new(), is_root: false }).unwrap();
+            limits(&config, &[]).into_iter().map(|limit| format!("{}: {}", limit.name, limit.value)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("sandpool")[..2], ["time of a run: 60 s", "memory of a context: 2048 MB"]);
+        assert_eq!(of("agentrun")[..2], ["time of a run: 30 s", "memory of a tenant: 2048 MB"]);
+        assert_eq!(of("conversation")[1..3], ["memory of a context: 256 MB", "processor of a context: 0.5 cores"]);
+        assert_eq!([&of("sandpool")[5], &of("agentrun")[5]], ["runs at once: 32", "runs at once: 3"]);
+    }
 
     /// W44 of the hostile list.
     #[test]
