@@ -23,7 +23,8 @@ mod service;
 pub mod stdio;
 
 pub use message::{MAX_ASIDE, weight};
-pub use service::{ExtraMembers, Guarded, is_modern};
+pub(crate) use service::Guarded;
+pub use service::{ExtraMembers, is_modern};
 
 /// The tenant and connection of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::{FutureExt, TryFutureExt};
@@ -14,8 +15,15 @@ use rmcp::service::{NotificationContext, RequestContext, Service};
 use rmcp::{ErrorData, RoleServer};
 use serde_json::{Map, Value};
 use text::shown;
+use tokio_util::sync::CancellationToken;
 
-pub struct Guarded<S>(pub S);
+/// A handler with this wrapper around it.
+pub(crate) struct Guarded<S> {
+    pub service: S,
+    /// Cancels every call that still runs, as the last step of a shutdown. Over HTTP the calls' own tokens are its
+    /// children.
+    pub halt: Option<CancellationToken>,
+}
 
 /// Members of a result in addition to those that rmcp knows; a handler finds this in its request's extensions.
 #[derive(Clone, Default)]
@@ -57,7 +65,22 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
             ClientRequest::CallToolRequest(call) => shown(&call.params.name).into_owned(),
             other => shown(other.method()).into_owned(),
         };
-        match caught(self.0.handle_request(request, context)).await {
+        let cancel = context.ct.clone();
+        let handled = caught(self.service.handle_request(request, context));
+        let handled = match &self.halt {
+            None => handled.await,
+            Some(halt) => {
+                let mut handled = pin!(handled);
+                tokio::select! {
+                    handled = &mut handled => handled,
+                    () = halt.cancelled() => {
+                        cancel.cancel();
+                        handled.await
+                    }
+                }
+            }
+        };
+        match handled {
             Ok(result) => result.map(|result| beside.add_to(result)),
             Err(Panicked) => {
                 tracing::error!(what, "a handler panicked");
@@ -71,15 +94,15 @@ impl<S: Service<RoleServer>> Service<RoleServer> for Guarded<S> {
         notification: ClientNotification,
         context: NotificationContext<RoleServer>,
     ) -> Result<(), ErrorData> {
-        self.0.handle_notification(notification, context).await
+        self.service.handle_notification(notification, context).await
     }
 
     fn get_info(&self) -> ServerConfig {
-        self.0.get_info()
+        self.service.get_info()
     }
 
     fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
-        self.0.supported_protocol_versions()
+        self.service.supported_protocol_versions()
     }
 }
 

@@ -67,7 +67,7 @@ pub enum StdioError {
 /// Serves this process's standard input and output until the client leaves or `shutdown` is cancelled. All calls have
 /// ended when this returns. Nothing else may write to standard output.
 pub async fn serve_stdio<S: Service<RoleServer>>(
-    make: impl FnOnce(Caller, CancellationToken) -> S,
+    make: impl FnOnce(Caller) -> S,
     options: StdioOptions,
     shutdown: CancellationToken,
 ) -> Result<StdioEnd, StdioError> {
@@ -75,12 +75,11 @@ pub async fn serve_stdio<S: Service<RoleServer>>(
     serve(input, output, make, options, shutdown).await
 }
 
-/// Serves any pair of streams in the same way as [`serve_stdio`]. `make` returns the service for the only caller; the
-/// token ends all of its calls.
+/// Serves any pair of streams in the same way as [`serve_stdio`]. `make` returns the service for the only caller.
 pub async fn serve<S: Service<RoleServer>>(
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin + Send + 'static,
-    make: impl FnOnce(Caller, CancellationToken) -> S,
+    make: impl FnOnce(Caller) -> S,
     options: StdioOptions,
     shutdown: CancellationToken,
 ) -> Result<StdioEnd, StdioError> {
@@ -93,7 +92,7 @@ pub async fn serve<S: Service<RoleServer>>(
     // There is one client in one process.
     let caller = Caller::local(Some("stdio".into()));
     let service = serve_directly_with_ct(
-        Guarded(make(caller, halt.clone())),
+        Guarded { service: make(caller), halt: Some(halt.clone()) },
         ServiceTransport { session: session.clone(), from_client },
         None,
         CancellationToken::new(),

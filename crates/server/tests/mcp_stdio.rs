@@ -43,7 +43,7 @@ impl Client {
         let engine = Arc::new(FakeEngine::default());
         let shutdown = CancellationToken::new();
         let executor = engine.clone();
-        let make = move |caller, halt| Handlers::new(executor, surface, halt).of(caller, Hold::default());
+        let make = move |caller| Handlers::new(executor, surface).of(caller, Hold::default());
         let server = tokio::spawn(serve(input, output, make, options, shutdown.clone()));
         let output = BufReader::new(from_server).lines();
         Self { input: Some(to_server), output, engine, shutdown, server, transcript: String::new() }

@@ -7,6 +7,18 @@
 //! message. Here a request goes straight to its handler or through a service loop created for it, and a session is a
 //! small record of its tenant, the negotiated parameters and the calls in flight.
 //!
+//! A call has one cancellation token, which the handler finds in its context. Each line cancels those below it:
+//!
+//! ```text
+//! halt                 the server's grace period is over
+//! └─ the call's token  its connection closed, the client withdrew it, or its session ended: the exchange is dropped
+//!    └─ the engine's   the future of `Engine::execute` was dropped
+//! ```
+//!
+//! A cancelled call is not dropped but driven to its end, so that it is logged and leaves nothing behind: the exchange
+//! does so for its handler, and `Engine::execute` for callers that have no exchange. A panic ends one call: the engine
+//! turns it into its error, and [`crate::Guarded`] catches those of handlers. See decision 038.
+//!
 //! The transport does not know dialects, tokens or files. They are passed in as [`Endpoint`]s, an [`Authenticator`] and
 //! further routes.
 
@@ -150,7 +162,10 @@ impl Endpoint {
         make: impl Fn(Caller, Hold) -> S + Send + Sync + 'static,
         status: impl Fn(Caller) -> BoxFuture<'static, Value> + Send + Sync + 'static,
     ) -> Self {
-        let make = move |caller, hold| Box::new(Guarded(make(caller, hold))) as Box<dyn DynService<RoleServer>>;
+        let make = move |caller, hold| {
+            let guarded = Guarded { service: make(caller, hold), halt: None };
+            Box::new(guarded) as Box<dyn DynService<RoleServer>>
+        };
         Self { make: Box::new(make), schemas: Box::new(|_| None), status: Box::new(status), direct: false }
     }
 

@@ -71,9 +71,8 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     let watching = tokio::spawn(watch(engine.clone(), observer.clone(), told.clone()));
 
     let (links, signer) = wiring::links(config, base.clone(), &secret);
-    let halt = CancellationToken::new();
     let counters = Counters::default();
-    let server = Server { engine: engine.clone(), observer: observer.clone(), counters, halt: halt.clone(), back_end };
+    let server = Server { engine: engine.clone(), observer: observer.clone(), counters, back_end };
     let door = Arc::new(auth::Watched { auth: auth.clone(), observer: observer.clone() });
     let lang = config.lang.as_deref().map(str::parse).transpose().map_err(Failed)?;
     let app = App {
@@ -104,7 +103,6 @@ async fn serve(context: CommandEnv, auth: Arc<Auth>, native: Native) -> CommandR
     transport::serve(listener, app, stop.clone(), now.clone()).await;
     // Calls and the work behind them share one grace period.
     let left = asked.await.map_or(Duration::ZERO, |asked| grace.saturating_sub(asked.elapsed()));
-    halt.cancel();
     tokio::select! {
         () = engine.shutdown(left) => {}
         () = async { now.cancelled().await; engine.shutdown(Duration::ZERO).await } => {}
@@ -266,7 +264,6 @@ struct Server {
     engine: Engine,
     observer: Arc<Observer>,
     counters: Counters,
-    halt: CancellationToken,
     back_end: Value,
 }
 
@@ -282,7 +279,7 @@ impl Server {
 
     fn endpoint(&self, dialect: &'static Dialect, lang: Option<Lang>, options: &Options, links: &Links) -> Endpoint {
         let surface = Surface::new(dialect, lang, options.clone(), links.clone()).watched_by(self.observer.clone());
-        let handlers = Handlers::new(Arc::new(self.engine.clone()), Arc::new(surface), self.halt.clone());
+        let handlers = Handlers::new(Arc::new(self.engine.clone()), Arc::new(surface));
         let server = self.clone();
         Endpoint::new(
             move |caller, memory| handlers.of(caller, memory),

@@ -62,7 +62,7 @@ async fn serve(context: CommandEnv, native: Native) -> CommandResult {
     let second = signals.second.clone();
     let executor = Arc::new(engine.clone());
     let serving = serve_stdio(
-        move |caller, halt| Handlers::new(executor, surface, halt).of(caller, Hold::default()),
+        move |caller| Handlers::new(executor, surface).of(caller, Hold::default()),
         StdioOptions { grace },
         stop.clone(),
     );

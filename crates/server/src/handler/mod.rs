@@ -24,7 +24,6 @@ use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Map, Value};
 use text::{shown, unix_now};
-use tokio_util::sync::CancellationToken;
 
 use crate::observe::{Ended, Facts, Observer};
 
@@ -89,13 +88,11 @@ impl Surface {
 pub struct Handlers {
     engine: Arc<dyn Execute>,
     surface: Arc<Surface>,
-    /// Cancels every call that still runs, as the last step of a shutdown.
-    halt: CancellationToken,
 }
 
 impl Handlers {
-    pub fn new(engine: Arc<dyn Execute>, surface: Arc<Surface>, halt: CancellationToken) -> Self {
-        Self { engine, surface, halt }
+    pub fn new(engine: Arc<dyn Execute>, surface: Arc<Surface>) -> Self {
+        Self { engine, surface }
     }
 
     /// Returns the handler for one request of this caller, with the memory that the request holds. There is no handler
@@ -147,17 +144,9 @@ impl McpServer {
             }
         };
         let (events, reporter) = progress::start(context);
-        let call = self.engine_call(EventSink(events));
+        let call = self.engine_call(context, EventSink(events));
         observer.lowered(&call, &op);
-        let done = tasks::execute(&*self.engine, &call, op, self.may_last(context));
-        let mut done = pin!(done);
-        let result = tokio::select! {
-            result = &mut done => result,
-            () = context.ct.cancelled() => {
-                call.cancel.cancel();
-                done.await
-            }
-        };
+        let result = tasks::execute(&*self.engine, &call, op, self.may_last(context)).await;
         reporter.finish().await;
         let cancelled = call.cancel.is_cancelled();
         match result {
@@ -179,9 +168,9 @@ impl McpServer {
         self.surface.links.at(unix_now())
     }
 
-    fn engine_call(&self, events: EventSink) -> Call {
+    fn engine_call(&self, context: &RequestContext<RoleServer>, events: EventSink) -> Call {
         let Caller { tenant, connection, .. } = self.caller.clone();
-        let (realm, cancel) = (Realm(self.surface.dialect.id), self.halt.child_token());
+        let (realm, cancel) = (Realm(self.surface.dialect.id), context.ct.clone());
         Call { tenant, realm, connection, cancel, events, memory: self.memory.clone() }
     }
 }
@@ -341,17 +330,25 @@ impl ServerHandler for McpServer {
     async fn get_task(
         &self,
         request: GetTaskParams,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<GetTaskResult, ErrorData> {
-        tasks::get(self, request.task_id).await
+        tasks::get(self, request.task_id, &context).await
     }
 
-    async fn cancel_task(&self, request: CancelTaskParams, _: RequestContext<RoleServer>) -> Result<(), ErrorData> {
-        tasks::cancel(self, request.task_id).await
+    async fn cancel_task(
+        &self,
+        request: CancelTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::cancel(self, request.task_id, &context).await
     }
 
-    async fn update_task(&self, request: UpdateTaskParams, _: RequestContext<RoleServer>) -> Result<(), ErrorData> {
-        tasks::update(self, request.task_id).await
+    async fn update_task(
+        &self,
+        request: UpdateTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        tasks::update(self, request.task_id, &context).await
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {

@@ -50,17 +50,7 @@ pub(super) async fn read(
 }
 
 async fn execute(server: &McpServer, op: Op, context: &RequestContext<RoleServer>) -> Result<Outcome, EngineError> {
-    let call = server.engine_call(EventSink::default());
-    let cancelled = call.cancel.clone();
-    let done = server.engine.execute(&call, op);
-    tokio::pin!(done);
-    tokio::select! {
-        result = &mut done => result,
-        () = context.ct.cancelled() => {
-            cancelled.cancel();
-            done.await
-        }
-    }
+    server.engine.execute(&server.engine_call(context, EventSink::default()), op).await
 }
 
 fn another_kind() -> ErrorData {

@@ -129,8 +129,12 @@ fn last_line(output: &str) -> Option<String> {
 }
 
 /// Answers `tasks/get`.
-pub(super) async fn get(server: &McpServer, id: String) -> Result<GetTaskResult, ErrorData> {
-    let call = server.engine_call(EventSink::default());
+pub(super) async fn get(
+    server: &McpServer,
+    id: String,
+    context: &RequestContext<RoleServer>,
+) -> Result<GetTaskResult, ErrorData> {
+    let call = server.engine_call(context, EventSink::default());
     let progress = look(&*server.engine, &call, id, Duration::ZERO).await.map_err(refused)?;
     let task = task(&progress);
     let payload = match &progress.end {
@@ -142,14 +146,22 @@ pub(super) async fn get(server: &McpServer, id: String) -> Result<GetTaskResult,
 }
 
 /// Answers `tasks/cancel`. The run ends a little later.
-pub(super) async fn cancel(server: &McpServer, id: String) -> Result<(), ErrorData> {
-    let call = server.engine_call(EventSink::default());
+pub(super) async fn cancel(
+    server: &McpServer,
+    id: String,
+    context: &RequestContext<RoleServer>,
+) -> Result<(), ErrorData> {
+    let call = server.engine_call(context, EventSink::default());
     server.engine.execute(&call, Op::CancelRun { run: id }).await.map(|_| ()).map_err(refused)
 }
 
 /// Answers `tasks/update`. The server never asks the client for input, so the client's responses are ignored.
-pub(super) async fn update(server: &McpServer, id: String) -> Result<(), ErrorData> {
-    get(server, id).await.map(|_| ())
+pub(super) async fn update(
+    server: &McpServer,
+    id: String,
+    context: &RequestContext<RoleServer>,
+) -> Result<(), ErrorData> {
+    get(server, id, context).await.map(|_| ())
 }
 
 /// Returns the tool's answer.

@@ -8,7 +8,6 @@ use futures_util::FutureExt;
 use mcp::http::{Endpoint, HttpOptions};
 use serde_json::json;
 use server::handler::{Execute, Executing, Handlers, Surface};
-use tokio_util::sync::CancellationToken;
 
 use crate::client::{Server, borrowed, call, modern, request, session};
 use crate::toy::Toy;
@@ -27,7 +26,7 @@ impl Execute for Recorder {
 async fn the_engine_is_told_who_calls_and_from_where() {
     let recorder = Arc::new(Recorder::default());
     let surface = Arc::new(Surface::new(&agentrun::DIALECT, None, Options::default(), Links::default()));
-    let handlers = Handlers::new(recorder.clone(), surface, CancellationToken::new());
+    let handlers = Handlers::new(recorder.clone(), surface);
     let server = Server::serving(HttpOptions::default(), Toy::default(), || {
         let handlers = handlers.clone();
         Endpoint::new(move |caller, memory| handlers.of(caller, memory), |_| std::future::ready(json!({})).boxed())
@@ -44,7 +43,7 @@ async fn the_engine_is_told_who_calls_and_from_where() {
 
 async fn served(recorder: &Arc<Recorder>, direct: bool) -> Server {
     let surface = Arc::new(Surface::new(&agentrun::DIALECT, None, Options::default(), Links::default()));
-    let handlers = Handlers::new(recorder.clone(), surface, CancellationToken::new());
+    let handlers = Handlers::new(recorder.clone(), surface);
     Server::serving(HttpOptions::default(), Toy::default(), || {
         let handlers = handlers.clone();
         let make = move |caller, memory| handlers.of(caller, memory);

@@ -59,7 +59,7 @@ impl Service {
         let service =
             Self { engine, address, base: format!("http://{address}"), signer, shutdown: CancellationToken::new() };
         let surface = Surface::new(&agentrun::DIALECT, None, Options::default(), service.links());
-        let handlers = Handlers::new(Arc::new(service.engine.clone()), Arc::new(surface), CancellationToken::new());
+        let handlers = Handlers::new(Arc::new(service.engine.clone()), Arc::new(surface));
         let endpoint = Endpoint::new(
             move |caller, memory| handlers.of(caller, memory),
             |_| std::future::ready(Value::Null).boxed(),
