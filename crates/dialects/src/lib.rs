@@ -1,7 +1,7 @@
 //! A dialect is a table of tools: names, prose, argument schemas, the conversion of arguments to an `Op` and of an
 //! `Outcome` to an answer. Everything here is pure: it uses no state, no clock, no engine and no protocol library.
 
-use engine::op::{EngineError, Op, Outcome, Size};
+use engine::op::{EngineError, Outcome, Size};
 use engine::{RealmConfig, StartupStep};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -12,6 +12,8 @@ pub mod conversation;
 pub mod links;
 pub mod microsandbox;
 pub mod mime;
+mod operation;
+mod output;
 mod prose;
 pub mod sandpool;
 mod shared;
@@ -19,6 +21,7 @@ pub mod workbench;
 
 pub use args::{ArgError, Args};
 pub use links::Links;
+pub use operation::{Lowered, Renderer};
 pub use shared::untrusted::Fence;
 
 /// One dialect, as one document describes it.
@@ -92,12 +95,46 @@ pub struct ToolRow {
     /// Schema with an object at the root and plain types only: some clients refuse the whole list of tools otherwise.
     pub output_schema: fn() -> Value,
     pub hints: Hints,
-    pub lower: fn(&Args, &Options) -> Result<Op, ArgError>,
-    pub render: fn(&RenderInput<'_>, Outcome) -> Answer,
+    pub lower: fn(&Args, &Options) -> Result<Lowered, ArgError>,
     pub render_error: fn(&RenderInput<'_>, &EngineError) -> Reply,
 }
 
+/// Makes a row of a tool's name, its hints, the function that its arguments are passed to, the schema of its answers,
+/// and the function that renders errors. The arguments are those of the function's first parameter.
+macro_rules! tool {
+    ($name:literal, $hints:expr, $call:path, $output:expr, $error:path) => {
+        $crate::ToolRow {
+            name: $name,
+            prose: $name,
+            fields: $crate::fields_of($call),
+            form: $crate::SchemaForm::Full,
+            output_schema: $output,
+            hints: $hints,
+            lower: |args, options| $call($crate::args::Arguments::parse(args)?, options),
+            render_error: $error,
+        }
+    };
+}
+
+pub(crate) use tool;
+
+/// A tool's function returns this.
+pub(crate) type Lowering = Result<Lowered, ArgError>;
+
+const fn fields_of<A: args::Arguments>(_: fn(A, &Options) -> Lowering) -> &'static [Field] {
+    A::FIELDS
+}
+
 impl ToolRow {
+    /// Renders an outcome. One that does not belong to the operation is a defect of this server, and is reported rather
+    /// than hidden.
+    pub fn render(&self, scene: &RenderInput<'_>, render: Renderer, outcome: Outcome) -> Reply {
+        render(scene, outcome).map(Reply::Answer).unwrap_or_else(|| {
+            let why = "the engine gave another kind of answer than was asked for";
+            (self.render_error)(scene, &EngineError::Sandbox(why.into()))
+        })
+    }
+
     /// Returns whether the tool has an argument of this name.
     pub fn knows(&self, name: &str) -> bool {
         self.fields.iter().any(|field| field.name == name)
@@ -208,6 +245,14 @@ pub struct Hints {
     pub idempotent: bool,
 }
 
+impl Hints {
+    const READS: Self = Self { read_only: true, destructive: false, idempotent: true };
+    const ADDS: Self = Self { read_only: false, destructive: false, idempotent: false };
+    const ACTS: Self = Self { read_only: false, destructive: true, idempotent: false };
+    /// Doing it twice has the same effect as doing it once.
+    const REPLACES: Self = Self { read_only: false, destructive: true, idempotent: true };
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lang {
@@ -255,6 +300,16 @@ pub enum Block {
         mime: &'static str,
         size: Option<u64>,
     },
+}
+
+impl Block {
+    /// Returns the address of a link.
+    fn address(link: Option<&Self>) -> Option<String> {
+        match link? {
+            Self::Link { uri, .. } => Some(uri.clone()),
+            _ => None,
+        }
+    }
 }
 
 impl Answer {
@@ -341,24 +396,9 @@ impl Dialect {
 }
 
 impl Field {
-    const fn new(name: &'static str, kind: FieldKind) -> Self {
-        Self { name, required: false, kind, choices: &[], default: None }
-    }
-
-    const fn required(name: &'static str) -> Self {
-        Self { required: true, ..Self::new(name, FieldKind::Text) }
-    }
-
-    const fn optional(name: &'static str) -> Self {
-        Self::new(name, FieldKind::Text)
-    }
-
-    const fn one_of(name: &'static str, choices: &'static [&'static str]) -> Self {
-        Self { choices, ..Self::new(name, FieldKind::Text) }
-    }
-
-    const fn default(self, default: fn(&Options) -> Value) -> Self {
-        Self { default: Some(default), ..self }
+    /// Describes an argument of the type `A`.
+    const fn of<A: args::Argument>(name: &'static str) -> Self {
+        Self { name, required: A::REQUIRED, kind: A::KIND, choices: A::CHOICES, default: None }
     }
 
     /// Returns the schema of a field. It has a description only if the prose has one, because some documents print

@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
-use engine::op::{ContextSelector, FileOwner, Language, NewContext, Op, RunCode, Target};
+use engine::op::{ContextSelector, FileOwner, Language, NewContext, RunCode, Target};
 use engine::{Realm, RealmConfig};
 use serde_json::Value;
 use text::shown;
 
-use super::args::{self, ArgError, Args, FieldError};
-use super::shared::LANGUAGES;
-use super::shared::files::{Encoding, WORKSPACE, decode, file_schema, listing_schema, path_below, written_schema};
-use super::{Dialect, Field, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
+use super::args::{self, AnyText, Argument, args};
+use super::output::Output;
+use super::shared::files::{Encoding, FileFacts, Listing, WORKSPACE, Written, decode, path_below};
+use super::{Answer, ArgError, Dialect, Field, Hints, Lang, LimitHelp, Lowering, Options, ToolRow, operation, tool};
 
 mod render;
 mod startup;
+
+use render::{Contexts, Created, RunResult, Stopped};
 
 pub const REALM: Realm = Realm("agentrun");
 
@@ -56,6 +58,20 @@ pub static WITH_DEFAULT_CONTEXT: Dialect = dialect(&[
     LIST_FILES,
 ]);
 
+const RUN_CODE: ToolRow = tool!("run_code", Hints::ACTS, run_code, RunResult::schema, render::run_error);
+const RUN_CODE_IN_DEFAULT: ToolRow = ToolRow {
+    prose: "run_code (default context)",
+    fields: &[Field::of::<String>("code")],
+    ..tool!("run_code", Hints::ACTS, run_code_in_default, RunResult::schema, render::run_error)
+};
+const CREATE_CONTEXT: ToolRow =
+    tool!("create_context", Hints::ADDS, create_context, Created::schema, render::create_error);
+const STOP_CONTEXT: ToolRow = tool!("stop_context", Hints::REPLACES, stop_context, Stopped::schema, render::stop_error);
+const LIST_CONTEXTS: ToolRow = tool!("list_contexts", Hints::READS, list_contexts, Contexts::schema, render::error);
+const UPLOAD_FILE: ToolRow = tool!("upload_file", Hints::REPLACES, upload_file, Written::schema, render::upload_error);
+const DOWNLOAD_FILE: ToolRow = tool!("download_file", Hints::READS, download_file, FileFacts::schema, render::error);
+const LIST_FILES: ToolRow = tool!("list_files", Hints::READS, list_files, Listing::schema, render::error);
+
 const fn dialect(tools: &'static [ToolRow]) -> Dialect {
     Dialect {
         id: REALM.0,
@@ -74,228 +90,154 @@ const fn dialect(tools: &'static [ToolRow]) -> Dialect {
     }
 }
 
-const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true };
-const ENCODINGS: &[&str] = &["utf-8", "base64"];
+args! {
+    struct RunCodeArgs { code: Needed, context_id: Needed }
 
-const RUN_CODE: ToolRow = ToolRow {
-    name: "run_code",
-    prose: "run_code",
-    fields: &[Field::required("code"), Field::required("context_id")],
-    form: SchemaForm::Full,
-    output_schema: render::ran_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: false },
-    lower: run_code,
-    render: render::ran,
-    render_error: render::run_error,
-};
-
-const RUN_CODE_IN_DEFAULT: ToolRow = ToolRow {
-    prose: "run_code (default context)",
-    fields: &[Field::required("code")],
-    lower: run_code_in_default,
-    ..RUN_CODE
-};
-
-const CREATE_CONTEXT: ToolRow = ToolRow {
-    name: "create_context",
-    prose: "create_context",
-    fields: &[
-        Field::required("name"),
-        Field::one_of("language", &["python", "javascript"]),
-        Field::optional("description"),
-    ],
-    form: SchemaForm::Full,
-    output_schema: render::created_schema,
-    hints: Hints { read_only: false, destructive: false, idempotent: false },
-    lower: create_context,
-    render: render::created,
-    render_error: render::create_error,
-};
-
-const STOP_CONTEXT: ToolRow = ToolRow {
-    name: "stop_context",
-    prose: "stop_context",
-    fields: &[Field::required("context_id")],
-    form: SchemaForm::Full,
-    output_schema: render::stopped_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: |args, _| Ok(Op::StopContext { which: ContextSelector::Named(required(args, "context_id")?.to_owned()) }),
-    render: render::stopped,
-    render_error: render::stop_error,
-};
-
-const LIST_CONTEXTS: ToolRow = ToolRow {
-    name: "list_contexts",
-    prose: "list_contexts",
-    fields: &[],
-    form: SchemaForm::Full,
-    output_schema: render::contexts_schema,
-    hints: READS,
-    lower: |_, _| Ok(Op::ListContexts),
-    render: render::contexts,
-    render_error: render::error,
-};
-
-const UPLOAD_FILE: ToolRow = ToolRow {
-    name: "upload_file",
-    prose: "upload_file",
-    fields: &[
-        Field::required("context_id"),
-        Field::required("path"),
-        Field::required("content"),
-        Field::one_of("encoding", ENCODINGS),
-    ],
-    form: SchemaForm::Full,
-    output_schema: written_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: upload_file,
-    render: render::written,
-    render_error: render::upload_error,
-};
-
-const DOWNLOAD_FILE: ToolRow = ToolRow {
-    name: "download_file",
-    prose: "download_file",
-    fields: &[Field::required("context_id"), Field::required("path"), Field::one_of("encoding", ENCODINGS)],
-    form: SchemaForm::Full,
-    output_schema: file_schema,
-    hints: READS,
-    lower: download_file,
-    render: render::file,
-    render_error: render::error,
-};
-
-const LIST_FILES: ToolRow = ToolRow {
-    name: "list_files",
-    prose: "list_files",
-    fields: &[Field::required("context_id"), Field::optional("path")],
-    form: SchemaForm::Full,
-    output_schema: listing_schema,
-    hints: READS,
-    lower: list_files,
-    render: render::files,
-    render_error: render::error,
-};
-
-fn invalid(why: impl std::fmt::Display) -> ArgError {
-    ArgError { code: "INVALID_PARAMS", message: format!("Invalid arguments: {why}") }
-}
-
-fn optional<'a>(args: &'a Args, field: &str) -> Result<Option<&'a str>, ArgError> {
-    args::text(args, field).map_err(invalid)
-}
-
-fn given<'a>(args: &'a Args, field: &str) -> Result<&'a str, ArgError> {
-    args::given(args, field).map_err(invalid)
-}
-
-fn required<'a>(args: &'a Args, field: &str) -> Result<&'a str, ArgError> {
-    args::required(args, field).map_err(invalid)
-}
-
-/// Converts `run_code`. The document has one message for both fields, missing or invalid; a wrong type is added to it.
-fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    const BOTH: &str = "code and context_id are required";
-    let part = |field| match args.get(field) {
-        None | Some(Value::Null) => Err(invalid(BOTH)),
-        _ => match args::text(args, field) {
-            Ok(Some(text)) if !text.is_empty() => Ok(text.to_owned()),
-            Ok(_) => Err(invalid(BOTH)),
-            Err(FieldError(why)) => Err(invalid(format!("{BOTH}; {why}"))),
-        },
-    };
-    let code = part("code")?;
-    Ok(Op::RunCode(RunCode::new(Target::existing(ContextSelector::Named(part("context_id")?)), code)))
-}
-
-fn run_code_in_default(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let code = required(args, "code")?;
-    // A call may still name a context; the field is just not advertised.
-    let target = match optional(args, "context_id")? {
-        Some(context) => Target::existing(ContextSelector::Named(context.to_owned())),
-        None => Target {
-            which: ContextSelector::Named(DEFAULT_CONTEXT.to_owned()),
-            make: Some(NewContext::named(DEFAULT_CONTEXT, Language::Python)),
-        },
-    };
-    Ok(Op::RunCode(RunCode::new(target, code)))
-}
-
-const DEFAULT_CONTEXT: &str = "default";
-
-fn create_context(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let name = given(args, "name")?;
-    args::check_name(name).map_err(|why| ArgError {
-        code: "INVALID_CONTEXT_NAME",
-        message: format!("Invalid context name: name {why}"),
-    })?;
-    let language = language(args.get("language"))?;
-    let description = optional(args, "description")?.unwrap_or_default();
-    if description.chars().count() > MAX_DESCRIPTION {
-        return Err(invalid(format!("description is longer than {MAX_DESCRIPTION} characters")));
+    struct RunInDefaultArgs {
+        code: String,
+        /// A call may still name a context; the field is just not advertised.
+        context_id: Option<AnyText>,
     }
-    Ok(Op::CreateContext(NewContext { description: description.to_owned(), ..NewContext::named(name, language) }))
+
+    struct CreateContextArgs { name: ContextName, language: Option<ContextLanguage>, description: Option<AnyText> }
+    struct StopContextArgs { context_id: String }
+    struct ListContextsArgs {}
+    struct UploadFileArgs { context_id: String, path: FilePath, content: AnyText, encoding: Option<FileEncoding> }
+    struct DownloadFileArgs { context_id: String, path: FilePath, encoding: Option<FileEncoding> }
+    struct ListFilesArgs { context_id: String, path: Option<FilePath> }
+}
+
+/// Holds an argument of `run_code`. The document has one message for both, missing or invalid; a wrong type is added
+/// to it.
+struct Needed(String);
+
+const BOTH: &str = "code and context_id are required";
+
+impl Argument for Needed {
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        match value {
+            Value::Null => Self::absent(field),
+            Value::String(text) if text.is_empty() => Self::absent(field),
+            _ => AnyText::parse(field, value)
+                .map(|text| Self(text.0))
+                .map_err(|why| ArgError::new(format!("{BOTH}; {}", why.message))),
+        }
+    }
+
+    fn absent(_: &str) -> Result<Self, ArgError> {
+        Err(ArgError::new(BOTH))
+    }
+}
+
+struct ContextName(String);
+
+impl Argument for ContextName {
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let name = args::text(field, value)?;
+        let refused = |why| format!("Invalid context name: name {why}");
+        args::check_name(name)
+            .map(|()| Self(name.to_owned()))
+            .map_err(|why| ArgError { code: "INVALID_CONTEXT_NAME", message: refused(why) })
+    }
+}
+
+/// Holds the language of a context. A value that is not a string is refused like an unknown language.
+struct ContextLanguage(Language);
+
+impl Argument for ContextLanguage {
+    const CHOICES: &'static [&'static str] = &["python", "javascript"];
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let given = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let message = format!("Unsupported language: {}. Must be 'python' or 'javascript'", shown(&given));
+        Language::parse(field, value).map(Self).map_err(|_| ArgError { code: "INVALID_LANGUAGE", message })
+    }
+}
+
+struct FileEncoding(Encoding);
+
+impl Argument for FileEncoding {
+    const CHOICES: &'static [&'static str] = Encoding::CHOICES;
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let given = args::text(field, value)?;
+        let refused = || format!("{field} must be 'utf-8' or 'base64', got '{}'", shown(given));
+        Encoding::parse(field, value).map(Self).map_err(|_| ArgError::new(refused()))
+    }
+}
+
+/// Holds a path relative to the workspace.
+struct FilePath(String);
+
+impl Argument for FilePath {
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let path = args::text(field, value)?;
+        let refused = |why| format!("Invalid path: {}: {why}", shown(path));
+        path_below(WORKSPACE, path).map(Self).map_err(|why| ArgError { code: "INVALID_PATH", message: refused(why) })
+    }
 }
 
 /// Maximum length of a description. Descriptions appear in every list: fifty of them must stay far below the size of an
 /// answer.
 const MAX_DESCRIPTION: usize = 4096;
 
-/// Returns the language of a context. A value that is not a string is refused like an unknown language.
-fn language(value: Option<&Value>) -> Result<Language, ArgError> {
-    let given = match value {
-        None => return Ok(Language::Python),
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-    };
-    match LANGUAGES.iter().find(|(name, _)| *name == given) {
-        Some((_, language)) => Ok(*language),
-        None => Err(ArgError {
-            code: "INVALID_LANGUAGE",
-            message: format!("Unsupported language: {}. Must be 'python' or 'javascript'", shown(&given)),
-        }),
+fn existing(context_id: String) -> Target {
+    Target::existing(ContextSelector::Named(context_id))
+}
+
+fn run_code(args: RunCodeArgs, _: &Options) -> Lowering {
+    operation::run_code(RunCode::new(existing(args.context_id.0), args.code.0)).answer(render::ran)
+}
+
+fn run_code_in_default(args: RunInDefaultArgs, _: &Options) -> Lowering {
+    const NAME: &str = "default";
+    let target = args.context_id.map_or_else(
+        || Target { make: Some(NewContext::named(NAME, Language::Python)), ..existing(NAME.into()) },
+        |context| existing(context.0),
+    );
+    operation::run_code(RunCode::new(target, args.code)).answer(render::ran)
+}
+
+fn create_context(args: CreateContextArgs, _: &Options) -> Lowering {
+    let language = args.language.map_or(Language::Python, |language| language.0);
+    let description = args.description.map(|text| text.0).unwrap_or_default();
+    if description.chars().count() > MAX_DESCRIPTION {
+        return Err(ArgError::new(format!("description is longer than {MAX_DESCRIPTION} characters")));
     }
+    operation::create_context(NewContext { description, ..NewContext::named(args.name.0, language) })
+        .answer(|_, (context, _)| render::created(context))
 }
 
-fn encoding(args: &Args) -> Result<Option<Encoding>, ArgError> {
-    match optional(args, "encoding")? {
-        None => Ok(None),
-        Some("utf-8") => Ok(Some(Encoding::Utf8)),
-        Some("base64") => Ok(Some(Encoding::Base64)),
-        Some(other) => Err(invalid(format!("encoding must be 'utf-8' or 'base64', got '{}'", shown(other)))),
-    }
+fn stop_context(args: StopContextArgs, _: &Options) -> Lowering {
+    operation::stop_context(ContextSelector::Named(args.context_id)).answer(|_, context_id| {
+        Answer::json(&Stopped { context_id, status: "stopped", message: "Context stopped successfully" })
+    })
 }
 
-fn path(text: &str) -> Result<String, ArgError> {
-    path_below(WORKSPACE, text)
-        .map_err(|why| ArgError { code: "INVALID_PATH", message: format!("Invalid path: {}: {why}", shown(text)) })
+fn list_contexts(_: ListContextsArgs, _: &Options) -> Lowering {
+    operation::list_contexts().answer(|_, contexts| render::contexts(contexts))
 }
 
-fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let place = holder(args)?;
-    let path = path(given(args, "path")?)?;
-    // Empty files are allowed.
-    let content = given(args, "content")?;
-    let content = match encoding(args)? {
-        None | Some(Encoding::Utf8) => content.as_bytes().to_vec(),
-        Some(Encoding::Base64) => decode(content).map_err(|why| invalid(format!("content is not base64: {why}")))?,
+fn upload_file(args: UploadFileArgs, _: &Options) -> Lowering {
+    let AnyText(content) = args.content;
+    let content = match args.encoding {
+        None | Some(FileEncoding(Encoding::Utf8)) => content.into_bytes(),
+        Some(FileEncoding(Encoding::Base64)) => {
+            decode(&content).map_err(|why| ArgError::new(format!("content is not base64: {why}")))?
+        }
     };
-    Ok(Op::WriteFile { place, path, content })
+    operation::write_file(FileOwner::Context(existing(args.context_id)), args.path.0, content)
+        .answer(|_, file| Answer::json(&Written { path: file.path, size: file.size }))
 }
 
-fn download_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    encoding(args)?;
-    Ok(Op::ReadFile { place: holder(args)?, path: path(given(args, "path")?)? })
+fn download_file(args: DownloadFileArgs, _: &Options) -> Lowering {
+    let encoding = args.encoding.map(|encoding| encoding.0);
+    operation::read_file(FileOwner::Context(existing(args.context_id)), args.path.0)
+        .answer(move |scene, read| render::file(scene, encoding, read))
 }
 
-fn list_files(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    Ok(Op::ListFiles { place: holder(args)?, path: directory(args)? })
-}
-
-fn holder(args: &Args) -> Result<FileOwner, ArgError> {
-    Ok(FileOwner::Context(Target::existing(ContextSelector::Named(required(args, "context_id")?.to_owned()))))
-}
-
-fn directory(args: &Args) -> Result<String, ArgError> {
-    optional(args, "path")?.map_or(Ok(".".to_owned()), path)
+fn list_files(args: ListFilesArgs, _: &Options) -> Lowering {
+    let directory = args.path.map_or_else(|| ".".to_owned(), |path| path.0);
+    operation::list_files(FileOwner::Context(existing(args.context_id)), directory.clone())
+        .answer(move |_, files| Answer::json(&Listing::of(&directory, files)))
 }

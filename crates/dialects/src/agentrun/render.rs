@@ -2,15 +2,14 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{ContextInfo, EngineError, Outcome};
+use engine::op::{ContextInfo, EngineError, Ran};
 use serde::Serialize;
-use serde_json::{Value, json};
 use text::shown;
 
-use super::{directory, encoding, invalid};
-use crate::shared::files::{Content, Encoding, FILE_BUDGET, FileFacts, Listing, Written, written_length};
+use crate::operation::FileRead;
+use crate::output::output;
+use crate::shared::files::{Encoding, FileFacts};
 use crate::shared::run::{self, RunWording};
-use crate::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::shared::{add_lines, moment, seconds, title};
 use crate::{Answer, ArgError, RenderInput, Reply};
 
@@ -28,7 +27,11 @@ fn failure(code: &str, error: &str) -> Answer {
 }
 
 pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
-    failure(refused.code, &refused.message).into()
+    match refused.code {
+        ArgError::INVALID => failure("INVALID_PARAMS", &format!("Invalid arguments: {}", refused.message)),
+        code => failure(code, &refused.message),
+    }
+    .into()
 }
 
 /// Renders an error of the engine under the document's codes, for every tool.
@@ -128,30 +131,34 @@ pub(super) fn run_error(_: &RenderInput<'_>, e: &EngineError) -> Reply {
     answer.into()
 }
 
-/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
-/// than hidden.
-fn mismatch() -> Answer {
-    failure("INTERNAL_ERROR", "The engine gave another kind of answer than was asked for")
+output! {
+    struct RunResult { stdout: String, stderr: String, success: bool, execution_time: Option<f64> }
+
+    struct Created {
+        context_id: String,
+        name: String,
+        language: &'static str,
+        description: String,
+        created_at: String,
+        status: &'static str,
+        message: String,
+    }
+
+    struct Stopped { context_id: String, status: &'static str, message: &'static str }
+    struct Contexts { contexts: Vec<Listed>, total: usize }
+
+    struct Listed {
+        context_id: String,
+        name: String,
+        description: String,
+        language: &'static str,
+        status: &'static str,
+        created_at: String,
+        last_used: String,
+    }
 }
 
-// ---- run_code
-
-#[derive(Serialize)]
-struct RunResult {
-    stdout: String,
-    stderr: String,
-    success: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    execution_time: Option<f64>,
-}
-
-pub(super) fn ran_schema() -> Value {
-    let members = json!({ "stdout": string(), "stderr": string(), "success": boolean(), "execution_time": number() });
-    object_with(members, &["execution_time"])
-}
-
-pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Ran(ran) = outcome else { return mismatch() };
+pub(super) fn ran(scene: &RenderInput<'_>, ran: Ran) -> Answer {
     let kept = run::kept(scene, &ran);
     // The last line always says how the run ended.
     let mut stderr = run::stderr(&ran);
@@ -169,33 +176,7 @@ pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     answer
 }
 
-// ---- contexts
-
-#[derive(Serialize)]
-struct Created {
-    context_id: String,
-    name: String,
-    language: &'static str,
-    description: String,
-    created_at: String,
-    status: &'static str,
-    message: String,
-}
-
-pub(super) fn created_schema() -> Value {
-    object(json!({
-        "context_id": string(),
-        "name": string(),
-        "language": string(),
-        "description": string(),
-        "created_at": string(),
-        "status": string(),
-        "message": string(),
-    }))
-}
-
-pub(super) fn created(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Created(context) = outcome else { return mismatch() };
+pub(super) fn created(context: ContextInfo) -> Answer {
     Answer::json(&Created {
         context_id: context.id,
         name: context.name,
@@ -207,54 +188,7 @@ pub(super) fn created(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
     })
 }
 
-#[derive(Serialize)]
-struct Stopped {
-    context_id: String,
-    status: &'static str,
-    message: &'static str,
-}
-
-pub(super) fn stopped_schema() -> Value {
-    object(json!({ "context_id": string(), "status": string(), "message": string() }))
-}
-
-pub(super) fn stopped(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Stopped { context_id } = outcome else { return mismatch() };
-    Answer::json(&Stopped { context_id, status: "stopped", message: "Context stopped successfully" })
-}
-
-#[derive(Serialize)]
-struct Contexts {
-    contexts: Vec<Listed>,
-    total: usize,
-}
-
-#[derive(Serialize)]
-struct Listed {
-    context_id: String,
-    name: String,
-    description: String,
-    language: &'static str,
-    status: &'static str,
-    created_at: String,
-    last_used: String,
-}
-
-pub(super) fn contexts_schema() -> Value {
-    let context = object(json!({
-        "context_id": string(),
-        "name": string(),
-        "description": string(),
-        "language": string(),
-        "status": string(),
-        "created_at": string(),
-        "last_used": string(),
-    }));
-    object(json!({ "contexts": array(context), "total": integer() }))
-}
-
-pub(super) fn contexts(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Contexts(contexts) = outcome else { return mismatch() };
+pub(super) fn contexts(contexts: Vec<ContextInfo>) -> Answer {
     let total = contexts.len();
     Answer::json(&Contexts { contexts: contexts.into_iter().map(listed).collect(), total })
 }
@@ -271,41 +205,26 @@ fn listed(context: ContextInfo) -> Listed {
     }
 }
 
-// ---- files
-
-pub(super) fn written(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Written { path, size, .. } = outcome else { return mismatch() };
-    Answer::json(&Written { path, size })
-}
-
-pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::File { path, content, size, key } = outcome else { return mismatch() };
+pub(super) fn file(scene: &RenderInput<'_>, asked: Option<Encoding>, read: FileRead) -> Answer {
+    let FileRead { path, content, size, key } = read;
     let whole = content.len() as u64 == size;
-    let (encoding, content) = match (encoding(scene.args).ok().flatten(), String::from_utf8(content)) {
+    let (encoding, content) = match (asked, String::from_utf8(content)) {
         (None | Some(Encoding::Utf8), Ok(text)) => ("utf-8", text),
         (Some(Encoding::Utf8), Err(_)) if whole => {
-            let refused =
-                invalid(format!("encoding 'utf-8' cannot show {}, which is not text; use 'base64'", shown(&path)));
-            return failure(refused.code, &refused.message);
+            let why = format!("encoding 'utf-8' cannot show {}, which is not text; use 'base64'", shown(&path));
+            return failure("INVALID_PARAMS", &format!("Invalid arguments: {why}"));
         }
         (_, bytes) => ("base64", STANDARD.encode(bytes.map_or_else(|e| e.into_bytes(), String::into_bytes))),
     };
     let link = scene.link(&key, &path, Some(size));
-    let content = Some(content).filter(|content| whole && written_length(content) <= FILE_BUDGET);
-    let Some(content) = Content::new(encoding, content, link.as_ref()) else {
+    let Some(facts) = FileFacts::new(&path, size, encoding, whole.then_some(content), link.as_ref()) else {
         let why = format!(
             "File too large: {} has {size} bytes, too many for one answer; read it in parts with run_code",
             shown(&path)
         );
         return failure("FILE_TOO_LARGE", &why);
     };
-    let mut answer = Answer::json(&FileFacts { path, size, content });
+    let mut answer = Answer::json(&facts);
     answer.blocks.extend(link);
     answer
-}
-
-pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Files(files) = outcome else { return mismatch() };
-    let directory = directory(scene.args).unwrap_or_else(|_| ".".into());
-    Answer::json(&Listing::of(&directory, files))
 }

@@ -3,16 +3,19 @@
 
 use std::time::Duration;
 
-use engine::op::{Environment, FileOwner, Language, Network, Op, RunOnce};
+use engine::op::{Environment, FileOwner, Language, Network, RunOnce};
 use engine::{DATA, KeptConfig, Realm, RealmConfig};
+use serde_json::Value;
 use text::shown;
 
-use super::args::{self, ArgError, Args, FieldError};
-use super::shared::LANGUAGES;
+use super::args::{AnyText, Argument, args};
+use super::output::Output;
 use super::shared::files::{decode, path_below};
-use super::{Dialect, Field, FieldKind, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
+use super::{ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, SchemaForm, ToolRow, operation, tool};
 
 mod render;
+
+use render::{RunResult, Runners, Uploaded};
 
 pub const REALM: Realm = Realm("conversation");
 
@@ -86,87 +89,94 @@ const fn dialect(tools: &'static [ToolRow], aliases: &'static [(&'static str, &'
 }
 
 const RUN_CODE: ToolRow = ToolRow {
-    name: "sandbox.run_code",
     prose: "run_code",
-    fields: &[
-        Field::required("conversationId"),
-        Field { required: true, ..Field::one_of("language", &["python", "typescript"]) },
-        Field::required("code"),
-        Field::new("network", FieldKind::Flag),
-        Field::new("environment", FieldKind::TextMap),
-    ],
-    form: SchemaForm::Full,
-    output_schema: render::ran_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: false },
-    lower: run_code,
-    render: render::ran,
-    render_error: render::run_error,
+    ..tool!("sandbox.run_code", Hints::ACTS, run_code, RunResult::schema, render::run_error)
 };
 
 const LIST_RUNNERS: ToolRow = ToolRow {
-    name: "sandbox.list_runners",
     prose: "list_runners",
-    fields: &[],
     form: SchemaForm::Bare,
-    output_schema: render::runners_schema,
-    hints: Hints { read_only: true, destructive: false, idempotent: true },
-    lower: |_, _| Ok(Op::ListRuntimes),
-    render: render::runners,
-    render_error: render::runners_error,
+    ..tool!("sandbox.list_runners", Hints::READS, list_runners, Runners::schema, render::runners_error)
 };
 
 const UPLOAD_FILE: ToolRow = ToolRow {
-    name: "sandbox.upload_file",
     prose: "upload_file",
-    fields: &[Field::required("conversationId"), Field::required("filename"), Field::required("content")],
-    form: SchemaForm::Full,
-    output_schema: render::uploaded_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: upload_file,
-    render: render::uploaded,
-    render_error: render::upload_error,
+    ..tool!("sandbox.upload_file", Hints::REPLACES, upload_file, Uploaded::schema, render::upload_error)
 };
 
-fn run_code(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let conversation = conversation(args)?;
-    let language = language(args)?;
-    let code = args::required(args, "code")?.to_owned();
-    let network = Network::asked(args::flag(args, "network")?);
-    let env = Environment(args::text_map(args, "environment")?.unwrap_or_default());
-    Ok(Op::RunOnce(RunOnce { conversation, language, code, env, network }))
-}
-
-/// Returns the id of the conversation. Any text that fits into a log line is valid, because the id is only hashed.
-fn conversation(args: &Args) -> Result<String, FieldError> {
-    const LONGEST: usize = 256;
-    let id = args::required(args, "conversationId")?;
-    if id.chars().count() > LONGEST {
-        return Err(FieldError(format!("conversationId is longer than {LONGEST} characters")));
+args! {
+    struct RunCodeArgs {
+        conversation as "conversationId": ConversationId,
+        language: ProgramLanguage,
+        code: String,
+        network: Option<bool>,
+        environment: Environment,
     }
-    if id.chars().any(char::is_control) {
-        return Err(FieldError("conversationId cannot contain control characters".into()));
+
+    struct ListRunnersArgs {}
+    struct UploadFileArgs { conversation as "conversationId": ConversationId, filename: FileName, content: AnyText }
+}
+
+/// Holds the id of a conversation. Any text that fits into a log line is valid, because the id is only hashed.
+struct ConversationId(String);
+
+impl Argument for ConversationId {
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        const LONGEST: usize = 256;
+        let id = String::parse(field, value)?;
+        if id.chars().count() > LONGEST {
+            return Err(ArgError::new(format!("{field} is longer than {LONGEST} characters")));
+        }
+        if id.chars().any(char::is_control) {
+            return Err(ArgError::new(format!("{field} cannot contain control characters")));
+        }
+        Ok(Self(id))
     }
-    Ok(id.to_owned())
 }
 
-fn language(args: &Args) -> Result<Language, FieldError> {
-    let asked = args::required(args, "language")?;
-    let known = LANGUAGES.into_iter().find(|(name, _)| *name == asked);
-    known.map(|(_, language)| language).ok_or_else(|| {
-        FieldError(format!("language is not supported: {}. Available: [python, typescript]", shown(asked)))
-    })
+struct ProgramLanguage(Language);
+
+impl Argument for ProgramLanguage {
+    const CHOICES: &'static [&'static str] = &["python", "typescript"];
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let asked = String::parse(field, value)?;
+        let refused = || format!("{field} is not supported: {}. Available: [python, typescript]", shown(&asked));
+        Language::parse(field, value).map(Self).map_err(|_| ArgError::new(refused()))
+    }
 }
 
-fn upload_file(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let place = FileOwner::Conversation(conversation(args)?);
-    let filename = args::required(args, "filename")?;
-    let path = match path_below(DATA, filename) {
-        Ok(path) if path != "." => path,
-        Ok(_) => return Err(FieldError("filename cannot be a directory".into()).into()),
-        Err(why) => return Err(FieldError(format!("filename {} is refused: {why}", shown(filename))).into()),
+/// Holds a path relative to the files of the conversation.
+struct FileName(String);
+
+impl Argument for FileName {
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let name = String::parse(field, value)?;
+        match path_below(DATA, &name) {
+            Ok(path) if path != "." => Ok(Self(path)),
+            Ok(_) => Err(ArgError::new(format!("{field} cannot be a directory"))),
+            Err(why) => Err(ArgError::new(format!("{field} {} is refused: {why}", shown(&name)))),
+        }
+    }
+}
+
+fn run_code(args: RunCodeArgs, _: &Options) -> Lowering {
+    let run = RunOnce {
+        conversation: args.conversation.0,
+        language: args.language.0,
+        code: args.code,
+        env: args.environment,
+        network: Network::asked(args.network),
     };
-    // Empty files are allowed.
-    let content =
-        decode(args::given(args, "content")?).map_err(|why| FieldError(format!("content must be base64: {why}")))?;
-    Ok(Op::WriteFile { place, path, content })
+    operation::run_once(run).answer(render::ran)
+}
+
+fn list_runners(_: ListRunnersArgs, _: &Options) -> Lowering {
+    operation::list_runtimes().answer(|_, runtimes| render::runners(runtimes))
+}
+
+fn upload_file(args: UploadFileArgs, _: &Options) -> Lowering {
+    let content = decode(&args.content.0).map_err(|why| ArgError::new(format!("content must be base64: {why}")))?;
+    operation::write_file(FileOwner::Conversation(args.conversation.0), args.filename.0, content)
+        .answer(render::uploaded)
 }

@@ -2,14 +2,13 @@
 //! client drops it, so the same JSON is sent in a text block.
 
 use engine::DATA;
-use engine::op::{Captured, Ended, EngineError, FileKind, FileListing, Language, Outcome, Ran, RunOutcome};
-use serde::Serialize;
-use serde_json::Value;
+use engine::op::{Captured, Ended, EngineError, FileKind, FileListing, Language, Ran, RunOutcome, RuntimeInfo};
 use text::{clipped, shown};
 
+use crate::operation::FileWritten;
+use crate::output::output;
 use crate::shared::files::written_length;
 use crate::shared::run::{add_denied, at_limit, pictures, signal_name, text_displays};
-use crate::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::shared::{TEXT_BUDGET, add_lines, seconds};
 use crate::{Answer, ArgError, Block, RenderInput, Reply};
 
@@ -26,62 +25,30 @@ pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
     Reply::Error { code: INVALID_PARAMS, message: refused.message.clone(), data: None }
 }
 
-/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
-/// than hidden.
-fn mismatch() -> Answer {
-    failed_run("The engine gave another kind of answer than was asked for.".into())
-}
+output! {
+    struct RunResult {
+        success: bool,
+        output: String,
+        files: Vec<FileLink>,
+        /// Number of files in `/data` that are not in `files`.
+        more_files as "moreFiles": Option<u64>,
+        /// Address of the kept output, if `output` was cut.
+        output_url as "outputUrl": Option<String>,
+    }
 
-#[derive(Serialize)]
-struct FileLink {
-    name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-}
-
-fn link_schema() -> Value {
-    object_with(serde_json::json!({ "name": string(), "url": string() }), &["url"])
+    struct FileLink { name: String, url: Option<String> }
+    struct Runners { languages: Vec<Runner> }
+    struct Runner { language: &'static str, image: String }
+    struct Uploaded { success: bool, message: String, file: Option<FileLink> }
 }
 
 /// Returns the row of a file and, if links can be made, the block with its address.
 fn linked(scene: &RenderInput<'_>, key: &str, path: &str, size: u64) -> (FileLink, Option<Block>) {
     let block = scene.link(key, path, Some(size));
-    let url = block.as_ref().and_then(|block| match block {
-        Block::Link { uri, .. } => Some(uri.clone()),
-        _ => None,
-    });
-    (FileLink { name: path.to_owned(), url }, block)
+    (FileLink { name: path.to_owned(), url: Block::address(block.as_ref()) }, block)
 }
 
-// ---- run_code
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct RunResult {
-    success: bool,
-    output: String,
-    files: Vec<FileLink>,
-    /// Number of files in `/data` that are not in `files`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    more_files: Option<u64>,
-    /// Address of the kept output, if `output` was cut.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    output_url: Option<String>,
-}
-
-pub(super) fn ran_schema() -> Value {
-    let members = serde_json::json!({
-        "success": boolean(),
-        "output": string(),
-        "files": array(link_schema()),
-        "moreFiles": integer(),
-        "outputUrl": string(),
-    });
-    object_with(members, &["moreFiles", "outputUrl"])
-}
-
-pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Ran(ran) = outcome else { return mismatch() };
+pub(super) fn ran(scene: &RenderInput<'_>, ran: Ran) -> Answer {
     let (files, links, more) = ran.files.as_ref().map(|files| listed(scene, files)).unwrap_or_default();
     let whole = whole_output(scene, &ran.stdout);
     let success = succeeded(&ran.end);
@@ -90,11 +57,11 @@ pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
         output: output(&ran),
         files,
         more_files: more,
-        output_url: whole.as_ref().map(|(url, _)| url.clone()),
+        output_url: Block::address(whole.as_ref()),
     });
     answer.blocks.extend(pictures(&ran));
     answer.blocks.extend(more.map(|more| Block::Text(format!("{more} more files in {DATA} are not listed."))));
-    answer.blocks.extend(whole.map(|(_, block)| block));
+    answer.blocks.extend(whole);
     answer.blocks.extend(links);
     if success { answer } else { answer.unsuccessful() }
 }
@@ -175,13 +142,9 @@ fn listed(scene: &RenderInput<'_>, files: &FileListing) -> (Vec<FileLink>, Vec<B
     (rows, links.into_iter().flatten().collect(), (more > 0).then_some(more))
 }
 
-fn whole_output(scene: &RenderInput<'_>, output: &Captured) -> Option<(String, Block)> {
+fn whole_output(scene: &RenderInput<'_>, output: &Captured) -> Option<Block> {
     let kept = output.kept.as_ref()?;
-    let block = scene.link(&kept.key, &kept.name, Some(kept.bytes))?;
-    match &block {
-        Block::Link { uri, .. } => Some((uri.clone(), block)),
-        _ => None,
-    }
+    scene.link(&kept.key, &kept.name, Some(kept.bytes))
 }
 
 /// Renders a run that did not start. The answer has the same object as a run, so that clients that read only `success`
@@ -226,27 +189,8 @@ fn sentence(error: &EngineError) -> String {
     }
 }
 
-// ---- list_runners
-
-#[derive(Serialize)]
-struct Runners {
-    languages: Vec<Runner>,
-}
-
-#[derive(Serialize)]
-struct Runner {
-    language: &'static str,
-    image: String,
-}
-
-pub(super) fn runners_schema() -> Value {
-    let runner = object(serde_json::json!({ "language": string(), "image": string() }));
-    object(serde_json::json!({ "languages": array(runner) }))
-}
-
 /// Lists the advertised languages. Plain JavaScript is accepted but not listed.
-pub(super) fn runners(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Runtimes(runtimes) = outcome else { return mismatch() };
+pub(super) fn runners(runtimes: Vec<RuntimeInfo>) -> Answer {
     let advertised = runtimes.into_iter().filter(|runtime| runtime.language != Language::Javascript);
     let languages = advertised.map(|runtime| Runner { language: runtime.language.name(), image: runtime.name });
     Answer::json(&Runners { languages: languages.collect() })
@@ -256,23 +200,8 @@ pub(super) fn runners_error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     Reply::Error { code: INTERNAL_ERROR, message: sentence(error), data: None }
 }
 
-// ---- upload_file
-
-#[derive(Serialize)]
-struct Uploaded {
-    success: bool,
-    message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    file: Option<FileLink>,
-}
-
-pub(super) fn uploaded_schema() -> Value {
-    let members = serde_json::json!({ "success": boolean(), "message": string(), "file": link_schema() });
-    object_with(members, &["file"])
-}
-
-pub(super) fn uploaded(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Written { path, size, key } = outcome else { return mismatch() };
+pub(super) fn uploaded(scene: &RenderInput<'_>, written: FileWritten) -> Answer {
+    let FileWritten { path, size, key } = written;
     let (file, link) = linked(scene, &key, &path, size);
     let message = format!("{size} bytes written to {DATA}/{}", shown(&path));
     let mut answer = Answer::json(&Uploaded { success: true, message, file: Some(file) });

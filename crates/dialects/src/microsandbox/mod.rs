@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use engine::op::{
-    Command, ContextSelector, Environment, Language, Network, NewContext, Op, RunCode, RunCommand, Size, Target,
+    Command, ContextSelector, Environment, Language, Network, NewContext, RunCode, RunCommand, Size, Target,
 };
 use engine::{Realm, RealmConfig};
-use serde_json::json;
-use text::shown;
+use serde_json::{Value, json};
 
-use super::args::{self, ArgError, Args, FieldError};
-use super::{Dialect, Field, FieldKind, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
+use super::args::{self, Argument, ChosenId, Timeout, args};
+use super::output::Output;
+use super::{Answer, ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, operation, tool};
 
 mod render;
+
+use render::{SessionList, StoppedSession, Volumes};
 
 pub const REALM: Realm = Realm("microsandbox");
 
@@ -45,7 +47,13 @@ pub static DIALECT: Dialect = Dialect {
     startup: crate::plain_startup,
     server_name: "microsandbox-mcp-server",
     default_lang: Lang::En,
-    tools: &[EXECUTE_CODE, EXECUTE_COMMAND, GET_SESSIONS, STOP_SESSION, GET_VOLUME_PATH],
+    tools: &[
+        tool!("execute_code", Hints::ACTS, execute_code, render::code_schema, render::error),
+        tool!("execute_command", Hints::ACTS, execute_command, render::command_schema, render::error),
+        tool!("get_sessions", Hints::READS, get_sessions, SessionList::schema, render::error),
+        tool!("stop_session", Hints::REPLACES, stop_session, StoppedSession::schema, render::stop_error),
+        tool!("get_volume_path", Hints::READS, get_volume_path, Volumes::schema, render::error),
+    ],
     aliases: &[("get_volume_mappings", "get_volume_path")],
     unknown_tool_code: -32601,
     prose_en: include_str!("prose.en.md"),
@@ -54,156 +62,108 @@ pub static DIALECT: Dialect = Dialect {
     background: None,
 };
 
-const RUNS: Hints = Hints { read_only: false, destructive: true, idempotent: false };
-const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true };
+args! {
+    struct ExecuteCodeArgs {
+        code: String,
+        template: Option<Template> = |_| json!("python"),
+        session_id: Option<ChosenId>,
+        flavor: Option<Size> = |options| json!(options.default_size.name()),
+        timeout: Option<Timeout>,
+    }
 
-const TEMPLATES: [(&str, Language); 2] = [("python", Language::Python), ("node", Language::Javascript)];
-const FLAVORS: [(&str, Size); 3] = [("small", Size::Small), ("medium", Size::Medium), ("large", Size::Large)];
+    struct ExecuteCommandArgs {
+        command: String,
+        args: Vec<String>,
+        session_id: Option<ChosenId>,
+        template: Option<Template> = |_| json!("python"),
+        flavor: Option<Size> = |options| json!(options.default_size.name()),
+        timeout: Option<Timeout>,
+    }
 
-const TEMPLATE: Field = Field::one_of("template", &["python", "node"]).default(|_| json!("python"));
-const SESSION_ID: Field = Field::optional("session_id");
-const FLAVOR: Field =
-    Field::one_of("flavor", &["small", "medium", "large"]).default(|options| json!(options.default_size.name()));
-const TIMEOUT: Field = Field::new("timeout", FieldKind::Whole);
-
-const EXECUTE_CODE: ToolRow = ToolRow {
-    name: "execute_code",
-    prose: "execute_code",
-    fields: &[Field::required("code"), TEMPLATE, SESSION_ID, FLAVOR, TIMEOUT],
-    form: SchemaForm::Full,
-    output_schema: render::code_schema,
-    hints: RUNS,
-    lower: execute_code,
-    render: render::code,
-    render_error: render::error,
-};
-
-const EXECUTE_COMMAND: ToolRow = ToolRow {
-    name: "execute_command",
-    prose: "execute_command",
-    fields: &[
-        Field::required("command"),
-        Field::new("args", FieldKind::TextList),
-        SESSION_ID,
-        TEMPLATE,
-        FLAVOR,
-        TIMEOUT,
-    ],
-    form: SchemaForm::Full,
-    output_schema: render::command_schema,
-    hints: RUNS,
-    lower: execute_command,
-    render: render::command,
-    render_error: render::error,
-};
-
-const GET_SESSIONS: ToolRow = ToolRow {
-    name: "get_sessions",
-    prose: "get_sessions",
-    fields: &[SESSION_ID],
-    form: SchemaForm::Full,
-    output_schema: render::sessions_schema,
-    hints: READS,
-    lower: |args, _| Ok(session_id(args).map(|_| Op::ListContexts)?),
-    render: render::sessions,
-    render_error: render::error,
-};
-
-const STOP_SESSION: ToolRow = ToolRow {
-    name: "stop_session",
-    prose: "stop_session",
-    fields: &[Field::required("session_id")],
-    form: SchemaForm::Full,
-    output_schema: render::stopped_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: stop_session,
-    render: render::stopped,
-    render_error: render::stop_error,
-};
-
-const GET_VOLUME_PATH: ToolRow = ToolRow {
-    name: "get_volume_path",
-    prose: "get_volume_path",
-    fields: &[],
-    form: SchemaForm::Full,
-    output_schema: render::volumes_schema,
-    hints: READS,
-    lower: |_, _| Ok(Op::ListVolumes),
-    render: render::volumes,
-    render_error: render::error,
-};
-
-fn execute_code(args: &Args, options: &Options) -> Result<Op, ArgError> {
-    let code = args::required(args, "code")?;
-    let (target, language) = session(args, options)?;
-    let timeout = timeout(args, options.max_timeout)?;
-    Ok(Op::RunCode(RunCode { language, timeout, ..RunCode::new(target, code) }))
+    struct GetSessionsArgs { session_id: Option<ChosenId> }
+    struct StopSessionArgs { session_id: ChosenId }
+    struct GetVolumePathArgs {}
 }
 
-fn execute_command(args: &Args, options: &Options) -> Result<Op, ArgError> {
-    let command = command(args)?;
-    let (target, language) = session(args, options)?;
-    Ok(Op::RunCommand(RunCommand {
-        target,
+struct Template(Language);
+
+impl Argument for Template {
+    const CHOICES: &'static [&'static str] = &["python", "node"];
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        args::choice(field, value, &[("python", Language::Python), ("node", Language::Javascript)]).map(Self)
+    }
+}
+
+fn execute_code(args: ExecuteCodeArgs, options: &Options) -> Lowering {
+    let asked = Asked { session_id: args.session_id.map(|id| id.0), flavor: args.flavor };
+    let language = args.template.map(|template| template.0);
+    let timeout = Timeout::up_to(args.timeout, options.max_timeout)?;
+    let run = RunCode { language, timeout, ..RunCode::new(asked.target(language, options), args.code) };
+    operation::run_code(run).answer(move |scene, ran| render::code(scene, &asked, &ran))
+}
+
+fn execute_command(args: ExecuteCommandArgs, options: &Options) -> Lowering {
+    let (program, arguments) = (args.command, args.args);
+    if program.contains('\0') {
+        return Err(ArgError::new("command cannot contain a NUL character"));
+    }
+    if let Some(at) = arguments.iter().position(|argument| argument.contains('\0')) {
+        return Err(ArgError::new(format!("args[{at}] cannot contain a NUL character")));
+    }
+    // Without arguments it is a line for the shell. An empty list counts as no arguments, because models write it in
+    // that sense.
+    let command = if arguments.is_empty() {
+        Command::Shell(program.clone())
+    } else {
+        Command::Argv([std::slice::from_ref(&program), &arguments].concat())
+    };
+    let asked = Asked { session_id: args.session_id.map(|id| id.0), flavor: args.flavor };
+    let language = args.template.map(|template| template.0);
+    let run = RunCommand {
+        target: asked.target(language, options),
         language,
         command,
-        timeout: timeout(args, options.max_command_timeout)?,
+        timeout: Timeout::up_to(args.timeout, options.max_command_timeout)?,
         env: Environment::default(),
         network: Network::Usual,
         background: false,
-    }))
-}
-
-/// Converts the command. Without arguments it is a line for the shell. An empty list counts as no arguments, because
-/// models write it in that sense.
-fn command(args: &Args) -> Result<Command, FieldError> {
-    let program = args::required(args, "command")?;
-    let arguments = args::text_list(args, "args")?.unwrap_or_default();
-    if program.contains('\0') {
-        return Err(FieldError("command cannot contain a NUL character".into()));
-    }
-    if let Some(at) = arguments.iter().position(|argument| argument.contains('\0')) {
-        return Err(FieldError(format!("args[{at}] cannot contain a NUL character")));
-    }
-    if arguments.is_empty() {
-        return Ok(Command::Shell(program.to_owned()));
-    }
-    Ok(Command::Argv([vec![program.to_owned()], arguments].concat()))
-}
-
-/// Returns the session to use, how to create it if it does not exist, and the template that the call asked for. An
-/// existing session keeps its template.
-fn session(args: &Args, options: &Options) -> Result<(Target, Option<Language>), FieldError> {
-    let template = args::choice(args, "template", &TEMPLATES)?;
-    let id = session_id(args)?.map(str::to_owned);
-    let make = NewContext {
-        size: Some(flavor(args)?.unwrap_or(options.default_size)),
-        id: id.clone(),
-        ..NewContext::named(id.clone().unwrap_or_default(), template.unwrap_or(Language::Python))
     };
-    let which = id.map_or(ContextSelector::New, ContextSelector::Id);
-    Ok((Target { which, make: Some(make) }, template))
+    operation::run_command(run).answer(move |scene, ran| render::command(scene, &asked, (program, arguments), &ran))
 }
 
-fn flavor(args: &Args) -> Result<Option<Size>, FieldError> {
-    args::choice(args, "flavor", &FLAVORS)
+/// Says which session a call asks for.
+struct Asked {
+    session_id: Option<String>,
+    flavor: Option<Size>,
 }
 
-fn session_id(args: &Args) -> Result<Option<&str>, FieldError> {
-    args::filled(args, "session_id")?.map(checked).transpose()
+impl Asked {
+    /// Returns the session to use, and how to create it if it does not exist. An existing session keeps its template.
+    fn target(&self, template: Option<Language>, options: &Options) -> Target {
+        let id = self.session_id.clone();
+        let make = NewContext {
+            size: Some(self.flavor.unwrap_or(options.default_size)),
+            id: id.clone(),
+            ..NewContext::named(id.clone().unwrap_or_default(), template.unwrap_or(Language::Python))
+        };
+        Target { which: id.map_or(ContextSelector::New, ContextSelector::Id), make: Some(make) }
+    }
 }
 
-fn checked(id: &str) -> Result<&str, FieldError> {
-    args::check_name(id).map(|()| id).map_err(|why| {
-        FieldError(format!("session_id {why}: use letters, digits, '-', '_' and '.', got '{}'", shown(id)))
+/// Lists the sessions. A session that does not exist gives an empty list, not an error.
+fn get_sessions(args: GetSessionsArgs, _: &Options) -> Lowering {
+    operation::list_contexts().answer(move |scene, mut contexts| {
+        contexts.retain(|context| args.session_id.as_ref().is_none_or(|id| id.0 == context.id));
+        render::sessions(scene, contexts)
     })
 }
 
-fn stop_session(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let id = checked(args::required(args, "session_id")?)?;
-    Ok(Op::StopContext { which: ContextSelector::Id(id.to_owned()) })
+fn stop_session(args: StopSessionArgs, _: &Options) -> Lowering {
+    operation::stop_context(ContextSelector::Id(args.session_id.0))
+        .answer(|_, session_id| Answer::json(&StoppedSession { success: true, session_id }))
 }
 
-fn timeout(args: &Args, most: u64) -> Result<Option<Duration>, FieldError> {
-    Ok(args::whole(args, "timeout", 1..=most)?.map(Duration::from_secs))
+fn get_volume_path(_: GetVolumePathArgs, _: &Options) -> Lowering {
+    operation::list_volumes().answer(render::volumes)
 }

@@ -3,15 +3,14 @@
 
 use std::time::Duration;
 
-use engine::op::{ContextInfo, EngineError, Language, Outcome, Ran, Size};
+use engine::op::{ContextInfo, EngineError, Language, Ran, SharedVolume, Size};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use text::shown;
 
-use super::{flavor, session_id};
-use crate::args::{self, Args};
+use super::Asked;
+use crate::output::{object, output};
 use crate::shared::run::{self, RunWording};
-use crate::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::shared::{add_lines, moment, seconds};
 use crate::{Answer, ArgError, Block, Options, RenderInput, Reply};
 
@@ -54,12 +53,6 @@ pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
     Reply::Error { code, message, data: None }
 }
 
-/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
-/// than hidden.
-fn mismatch() -> Answer {
-    Answer::json(&json!({ "error": "the engine gave another kind of answer than was asked for" })).failed()
-}
-
 fn template(language: Language) -> &'static str {
     match language {
         Language::Python => "python",
@@ -71,80 +64,61 @@ fn size(context: &ContextInfo, options: &Options) -> Size {
     context.size.unwrap_or(options.default_size)
 }
 
-// ---- runs
+output! {
+    struct RunFacts {
+        stdout: String,
+        stderr: String,
+        success: bool,
+        /// Remark about the session, if there is something to say.
+        note: Option<String>,
+    }
 
-#[derive(Serialize)]
-struct Executed {
-    stdout: String,
-    stderr: String,
-    success: bool,
-    #[serde(flatten)]
-    command: Option<CommandFacts>,
-    #[serde(flatten)]
-    session: SessionFacts,
-    /// Remark about the session, if there is something to say.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    note: Option<String>,
-}
+    /// Holds facts about the session. They also appear beside `content`, where the document has them.
+    struct SessionFacts { session_id: String, execution_time_ms: u64, session_created: bool }
+    struct CommandFacts { command: String, args: Vec<String>, exit_code: i32 }
+    struct SessionList { sessions: Vec<SessionRow> }
 
-/// Facts about the session. They also appear beside `content`, where the document has them.
-#[derive(Serialize)]
-struct SessionFacts {
-    session_id: String,
-    execution_time_ms: u64,
-    session_created: bool,
-}
+    struct SessionRow {
+        session_id: String,
+        template: &'static str,
+        flavor: &'static str,
+        status: &'static str,
+        created_at: String,
+        last_accessed: String,
+    }
 
-#[derive(Serialize)]
-struct CommandFacts {
-    command: String,
-    args: Vec<String>,
-    exit_code: i32,
-}
-
-fn executed_members() -> Map<String, Value> {
-    let members = json!({
-        "stdout": string(),
-        "stderr": string(),
-        "success": boolean(),
-        "session_id": string(),
-        "execution_time_ms": integer(),
-        "session_created": boolean(),
-        "note": string(),
-    });
-    members.as_object().cloned().unwrap_or_default()
+    struct StoppedSession { success: bool, session_id: String }
+    struct Volumes { volume_mappings: Vec<Mapping> }
+    struct Mapping { host_path: Option<String>, container_path: String }
 }
 
 pub(super) fn code_schema() -> Value {
-    object_with(executed_members().into(), &["note"])
+    object([RunFacts::members(), SessionFacts::members()].concat())
 }
 
 pub(super) fn command_schema() -> Value {
-    let mut members = executed_members();
-    members.insert("command".into(), string());
-    members.insert("args".into(), array(string()));
-    members.insert("exit_code".into(), integer());
-    object_with(members.into(), &["note"])
+    object([RunFacts::members(), SessionFacts::members(), CommandFacts::members()].concat())
 }
 
-pub(super) fn code(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Ran(ran) = outcome else { return mismatch() };
-    executed(scene, &ran, None, run::ending(&ran.end, &WORDS))
+pub(super) fn code(scene: &RenderInput<'_>, asked: &Asked, ran: &Ran) -> Answer {
+    executed(scene, asked, ran, None, run::ending(&ran.end, &WORDS))
 }
 
-pub(super) fn command(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Ran(ran) = outcome else { return mismatch() };
-    let facts = CommandFacts {
-        command: args::text(scene.args, "command").ok().flatten().unwrap_or_default().to_owned(),
-        args: args::text_list(scene.args, "args").ok().flatten().unwrap_or_default(),
-        exit_code: run::exit_code(&ran.end),
-    };
+pub(super) fn command(scene: &RenderInput<'_>, asked: &Asked, command: (String, Vec<String>), ran: &Ran) -> Answer {
+    let (command, args) = command;
+    let facts = CommandFacts { command, args, exit_code: run::exit_code(&ran.end) };
     let ending = run::command_ending(&ran.end, &WORDS).filter(|_| !run::has_status(&ran.end));
-    executed(scene, &ran, Some(facts), ending)
+    executed(scene, asked, ran, Some(facts), ending)
 }
 
 /// Renders a run: stdout alone, then marked stderr if there is any, the session, pictures and links.
-fn executed(scene: &RenderInput<'_>, ran: &Ran, command: Option<CommandFacts>, ending: Option<String>) -> Answer {
+fn executed(
+    scene: &RenderInput<'_>,
+    asked: &Asked,
+    ran: &Ran,
+    command: Option<CommandFacts>,
+    ending: Option<String>,
+) -> Answer {
     let session = SessionFacts {
         session_id: ran.context.id.clone(),
         execution_time_ms: milliseconds(ran.duration),
@@ -155,7 +129,7 @@ fn executed(scene: &RenderInput<'_>, ran: &Ran, command: Option<CommandFacts>, e
         add_lines(&mut stderr, &ending);
     }
     let kept = run::kept(scene, ran);
-    let note = note(scene.args, ran, &kept.lines);
+    let note = note(asked, ran, &kept.lines);
     let mut line = format!(
         "[session {}: {}, {}, {}; {} ms]",
         session.session_id,
@@ -178,23 +152,24 @@ fn executed(scene: &RenderInput<'_>, ran: &Ran, command: Option<CommandFacts>, e
     blocks.push(Block::Text(line));
     blocks.extend(run::pictures(ran));
     blocks.extend(kept.links);
-    let extra = [Some(members(&session)), command.as_ref().map(members)].into_iter().flatten().flatten().collect();
+    let extra: Map<_, _> = members(&session).into_iter().chain(command.iter().flat_map(members)).collect();
     let success = run::succeeded(&ran.end);
-    let executed = Executed { stdout, stderr, success, command, session, note };
-    Answer { blocks, structured: members(&executed).into(), fits: true, is_error: !success, extra }
+    let mut structured = members(&RunFacts { stdout, stderr, success, note });
+    structured.extend(extra.clone());
+    Answer { blocks, structured: structured.into(), fits: true, is_error: !success, extra }
 }
 
 /// Returns remarks about lost state, a flavor that was not applied and output that is elsewhere, none of which may
 /// happen silently.
-fn note(args: &Args, ran: &Ran, kept: &str) -> Option<String> {
+fn note(asked: &Asked, ran: &Ran, kept: &str) -> Option<String> {
     let mut note = String::new();
-    if ran.created && session_id(args).is_ok_and(|id| id.is_some()) {
+    if ran.created && asked.session_id.is_some() {
         add_lines(
             &mut note,
             "There was no live session with this id: a new one was made under it. Variables and files of an earlier one are gone.",
         );
     }
-    if let (false, Ok(Some(asked)), Some(has)) = (ran.created, flavor(args), ran.context.size)
+    if let (false, Some(asked), Some(has)) = (ran.created, asked.flavor, ran.context.size)
         && asked != has
     {
         add_lines(
@@ -223,40 +198,7 @@ fn members<T: Serialize>(facts: &T) -> Map<String, Value> {
     }
 }
 
-// ---- sessions
-
-#[derive(Serialize)]
-struct SessionList {
-    sessions: Vec<SessionRow>,
-}
-
-#[derive(Serialize)]
-struct SessionRow {
-    session_id: String,
-    template: &'static str,
-    flavor: &'static str,
-    status: &'static str,
-    created_at: String,
-    last_accessed: String,
-}
-
-pub(super) fn sessions_schema() -> Value {
-    let session = object(json!({
-        "session_id": string(),
-        "template": string(),
-        "flavor": string(),
-        "status": string(),
-        "created_at": string(),
-        "last_accessed": string(),
-    }));
-    object(json!({ "sessions": array(session) }))
-}
-
-/// Lists the sessions. A session that does not exist gives an empty list, not an error.
-pub(super) fn sessions(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Contexts(contexts) = outcome else { return mismatch() };
-    let asked = session_id(scene.args).ok().flatten();
-    let sessions = contexts.into_iter().filter(|context| asked.is_none_or(|id| id == context.id));
+pub(super) fn sessions(scene: &RenderInput<'_>, contexts: Vec<ContextInfo>) -> Answer {
     let session = |context: ContextInfo| SessionRow {
         template: template(context.language),
         flavor: size(&context, scene.options).name(),
@@ -265,56 +207,23 @@ pub(super) fn sessions(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
         last_accessed: moment(context.last_used),
         session_id: context.id,
     };
-    Answer::json(&SessionList { sessions: sessions.map(session).collect() })
-}
-
-#[derive(Serialize)]
-struct StoppedSession<'a> {
-    success: bool,
-    session_id: &'a str,
-}
-
-pub(super) fn stopped_schema() -> Value {
-    object(json!({ "success": boolean(), "session_id": string() }))
-}
-
-pub(super) fn stopped(_: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Stopped { context_id } = outcome else { return mismatch() };
-    Answer::json(&StoppedSession { success: true, session_id: &context_id })
+    Answer::json(&SessionList { sessions: contexts.into_iter().map(session).collect() })
 }
 
 /// Renders an error of `stop_session`. An unknown session is not an error: it does not run, as the caller wanted.
 pub(super) fn stop_error(scene: &RenderInput<'_>, e: &EngineError) -> Reply {
     match e {
-        EngineError::ContextNotFound(id) => Answer::json(&StoppedSession { success: false, session_id: id }).into(),
+        EngineError::ContextNotFound(id) => {
+            Answer::json(&StoppedSession { success: false, session_id: id.clone() }).into()
+        }
         other => error(scene, other),
     }
 }
 
-// ---- volumes
-
-#[derive(Serialize)]
-struct Volumes {
-    volume_mappings: Vec<Mapping>,
-}
-
-#[derive(Serialize)]
-struct Mapping {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    host_path: Option<String>,
-    container_path: String,
-}
-
-pub(super) fn volumes_schema() -> Value {
-    let mapping = object_with(json!({ "host_path": string(), "container_path": string() }), &["host_path"]);
-    object(json!({ "volume_mappings": array(mapping) }))
-}
-
 /// Lists the shared volumes. This is the only place that may reveal a path of the host: as the operator wrote it, and
 /// only if the operator allows it.
-pub(super) fn volumes(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Volumes(volumes) = outcome else { return mismatch() };
-    let mapping = |volume: engine::op::SharedVolume| Mapping {
+pub(super) fn volumes(scene: &RenderInput<'_>, volumes: Vec<SharedVolume>) -> Answer {
+    let mapping = |volume: SharedVolume| Mapping {
         host_path: scene.options.show_host_paths.then(|| volume.host.to_string_lossy().into_owned()),
         container_path: volume.inside.to_string_lossy().into_owned(),
     };

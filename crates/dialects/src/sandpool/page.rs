@@ -1,184 +1,128 @@
 //! Renders the answers of the browser tools: one object for all of them, with the members that apply.
 
 use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, Snapshot};
-use engine::op::{EngineError, Outcome};
-use serde::Serialize;
-use serde_json::{Value, json};
+use engine::op::{Browsed, EngineError};
+use serde_json::Value;
 use text::clipped;
 
-use super::browser::max_chars;
-use super::render::{mismatch, sentence};
+use super::errors::sentence;
+use crate::output::{object, output, unless_empty};
 use crate::shared::browse::{self, Barrier, PageNotes};
 use crate::shared::run::Picture;
-use crate::shared::schema::{array, boolean, integer, object, object_with, string};
 use crate::shared::untrusted;
 use crate::shared::{TEXT_BUDGET, one_line};
 use crate::{Answer, Block, RenderInput, Reply};
 
-#[derive(Default, Serialize)]
-struct PageOutput {
-    #[serde(flatten)]
-    own: TrustedMembers,
-    #[serde(flatten)]
-    told: UntrustedMembers,
-}
-
-/// Members that this server wrote.
-#[derive(Default, Serialize)]
-struct TrustedMembers {
-    success: bool,
-    /// Advice on what to do next.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    note: Option<String>,
-    /// The tab that is shown, present if there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tab: Option<u32>,
-    /// Number of a snapshot, for the argument `since`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    snapshot: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    width: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    height: Option<u32>,
-    /// Says what was lost since the last call.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    notice: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    context: Option<String>,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    context_created: bool,
-}
-
-/// Members that the page wrote or that may contain text of the page.
-#[derive(Default, Serialize)]
-struct UntrustedMembers {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    title: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tabs: Option<Vec<TabRow>>,
-    /// Result of an expression, as JSON text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    value: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    log: Option<Vec<String>>,
-    /// Where the next part of a snapshot begins, for the argument `from`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    next: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    removed: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    notes: Vec<String>,
-    #[serde(flatten)]
-    beside: PageNotes,
-}
-
-impl PageOutput {
-    /// Returns the object, and its text in which the part of the page is marked.
-    fn answer(&self, scene: &RenderInput<'_>) -> Answer {
-        self.answer_with(scene, json!({}))
+output! {
+    /// Holds the members that this server wrote.
+    #[derive(Default)]
+    struct TrustedMembers {
+        success: bool,
+        /// Advice on what to do next.
+        note: Option<String>,
+        /// The tab that is shown, present if there are several.
+        tab: Option<u32>,
+        /// Number of a snapshot, for the argument `since`.
+        snapshot: Option<u64>,
+        width: Option<u32>,
+        height: Option<u32>,
+        /// Says what was lost since the last call.
+        notice: Option<String>,
+        context: Option<String>,
+        context_created: Option<bool>,
     }
 
-    /// Like `answer`, with additional members of the page in the object, but not in its text.
-    fn answer_with(&self, scene: &RenderInput<'_>, more: Value) -> Answer {
-        let text = scene.fence.json(&self.own, &self.told);
-        let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(self) };
-        let mut page = json!(self.told);
-        if let (Value::Object(object), Value::Object(page), Value::Object(more)) =
-            (&mut answer.structured, &mut page, more)
-        {
-            object.extend(more.clone());
-            page.extend(more);
-        }
-        untrusted::name_members(&mut answer.structured, &page);
-        answer
+    /// Holds the members that the page wrote or that may contain text of the page.
+    #[derive(Default)]
+    struct UntrustedMembers {
+        error: Option<String>,
+        url: Option<String>,
+        title: Option<String>,
+        tabs: Option<Vec<TabRow>>,
+        /// Result of an expression, as JSON text.
+        value: Option<String>,
+        log: Option<Vec<String>>,
+        /// The text of an answer has the outline in a separate block.
+        elements: Option<String>,
+        /// Where the next part of a snapshot begins, for the argument `from`.
+        next: Option<String>,
+        removed: Option<Vec<String>>,
+        notes: Option<Vec<String>>,
+        happened: Option<Vec<String>>,
+        denied: Option<Vec<String>>,
     }
+
+    struct TabRow { tab: u32, url: String, title: String, shown: bool }
+    struct Failed { success: bool, error: String }
 }
 
-#[derive(Serialize)]
-struct TabRow {
-    tab: u32,
-    url: String,
-    title: String,
-    shown: bool,
-}
+/// Only some of the tools have these members.
+const SPECIAL: [&str; 10] =
+    ["elements", "height", "log", "next", "notes", "removed", "snapshot", "tabs", "value", "width"];
 
 /// Returns the schema of the members that all browser tools share, and of these members.
-fn with(more: Value) -> Value {
-    let mut members = json!({
-        "success": boolean(),
-        "error": string(),
-        "note": string(),
-        "url": string(),
-        "title": string(),
-        "tab": integer(),
-        "context": string(),
-        "context_created": boolean(),
-    });
-    let (Some(all), Value::Object(more)) = (members.as_object_mut(), more) else { return members };
-    all.extend(PageNotes::schema());
-    all.extend([untrusted::schema()]);
-    all.extend(more);
-    let names: Vec<String> = all.keys().filter(|name| *name != "success").cloned().collect();
-    object_with(members, &names.iter().map(String::as_str).collect::<Vec<_>>())
-}
-
-pub(super) fn opened_schema() -> Value {
-    with(json!({}))
-}
-
-pub(super) fn acted_schema() -> Value {
-    let tab = object(json!({ "tab": integer(), "url": string(), "title": string(), "shown": boolean() }));
-    with(json!({ "value": string(), "tabs": array(tab), "log": array(string()) }))
-}
-
-pub(super) fn snapshot_schema() -> Value {
-    with(json!({
-        "elements": string(),
-        "snapshot": integer(),
-        "next": string(),
-        "removed": array(string()),
-        "notes": array(string()),
-    }))
+pub(super) fn schema(more: &[&str]) -> Value {
+    let mut members = untrusted::members(TrustedMembers::members(), UntrustedMembers::members());
+    members.retain(|(name, ..)| !SPECIAL.contains(name) || more.contains(name));
+    object(members)
 }
 
 pub(super) fn screenshot_schema() -> Value {
-    with(json!({ "width": integer(), "height": integer() }))
+    schema(&["height", "width"])
 }
 
-pub(super) fn browsed(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Browsed(mut browsed) = outcome else { return mismatch() };
+pub(super) fn snapshot_schema() -> Value {
+    schema(&["elements", "next", "notes", "removed", "snapshot"])
+}
+
+#[derive(Default)]
+struct Page {
+    own: TrustedMembers,
+    told: UntrustedMembers,
+}
+
+impl Page {
+    /// Returns the object, and its text in which the part of the page is marked.
+    fn answer(&self, scene: &RenderInput<'_>) -> Answer {
+        let blocks = vec![Block::Text(scene.fence.json(&self.own, &self.told))];
+        Answer { blocks, structured: self.structured(), fits: true, ..Answer::default() }
+    }
+
+    fn structured(&self) -> Value {
+        untrusted::structured(&self.own, &self.told)
+    }
+}
+
+/// Renders the result of an action; a snapshot has up to `most` characters.
+pub(super) fn browsed(scene: &RenderInput<'_>, mut browsed: Browsed, most: usize) -> Answer {
     let (shown, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
-    let beside = PageNotes::of(&browsed);
+    let PageNotes { happened, denied } = PageNotes::of(&browsed);
     let links = browse::downloads(scene, &browsed);
     let own = TrustedMembers {
         success: browsed.result.is_ok(),
         notice: browsed.notice,
         context: Some(browsed.context.id),
-        context_created: browsed.created,
+        context_created: browsed.created.then_some(true),
         ..TrustedMembers::default()
     };
-    let mut page = PageOutput { own, told: UntrustedMembers { beside, ..UntrustedMembers::default() } };
+    let mut page = Page { own, told: UntrustedMembers { happened, denied, ..UntrustedMembers::default() } };
     if let Some(shown) = shown {
         page.told.url = Some(one_line(&shown.url));
         page.told.title = Some(one_line(&shown.title)).filter(|title| !title.is_empty());
         page.own.tab = (shown.tabs > 1).then_some(shown.tab);
     }
     let mut answer = match browsed.result {
-        Ok(result) => done(scene, page, result),
+        Ok(result) => done(scene, page, result, most),
         Err(error) => failed(scene, page, &error, barrier),
     };
     answer.blocks.extend(links);
     answer
 }
 
-fn done(scene: &RenderInput<'_>, mut page: PageOutput, result: BrowseResult) -> Answer {
+fn done(scene: &RenderInput<'_>, mut page: Page, result: BrowseResult, most: usize) -> Answer {
     match result {
         BrowseResult::Done => {}
-        BrowseResult::Snapshot(snapshot) => return seen(scene, page, snapshot),
+        BrowseResult::Snapshot(snapshot) => return seen(scene, page, snapshot, most),
         BrowseResult::Screenshot { png, width, height, clipped } => {
             (page.own.width, page.own.height) = (Some(width), Some(height));
             return pictured(scene, page, &png, clipped);
@@ -225,22 +169,23 @@ fn newest(lines: &[String]) -> (Vec<String>, u64) {
 }
 
 /// Renders a snapshot: the outline unchanged in a separate block, then the other facts. The object has both.
-fn seen(scene: &RenderInput<'_>, mut page: PageOutput, snapshot: Snapshot) -> Answer {
-    let most = max_chars(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
+fn seen(scene: &RenderInput<'_>, mut page: Page, snapshot: Snapshot, most: usize) -> Answer {
+    let lines = |lines: Vec<String>| unless_empty(lines.iter().map(|line| one_line(line)).collect());
     // The browser respects the requested length; an attacker who has taken it over may not.
     let elements = clipped(&snapshot.elements, most.saturating_mul(2)).into_owned();
     page.own.snapshot = Some(snapshot.number);
-    page.told.removed = snapshot.removed.iter().map(|line| one_line(line)).collect();
-    page.told.notes = snapshot.notes.iter().map(|line| one_line(line)).collect();
+    page.told.removed = lines(snapshot.removed);
+    page.told.notes = lines(snapshot.notes);
     page.told.next = snapshot.next.map(|next| one_line(&next));
-    let mut answer = page.answer_with(scene, json!({ "elements": elements }));
+    let mut answer = page.answer(scene);
     // Some hosts refuse an empty text.
-    let shown = if elements.is_empty() { "(no lines)".to_owned() } else { elements };
-    answer.blocks.insert(0, Block::Text(scene.fence.lines(&shown)));
-    answer
+    let shown = if elements.is_empty() { "(no lines)" } else { &elements };
+    answer.blocks.insert(0, Block::Text(scene.fence.lines(shown)));
+    page.told.elements = Some(elements);
+    Answer { structured: page.structured(), ..answer }
 }
 
-fn pictured(scene: &RenderInput<'_>, mut page: PageOutput, png: &str, clipped: bool) -> Answer {
+fn pictured(scene: &RenderInput<'_>, mut page: Page, png: &str, clipped: bool) -> Answer {
     if clipped {
         page.own.note = Some("The page is longer than the picture: scroll, or take the picture of an element.".into());
     }
@@ -259,7 +204,7 @@ fn pictured(scene: &RenderInput<'_>, mut page: PageOutput, png: &str, clipped: b
     }
 }
 
-fn failed(scene: &RenderInput<'_>, mut page: PageOutput, error: &BrowseError, barrier: Barrier) -> Answer {
+fn failed(scene: &RenderInput<'_>, mut page: Page, error: &BrowseError, barrier: Barrier) -> Answer {
     page.own.note = Some(next(error.why, barrier).into());
     page.told.error = Some(one_line(&error.message));
     page.answer(scene).unsuccessful()
@@ -290,6 +235,5 @@ fn next(why: BrowseFailure, barrier: Barrier) -> &'static str {
 
 /// Renders an error as the same object, for clients that read only its members.
 pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
-    let told = UntrustedMembers { error: Some(sentence(error)), ..UntrustedMembers::default() };
-    Answer::json(&PageOutput { told, ..PageOutput::default() }).unsuccessful().into()
+    Answer::json(&Failed { success: false, error: sentence(error) }).unsuccessful().into()
 }

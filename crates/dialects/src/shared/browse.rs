@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use engine::op::Browsed;
 use engine::op::browser::{BrowseError, BrowseFailure, PageEvent, PageInfo};
-use serde::Serialize;
-use serde_json::{Map, Value};
 
 use super::one_line;
-use super::schema::{array, string};
+use crate::output::{output, unless_empty};
 use crate::{Block, RenderInput};
 
 /// Usual timeouts of opening a page, of one action, and of looking at the page.
@@ -18,30 +16,20 @@ pub(crate) const OPENING: Duration = Duration::from_secs(30);
 pub(crate) const ACTING: Duration = Duration::from_secs(5);
 pub(crate) const LOOKING: Duration = Duration::from_secs(10);
 
-/// What an answer reports beside the result that was asked for. Pages can influence all of it.
-#[derive(Default, Serialize)]
-pub(crate) struct PageNotes {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    happened: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    denied: Vec<String>,
+output! {
+    /// Holds what an answer reports beside the result that was asked for. Pages can influence all of it.
+    #[derive(Default)]
+    struct PageNotes { happened: Option<Vec<String>>, denied: Option<Vec<String>> }
 }
 
 impl PageNotes {
     pub fn of(browsed: &Browsed) -> Self {
-        Self { happened: browsed.happened.iter().map(sentence).collect(), denied: browsed.denied.clone() }
+        let happened = browsed.happened.iter().map(sentence).collect();
+        Self { happened: unless_empty(happened), denied: unless_empty(browsed.denied.clone()) }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.happened.is_empty() && self.denied.is_empty()
-    }
-
-    /// Members of the notes, and `notice`, which says what was lost since the last call. All of them may be absent.
-    pub const NAMES: [&str; 3] = ["happened", "denied", "notice"];
-
-    pub fn schema() -> Map<String, Value> {
-        let kinds = [array(string()), array(string()), string()];
-        Self::NAMES.into_iter().map(str::to_owned).zip(kinds).collect()
+        self.happened.is_none() && self.denied.is_none()
     }
 }
 

@@ -5,12 +5,10 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 pub(crate) use engine::WORKSPACE;
 use engine::op::{FileEntry, FileKind, FileListing};
-use serde::Serialize;
-use serde_json::{Value, json};
 use text::iso8601;
 
-use super::schema::{array, integer, object, object_with, string};
 use crate::Block;
+use crate::output::output;
 
 /// Maximum length of file content in an answer. The content appears twice (as text and in the object), and base64 or
 /// escapes make it longer.
@@ -78,81 +76,42 @@ pub(crate) fn written_length(text: &str) -> usize {
         .sum()
 }
 
-/// A file that was read, with its content or with the address to fetch it from.
-#[derive(Serialize)]
-pub(crate) struct FileFacts {
-    pub path: String,
-    pub size: u64,
-    #[serde(flatten)]
-    pub content: Content,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-pub(crate) enum Content {
-    Here { encoding: &'static str, content: String },
-    Elsewhere { link: String },
-}
-
-impl Content {
-    /// Returns `None` if there is neither content nor a link. Content that is too large for an answer needs a link.
-    pub fn new(encoding: &'static str, content: Option<String>, link: Option<&Block>) -> Option<Self> {
-        match (content, link) {
-            (Some(content), _) => Some(Self::Here { encoding, content }),
-            (None, Some(Block::Link { uri, .. })) => Some(Self::Elsewhere { link: uri.clone() }),
-            (None, _) => None,
-        }
+output! {
+    /// Describes a file that was read, with its content or with the address to fetch it from.
+    struct FileFacts {
+        path: String,
+        size: u64,
+        encoding: Option<&'static str>,
+        content: Option<String>,
+        link: Option<String>,
     }
+
+    struct Written { path: String, size: u64 }
+
+    /// Lists the entries of a directory as far as they fit into an answer. `total` also counts those that do not fit.
+    struct Listing { files: Vec<FileRow>, total: u64 }
+    struct FileRow { path: String, size: u64, kind as "type": &'static str, modified: String }
 }
 
-pub(crate) fn file_schema() -> Value {
-    let members = json!({
-        "path": string(),
-        "size": integer(),
-        "encoding": string(),
-        "content": string(),
-        "link": string(),
-    });
-    object_with(members, &["encoding", "content", "link"])
-}
-
-#[derive(Serialize)]
-pub(crate) struct Written {
-    pub path: String,
-    pub size: u64,
-}
-
-pub(crate) fn written_schema() -> Value {
-    object(json!({ "path": string(), "size": integer() }))
-}
-
-/// The entries of a directory as far as they fit into an answer. `total` also counts those that do not fit.
-#[derive(Serialize)]
-pub(crate) struct Listing {
-    files: Vec<FileRow>,
-    total: u64,
+impl FileFacts {
+    /// Returns the content, or a link if the content is too large for an answer; `None` if there is no link either.
+    pub fn new(
+        path: &str,
+        size: u64,
+        encoding: &'static str,
+        content: Option<String>,
+        link: Option<&Block>,
+    ) -> Option<Self> {
+        let content = content.filter(|content| written_length(content) <= FILE_BUDGET);
+        let link = if content.is_none() { Some(Block::address(link)?) } else { None };
+        Some(Self { path: path.to_owned(), size, encoding: content.is_some().then_some(encoding), content, link })
+    }
 }
 
 impl Listing {
     pub fn of(directory: &str, files: FileListing) -> Self {
         Self { files: rows(directory, files.entries), total: files.total }
     }
-}
-
-pub(crate) fn listing_schema() -> Value {
-    object(json!({ "files": array(row_schema()), "total": integer() }))
-}
-
-#[derive(Serialize)]
-pub(crate) struct FileRow {
-    pub path: String,
-    pub size: u64,
-    pub r#type: &'static str,
-    pub modified: String,
-}
-
-pub(crate) fn row_schema() -> Value {
-    object(json!({ "path": string(), "size": integer(), "type": string(), "modified": string() }))
 }
 
 /// Returns as many entries as fit into one answer. The guest names them relative to the requested directory; the rows
@@ -172,7 +131,7 @@ pub(crate) fn rows(directory: &str, entries: Vec<FileEntry>) -> Vec<FileRow> {
     let row = |entry: FileEntry| FileRow {
         path: format!("{prefix}{}", entry.path),
         size: entry.size,
-        r#type: match entry.kind {
+        kind: match entry.kind {
             FileKind::File => "file",
             FileKind::Directory => "directory",
             FileKind::Symlink => "symlink",

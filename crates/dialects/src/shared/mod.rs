@@ -1,9 +1,8 @@
-//! Wording and schemas that several dialects share. Nothing here belongs to one document.
+//! Wording and objects that several dialects share. Nothing here belongs to one document.
 
 pub(super) mod browse;
 pub(super) mod files;
 pub(super) mod run;
-pub(super) mod schema;
 pub(super) mod untrusted;
 
 use std::time::Duration;
@@ -13,10 +12,6 @@ use text::iso8601;
 
 /// Maximum number of characters in a text field that the engine has not bounded already.
 pub(super) const TEXT_BUDGET: usize = 20_000;
-
-/// Languages under the names that arguments use.
-pub(super) const LANGUAGES: [(&str, Language); 3] =
-    [("python", Language::Python), ("javascript", Language::Javascript), ("typescript", Language::Typescript)];
 
 /// Returns the name of a language as people write it.
 pub(super) fn title(language: Language) -> &'static str {

@@ -4,21 +4,24 @@ use std::time::Duration;
 
 use engine::op::browser::{BrowserAction as Ask, MouseButton, SnapshotAsk};
 use engine::op::{
-    Browse, Command, ContextSelector, Environment, FileOwner, Language, Network, NewContext, Op, RunCode, RunCommand,
+    Browse, Command, ContextSelector, Environment, FileOwner, Language, Network, NewContext, RunCode, RunCommand,
     Target,
 };
 use engine::{Realm, RealmConfig};
-use serde_json::json;
-use text::shown;
+use serde_json::{Value, json};
 
-use super::args::{self, ArgError, Args, FieldError};
+use super::args::{self, AnyText, Argument, ChosenId, Whole, args};
+use super::output::Output;
 use super::shared::browse::{ACTING, LOOKING, OPENING};
-use super::shared::files::{WORKSPACE, file_schema, path_below, written_schema};
+use super::shared::files::{FileFacts, WORKSPACE, Written, path_below};
 use super::shared::one_line;
-use super::{Dialect, Field, FieldKind, Hints, Lang, LimitHelp, Options, SchemaForm, ToolRow};
+use super::{ArgError, Dialect, Hints, Lang, LimitHelp, Lowering, Options, operation, tool};
 
 mod page;
 mod render;
+
+use page::Asked;
+use render::{Created, Destroyed, Directory, Executed};
 
 pub const REALM: Realm = Realm("workbench");
 
@@ -46,16 +49,16 @@ pub static DIALECT: Dialect = Dialect {
     server_name: "sandbox-workbench",
     default_lang: Lang::En,
     tools: &[
-        SANDBOX_CREATE,
-        SANDBOX_DESTROY,
-        BROWSER_GOTO,
-        BROWSER_CLICK,
-        BROWSER_TYPE,
-        BROWSER_SNAPSHOT,
-        CODE_RUN,
-        FILE_READ,
-        FILE_WRITE,
-        FILE_LIST,
+        tool!("sandbox_create", Hints::ACTS, sandbox_create, Created::schema, render::error),
+        tool!("sandbox_destroy", Hints::REPLACES, sandbox_destroy, Destroyed::schema, render::error),
+        tool!("browser_goto", Hints::ACTS, browser_goto, page::page_schema, render::error),
+        tool!("browser_click", Hints::ACTS, browser_click, page::page_schema, render::error),
+        tool!("browser_type", Hints::ACTS, browser_type, page::page_schema, render::error),
+        tool!("browser_snapshot", Hints::READS, browser_snapshot, page::snapshot_schema, render::error),
+        tool!("code_run", Hints::ACTS, code_run, Executed::schema, render::error),
+        tool!("file_read", Hints::READS, file_read, FileFacts::schema, render::error),
+        tool!("file_write", Hints::REPLACES, file_write, Written::schema, render::error),
+        tool!("file_list", Hints::READS, file_list, Directory::schema, render::error),
     ],
     aliases: &[],
     unknown_tool_code: -32602,
@@ -65,123 +68,25 @@ pub static DIALECT: Dialect = Dialect {
     background: None,
 };
 
-const READS: Hints = Hints { read_only: true, destructive: false, idempotent: true };
-const ACTS: Hints = Hints { read_only: false, destructive: true, idempotent: false };
-const SANDBOX_ID: Field = Field::optional("sandbox_id");
+args! {
+    struct SandboxArgs { sandbox_id: Option<ChosenId> }
+    struct BrowserGotoArgs { url: String, sandbox_id: Option<ChosenId> }
 
-const SANDBOX_CREATE: ToolRow = ToolRow {
-    name: "sandbox_create",
-    prose: "sandbox_create",
-    fields: &[SANDBOX_ID],
-    form: SchemaForm::Full,
-    output_schema: render::created_schema,
-    hints: ACTS,
-    lower: sandbox_create,
-    render: render::created,
-    render_error: render::error,
-};
+    /// `selector` is a `ref_N` or a CSS selector. The browser tells them apart.
+    struct BrowserClickArgs { selector: String, sandbox_id: Option<ChosenId> }
 
-const SANDBOX_DESTROY: ToolRow = ToolRow {
-    name: "sandbox_destroy",
-    prose: "sandbox_destroy",
-    fields: &[SANDBOX_ID],
-    form: SchemaForm::Full,
-    output_schema: render::destroyed_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: |args, _| Ok(Op::StopContext { which: which(args)? }),
-    render: render::destroyed,
-    render_error: render::error,
-};
+    /// An empty text empties the field.
+    struct BrowserTypeArgs { selector: String, text: AnyText, sandbox_id: Option<ChosenId> }
+    struct BrowserSnapshotArgs {
+        text_length as "maxTextLen": Option<Whole<1, MOST_SNAPSHOT_TEXT>> = |_| json!(SNAPSHOT_TEXT),
+        sandbox_id: Option<ChosenId>,
+    }
 
-const BROWSER_GOTO: ToolRow = ToolRow {
-    name: "browser_goto",
-    prose: "browser_goto",
-    fields: &[Field::required("url"), SANDBOX_ID],
-    form: SchemaForm::Full,
-    output_schema: page::page_schema,
-    hints: ACTS,
-    lower: |args, _| browse(args, Ask::Open { url: args::required(args, "url")?.to_owned() }, OPENING),
-    render: page::browsed,
-    render_error: render::error,
-};
-
-const BROWSER_CLICK: ToolRow = ToolRow {
-    name: "browser_click",
-    prose: "browser_click",
-    fields: &[Field::required("selector"), SANDBOX_ID],
-    lower: browser_click,
-    ..BROWSER_GOTO
-};
-
-const BROWSER_TYPE: ToolRow = ToolRow {
-    name: "browser_type",
-    prose: "browser_type",
-    fields: &[Field::required("selector"), Field::required("text"), SANDBOX_ID],
-    lower: browser_type,
-    ..BROWSER_GOTO
-};
-
-const BROWSER_SNAPSHOT: ToolRow = ToolRow {
-    name: "browser_snapshot",
-    prose: "browser_snapshot",
-    fields: &[Field::new("maxTextLen", FieldKind::Whole).default(|_| json!(SNAPSHOT_TEXT)), SANDBOX_ID],
-    output_schema: page::snapshot_schema,
-    hints: READS,
-    lower: browser_snapshot,
-    ..BROWSER_GOTO
-};
-
-const CODE_RUN: ToolRow = ToolRow {
-    name: "code_run",
-    prose: "code_run",
-    fields: &[
-        Field { required: true, ..Field::one_of("language", &["python", "javascript", "typescript", "shell"]) },
-        Field::required("code"),
-        SANDBOX_ID,
-    ],
-    form: SchemaForm::Full,
-    output_schema: render::ran_schema,
-    hints: ACTS,
-    lower: code_run,
-    render: render::ran,
-    render_error: render::error,
-};
-
-const FILE_READ: ToolRow = ToolRow {
-    name: "file_read",
-    prose: "file_read",
-    fields: &[Field::required("path"), SANDBOX_ID],
-    form: SchemaForm::Full,
-    output_schema: file_schema,
-    hints: READS,
-    lower: |args, _| Ok(Op::ReadFile { place: holder(args)?, path: path(args::given(args, "path")?)? }),
-    render: render::file,
-    render_error: render::error,
-};
-
-const FILE_WRITE: ToolRow = ToolRow {
-    name: "file_write",
-    prose: "file_write",
-    fields: &[Field::required("path"), Field::required("content"), SANDBOX_ID],
-    form: SchemaForm::Full,
-    output_schema: written_schema,
-    hints: Hints { read_only: false, destructive: true, idempotent: true },
-    lower: file_write,
-    render: render::written,
-    render_error: render::error,
-};
-
-const FILE_LIST: ToolRow = ToolRow {
-    name: "file_list",
-    prose: "file_list",
-    fields: &[Field::optional("path").default(|_| json!(".")), SANDBOX_ID],
-    form: SchemaForm::Full,
-    output_schema: render::files_schema,
-    hints: READS,
-    lower: |args, _| Ok(Op::ListFiles { place: holder(args)?, path: directory(args)? }),
-    render: render::files,
-    render_error: render::error,
-};
+    struct CodeRunArgs { language: CodeLanguage, code: String, sandbox_id: Option<ChosenId> }
+    struct FileReadArgs { path: FilePath, sandbox_id: Option<ChosenId> }
+    struct FileWriteArgs { path: FilePath, content: AnyText, sandbox_id: Option<ChosenId> }
+    struct FileListArgs { path: Option<FilePath> = |_| json!("."), sandbox_id: Option<ChosenId> }
+}
 
 /// Usual number of characters of a page's text in a snapshot.
 const SNAPSHOT_TEXT: u64 = 8_000;
@@ -190,100 +95,120 @@ const MOST_SNAPSHOT_TEXT: u64 = 100_000;
 /// Number of characters for the elements of a page in a snapshot.
 const SNAPSHOT_ELEMENTS: u64 = 20_000;
 
-fn text_length(args: &Args) -> Result<u64, FieldError> {
-    Ok(args::whole(args, "maxTextLen", 1..=MOST_SNAPSHOT_TEXT)?.unwrap_or(SNAPSHOT_TEXT))
+/// Holds the language of code, or none for a line of the shell.
+struct CodeLanguage(Option<Language>);
+
+impl Argument for CodeLanguage {
+    const CHOICES: &'static [&'static str] = &["python", "javascript", "typescript", "shell"];
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        const LANGUAGES: [(&str, Option<Language>); 4] = [
+            ("python", Some(Language::Python)),
+            ("javascript", Some(Language::Javascript)),
+            ("typescript", Some(Language::Typescript)),
+            ("shell", None),
+        ];
+        String::parse(field, value)?;
+        args::choice(field, value, &LANGUAGES).map(Self)
+    }
 }
 
-fn sandbox_id(args: &Args) -> Result<Option<&str>, FieldError> {
-    let id = args::filled(args, "sandbox_id")?;
-    let check = |id| {
-        args::check_name(id).map(|()| id).map_err(|why| {
-            FieldError(format!("sandbox_id {why}: use letters, digits, '-', '_' and '.', got '{}'", shown(id)))
-        })
-    };
-    id.map(check).transpose()
+/// Holds a path relative to the workspace.
+struct FilePath(String);
+
+impl Argument for FilePath {
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let path = args::text(field, value)?;
+        let refused = |why| ArgError::new(format!("{why} (path=\"{}\")", one_line(path)));
+        path_below(WORKSPACE, path).map(Self).map_err(refused)
+    }
 }
 
 /// Selects the sandbox that the call names, otherwise the sandbox of the connection.
-fn which(args: &Args) -> Result<ContextSelector, FieldError> {
-    Ok(sandbox_id(args)?.map_or(ContextSelector::Current, |id| ContextSelector::Id(id.to_owned())))
+fn which(sandbox_id: Option<ChosenId>) -> ContextSelector {
+    sandbox_id.map_or(ContextSelector::Current, |id| ContextSelector::Id(id.0))
 }
 
-fn holder(args: &Args) -> Result<FileOwner, FieldError> {
-    Ok(FileOwner::Context(Target::existing(which(args)?)))
+fn holder(sandbox_id: Option<ChosenId>) -> FileOwner {
+    FileOwner::Context(Target::existing(which(sandbox_id)))
 }
 
 /// Creates the sandbox of a connection. A connection has one sandbox, so a new one replaces it.
-fn sandbox_create(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let id = sandbox_id(args)?.map(str::to_owned);
+fn sandbox_create(args: SandboxArgs, _: &Options) -> Lowering {
+    let id = args.sandbox_id.map(|id| id.0);
     let name = id.clone().unwrap_or_default();
-    Ok(Op::CreateContext(NewContext { id, replace: true, browser: true, ..NewContext::named(name, Language::Python) }))
+    let new = NewContext { id, replace: true, browser: true, ..NewContext::named(name, Language::Python) };
+    operation::create_context(new).answer(|scene, (context, replaced)| render::created(scene, context, replaced))
 }
 
-fn code_run(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    const LANGUAGES: [(&str, Option<Language>); 4] = [
-        ("python", Some(Language::Python)),
-        ("javascript", Some(Language::Javascript)),
-        ("typescript", Some(Language::Typescript)),
-        ("shell", None),
-    ];
-    args::required(args, "language")?;
-    let language = args::choice(args, "language", &LANGUAGES)?.flatten();
-    let code = args::required(args, "code")?;
-    let target = Target::existing(which(args)?);
+fn sandbox_destroy(args: SandboxArgs, _: &Options) -> Lowering {
+    operation::stop_context(which(args.sandbox_id)).answer(|scene, sandbox_id| {
+        let how = sandbox_id.clone();
+        render::succeeded(scene, &how, &Destroyed { sandbox_id })
+    })
+}
+
+fn code_run(args: CodeRunArgs, _: &Options) -> Lowering {
+    let (CodeLanguage(language), code) = (args.language, args.code);
+    let target = Target::existing(which(args.sandbox_id));
     if language.is_some() {
-        return Ok(Op::RunCode(RunCode { language, ..RunCode::new(target, code) }));
+        return operation::run_code(RunCode { language, ..RunCode::new(target, code) })
+            .answer(move |scene, ran| render::ran(scene, language, &ran));
     }
     if code.contains('\0') {
-        return Err(FieldError("code cannot contain a NUL character".into()).into());
+        return Err(ArgError::new("code cannot contain a NUL character"));
     }
-    Ok(Op::RunCommand(RunCommand {
+    let run = RunCommand {
         target,
         language: None,
-        command: Command::Shell(code.to_owned()),
+        command: Command::Shell(code),
         timeout: None,
         env: Environment::default(),
         network: Network::Usual,
         background: false,
-    }))
+    };
+    operation::run_command(run).answer(|scene, ran| render::ran(scene, None, &ran))
 }
 
-fn path(text: &str) -> Result<String, FieldError> {
-    path_below(WORKSPACE, text).map_err(|why| FieldError(format!("{why} (path=\"{}\")", one_line(text))))
+fn file_read(args: FileReadArgs, _: &Options) -> Lowering {
+    operation::read_file(holder(args.sandbox_id), args.path.0).answer(render::file)
 }
 
-fn directory(args: &Args) -> Result<String, FieldError> {
-    args::text(args, "path")?.map_or(Ok(".".to_owned()), path)
+fn file_write(args: FileWriteArgs, _: &Options) -> Lowering {
+    operation::write_file(holder(args.sandbox_id), args.path.0, args.content.0.into_bytes()).answer(render::written)
 }
 
-fn file_write(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    let path = path(args::given(args, "path")?)?;
-    // Empty files are allowed.
-    let content = args::given(args, "content")?.as_bytes().to_vec();
-    Ok(Op::WriteFile { place: holder(args)?, path, content })
+fn file_list(args: FileListArgs, _: &Options) -> Lowering {
+    let path = args.path.map_or_else(|| ".".to_owned(), |path| path.0);
+    operation::list_files(holder(args.sandbox_id), path.clone())
+        .answer(move |scene, files| render::files(scene, path, files))
 }
 
-fn browse(args: &Args, ask: Ask, timeout: Duration) -> Result<Op, ArgError> {
-    Ok(Op::Browse(Browse { target: Target::existing(which(args)?), ask, uploads: Vec::new(), timeout }))
+fn browse(sandbox_id: Option<ChosenId>, ask: Ask, timeout: Duration, asked: Asked) -> Lowering {
+    let target = Target::existing(which(sandbox_id));
+    operation::browse(Browse { target, ask, uploads: Vec::new(), timeout })
+        .answer(move |scene, browsed| page::browsed(scene, &asked, browsed))
 }
 
-/// Returns a `ref_N` or a CSS selector. The browser tells them apart.
-fn selector(args: &Args) -> Result<String, FieldError> {
-    args::required(args, "selector").map(str::to_owned)
+fn browser_goto(args: BrowserGotoArgs, _: &Options) -> Lowering {
+    browse(args.sandbox_id, Ask::Open { url: args.url.clone() }, OPENING, Asked::new("url", args.url))
 }
 
-fn browser_click(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    browse(args, Ask::Click { at: selector(args)?, button: MouseButton::Left, double: false }, ACTING)
+fn browser_click(args: BrowserClickArgs, _: &Options) -> Lowering {
+    let ask = Ask::Click { at: args.selector.clone(), button: MouseButton::Left, double: false };
+    browse(args.sandbox_id, ask, ACTING, Asked::new("selector", args.selector))
 }
 
-fn browser_type(args: &Args, _: &Options) -> Result<Op, ArgError> {
-    // An empty text empties the field.
-    let text = args::given(args, "text")?.to_owned();
-    browse(args, Ask::Type { at: selector(args)?, text, append: false, submit: false, keys: false }, ACTING)
+fn browser_type(args: BrowserTypeArgs, _: &Options) -> Lowering {
+    let (at, text) = (args.selector.clone(), args.text.0);
+    let ask = Ask::Type { at, text, append: false, submit: false, keys: false };
+    browse(args.sandbox_id, ask, ACTING, Asked::new("selector", args.selector))
 }
 
-fn browser_snapshot(args: &Args, _: &Options) -> Result<Op, ArgError> {
+fn browser_snapshot(args: BrowserSnapshotArgs, _: &Options) -> Lowering {
     // Text and elements share the browser's budget, but `maxTextLen` counts text only.
-    let max_chars = u32::try_from(text_length(args)? + SNAPSHOT_ELEMENTS).unwrap_or(u32::MAX);
-    browse(args, Ask::Snapshot(SnapshotAsk { max_chars, apart: true, ..SnapshotAsk::default() }), LOOKING)
+    let length = args.text_length.map_or(SNAPSHOT_TEXT, |length| length.0);
+    let max_chars = u32::try_from(length + SNAPSHOT_ELEMENTS).unwrap_or(u32::MAX);
+    let ask = Ask::Snapshot(SnapshotAsk { max_chars, apart: true, ..SnapshotAsk::default() });
+    browse(args.sandbox_id, ask, LOOKING, Asked { field: None, text_length: length })
 }

@@ -1,116 +1,98 @@
 //! Renders the answers of the browser tools: the page, or a failure with a hint that names the next call.
 
-use engine::op::Outcome;
+use engine::op::Browsed;
 use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageInfo, Snapshot};
 use serde::Serialize;
 use serde_json::{Value, json};
 use text::clipped;
 
-use super::render::{failure_line, mismatch};
-use super::text_length;
-use crate::args;
+use super::SNAPSHOT_TEXT;
+use super::render::failure_line;
+use crate::output::{object, output, unless_empty};
 use crate::shared::browse::{self, Barrier, PageNotes};
-use crate::shared::schema::{array, object_with, string};
 use crate::shared::untrusted;
 use crate::shared::{TEXT_BUDGET, one_line};
 use crate::{Answer, Block, RenderInput};
 
-#[derive(Serialize)]
-struct PageFacts {
-    #[serde(flatten)]
-    told: UntrustedPart,
-    #[serde(flatten)]
-    own: TrustedPart,
-}
+output! {
+    /// Holds the members that the page wrote or that may contain text of the page.
+    struct ShownPage { url: String, title: String, happened: Option<Vec<String>>, denied: Option<Vec<String>> }
 
-/// Members that the page wrote or that may contain text of the page.
-#[derive(Serialize)]
-struct UntrustedPart {
-    url: String,
-    title: String,
-    #[serde(flatten)]
-    seen: Option<SnapshotPart>,
-    #[serde(flatten)]
-    beside: PageNotes,
-}
-
-/// Members that this server wrote.
-#[derive(Default, Serialize)]
-struct TrustedPart {
-    /// Says what was lost since the last call.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    notice: Option<String>,
-}
-
-/// The members of a snapshot.
-#[derive(Serialize)]
-struct SnapshotPart {
-    text: String,
-    elements: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    notes: Vec<String>,
-}
-
-fn schema_with(members: Value, optional: &[&str]) -> Value {
-    let mut members = members;
-    if let Some(members) = members.as_object_mut() {
-        members.extend(PageNotes::schema());
-        members.extend([untrusted::schema()]);
+    /// Holds the members of a page with its snapshot.
+    struct SeenPage {
+        url: String,
+        title: String,
+        text: String,
+        elements: String,
+        notes: Option<Vec<String>>,
+        happened: Option<Vec<String>>,
+        denied: Option<Vec<String>>,
     }
-    object_with(members, &[&PageNotes::NAMES, optional, &[untrusted::MEMBER]].concat())
+
+    /// Holds the members that this server wrote.
+    struct TrustedPart {
+        /// Says what was lost since the last call.
+        notice: Option<String>,
+    }
 }
 
 pub(super) fn page_schema() -> Value {
-    schema_with(json!({ "url": string(), "title": string() }), &[])
+    object(untrusted::members(TrustedPart::members(), ShownPage::members()))
 }
 
 pub(super) fn snapshot_schema() -> Value {
-    let members = json!({
-        "url": string(),
-        "title": string(),
-        "text": string(),
-        "elements": string(),
-        "notes": array(string()),
-    });
-    schema_with(members, &["notes"])
+    object(untrusted::members(TrustedPart::members(), SeenPage::members()))
 }
 
-pub(super) fn browsed(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Browsed(mut browsed) = outcome else { return mismatch(scene) };
-    let (beside, own) = (PageNotes::of(&browsed), TrustedPart { notice: browsed.notice.take() });
+/// Says what a call asked for.
+pub(super) struct Asked {
+    /// The argument that says where, with its name.
+    pub field: Option<(&'static str, String)>,
+    /// Number of characters of a page's text in a snapshot.
+    pub text_length: u64,
+}
+
+impl Asked {
+    pub fn new(field: &'static str, value: String) -> Self {
+        Self { field: Some((field, value)), text_length: SNAPSHOT_TEXT }
+    }
+}
+
+pub(super) fn browsed(scene: &RenderInput<'_>, asked: &Asked, mut browsed: Browsed) -> Answer {
+    let (notes, own) = (PageNotes::of(&browsed), TrustedPart { notice: browsed.notice.take() });
     let (page, barrier) = (browse::page_of(&mut browsed), Barrier::of(&browsed));
     let mut answer = match &mut browsed.result {
-        Ok(BrowseResult::Snapshot(snapshot)) => {
-            let seen = seen(scene, std::mem::take(snapshot));
-            shown(scene, page, Some(seen), beside, own)
+        Ok(result) => {
+            let (url, title) =
+                page.as_ref().map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
+            let told = ShownPage { url, title, happened: notes.happened, denied: notes.denied };
+            match result {
+                BrowseResult::Snapshot(snapshot) => {
+                    shown(scene, page, &seen(asked, told, std::mem::take(snapshot)), &own)
+                }
+                _ => shown(scene, page, &told, &own),
+            }
         }
-        Ok(_) => shown(scene, page, None, beside, own),
-        Err(error) => failed(scene, error, barrier, &beside, &own),
+        Err(error) => {
+            let line = failure_line(scene, &why(scene, asked, error), &hint(scene, error.why, barrier));
+            failed(scene, line, error, &notes, &own)
+        }
     };
     answer.blocks.extend(browse::downloads(scene, &browsed));
     answer
 }
 
-fn shown(
-    scene: &RenderInput<'_>,
-    page: Option<PageInfo>,
-    seen: Option<SnapshotPart>,
-    beside: PageNotes,
-    own: TrustedPart,
-) -> Answer {
-    let how = page.as_ref().map(|page| scene.fence.inline(&browse::shown(page))).unwrap_or_default();
-    let (url, title) = page.map(|page| (one_line(&page.url), one_line(&page.title))).unwrap_or_default();
-    let facts = PageFacts { told: UntrustedPart { url, title, seen, beside }, own };
+fn shown<P: Serialize>(scene: &RenderInput<'_>, page: Option<PageInfo>, told: &P, own: &TrustedPart) -> Answer {
+    let how = page.map(|page| scene.fence.inline(&browse::shown(&page))).unwrap_or_default();
     // The first line and the JSON that the document demands, marked so that it still has both.
-    let text = format!("{} ok: {how}\n{}", scene.tool, scene.fence.json(&facts.own, &facts.told));
-    let mut answer = Answer { blocks: vec![Block::Text(text)], ..Answer::json(&facts) };
-    untrusted::name_members(&mut answer.structured, &json!(facts.told));
-    answer
+    let text = format!("{} ok: {how}\n{}", scene.tool, scene.fence.json(own, told));
+    let structured = untrusted::structured(own, told);
+    Answer { blocks: vec![Block::Text(text)], structured, fits: true, ..Answer::default() }
 }
 
 /// Returns the beginning of the text, and the elements.
-fn seen(scene: &RenderInput<'_>, snapshot: Snapshot) -> SnapshotPart {
-    let most = text_length(scene.args).ok().and_then(|most| usize::try_from(most).ok()).unwrap_or(TEXT_BUDGET);
+fn seen(asked: &Asked, page: ShownPage, snapshot: Snapshot) -> SeenPage {
+    let most = usize::try_from(asked.text_length).unwrap_or(TEXT_BUDGET);
     let cut = snapshot.text.char_indices().nth(most).map(|(at, _)| at);
     let mut notes: Vec<String> = snapshot.notes.iter().map(|note| one_line(note)).collect();
     if cut.is_some() {
@@ -119,41 +101,41 @@ fn seen(scene: &RenderInput<'_>, snapshot: Snapshot) -> SnapshotPart {
     if snapshot.next.is_some() {
         notes.push("the page has more elements than these: use a CSS selector for one that is not listed".into());
     }
-    SnapshotPart {
+    SeenPage {
+        url: page.url,
+        title: page.title,
         text: snapshot.text[..cut.unwrap_or(snapshot.text.len())].to_owned(),
         // The browser respects the requested length; an attacker who has taken it over may not.
         elements: clipped(&snapshot.elements, most.saturating_add(2 * TEXT_BUDGET)).into_owned(),
-        notes,
+        notes: unless_empty(notes),
+        happened: page.happened,
+        denied: page.denied,
     }
 }
 
 /// Renders a failure as the document's two lines, with the remaining facts in JSON below them.
 fn failed(
     scene: &RenderInput<'_>,
+    mut text: String,
     error: &BrowseError,
-    barrier: Barrier,
-    beside: &PageNotes,
+    notes: &PageNotes,
     own: &TrustedPart,
 ) -> Answer {
-    let mut text = failure_line(scene, &why(scene, error), &hint(scene, error.why, barrier));
-    if !beside.is_empty() || own.notice.is_some() {
-        text = format!("{text}\n{}", scene.fence.json(own, beside));
+    if !notes.is_empty() || own.notice.is_some() {
+        text = format!("{text}\n{}", scene.fence.json(own, notes));
     }
-    let page = json!({ "error": error.message });
-    let mut structured = page.clone();
-    untrusted::name_members(&mut structured, &page);
+    let structured = untrusted::structured(&json!({}), &json!({ "error": error.message }));
     Answer { blocks: vec![Block::Text(text)], structured, ..Answer::default() }.failed()
 }
 
-fn why(scene: &RenderInput<'_>, error: &BrowseError) -> String {
+fn why(scene: &RenderInput<'_>, asked: &Asked, error: &BrowseError) -> String {
     let what = match error.why {
         BrowseFailure::NotFound | BrowseFailure::Stale => "element not found".into(),
         // The browser's messages may contain text of the page. They are bounded here, so that the closing mark is not
         // cut off.
         _ => scene.fence.inline(&browse::brief(&error.message)),
     };
-    let asked = ["selector", "url"].into_iter().find_map(|name| Some((name, args::text(scene.args, name).ok()??)));
-    match asked {
+    match &asked.field {
         Some((_, value)) if what.contains(value) => what,
         Some((name, value)) => format!("{what} ({name}=\"{}\")", one_line(value)),
         None => what,

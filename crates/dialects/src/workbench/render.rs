@@ -6,15 +6,14 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use engine::op::{ContextInfo, EngineError, Outcome, Ran, RunOutcome};
+use engine::op::{ContextInfo, EngineError, FileListing, Language, Ran, RunOutcome};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::directory;
-use crate::args;
-use crate::shared::files::{Content, FILE_BUDGET, FileFacts, FileRow, Written, row_schema, rows, written_length};
+use crate::operation::{FileRead, FileWritten};
+use crate::output::{output, unless_empty};
+use crate::shared::files::{FileFacts, FileRow, Written, rows};
 use crate::shared::run::{self, RunWording};
-use crate::shared::schema::{array, boolean, integer, number, object, object_with, string};
 use crate::shared::{add_lines, one_line, seconds};
 use crate::{Answer, ArgError, Block, RenderInput, Reply};
 
@@ -105,49 +104,34 @@ pub(super) fn error(scene: &RenderInput<'_>, error: &EngineError) -> Reply {
     failed(scene, &why, &hint).into()
 }
 
-/// Answers an outcome that does not belong to the operation. That is a defect of this server, and it is reported rather
-/// than hidden.
-pub(super) fn mismatch(scene: &RenderInput<'_>) -> Answer {
-    failed(
-        scene,
-        "the engine gave another kind of answer than was asked for",
-        "call sandbox_create for a new sandbox and try again",
-    )
+output! {
+    struct Created {
+        sandbox_id: String,
+        level: String,
+        limits: LimitsOutput,
+        /// Id of the sandbox that was removed to make room for this one.
+        replaced: Option<String>,
+    }
+
+    struct LimitsOutput { cpus: f64, memory_mb: u64, disk_mb: u64, processes: u32 }
+    struct Destroyed { sandbox_id: String }
+
+    struct Executed {
+        language: &'static str,
+        success: bool,
+        stdout: String,
+        stderr: String,
+        exit_code: Option<i32>,
+        execution_time: f64,
+        /// Denials of the network.
+        denied: Option<Vec<String>>,
+    }
+
+    struct Directory { path: String, files: Vec<FileRow>, total: u64 }
 }
 
-// ---- sandboxes
-
-#[derive(Serialize)]
-struct Created {
-    sandbox_id: String,
-    level: Value,
-    limits: LimitsOutput,
-    /// Id of the sandbox that was removed to make room for this one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    replaced: Option<String>,
-}
-
-#[derive(Serialize)]
-struct LimitsOutput {
-    cpus: f64,
-    memory_mb: u64,
-    disk_mb: u64,
-    processes: u32,
-}
-
-pub(super) fn created_schema() -> Value {
-    let limits =
-        object(json!({ "cpus": number(), "memory_mb": integer(), "disk_mb": integer(), "processes": integer() }));
-    let members = json!({ "sandbox_id": string(), "level": string(), "limits": limits, "replaced": string() });
-    object_with(members, &["replaced"])
-}
-
-pub(super) fn created(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let (ContextInfo { id, limits, isolation, .. }, replaced) = match outcome {
-        Outcome::Created(context) => (context, None),
-        Outcome::Replaced { context, old } => (context, Some(old)),
-        _ => return mismatch(scene),
-    };
+pub(super) fn created(scene: &RenderInput<'_>, context: ContextInfo, replaced: Option<String>) -> Answer {
+    let ContextInfo { id, limits, isolation, .. } = context;
     let limits = LimitsOutput {
         cpus: f64::from(limits.cpu_millis) / 1000.0,
         memory_mb: limits.memory_bytes >> 20,
@@ -158,59 +142,16 @@ pub(super) fn created(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     if let Some(old) = &replaced {
         how += &format!(" replaces {old}, whose variables and files are gone");
     }
-    succeeded(scene, &how, &Created { sandbox_id: id, level: json!(isolation.level), limits, replaced })
+    let level = json!(isolation.level).as_str().unwrap_or_default().to_owned();
+    succeeded(scene, &how, &Created { sandbox_id: id, level, limits, replaced })
 }
 
-#[derive(Serialize)]
-struct Destroyed {
-    sandbox_id: String,
-}
-
-pub(super) fn destroyed_schema() -> Value {
-    object(json!({ "sandbox_id": string() }))
-}
-
-pub(super) fn destroyed(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Stopped { context_id } = outcome else { return mismatch(scene) };
-    succeeded(scene, &context_id.clone(), &Destroyed { sandbox_id: context_id })
-}
-
-// ---- code
-
-#[derive(Serialize)]
-struct Executed {
-    language: String,
-    success: bool,
-    stdout: String,
-    stderr: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exit_code: Option<i32>,
-    execution_time: f64,
-    /// Denials of the network.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    denied: Vec<String>,
-}
-
-pub(super) fn ran_schema() -> Value {
-    let members = json!({
-        "language": string(),
-        "success": boolean(),
-        "stdout": string(),
-        "stderr": string(),
-        "exit_code": integer(),
-        "execution_time": number(),
-        "denied": array(string()),
-    });
-    object_with(members, &["exit_code", "denied"])
-}
-
-pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Ran(ran) = outcome else { return mismatch(scene) };
-    let language = args::text(scene.args, "language").ok().flatten().unwrap_or_default().to_owned();
-    let shell = language == "shell";
+/// Renders a run of code in a language, or of a line of the shell.
+pub(super) fn ran(scene: &RenderInput<'_>, language: Option<Language>, ran: &Ran) -> Answer {
+    let (shell, language) = (language.is_none(), language.map_or("shell", Language::name));
     let ending = if shell { run::command_ending(&ran.end, &WORDS) } else { run::ending(&ran.end, &WORDS) };
-    let kept = run::kept(scene, &ran);
-    let mut stderr = run::stderr(&ran);
+    let kept = run::kept(scene, ran);
+    let mut stderr = run::stderr(ran);
     let told = ending.as_ref().filter(|_| !(shell && run::has_status(&ran.end)));
     for note in [Some(&kept.lines).filter(|lines| !lines.is_empty()), told].into_iter().flatten() {
         add_lines(&mut stderr, note);
@@ -220,19 +161,19 @@ pub(super) fn ran(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
     let line = if success {
         format!("{} ok: {language} in {took}", scene.tool)
     } else {
-        failure_line(scene, &what_failed(&ran, ending), hint(&ran.end, shell))
+        failure_line(scene, &what_failed(ran, ending), hint(&ran.end, shell))
     };
     let mut answer = Answer::json(&Executed {
         language,
         success,
-        stdout: run::stdout(&ran),
+        stdout: run::stdout(ran),
         stderr,
         exit_code: shell.then(|| run::exit_code(&ran.end)),
         execution_time: (ran.duration.as_secs_f64() * 1e6).round() / 1e6,
-        denied: ran.denied.clone(),
+        denied: unless_empty(ran.denied.clone()),
     });
     prepend(&mut answer, &line);
-    answer.blocks.extend(run::pictures(&ran));
+    answer.blocks.extend(run::pictures(ran));
     answer.blocks.extend(kept.links);
     answer.is_error = !success;
     answer
@@ -260,51 +201,36 @@ fn hint(end: &RunOutcome, shell: bool) -> &'static str {
     }
 }
 
-// ---- files
-
-pub(super) fn written(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Written { path, size, .. } = outcome else { return mismatch(scene) };
+pub(super) fn written(scene: &RenderInput<'_>, written: FileWritten) -> Answer {
+    let FileWritten { path, size, .. } = written;
     succeeded(scene, &format!("{path} ({size} bytes)"), &Written { path, size })
 }
 
-pub(super) fn file(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::File { path, content, size, key } = outcome else { return mismatch(scene) };
+pub(super) fn file(scene: &RenderInput<'_>, read: FileRead) -> Answer {
+    let FileRead { path, content, size, key } = read;
     let whole = content.len() as u64 == size;
     let (encoding, content) = match String::from_utf8(content) {
         Ok(text) => ("utf-8", text),
         Err(bytes) => ("base64", STANDARD.encode(bytes.into_bytes())),
     };
     let link = scene.link(&key, &path, Some(size));
-    let content = Some(content).filter(|content| whole && written_length(content) <= FILE_BUDGET);
-    let Some(content) = Content::new(encoding, content, link.as_ref()) else {
+    let Some(facts) = FileFacts::new(&path, size, encoding, whole.then_some(content), link.as_ref()) else {
         let why = format!("{size} bytes are too many for one answer (path=\"{path}\")");
         return failed(scene, &why, "call code_run to read it in parts");
     };
     let mut how = format!("{path} ({size} bytes)");
-    if matches!(content, Content::Elsewhere { .. }) {
+    if facts.link.is_some() {
         how += ", too large for an answer: fetch it from the link";
     }
-    let mut answer = succeeded(scene, &how, &FileFacts { path, size, content });
+    let mut answer = succeeded(scene, &how, &facts);
     answer.blocks.extend(link);
     answer
 }
 
-#[derive(Serialize)]
-struct Listing {
-    path: String,
-    files: Vec<FileRow>,
-    total: u64,
-}
-
-pub(super) fn files_schema() -> Value {
-    object(json!({ "path": string(), "files": array(row_schema()), "total": integer() }))
-}
-
 /// Lists the files that fit into an answer. `total` also counts those that do not fit.
-pub(super) fn files(scene: &RenderInput<'_>, outcome: Outcome) -> Answer {
-    let Outcome::Files(engine::op::FileListing { entries, total, .. }) = outcome else { return mismatch(scene) };
-    let path = directory(scene.args).unwrap_or_else(|_| ".".into());
+pub(super) fn files(scene: &RenderInput<'_>, path: String, listing: FileListing) -> Answer {
+    let FileListing { entries, total, .. } = listing;
     let files = rows(&path, entries);
     let entries = if total == 1 { "entry" } else { "entries" };
-    succeeded(scene, &format!("{path} ({total} {entries})"), &Listing { path, files, total })
+    succeeded(scene, &format!("{path} ({total} {entries})"), &Directory { path, files, total })
 }

@@ -8,7 +8,9 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use dialects::{Answer, ArgError, Args, Block, Dialect, Fence, Lang, Links, Options, RenderInput, Reply, ToolRow};
+use dialects::{
+    Answer, ArgError, Args, Block, Dialect, Fence, Lang, Links, Lowered, Options, RenderInput, Reply, ToolRow,
+};
 use engine::Hold;
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, Realm};
 use mcp::{Caller, ExtraMembers, MAX_ASIDE, Origin, Prepared, QueuedSignal, weight};
@@ -136,8 +138,8 @@ impl McpServer {
             watching.end(observer, ended);
             called
         };
-        let op = match small_unknown(row, &args).and_then(|()| (row.lower)(&args, &options)) {
-            Ok(op) => op,
+        let Lowered { op, render } = match small_unknown(row, &args).and_then(|()| (row.lower)(&args, &options)) {
+            Ok(lowered) => lowered,
             Err(refused) => {
                 let reply = (dialect.refuse)(&scene, &refused);
                 return end(CallResult::Reply(reply), Facts::default(), true, false);
@@ -153,7 +155,7 @@ impl McpServer {
             Ok(tasks::CallDone::Task(task)) => end(CallResult::Task(task), Facts::default(), false, cancelled),
             Ok(tasks::CallDone::Outcome(outcome)) => {
                 let facts = Facts::of(&outcome);
-                end(CallResult::Reply((row.render)(&scene, outcome).into()), facts, false, cancelled)
+                end(CallResult::Reply(row.render(&scene, render, outcome)), facts, false, cancelled)
             }
             Err(error) => {
                 observer.failed(&error);

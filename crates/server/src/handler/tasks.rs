@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use dialects::{Args, RenderInput};
+use dialects::{Args, RenderInput, Reply};
 use engine::op::{Call, EngineError, EventSink, Op, Outcome, RunCode, RunCommand, RunOutcome, RunProgress};
 use mcp::is_modern;
 use rmcp::model::{ClientCapabilities, DetailedTask, GetTaskResult, Task, TaskPayload, TaskStatus};
@@ -168,14 +168,13 @@ pub(super) async fn update(
 fn result(surface: &Surface, progress: RunProgress) -> Map<String, Value> {
     let Surface { dialect, options, links, .. } = surface;
     let Some(row) = dialect.background else { return Map::new() };
-    let scene = RenderInput {
-        tool: row.name,
-        args: &Args::new(),
-        options,
-        links: &links.at(unix_now()),
-        fence: &super::fence(),
+    let args = Args::from_iter([("run".to_owned(), progress.run.clone().into())]);
+    let Ok(lowered) = (row.lower)(&args, options) else { return Map::new() };
+    let (links, fence) = (links.at(unix_now()), super::fence());
+    let scene = RenderInput { tool: row.name, args: &args, options, links: &links, fence: &fence };
+    let Reply::Answer(answer) = row.render(&scene, lowered.render, Outcome::Progress(progress)) else {
+        return Map::new();
     };
-    let answer = (row.render)(&scene, Outcome::Progress(progress));
     match serde_json::to_value(to_mcp(answer)) {
         Ok(Value::Object(members)) => members,
         _ => Map::new(),

@@ -36,7 +36,9 @@ fn the_default_flavor_is_the_operator_s() {
     let schema = microsandbox::DIALECT.input_schema(row, Lang::En, &options);
     assert_eq!(schema["properties"]["flavor"]["default"], "large");
     let args = json!({ "code": "1" });
-    let Ok(Op::RunCode(run)) = (row.lower)(args.as_object().unwrap(), &options) else { panic!() };
+    let Ok(Op::RunCode(run)) = (row.lower)(args.as_object().unwrap(), &options).map(|lowered| lowered.op) else {
+        panic!()
+    };
     assert_eq!(run.target.make.unwrap().size, Some(Size::Large));
 }
 

@@ -238,7 +238,7 @@ async fn texts_that_are_displayed_have_one_budget_together() {
 
 fn lower(tool: &str, arguments: Value) -> Result<Op, ArgError> {
     let row = sandpool::DIALECT.find(tool).unwrap();
-    (row.lower)(arguments.as_object().unwrap(), &Options::default())
+    (row.lower)(arguments.as_object().unwrap(), &Options::default()).map(|lowered| lowered.op)
 }
 
 #[test]
@@ -390,7 +390,7 @@ async fn pages() {
 fn actions_become_requests() {
     let lower = |arguments: Value| {
         let row = sandpool::DIALECT.find("browser_act").unwrap();
-        (row.lower)(arguments.as_object().unwrap(), &Options::default()).map(|op| match op {
+        (row.lower)(arguments.as_object().unwrap(), &Options::default()).map(|lowered| match lowered.op {
             Op::Browse(browse) => browse,
             other => panic!("{other:?}"),
         })

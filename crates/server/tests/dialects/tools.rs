@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
-use dialects::{Answer, Block, Dialect, Fence, Links, Options, RenderInput, Reply, ToolRow};
+use dialects::{Answer, Block, Dialect, Fence, Links, Lowered, Options, RenderInput, Reply, ToolRow};
 use engine::op::{Call, EventSink, Realm, Tenant};
 use serde_json::{Map, Value};
 use server::handler::Execute;
@@ -56,7 +56,7 @@ impl Tools {
             RenderInput { tool: row.name, args: &args, options: &self.options, links: &self.links, fence: &fence() };
         let reply = match (row.lower)(&args, &self.options) {
             Err(refused) => (self.dialect.refuse)(&scene, &refused),
-            Ok(op) => {
+            Ok(Lowered { op, render }) => {
                 let call = Call {
                     tenant: Tenant::local(),
                     realm: Realm(self.dialect.id),
@@ -66,7 +66,7 @@ impl Tools {
                     memory: Default::default(),
                 };
                 match self.engine.execute(&call, op).await {
-                    Ok(outcome) => (row.render)(&scene, outcome).into(),
+                    Ok(outcome) => row.render(&scene, render, outcome),
                     Err(error) => (row.render_error)(&scene, &error),
                 }
             }

@@ -1,6 +1,6 @@
 //! W25: all that a page or a download chose stands between two marks, and no page can make these.
 
-use dialects::{Answer, Block, RenderInput, sandpool, workbench};
+use dialects::{Answer, Block, Lowered, RenderInput, Reply, sandpool, workbench};
 use engine::op::browser::{BrowseError, BrowseFailure, BrowseResult, PageEvent, PageInfo, Snapshot, TabInfo};
 use engine::op::{Browsed, Call, EventSink, Outcome, Realm, Tenant};
 use serde_json::{Map, Value, json};
@@ -136,7 +136,7 @@ async fn w25_what_a_page_says_stands_between_marks_that_it_cannot_make() {
                 events: EventSink::default(),
                 memory: Default::default(),
             };
-            let op = (row.lower)(&args, &tools.options).unwrap();
+            let Ok(Lowered { op, render }) = (row.lower)(&args, &tools.options) else { panic!() };
             let Ok(Outcome::Browsed(browsed)) = tools.engine.execute(&call, op).await else { panic!() };
             let place = format!("{} {number}: {result:?}", dialect.id);
             let page = Some(PageInfo { url: evil(), title: evil(), tab: 1, tabs: 2 });
@@ -150,7 +150,9 @@ async fn w25_what_a_page_says_stands_between_marks_that_it_cannot_make() {
                 fence: &fence,
             };
             let is_ok = browsed.result.is_ok();
-            let answer = (row.render)(&scene, Outcome::Browsed(Box::new(browsed)));
+            let Reply::Answer(answer) = row.render(&scene, render, Outcome::Browsed(Box::new(browsed))) else {
+                panic!()
+            };
             assert_fenced(&place, &answer);
             let texts: Vec<&str> = answer
                 .blocks

@@ -1,0 +1,81 @@
+//! The tools that create, list and remove contexts.
+
+use engine::op::{ContextInfo, ContextSelector, Language, NewContext, Size};
+use serde_json::Value;
+
+use super::DEFAULT_CONTEXT;
+use crate::args::{self, Argument, args};
+use crate::operation;
+use crate::output::output;
+use crate::shared::moment;
+use crate::{Answer, ArgError, Lowering, Options};
+
+args! {
+    struct CreateContextArgs { name: Option<ContextName>, language: Option<Language>, size: Option<Size> }
+    struct ListContextsArgs {}
+    struct StopContextArgs { context: String }
+}
+
+struct ContextName(String);
+
+impl Argument for ContextName {
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        let name = args::text(field, value)?;
+        args::check_name(name).map_err(|why| ArgError::new(format!("{field} {why}")))?;
+        if name == DEFAULT_CONTEXT {
+            let why = "cannot be `default`: that context makes itself when a call leaves `context` out";
+            return Err(ArgError::new(format!("{field} {why}")));
+        }
+        Ok(Self(name.to_owned()))
+    }
+}
+
+output! {
+    struct ContextRow {
+        context: String,
+        name: Option<String>,
+        language: &'static str,
+        status: &'static str,
+        memory_mb: u64,
+        cpus: f64,
+        created_at: String,
+        last_used: String,
+    }
+
+    struct Contexts { contexts: Vec<ContextRow>, total: usize }
+    struct Stopped { context: String, status: &'static str }
+}
+
+impl From<ContextInfo> for ContextRow {
+    fn from(context: ContextInfo) -> Self {
+        Self {
+            context: context.id,
+            name: Some(context.name).filter(|name| !name.is_empty()),
+            language: context.language.name(),
+            status: if context.busy { "busy" } else { "idle" },
+            memory_mb: context.limits.memory_bytes >> 20,
+            cpus: f64::from(context.limits.cpu_millis) / 1000.0,
+            created_at: moment(context.created_at),
+            last_used: moment(context.last_used),
+        }
+    }
+}
+
+pub(super) fn create_context(args: CreateContextArgs, _: &Options) -> Lowering {
+    let name = args.name.map(|name| name.0).unwrap_or_default();
+    let language = args.language.unwrap_or(Language::Python);
+    operation::create_context(NewContext { size: args.size, ..NewContext::named(name, language) })
+        .answer(|_, (context, _)| Answer::json(&ContextRow::from(context)))
+}
+
+pub(super) fn list_contexts(_: ListContextsArgs, _: &Options) -> Lowering {
+    operation::list_contexts().answer(|_, contexts| {
+        let total = contexts.len();
+        Answer::json(&Contexts { contexts: contexts.into_iter().map(ContextRow::from).collect(), total })
+    })
+}
+
+pub(super) fn stop_context(args: StopContextArgs, _: &Options) -> Lowering {
+    operation::stop_context(ContextSelector::Named(args.context))
+        .answer(|_, context| Answer::json(&Stopped { context, status: "stopped" }))
+}

@@ -1,0 +1,86 @@
+//! Renders refusals and errors: what happened, and what to do next.
+
+use engine::op::EngineError;
+use serde_json::json;
+use text::shown;
+
+use crate::shared::seconds;
+use crate::{Answer, ArgError, Block, RenderInput, Reply};
+
+const INVALID_PARAMS: i32 = -32602;
+
+pub(super) fn refusal(_: &RenderInput<'_>, refused: &ArgError) -> Reply {
+    invalid(refused.message.clone())
+}
+
+pub(super) fn invalid(message: String) -> Reply {
+    Reply::Error { code: INVALID_PARAMS, message, data: None }
+}
+
+/// Renders a failure as a sentence in place of an object.
+pub(super) fn failure(sentence: String) -> Answer {
+    let structured = json!({ "error": sentence });
+    Answer { blocks: vec![Block::Text(sentence)], structured, ..Answer::default() }.failed()
+}
+
+pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
+    failure(sentence(error)).into()
+}
+
+/// Says what happened and what to do next.
+pub(super) fn sentence(error: &EngineError) -> String {
+    use EngineError as E;
+    match error {
+        E::ContextNotFound(context) => format!(
+            "There is no context {}: it was stopped, was idle for too long, or never existed. list_contexts shows those there \
+             are; leave context out to use the default one, or make one with create_context.",
+            shown(context)
+        ),
+        E::AmbiguousName { name, ids } => format!(
+            "{} is the name of several contexts; pass one of the ids {} as context.",
+            shown(name),
+            ids.join(", ")
+        ),
+        E::ContextLimit(most) => {
+            format!("There are {most} contexts already, which is the most; remove one with stop_context first.")
+        }
+        E::OverLimit { what, limit } => format!(
+            "Over the limit {what} of {limit}; wait until other runs have ended, or remove contexts with stop_context."
+        ),
+        E::RunNotFound(run) => format!(
+            "There is no run {}: results are kept for a while after the end, and only runs started with background=true have \
+             one.",
+            shown(run)
+        ),
+        E::NoBrowser(why) => {
+            format!("There is no browser: {why}. Work without one: run_code and run_command are there.")
+        }
+        E::NetworkOff(why) => {
+            format!("Network access is off: {why}. Leave network out, or ask the operator of this server for it.")
+        }
+        E::Busy(waited) => format!("The server was busy for {}; try again later.", seconds(*waited)),
+        E::QueueFull(most) => format!("{most} runs wait for their turn already; try again later."),
+        E::NotReady(why) => format!("The server is not ready: {why}. Try again in a moment."),
+        E::ResultDropped(why) => format!(
+            "It was done, but its result was dropped: {why}. Do not repeat it for its effects; print or read less at once."
+        ),
+        E::ShuttingDown => "The server is shutting down; try again later.".into(),
+        E::CreateFailed(why) => format!("The context could not be made: {why}. Try again."),
+        E::StopFailed(why) => format!("The context could not be stopped: {why}. Try again."),
+        E::FileNotFound(path) => format!("There is no file {}; list_files shows what there is.", shown(path)),
+        E::InvalidPath { path, why } => format!("The path {} is refused: {why}.", shown(path)),
+        E::FileTooLarge { path, limit } => format!(
+            "{} is over the limit of {limit} bytes for one call; read or write it in parts with run_code.",
+            shown(path)
+        ),
+        E::NoSpace => "No space is left in the context; delete files with run_command first.".into(),
+        E::Cancelled => "Cancelled by the client.".into(),
+        E::Sandbox(why) => format!(
+            "The sandbox failed: {why}. Whether variables were kept is unknown: try again, or make a new context with \
+             create_context."
+        ),
+        other @ (E::NoCurrent { .. } | E::OtherLanguage { .. } | E::InUse(_) | E::InvalidEnvironment(_)) => {
+            format!("The call failed: {other}.")
+        }
+    }
+}

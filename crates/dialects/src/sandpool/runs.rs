@@ -1,0 +1,375 @@
+//! The tools that run something: one object for every run, whether it was answered at once or continued in the
+//! background.
+
+use std::time::Duration;
+
+use engine::op::{
+    Command, Ended, EngineError, Environment, Language, MimeBundle, Network, Ran, RunCode, RunCommand, RunInfo,
+    RunOutcome, RunProgress,
+};
+use serde_json::Value;
+use text::clipped;
+
+use super::errors::{invalid, sentence};
+use super::target;
+use crate::args::{Argument, Timeout, Whole, args};
+use crate::operation::{self, RunReply};
+use crate::output::{output, unless_empty};
+use crate::shared::run::{RunWording, add_denied, command_ending, ending, exit_code, picture, pictures, succeeded};
+use crate::shared::{TEXT_BUDGET, add_lines};
+use crate::{Answer, ArgError, Block, Lowering, Options, RenderInput, Reply};
+
+args! {
+    struct RunCodeArgs {
+        code: String,
+        language: Option<CodeLanguage>,
+        context: Option<String>,
+        timeout: Option<Timeout>,
+        env: Environment,
+        network: Option<bool>,
+        background: bool,
+    }
+
+    struct RunCommandArgs {
+        command: String,
+        context: Option<String>,
+        timeout: Option<Timeout>,
+        env: Environment,
+        network: Option<bool>,
+        background: bool,
+    }
+
+    struct WaitRunArgs { run: String, cursor: Option<Whole<0, { 1 << 52 }>>, wait: Option<Whole<0, LONGEST_WAIT>> }
+    struct CancelRunArgs { run: String }
+}
+
+/// Says what runs the code. Models write the name of a shell when they mean `run_command`, and it gives the same kind of
+/// answer.
+enum CodeLanguage {
+    Shell,
+    Kernel(Language),
+}
+
+impl Argument for CodeLanguage {
+    const CHOICES: &'static [&'static str] = Language::CHOICES;
+
+    fn parse(field: &str, value: &Value) -> Result<Self, ArgError> {
+        match value.as_str() {
+            Some("bash" | "sh" | "shell") => Ok(Self::Shell),
+            _ => Language::parse(field, value).map(Self::Kernel),
+        }
+    }
+}
+
+/// Maximum wait of one `wait_run`, below the 60 s after which many clients give up.
+const LONGEST_WAIT: u64 = 50;
+const USUAL_WAIT: u64 = 20;
+
+pub(super) fn run_code(args: RunCodeArgs, options: &Options) -> Lowering {
+    let RunCodeArgs { code, language, context, timeout, env, network, background } = args;
+    let language = match language {
+        Some(CodeLanguage::Shell) => {
+            return run_command(RunCommandArgs { command: code, context, timeout, env, network, background }, options);
+        }
+        Some(CodeLanguage::Kernel(language)) => Some(language),
+        None => None,
+    };
+    let longest = if background { options.max_command_timeout } else { options.max_timeout };
+    let run = RunCode {
+        target: target(context),
+        language,
+        code,
+        timeout: time(timeout, background, longest)?,
+        env,
+        network: Network::asked(network),
+        background,
+    };
+    operation::start_code(run).answer(|scene, reply| replied(scene, reply, RunKind::Code))
+}
+
+pub(super) fn run_command(args: RunCommandArgs, options: &Options) -> Lowering {
+    let run = RunCommand {
+        target: target(args.context),
+        language: None,
+        command: Command::Shell(args.command),
+        timeout: time(args.timeout, args.background, options.max_command_timeout)?,
+        env: args.env,
+        network: Network::asked(args.network),
+        background: args.background,
+    };
+    operation::start_command(run).answer(|scene, reply| replied(scene, reply, RunKind::Command))
+}
+
+/// Returns the timeout. In the background nobody waits for the run, so the longest timeout is the default there.
+fn time(asked: Option<Timeout>, background: bool, longest: u64) -> Result<Option<Duration>, ArgError> {
+    Ok(Timeout::up_to(asked, longest)?.or(background.then_some(Duration::from_secs(longest))))
+}
+
+pub(super) fn wait_run(args: WaitRunArgs, _: &Options) -> Lowering {
+    let wait = Duration::from_secs(args.wait.map_or(USUAL_WAIT, |wait| wait.0));
+    operation::wait_run(args.run, args.cursor.map(|cursor| cursor.0), wait).answer(progress)
+}
+
+pub(super) fn cancel_run(args: CancelRunArgs, _: &Options) -> Lowering {
+    operation::cancel_run(args.run).answer(|_, (run, was_running)| Answer::json(&Cancelled { run, was_running }))
+}
+
+output! {
+    /// Every tool that runs something answers with this object. Clients of older servers read the first four members.
+    #[derive(Default)]
+    struct Run {
+        stdout: Option<String>,
+        stderr: Option<String>,
+        success: Option<bool>,
+        execution_time: Option<f64>,
+        status: &'static str,
+        exit_code: Option<i32>,
+        /// The last value of the cell.
+        result: Option<String>,
+        error: Option<ErrorOutput>,
+        displays: Option<Vec<Display>>,
+        /// Output of processes, threads and timers that earlier calls left behind.
+        late_output: Option<String>,
+        truncated: Option<Vec<CutStream>>,
+        /// Denials of the network.
+        denied: Option<Vec<String>>,
+        /// Whether variables were kept; present only if they could have been lost.
+        variables_kept: Option<bool>,
+        note: Option<String>,
+        context: Option<String>,
+        /// Whether this call created the context.
+        context_created: Option<bool>,
+        run: Option<String>,
+        /// Both streams since the requested cursor, present while the run continues.
+        output: Option<String>,
+        cursor: Option<u64>,
+    }
+
+    struct ErrorOutput { name: String, value: String, traceback: String }
+    struct Display { kind as "type": &'static str, text: String }
+
+    /// Describes a stream of which only the head and the tail are shown.
+    struct CutStream {
+        stream: &'static str,
+        bytes: u64,
+        /// Address of the whole stream, valid for an hour.
+        url: Option<String>,
+    }
+
+    struct Cancelled { run: String, was_running: bool }
+}
+
+/// Returns the output that arrived late. Threads and timers say which call they belong to; processes do not.
+fn late(ran: &Ran) -> Option<String> {
+    let texts: Vec<&str> = ran.late.iter().chain(&ran.strays).map(String::as_str).collect();
+    (!texts.is_empty()).then(|| clipped(&texts.concat(), TEXT_BUDGET).into_owned())
+}
+
+/// Says what was run, as far as its answer depends on it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RunKind {
+    Code,
+    Command,
+}
+
+fn replied(scene: &RenderInput<'_>, reply: RunReply, what: RunKind) -> Answer {
+    match reply {
+        RunReply::Ended(ran) => ended(scene, *ran, what, None),
+        RunReply::Started(started) => begun(*started),
+    }
+}
+
+fn progress(scene: &RenderInput<'_>, progress: RunProgress) -> Answer {
+    let what = if progress.command { RunKind::Command } else { RunKind::Code };
+    match progress.end {
+        Some(Ok(ran)) => ended(scene, *ran, what, Some(progress.run)),
+        Some(Err(error)) => not_run(&error, Some(progress.run)),
+        None => goes_on(progress),
+    }
+}
+
+/// Renders an error if the run did not take place or if its outcome is gone. The answer is the same object, for clients
+/// that read only its members.
+pub(super) fn error(_: &RenderInput<'_>, error: &EngineError) -> Reply {
+    match error {
+        EngineError::InvalidEnvironment(why) => invalid(format!("env is refused: {why}")),
+        other => not_run(other, None).into(),
+    }
+}
+
+fn not_run(error: &EngineError, run: Option<String>) -> Answer {
+    let object = Run {
+        stdout: Some(String::new()),
+        stderr: Some(String::new()),
+        success: Some(false),
+        status: if matches!(error, EngineError::ResultDropped(_)) { "result_dropped" } else { "not_run" },
+        note: Some(sentence(error)),
+        run,
+        ..Run::default()
+    };
+    Answer::json(&object).unsuccessful()
+}
+
+fn begun(started: RunInfo) -> Answer {
+    Answer::json(&Run {
+        status: "running",
+        note: Some(format!("Call wait_run with run {} for its output and result; cancel_run stops it.", started.run)),
+        context: Some(started.context.id),
+        context_created: started.created.then_some(true),
+        run: Some(started.run),
+        ..Run::default()
+    })
+}
+
+fn goes_on(progress: RunProgress) -> Answer {
+    let mut note = String::from("It still runs: call wait_run again with this cursor.");
+    if progress.dropped > 0 {
+        note.push_str(&format!(" {} bytes before this output are left out.", progress.dropped));
+    }
+    Answer::json(&Run {
+        status: "running",
+        note: Some(note),
+        context: Some(progress.context_id),
+        run: Some(progress.run),
+        output: Some(progress.output),
+        cursor: Some(progress.cursor),
+        ..Run::default()
+    })
+}
+
+fn ended(scene: &RenderInput<'_>, mut ran: Ran, what: RunKind, run: Option<String>) -> Answer {
+    let success = match what {
+        RunKind::Code => succeeded(&ran.end),
+        RunKind::Command => exit_code(&ran.end) == 0,
+    };
+    let pictures = pictures(&ran);
+    let (truncated, links) = cuts(scene, &ran);
+    let note = note(&ran, what, run.is_some());
+    let mut stderr = std::mem::take(&mut ran.stderr.text);
+    add_denied(&mut stderr, &ran);
+    let object = Run {
+        success: Some(success),
+        execution_time: Some((ran.duration.as_secs_f64() * 1e6).round() / 1e6),
+        status: status(&ran.end),
+        exit_code: status_code(&ran.end, what),
+        result: ran.value.as_ref().and_then(readable).map(|(_, text)| clipped(&text, TEXT_BUDGET).into_owned()),
+        displays: unless_empty(displays(&ran.displays)),
+        variables_kept: if what == RunKind::Code { variables_kept(&ran.end) } else { None },
+        late_output: late(&ran),
+        error: ran.error.map(|error| ErrorOutput {
+            name: error.name,
+            value: clipped(&error.value, TEXT_BUDGET).into_owned(),
+            traceback: clipped(&error.text, TEXT_BUDGET).into_owned(),
+        }),
+        truncated: unless_empty(truncated),
+        denied: unless_empty(ran.denied),
+        note,
+        context: Some(ran.context.id),
+        context_created: ran.created.then_some(true),
+        run,
+        stdout: Some(ran.stdout.text),
+        stderr: Some(stderr),
+        output: None,
+        cursor: None,
+    };
+    let mut answer = Answer::json(&object);
+    answer.blocks.extend(pictures);
+    answer.blocks.extend(links);
+    if success { answer } else { answer.unsuccessful() }
+}
+
+fn status(end: &RunOutcome) -> &'static str {
+    match end {
+        RunOutcome::Ok | RunOutcome::Exit { code: 0 } => "ok",
+        RunOutcome::Error => "error",
+        RunOutcome::Exit { .. } | RunOutcome::Ended { how: Ended::Exited { .. } } => "exited",
+        RunOutcome::Ended { how: Ended::Signaled { .. } } => "crashed",
+        RunOutcome::TimedOut { .. } => "timed_out",
+        RunOutcome::Cancelled { .. } => "cancelled",
+        RunOutcome::Interrupted => "interrupted",
+        RunOutcome::OutOfMemory { .. } => "out_of_memory",
+        RunOutcome::SandboxLost { .. } => "lost",
+    }
+}
+
+/// Returns the exit status: of every command that had one, and of code only if it ended by exiting.
+fn status_code(end: &RunOutcome, what: RunKind) -> Option<i32> {
+    match end {
+        RunOutcome::Exit { code } | RunOutcome::Ended { how: Ended::Exited { code } } => Some(*code),
+        RunOutcome::SandboxLost { .. } => None,
+        other => (what == RunKind::Command).then(|| exit_code(other)),
+    }
+}
+
+fn variables_kept(end: &RunOutcome) -> Option<bool> {
+    match end {
+        RunOutcome::Ok | RunOutcome::Error => None,
+        RunOutcome::Exit { .. } | RunOutcome::Interrupted => Some(true),
+        RunOutcome::TimedOut { state_kept, .. } | RunOutcome::Cancelled { state_kept } => Some(*state_kept),
+        RunOutcome::OutOfMemory { .. } | RunOutcome::Ended { .. } | RunOutcome::SandboxLost { .. } => Some(false),
+    }
+}
+
+const WORDS: RunWording =
+    RunWording { place: "context", anew: "with context left out, or in a new one made with create_context" };
+
+/// Says what was lost before, how the run ended if that needs words, and what to do next.
+fn note(ran: &Ran, what: RunKind, in_background: bool) -> Option<String> {
+    let mut note = ran.notice.clone().unwrap_or_default();
+    let ending = match what {
+        RunKind::Code => ending(&ran.end, &WORDS),
+        RunKind::Command => command_ending(&ran.end, &WORDS),
+    };
+    if let Some(mut sentence) = ending {
+        if matches!(ran.end, RunOutcome::TimedOut { .. }) && !in_background {
+            sentence.push_str(" Or give it a longer timeout with background=true and poll with wait_run.");
+        }
+        add_lines(&mut note, &sentence);
+    }
+    let note = note.trim_end();
+    (!note.is_empty()).then(|| note.to_owned())
+}
+
+/// Returns the readable form of a bundle that is not a picture: its text if that says something, otherwise its source.
+fn readable(bundle: &MimeBundle) -> Option<(&'static str, String)> {
+    const RICH: [&str; 5] = ["text/html", "image/svg+xml", "text/markdown", "text/latex", "application/json"];
+    if picture(bundle).is_some() {
+        return None;
+    }
+    let text = |mime: &'static str| match bundle.get(mime)? {
+        Value::String(text) => Some((mime, text.clone())),
+        other => Some((mime, other.to_string())),
+    };
+    let plain = text("text/plain");
+    // Such a text is only the name of an object: `<IPython.core.display.HTML object>`.
+    let is_name = |text: &str| text.starts_with('<') && text.ends_with('>') && !text.contains('\n');
+    match plain {
+        Some((_, ref shown)) if !is_name(shown) => plain,
+        _ => RICH.into_iter().find_map(text).or(plain),
+    }
+}
+
+/// Returns the displays as far as they fit into one budget.
+fn displays(bundles: &[MimeBundle]) -> Vec<Display> {
+    let mut left = TEXT_BUDGET;
+    let fitting = bundles.iter().filter_map(readable).map_while(|(mime, text)| {
+        let shown = clipped(&text, left).into_owned();
+        let display = (left > 0).then_some(Display { kind: mime, text: shown });
+        left = left.saturating_sub(text.chars().count());
+        display
+    });
+    fitting.collect()
+}
+
+/// Returns the streams of which a part is left out, and links to their kept output.
+fn cuts(scene: &RenderInput<'_>, ran: &Ran) -> (Vec<CutStream>, Vec<Block>) {
+    let cut = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].into_iter().filter(|(_, stream)| stream.truncated);
+    let (cuts, links): (Vec<CutStream>, Vec<Option<Block>>) = cut
+        .map(|(stream, captured)| {
+            let kept = captured.kept.as_ref();
+            let link = kept.and_then(|kept| scene.link(&kept.key, &kept.name, Some(kept.bytes)));
+            (CutStream { stream, bytes: captured.total_bytes, url: Block::address(link.as_ref()) }, link)
+        })
+        .unzip();
+    (cuts, links.into_iter().flatten().collect())
+}
