@@ -27,7 +27,7 @@ const MAX_KEPT_NAME: usize = 128;
 pub(crate) struct CellRun<'a> {
     pub(crate) inner: &'a Inner,
     pub(crate) call: &'a Call,
-    pub(crate) place: Arc<LiveSandbox>,
+    pub(crate) sandbox: Arc<LiveSandbox>,
     pub(crate) timeout: Duration,
     pub(crate) network: Network,
     /// Maximum number of characters kept of each stream.
@@ -78,14 +78,14 @@ impl CellRun<'_> {
     /// Runs the request and returns exactly one end, however the guest behaves.
     pub(crate) async fn run(&self, request: &ToGuest) -> Result<CellReport<'_>, StartRefused> {
         let mut fold = OutputFold::new(self.budget, self.call, self.record);
-        let (started, passage) = (Instant::now(), self.place.passage(self.network));
+        let (started, egress) = (Instant::now(), self.sandbox.run_egress(self.network));
         let last = self.converse(request, &mut fold).await;
-        let (mut duration, denied) = (started.elapsed(), passage.denied());
+        let (mut duration, denied) = (started.elapsed(), egress.denied());
         let ending = match last {
             FinalFrame::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
             // The code may or may not have run. A sandbox in doubt is not used again.
             FinalFrame::Failed(StartRefused { why, .. }) | FinalFrame::End(CellEnding::Lost(why)) => {
-                let _ = self.place.destroy(&why).await;
+                let _ = self.sandbox.destroy(&why).await;
                 CellEnding::Lost(why)
             }
             FinalFrame::End(ending) => ending,
@@ -102,9 +102,9 @@ impl CellRun<'_> {
         let mut until = pin!(tokio::time::sleep(self.timeout + grace + BACKSTOP));
         let mut run: PendingCall = tokio::select! {
             biased;
-            sent = self.place.guest.call(request) => match sent {
+            sent = self.sandbox.guest.call(request) => match sent {
                 Ok(run) => run,
-                Err(lost) if self.place.guest.is_lost() => return lost.into(),
+                Err(lost) if self.sandbox.guest.is_lost() => return lost.into(),
                 // The message is too long: some characters are encoded as six.
                 Err(too_long) => return FinalFrame::End(CellEnding::Unsendable(too_long.0)),
             },
@@ -129,7 +129,7 @@ impl CellRun<'_> {
                     Ok(answer) => match fold.take(answer) {
                         Ok(None) => {}
                         Ok(Some(last)) => return last,
-                        Err(why) => return self.place.guest.close(why).into(),
+                        Err(why) => return self.sandbox.guest.close(why).into(),
                     },
                 },
             }
@@ -139,7 +139,7 @@ impl CellRun<'_> {
     /// Ends the connection to a guest that stayed silent beyond all deadlines. The files are lost with it.
     fn silent(&self, cancelled: bool) -> FinalFrame {
         let what = if cancelled { "was cancelled".into() } else { format!("timed out after {:?}", self.timeout) };
-        self.place.guest.close(&format!("the code {what} and its guest did not end it")).into()
+        self.sandbox.guest.close(&format!("the code {what} and its guest did not end it")).into()
     }
 }
 

@@ -25,7 +25,7 @@ use crate::tenancy::Charge;
 /// The current sandbox and kernels of a context. Only the run that has the turn may change them.
 #[derive(Default)]
 pub(crate) struct ContextState {
-    pub(crate) place: Option<Arc<LiveSandbox>>,
+    pub(crate) sandbox: Option<Arc<LiveSandbox>>,
     /// Running kernels, at most one for each language. A language has none before its first run, and none between the
     /// death of its kernel and the next run.
     pub(crate) kernels: BTreeMap<Language, KernelId>,
@@ -41,12 +41,12 @@ pub(crate) struct ContextState {
 }
 
 impl ContextState {
-    pub(crate) fn at(place: Arc<LiveSandbox>) -> Self {
-        Self { place: Some(place), ..Self::default() }
+    pub(crate) fn at(sandbox: Arc<LiveSandbox>) -> Self {
+        Self { sandbox: Some(sandbox), ..Self::default() }
     }
 
     pub(crate) fn live_sandbox(&self) -> Option<Arc<LiveSandbox>> {
-        self.place.clone().filter(|place| !place.guest.is_lost())
+        self.sandbox.clone().filter(|sandbox| !sandbox.guest.is_lost())
     }
 
     /// Forgets the kernel of this language. Files still exist.
@@ -73,7 +73,7 @@ impl ContextState {
 #[derive(Default)]
 pub(crate) struct BrowserUse {
     /// Sandbox in which the browser ran last.
-    pub(crate) place: Option<Arc<LiveSandbox>>,
+    pub(crate) sandbox: Option<Arc<LiveSandbox>>,
     /// True if a call has used the browser, so that there is something to lose.
     pub(crate) used: bool,
     /// Message for the next call.
@@ -111,7 +111,7 @@ pub(crate) struct Context {
 
 struct ContextActivity {
     /// The same sandbox as in `ContextState`, for file operations, which need no turn.
-    place: Option<Arc<LiveSandbox>>,
+    sandbox: Option<Arc<LiveSandbox>>,
     isolation: Isolation,
     last_used: u64,
     last_active: Instant,
@@ -136,7 +136,7 @@ pub(crate) struct Plan {
 impl Context {
     pub(crate) fn new(plan: Plan, home: ContextState, isolation: Isolation) -> Self {
         let now = unix_now();
-        home.place.iter().for_each(|place| place.belongs_to(&plan.id));
+        home.sandbox.iter().for_each(|sandbox| sandbox.belongs_to(&plan.id));
         Self {
             id: plan.id,
             name: plan.name,
@@ -153,7 +153,7 @@ impl Context {
             untold: AtomicBool::new(false),
             has_moved: Notify::new(),
             state: Mutex::new(ContextActivity {
-                place: home.place.clone(),
+                sandbox: home.sandbox.clone(),
                 isolation,
                 last_used: now,
                 last_active: Instant::now(),
@@ -193,27 +193,27 @@ impl Context {
         state.last_active = Instant::now();
     }
 
-    pub(crate) fn moved(&self, place: &Arc<LiveSandbox>) {
-        place.belongs_to(&self.id);
+    pub(crate) fn moved(&self, sandbox: &Arc<LiveSandbox>) {
+        sandbox.belongs_to(&self.id);
         let mut state = lock(&self.state);
-        state.isolation = place.isolation().clone();
-        state.place = Some(place.clone());
+        state.isolation = sandbox.isolation().clone();
+        state.sandbox = Some(sandbox.clone());
         drop(state);
         self.has_moved.notify_waiters();
     }
 
-    pub(crate) fn live_place(&self) -> Option<Arc<LiveSandbox>> {
-        lock(&self.state).place.clone().filter(|place| !place.guest.is_lost())
+    pub(crate) fn live_sandbox(&self) -> Option<Arc<LiveSandbox>> {
+        lock(&self.state).sandbox.clone().filter(|sandbox| !sandbox.guest.is_lost())
     }
 
     /// Waits until the context has a sandbox.
-    pub(crate) async fn next_place(&self) -> Arc<LiveSandbox> {
+    pub(crate) async fn next_sandbox(&self) -> Arc<LiveSandbox> {
         loop {
             let mut moved = pin!(self.has_moved.notified());
             // Registered before the check, so that no notification in between is missed.
             moved.as_mut().enable();
-            if let Some(place) = self.live_place() {
-                return place;
+            if let Some(sandbox) = self.live_sandbox() {
+                return sandbox;
             }
             moved.await;
         }

@@ -118,7 +118,7 @@ pub(crate) struct ParkingSlot {
 }
 
 struct ParkedSandbox {
-    place: Arc<LiveSandbox>,
+    sandbox: Arc<LiveSandbox>,
     shape: Shape,
     /// Language of its kernel, if it has one.
     language: Option<Language>,
@@ -130,7 +130,7 @@ impl ParkingSlot {
     /// Destroys the parked sandbox, if there is one.
     async fn clear(&mut self) {
         if let Some(parked) = self.parked.take() {
-            let _ = parked.place.destroy("nobody needs its files at the moment").await;
+            let _ = parked.sandbox.destroy("nobody needs its files at the moment").await;
         }
     }
 }
@@ -200,26 +200,27 @@ impl Conversations {
 
 impl Inner {
     /// Returns a sandbox for the files of a conversation, in which no code runs. It stays parked for the next call.
-    pub(crate) async fn place_for_data(
+    pub(crate) async fn sandbox_for_data(
         &self,
         turn: &mut Turn<ParkingSlot>,
         shape: &Shape,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        if let Some(parked) = turn.parked.as_mut().filter(|parked| !parked.place.guest.is_lost()) {
+        if let Some(parked) = turn.parked.as_mut().filter(|parked| !parked.sandbox.guest.is_lost()) {
             parked.since = Instant::now();
-            return Ok(parked.place.clone());
+            return Ok(parked.sandbox.clone());
         }
         turn.parked = None;
         let room = self.parking_room(&self.parking_owner(shape)).await?;
         let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
-        let place = provisioner.sandbox(shape, None).await?;
+        let sandbox = provisioner.sandbox(shape, None).await?;
         let since = Instant::now();
-        turn.parked = Some(ParkedSandbox { place: place.clone(), shape: shape.clone(), language: None, since, room });
-        Ok(place)
+        turn.parked =
+            Some(ParkedSandbox { sandbox: sandbox.clone(), shape: shape.clone(), language: None, since, room });
+        Ok(sandbox)
     }
 
     /// Returns a sandbox in which no code has run yet, with a kernel started as specified. The caller destroys it.
-    pub(crate) async fn place_for_code(
+    pub(crate) async fn sandbox_for_code(
         &self,
         turn: &mut Turn<ParkingSlot>,
         shape: &Shape,
@@ -227,25 +228,25 @@ impl Inner {
     ) -> Result<(Arc<LiveSandbox>, KernelId), SandboxFailure> {
         let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
         let _hurry = provisioner.hurry();
-        let (place, number) = match turn.parked.take() {
-            Some(ParkedSandbox { place, shape: of, language, .. }) if of == *shape && !place.guest.is_lost() => {
-                if language == Some(kernel.language) && !place.guest.has_exited(FIRST_KERNEL) {
-                    return Ok((place, FIRST_KERNEL));
+        let (sandbox, number) = match turn.parked.take() {
+            Some(ParkedSandbox { sandbox, shape: of, language, .. }) if of == *shape && !sandbox.guest.is_lost() => {
+                if language == Some(kernel.language) && !sandbox.guest.has_exited(FIRST_KERNEL) {
+                    return Ok((sandbox, FIRST_KERNEL));
                 }
-                (place, if language.is_some() { FIRST_KERNEL + 1 } else { FIRST_KERNEL })
+                (sandbox, if language.is_some() { FIRST_KERNEL + 1 } else { FIRST_KERNEL })
             }
             parked => {
                 if let Some(parked) = parked {
                     // Only one sandbox at a time can have the files.
-                    parked.place.destroy("its files are needed elsewhere").await?;
+                    parked.sandbox.destroy("its files are needed elsewhere").await?;
                 }
                 (provisioner.create_in_background(shape, Some(kernel.language)).await?, FIRST_KERNEL)
             }
         };
-        match provisioner.start_as_told(&place, number, kernel).await {
-            Ok(()) => Ok((place, number)),
+        match provisioner.start_as_told(&sandbox, number, kernel).await {
+            Ok(()) => Ok((sandbox, number)),
             Err(failure) => {
-                let _ = place.destroy("its interpreter did not start").await;
+                let _ = sandbox.destroy("its interpreter did not start").await;
                 Err(failure)
             }
         }
@@ -263,23 +264,23 @@ impl Inner {
         }
         let language = kernel.language;
         let making = async {
-            let place = provisioner.create_in_background(&shape, Some(language)).await?;
-            let started = match provisioner.start_as_told(&place, FIRST_KERNEL, kernel).await {
-                Ok(()) => rehearse(&place, language).await.map_err(SandboxFailure::new),
+            let sandbox = provisioner.create_in_background(&shape, Some(language)).await?;
+            let started = match provisioner.start_as_told(&sandbox, FIRST_KERNEL, kernel).await {
+                Ok(()) => rehearse(&sandbox, language).await.map_err(SandboxFailure::new),
                 Err(failure) => Err(failure),
             };
             match started {
-                Ok(()) => Ok(place),
+                Ok(()) => Ok(sandbox),
                 Err(failure) => {
-                    let _ = place.destroy("its interpreter did not start").await;
+                    let _ = sandbox.destroy("its interpreter did not start").await;
                     Err(failure)
                 }
             }
         };
         match making.await {
-            Ok(place) => {
+            Ok(sandbox) => {
                 let since = Instant::now();
-                turn.parked = Some(ParkedSandbox { place, shape, language: Some(language), since, room });
+                turn.parked = Some(ParkedSandbox { sandbox, shape, language: Some(language), since, room });
             }
             Err(SandboxFailure { log, .. }) => tracing::debug!(why = log, "nothing could be made for the next call"),
         }
@@ -385,7 +386,7 @@ impl Shape {
         Self {
             kept: Some(volume),
             limits: tenancy.config().limits,
-            exit: None,
+            egress: None,
             browser: None,
             ..Self::of(tenancy, None)
         }
@@ -401,7 +402,7 @@ impl Shape {
             limits: realm.limits,
             volumes: Vec::new(),
             kept: Some(KeptVolume { name: key.into(), bytes, inodes }),
-            exit: None,
+            egress: None,
             browser: None,
         }
     }

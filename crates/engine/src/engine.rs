@@ -36,7 +36,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// Interval between attempts to destroy sandboxes whose destruction failed.
 const UPKEEP: Duration = Duration::from_secs(10);
 /// Maximum time to wait for the status of the zygote, so that a status request does not wait for a busy back end.
-const WARMTH_WAIT: Duration = Duration::from_secs(1);
+const ZYGOTE_WAIT: Duration = Duration::from_secs(1);
 /// Number of notices that a reader may fall behind before it misses some.
 const NOTICES: usize = 1024;
 
@@ -217,8 +217,8 @@ impl Engine {
     }
 
     /// Returns the status of the zygote, from which kernels are forked, if the back end has one and answers soon.
-    pub async fn warmth(&self) -> Option<ZygoteStatus> {
-        tokio::time::timeout(WARMTH_WAIT, self.inner.live.backend().zygote_status()).await.ok().flatten()
+    pub async fn zygote_status(&self) -> Option<ZygoteStatus> {
+        tokio::time::timeout(ZYGOTE_WAIT, self.inner.live.backend().zygote_status()).await.ok().flatten()
     }
 
     /// Returns the number of contexts of this tenant in this realm, and how many of them run something.

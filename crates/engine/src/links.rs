@@ -97,19 +97,19 @@ impl LinkTarget {
         let result = match self {
             Self::Context { context, root } => {
                 let missing = || EngineError::FileNotFound(path.into());
-                let living = context.live_place().filter(|_| !context.gone.is_cancelled());
-                let place: Arc<LiveSandbox> = living.ok_or_else(missing)?;
-                read(&place, *root, path, range, &Hold::default()).await
+                let living = context.live_sandbox().filter(|_| !context.gone.is_cancelled());
+                let sandbox: Arc<LiveSandbox> = living.ok_or_else(missing)?;
+                read(&sandbox, *root, path, range, &Hold::default()).await
             }
             Self::Conversation { key, shape } => {
                 let wait = inner.config.queue_wait;
                 let turn = tokio::time::timeout(wait, inner.conversations.turns.turn(key)).await;
                 let mut turn = turn.map_err(|_| EngineError::Busy(wait))?;
-                let place = inner.place_for_data(&mut turn, shape).await.map_err(|failure| {
+                let sandbox = inner.sandbox_for_data(&mut turn, shape).await.map_err(|failure| {
                     tracing::warn!(why = failure.log, "no sandbox for a link");
                     EngineError::Sandbox(failure.public)
                 })?;
-                read(&place, Root::Data, path, range, &Hold::default()).await
+                read(&sandbox, Root::Data, path, range, &Hold::default()).await
             }
         };
         // The holder of a link must learn nothing else about the files, so an invalid path looks like a missing file.

@@ -158,9 +158,9 @@ impl OpContext {
         let language = wanted.unwrap_or(kind.language);
         let browser = kind.browser && provisioner.browses(self.tenancy.config());
         let ready = self.inner.stock()?.take(&self.tenancy, SandboxKind { language, browser, ..kind }).await;
-        if let Some((id, place)) = ready.and_then(|session| Some((session.id.clone(), session.leave()?))) {
+        if let Some((id, sandbox)) = ready.and_then(|session| Some((session.id.clone(), session.leave()?))) {
             tracing::debug!(session = id, "a session becomes a context");
-            return Ok(ContextState::with(place, language, FIRST_KERNEL));
+            return Ok(ContextState::with(sandbox, language, FIRST_KERNEL));
         }
         let shape = Shape::of(&self.tenancy, kind.size);
         Ok(match wanted {
@@ -180,9 +180,9 @@ impl OpContext {
 
     /// Returns the sandbox of a context for a file operation, which needs no turn unless the sandbox has to be created
     /// again. A sandbox that the run with the turn gets meanwhile serves as well.
-    async fn place_for_files(&self, call: &Call, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
-        if let Some(place) = context.live_place() {
-            return Ok(place);
+    async fn sandbox_for_files(&self, call: &Call, context: &Context) -> Result<Arc<LiveSandbox>, EngineError> {
+        if let Some(sandbox) = context.live_sandbox() {
+            return Ok(sandbox);
         }
         let mut home = match context.turn.try_lock() {
             Ok(home) => home,
@@ -193,13 +193,13 @@ impl OpContext {
                 let next = async {
                     tokio::select! {
                         biased;
-                        place = context.next_place() => Err(place),
+                        sandbox = context.next_sandbox() => Err(sandbox),
                         home = context.turn.lock() => Ok(home),
                     }
                 };
                 match self.wait(call, &over, why, next).await? {
                     Ok(home) => home,
-                    Err(place) => return Ok(place),
+                    Err(sandbox) => return Ok(sandbox),
                 }
             }
         };
@@ -216,8 +216,8 @@ impl OpContext {
         if context.gone.is_cancelled() {
             return Err(context.not_found());
         }
-        if let Some(place) = home.live_sandbox() {
-            return Ok(place);
+        if let Some(sandbox) = home.live_sandbox() {
+            return Ok(sandbox);
         }
         // A browser is started only by an operation that needs one.
         let kind = SandboxKind { size: context.size, language: context.language, browser: false };
@@ -226,7 +226,7 @@ impl OpContext {
             other => other,
         })?;
         // If the sandbox was lost since the last run its files are gone too, so this notice replaces any other.
-        let lost = home.place.as_ref().map(|place| place.guest.why_lost().0);
+        let lost = home.sandbox.as_ref().map(|sandbox| sandbox.guest.why_lost().0);
         if lost.is_some() {
             self.inner.notify(&self.tenancy, &context.id, NoticeKind::Lost);
         }
@@ -234,9 +234,9 @@ impl OpContext {
             .map(|why| format!("[the sandbox was lost ({why}): variables and files are gone]"))
             .or_else(|| home.notice.take());
         *home = settled;
-        let place = home.place.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
-        context.moved(&place);
-        Ok(place)
+        let sandbox = home.sandbox.clone().ok_or_else(|| EngineError::Sandbox("no sandbox".into()))?;
+        context.moved(&sandbox);
+        Ok(sandbox)
     }
 }
 
@@ -251,8 +251,8 @@ fn may_make(missing: &EngineError) -> bool {
 }
 
 impl ContextState {
-    fn with(place: Arc<LiveSandbox>, language: Language, kernel: proto::KernelId) -> Self {
-        Self { kernels: [(language, kernel)].into(), last_kernel: kernel, ..Self::at(place) }
+    fn with(sandbox: Arc<LiveSandbox>, language: Language, kernel: proto::KernelId) -> Self {
+        Self { kernels: [(language, kernel)].into(), last_kernel: kernel, ..Self::at(sandbox) }
     }
 }
 
@@ -296,9 +296,9 @@ pub(crate) fn check_path(path: &str) -> Result<(), EngineError> {
 }
 
 /// Converts a guest's refusal of a file operation into an error of the engine.
-fn file_error(path: &str, limit: u64, answer: FromGuest, place: &LiveSandbox) -> EngineError {
+fn file_error(path: &str, limit: u64, answer: FromGuest, sandbox: &LiveSandbox) -> EngineError {
     let FromGuest::Failed { failure, message } = answer else {
-        return EngineError::Sandbox(place.guest.close("the guest answered something else").0);
+        return EngineError::Sandbox(sandbox.guest.close("the guest answered something else").0);
     };
     let path = path.to_owned();
     match failure {

@@ -27,7 +27,7 @@ pub(crate) struct Shape {
     pub(crate) volumes: Vec<SharedVolume>,
     pub(crate) kept: Option<KeptVolume>,
     /// Egress of the sandbox; without one it has only its own loopback interface.
-    pub(crate) exit: Option<EgressSpec>,
+    pub(crate) egress: Option<EgressSpec>,
     /// Room for a browser, if the sandbox may have one.
     pub(crate) browser: Option<BrowserRoom>,
 }
@@ -44,7 +44,7 @@ impl Shape {
             volumes: config.volumes.clone(),
             kept: None,
             // A sandbox that outlives a call has no egress in a realm where each call has to ask for it.
-            exit: tenancy.exit(size).filter(|_| !config.network_on_call),
+            egress: tenancy.egress(size).filter(|_| !config.network_on_call),
         }
     }
 }
@@ -96,19 +96,19 @@ impl Provisioner {
     /// Starts a kernel for a caller that waits.
     pub(crate) async fn start_kernel(
         &self,
-        place: &LiveSandbox,
+        sandbox: &LiveSandbox,
         kernel: KernelId,
         language: Language,
     ) -> Result<(), SandboxFailure> {
         let _hurry = self.hurry();
-        self.unhurried_kernel(place, kernel, language).await
+        self.unhurried_kernel(sandbox, kernel, language).await
     }
 
     /// Creates a sandbox with a kernel for a caller that waits. On failure nothing is left of it.
     pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let _hurry = self.hurry();
-        let place = self.create_in_background(shape, Some(language)).await?;
-        self.first_kernel(place, language).await
+        let sandbox = self.create_in_background(shape, Some(language)).await?;
+        self.first_kernel(sandbox, language).await
     }
 
     pub(crate) async fn create_in_background(
@@ -116,20 +116,20 @@ impl Provisioner {
         shape: &Shape,
         first: Option<Language>,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        let Shape { groups, limits, volumes, kept, exit, browser } = shape.clone();
+        let Shape { groups, limits, volumes, kept, egress, browser } = shape.clone();
         let browser = browser.filter(|_| self.runtimes.browser.is_some());
         let (runtime, mut files) = (self.runtimes.binds(browser.is_some()), self.runtimes.files.clone());
-        files.extend(self.furnishing(exit.as_ref()).await.iter().flat_map(|furnishing| furnishing.files.clone()));
+        files.extend(self.setup(egress.as_ref()).await.iter().flat_map(|setup| setup.files.clone()));
         // The browser's processes are added, so that the code does not have fewer.
         let pids = limits.pids + browser.map_or(0, |room| room.pids);
-        let (egress, limits) = (exit.is_some(), Limits { pids, ..limits });
-        let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress, browser };
-        self.live.make(spec, first, exit).await
+        let limits = Limits { pids, ..limits };
+        let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: egress.is_some(), browser };
+        self.live.make(spec, first, egress).await
     }
 
     /// Returns the files and environment variables that a sandbox with this egress needs.
-    async fn furnishing(&self, exit: Option<&EgressSpec>) -> Option<Arc<egress::SandboxSetup>> {
-        Some(self.config.egress.as_ref()?.setup(&exit?.tenant.0).await)
+    async fn setup(&self, egress: Option<&EgressSpec>) -> Option<Arc<egress::SandboxSetup>> {
+        Some(self.config.egress.as_ref()?.setup(&egress?.tenant.0).await)
     }
 
     /// Returns whether contexts of this realm can have a browser.
@@ -138,55 +138,55 @@ impl Provisioner {
     }
 
     /// Starts the browser for a caller that waits.
-    pub(crate) async fn start_browser(&self, place: &LiveSandbox) -> Result<(), SandboxFailure> {
+    pub(crate) async fn start_browser(&self, sandbox: &LiveSandbox) -> Result<(), SandboxFailure> {
         let _hurry = self.hurry();
-        self.unhurried_browser(place).await
+        self.unhurried_browser(sandbox).await
     }
 
-    pub(crate) async fn unhurried_browser(&self, place: &LiveSandbox) -> Result<(), SandboxFailure> {
+    pub(crate) async fn unhurried_browser(&self, sandbox: &LiveSandbox) -> Result<(), SandboxFailure> {
         let command = self.runtimes.browser.as_ref().ok_or_else(|| SandboxFailure::new("no browser is installed"))?;
-        let nssdb = self.furnishing(place.exit()).await.and_then(|furnishing| furnishing.nssdb.clone());
-        place.start_browser(command.spec(place.has_way_out(), nssdb)).await
+        let nssdb = self.setup(sandbox.egress_spec()).await.and_then(|setup| setup.nssdb.clone());
+        sandbox.start_browser(command.spec(sandbox.has_egress(), nssdb)).await
     }
 
     /// Returns the environment variables that everything started in this sandbox needs in addition.
-    pub(crate) async fn env_of(&self, place: &LiveSandbox) -> BTreeMap<String, String> {
-        self.furnishing(place.exit()).await.map(|furnishing| furnishing.env.clone()).unwrap_or_default()
+    pub(crate) async fn env_of(&self, sandbox: &LiveSandbox) -> BTreeMap<String, String> {
+        self.setup(sandbox.egress_spec()).await.map(|setup| setup.env.clone()).unwrap_or_default()
     }
 
     /// Starts the first kernel of a sandbox and returns the sandbox. On failure nothing is left of it.
     pub(crate) async fn first_kernel(
         &self,
-        place: Arc<LiveSandbox>,
+        sandbox: Arc<LiveSandbox>,
         language: Language,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        if let Err(failure) = self.unhurried_kernel(&place, FIRST_KERNEL, language).await {
-            let _ = place.destroy("its interpreter did not start").await;
+        if let Err(failure) = self.unhurried_kernel(&sandbox, FIRST_KERNEL, language).await {
+            let _ = sandbox.destroy("its interpreter did not start").await;
             return Err(failure);
         }
-        Ok(place)
+        Ok(sandbox)
     }
 
     async fn unhurried_kernel(
         &self,
-        place: &LiveSandbox,
+        sandbox: &LiveSandbox,
         kernel: KernelId,
         language: Language,
     ) -> Result<(), SandboxFailure> {
         let spec = self.runtimes.kernel(language, &self.config.cwd);
         let spec = spec.ok_or_else(|| SandboxFailure::new("no JavaScript runtime is installed"))?;
-        self.start_as_told(place, kernel, spec).await
+        self.start_as_told(sandbox, kernel, spec).await
     }
 
     /// Starts a kernel as `spec` says. Variables that follow from the sandbox are added to it.
     pub(crate) async fn start_as_told(
         &self,
-        place: &LiveSandbox,
+        sandbox: &LiveSandbox,
         kernel: KernelId,
         mut spec: KernelSpec,
     ) -> Result<(), SandboxFailure> {
-        spec.env.extend(self.env_of(place).await);
-        place.start_kernel(kernel, spec).await.map(drop)
+        spec.env.extend(self.env_of(sandbox).await);
+        sandbox.start_kernel(kernel, spec).await.map(drop)
     }
 }
 
@@ -200,7 +200,7 @@ fn statement(language: Language) -> &'static str {
 
 /// Runs a statement in the first kernel. It warms the kernel up before a tenant's first cell, and shows whether the
 /// kernel is healthy.
-pub(crate) async fn rehearse(place: &LiveSandbox, language: Language) -> Result<(), String> {
+pub(crate) async fn rehearse(sandbox: &LiveSandbox, language: Language) -> Result<(), String> {
     let deadline = Deadline { after_ms: CHECK_DEADLINE.as_millis() as u64, grace_ms: 1000 };
     let request = ToGuest::Run {
         kernel: FIRST_KERNEL,
@@ -211,7 +211,7 @@ pub(crate) async fn rehearse(place: &LiveSandbox, language: Language) -> Result<
         keep_over: None,
     };
     let checking = async {
-        let mut run = place.guest.call(&request).await.map_err(|lost| lost.0)?;
+        let mut run = sandbox.guest.call(&request).await.map_err(|lost| lost.0)?;
         loop {
             match run.next().await.map_err(|lost| lost.0)? {
                 GuestReply::Message(FromGuest::RunEnd { end }) if end.status == RunStatus::Ok => return Ok(()),

@@ -46,7 +46,7 @@ struct RegistryInner {
 struct RegistryEntry {
     sandbox: Box<dyn Sandbox>,
     /// Egress of the sandbox, which is closed before the sandbox ends.
-    way_out: Option<SandboxEgress>,
+    egress: Option<SandboxEgress>,
     /// Connection to the guest, set once the guest was greeted.
     guest: OnceLock<GuestClient>,
     /// True once the end of the sandbox was ordered. The destruction is retried periodically until `destroyed` is true.
@@ -74,7 +74,7 @@ impl RegistryEntry {
         self.doomed.store(true, Ordering::SeqCst);
         // The egress is closed first: nothing may leave on behalf of a sandbox that is over, however long its end
         // takes.
-        self.way_out.iter().for_each(SandboxEgress::close);
+        self.egress.iter().for_each(SandboxEgress::close);
         let destroying = async {
             let mut destroyed = self.destroyed.lock().await;
             if !*destroyed {
@@ -149,12 +149,12 @@ impl Registry {
         &self,
         spec: SandboxSpec,
         first: Option<Language>,
-        exit: Option<EgressSpec>,
+        egress: Option<EgressSpec>,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let live = self.clone();
         let (sender, receiver) = tokio::sync::oneshot::channel();
         self.shared.tasks.spawn(async move {
-            let made = live.make_here(&spec, first, exit).await;
+            let made = live.make_here(&spec, first, egress).await;
             if let Err(Ok(unwanted)) = sender.send(made) {
                 let _ = unwanted.destroy("nobody waits for the sandbox any more").await;
             }
@@ -166,7 +166,7 @@ impl Registry {
         &self,
         spec: &SandboxSpec,
         first: Option<Language>,
-        exit: Option<EgressSpec>,
+        egress: Option<EgressSpec>,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
         let shared = &self.shared;
         if shared.closed.load(Ordering::SeqCst) {
@@ -177,13 +177,13 @@ impl Registry {
             SandboxFailure::new(format!("the back end made no sandbox within {:?}", shared.start_timeout))
         })??;
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let (way_out, closed) = match exit.map(|exit| shared.way_out(&*sandbox, exit)).transpose() {
-            Ok(way_out) => (way_out, None),
+        let (egress, closed) = match egress.map(|spec| shared.open_egress(&*sandbox, spec)).transpose() {
+            Ok(egress) => (egress, None),
             Err(failure) => (None, Some(failure)),
         };
         let held = Arc::new(RegistryEntry {
             sandbox,
-            way_out,
+            egress,
             guest: OnceLock::new(),
             doomed: AtomicBool::new(false),
             destroyed: tokio::sync::Mutex::new(false),
@@ -201,9 +201,9 @@ impl Registry {
         match connected {
             Ok(guest) => {
                 let _ = held.guest.set(guest.clone());
-                let place = Arc::new(LiveSandbox { number, held, guest, live: self.clone() });
+                let sandbox = Arc::new(LiveSandbox { number, held, guest, live: self.clone() });
                 // The end of the connection, whatever its reason, ends the sandbox.
-                let watched = place.clone();
+                let watched = sandbox.clone();
                 shared.tasks.spawn(async move {
                     let lost = watched.guest.lost().await;
                     let stale = watched.guest.stale_frames();
@@ -214,10 +214,10 @@ impl Registry {
                     }
                 });
                 if shared.closed.load(Ordering::SeqCst) {
-                    let _ = place.destroy("shutting down").await;
+                    let _ = sandbox.destroy("shutting down").await;
                     return Err(SandboxFailure::new("shutting down"));
                 }
-                Ok(place)
+                Ok(sandbox)
             }
             Err(failure) => {
                 let _ = self.destroy(number, &held).await;
@@ -298,7 +298,7 @@ impl Registry {
 }
 
 impl RegistryInner {
-    fn way_out(&self, sandbox: &dyn Sandbox, exit: EgressSpec) -> Result<SandboxEgress, SandboxFailure> {
+    fn open_egress(&self, sandbox: &dyn Sandbox, spec: EgressSpec) -> Result<SandboxEgress, SandboxFailure> {
         let none = |log: String| SandboxFailure {
             public: "the sandbox has no way out to the network; the server's log says why".into(),
             log,
@@ -307,8 +307,8 @@ impl RegistryInner {
         let egress = self.egress.as_ref().ok_or_else(|| none("a policy for the network, but no proxy".into()))?;
         let listener =
             sandbox.take_egress_listener().ok_or_else(|| none("no socket came out of the sandbox".into()))?;
-        let opened = SandboxEgress::open(egress, listener, exit, self.told.clone());
-        opened.map_err(|error| none(format!("the sandbox's way out cannot be opened: {error}")))
+        let opened = SandboxEgress::open(egress, listener, spec, self.told.clone());
+        opened.map_err(|error| none(format!("the sandbox's egress cannot be opened: {error}")))
     }
 }
 
@@ -344,22 +344,22 @@ impl LiveSandbox {
         Ok(self.held.sandbox.enter_browser().await?)
     }
 
-    pub(crate) fn has_way_out(&self) -> bool {
-        self.held.way_out.is_some()
+    pub(crate) fn has_egress(&self) -> bool {
+        self.held.egress.is_some()
     }
 
-    pub(crate) fn exit(&self) -> Option<&EgressSpec> {
-        self.held.way_out.as_ref().map(SandboxEgress::exit)
+    pub(crate) fn egress_spec(&self) -> Option<&EgressSpec> {
+        self.held.egress.as_ref().map(SandboxEgress::spec)
     }
 
     /// Assigns the sandbox to a context or a conversation.
     pub(crate) fn belongs_to(&self, id: &str) {
-        self.held.way_out.iter().for_each(|way_out| way_out.belongs_to(id));
+        self.held.egress.iter().for_each(|egress| egress.belongs_to(id));
     }
 
     /// Returns the network of a run, which lasts until the returned value is dropped.
-    pub(crate) fn passage(&self, network: Network) -> RunEgress<'_> {
-        RunEgress::through(self.held.way_out.as_ref(), network)
+    pub(crate) fn run_egress(&self, network: Network) -> RunEgress<'_> {
+        RunEgress::through(self.held.egress.as_ref(), network)
     }
 
     /// Returns the statistics of the sandbox, or `None` if they take too long: a caller or the next run would have to

@@ -48,18 +48,18 @@ impl SandboxEgress {
     pub(crate) fn open(
         egress: &Egress,
         listener: TcpListener,
-        exit: EgressSpec,
+        spec: EgressSpec,
         told: DenialSinks,
     ) -> io::Result<Self> {
-        let reporter = Arc::new(DenialReporter { exit, told, window: Mutex::new(DenialWindow::new()) });
-        let (of, EgressSpec { tenant, policy, .. }) = (reporter.clone(), &reporter.exit);
+        let reporter = Arc::new(DenialReporter { spec, told, window: Mutex::new(DenialWindow::new()) });
+        let (of, EgressSpec { tenant, policy, .. }) = (reporter.clone(), &reporter.spec);
         let gate =
             egress.open(listener, &tenant.0, policy.clone(), Arc::new(move |denial: &Denial| of.tell(denial)))?;
         Ok(Self { gate: Mutex::new(Some(gate)), reporter })
     }
 
-    pub(crate) fn exit(&self) -> &EgressSpec {
-        &self.reporter.exit
+    pub(crate) fn spec(&self) -> &EgressSpec {
+        &self.reporter.spec
     }
 
     /// Attributes denials from now on to this context.
@@ -75,23 +75,23 @@ impl SandboxEgress {
 
 /// The network of one run, until it is dropped.
 pub(crate) struct RunEgress<'a> {
-    way_out: Option<&'a SandboxEgress>,
+    egress: Option<&'a SandboxEgress>,
     mark: u64,
     _narrowed: Option<Narrowed>,
 }
 
 impl<'a> RunEgress<'a> {
-    pub(crate) fn through(way_out: Option<&'a SandboxEgress>, network: Network) -> Self {
-        let gate = way_out.map(|way_out| lock(&way_out.gate));
+    pub(crate) fn through(egress: Option<&'a SandboxEgress>, network: Network) -> Self {
+        let gate = egress.map(|egress| lock(&egress.gate));
         let gate = gate.as_ref().and_then(|gate| gate.as_ref());
         let narrowed = gate.filter(|_| network == Network::Off).map(|gate| gate.narrow(None));
-        Self { way_out, mark: gate.map_or(0, Gate::mark), _narrowed: narrowed }
+        Self { egress, mark: gate.map_or(0, Gate::mark), _narrowed: narrowed }
     }
 
     /// Returns the distinct denials since the run began, and the number of further ones.
     pub(crate) fn denials(&self) -> (Vec<Denial>, u64) {
-        let Some(way_out) = self.way_out else { return (Vec::new(), 0) };
-        lock(&way_out.gate).as_ref().map(|gate| gate.denied_since(self.mark)).unwrap_or_default()
+        let Some(egress) = self.egress else { return (Vec::new(), 0) };
+        lock(&egress.gate).as_ref().map(|gate| gate.denied_since(self.mark)).unwrap_or_default()
     }
 
     /// Returns the same denials as a few sentences.
@@ -109,7 +109,7 @@ pub(crate) fn sentences(denials: &[Denial], more: u64) -> Vec<String> {
 
 /// Reports denials, but limits how many of them.
 struct DenialReporter {
-    exit: EgressSpec,
+    spec: EgressSpec,
     told: DenialSinks,
     window: Mutex<DenialWindow>,
 }
@@ -154,7 +154,7 @@ impl DenialReporter {
             (window.id.clone(), say)
         };
         for detail in say {
-            let EgressSpec { tenant, realm, .. } = &self.exit;
+            let EgressSpec { tenant, realm, .. } = &self.spec;
             let (tenant, id, detail) = (tenant.clone(), id.clone(), Some(detail));
             // Sending fails if there is no subscriber, which is fine.
             let _ = self.told.notices.send(Notice { tenant, realm: *realm, id, what: NoticeKind::Denied, detail });

@@ -276,11 +276,11 @@ impl Stock {
                 None => self.shared.provisioner.create_in_background(&shape, Some(Language::Python)).await,
             };
             let started = match sandbox {
-                Ok(place) => self.shared.provisioner.first_kernel(place, Language::Python).await,
+                Ok(sandbox) => self.shared.provisioner.first_kernel(sandbox, Language::Python).await,
                 Err(failure) => Err(failure),
             };
             match started {
-                Ok(place) => return Ok(self.session(place)),
+                Ok(sandbox) => return Ok(self.session(sandbox)),
                 Err(failure) => {
                     tracing::warn!(attempt, why = failure.log, "a session could not be made");
                     last = failure;
@@ -369,15 +369,15 @@ impl Stock {
     }
 
     /// Makes a ready sandbox of a live one. Its death is noticed at once by the end of its connection.
-    fn session(&self, place: Arc<LiveSandbox>) -> ReadySandbox {
-        let (shared, guest) = (self.shared.clone(), place.guest.clone());
+    fn session(&self, sandbox: Arc<LiveSandbox>) -> ReadySandbox {
+        let (shared, guest) = (self.shared.clone(), sandbox.guest.clone());
         let watch = self.shared.tasks.spawn(async move {
             guest.lost_or_exited(FIRST_KERNEL).await;
             shared.changed.notify_one();
         });
         ReadySandbox {
             id: format!("session-{}", uuid::Uuid::new_v4().simple()),
-            place: Some(place),
+            sandbox: Some(sandbox),
             born: Instant::now(),
             checking: false,
             healthy: true,
@@ -397,17 +397,17 @@ impl Stock {
         };
         let mut all = true;
         for (key, id) in sessions {
-            let place = self.with(&key, &id, |session| {
+            let sandbox = self.with(&key, &id, |session| {
                 session.checking = true;
-                session.place.clone()
+                session.sandbox.clone()
             });
-            let Some(place) = place.flatten() else { continue };
-            let result = rehearse(&place, key.kind.language).await;
+            let Some(sandbox) = sandbox.flatten() else { continue };
+            let result = rehearse(&sandbox, key.kind.language).await;
             if let Err(why) = &result {
                 tracing::warn!(session = id, why, "a session failed its health check");
                 all = false;
             }
-            let bytes = place.memory_bytes().await;
+            let bytes = sandbox.memory_bytes().await;
             self.with(&key, &id, |session| {
                 (session.checking, session.healthy, session.bytes) = (false, result.is_ok(), bytes);
             });
@@ -456,16 +456,16 @@ impl Refill<'_> {
 
     async fn build(&self, shape: &Shape, kind: SandboxKind) -> Result<ReadySandbox, String> {
         let (provisioner, language) = (&self.stock.shared.provisioner, kind.language);
-        let place = provisioner.create_in_background(shape, Some(language)).await.map_err(|failure| failure.log)?;
-        let place = provisioner.first_kernel(place, language).await.map_err(|failure| failure.log)?;
-        let mut session = self.stock.session(place.clone());
+        let sandbox = provisioner.create_in_background(shape, Some(language)).await.map_err(|failure| failure.log)?;
+        let sandbox = provisioner.first_kernel(sandbox, language).await.map_err(|failure| failure.log)?;
+        let mut session = self.stock.session(sandbox.clone());
         if kind.browser {
-            provisioner.unhurried_browser(&place).await.map_err(|failure| failure.log)?;
+            provisioner.unhurried_browser(&sandbox).await.map_err(|failure| failure.log)?;
         }
         // A caller that waits for the sandbox warms it with its first cell.
         if !self.is_waited_for() {
-            rehearse(&place, language).await?;
-            session.bytes = place.memory_bytes().await;
+            rehearse(&sandbox, language).await?;
+            session.bytes = sandbox.memory_bytes().await;
         }
         Ok(session)
     }

@@ -117,7 +117,7 @@ impl Tenancy {
 
     /// Returns the egress of sandboxes of this size if the operator allows one. The policies of the size and of the
     /// tenant can only narrow it.
-    pub(crate) fn exit(&self, size: Option<Size>) -> Option<EgressSpec> {
+    pub(crate) fn egress(&self, size: Option<Size>) -> Option<EgressSpec> {
         let config = self.config();
         let of_size = size.or(config.default_size).and_then(|size| config.network_of.get(&size));
         let narrower = of_size.into_iter().chain(&self.tenant.quota.network);
@@ -202,7 +202,7 @@ impl Tenancy {
     /// Returns up to `most` contexts that have a sandbox, most recently used first.
     pub(crate) fn recently_used(&self, most: usize) -> Vec<ContextLease> {
         let mut all = self.newest_first();
-        all.retain(|context| context.live_place().is_some());
+        all.retain(|context| context.live_sandbox().is_some());
         all.sort_by_key(|context| std::cmp::Reverse(context.last_used()));
         let contexts = lock(&self.contexts);
         let listed = all.into_iter().take(most).filter(|context| contexts.by_id.contains_key(&context.id));
@@ -247,7 +247,7 @@ impl ContextTable {
         self.unlisted += 1;
         context.gone.cancel();
         let charge = lock(&context.charge).take();
-        Removed { context, place: Reservation { tenancy: tenancy.clone(), charge } }
+        Removed { context, reservation: Reservation { tenancy: tenancy.clone(), charge } }
     }
 
     fn find(&self, wanted: &ContextSelector, connection: Option<&str>) -> Result<Arc<Context>, EngineError> {
@@ -345,13 +345,13 @@ impl Drop for Charge {
 /// A context that is being stopped. It keeps its share of the limits until it is dropped.
 pub(crate) struct Removed {
     pub(crate) context: Arc<Context>,
-    place: Reservation,
+    reservation: Reservation,
 }
 
 impl Removed {
     /// Takes a permit as [`TenantState::ending`] does.
     pub(crate) fn ending(&self) -> Option<OwnedSemaphorePermit> {
-        self.place.tenancy.tenant.ending()
+        self.reservation.tenancy.tenant.ending()
     }
 }
 

@@ -426,7 +426,7 @@ impl Keeper {
                 Some(key) => return self.enter_browser(id, key).err().map(failure),
                 None => LauncherReply::Gone,
             },
-            LauncherCall::Warmth => self.zygote.status(),
+            LauncherCall::ZygoteStatus => self.zygote.status(),
             LauncherCall::Survey { .. } => LauncherReply::Survey(Box::new(self.survey.clone())),
             LauncherCall::Start(_) => failed("already started"),
             LauncherCall::Shutdown => {

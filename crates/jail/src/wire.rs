@@ -71,7 +71,7 @@ pub enum LauncherCall {
     EnterBrowser {
         sandbox: String,
     },
-    Warmth,
+    ZygoteStatus,
     /// Destroys all sandboxes, replies, and ends the launcher.
     Shutdown,
 }
@@ -150,7 +150,7 @@ pub enum LauncherReply {
         message: String,
     },
     Stats(Usage),
-    Warmth {
+    ZygoteStatus {
         ready: bool,
         forks: u64,
         restarts: u64,

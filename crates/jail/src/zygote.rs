@@ -321,7 +321,7 @@ impl ZygoteSupervisor {
 
     pub(crate) fn status(&self) -> LauncherReply {
         let not_imported = self.not_imported.clone();
-        LauncherReply::Warmth {
+        LauncherReply::ZygoteStatus {
             ready: self.ready().is_some(),
             forks: self.forks,
             restarts: self.restarts,

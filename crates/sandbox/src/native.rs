@@ -337,8 +337,8 @@ impl Backend for Native {
     }
 
     async fn zygote_status(&self) -> Option<ZygoteStatus> {
-        match self.connection().call(LauncherCall::Warmth, &[]).await {
-            Ok(LauncherReply::Warmth { ready, forks, restarts, not_imported }) => {
+        match self.connection().call(LauncherCall::ZygoteStatus, &[]).await {
+            Ok(LauncherReply::ZygoteStatus { ready, forks, restarts, not_imported }) => {
                 Some(ZygoteStatus { ready, forks, restarts, not_imported })
             }
             _ => None,

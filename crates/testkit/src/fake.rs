@@ -3,7 +3,7 @@
 //! Without a script its guests are well-behaved and understand a small language, one statement a line, in cells and in commands:
 //! `print TEXT`, `error TEXT`, `sleep MS`, `hang` (until interrupted or past its deadline), `deaf` (never answers again),
 //! `raise NAME`, `die SIGNAL`, `exit CODE`, `flood BYTES`, `set NAME TEXT`, `get NAME`, `env NAME`, `write PATH TEXT`,
-//! `read PATH`, `fetch NAME` (through the sandbox's way out; prints the status). Paths below `/data` are in the sandbox's kept volume, if
+//! `read PATH`, `fetch NAME` (through the sandbox's egress; prints the status). Paths below `/data` are in the sandbox's kept volume, if
 //! it has one. A program other than `/bin/sh` is not found.
 
 use std::collections::{BTreeMap, HashMap};
@@ -123,7 +123,7 @@ impl FakeBackend {
         self.shared.no_egress.store(withhold, Ordering::SeqCst);
     }
 
-    /// Where the way out of a sandbox listens, counted in the order they were made.
+    /// Where the egress of a sandbox listens, counted in the order they were made.
     pub fn egress(&self, number: usize) -> Option<SocketAddr> {
         lock(&self.shared.sandboxes)[number].egress_at
     }

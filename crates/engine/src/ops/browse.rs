@@ -67,10 +67,10 @@ impl OpContext {
         let (world, context) = (self.clone(), context.context().clone());
         self.inner.tasks.spawn(async move {
             let _turn = context.browsing.lock().await;
-            let Some(place) = context.live_place().filter(|place| !place.browser_runs()) else { return };
+            let Some(sandbox) = context.live_sandbox().filter(|sandbox| !sandbox.browser_runs()) else { return };
             let Ok(provisioner) = world.inner.provisioner() else { return };
             let started = tokio::select! {
-                started = provisioner.start_browser(&place) => started,
+                started = provisioner.start_browser(&sandbox) => started,
                 () = context.gone.cancelled() => return,
             };
             if let Err(failure) = started {
@@ -132,16 +132,16 @@ enum BrowseEnding {
 
 impl BrowseAttempt<'_> {
     async fn make(&self, browsing: &mut BrowserUse) -> Result<Browsed, EngineError> {
-        let place = self.ready_browser(browsing).await?;
+        let sandbox = self.ready_browser(browsing).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
         browsing.used = true;
-        let (begun, passage) = (Instant::now(), place.passage(Network::Usual));
-        let ending = self.converse(&place).await;
-        let (duration, (denials, more)) = (begun.elapsed(), passage.denials());
-        let mut answered = self.conclude(ending, &place).await?;
-        let online = place.has_way_out();
+        let (begun, egress) = (Instant::now(), sandbox.run_egress(Network::Usual));
+        let ending = self.converse(&sandbox).await;
+        let (duration, (denials, more)) = (begun.elapsed(), egress.denials());
+        let mut answered = self.conclude(ending, &sandbox).await?;
+        let online = sandbox.has_egress();
         match &mut answered.result {
             Err(error) => explain(error, &denials, online),
             Ok(_) => {
@@ -159,43 +159,43 @@ impl BrowseAttempt<'_> {
 
     /// Returns the context's sandbox with a running browser in it.
     async fn ready_browser(&self, browsing: &mut BrowserUse) -> Result<Arc<LiveSandbox>, EngineError> {
-        let place = self.world.place_for_files(self.call, self.context).await?;
-        if let Some(old) = browsing.place.replace(place.clone())
-            && !Arc::ptr_eq(&old, &place)
+        let sandbox = self.world.sandbox_for_files(self.call, self.context).await?;
+        if let Some(old) = browsing.sandbox.replace(sandbox.clone())
+            && !Arc::ptr_eq(&old, &sandbox)
         {
             let why = old.guest.why_lost().0;
             browsing.notice = Some(format!("[the sandbox was lost ({why}): files, pages and logins are gone]"));
             browsing.used = false;
         }
-        if place.browser_runs() {
-            return Ok(place);
+        if sandbox.browser_runs() {
+            return Ok(sandbox);
         }
         if browsing.used {
             // A death that was reported when it happened is not reported to the journal again.
-            if place.browser_is_over() {
+            if sandbox.browser_is_over() {
                 self.died("it ended between two calls");
             }
             browsing.notice.get_or_insert_with(|| RESTARTED.into());
         }
         // If this call gives up on the start, the next call replaces that browser.
-        let starting = self.world.inner.provisioner()?.start_browser(&place);
+        let starting = self.world.inner.provisioner()?.start_browser(&sandbox);
         self.world.unless_over(self.call, starting).await?.map_err(|failure| {
             tracing::warn!(context = self.context.id, why = failure.log, "no browser");
             EngineError::NoBrowser(failure.public)
         })?;
-        Ok(place)
+        Ok(sandbox)
     }
 
-    async fn converse(&self, place: &LiveSandbox) -> BrowseEnding {
+    async fn converse(&self, sandbox: &LiveSandbox) -> BrowseEnding {
         let BrowseRequest { ask, uploads, timeout } = self.asked;
         let request =
             ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms: timeout.as_millis() as u64 };
         let mut until = pin!(tokio::time::sleep(*timeout + BACKSTOP));
         let mut pending = tokio::select! {
             biased;
-            sent = place.guest.call(&request) => match sent {
+            sent = sandbox.guest.call(&request) => match sent {
                 Ok(pending) => pending,
-                Err(lost) if place.guest.is_lost() => return BrowseEnding::Lost(lost.0),
+                Err(lost) if sandbox.guest.is_lost() => return BrowseEnding::Lost(lost.0),
                 Err(too_long) => return BrowseEnding::Unsendable(too_long.0),
             },
             () = &mut until => return BrowseEnding::Silent { cancelled: false },
@@ -216,14 +216,14 @@ impl BrowseAttempt<'_> {
                     Err(lost) => BrowseEnding::Lost(lost.0),
                     Ok(GuestReply::Message(FromGuest::Browsed { browsed })) => BrowseEnding::Answered(browsed),
                     Ok(GuestReply::Message(FromGuest::Failed { failure, message })) => BrowseEnding::Failed(failure, one_line(&message)),
-                    Ok(_) => BrowseEnding::Lost(place.guest.close("the guest answered a browser's call with something else").0),
+                    Ok(_) => BrowseEnding::Lost(sandbox.guest.close("the guest answered a browser's call with something else").0),
                 },
             }
         }
     }
 
     /// Decides what the end means for the browser.
-    async fn conclude(&self, ending: BrowseEnding, place: &LiveSandbox) -> Result<Answered, EngineError> {
+    async fn conclude(&self, ending: BrowseEnding, sandbox: &LiveSandbox) -> Result<Answered, EngineError> {
         let failed = |why, message: String| {
             Ok(Answered { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
         };
@@ -232,10 +232,10 @@ impl BrowseAttempt<'_> {
                 let mut answered = bounded(&self.asked.ask, *answered);
                 match &mut answered.result {
                     Err(BrowseError { why: BrowseFailure::NoBrowser, message }) => {
-                        let message = self.gone(place, message).await;
+                        let message = self.gone(sandbox, message).await;
                         return failed(BrowseFailure::NoBrowser, message);
                     }
-                    Err(BrowseError { why: BrowseFailure::Crashed, message }) if place.browser_outgrew().await => {
+                    Err(BrowseError { why: BrowseFailure::Crashed, message }) if sandbox.browser_outgrew().await => {
                         message.push_str(FOR_MEMORY);
                     }
                     _ => {}
@@ -243,20 +243,20 @@ impl BrowseAttempt<'_> {
                 Ok(answered)
             }
             BrowseEnding::Failed(GuestFailure::Browser, why) => {
-                let message = self.gone(place, &why).await;
+                let message = self.gone(sandbox, &why).await;
                 failed(BrowseFailure::NoBrowser, message)
             }
             BrowseEnding::Failed(failure, message) => {
                 let limit = self.world.inner.config.max_file_bytes;
                 let paths = self.asked.uploads.join(", ");
-                Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, place))
+                Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, sandbox))
             }
             BrowseEnding::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),
             BrowseEnding::Silent { cancelled } => {
                 let timeout = self.asked.timeout;
                 let why = if cancelled { "was cancelled" } else { "took too long" };
                 let message =
-                    self.gone(place, &format!("the call {why} and it did not answer within {timeout:?}")).await;
+                    self.gone(sandbox, &format!("the call {why} and it did not answer within {timeout:?}")).await;
                 failed(if cancelled { BrowseFailure::Cancelled } else { BrowseFailure::TimedOut }, message)
             }
             BrowseEnding::Lost(why) => {
@@ -267,10 +267,10 @@ impl BrowseAttempt<'_> {
     }
 
     /// Gives the browser up, and returns a message with the reason as far as it is known.
-    async fn gone(&self, place: &LiveSandbox, why: &str) -> String {
-        let outgrew = place.browser_outgrew().await;
+    async fn gone(&self, sandbox: &LiveSandbox, why: &str) -> String {
+        let outgrew = sandbox.browser_outgrew().await;
         let why = format!("{why}{}", if outgrew { FOR_MEMORY } else { "" });
-        place.browser_is_over();
+        sandbox.browser_is_over();
         self.died(&why);
         format!("the browser is gone: {why}; the next call starts another")
     }

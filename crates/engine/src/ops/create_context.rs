@@ -56,16 +56,16 @@ impl OpContext {
         let plan = self.plan(call, new)?;
         let reservation = self.reserve(plan.limits.memory_bytes, old.as_ref()).await?;
         let home = self.settle(SandboxKind { size: plan.size, language: plan.language, browser }, wanted).await?;
-        let Some(place) = home.place.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
+        let Some(sandbox) = home.sandbox.clone() else { return Err(EngineError::CreateFailed("no sandbox".into())) };
         if call.cancel.is_cancelled() {
             // No client would learn its id.
-            let _ = place.destroy("the call that made it was cancelled").await;
+            let _ = sandbox.destroy("the call that made it was cancelled").await;
             return Err(EngineError::Cancelled);
         }
         let taken = EngineError::CreateFailed(format!("there is a context `{}` already", plan.id));
-        let context = Context::new(plan, home, place.isolation().clone());
+        let context = Context::new(plan, home, sandbox.isolation().clone());
         let Some((context, removed)) = reservation.fill(context, old.as_ref()) else {
-            let _ = place.destroy("its id is taken").await;
+            let _ = sandbox.destroy("its id is taken").await;
             return Err(taken);
         };
         self.inner.notify(&self.tenancy, &context.id, NoticeKind::Created);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proto::Root;
 
-use super::run_once::{Conversation, no_place};
+use super::run_once::{Conversation, no_sandbox};
 use super::{OpContext, ResolvedContext};
 use crate::context::ContextLease;
 use crate::op::{Call, EngineError, FileOwner};
@@ -12,7 +12,7 @@ use crate::registry::LiveSandbox;
 
 /// Access to files, held as long as an operation works with them.
 pub(super) struct FileAccess {
-    pub(super) place: Arc<LiveSandbox>,
+    pub(super) sandbox: Arc<LiveSandbox>,
     pub(super) root: Root,
     /// Key of links to the files.
     pub(super) key: String,
@@ -30,17 +30,17 @@ impl OpContext {
         match holder {
             FileOwner::Context(target) => {
                 let ResolvedContext { context, mut news, .. } = self.enter(call, target, None).await?;
-                let place = self.place_for_files(call, &context).await?;
+                let sandbox = self.sandbox_for_files(call, &context).await?;
                 news.tell();
                 let key = context.keys.files.clone();
-                Ok(FileAccess { place, root: Root::Workspace, key, _hold: FileLease::Context { _in_use: context } })
+                Ok(FileAccess { sandbox, root: Root::Workspace, key, _hold: FileLease::Context { _in_use: context } })
             }
             FileOwner::Conversation(conversation) => {
                 let mut turn = Box::new(self.converse(call, &conversation).await?);
                 let Conversation { key, shape, turn: held } = &mut *turn;
-                let place = self.inner.place_for_data(held, shape).await.map_err(no_place)?;
+                let sandbox = self.inner.sandbox_for_data(held, shape).await.map_err(no_sandbox)?;
                 let key = key.clone();
-                Ok(FileAccess { place, root: Root::Data, key, _hold: FileLease::Conversation { _turn: turn } })
+                Ok(FileAccess { sandbox, root: Root::Data, key, _hold: FileLease::Conversation { _turn: turn } })
             }
         }
     }

@@ -25,7 +25,7 @@ impl OpContext {
         let site = self.site(call, holder).await?;
         let listing = async move {
             let wanted = ListRequest { root: site.root, path: &path, max_entries, order: ListOrder::Path };
-            let (entries, total) = list(&site.place, wanted, limit).await?;
+            let (entries, total) = list(&site.sandbox, wanted, limit).await?;
             Ok(Outcome::Files(FileListing { entries, total, key: site.key.clone() }))
         };
         unless_cancelled(call, listing, &self.inner).await
@@ -36,11 +36,11 @@ impl OpContext {
         let limit = self.inner.config.max_file_bytes;
         let mut asking = tokio::task::JoinSet::new();
         for context in self.tenancy.recently_used(CONTEXTS) {
-            let Some(place) = context.live_place() else { continue };
+            let Some(sandbox) = context.live_sandbox() else { continue };
             asking.spawn(async move {
                 let wanted =
                     ListRequest { root: Root::Workspace, path: "", max_entries: NEWEST, order: ListOrder::Newest };
-                let (entries, _) = list(&place, wanted, limit).await.unwrap_or_default();
+                let (entries, _) = list(&sandbox, wanted, limit).await.unwrap_or_default();
                 let recent = |entry: FileEntry| RecentFile {
                     key: context.keys.files.clone(),
                     path: entry.path,
@@ -67,19 +67,19 @@ pub(super) struct ListRequest<'a> {
 }
 
 pub(super) async fn list(
-    place: &LiveSandbox,
+    sandbox: &LiveSandbox,
     wanted: ListRequest<'_>,
     limit: u64,
 ) -> Result<(Vec<FileEntry>, u64), EngineError> {
     let ListRequest { root, path, max_entries, order } = wanted;
     let request = ToGuest::ListFiles { root, path: path.into(), max_entries, order };
-    match place.guest.ask(&request, FILE_WAIT).await.map_err(|lost| EngineError::Sandbox(lost.0))? {
+    match sandbox.guest.ask(&request, FILE_WAIT).await.map_err(|lost| EngineError::Sandbox(lost.0))? {
         FromGuest::Files { entries, total } => {
             let entries = bounded(entries, max_entries as usize);
             let total = total.max(entries.len() as u64);
             Ok((entries, total))
         }
-        other => Err(file_error(path, limit, other, place)),
+        other => Err(file_error(path, limit, other, sandbox)),
     }
 }
 

@@ -17,12 +17,12 @@ impl OpContext {
         let reading = async move {
             let range = Range { offset: 0, length: limit, max_size: limit };
             let key = site.key.clone();
-            match read(&site.place, site.root, &path, range, &memory).await {
+            match read(&site.sandbox, site.root, &path, range, &memory).await {
                 Ok((_, content)) => Ok(Outcome::File { path, size: content.len() as u64, content, key }),
                 // The file is too large for an answer, but a link can serve it.
                 Err(EngineError::FileTooLarge { .. }) => {
                     let range = Range { offset: 0, length: 0, max_size: max_link };
-                    let (identity, content) = read(&site.place, site.root, &path, range, &memory).await?;
+                    let (identity, content) = read(&site.sandbox, site.root, &path, range, &memory).await?;
                     Ok(Outcome::File { path, size: identity.size, content, key })
                 }
                 Err(error) => Err(error),
@@ -49,28 +49,29 @@ pub(crate) struct Identity {
 
 /// Reads a part of a file. It collects no more than was requested, and adds the bytes to `memory`.
 pub(crate) async fn read(
-    place: &LiveSandbox,
+    sandbox: &LiveSandbox,
     root: Root,
     path: &str,
     range: Range,
     memory: &Hold,
 ) -> Result<(Identity, Vec<u8>), EngineError> {
-    let reading = tokio::time::timeout(FILE_WAIT, read_all(place, root, path, range, memory)).await;
+    let reading = tokio::time::timeout(FILE_WAIT, read_all(sandbox, root, path, range, memory)).await;
     reading.unwrap_or_else(|_| Err(EngineError::Sandbox(format!("no answer within {FILE_WAIT:?}"))))
 }
 
 async fn read_all(
-    place: &LiveSandbox,
+    sandbox: &LiveSandbox,
     root: Root,
     path: &str,
     range: Range,
     memory: &Hold,
 ) -> Result<(Identity, Vec<u8>), EngineError> {
     let lost = |lost: crate::guest::GuestLost| EngineError::Sandbox(lost.0);
-    let nonsense = || EngineError::Sandbox(place.guest.close("the guest sent a file that is not what it announced").0);
+    let nonsense =
+        || EngineError::Sandbox(sandbox.guest.close("the guest sent a file that is not what it announced").0);
     let Range { offset, length, max_size: limit } = range;
     let request = ToGuest::ReadFile { root, path: path.into(), offset, length, max_size: Some(limit) };
-    let mut pending = place.guest.call(&request).await.map_err(lost)?;
+    let mut pending = sandbox.guest.call(&request).await.map_err(lost)?;
     let identity = match pending.next().await.map_err(lost)? {
         GuestReply::Message(FromGuest::FileStart { size, modified_ns, inode }) if size <= limit => {
             Identity { size, modified_ns, inode }
@@ -78,7 +79,7 @@ async fn read_all(
         GuestReply::Message(FromGuest::FileStart { .. }) => {
             return Err(EngineError::FileTooLarge { path: path.into(), limit });
         }
-        GuestReply::Message(other) => return Err(file_error(path, limit, other, place)),
+        GuestReply::Message(other) => return Err(file_error(path, limit, other, sandbox)),
         GuestReply::Data(..) => return Err(nonsense()),
     };
     let mut content = Vec::new();
@@ -94,7 +95,7 @@ async fn read_all(
                 return Ok((identity, content));
             }
             GuestReply::Message(failed @ FromGuest::Failed { .. }) => {
-                return Err(file_error(path, limit, failed, place));
+                return Err(file_error(path, limit, failed, sandbox));
             }
             _ => return Err(nonsense()),
         }

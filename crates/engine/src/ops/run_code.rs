@@ -127,9 +127,9 @@ impl OpContext {
     /// delay the caller, but the turn is held meanwhile. A very short run has hardly filled any memory, so many of them
     /// share one query.
     fn settle_account(&self, context: &Arc<Context>, mut home: OwnedMutexGuard<ContextState>, took: Duration) {
-        let Some(place) = home.live_sandbox() else { return };
+        let Some(sandbox) = home.live_sandbox() else { return };
         if took >= BRIEF {
-            self.inner.tasks.spawn(async move { home.settle(&place).await });
+            self.inner.tasks.spawn(async move { home.settle(&sandbox).await });
         } else if !std::mem::replace(&mut home.settling, true) {
             let (context, closing) = (context.clone(), self.inner.closing.clone());
             self.inner.tasks.spawn(async move {
@@ -140,8 +140,8 @@ impl OpContext {
                 }
                 let mut home = context.turn.lock().await;
                 home.settling = false;
-                if let Some(place) = home.live_sandbox() {
-                    home.settle(&place).await;
+                if let Some(sandbox) = home.live_sandbox() {
+                    home.settle(&sandbox).await;
                 }
             });
         }
@@ -174,11 +174,11 @@ pub(super) struct RunAttempt<'a> {
 }
 
 impl RunAttempt<'_> {
-    pub(super) fn cell(&self, place: Arc<LiveSandbox>) -> CellRun<'_> {
+    pub(super) fn cell(&self, sandbox: Arc<LiveSandbox>) -> CellRun<'_> {
         CellRun {
             inner: &self.world.inner,
             call: self.call,
-            place,
+            sandbox,
             timeout: self.timeout,
             network: self.network,
             budget: self.world.tenancy.config().text_budget,
@@ -193,11 +193,11 @@ impl RunAttempt<'_> {
         code: &str,
         env: &Environment,
     ) -> Result<Ran, EngineError> {
-        let (place, kernel) = self.ready_kernel(home, language).await?;
+        let (sandbox, kernel) = self.ready_kernel(home, language).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        match self.cell_in(&place, kernel, home, language, code, env).await {
+        match self.cell_in(&sandbox, kernel, home, language, code, env).await {
             Ok(ran) => return Ok(ran),
             Err(StartRefused { failure: proto::GuestFailure::Environment, why }) => {
                 return Err(EngineError::InvalidEnvironment(why));
@@ -207,25 +207,25 @@ impl RunAttempt<'_> {
             }
         }
         // The code did not start. A kernel that accepts no cell is replaced once.
-        let _ = place.stop_kernel(kernel).await;
+        let _ = sandbox.stop_kernel(kernel).await;
         home.kernel_ended(language);
         let lost = || "[the interpreter had to be started again: variables are lost, files are kept]".into();
         home.kernel_notices.entry(language).or_insert_with(lost);
-        let (place, kernel) = self.ready_kernel(home, language).await?;
-        let again = self.cell_in(&place, kernel, home, language, code, env).await;
+        let (sandbox, kernel) = self.ready_kernel(home, language).await?;
+        let again = self.cell_in(&sandbox, kernel, home, language, code, env).await;
         again.map_err(|refused| EngineError::Sandbox(refused.why))
     }
 
     async fn cell_in(
         &self,
-        place: &Arc<LiveSandbox>,
+        sandbox: &Arc<LiveSandbox>,
         kernel: KernelId,
         home: &mut ContextState,
         language: Language,
         code: &str,
         env: &Environment,
     ) -> Result<Ran, StartRefused> {
-        let cell = self.cell(place.clone());
+        let cell = self.cell(sandbox.clone());
         let request = ToGuest::Run {
             kernel,
             code: code.to_owned(),
@@ -236,7 +236,7 @@ impl RunAttempt<'_> {
         };
         let mut heard = cell.run(&request).await?;
         let end = match reported(&heard) {
-            Some(status) => self.conclude(status, place, home, language).await,
+            Some(status) => self.conclude(status, sandbox, home, language).await,
             None => home.not_reported(&mut heard),
         };
         // The notice is shown only with a run that took place.
@@ -253,36 +253,36 @@ impl RunAttempt<'_> {
         language: Language,
     ) -> Result<(Arc<LiveSandbox>, KernelId), EngineError> {
         let (world, context) = (self.world, self.context);
-        let place = world.move_in(context, home, Some(language)).await?;
+        let sandbox = world.move_in(context, home, Some(language)).await?;
         if let Some(&kernel) = home.kernels.get(&language) {
-            match place.guest.take_exited(kernel) {
-                None => return Ok((place, kernel)),
+            match sandbox.guest.take_exited(kernel) {
+                None => return Ok((sandbox, kernel)),
                 Some(how) => home.kernel_ended_between_runs(language, how),
             }
         }
         let kernel = home.last_kernel + 1;
         home.last_kernel = kernel;
         let provisioner = world.inner.provisioner()?;
-        let Err(failure) = provisioner.start_kernel(&place, kernel, language).await else {
+        let Err(failure) = provisioner.start_kernel(&sandbox, kernel, language).await else {
             home.kernels.insert(language, kernel);
-            return Ok((place, kernel));
+            return Ok((sandbox, kernel));
         };
         tracing::warn!(context = context.id, why = failure.log, "an interpreter cannot be started");
-        if !home.kernels.is_empty() && !place.guest.is_lost() {
+        if !home.kernels.is_empty() && !sandbox.guest.is_lost() {
             return Err(EngineError::Sandbox(failure.public));
         }
-        let _ = place.destroy("its interpreter could not be started again").await;
-        let place = world.move_in(context, home, Some(language)).await?;
+        let _ = sandbox.destroy("its interpreter could not be started again").await;
+        let sandbox = world.move_in(context, home, Some(language)).await?;
         match home.kernels.get(&language) {
-            Some(kernel) => Ok((place, *kernel)),
+            Some(kernel) => Ok((sandbox, *kernel)),
             // The new sandbox is one of the pool, with only a Python kernel.
             None => {
                 let kernel = home.last_kernel + 1;
                 home.last_kernel = kernel;
-                let started = provisioner.start_kernel(&place, kernel, language).await;
+                let started = provisioner.start_kernel(&sandbox, kernel, language).await;
                 started.map_err(|failure| EngineError::Sandbox(failure.public))?;
                 home.kernels.insert(language, kernel);
-                Ok((place, kernel))
+                Ok((sandbox, kernel))
             }
         }
     }
@@ -291,7 +291,7 @@ impl RunAttempt<'_> {
     async fn conclude(
         &self,
         status: RunStatus,
-        place: &LiveSandbox,
+        sandbox: &LiveSandbox,
         home: &mut ContextState,
         language: Language,
     ) -> RunOutcome {
@@ -310,17 +310,22 @@ impl RunAttempt<'_> {
             }
             RunStatus::Ended { how } => {
                 home.kernel_ended(language);
-                self.killed(how, place, home).await.unwrap_or(RunOutcome::Ended { how })
+                self.killed(how, sandbox, home).await.unwrap_or(RunOutcome::Ended { how })
             }
         }
     }
 
     /// Returns an outcome if the process was killed for memory, which the sandbox's own counter shows.
-    pub(super) async fn killed(&self, how: Ended, place: &LiveSandbox, home: &mut ContextState) -> Option<RunOutcome> {
+    pub(super) async fn killed(
+        &self,
+        how: Ended,
+        sandbox: &LiveSandbox,
+        home: &mut ContextState,
+    ) -> Option<RunOutcome> {
         if how != (Ended::Signaled { signal: SIGKILL }) {
             return None;
         }
-        let stats = home.settle(place).await?;
+        let stats = home.settle(sandbox).await?;
         Some(RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes })
     }
 }
@@ -334,8 +339,8 @@ pub(super) fn reported(heard: &CellReport<'_>) -> Option<RunStatus> {
 
 impl ContextState {
     /// Records the number of memory kills so far, and returns the statistics if there are new ones.
-    async fn settle(&mut self, place: &LiveSandbox) -> Option<sandbox::Stats> {
-        let stats = place.stats().await?;
+    async fn settle(&mut self, sandbox: &LiveSandbox) -> Option<sandbox::Stats> {
+        let stats = sandbox.stats().await?;
         let before = std::mem::replace(&mut self.oom_kills, stats.oom_kills);
         (stats.oom_kills > before).then_some(stats)
     }
@@ -344,7 +349,7 @@ impl ContextState {
     pub(super) fn not_reported(&mut self, heard: &mut CellReport<'_>) -> RunOutcome {
         match &heard.ending {
             CellEnding::Lost(why) => {
-                self.place = None;
+                self.sandbox = None;
                 RunOutcome::SandboxLost { why: why.clone() }
             }
             CellEnding::Unsendable(why) => {

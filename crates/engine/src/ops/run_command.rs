@@ -49,7 +49,7 @@ impl RunAttempt<'_> {
         env: &Environment,
     ) -> Result<Ran, EngineError> {
         let (world, context) = (self.world, self.context);
-        let place = world.move_in(context, home, None).await?;
+        let sandbox = world.move_in(context, home, None).await?;
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
@@ -57,9 +57,9 @@ impl RunAttempt<'_> {
             return self.not_started(refused, command, home);
         }
         let mut whole = world.inner.provisioner()?.runtimes.command_env();
-        whole.extend(world.inner.provisioner()?.env_of(&place).await);
+        whole.extend(world.inner.provisioner()?.env_of(&sandbox).await);
         whole.extend(env.0.clone());
-        let cell = self.cell(place.clone());
+        let cell = self.cell(sandbox.clone());
         let request = ToGuest::Exec {
             argv: match command {
                 Command::Shell(line) => vec![SHELL.into(), "-c".into(), line.clone()],
@@ -81,7 +81,9 @@ impl RunAttempt<'_> {
             Some(RunStatus::Ended { how: Ended::Exited { code } } | RunStatus::Exit { code }) => {
                 RunOutcome::Exit { code }
             }
-            Some(RunStatus::Ended { how }) => self.killed(how, &place, home).await.unwrap_or(RunOutcome::Ended { how }),
+            Some(RunStatus::Ended { how }) => {
+                self.killed(how, &sandbox, home).await.unwrap_or(RunOutcome::Ended { how })
+            }
             // A command has no variables to lose.
             Some(RunStatus::TimedOut { .. }) => RunOutcome::TimedOut { after: self.timeout, state_kept: true },
             Some(RunStatus::Cancelled { .. }) => RunOutcome::Cancelled { state_kept: true },

@@ -39,7 +39,7 @@ impl OpContext {
         self.check_wishes(&env, network)?;
         self.runs(language)?;
         let mut entered = self.converse(call, &conversation).await?;
-        entered.shape.exit = self.exit_for(network);
+        entered.shape.egress = self.egress_for(network);
         let info = self.info_of(&conversation, &entered, language);
         if let Some(refused) = self.too_long(code.len(), info.clone()) {
             return Ok(Outcome::Ran(Box::new(refused)));
@@ -54,18 +54,18 @@ impl OpContext {
         };
         let goes_on = self.inner.conversations.goes_on(&entered.key);
         let spec = self.kernel_of(&entered.key, language)?;
-        let making = self.inner.place_for_code(&mut entered.turn, &entered.shape, spec.clone());
-        let (place, kernel) = making.await.map_err(no_place)?;
-        let fresh = OneShotRun { world: self, call, place: &place, kernel, info };
+        let making = self.inner.sandbox_for_code(&mut entered.turn, &entered.shape, spec.clone());
+        let (sandbox, kernel) = making.await.map_err(no_sandbox)?;
+        let fresh = OneShotRun { world: self, call, sandbox: &sandbox, kernel, info };
         let result = fresh.run(code, env).await;
         drop(permits);
         // Does not delay the caller, but is done before the next call of this conversation, which waits for the turn.
         let room = self.tenancy.tenant.ending();
         let is_bounded = room.is_some();
-        room.into_iter().for_each(|room| place.ends_in(room));
+        room.into_iter().for_each(|room| sandbox.ends_in(room));
         let (inner, (tell, told)) = (self.inner.clone(), tokio::sync::oneshot::channel());
         self.inner.tasks.spawn(async move {
-            let _ = place.destroy("its call is over").await;
+            let _ = sandbox.destroy("its call is over").await;
             let Conversation { key, shape, turn } = entered;
             drop((turn, tell));
             if goes_on {
@@ -81,13 +81,13 @@ impl OpContext {
     }
 
     /// Returns the egress for a sandbox of one call, which has one only if this call should.
-    fn exit_for(&self, network: Network) -> Option<EgressSpec> {
+    fn egress_for(&self, network: Network) -> Option<EgressSpec> {
         let given = match network {
             Network::On => true,
             Network::Usual => !self.tenancy.config().network_on_call,
             Network::Off => false,
         };
-        self.tenancy.exit(None).filter(|_| given)
+        self.tenancy.egress(None).filter(|_| given)
     }
 
     /// Waits for the conversation's turn.
@@ -148,7 +148,7 @@ impl OpContext {
     }
 }
 
-pub(super) fn no_place(failure: SandboxFailure) -> EngineError {
+pub(super) fn no_sandbox(failure: SandboxFailure) -> EngineError {
     tracing::error!(why = failure.log, "no sandbox for a conversation");
     if failure.in_use { EngineError::InUse(failure.public) } else { EngineError::CreateFailed(failure.public) }
 }
@@ -157,7 +157,7 @@ pub(super) fn no_place(failure: SandboxFailure) -> EngineError {
 struct OneShotRun<'a> {
     world: &'a OpContext,
     call: &'a Call,
-    place: &'a Arc<LiveSandbox>,
+    sandbox: &'a Arc<LiveSandbox>,
     kernel: KernelId,
     info: ContextInfo,
 }
@@ -165,15 +165,15 @@ struct OneShotRun<'a> {
 impl OneShotRun<'_> {
     async fn run(mut self, code: String, env: Environment) -> Result<Ran, EngineError> {
         let (config, inner) = (self.world.tenancy.config(), &self.world.inner);
-        self.info.isolation = self.place.isolation().clone();
-        self.place.belongs_to(&self.info.id);
+        self.info.isolation = self.sandbox.isolation().clone();
+        self.sandbox.belongs_to(&self.info.id);
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
         let cell = CellRun {
             inner,
             call: self.call,
-            place: self.place.clone(),
+            sandbox: self.sandbox.clone(),
             timeout: config.timeout.max(Duration::from_millis(1)),
             // The sandbox has an egress only if this call should have one.
             network: Network::Usual,
@@ -223,7 +223,7 @@ impl OneShotRun<'_> {
             RunStatus::Cancelled { .. } => RunOutcome::Cancelled { state_kept: false },
             RunStatus::Ended { how } => {
                 let killed = how == (Ended::Signaled { signal: SIGKILL });
-                let stats = if killed { self.place.stats().await } else { None };
+                let stats = if killed { self.sandbox.stats().await } else { None };
                 match stats.filter(|stats| stats.oom_kills > 0) {
                     Some(stats) => RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes },
                     None => RunOutcome::Ended { how },
@@ -234,7 +234,7 @@ impl OneShotRun<'_> {
 
     async fn files(&self) -> Option<FileListing> {
         let wanted = ListRequest { root: Root::Data, path: "", max_entries: NEWEST, order: ListOrder::Newest };
-        let listed = list(self.place, wanted, self.world.inner.config.max_file_bytes).await;
+        let listed = list(self.sandbox, wanted, self.world.inner.config.max_file_bytes).await;
         let (entries, total) = listed.inspect_err(|error| tracing::debug!(%error, "no list of files")).ok()?;
         Some(FileListing { entries, total, key: self.info.key.clone() })
     }

@@ -21,10 +21,10 @@ impl OpContext {
 pub(crate) async fn finish(removed: Removed) -> Result<(), EngineError> {
     const WHY: &str = "its context was stopped";
     let _browsing = removed.context.browsing.lock().await;
-    let Some(place) = removed.context.turn.lock().await.place.take() else { return Ok(()) };
+    let Some(sandbox) = removed.context.turn.lock().await.sandbox.take() else { return Ok(()) };
     let ended = match removed.ending() {
-        Some(room) => place.end(WHY, room).await,
-        None => place.destroy(WHY).await,
+        Some(room) => sandbox.end(WHY, room).await,
+        None => sandbox.destroy(WHY).await,
     };
     ended.map_err(|failure| EngineError::StopFailed(failure.public))
 }

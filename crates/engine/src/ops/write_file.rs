@@ -40,9 +40,9 @@ impl OpContext {
 
 async fn write(site: &FileAccess, path: &str, content: &[u8], limit: u64) -> Result<(), EngineError> {
     let lost = |lost: crate::guest::GuestLost| EngineError::Sandbox(lost.0);
-    let place = &site.place;
+    let sandbox = &site.sandbox;
     let request = ToGuest::WriteFile { root: site.root, path: path.into(), size: content.len() as u64 };
-    let mut pending = place.guest.call(&request).await.map_err(lost)?;
+    let mut pending = sandbox.guest.call(&request).await.map_err(lost)?;
     let mut chunks = content.chunks(MAX_CHUNK);
     // A refusal may arrive before everything is sent.
     let answer = loop {
@@ -54,9 +54,9 @@ async fn write(site: &FileAccess, path: &str, content: &[u8], limit: u64) -> Res
     };
     match answer.map_err(lost)? {
         GuestReply::Message(FromGuest::Written { size }) if size == content.len() as u64 => Ok(()),
-        GuestReply::Message(other) => Err(file_error(path, limit, other, place)),
+        GuestReply::Message(other) => Err(file_error(path, limit, other, sandbox)),
         GuestReply::Data(..) => {
-            Err(EngineError::Sandbox(place.guest.close("the guest sent data where an answer was due").0))
+            Err(EngineError::Sandbox(sandbox.guest.close("the guest sent data where an answer was due").0))
         }
     }
 }

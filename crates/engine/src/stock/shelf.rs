@@ -33,7 +33,7 @@ fn guess(kind: SandboxKind) -> (u64, Duration) {
 /// A sandbox that nobody has used. Dropping it destroys the sandbox.
 pub(crate) struct ReadySandbox {
     pub(crate) id: String,
-    pub(super) place: Option<Arc<LiveSandbox>>,
+    pub(super) sandbox: Option<Arc<LiveSandbox>>,
     pub(super) born: Instant,
     /// True while the kernel runs the statement of the health check.
     pub(super) checking: bool,
@@ -45,23 +45,23 @@ pub(crate) struct ReadySandbox {
 
 impl ReadySandbox {
     pub(super) fn is_fit(&self) -> bool {
-        let lives = |place: &Arc<LiveSandbox>| {
-            let guest = &place.guest;
+        let lives = |sandbox: &Arc<LiveSandbox>| {
+            let guest = &sandbox.guest;
             !guest.is_lost() && !guest.has_exited(FIRST_KERNEL) && !guest.browser_has_exited()
         };
-        self.healthy && self.place.as_ref().is_some_and(lives)
+        self.healthy && self.sandbox.as_ref().is_some_and(lives)
     }
 
     /// Hands the sandbox over to a context, which is then responsible for its end.
     pub(crate) fn leave(mut self) -> Option<Arc<LiveSandbox>> {
-        self.place.take()
+        self.sandbox.take()
     }
 }
 
 impl Drop for ReadySandbox {
     fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            place.dismiss("its session is over");
+        if let Some(sandbox) = self.sandbox.take() {
+            sandbox.dismiss("its session is over");
         }
     }
 }

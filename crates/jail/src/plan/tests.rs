@@ -77,7 +77,7 @@ fn difference_to(mode: Mode, with: &JailSpec) -> String {
 }
 
 #[test]
-fn shared_and_kept_volumes_and_a_way_out_change_the_plan_like_this() {
+fn shared_and_kept_volumes_and_an_egress_change_the_plan_like_this() {
     insta::assert_snapshot!(difference(Mode::Root), @r"
     -   root tmpfs 2105344 bytes 281 inodes on /state/instances/i/root
     -   volume dir /data 755

@@ -351,7 +351,7 @@ impl Server {
             ending: counts.ending,
             runs: counts.busy,
             journal_lost: self.observer.journal().map_or(0, Journal::lost),
-            warm: self.engine.warmth().await.unwrap_or_default(),
+            warm: self.engine.zygote_status().await.unwrap_or_default(),
             browsers: counts.browsers,
             network_denials: counts.denials,
             traffic: counts.traffic,

@@ -2,7 +2,7 @@
 //!
 //! Pages of its own, for what a real one does too seldom: `fake:crash` (the browser ends during the call), `fake:exit` (after it),
 //! `fake:hang` (until interrupted or past its time), `fake:deaf` (never answers), `fake:sleep MS`, `fake:error TEXT` (cannot be opened),
-//! `fake:lie` (an answer to something else), `fake:shout` (one too long), `fake:fetch NAME` (through the sandbox's way out).
+//! `fake:lie` (an answer to something else), `fake:shout` (one too long), `fake:fetch NAME` (through the sandbox's egress).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -380,7 +380,7 @@ fn place(path: &str) -> (proto::Root, &str) {
     }
 }
 
-/// Asks for a page through the way out, and says with which status it came.
+/// Asks for a page through the egress, and says with which status it came.
 pub(super) async fn fetch(egress: Option<SocketAddr>, name: &str) -> String {
     let asking = async {
         let mut stream = TcpStream::connect(egress?).await.ok()?;
