@@ -2,18 +2,18 @@
 //!
 //! This module knows the wire protocol and the clock. The operations decide what an end means for a context.
 
-use std::pin::pin;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Deadline, FrameKind, FromGuest, GuestFailure, RunEnd, Stream, ToGuest};
+use proto::{Deadline, FrameKind, FromGuest, GuestFailure, KernelId, RunEnd, RunStatus, Stream, ToGuest};
 use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::capture::{Rich, StreamCapture};
 use crate::engine::Inner;
-use crate::guest::{GuestLost, GuestReply, PendingCall};
-use crate::op::{Call, Captured, ContextInfo, Event, KeptOutput, Network, Ran, RunOutcome};
+use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
+use crate::op::{Call, Captured, ContextInfo, EngineError, Environment, Event, KeptOutput, Network, Ran, RunOutcome};
 use crate::registry::{LiveSandbox, one_line};
 
 /// Time that the host allows the guest beyond the deadline and its grace time.
@@ -23,6 +23,8 @@ const MIN_FORWARD: u64 = 256 << 10;
 /// Minimum number of bytes forwarded of each stream of a background run, whose output is read while it runs.
 const BACKGROUND_FORWARD: u64 = 64 << 20;
 const MAX_KEPT_NAME: usize = 128;
+/// Name of the error of code that cannot be run in one call.
+pub(crate) const TOO_LONG: &str = "CodeTooLong";
 
 pub(crate) struct CellRun<'a> {
     pub(crate) inner: &'a Inner,
@@ -50,8 +52,17 @@ impl StartRefused {
     }
 }
 
+impl From<StartRefused> for EngineError {
+    fn from(refused: StartRefused) -> Self {
+        match refused.failure {
+            GuestFailure::Environment => Self::InvalidEnvironment(refused.why),
+            _ => Self::Sandbox(refused.why),
+        }
+    }
+}
+
 /// The end of a cell or a command, as far as the guest can tell.
-pub(crate) enum CellEnding {
+enum CellEnding {
     Reported(RunEnd),
     /// The request could not be sent.
     Unsendable(String),
@@ -59,110 +70,119 @@ pub(crate) enum CellEnding {
     Lost(String),
 }
 
-/// The last frame of a run, before its meaning is known.
-enum FinalFrame {
-    End(CellEnding),
-    Failed(StartRefused),
-}
-
 impl CellRun<'_> {
-    pub(crate) fn deadline(&self) -> Deadline {
+    /// Runs code in a kernel. If `keep` is true, the guest keeps an output that is too long for the result.
+    pub(crate) async fn code(
+        &self,
+        kernel: KernelId,
+        code: &str,
+        env: &Environment,
+        keep: bool,
+    ) -> Result<CellReport<'_>, StartRefused> {
+        let request = ToGuest::Run {
+            kernel,
+            code: code.into(),
+            env: env.0.clone(),
+            deadline: self.deadline(),
+            forward_bytes: self.forward_bytes(),
+            keep_over: keep.then_some(self.budget as u64),
+        };
+        self.run(&request).await
+    }
+
+    /// Runs a command with exactly these environment variables.
+    pub(crate) async fn command(
+        &self,
+        argv: Vec<String>,
+        env: BTreeMap<String, String>,
+    ) -> Result<CellReport<'_>, StartRefused> {
+        let request = ToGuest::Exec {
+            argv,
+            env,
+            cwd: self.inner.config.cwd.clone(),
+            merge_output: false,
+            deadline: self.deadline(),
+            forward_bytes: self.forward_bytes(),
+            keep_over: Some(self.budget as u64),
+        };
+        self.run(&request).await
+    }
+
+    fn deadline(&self) -> Deadline {
         Deadline { after_ms: self.timeout.as_millis() as u64, grace_ms: self.inner.config.grace.as_millis() as u64 }
     }
 
-    pub(crate) fn forward_bytes(&self) -> u64 {
+    fn forward_bytes(&self) -> u64 {
         let least = if self.record.is_some() { BACKGROUND_FORWARD } else { MIN_FORWARD };
         (self.budget as u64 * 4).max(least)
     }
 
     /// Runs the request and returns exactly one end, however the guest behaves.
-    pub(crate) async fn run(&self, request: &ToGuest) -> Result<CellReport<'_>, StartRefused> {
+    async fn run(&self, request: &ToGuest) -> Result<CellReport<'_>, StartRefused> {
+        let (timeout, guest) = (self.timeout, &self.sandbox.guest);
         let mut fold = OutputFold::new(self.budget, self.call, self.record);
+        let backstop = self.inner.config.grace + BACKSTOP;
+        let bounded = BoundedCall { inner: self.inner, call: self.call, guest, timeout, backstop };
         let (started, egress) = (Instant::now(), self.sandbox.run_egress(self.network));
-        let last = self.converse(request, &mut fold).await;
+        let end = bounded.run(request, &mut fold).await;
         let (mut duration, denied) = (started.elapsed(), egress.denied());
-        let ending = match last {
-            FinalFrame::Failed(refused) if refused.before_it_ran(request) => return Err(refused),
+        let lost = match end {
+            CallEnd::Answered(Ok(end)) => {
+                // The guest's measurement excludes the transport, but is not trusted beyond the time that passed here.
+                duration = duration.min(Duration::from_micros(end.micros));
+                Ok(CellEnding::Reported(end))
+            }
+            CallEnd::Answered(Err(refused)) if refused.before_it_ran(request) => return Err(refused),
+            CallEnd::Unsendable(why) => Ok(CellEnding::Unsendable(why)),
             // The code may or may not have run. A sandbox in doubt is not used again.
-            FinalFrame::Failed(StartRefused { why, .. }) | FinalFrame::End(CellEnding::Lost(why)) => {
+            CallEnd::Answered(Err(StartRefused { why, .. })) | CallEnd::Lost(why) => Err(why),
+            CallEnd::Silent { cancelled } => {
+                let what = if cancelled { "was cancelled".into() } else { format!("timed out after {timeout:?}") };
+                Err(guest.close(&format!("the code {what} and its guest did not end it")).0)
+            }
+        };
+        let ending = match lost {
+            Ok(ending) => ending,
+            Err(why) => {
                 let _ = self.sandbox.destroy(&why).await;
                 CellEnding::Lost(why)
             }
-            FinalFrame::End(ending) => ending,
         };
-        if let CellEnding::Reported(end) = &ending {
-            // The guest's measurement excludes the transport, but is not trusted beyond the time that passed here.
-            duration = duration.min(Duration::from_micros(end.micros));
-        }
-        Ok(CellReport { ending, duration, denied, fold })
-    }
-
-    async fn converse(&self, request: &ToGuest, fold: &mut OutputFold<'_>) -> FinalFrame {
-        let grace = self.inner.config.grace;
-        let mut until = pin!(tokio::time::sleep(self.timeout + grace + BACKSTOP));
-        let mut run: PendingCall = tokio::select! {
-            biased;
-            sent = self.sandbox.guest.call(request) => match sent {
-                Ok(run) => run,
-                Err(lost) if self.sandbox.guest.is_lost() => return lost.into(),
-                // The message is too long: some characters are encoded as six.
-                Err(too_long) => return FinalFrame::End(CellEnding::Unsendable(too_long.0)),
-            },
-            () = &mut until => return self.silent(false),
-        };
-        let mut cancelled = false;
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut until => return self.silent(cancelled),
-                () = self.call.cancel.cancelled(), if !cancelled => {
-                    cancelled = true;
-                    let sooner = until.deadline().min(Instant::now() + grace + BACKSTOP);
-                    until.as_mut().reset(sooner);
-                    let interrupter = run.interrupter();
-                    // Not awaited here: a guest that floods and does not read must still be read.
-                    self.inner.tasks.spawn(async move { let _ = interrupter.interrupt().await; });
-                }
-                () = tokio::time::sleep_until(fold.follow.due), if fold.follow.has_more() => fold.follow.flush(),
-                answer = run.next() => match answer {
-                    Err(lost) => return lost.into(),
-                    Ok(answer) => match fold.take(answer) {
-                        Ok(None) => {}
-                        Ok(Some(last)) => return last,
-                        Err(why) => return self.sandbox.guest.close(why).into(),
-                    },
-                },
-            }
-        }
-    }
-
-    /// Ends the connection to a guest that stayed silent beyond all deadlines. The files are lost with it.
-    fn silent(&self, cancelled: bool) -> FinalFrame {
-        let what = if cancelled { "was cancelled".into() } else { format!("timed out after {:?}", self.timeout) };
-        self.sandbox.guest.close(&format!("the code {what} and its guest did not end it")).into()
-    }
-}
-
-impl From<GuestLost> for FinalFrame {
-    fn from(lost: GuestLost) -> Self {
-        Self::End(CellEnding::Lost(lost.0))
+        Ok(CellReport { ending, timeout, duration, denied, fold })
     }
 }
 
 /// The end of a run and everything that was shown until then.
 pub(crate) struct CellReport<'a> {
-    pub(crate) ending: CellEnding,
+    ending: CellEnding,
+    timeout: Duration,
     duration: Duration,
     denied: Vec<String>,
     fold: OutputFold<'a>,
 }
 
 impl CellReport<'_> {
-    /// Adds an error to the result that the code itself did not report.
-    pub(crate) fn error(&mut self, name: &str, message: String) -> RunOutcome {
-        let event = proto::KernelEvent::Error { name: name.into(), value: message.clone(), text: message };
-        self.fold.rich.event(event);
-        RunOutcome::Error
+    /// Returns how the run ended, as the guest reported it or as the host found it.
+    pub(crate) fn outcome(&mut self) -> RunOutcome {
+        let end = match &self.ending {
+            CellEnding::Reported(end) => end,
+            CellEnding::Lost(why) => return RunOutcome::SandboxLost { why: why.clone() },
+            CellEnding::Unsendable(why) => {
+                let text = format!("the code cannot be run in one call: {why}");
+                let event = proto::KernelEvent::Error { name: TOO_LONG.into(), value: text.clone(), text };
+                self.fold.rich.event(event);
+                return RunOutcome::Error;
+            }
+        };
+        match end.status {
+            RunStatus::Ok => RunOutcome::Ok,
+            RunStatus::Error => RunOutcome::Error,
+            RunStatus::Exit { code } => RunOutcome::Exit { code },
+            RunStatus::Interrupted => RunOutcome::Interrupted,
+            RunStatus::TimedOut { state_kept } => RunOutcome::TimedOut { after: self.timeout, state_kept },
+            RunStatus::Cancelled { state_kept } => RunOutcome::Cancelled { state_kept },
+            RunStatus::Ended { how } => RunOutcome::Ended { how },
+        }
     }
 
     /// Builds the result. `outputs` is the key of the links to kept outputs, if they are kept.
@@ -175,9 +195,6 @@ impl CellReport<'_> {
             keep(&mut stderr, key, end.stderr_kept);
         }
         Ran {
-            context,
-            created: false,
-            files: None,
             stdout,
             stderr,
             value: shown.value,
@@ -185,10 +202,9 @@ impl CellReport<'_> {
             error: shown.error,
             late: shown.late,
             strays: shown.strays,
-            notice: None,
             denied: self.denied,
-            end,
             duration: self.duration,
+            ..Ran::empty(context, end)
         }
     }
 }
@@ -205,6 +221,9 @@ fn keep(captured: &mut Captured, key: &str, kept: Option<proto::KeptOutput>) {
         bytes: kept.bytes.min(captured.total_bytes),
     });
 }
+
+/// The last message of a run, before its meaning is known.
+type CellAnswer = Result<RunEnd, StartRefused>;
 
 /// Everything that a run shows, folded as it arrives.
 struct OutputFold<'a> {
@@ -226,17 +245,7 @@ impl<'a> OutputFold<'a> {
         }
     }
 
-    fn take(&mut self, answer: GuestReply) -> Result<Option<FinalFrame>, &'static str> {
-        match answer {
-            GuestReply::Data(FrameKind::Stdout, bytes) => self.output(Stream::Stdout, &bytes),
-            GuestReply::Data(FrameKind::Stderr, bytes) => self.output(Stream::Stderr, &bytes),
-            GuestReply::Data(..) => return Err("the guest sent a file instead of output"),
-            GuestReply::Message(message) => return self.message(message),
-        }
-        Ok(None)
-    }
-
-    fn message(&mut self, message: FromGuest) -> Result<Option<FinalFrame>, &'static str> {
+    fn message(&mut self, message: FromGuest) -> Result<Option<CellAnswer>, &'static str> {
         match message {
             FromGuest::Event { event } => self.rich.event(event),
             FromGuest::Gap { stream, bytes } => {
@@ -250,9 +259,9 @@ impl<'a> OutputFold<'a> {
                 self.rich.late(&stdout);
                 self.rich.late(&stderr);
             }
-            FromGuest::RunEnd { end } => return Ok(Some(FinalFrame::End(CellEnding::Reported(end)))),
+            FromGuest::RunEnd { end } => return Ok(Some(Ok(end))),
             FromGuest::Failed { failure, message } => {
-                return Ok(Some(FinalFrame::Failed(StartRefused { failure, why: one_line(&message) })));
+                return Ok(Some(Err(StartRefused { failure, why: one_line(&message) })));
             }
             _ => return Err("the guest answered a run with something else"),
         }
@@ -272,6 +281,28 @@ impl<'a> OutputFold<'a> {
             record.push(&text);
         }
         self.follow.push(stream, &text);
+    }
+}
+
+impl ReplySink for OutputFold<'_> {
+    type Answer = CellAnswer;
+
+    fn take(&mut self, reply: GuestReply) -> Result<Option<CellAnswer>, &'static str> {
+        match reply {
+            GuestReply::Data(FrameKind::Stdout, bytes) => self.output(Stream::Stdout, &bytes),
+            GuestReply::Data(FrameKind::Stderr, bytes) => self.output(Stream::Stderr, &bytes),
+            GuestReply::Data(..) => return Err("the guest sent a file instead of output"),
+            GuestReply::Message(message) => return self.message(message),
+        }
+        Ok(None)
+    }
+
+    fn flush_at(&self) -> Option<Instant> {
+        self.follow.has_more().then_some(self.follow.due)
+    }
+
+    fn flush(&mut self) {
+        self.follow.flush();
     }
 }
 

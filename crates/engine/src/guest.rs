@@ -14,6 +14,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+mod bounded;
+
+pub(crate) use bounded::{BoundedCall, CallEnd, ReplySink};
+
 /// Number of received bytes of one connection that may wait in the host for processing. A longer frame takes all of it.
 const ROOM: u32 = 1 << 20;
 /// Minimum cost of a frame, so that a million empty frames are bounded too.

@@ -463,6 +463,28 @@ pub struct Ran {
     pub duration: Duration,
 }
 
+impl Ran {
+    /// Returns the result of a run that showed nothing.
+    pub(crate) fn empty(context: ContextInfo, end: RunOutcome) -> Self {
+        Self {
+            context,
+            created: false,
+            files: None,
+            stdout: Captured::default(),
+            stderr: Captured::default(),
+            value: None,
+            displays: Vec::new(),
+            error: None,
+            late: None,
+            strays: None,
+            notice: None,
+            denied: Vec::new(),
+            end,
+            duration: Duration::ZERO,
+        }
+    }
+}
+
 /// The bounded result of a browser action.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Browsed {

@@ -4,7 +4,6 @@
 //! However an action goes, the next one finds a browser: a dead browser is started again, one that does not answer is
 //! given up, and the next result says what was lost.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use super::{NETWORK_OFF, OpContext, ResolvedContext, check_path, file_error};
 use crate::browser::bounded::bounded;
 use crate::config::BrowserCommand;
 use crate::context::{BrowserUse, Context, ContextLease};
-use crate::guest::GuestReply;
+use crate::guest::{BoundedCall, CallEnd, GuestReply, ReplySink};
 use crate::op::{Browse, Browsed, Call, EngineError, Network, NoticeKind, Outcome};
 use crate::registry::{LiveSandbox, one_line};
 use crate::sandbox_egress::sentences;
@@ -116,18 +115,21 @@ struct BrowseAttempt<'a> {
     asked: &'a BrowseRequest,
 }
 
-/// The end of a browser action, as far as the guest can tell.
-enum BrowseEnding {
-    Answered(Box<Answered>),
-    Failed(GuestFailure, String),
-    /// The request is too long for the wire protocol.
-    Unsendable(String),
-    /// The guest stayed silent beyond all deadlines.
-    Silent {
-        cancelled: bool,
-    },
-    /// The sandbox is gone.
-    Lost(String),
+/// The reply to a browser action, or the reason why the guest refused it.
+type BrowseReply = Result<Box<Answered>, (GuestFailure, String)>;
+
+struct BrowseSink;
+
+impl ReplySink for BrowseSink {
+    type Answer = BrowseReply;
+
+    fn take(&mut self, reply: GuestReply) -> Result<Option<BrowseReply>, &'static str> {
+        match reply {
+            GuestReply::Message(FromGuest::Browsed { browsed }) => Ok(Some(Ok(browsed))),
+            GuestReply::Message(FromGuest::Failed { failure, message }) => Ok(Some(Err((failure, one_line(&message))))),
+            _ => Err("the guest answered a browser's call with something else"),
+        }
+    }
 }
 
 impl BrowseAttempt<'_> {
@@ -137,8 +139,13 @@ impl BrowseAttempt<'_> {
             return Err(EngineError::Cancelled);
         }
         browsing.used = true;
+        let BrowseRequest { ask, uploads, timeout } = self.asked;
+        let after_ms = timeout.as_millis() as u64;
+        let request = ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms };
+        let (inner, guest) = (&self.world.inner, &sandbox.guest);
+        let bounded = BoundedCall { inner, call: self.call, guest, timeout: *timeout, backstop: BACKSTOP };
         let (begun, egress) = (Instant::now(), sandbox.run_egress(Network::Usual));
-        let ending = self.converse(&sandbox).await;
+        let ending = bounded.run(&request, &mut BrowseSink).await;
         let (duration, (denials, more)) = (begun.elapsed(), egress.denials());
         let mut answered = self.conclude(ending, &sandbox).await?;
         let online = sandbox.has_egress();
@@ -186,49 +193,13 @@ impl BrowseAttempt<'_> {
         Ok(sandbox)
     }
 
-    async fn converse(&self, sandbox: &LiveSandbox) -> BrowseEnding {
-        let BrowseRequest { ask, uploads, timeout } = self.asked;
-        let request =
-            ToGuest::Browse { ask: ask.clone(), uploads: uploads.clone(), after_ms: timeout.as_millis() as u64 };
-        let mut until = pin!(tokio::time::sleep(*timeout + BACKSTOP));
-        let mut pending = tokio::select! {
-            biased;
-            sent = sandbox.guest.call(&request) => match sent {
-                Ok(pending) => pending,
-                Err(lost) if sandbox.guest.is_lost() => return BrowseEnding::Lost(lost.0),
-                Err(too_long) => return BrowseEnding::Unsendable(too_long.0),
-            },
-            () = &mut until => return BrowseEnding::Silent { cancelled: false },
-        };
-        let mut cancelled = false;
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut until => return BrowseEnding::Silent { cancelled },
-                () = self.call.cancel.cancelled(), if !cancelled => {
-                    cancelled = true;
-                    let sooner = until.deadline().min(Instant::now() + BACKSTOP);
-                    until.as_mut().reset(sooner);
-                    let interrupter = pending.interrupter();
-                    self.world.inner.tasks.spawn(async move { let _ = interrupter.interrupt().await; });
-                }
-                answer = pending.next() => return match answer {
-                    Err(lost) => BrowseEnding::Lost(lost.0),
-                    Ok(GuestReply::Message(FromGuest::Browsed { browsed })) => BrowseEnding::Answered(browsed),
-                    Ok(GuestReply::Message(FromGuest::Failed { failure, message })) => BrowseEnding::Failed(failure, one_line(&message)),
-                    Ok(_) => BrowseEnding::Lost(sandbox.guest.close("the guest answered a browser's call with something else").0),
-                },
-            }
-        }
-    }
-
     /// Decides what the end means for the browser.
-    async fn conclude(&self, ending: BrowseEnding, sandbox: &LiveSandbox) -> Result<Answered, EngineError> {
+    async fn conclude(&self, ending: CallEnd<BrowseReply>, sandbox: &LiveSandbox) -> Result<Answered, EngineError> {
         let failed = |why, message: String| {
             Ok(Answered { page: None, happened: Vec::new(), result: Err(BrowseError { why, message }) })
         };
         match ending {
-            BrowseEnding::Answered(answered) => {
+            CallEnd::Answered(Ok(answered)) => {
                 let mut answered = bounded(&self.asked.ask, *answered);
                 match &mut answered.result {
                     Err(BrowseError { why: BrowseFailure::NoBrowser, message }) => {
@@ -242,24 +213,24 @@ impl BrowseAttempt<'_> {
                 }
                 Ok(answered)
             }
-            BrowseEnding::Failed(GuestFailure::Browser, why) => {
+            CallEnd::Answered(Err((GuestFailure::Browser, why))) => {
                 let message = self.gone(sandbox, &why).await;
                 failed(BrowseFailure::NoBrowser, message)
             }
-            BrowseEnding::Failed(failure, message) => {
+            CallEnd::Answered(Err((failure, message))) => {
                 let limit = self.world.inner.config.max_file_bytes;
                 let paths = self.asked.uploads.join(", ");
                 Err(file_error(&paths, limit, FromGuest::Failed { failure, message }, sandbox))
             }
-            BrowseEnding::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),
-            BrowseEnding::Silent { cancelled } => {
+            CallEnd::Unsendable(why) => failed(BrowseFailure::Invalid, format!("too long for one call: {why}")),
+            CallEnd::Silent { cancelled } => {
                 let timeout = self.asked.timeout;
                 let why = if cancelled { "was cancelled" } else { "took too long" };
                 let message =
                     self.gone(sandbox, &format!("the call {why} and it did not answer within {timeout:?}")).await;
                 failed(if cancelled { BrowseFailure::Cancelled } else { BrowseFailure::TimedOut }, message)
             }
-            BrowseEnding::Lost(why) => {
+            CallEnd::Lost(why) => {
                 let message = format!("the sandbox was lost ({why}): variables, files and pages are gone");
                 failed(BrowseFailure::NoBrowser, message)
             }

@@ -6,20 +6,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Ended, KernelId, Language, RunStatus, ToGuest};
+use proto::{Ended, GuestFailure, KernelId, Language};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 use super::{OpContext, ResolvedContext};
 use crate::background::Background;
-use crate::cell::{CellEnding, CellReport, CellRun, StartRefused};
+use crate::cell::{CellReport, CellRun, StartRefused, TOO_LONG};
 use crate::context::{Context, ContextState};
 use crate::op::{
     Call, CellError, Command, ContextInfo, EngineError, Environment, Network, Outcome, Ran, RunCode, RunOutcome,
 };
-use crate::registry::LiveSandbox;
+use crate::provision::Provisioner;
+use crate::registry::{LiveSandbox, SandboxFailure};
 
-pub(super) const SIGKILL: i32 = 9;
+const SIGKILL: i32 = 9;
 
 /// A run shorter than this does not cause its own query for memory kills.
 const BRIEF: Duration = Duration::from_millis(20);
@@ -147,9 +148,16 @@ impl OpContext {
         }
     }
 
+    /// Returns the result of code or a command that is too long to be run, if it is.
     pub(super) fn too_long(&self, length: usize, context: ContextInfo) -> Option<Ran> {
         let limit = self.inner.config.max_code_bytes;
-        (length > limit).then(|| too_long(length, limit, context))
+        (length > limit).then(|| {
+            let value = format!(
+                "the code has {length} bytes, at most {limit} are run in one call; write it to a file and run that"
+            );
+            let error = Some(CellError { name: TOO_LONG.into(), text: value.clone(), value });
+            Ran { error, ..Ran::empty(context, RunOutcome::Error) }
+        })
     }
 }
 
@@ -199,9 +207,7 @@ impl RunAttempt<'_> {
         }
         match self.cell_in(&sandbox, kernel, home, language, code, env).await {
             Ok(ran) => return Ok(ran),
-            Err(StartRefused { failure: proto::GuestFailure::Environment, why }) => {
-                return Err(EngineError::InvalidEnvironment(why));
-            }
+            Err(refused) if refused.failure == GuestFailure::Environment => return Err(refused.into()),
             Err(refused) => {
                 tracing::debug!(context = self.context.id, refused.why, "the interpreter took no cell");
             }
@@ -212,8 +218,7 @@ impl RunAttempt<'_> {
         let lost = || "[the interpreter had to be started again: variables are lost, files are kept]".into();
         home.kernel_notices.entry(language).or_insert_with(lost);
         let (sandbox, kernel) = self.ready_kernel(home, language).await?;
-        let again = self.cell_in(&sandbox, kernel, home, language, code, env).await;
-        again.map_err(|refused| EngineError::Sandbox(refused.why))
+        Ok(self.cell_in(&sandbox, kernel, home, language, code, env).await?)
     }
 
     async fn cell_in(
@@ -226,23 +231,32 @@ impl RunAttempt<'_> {
         env: &Environment,
     ) -> Result<Ran, StartRefused> {
         let cell = self.cell(sandbox.clone());
-        let request = ToGuest::Run {
-            kernel,
-            code: code.to_owned(),
-            env: env.0.clone(),
-            deadline: cell.deadline(),
-            forward_bytes: cell.forward_bytes(),
-            keep_over: Some(cell.budget as u64),
-        };
-        let mut heard = cell.run(&request).await?;
-        let end = match reported(&heard) {
-            Some(status) => self.conclude(status, sandbox, home, language).await,
-            None => home.not_reported(&mut heard),
-        };
+        let mut heard = cell.code(kernel, code, env, true).await?;
+        let end = heard.outcome();
+        Ok(self.finish(heard, end, sandbox, home, Some(language)).await)
+    }
+
+    /// Applies the end of a run to the context and builds its result. `language` is that of its kernel, if it had one.
+    pub(super) async fn finish(
+        &self,
+        heard: CellReport<'_>,
+        end: RunOutcome,
+        sandbox: &LiveSandbox,
+        home: &mut ContextState,
+        language: Option<Language>,
+    ) -> Ran {
+        match end {
+            RunOutcome::SandboxLost { .. } => home.sandbox = None,
+            RunOutcome::TimedOut { state_kept: false, .. }
+            | RunOutcome::Cancelled { state_kept: false }
+            | RunOutcome::Ended { .. } => language.into_iter().for_each(|language| home.kernel_ended(language)),
+            _ => {}
+        }
+        let end = home.explain(end, sandbox).await;
         // The notice is shown only with a run that took place.
-        let notice = home.take_notice(Some(language));
+        let notice = home.take_notice(language);
         let ran = heard.ran(end, self.context.info(), Some(&self.context.keys.outputs));
-        Ok(Ran { notice, ..ran })
+        Ran { notice, ..ran }
     }
 
     /// Returns a sandbox with a live kernel. If the kernel cannot be started in a sandbox that has no other, the
@@ -260,12 +274,10 @@ impl RunAttempt<'_> {
                 Some(how) => home.kernel_ended_between_runs(language, how),
             }
         }
-        let kernel = home.last_kernel + 1;
-        home.last_kernel = kernel;
         let provisioner = world.inner.provisioner()?;
-        let Err(failure) = provisioner.start_kernel(&sandbox, kernel, language).await else {
-            home.kernels.insert(language, kernel);
-            return Ok((sandbox, kernel));
+        let failure = match home.start_kernel(provisioner, &sandbox, language).await {
+            Ok(kernel) => return Ok((sandbox, kernel)),
+            Err(failure) => failure,
         };
         tracing::warn!(context = context.id, why = failure.log, "an interpreter cannot be started");
         if !home.kernels.is_empty() && !sandbox.guest.is_lost() {
@@ -273,67 +285,12 @@ impl RunAttempt<'_> {
         }
         let _ = sandbox.destroy("its interpreter could not be started again").await;
         let sandbox = world.move_in(context, home, Some(language)).await?;
-        match home.kernels.get(&language) {
-            Some(kernel) => Ok((sandbox, *kernel)),
+        let kernel = match home.kernels.get(&language) {
+            Some(kernel) => Ok(*kernel),
             // The new sandbox is one of the pool, with only a Python kernel.
-            None => {
-                let kernel = home.last_kernel + 1;
-                home.last_kernel = kernel;
-                let started = provisioner.start_kernel(&sandbox, kernel, language).await;
-                started.map_err(|failure| EngineError::Sandbox(failure.public))?;
-                home.kernels.insert(language, kernel);
-                Ok((sandbox, kernel))
-            }
-        }
-    }
-
-    /// Decides what a reported end means for the context.
-    async fn conclude(
-        &self,
-        status: RunStatus,
-        sandbox: &LiveSandbox,
-        home: &mut ContextState,
-        language: Language,
-    ) -> RunOutcome {
-        match status {
-            RunStatus::Ok => RunOutcome::Ok,
-            RunStatus::Error => RunOutcome::Error,
-            RunStatus::Exit { code } => RunOutcome::Exit { code },
-            RunStatus::Interrupted => RunOutcome::Interrupted,
-            RunStatus::TimedOut { state_kept } => {
-                forget_kernel_unless(state_kept, home, language);
-                RunOutcome::TimedOut { after: self.timeout, state_kept }
-            }
-            RunStatus::Cancelled { state_kept } => {
-                forget_kernel_unless(state_kept, home, language);
-                RunOutcome::Cancelled { state_kept }
-            }
-            RunStatus::Ended { how } => {
-                home.kernel_ended(language);
-                self.killed(how, sandbox, home).await.unwrap_or(RunOutcome::Ended { how })
-            }
-        }
-    }
-
-    /// Returns an outcome if the process was killed for memory, which the sandbox's own counter shows.
-    pub(super) async fn killed(
-        &self,
-        how: Ended,
-        sandbox: &LiveSandbox,
-        home: &mut ContextState,
-    ) -> Option<RunOutcome> {
-        if how != (Ended::Signaled { signal: SIGKILL }) {
-            return None;
-        }
-        let stats = home.settle(sandbox).await?;
-        Some(RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes })
-    }
-}
-
-pub(super) fn reported(heard: &CellReport<'_>) -> Option<RunStatus> {
-    match &heard.ending {
-        CellEnding::Reported(end) => Some(end.status.clone()),
-        CellEnding::Unsendable(_) | CellEnding::Lost(_) => None,
+            None => home.start_kernel(provisioner, &sandbox, language).await,
+        };
+        Ok((sandbox, kernel.map_err(|failure| EngineError::Sandbox(failure.public))?))
     }
 }
 
@@ -345,45 +302,26 @@ impl ContextState {
         (stats.oom_kills > before).then_some(stats)
     }
 
-    /// Decides what an end that the guest did not report means.
-    pub(super) fn not_reported(&mut self, heard: &mut CellReport<'_>) -> RunOutcome {
-        match &heard.ending {
-            CellEnding::Lost(why) => {
-                self.sandbox = None;
-                RunOutcome::SandboxLost { why: why.clone() }
-            }
-            CellEnding::Unsendable(why) => {
-                let why = format!("the code cannot be run in one call: {why}");
-                heard.error("CodeTooLong", why)
-            }
-            CellEnding::Reported(_) => RunOutcome::Ok,
+    /// Returns the end of a run. If a process was killed for memory, which only the sandbox's counter shows, the end
+    /// says so.
+    pub(super) async fn explain(&mut self, end: RunOutcome, sandbox: &LiveSandbox) -> RunOutcome {
+        if end != (RunOutcome::Ended { how: Ended::Signaled { signal: SIGKILL } }) {
+            return end;
         }
+        let stats = self.settle(sandbox).await;
+        stats.map_or(end, |stats| RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes })
     }
-}
 
-fn forget_kernel_unless(state_kept: bool, home: &mut ContextState, language: Language) {
-    if !state_kept {
-        home.kernel_ended(language);
-    }
-}
-
-fn too_long(length: usize, limit: usize, context: ContextInfo) -> Ran {
-    let value =
-        format!("the code has {length} bytes, at most {limit} are run in one call; write it to a file and run that");
-    Ran {
-        context,
-        created: false,
-        files: None,
-        stdout: Default::default(),
-        stderr: Default::default(),
-        value: None,
-        displays: Vec::new(),
-        error: Some(CellError { name: "CodeTooLong".into(), text: value.clone(), value }),
-        late: None,
-        strays: None,
-        notice: None,
-        denied: Vec::new(),
-        end: RunOutcome::Error,
-        duration: Duration::ZERO,
+    async fn start_kernel(
+        &mut self,
+        provisioner: &Provisioner,
+        sandbox: &LiveSandbox,
+        language: Language,
+    ) -> Result<KernelId, SandboxFailure> {
+        self.last_kernel += 1;
+        let kernel = self.last_kernel;
+        provisioner.start_kernel(sandbox, kernel, language).await?;
+        self.kernels.insert(language, kernel);
+        Ok(kernel)
     }
 }

@@ -1,9 +1,9 @@
 //! Runs a command in the sandbox of a context. It takes its turn among the runs of the context and sees their files.
 
-use proto::{Ended, GuestFailure, RunStatus, ToGuest};
+use proto::{Ended, GuestFailure};
 
 use super::OpContext;
-use super::run_code::{Run, RunAttempt, RunInput, reported};
+use super::run_code::{Run, RunAttempt, RunInput};
 use crate::cell::StartRefused;
 use crate::context::ContextState;
 use crate::op::{Call, Captured, Command, EngineError, Environment, Outcome, Ran, RunCommand, RunOutcome};
@@ -59,41 +59,24 @@ impl RunAttempt<'_> {
         let mut whole = world.inner.provisioner()?.runtimes.command_env();
         whole.extend(world.inner.provisioner()?.env_of(&sandbox).await);
         whole.extend(env.0.clone());
-        let cell = self.cell(sandbox.clone());
-        let request = ToGuest::Exec {
-            argv: match command {
-                Command::Shell(line) => vec![SHELL.into(), "-c".into(), line.clone()],
-                Command::Argv(argv) => argv.clone(),
-            },
-            env: whole,
-            cwd: world.inner.config.cwd.clone(),
-            merge_output: false,
-            deadline: cell.deadline(),
-            forward_bytes: cell.forward_bytes(),
-            keep_over: Some(cell.budget as u64),
+        let argv = match command {
+            Command::Shell(line) => vec![SHELL.into(), "-c".into(), line.clone()],
+            Command::Argv(argv) => argv.clone(),
         };
-        let mut heard = match cell.run(&request).await {
+        let cell = self.cell(sandbox.clone());
+        let mut heard = match cell.command(argv, whole).await {
             Ok(heard) => heard,
             Err(refused) => return self.not_started(refused, command, home),
         };
-        let end = match reported(&heard) {
-            Some(RunStatus::Ended { how: Ended::Exited { code: 0 } } | RunStatus::Ok) => RunOutcome::Ok,
-            Some(RunStatus::Ended { how: Ended::Exited { code } } | RunStatus::Exit { code }) => {
-                RunOutcome::Exit { code }
-            }
-            Some(RunStatus::Ended { how }) => {
-                self.killed(how, &sandbox, home).await.unwrap_or(RunOutcome::Ended { how })
-            }
+        let end = match heard.outcome() {
+            RunOutcome::Ended { how: Ended::Exited { code: 0 } } => RunOutcome::Ok,
+            RunOutcome::Ended { how: Ended::Exited { code } } => RunOutcome::Exit { code },
             // A command has no variables to lose.
-            Some(RunStatus::TimedOut { .. }) => RunOutcome::TimedOut { after: self.timeout, state_kept: true },
-            Some(RunStatus::Cancelled { .. }) => RunOutcome::Cancelled { state_kept: true },
-            Some(RunStatus::Interrupted) => RunOutcome::Interrupted,
-            Some(RunStatus::Error) => RunOutcome::Error,
-            None => home.not_reported(&mut heard),
+            RunOutcome::TimedOut { after, .. } => RunOutcome::TimedOut { after, state_kept: true },
+            RunOutcome::Cancelled { .. } => RunOutcome::Cancelled { state_kept: true },
+            end => end,
         };
-        let notice = home.take_notice(None);
-        let ran = heard.ran(end, context.info(), Some(&context.keys.outputs));
-        Ok(Ran { notice, ..ran })
+        Ok(self.finish(heard, end, &sandbox, home, None).await)
     }
 
     /// Returns the result of a command that could not be started. As in a shell, this is a result and not an error.
@@ -110,25 +93,10 @@ impl RunAttempt<'_> {
         let (code, text) = match refused.failure {
             GuestFailure::NotFound => (NOT_FOUND, format!("{program}: command not found\n")),
             GuestFailure::Io => (NOT_EXECUTABLE, format!("{}\n", refused.why)),
-            GuestFailure::Environment => return Err(EngineError::InvalidEnvironment(refused.why)),
-            _ => return Err(EngineError::Sandbox(refused.why)),
+            _ => return Err(refused.into()),
         };
         let stderr = Captured { total_bytes: text.len() as u64, text, ..Captured::default() };
-        Ok(Ran {
-            context: self.context.info(),
-            created: false,
-            files: None,
-            denied: Vec::new(),
-            stdout: Captured::default(),
-            stderr,
-            value: None,
-            displays: Vec::new(),
-            error: None,
-            late: None,
-            strays: None,
-            notice: home.take_notice(None),
-            end: RunOutcome::Exit { code },
-            duration: std::time::Duration::ZERO,
-        })
+        let ran = Ran::empty(self.context.info(), RunOutcome::Exit { code });
+        Ok(Ran { stderr, notice: home.take_notice(None), ..ran })
     }
 }

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Ended, KernelId, KernelSpec, Language, ListOrder, Root, RunStatus, ToGuest};
+use proto::{KernelId, KernelSpec, Language, ListOrder, Root};
 use text::unix_now;
 use tokio_util::sync::CancellationToken;
 
 use super::OpContext;
 use super::list_files::{ListRequest, NEWEST, list};
-use super::run_code::{SIGKILL, reported};
-use crate::cell::{CellEnding, CellRun};
+use crate::cell::CellRun;
 use crate::config::{DATA, KeptConfig};
+use crate::context::ContextState;
 use crate::conversation::ParkingSlot;
 use crate::keyed::Turn;
 use crate::links::conversation_key;
@@ -57,7 +57,7 @@ impl OpContext {
         let making = self.inner.sandbox_for_code(&mut entered.turn, &entered.shape, spec.clone());
         let (sandbox, kernel) = making.await.map_err(no_sandbox)?;
         let fresh = OneShotRun { world: self, call, sandbox: &sandbox, kernel, info };
-        let result = fresh.run(code, env).await;
+        let result = fresh.run(&code, &env).await;
         drop(permits);
         // Does not delay the caller, but is done before the next call of this conversation, which waits for the turn.
         let room = self.tenancy.tenant.ending();
@@ -163,15 +163,15 @@ struct OneShotRun<'a> {
 }
 
 impl OneShotRun<'_> {
-    async fn run(mut self, code: String, env: Environment) -> Result<Ran, EngineError> {
-        let (config, inner) = (self.world.tenancy.config(), &self.world.inner);
+    async fn run(mut self, code: &str, env: &Environment) -> Result<Ran, EngineError> {
+        let config = self.world.tenancy.config();
         self.info.isolation = self.sandbox.isolation().clone();
         self.sandbox.belongs_to(&self.info.id);
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
         let cell = CellRun {
-            inner,
+            inner: &self.world.inner,
             call: self.call,
             sandbox: self.sandbox.clone(),
             timeout: config.timeout.max(Duration::from_millis(1)),
@@ -180,56 +180,16 @@ impl OneShotRun<'_> {
             budget: config.text_budget,
             record: None,
         };
-        let request = ToGuest::Run {
-            kernel: self.kernel,
-            code,
-            env: env.0,
-            deadline: cell.deadline(),
-            forward_bytes: cell.forward_bytes(),
-            // A kept output would be lost with the sandbox.
-            keep_over: None,
-        };
-        let mut heard = match cell.run(&request).await {
-            Ok(heard) => heard,
-            Err(refused) if refused.failure == proto::GuestFailure::Environment => {
-                return Err(EngineError::InvalidEnvironment(refused.why));
-            }
-            Err(refused) => return Err(EngineError::Sandbox(refused.why)),
-        };
-        let end = match reported(&heard) {
-            Some(status) => self.meaning(status, cell.timeout).await,
-            None => match &heard.ending {
-                CellEnding::Lost(why) => RunOutcome::SandboxLost { why: why.clone() },
-                CellEnding::Unsendable(why) => {
-                    let why = format!("the code cannot be run in one call: {why}");
-                    heard.error("CodeTooLong", why)
-                }
-                CellEnding::Reported(_) => RunOutcome::Ok,
-            },
-        };
-        let files = self.files().await;
-        let ran = heard.ran(end, self.info, None);
-        Ok(Ran { files, ..ran })
-    }
-
-    /// Decides what a reported end means. No variables are kept, whatever the guest says.
-    async fn meaning(&self, status: RunStatus, after: Duration) -> RunOutcome {
-        match status {
-            RunStatus::Ok => RunOutcome::Ok,
-            RunStatus::Error => RunOutcome::Error,
-            RunStatus::Exit { code } => RunOutcome::Exit { code },
-            RunStatus::Interrupted => RunOutcome::Interrupted,
-            RunStatus::TimedOut { .. } => RunOutcome::TimedOut { after, state_kept: false },
-            RunStatus::Cancelled { .. } => RunOutcome::Cancelled { state_kept: false },
-            RunStatus::Ended { how } => {
-                let killed = how == (Ended::Signaled { signal: SIGKILL });
-                let stats = if killed { self.sandbox.stats().await } else { None };
-                match stats.filter(|stats| stats.oom_kills > 0) {
-                    Some(stats) => RunOutcome::OutOfMemory { limit_bytes: stats.oom_limit_bytes },
-                    None => RunOutcome::Ended { how },
-                }
-            }
+        // A kept output would be lost with the sandbox.
+        let mut heard = cell.code(self.kernel, code, env, false).await?;
+        let mut end = heard.outcome();
+        if let RunOutcome::TimedOut { state_kept, .. } | RunOutcome::Cancelled { state_kept } = &mut end {
+            // No variables are kept, whatever the guest says.
+            *state_kept = false;
         }
+        let end = ContextState::default().explain(end, self.sandbox).await;
+        let files = self.files().await;
+        Ok(Ran { files, ..heard.ran(end, self.info, None) })
     }
 
     async fn files(&self) -> Option<FileListing> {
