@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::{KernelSpec, Language};
-use sandbox::{BrowserRoom, SharedVolume, ZygoteSpec};
+use sandbox::{BrowserRoom, FileSpec, SharedVolume, ZygoteSpec};
 
 use crate::op::{Quota, Realm, RuntimeInfo, Size, Tenant};
 
@@ -306,7 +306,7 @@ impl Runtimes {
             argv: warm.clone(),
             env: env.clone(),
             runtime: binds.clone(),
-            files: self.files.clone(),
+            files: self.files.iter().cloned().map(FileSpec::from).collect(),
         })
     }
 

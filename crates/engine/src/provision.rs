@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{Deadline, FromGuest, KernelId, KernelSpec, Language, RunStatus, ToGuest};
-use sandbox::{BrowserRoom, Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
+use sandbox::{BrowserRoom, FileSpec, Group, KeptVolume, Limits, SandboxSpec, SharedVolume};
 use tokio::sync::watch;
 
 use crate::config::{EngineConfig, RealmConfig, Runtimes};
@@ -123,6 +123,7 @@ impl Provisioner {
         // The browser's processes are added, so that the code does not have fewer.
         let pids = limits.pids + browser.map_or(0, |room| room.pids);
         let limits = Limits { pids, ..limits };
+        let files = files.into_iter().map(FileSpec::from).collect();
         let spec = SandboxSpec { groups, limits, runtime, files, volumes, kept, egress: egress.is_some(), browser };
         self.live.make(spec, first, egress).await
     }

@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
+use crate::spec::{BrowserRoom, Limits};
+
 mod layout;
 mod tree;
 mod v2;
@@ -64,8 +66,10 @@ pub struct Hierarchy {
 /// A cgroup around sandboxes. Sandboxes that name the same group below the same outer groups share it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
+    /// Name of the group; it matches `[a-z0-9-]{1,64}`.
     pub name: String,
-    pub limits: CgroupLimits,
+    pub memory_bytes: Option<u64>,
+    pub cpu_millis: Option<u32>,
 }
 
 /// The reason why a controller cannot be used, and a remedy.
@@ -82,11 +86,23 @@ impl Absence {
 }
 
 /// Limits of one cgroup. `None` keeps the Linux kernel's default, which is no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct CgroupLimits {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CgroupLimits {
     pub memory_bytes: Option<u64>,
     pub cpu_millis: Option<u32>,
     pub pids: Option<u32>,
+}
+
+impl From<Limits> for CgroupLimits {
+    fn from(Limits { memory_bytes, cpu_millis, pids, .. }: Limits) -> Self {
+        Self { memory_bytes: Some(memory_bytes), cpu_millis: Some(cpu_millis), pids: Some(pids) }
+    }
+}
+
+impl From<BrowserRoom> for CgroupLimits {
+    fn from(BrowserRoom { memory_bytes, pids }: BrowserRoom) -> Self {
+        Self { memory_bytes: Some(memory_bytes), cpu_millis: None, pids: Some(pids) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -411,7 +411,7 @@ impl Keeper {
             LauncherCall::Discard { name } => self.discard(&name),
             LauncherCall::SweepOthers => self.instance.sweep_others().map_or_else(failure, |()| LauncherReply::Done),
             LauncherCall::List => LauncherReply::List(self.sandboxes.values().map(|s| s.id.clone()).collect()),
-            LauncherCall::Warm(warm) => match self.recipe(*warm, fds.into_iter().next()) {
+            LauncherCall::Warm { spec, rotation } => match self.recipe(*spec, rotation, fds.into_iter().next()) {
                 Ok(recipe) => {
                     self.zygote.warm(&self.epoll, id, recipe);
                     return None;
@@ -426,7 +426,7 @@ impl Keeper {
                 Some(key) => return self.enter_browser(id, key).err().map(failure),
                 None => LauncherReply::Gone,
             },
-            LauncherCall::ZygoteStatus => self.zygote.status(),
+            LauncherCall::ZygoteStatus => LauncherReply::ZygoteStatus(self.zygote.status()),
             LauncherCall::Survey { .. } => LauncherReply::Survey(Box::new(self.survey.clone())),
             LauncherCall::Start(_) => failed("already started"),
             LauncherCall::Shutdown => {

@@ -428,7 +428,7 @@ fn room(budget: u64, volumes: &BTreeMap<String, MemoryVolume>, name: &str, group
     let others = || volumes.iter().filter(|(other, _)| *other != name).map(|(_, held)| held);
     let all: u64 = others().map(|held| held.charge).sum();
     let own: u64 = others().filter(|held| tenant(&held.groups) == owner).map(|held| held.charge).sum();
-    let limit = groups.iter().filter_map(|group| group.limits.memory_bytes).min().unwrap_or(u64::MAX);
+    let limit = groups.iter().filter_map(|group| group.memory_bytes).min().unwrap_or(u64::MAX);
     budget.saturating_sub(all).min((budget / 2).min(limit / 2).saturating_sub(own))
 }
 
@@ -505,8 +505,6 @@ fn check_name(name: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use crate::cgroup::CgroupLimits;
-
     use super::*;
 
     #[test]
@@ -541,10 +539,9 @@ mod tests {
     }
 
     fn groups(tenant: &str, memory_bytes: Option<u64>) -> Vec<Group> {
-        let limits = CgroupLimits { memory_bytes, ..CgroupLimits::default() };
         vec![
-            Group { name: tenant.into(), limits },
-            Group { name: "conversation".into(), limits: CgroupLimits::default() },
+            Group { name: tenant.into(), memory_bytes, cpu_millis: None },
+            Group { name: "conversation".into(), memory_bytes: None, cpu_millis: None },
         ]
     }
 

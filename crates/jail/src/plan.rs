@@ -309,9 +309,7 @@ fn give_up(spec: &JailSpec, steps: &mut Steps) {
     steps.ops.extend([Op::UserNamespace { map: spec.map }, Op::UserLimits]);
     steps.ops.extend(identity(spec, INSIDE).map(Op::Confine));
     // Ids change before the death signal is set: the Linux kernel clears the signal when ids change.
-    if spec.die_with_launcher {
-        steps.ops.push(Op::DieWithLauncher);
-    }
+    steps.ops.push(Op::DieWithLauncher);
     let limits = ConfineStep::Rlimits { processes: spec.processes };
     steps.ops.extend([Op::Confine(limits), Op::Descriptors, Op::Confine(ConfineStep::NotDumpable)]);
     steps.ops.extend(confinement(spec).map(Op::Confine));

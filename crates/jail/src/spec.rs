@@ -3,15 +3,74 @@
 //!
 //! `Host::detect` inspects the host once; no later step does.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::Group;
 use crate::ids::IdMap;
+use crate::kept_volumes::KeptVolumeRequest;
 
+/// Specification of a sandbox. The operator decides everything in it; no tool argument does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxSpec {
+    /// Groups around the sandbox, outermost first (a tenant, then one of its realms). They become nested parent
+    /// cgroups. There are one to three.
+    pub groups: Vec<Group>,
+    pub limits: Limits,
+    /// Host directories and files of the language runtimes, shown read-only at the same path.
+    pub runtime: Vec<PathBuf>,
+    /// Files that are written into the sandbox's root before it is sealed, such as the drivers.
+    pub files: Vec<FileSpec>,
+    /// Host directories that the operator shares with sandboxes.
+    pub volumes: Vec<SharedVolumeSpec>,
+    /// Kept volume that holds `/data` and outlives the sandbox. Only one sandbox at a time may use it.
+    pub kept: Option<KeptVolumeRequest>,
+    /// Whether a socket listens inside on [`PROXY`]. It is handed out once. Without it the sandbox has only loopback.
+    pub egress: bool,
+    /// Limits of a browser next to the code, if there is to be one. The browser gets a separate uid, a separate home,
+    /// and a share of memory and processors.
+    pub browser: Option<BrowserRoom>,
+}
+
+/// Address at which a sandbox with egress finds its proxy.
+pub const PROXY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 3128);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    pub memory_bytes: u64,
+    /// Processor limit in thousandths of a core.
+    pub cpu_millis: u32,
+    pub pids: u32,
+    pub disk_bytes: u64,
+    pub disk_inodes: u64,
+}
+
+/// Part of the sandbox's limits that its browser may use at most. The code may use the remaining processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BrowserRoom {
+    pub memory_bytes: u64,
+    pub pids: u32,
+}
+
+/// Specification of the warm interpreter. It is started once, imports its libraries, runs no tenant's code, and is then
+/// forked into sandboxes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZygoteSpec {
+    /// Interpreter, its flags, the driver and the driver's arguments. All paths are paths inside a sandbox.
+    pub argv: Vec<String>,
+    /// Complete environment, the same as that of the kernels.
+    pub env: BTreeMap<String, String>,
+    /// Same as in [`SandboxSpec`], because the warm interpreter lives in a root like that of a sandbox.
+    pub runtime: Vec<PathBuf>,
+    pub files: Vec<FileSpec>,
+}
+
+/// The specification as the launcher completes it: with its identity, its place in the file system and the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JailSpec {
     pub hostname: String,
     pub map: IdMap,
@@ -39,12 +98,10 @@ pub(crate) struct JailSpec {
     pub dir: PathBuf,
     /// The directory on which the root is mounted during the creation, in a separate mount namespace.
     pub mount_point: PathBuf,
-    /// Whether the sandbox ends when the launcher ends, however that happens.
-    pub die_with_launcher: bool,
 }
 
 /// The browser's part of the sandbox. [`JailSpec::map`] defines its uid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BrowserJail {
     /// Maximum number of processes of the browser alone; see [`JailSpec::processes`].
     pub processes: Option<u64>,
@@ -54,6 +111,12 @@ pub(crate) struct BrowserJail {
 pub struct FileSpec {
     pub path: PathBuf,
     pub content: Content,
+}
+
+impl From<(PathBuf, Vec<u8>)> for FileSpec {
+    fn from((path, bytes): (PathBuf, Vec<u8>)) -> Self {
+        Self { path, content: bytes.into() }
+    }
 }
 
 /// Content of a file; text stays readable in JSON.
@@ -86,8 +149,7 @@ impl std::fmt::Debug for Content {
 }
 
 /// The file system of `/workspace`, `/data` and `/tmp`: a single volume, so that one quota applies to all of them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Volume {
     /// An ext4 file system in a sparse file: on disk and not charged to memory. It needs root.
     Ext4 { template: PathBuf, image: PathBuf },
@@ -96,8 +158,7 @@ pub(crate) enum Volume {
 }
 
 /// A kept volume for `/data`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KeptVolumeSpec {
     /// An ext4 file system with a journal in a sparse file, created first if there is a template. It needs root.
     Ext4 { template: Option<PathBuf>, image: PathBuf },
@@ -116,7 +177,7 @@ pub struct SharedVolumeSpec {
 }
 
 /// The layout of the host's system directories, and the host's files that a sandbox needs to see.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Host {
     /// Paths that are shown read-only at the same path.
     pub binds: Vec<PathBuf>,

@@ -3,10 +3,8 @@
 //! A packet is JSON. A message that is too long for a packet is passed in a memfd beside it. Requests carry a number;
 //! replies arrive in any order.
 
-use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
-use std::net::SocketAddrV4;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -19,13 +17,13 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::{CgroupLimits, CgroupSource, Group, Usage};
+use crate::cgroup::{CgroupSource, Usage};
 use crate::disk::KeepFree;
 use crate::ids::Mode;
-use crate::kept_volumes::{KeptVolumeRecord, KeptVolumeRequest};
-use crate::spec::{FileSpec, SharedVolumeSpec};
+use crate::kept_volumes::KeptVolumeRecord;
+use crate::spec::{SandboxSpec, ZygoteSpec};
 use crate::survey::Survey;
-use crate::zygote::Rotation;
+use crate::zygote::{Rotation, ZygoteStatus};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LauncherRequest {
@@ -61,7 +59,10 @@ pub enum LauncherCall {
     },
     /// Starts the warm interpreter, which loads the library that is passed as a descriptor. The reply is sent when the
     /// interpreter can be forked.
-    Warm(Box<StartZygote>),
+    Warm {
+        spec: Box<ZygoteSpec>,
+        rotation: Rotation,
+    },
     /// Puts a fork of the warm interpreter into a sandbox. The reply is sent when the guest can take the fork.
     Fork {
         sandbox: String,
@@ -96,30 +97,9 @@ pub struct Start {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Create {
     pub sandbox: String,
-    /// The groups around the sandbox, outermost first.
-    pub groups: Vec<Group>,
-    pub limits: CgroupLimits,
-    pub disk_bytes: u64,
-    pub disk_inodes: u64,
-    pub runtime: Vec<PathBuf>,
-    pub files: Vec<FileSpec>,
-    pub shared: Vec<SharedVolumeSpec>,
-    pub kept: Option<KeptVolumeRequest>,
-    /// The part of the sandbox's limits that a browser may use.
-    pub browser: Option<CgroupLimits>,
-    /// Address inside the sandbox at which an egress socket listens. The socket comes with the reply.
-    pub egress: Option<SocketAddrV4>,
+    pub spec: SandboxSpec,
     /// The step that fails, for tests of the rollback. Used in debug builds only.
     pub fail_at: Option<usize>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StartZygote {
-    pub argv: Vec<String>,
-    pub env: BTreeMap<String, String>,
-    pub runtime: Vec<PathBuf>,
-    pub files: Vec<FileSpec>,
-    pub rotation: Rotation,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -150,12 +130,7 @@ pub enum LauncherReply {
         message: String,
     },
     Stats(Usage),
-    ZygoteStatus {
-        ready: bool,
-        forks: u64,
-        restarts: u64,
-        not_imported: BTreeMap<String, String>,
-    },
+    ZygoteStatus(ZygoteStatus),
     List(Vec<String>),
     Gone,
     /// This host cannot do what was requested; the hint says what would help.

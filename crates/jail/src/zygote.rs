@@ -60,6 +60,18 @@ impl Default for Rotation {
     }
 }
 
+/// Status of the warm interpreter, counted since the launcher was started.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ZygoteStatus {
+    /// Whether it can be forked now.
+    pub ready: bool,
+    pub forks: u64,
+    /// Number of times it died and was started again.
+    pub restarts: u64,
+    /// Modules that it failed to import, and why.
+    pub not_imported: BTreeMap<String, String>,
+}
+
 /// Everything that is needed to start an interpreter.
 #[derive(Debug)]
 pub(crate) struct Recipe {
@@ -319,14 +331,9 @@ impl ZygoteSupervisor {
         self.zygotes.is_empty()
     }
 
-    pub(crate) fn status(&self) -> LauncherReply {
-        let not_imported = self.not_imported.clone();
-        LauncherReply::ZygoteStatus {
-            ready: self.ready().is_some(),
-            forks: self.forks,
-            restarts: self.restarts,
-            not_imported,
-        }
+    pub(crate) fn status(&self) -> ZygoteStatus {
+        let (ready, not_imported) = (self.ready().is_some(), self.not_imported.clone());
+        ZygoteStatus { ready, forks: self.forks, restarts: self.restarts, not_imported }
     }
 
     pub(crate) fn fork(&mut self, wanted: ForkRequest) {

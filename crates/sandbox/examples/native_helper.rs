@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use sandbox::native::{Cgroups, GuestBinary, Mode, Native, NativeConfig};
 use sandbox::{
-    Backend, BackendError, BrowserRoom, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume,
+    Backend, BackendError, BrowserRoom, FileSpec, Group, KeptVolume, Level, Limits, Sandbox, SandboxSpec, SharedVolume,
     ZygoteSpec,
 };
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -310,13 +310,13 @@ fn interpreter() -> ZygoteSpec {
         argv: ["/usr/bin/python3", "-I", "-B", script.to_str().unwrap()].map(str::to_owned).to_vec(),
         env: BTreeMap::new(),
         runtime: vec![],
-        files: vec![(script, include_bytes!("../tests/native/warm.py").to_vec())],
+        files: vec![(script, include_bytes!("../tests/native/warm.py").to_vec()).into()],
     }
 }
 
 /// Code that runs inside while things happen to its sandbox, from `/opt/sandpool`.
 fn attacked() -> SandboxSpec {
-    let file = |name: &str, text: &[u8]| (PathBuf::from("/opt/sandpool").join(name), text.to_vec());
+    let file = |name: &str, text: &[u8]| FileSpec::from((PathBuf::from("/opt/sandpool").join(name), text.to_vec()));
     let files = vec![
         file("watch.py", include_bytes!("../tests/native/watch.py")),
         file("disturb.py", include_bytes!("../tests/native/disturb.py")),
@@ -425,7 +425,7 @@ fn browse(mode: &str, state_dir: &str, lines: &[&str]) {
         Limits { memory_bytes: 1 << 30, pids: 600, disk_bytes: 256 << 20, disk_inodes: 10_000, ..spec().limits };
     let room = BrowserRoom { memory_bytes: 768 << 20, pids: 500 };
     let page = include_bytes!("../tests/native/page.html").to_vec();
-    let files = vec![(PathBuf::from("/opt/sandpool/page.html"), page)];
+    let files = vec![(PathBuf::from("/opt/sandpool/page.html"), page).into()];
     let spec = SandboxSpec { limits, files, browser: Some(room), ..spec() };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let (native, _) = Native::start(launcher, config).await.unwrap();
@@ -470,7 +470,7 @@ fn forks(state_dir: &str, count: usize, driver: &str, argv: &[&str]) {
     let config = config(state_dir, None);
     let argv: Vec<String> = argv.iter().map(|&a| a.to_owned()).collect();
     let runtime: Vec<PathBuf> = argv[0].split("/bin/").next().map(PathBuf::from).into_iter().collect();
-    let files = vec![(PathBuf::from("/opt/sandpool/driver.py"), std::fs::read(driver).unwrap())];
+    let files = vec![FileSpec::from((PathBuf::from("/opt/sandpool/driver.py"), std::fs::read(driver).unwrap()))];
     // What the kernels are given: with another the driver starts anew.
     let env = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into();
     let spec = SandboxSpec { runtime: runtime.clone(), files: files.clone(), ..spec() };
@@ -547,7 +547,7 @@ fn spec() -> SandboxSpec {
         groups: vec![Group { name: "g".into(), memory_bytes: None, cpu_millis: None }],
         limits: Limits { memory_bytes: 256 << 20, cpu_millis: 1000, pids: 64, disk_bytes: 64 << 20, disk_inodes: 2000 },
         runtime: vec![],
-        files: vec![("/opt/sandpool/hello.txt".into(), b"hello".to_vec())],
+        files: vec![("/opt/sandpool/hello.txt".into(), b"hello".to_vec()).into()],
         volumes: vec![],
         kept: None,
         egress: false,

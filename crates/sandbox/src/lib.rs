@@ -5,9 +5,6 @@
 //! two traits and the stream are the only places in the program that use `dyn`.
 #![warn(unreachable_pub)]
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -15,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub mod native;
 mod stream;
 
+pub use jail::cgroup::Group;
 /// Says how much memory and how many processes one sandbox has, and what was killed since it was created.
 pub use jail::cgroup::Usage as Stats;
 pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
@@ -23,77 +21,12 @@ pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
 pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
 /// Inside, the files of the directory's owner belong to the sandbox's user.
 pub use jail::spec::SharedVolumeSpec as SharedVolume;
-pub use jail::spec::{DATA, WORKSPACE};
+pub use jail::spec::{BrowserRoom, DATA, FileSpec, Limits, PROXY, SandboxSpec, WORKSPACE, ZygoteSpec};
+pub use jail::zygote::ZygoteStatus;
 
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub type GuestStream = Box<dyn Duplex>;
-
-/// Specification of a sandbox. The operator decides everything in it; no tool argument does.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SandboxSpec {
-    /// Groups around the sandbox, outermost first (a tenant, then one of its realms). They become nested parent
-    /// cgroups. There are one to three.
-    pub groups: Vec<Group>,
-    pub limits: Limits,
-    /// Host directories and files of the language runtimes, shown read-only at the same path.
-    pub runtime: Vec<PathBuf>,
-    /// Files that are written into the sandbox's root before it is sealed, such as the drivers: absolute path inside
-    /// the sandbox, and content.
-    pub files: Vec<(PathBuf, Vec<u8>)>,
-    /// Host directories that the operator shares with sandboxes.
-    pub volumes: Vec<SharedVolume>,
-    /// Kept volume that holds `/data` and outlives the sandbox. Only one sandbox at a time may use it.
-    pub kept: Option<KeptVolume>,
-    /// Whether a socket listens inside on [`PROXY`]. It is handed out once, by [`Sandbox::take_egress_listener`].
-    /// Without it the sandbox has only loopback.
-    pub egress: bool,
-    /// Limits of a browser next to the code, if there is to be one. The browser gets a separate uid, a separate home,
-    /// and a share of memory and processors.
-    pub browser: Option<BrowserRoom>,
-}
-
-/// Address at which a sandbox with egress finds its proxy.
-pub const PROXY: std::net::SocketAddrV4 = std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 3128);
-
-/// Part of the sandbox's limits that its browser may use at most. The code may use the remaining processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BrowserRoom {
-    pub memory_bytes: u64,
-    pub pids: u32,
-}
-
-/// Specification of the warm interpreter. It is started once, imports its libraries, runs no tenant's code, and is then
-/// forked into sandboxes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ZygoteSpec {
-    /// Interpreter, its flags, the driver and the driver's arguments. All paths are paths inside a sandbox.
-    pub argv: Vec<String>,
-    /// Complete environment, the same as that of the kernels.
-    pub env: BTreeMap<String, String>,
-    /// Same as in [`SandboxSpec`], because the warm interpreter lives in a root like that of a sandbox.
-    pub runtime: Vec<PathBuf>,
-    pub files: Vec<(PathBuf, Vec<u8>)>,
-}
-
-/// A cgroup with limits that is shared by all sandboxes that name the same group below the same outer groups.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Group {
-    /// Name of the group; it matches `[a-z0-9-]{1,64}`.
-    pub name: String,
-    pub memory_bytes: Option<u64>,
-    pub cpu_millis: Option<u32>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
-    pub memory_bytes: u64,
-    /// Processor limit in thousandths of a core.
-    pub cpu_millis: u32,
-    pub pids: u32,
-    pub disk_bytes: u64,
-    pub disk_inodes: u64,
-}
 
 /// How strongly a sandbox is confined, weakest level first. The configured floor rejects anything lower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -114,18 +47,6 @@ pub struct Isolation {
     pub level: Level,
     /// One line for each missing layer: what is missing, why, and what to do about it.
     pub missing: Vec<String>,
-}
-
-/// Status of the warm interpreter, counted since the back end was started.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ZygoteStatus {
-    /// Whether it can be forked now.
-    pub ready: bool,
-    pub forks: u64,
-    /// Number of times it died and was started again.
-    pub restarts: u64,
-    /// Modules that it failed to import, and why.
-    pub not_imported: BTreeMap<String, String>,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,6 @@
 //! ```
 
 mod connection;
-mod order;
 mod running;
 mod sandbox;
 
@@ -30,7 +29,7 @@ use async_trait::async_trait;
 use jail::cgroup::Controller;
 use jail::launcher::Spawned;
 use jail::survey::Survey;
-use jail::wire::{self, LauncherCall, LauncherReply, LauncherRequest, LauncherResponse};
+use jail::wire::{self, Create, LauncherCall, LauncherReply, LauncherRequest, LauncherResponse};
 use tokio::sync::watch;
 
 pub use jail::cgroup::CgroupSource as Cgroups;
@@ -41,7 +40,6 @@ pub use jail::survey::{Fact, FactState};
 pub use jail::zygote::Rotation;
 
 use self::connection::{LauncherConnection, lock, lost, refusal};
-use self::order::order;
 use self::running::{LauncherStatus, MOST_ENDS, Running, begin, supervise};
 use self::sandbox::NativeSandbox;
 use crate::{Backend, BackendError, Isolation, KeptVolumeInfo, Level, Sandbox, SandboxSpec, ZygoteSpec, ZygoteStatus};
@@ -284,7 +282,8 @@ impl Native {
             egress: Mutex::default(),
             destroyed: AtomicBool::new(false),
         };
-        let (reply, fds) = connection.exchange(LauncherCall::Create(Box::new(order(id, spec, fail_at))), &[]).await?;
+        let create = Create { sandbox: id, spec: spec.clone(), fail_at };
+        let (reply, fds) = connection.exchange(LauncherCall::Create(Box::new(create)), &[]).await?;
         let error = match reply {
             LauncherReply::Created { notes } => {
                 *lock(&sandbox.egress) = fds.into_iter().next().map(TcpListener::from);
@@ -338,9 +337,7 @@ impl Backend for Native {
 
     async fn zygote_status(&self) -> Option<ZygoteStatus> {
         match self.connection().call(LauncherCall::ZygoteStatus, &[]).await {
-            Ok(LauncherReply::ZygoteStatus { ready, forks, restarts, not_imported }) => {
-                Some(ZygoteStatus { ready, forks, restarts, not_imported })
-            }
+            Ok(LauncherReply::ZygoteStatus(status)) => Some(status),
             _ => None,
         }
     }

@@ -69,10 +69,10 @@ fn isolation() -> Isolation {
 fn write_root(root: &Path, spec: &SandboxSpec) -> std::io::Result<()> {
     std::fs::create_dir_all(inside(root, WORKSPACE))?;
     std::fs::create_dir_all(inside(root, DATA))?;
-    for (path, content) in &spec.files {
-        let path = inside(root, &path.to_string_lossy());
+    for file in &spec.files {
+        let path = inside(root, &file.path.to_string_lossy());
         path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-        std::fs::write(path, content)?;
+        std::fs::write(path, file.content.as_bytes())?;
     }
     Ok(())
 }

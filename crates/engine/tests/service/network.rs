@@ -293,9 +293,9 @@ async fn w28_a_sandbox_has_nothing_of_another_tenants_secrets() {
     }
     // Each has an authority of its own, for its own hosts.
     let authority =
-        |spec: &sandbox::SandboxSpec| spec.files.iter().find(|(path, _)| path.ends_with("authority.pem")).cloned();
+        |spec: &sandbox::SandboxSpec| spec.files.iter().find(|file| file.path.ends_with("authority.pem")).cloned();
     let authorities: std::collections::BTreeSet<Vec<u8>> =
-        backend.specs().iter().filter_map(authority).map(|(_, content)| content.to_vec()).collect();
+        backend.specs().iter().filter_map(authority).map(|file| file.content.as_bytes().to_vec()).collect();
     assert_eq!(authorities.len(), 2);
 }
 

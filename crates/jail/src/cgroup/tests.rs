@@ -28,9 +28,8 @@ fn written(dir: &Path, base: &Path, out: &mut Vec<String>) {
 }
 
 fn groups() -> Vec<Group> {
-    let memory = |memory| CgroupLimits { memory_bytes: Some(memory), ..CgroupLimits::default() };
-    let group = |name: &str, limits| Group { name: name.into(), limits };
-    vec![group("g", memory(1 << 30)), group("h", CgroupLimits { cpu_millis: Some(500), ..memory(1 << 29) })]
+    let group = |name: &str, memory, cpu_millis| Group { name: name.into(), memory_bytes: Some(memory), cpu_millis };
+    vec![group("g", 1 << 30, None), group("h", 1 << 29, Some(500))]
 }
 
 fn create_in(root: &Path) -> (Layout, Vec<String>) {

@@ -50,7 +50,9 @@ impl Tree {
             match make(hierarchy, dir, sandbox.1, kind) {
                 Err(e) if e.kind() == ErrorKind::NotFound && !dir.exists() => {
                     for (parent, group) in around(hierarchy, groups).iter().zip(groups) {
-                        make(hierarchy, parent, group.limits, CgroupKind::Group)?;
+                        let Group { memory_bytes, cpu_millis, .. } = *group;
+                        let limits = CgroupLimits { memory_bytes, cpu_millis, pids: None };
+                        make(hierarchy, parent, limits, CgroupKind::Group)?;
                     }
                     make(hierarchy, dir, sandbox.1, kind)?;
                 }

@@ -13,7 +13,7 @@ use crate::kept_volumes::{KeptVolumeRequest, ParkedVolume, VolumeLease};
 use crate::launcher::failed;
 use crate::plan::{self, Plan, plan};
 use crate::spare::Spare;
-use crate::spec::{self, JailSpec, Volume};
+use crate::spec::{BrowserJail, JailSpec, Limits, PROXY, SandboxSpec, Volume};
 use crate::survey::ProcessBound;
 use crate::sys;
 use crate::token::{Token, WatchedFd};
@@ -28,19 +28,20 @@ use super::{
 
 impl Keeper {
     pub(super) fn create(&mut self, request: u64, create: Create) -> io::Result<()> {
-        check_name(&create.sandbox)?;
-        self.check_shared(&create)?;
-        if let Some(KeptVolumeRequest { name, .. }) = &create.kept
+        let Create { sandbox: id, spec, fail_at } = create;
+        check_name(&id)?;
+        self.check_shared(&spec)?;
+        if let Some(KeptVolumeRequest { name, .. }) = &spec.kept
             && self.is_leased(name)
         {
             self.answer(request, LauncherReply::InUse);
             return Ok(());
         }
-        if create.groups.is_empty() || create.groups.len() > MAX_GROUPS {
+        if spec.groups.is_empty() || spec.groups.len() > MAX_GROUPS {
             return Err(io::Error::other(format!("a sandbox has one to {MAX_GROUPS} groups around it")));
         }
-        create.groups.iter().try_for_each(|group| check_name(&group.name))?;
-        if self.ending.is_some() || self.find(&create.sandbox).is_some() {
+        spec.groups.iter().try_for_each(|group| check_name(&group.name))?;
+        if self.ending.is_some() || self.find(&id).is_some() {
             return Err(io::Error::other("the launcher is ending, or the sandbox exists"));
         }
         if let Err(message) = self.admits() {
@@ -48,10 +49,10 @@ impl Keeper {
             return Ok(());
         }
         let mut sandbox = SandboxRecord {
-            dir: self.instance.dir.join(&create.sandbox),
-            cgroup: self.tree.sandbox(&create.groups, &create.sandbox, create.browser.is_some()),
-            id: create.sandbox.clone(),
-            groups: create.groups.clone(),
+            dir: self.instance.dir.join(&id),
+            cgroup: self.tree.sandbox(&spec.groups, &id, spec.browser.is_some()),
+            id,
+            groups: spec.groups.clone(),
             map: IdMap::new(Mode::Single, 0, 1, u32::MAX).map_err(io::Error::other)?,
             slot: None,
             browser_slot: None,
@@ -69,14 +70,14 @@ impl Keeper {
             kept_loop: None,
             kept_mount: None,
             egress: None,
-            notes: self.notes(&create),
-            fail_at: create.fail_at,
+            notes: self.notes(&spec),
+            fail_at,
             busy: None,
             phase: Phase::Building { request, until: Instant::now() + BUILD_TIME, exec: false },
         };
         let key = self.next;
         self.next += 1;
-        let built = self.build(key, &mut sandbox, &create);
+        let built = self.build(key, &mut sandbox, &spec);
         self.deadlines.extend(sandbox.phase.until().map(|until| (until, key)));
         self.ids.insert(sandbox.id.clone(), key);
         self.pids.extend(sandbox.pid.map(|pid| (pid, key)));
@@ -90,11 +91,11 @@ impl Keeper {
         Ok(())
     }
 
-    fn build(&mut self, key: u64, sandbox: &mut SandboxRecord, create: &Create) -> io::Result<()> {
+    fn build(&mut self, key: u64, sandbox: &mut SandboxRecord, spec: &SandboxSpec) -> io::Result<()> {
         sandbox.fails(BuildStep::Directory)?;
         DirBuilder::new().mode(0o700).create(&sandbox.dir)?;
         sandbox.fails(BuildStep::Kept)?;
-        sandbox.kept = create.kept.as_ref().map(|wanted| self.lease_volume(sandbox, wanted, create)).transpose()?;
+        sandbox.kept = spec.kept.as_ref().map(|wanted| self.lease_volume(sandbox, wanted, spec)).transpose()?;
         sandbox.fails(BuildStep::Slot)?;
         let brought = sandbox.kept.as_ref().and_then(|lease| lease.slot);
         let slots = self.slots.as_ref().map_or(1, Slots::count);
@@ -104,7 +105,7 @@ impl Keeper {
         };
         let number = brought.or(slot.as_ref().map(|s| s.number)).unwrap_or(0);
         sandbox.map = IdMap::new(self.survey.mode, number, slots, self.owner).map_err(io::Error::other)?;
-        if let (Some(_), Some(slots)) = (&create.browser, &mut self.slots) {
+        if let (Some(_), Some(slots)) = (&spec.browser, &mut self.slots) {
             let slot = slots.take()?;
             sandbox.map = sandbox.map.with_browser(slot.number, slots.count()).map_err(io::Error::other)?;
             sandbox.browser_slot = Some(slot);
@@ -116,10 +117,11 @@ impl Keeper {
         };
         (sandbox.slot, sandbox.kept_loop) = (slot.or(parked), device);
         sandbox.fails(BuildStep::Template)?;
-        let volume = self.volume(sandbox, create)?;
+        let volume = self.volume(sandbox, spec)?;
         sandbox.fails(BuildStep::Cgroup)?;
-        sandbox.cgroup = self.tree.create(&create.groups, (&create.sandbox, create.limits), create.browser)?;
-        let spec = self.spec(sandbox, create, volume);
+        let (limits, browser) = (spec.limits.into(), spec.browser.map(CgroupLimits::from));
+        sandbox.cgroup = self.tree.create(&spec.groups, (&sandbox.id, limits), browser)?;
+        let spec = self.complete(sandbox, spec, volume);
         spec.check().map_err(io::Error::other)?;
         let plan = plan(&spec);
         (sandbox.entry, sandbox.browser_entry) = (plan::entry(&spec), plan::browser_entry(&spec));
@@ -139,8 +141,8 @@ impl Keeper {
 
     /// Rejects shared directories that contain the sockets of other sandboxes, the images of their volumes or the locks
     /// of their uids.
-    fn check_shared(&self, create: &Create) -> io::Result<()> {
-        for shared in &create.shared {
+    fn check_shared(&self, spec: &SandboxSpec) -> io::Result<()> {
+        for shared in &spec.volumes {
             let host = &shared.host;
             let absent = |e: io::Error| io::Error::other(format!("shared directory `{}`: {e}", host.display()));
             let real = host.canonicalize().map_err(absent)?;
@@ -152,11 +154,11 @@ impl Keeper {
         Ok(())
     }
 
-    fn notes(&self, create: &Create) -> Vec<String> {
-        let strangers = self.survey.mode == Mode::Sub && !create.shared.is_empty();
+    fn notes(&self, spec: &SandboxSpec) -> Vec<String> {
+        let strangers = self.survey.mode == Mode::Sub && !spec.volumes.is_empty();
         let shared =
             "shared volumes: with subordinate uids a sandbox has there what everybody has (start the server as root)";
-        let alone = self.survey.mode == Mode::Single && create.browser.is_some();
+        let alone = self.survey.mode == Mode::Single && spec.browser.is_some();
         let browser = match self.survey.landlock {
             Some(_) => "browser: it has the code's uid, and landlock alone keeps it from the code's files",
             None => "browser: it has the code's uid, and without landlock the code's files too",
@@ -174,46 +176,46 @@ impl Keeper {
         &mut self,
         sandbox: &SandboxRecord,
         wanted: &KeptVolumeRequest,
-        create: &Create,
+        spec: &SandboxSpec,
     ) -> io::Result<VolumeLease> {
-        let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(create)) };
+        let bytes = if self.survey.ext4 { wanted.bytes } else { wanted.bytes.min(half_the_memory(spec)) };
         let wanted = KeptVolumeRequest { bytes, ..wanted.clone() };
-        self.store.lease(&wanted, &sandbox.dir, &create.groups, self.slots.as_mut())
+        self.store.lease(&wanted, &sandbox.dir, &spec.groups, self.slots.as_mut())
     }
 
-    fn volume(&self, sandbox: &SandboxRecord, create: &Create) -> io::Result<Volume> {
+    fn volume(&self, sandbox: &SandboxRecord, spec: &SandboxSpec) -> io::Result<Volume> {
+        let Limits { disk_bytes, disk_inodes, .. } = spec.limits;
         if self.survey.ext4 {
             let dir = self.instance.state_dir.join("templates");
-            let template = volume::template(&dir, Purpose::Own, create.disk_bytes, create.disk_inodes);
+            let template = volume::template(&dir, Purpose::Own, disk_bytes, disk_inodes);
             let template = template.map_err(io::Error::other)?;
             return Ok(Volume::Ext4 { template, image: sandbox.image() });
         }
-        Ok(Volume::Tmpfs { bytes: create.disk_bytes.min(half_the_memory(create)), inodes: create.disk_inodes })
+        Ok(Volume::Tmpfs { bytes: disk_bytes.min(half_the_memory(spec)), inodes: disk_inodes })
     }
 
-    fn spec(&self, sandbox: &SandboxRecord, create: &Create, volume: Volume) -> JailSpec {
+    fn complete(&self, sandbox: &SandboxRecord, spec: &SandboxSpec, volume: Volume) -> JailSpec {
         JailSpec {
             hostname: "sandbox".into(),
             map: sandbox.map,
             host: self.host.clone(),
-            runtime: create.runtime.clone(),
-            files: create.files.clone(),
+            runtime: spec.runtime.clone(),
+            files: spec.files.clone(),
             volume,
             kept: sandbox.kept.as_ref().map(|lease| lease.source.clone()),
-            shared: create.shared.clone(),
-            browser: create.browser.map(|limits| spec::BrowserJail { processes: self.process_limit(limits) }),
-            egress: create.egress,
-            shm_bytes: create.limits.memory_bytes.map_or(64 << 20, |memory| memory / 2),
+            shared: spec.volumes.clone(),
+            browser: spec.browser.map(|room| BrowserJail { processes: self.process_limit(room.pids) }),
+            egress: spec.egress.then_some(PROXY),
+            shm_bytes: half_the_memory(spec),
             cgroup_tasks: sandbox.cgroup.code().tasks(),
-            processes: self.process_limit(create.limits),
+            processes: self.process_limit(spec.limits.pids),
             dir: sandbox.dir.clone(),
             mount_point: self.mount_point.clone(),
-            die_with_launcher: true,
         }
     }
 
-    fn process_limit(&self, limits: CgroupLimits) -> Option<u64> {
-        limits.pids.filter(|_| self.survey.process_bound() == ProcessBound::Rlimit).map(u64::from)
+    fn process_limit(&self, pids: u32) -> Option<u64> {
+        (self.survey.process_bound() == ProcessBound::Rlimit).then_some(pids.into())
     }
 
     fn launch(
@@ -260,6 +262,6 @@ fn build_in_child(plan: &Plan, handles: Handles, fail_at: Option<usize>) {
 
 /// Returns half of the memory limit, for volumes that are charged to the sandbox's memory. A full volume has to return
 /// ENOSPC before memory runs out and a process is killed.
-fn half_the_memory(create: &Create) -> u64 {
-    create.limits.memory_bytes.unwrap_or(u64::MAX) / 2
+fn half_the_memory(spec: &SandboxSpec) -> u64 {
+    spec.limits.memory_bytes / 2
 }

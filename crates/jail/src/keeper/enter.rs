@@ -6,16 +6,16 @@ use std::os::fd::OwnedFd;
 
 use crate::ids::{IdMap, Mode};
 use crate::launcher::failed;
-use crate::spec::{JailSpec, Volume};
-use crate::wire::{LauncherReply, StartZygote};
-use crate::zygote::{self, Arrival, ForkOutcome, Recipe};
+use crate::spec::{JailSpec, Volume, ZygoteSpec};
+use crate::wire::LauncherReply;
+use crate::zygote::{self, Arrival, ForkOutcome, Recipe, Rotation};
 use crate::{driver, plan};
 
 use super::{Keeper, Phase, SandboxRecord, WARM_TMP};
 
 impl Keeper {
-    pub(super) fn recipe(&self, warm: StartZygote, library: Option<OwnedFd>) -> io::Result<Recipe> {
-        let StartZygote { argv, env, runtime, files, rotation } = warm;
+    pub(super) fn recipe(&self, spec: ZygoteSpec, rotation: Rotation, library: Option<OwnedFd>) -> io::Result<Recipe> {
+        let ZygoteSpec { argv, env, runtime, files } = spec;
         let library = library.ok_or_else(|| io::Error::other("its library is missing"))?;
         let spec = JailSpec {
             hostname: String::new(),
@@ -33,7 +33,6 @@ impl Keeper {
             processes: None,
             dir: self.instance.dir.clone(),
             mount_point: self.mount_point.clone(),
-            die_with_launcher: true,
         };
         spec.check().map_err(io::Error::other)?;
         let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>()?;

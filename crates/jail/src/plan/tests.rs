@@ -36,7 +36,6 @@ fn spec(mode: Mode) -> JailSpec {
         processes: if mode == Mode::Root { None } else { Some(64) },
         dir,
         mount_point: "/state/instances/i/root".into(),
-        die_with_launcher: true,
     }
 }
 

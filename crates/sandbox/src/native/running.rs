@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use jail::launcher::{Process, Spawned};
 use jail::survey::Survey;
-use jail::wire::{LauncherCall, LauncherReply, Start, StartZygote};
+use jail::wire::{LauncherCall, LauncherReply, Start};
 use jail::zygote::Rotation;
 use rustix::fs::{Mode as FileMode, OFlags};
 use tokio::sync::watch;
 
 use super::connection::{LauncherConnection, lock, lost, refusal};
-use super::order::order_files;
 use super::{Launcher, NativeConfig, isolation_of, spawn_launcher_from};
 use crate::{BackendError, Isolation, ZygoteSpec};
 
@@ -166,9 +165,8 @@ impl Running {
 
     pub(super) async fn start_zygote(&self, spec: &ZygoteSpec, rotation: Rotation) -> Result<(), BackendError> {
         let library = self.config.zygote.load(&self.runtime_dir, jail::image::library, "sandpool-zygote")?;
-        let ZygoteSpec { argv, env, runtime, files } = spec.clone();
-        let start = StartZygote { argv, env, runtime, files: order_files(files), rotation };
-        self.connection().order(LauncherCall::Warm(Box::new(start)), &[library.as_fd()]).await
+        let warm = LauncherCall::Warm { spec: Box::new(spec.clone()), rotation };
+        self.connection().order(warm, &[library.as_fd()]).await
     }
 
     async fn restart_zygote(&self) {

@@ -368,7 +368,7 @@ async fn chromium_runs_as_the_browser() {
         Limits { memory_bytes: 1 << 30, cpu_millis: 2000, pids: 600, disk_bytes: 256 << 20, disk_inodes: 10_000 };
     let room = BrowserRoom { memory_bytes: 768 << 20, pids: 500 };
     let mut spec = SandboxSpec { limits, browser: Some(room), groups: vec![group("tenant", None)], ..spec() };
-    spec.files.push(("/opt/sandpool/page.html".into(), include_bytes!("page.html").to_vec()));
+    spec.files.push(("/opt/sandpool/page.html".into(), include_bytes!("page.html").to_vec()).into());
     let installed: Vec<_> = CHROMIUM.iter().filter(|program| Path::new(program).exists()).collect();
     if installed.is_empty() {
         return skip("Chromium is not installed");

@@ -9,7 +9,7 @@ use super::*;
 /// With the program that tries to get out.
 pub fn with_reach(egress: bool) -> SandboxSpec {
     let mut spec = SandboxSpec { egress, ..spec() };
-    spec.files.push(("/opt/sandpool/reach.py".into(), include_bytes!("reach.py").to_vec()));
+    spec.files.push(("/opt/sandpool/reach.py".into(), include_bytes!("reach.py").to_vec()).into());
     spec
 }
 

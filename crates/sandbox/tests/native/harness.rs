@@ -82,7 +82,7 @@ pub fn spec() -> SandboxSpec {
         groups: vec![Group { name: "tenant".into(), memory_bytes: Some(512 << 20), cpu_millis: None }],
         limits: LIMITS,
         runtime: vec![],
-        files: vec![("/opt/sandpool/driver.py".into(), b"print(1)\n".to_vec())],
+        files: vec![("/opt/sandpool/driver.py".into(), b"print(1)\n".to_vec()).into()],
         volumes: vec![],
         kept: None,
         egress: false,

@@ -4,7 +4,7 @@ use super::*;
 
 fn with_attacker() -> SandboxSpec {
     let mut spec = spec();
-    spec.files.push(("/opt/sandpool/inodes.py".into(), include_bytes!("inodes.py").to_vec()));
+    spec.files.push(("/opt/sandpool/inodes.py".into(), include_bytes!("inodes.py").to_vec()).into());
     spec
 }
 

@@ -4,7 +4,7 @@ use super::*;
 
 fn with(name: &str, program: &[u8]) -> SandboxSpec {
     let mut spec = spec();
-    spec.files.push((format!("/opt/sandpool/{name}").into(), program.to_vec()));
+    spec.files.push((format!("/opt/sandpool/{name}").into(), program.to_vec()).into());
     spec
 }
 

@@ -13,7 +13,7 @@ pub fn python() -> ZygoteSpec {
         argv: argv.map(str::to_owned).to_vec(),
         env: [("LANG".to_owned(), "C.UTF-8".to_owned())].into(),
         runtime: vec![],
-        files: vec![(script, include_bytes!("warm.py").to_vec())],
+        files: vec![(script, include_bytes!("warm.py").to_vec()).into()],
     }
 }
 
@@ -346,7 +346,7 @@ async fn an_interpreter_that_does_not_start_is_told_with_its_reason() {
     let native = start(&place.0).await;
     let with = |script: &str| {
         let mut spec = python();
-        spec.files[0].1 = script.as_bytes().to_vec();
+        spec.files[0].content = script.as_bytes().to_vec().into();
         spec
     };
     for (spec, reason) in [
