@@ -288,11 +288,10 @@ impl Engine {
     /// Opens the file behind a link. The key is the permission to read: an unknown key, a removed context and a missing
     /// file all give the same error.
     pub async fn open_file(&self, key: &str, path: &str) -> Result<LinkedFile, EngineError> {
-        let inner = &self.inner;
-        let source = inner.behind(key, None).filter(|_| !inner.closing.is_cancelled());
-        let source = source.ok_or_else(|| EngineError::FileNotFound(path.into()))?;
-        ops::check_path(path).map_err(|_| EngineError::FileNotFound(path.chars().take(100).collect()))?;
-        caught(LinkedFile::open(inner.clone(), source, path)).await
+        if self.inner.closing.is_cancelled() || ops::check_path(path).is_err() {
+            return Err(EngineError::FileNotFound(path.chars().take(100).collect()));
+        }
+        caught(self.inner.clone().open_link(key, path, None)).await
     }
 
     /// Refuses new calls, lets running ones end within `grace` and destroys everything. A second call cuts the grace

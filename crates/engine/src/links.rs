@@ -61,18 +61,12 @@ pub struct LinkedFile {
     inner: Arc<Inner>,
 }
 
-pub(crate) enum LinkTarget {
+enum LinkTarget {
     Context { context: ContextLease, root: Root },
     Conversation { key: String, shape: Box<Shape> },
 }
 
 impl LinkedFile {
-    /// Opens a file, which must exist and be no larger than links may serve.
-    pub(crate) async fn open(inner: Arc<Inner>, source: LinkTarget, path: &str) -> Result<Self, EngineError> {
-        let Identity { size, modified_ns, inode } = source.read(&inner, path, 0, 0).await?.0;
-        Ok(Self { size, modified_ns, inode, path: path.into(), source, inner })
-    }
-
     /// Reads at most 1 MiB, less at the end of the file. Fails if the file is no longer the one that was opened.
     pub async fn read(&self, offset: u64, length: u64) -> Result<Vec<u8>, EngineError> {
         let (identity, content) = self.source.read(&self.inner, &self.path, offset, length.min(MAX_READ)).await?;
@@ -124,21 +118,27 @@ impl Inner {
     /// Returns the owner used for download accounting. If the owner is unknown, the key itself is the accounting
     /// bucket.
     pub(crate) fn owner_of(&self, key: &str) -> Option<String> {
-        if let Some(tenancy) = self.tenants.all().iter().find(|tenancy| tenancy.by_key(key).is_some()) {
-            return Some(tenancy.tenant.tenant.0.clone());
-        }
-        match self.conversations.owner(key) {
-            Some(owner) => Some(owner.0),
-            None => self.conversations.exists(key).then(|| key.into()),
-        }
+        let of_context = self.tenants.by_key(key).map(|(tenant, ..)| tenant);
+        let owner = of_context.or_else(|| self.conversations.owner(key));
+        owner.map(|owner| owner.0).or_else(|| self.conversations.exists(key).then(|| key.into()))
     }
 
-    /// Returns what a key leads to. If a tenant is given, it must belong to that tenant.
-    pub(crate) fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<LinkTarget> {
-        let mut tenancy = self.tenants.all();
-        tenancy.retain(|tenancy| of.is_none_or(|tenant| tenancy.tenant.tenant == *tenant));
-        if let Some((context, root)) = tenancy.iter().find_map(|tenancy| tenancy.by_key(key)) {
-            return Some(LinkTarget::Context { context, root });
+    /// Opens the file behind a link, which must exist and be no larger than links may serve. If a tenant is given, the
+    /// link must lead to its files.
+    pub(crate) async fn open_link(
+        self: Arc<Self>,
+        key: &str,
+        path: &str,
+        of: Option<&Tenant>,
+    ) -> Result<LinkedFile, EngineError> {
+        let source = self.behind(key, of).ok_or_else(|| EngineError::FileNotFound(path.into()))?;
+        let Identity { size, modified_ns, inode } = source.read(&self, path, 0, 0).await?.0;
+        Ok(LinkedFile { size, modified_ns, inode, path: path.into(), source, inner: self })
+    }
+
+    fn behind(&self, key: &str, of: Option<&Tenant>) -> Option<LinkTarget> {
+        if let Some((tenant, context, root)) = self.tenants.by_key(key) {
+            return of.is_none_or(|of| *of == tenant).then_some(LinkTarget::Context { context, root });
         }
         let realm = self.tenants.realms().find(|realm| realm.kept.is_some())?;
         let (kept, owner) = (realm.kept?, self.conversations.owner(key));

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use proto::Root;
@@ -56,13 +56,15 @@ pub(crate) struct Tenancy {
     /// Turns to create a context that does not exist: one call creates it and the others find it.
     pub(crate) making: Keyed<()>,
     contexts: Mutex<ContextTable>,
+    links: LinkIndex,
 }
+
+/// The tenancy and the id of the context to which each link key leads, and which of its directories.
+type LinkIndex = Arc<Mutex<HashMap<String, (Weak<Tenancy>, String, Root)>>>;
 
 #[derive(Default)]
 struct ContextTable {
     by_id: HashMap<String, Arc<Context>>,
-    /// Contexts by the keys of their links.
-    by_key: HashMap<String, (Arc<Context>, Root)>,
     /// Number of contexts that are being created or stopped. They count towards `max_contexts` but cannot be found.
     unlisted: usize,
     created: u64,
@@ -93,7 +95,7 @@ impl TenantState {
 }
 
 impl Tenancy {
-    fn new(tenant: Arc<TenantState>, realm: Arc<RealmState>) -> Self {
+    fn new(tenant: Arc<TenantState>, realm: Arc<RealmState>, links: LinkIndex) -> Self {
         Self {
             permits: Arc::new(Semaphore::new(realm.config.runs_at_once.max(1))),
             tenant,
@@ -101,6 +103,7 @@ impl Tenancy {
             waiting: AtomicUsize::new(0),
             making: Keyed::default(),
             contexts: Mutex::default(),
+            links,
         }
     }
 
@@ -209,12 +212,6 @@ impl Tenancy {
         listed.map(|context| ContextLease::new(&context)).collect()
     }
 
-    /// Returns the context whose files the link key leads to, and which of its directories.
-    pub(crate) fn by_key(&self, key: &str) -> Option<(ContextLease, Root)> {
-        let contexts = lock(&self.contexts);
-        contexts.by_key.get(key).map(|(context, root)| (ContextLease::new(context), *root))
-    }
-
     /// Returns the number of contexts, and how many of them have runs that execute or wait.
     pub(crate) fn count(&self) -> (usize, usize) {
         let contexts = lock(&self.contexts);
@@ -242,8 +239,9 @@ impl ContextTable {
 
     fn remove(&mut self, context: Arc<Context>, tenancy: &Arc<Tenancy>) -> Removed {
         self.by_id.remove(&context.id);
-        self.by_key.remove(&context.keys.files);
-        self.by_key.remove(&context.keys.outputs);
+        for key in [&context.keys.files, &context.keys.outputs] {
+            lock(&tenancy.links).remove(key);
+        }
         self.unlisted += 1;
         context.gone.cancel();
         let charge = lock(&context.charge).take();
@@ -378,8 +376,10 @@ impl Reservation {
         *lock(&context.charge) = self.charge.take();
         let context = Arc::new(context);
         contexts.by_id.insert(context.id.clone(), context.clone());
-        contexts.by_key.insert(context.keys.files.clone(), (context.clone(), Root::Workspace));
-        contexts.by_key.insert(context.keys.outputs.clone(), (context.clone(), Root::Outputs));
+        for (key, root) in [(&context.keys.files, Root::Workspace), (&context.keys.outputs, Root::Outputs)] {
+            let leads_to = (Arc::downgrade(&self.tenancy), context.id.clone(), root);
+            lock(&self.tenancy.links).insert(key.clone(), leads_to);
+        }
         let in_use = ContextLease::new(&context);
         drop(contexts);
         Some((in_use, removed))
@@ -403,6 +403,7 @@ impl Drop for Queued {
 pub(crate) struct Tenancies {
     realms: BTreeMap<Realm, Arc<RealmState>>,
     all: Mutex<TenancyTables>,
+    links: LinkIndex,
 }
 
 #[derive(Default)]
@@ -416,7 +417,7 @@ impl Tenancies {
         let state = |config: &RealmConfig| {
             (config.realm, Arc::new(RealmState { config: config.clone(), memory: AtomicU64::new(0) }))
         };
-        Self { realms: config.realms.iter().map(state).collect(), all: Mutex::default() }
+        Self { realms: config.realms.iter().map(state).collect(), all: Mutex::default(), links: LinkIndex::default() }
     }
 
     pub(crate) fn of(&self, tenant: &Tenant, realm: Realm, config: &EngineConfig) -> Result<Arc<Tenancy>, EngineError> {
@@ -428,7 +429,7 @@ impl Tenancies {
         let state = self.realms.get(&realm).ok_or_else(unknown)?;
         let of_all_realms =
             all.tenants.entry(tenant.clone()).or_insert_with(|| Arc::new(TenantState::new(tenant, config)));
-        let tenancy = Arc::new(Tenancy::new(of_all_realms.clone(), state.clone()));
+        let tenancy = Arc::new(Tenancy::new(of_all_realms.clone(), state.clone(), self.links.clone()));
         all.tenancy.insert((tenant.clone(), realm), tenancy.clone());
         Ok(tenancy)
     }
@@ -436,6 +437,14 @@ impl Tenancies {
     /// Returns an existing tenancy and never creates one.
     pub(crate) fn known(&self, tenant: &Tenant, realm: Realm) -> Option<Arc<Tenancy>> {
         lock(&self.all).tenancy.get(&(tenant.clone(), realm)).cloned()
+    }
+
+    /// Returns the context to which a link key leads, with its tenant, and which of its directories.
+    pub(crate) fn by_key(&self, key: &str) -> Option<(Tenant, ContextLease, Root)> {
+        let (tenancy, id, root) = lock(&self.links).get(key)?.clone();
+        let tenancy = tenancy.upgrade()?;
+        let context = tenancy.find(&ContextSelector::Id(id), None).ok()?;
+        Some((tenancy.tenant.tenant.clone(), context, root))
     }
 
     pub(crate) fn realms(&self) -> impl Iterator<Item = &RealmConfig> {

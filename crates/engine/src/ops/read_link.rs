@@ -1,7 +1,6 @@
 //! Reads the file behind a link for the tenant that owns it.
 
 use super::{OpContext, check_path, unless_cancelled};
-use crate::links::LinkedFile;
 use crate::op::{Call, EngineError, Outcome};
 
 impl OpContext {
@@ -13,13 +12,11 @@ impl OpContext {
         max_bytes: u64,
     ) -> Result<Outcome, EngineError> {
         check_path(path)?;
-        let source = self.inner.behind(key, Some(&call.tenant));
-        let source = source.ok_or_else(|| EngineError::FileNotFound(path.into()))?;
         let (inner, key, path) = (self.inner.clone(), key.to_owned(), path.to_owned());
         let most = max_bytes.min(inner.config.max_file_bytes);
-        let memory = call.memory.clone();
+        let (tenant, memory) = (call.tenant.clone(), call.memory.clone());
         let reading = async move {
-            let file = LinkedFile::open(inner, source, &path).await?;
+            let file = inner.open_link(&key, &path, Some(&tenant)).await?;
             let mut content = Vec::new();
             while (content.len() as u64) < file.size.min(most) {
                 let left = file.size.min(most) - content.len() as u64;
