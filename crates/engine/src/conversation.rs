@@ -212,7 +212,8 @@ impl Inner {
         turn.parked = None;
         let room = self.parking_room(&self.parking_owner(shape)).await?;
         let provisioner = self.provisioner().map_err(|error| SandboxFailure::new(error.to_string()))?;
-        let sandbox = provisioner.sandbox(shape, None).await?;
+        let _hurry = provisioner.hurry();
+        let sandbox = provisioner.create(shape, None).await?;
         let since = Instant::now();
         turn.parked =
             Some(ParkedSandbox { sandbox: sandbox.clone(), shape: shape.clone(), language: None, since, room });
@@ -240,16 +241,11 @@ impl Inner {
                     // Only one sandbox at a time can have the files.
                     parked.sandbox.destroy("its files are needed elsewhere").await?;
                 }
-                (provisioner.create_in_background(shape, Some(kernel.language)).await?, FIRST_KERNEL)
+                (provisioner.create(shape, Some(kernel.language)).await?, FIRST_KERNEL)
             }
         };
-        match provisioner.start_as_told(&sandbox, number, kernel).await {
-            Ok(()) => Ok((sandbox, number)),
-            Err(failure) => {
-                let _ = sandbox.destroy("its interpreter did not start").await;
-                Err(failure)
-            }
-        }
+        let started = provisioner.start_as_told(&sandbox, number, kernel).await;
+        Ok((sandbox.if_started(started).await?, number))
     }
 
     /// Creates the sandbox of the next call, after everything that callers wait for. Does nothing if there is no room,
@@ -264,18 +260,12 @@ impl Inner {
         }
         let language = kernel.language;
         let making = async {
-            let sandbox = provisioner.create_in_background(&shape, Some(language)).await?;
+            let sandbox = provisioner.create(&shape, Some(language)).await?;
             let started = match provisioner.start_as_told(&sandbox, FIRST_KERNEL, kernel).await {
                 Ok(()) => rehearse(&sandbox, language).await.map_err(SandboxFailure::new),
                 Err(failure) => Err(failure),
             };
-            match started {
-                Ok(()) => Ok(sandbox),
-                Err(failure) => {
-                    let _ = sandbox.destroy("its interpreter did not start").await;
-                    Err(failure)
-                }
-            }
+            sandbox.if_started(started).await
         };
         match making.await {
             Ok(sandbox) => {

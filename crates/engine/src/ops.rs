@@ -163,12 +163,11 @@ impl OpContext {
             return Ok(ContextState::with(sandbox, language, FIRST_KERNEL));
         }
         let shape = Shape::of(&self.tenancy, kind.size);
-        Ok(match wanted {
-            Some(language) => {
-                ContextState::with(provisioner.started(&shape, language).await.map_err(failed)?, language, FIRST_KERNEL)
-            }
-            None => ContextState::at(provisioner.sandbox(&shape, None).await.map_err(failed)?),
-        })
+        let _hurry = provisioner.hurry();
+        let sandbox = provisioner.create(&shape, wanted).await.map_err(failed)?;
+        let Some(language) = wanted else { return Ok(ContextState::at(sandbox)) };
+        let sandbox = provisioner.first_kernel(sandbox, language).await.map_err(failed)?;
+        Ok(ContextState::with(sandbox, language, FIRST_KERNEL))
     }
 
     fn runs(&self, language: Language) -> Result<(), EngineError> {

@@ -71,6 +71,7 @@ impl Provisioner {
         Self { live, config, runtimes, waiting: watch::Sender::new(0) }
     }
 
+    /// Marks the caller as one that waits for what it has created. The work of the stock goes behind it.
     pub(crate) fn hurry(&self) -> WaitingGuard<'_> {
         self.waiting.send_modify(|waiting| *waiting += 1);
         WaitingGuard(self)
@@ -82,36 +83,8 @@ impl Provisioner {
         let _ = tokio::time::timeout(most, watching.wait_for(|waiting| *waiting == 0)).await;
     }
 
-    /// Creates a sandbox for a caller that waits. `first` is the language of the kernel that the caller is going to
-    /// start, if that is known.
-    pub(crate) async fn sandbox(
-        &self,
-        shape: &Shape,
-        first: Option<Language>,
-    ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        let _hurry = self.hurry();
-        self.create_in_background(shape, first).await
-    }
-
-    /// Starts a kernel for a caller that waits.
-    pub(crate) async fn start_kernel(
-        &self,
-        sandbox: &LiveSandbox,
-        kernel: KernelId,
-        language: Language,
-    ) -> Result<(), SandboxFailure> {
-        let _hurry = self.hurry();
-        self.unhurried_kernel(sandbox, kernel, language).await
-    }
-
-    /// Creates a sandbox with a kernel for a caller that waits. On failure nothing is left of it.
-    pub(crate) async fn started(&self, shape: &Shape, language: Language) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        let _hurry = self.hurry();
-        let sandbox = self.create_in_background(shape, Some(language)).await?;
-        self.first_kernel(sandbox, language).await
-    }
-
-    pub(crate) async fn create_in_background(
+    /// Creates a sandbox. `first` is the language of the kernel that the caller is going to start, if that is known.
+    pub(crate) async fn create(
         &self,
         shape: &Shape,
         first: Option<Language>,
@@ -138,13 +111,7 @@ impl Provisioner {
         realm.browser.is_some() && self.runtimes.browser.is_some()
     }
 
-    /// Starts the browser for a caller that waits.
     pub(crate) async fn start_browser(&self, sandbox: &LiveSandbox) -> Result<(), SandboxFailure> {
-        let _hurry = self.hurry();
-        self.unhurried_browser(sandbox).await
-    }
-
-    pub(crate) async fn unhurried_browser(&self, sandbox: &LiveSandbox) -> Result<(), SandboxFailure> {
         let command = self.runtimes.browser.as_ref().ok_or_else(|| SandboxFailure::new("no browser is installed"))?;
         let nssdb = self.setup(sandbox.egress_spec()).await.and_then(|setup| setup.nssdb.clone());
         sandbox.start_browser(command.spec(sandbox.has_egress(), nssdb)).await
@@ -161,14 +128,11 @@ impl Provisioner {
         sandbox: Arc<LiveSandbox>,
         language: Language,
     ) -> Result<Arc<LiveSandbox>, SandboxFailure> {
-        if let Err(failure) = self.unhurried_kernel(&sandbox, FIRST_KERNEL, language).await {
-            let _ = sandbox.destroy("its interpreter did not start").await;
-            return Err(failure);
-        }
-        Ok(sandbox)
+        let started = self.start_kernel(&sandbox, FIRST_KERNEL, language).await;
+        sandbox.if_started(started).await
     }
 
-    async fn unhurried_kernel(
+    pub(crate) async fn start_kernel(
         &self,
         sandbox: &LiveSandbox,
         kernel: KernelId,

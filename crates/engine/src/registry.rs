@@ -415,6 +415,17 @@ impl LiveSandbox {
         self.live.destroy(self.number, &self.held).await
     }
 
+    /// Returns the sandbox if its kernel was started. Otherwise nothing is left of it.
+    pub(crate) async fn if_started(
+        self: Arc<Self>,
+        started: Result<(), SandboxFailure>,
+    ) -> Result<Arc<Self>, SandboxFailure> {
+        if started.is_err() {
+            let _ = self.destroy("its interpreter did not start").await;
+        }
+        started.map(|()| self)
+    }
+
     /// Starts a kernel as a fork of the zygote if there is one, otherwise from scratch.
     pub(crate) async fn start_kernel(&self, kernel: KernelId, spec: KernelSpec) -> Result<String, SandboxFailure> {
         self.held.prepare(Some(spec.language)).await;

@@ -224,9 +224,7 @@ impl Stock {
     pub(crate) async fn first_sandboxes(&self) -> Vec<Result<Arc<LiveSandbox>, SandboxFailure>> {
         let shape = lock(&self.shared.shelves).all.get(&self.shared.ordered).map(|shelf| shelf.shape.clone());
         let Some(shape) = shape else { return Vec::new() };
-        let make = |provisioner: Arc<Provisioner>, shape: Shape| async move {
-            provisioner.create_in_background(&shape, None).await
-        };
+        let make = |provisioner: Arc<Provisioner>, shape: Shape| async move { provisioner.create(&shape, None).await };
         let making: Vec<_> =
             (0..self.shared.size).map(|_| tokio::spawn(make(self.shared.provisioner.clone(), shape.clone()))).collect();
         let mut made = Vec::new();
@@ -273,7 +271,7 @@ impl Stock {
         for attempt in 1..=START_ATTEMPTS {
             let sandbox = match first.take() {
                 Some(sandbox) => sandbox,
-                None => self.shared.provisioner.create_in_background(&shape, Some(Language::Python)).await,
+                None => self.shared.provisioner.create(&shape, Some(Language::Python)).await,
             };
             let started = match sandbox {
                 Ok(sandbox) => self.shared.provisioner.first_kernel(sandbox, Language::Python).await,
@@ -456,11 +454,11 @@ impl Refill<'_> {
 
     async fn build(&self, shape: &Shape, kind: SandboxKind) -> Result<ReadySandbox, String> {
         let (provisioner, language) = (&self.stock.shared.provisioner, kind.language);
-        let sandbox = provisioner.create_in_background(shape, Some(language)).await.map_err(|failure| failure.log)?;
+        let sandbox = provisioner.create(shape, Some(language)).await.map_err(|failure| failure.log)?;
         let sandbox = provisioner.first_kernel(sandbox, language).await.map_err(|failure| failure.log)?;
         let mut session = self.stock.session(sandbox.clone());
         if kind.browser {
-            provisioner.unhurried_browser(&sandbox).await.map_err(|failure| failure.log)?;
+            provisioner.start_browser(&sandbox).await.map_err(|failure| failure.log)?;
         }
         // A caller that waits for the sandbox warms it with its first cell.
         if !self.is_waited_for() {

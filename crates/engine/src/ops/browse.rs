@@ -68,6 +68,7 @@ impl OpContext {
             let _turn = context.browsing.lock().await;
             let Some(sandbox) = context.live_sandbox().filter(|sandbox| !sandbox.browser_runs()) else { return };
             let Ok(provisioner) = world.inner.provisioner() else { return };
+            let _hurry = provisioner.hurry();
             let started = tokio::select! {
                 started = provisioner.start_browser(&sandbox) => started,
                 () = context.gone.cancelled() => return,
@@ -185,7 +186,9 @@ impl BrowseAttempt<'_> {
             browsing.notice.get_or_insert_with(|| RESTARTED.into());
         }
         // If this call gives up on the start, the next call replaces that browser.
-        let starting = self.world.inner.provisioner()?.start_browser(&sandbox);
+        let provisioner = self.world.inner.provisioner()?;
+        let _hurry = provisioner.hurry();
+        let starting = provisioner.start_browser(&sandbox);
         self.world.unless_over(self.call, starting).await?.map_err(|failure| {
             tracing::warn!(context = self.context.id, why = failure.log, "no browser");
             EngineError::NoBrowser(failure.public)

@@ -320,6 +320,7 @@ impl ContextState {
     ) -> Result<KernelId, SandboxFailure> {
         self.last_kernel += 1;
         let kernel = self.last_kernel;
+        let _hurry = provisioner.hurry();
         provisioner.start_kernel(sandbox, kernel, language).await?;
         self.kernels.insert(language, kernel);
         Ok(kernel)
