@@ -2,6 +2,9 @@
 //!
 //! A sandbox in which no code has run stays parked for a few seconds, for the next call that needs the files. Code runs
 //! in a new sandbox for each call. In a conversation that goes on, the sandbox of the next call is created in advance.
+//!
+//! Unlike the launcher's parked volumes (`jail/pool.rs`), parked sandboxes are bounded for each tenant, and the turn of
+//! its conversation protects each from being displaced while a call uses it.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};

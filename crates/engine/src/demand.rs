@@ -1,4 +1,8 @@
 //! Calculates how many sandboxes should wait ready. It knows no sandbox and no clock: demand goes in, numbers come out.
+//!
+//! The launcher's spares follow a simpler rule (`jail/pool.rs`): they are cheap and alike, so doubling after a miss is
+//! enough. A ready sandbox costs memory and its refill takes long, so here the pace of the refills counts, and a budget
+//! is divided among tenants.
 
 use std::time::Duration;
 

@@ -25,7 +25,7 @@ pub mod kept_volumes;
 mod landlock;
 pub mod launcher;
 mod plan;
-mod pool;
+pub mod pool;
 pub mod process;
 pub mod rlimits;
 mod scope;

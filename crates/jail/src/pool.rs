@@ -2,19 +2,23 @@
 //!
 //! Nothing here knows what is pooled or reads a clock. A moment is an argument of any type that has an order and to
 //! which a duration can be added, such as an `Instant` of `std` or of an executor.
+//!
+//! The engine's stock uses [`Backoff`], too. Its demand is calculated otherwise (`engine/demand.rs`), because it knows
+//! how long a refill takes and divides a budget; and the sandboxes of conversations are parked otherwise
+//! (`engine/conversation.rs`), because tenants share that room fairly.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::Add;
 use std::time::Duration;
 
-pub(crate) trait Moment: Copy + Ord + Add<Duration, Output = Self> {}
+pub trait Moment: Copy + Ord + Add<Duration, Output = Self> {}
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Moment for T {}
 
 /// Delays the next attempt after a failure. The pause doubles with each failure, up to a maximum.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Backoff<T> {
+pub struct Backoff<T> {
     first: Duration,
     longest: Duration,
     pause: Duration,
@@ -22,32 +26,32 @@ pub(crate) struct Backoff<T> {
 }
 
 impl<T: Moment> Backoff<T> {
-    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
+    pub fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, pause: first, retry: None }
     }
 
     /// Records a failure, after which the next attempt has to wait.
-    pub(crate) fn failed(&mut self, now: T) {
+    pub fn failed(&mut self, now: T) {
         self.retry = Some(now + self.pause);
         self.pause = (self.pause * 2).min(self.longest);
     }
 
     /// Forgets all failures.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         *self = Self::new(self.first, self.longest);
     }
 
     /// Returns the time of the next attempt if the last one has failed.
-    pub(crate) fn retry_at(&self) -> Option<T> {
+    pub fn retry_at(&self) -> Option<T> {
         self.retry
     }
 
-    pub(crate) fn allows(&self, now: T) -> bool {
+    pub fn allows(&self, now: T) -> bool {
         self.retry.is_none_or(|at| now >= at)
     }
 
     /// Returns true once for each failure, when the next attempt is due.
-    pub(crate) fn take_due(&mut self, now: T) -> bool {
+    pub fn take_due(&mut self, now: T) -> bool {
         self.retry.take_if(|at| now >= *at).is_some()
     }
 }

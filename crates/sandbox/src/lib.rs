@@ -19,6 +19,7 @@ pub use jail::kept_volumes::KeptVolumeRecord as KeptVolumeInfo;
 /// The name of a kept volume is 64 lower-case hexadecimal digits. A new volume is created with this size; an existing
 /// one keeps its size.
 pub use jail::kept_volumes::KeptVolumeRequest as KeptVolume;
+pub use jail::pool::Backoff;
 /// Inside, the files of the directory's owner belong to the sandbox's user.
 pub use jail::spec::SharedVolumeSpec as SharedVolume;
 pub use jail::spec::{BrowserRoom, DATA, FileSpec, Limits, PROXY, SandboxSpec, WORKSPACE, ZygoteSpec};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::Language;
+use sandbox::Backoff;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -18,6 +19,9 @@ use crate::tenancy::Tenancy;
 
 /// A sandbox that was just taken is used at once, so a refill leaves it the processor for this time if enough are left.
 const LULL: Duration = Duration::from_millis(10);
+/// Pause after a failed refill; it doubles with each further failure, up to [`LONGEST_PAUSE`].
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Interval between checks whether a shelf needs fewer sandboxes.
 const TICK: Duration = Duration::from_secs(5);
 
@@ -115,9 +119,8 @@ pub(super) struct Shelf {
     /// Average memory of one refill (`bytes`) and average time that it takes (`pace`).
     pub(super) bytes: u64,
     pub(super) pace: Duration,
-    /// Time to wait after a failure (`pause`), and the moment before which no refill begins (`retry`).
-    pub(super) pause: Duration,
-    pub(super) retry: Instant,
+    /// Delays refills after a failed one.
+    pub(super) backoff: Backoff<Instant>,
 }
 
 impl Shelf {
@@ -138,8 +141,7 @@ impl Shelf {
             last_taken: now,
             bytes,
             pace,
-            pause: Duration::ZERO,
-            retry: now,
+            backoff: Backoff::new(PAUSE, LONGEST_PAUSE),
         }
     }
 
@@ -187,14 +189,13 @@ impl Shelf {
     /// Records a failed refill. The caller that waited for it gets none, and the next attempt follows after a pause.
     pub(super) fn failed(&mut self, now: Instant) {
         self.waiting.pop_front();
-        self.pause = (self.pause * 2).clamp(Duration::from_secs(1), Duration::from_secs(60));
-        self.retry = now + self.pause;
+        self.backoff.failed(now);
     }
 
     pub(super) fn learn(&mut self, took: Duration, bytes: Option<u64>) {
         self.pace = (self.pace * 3 + took) / 4;
         self.bytes = bytes.map_or(self.bytes, |bytes| (self.bytes * 3 + bytes) / 4);
-        self.pause = Duration::ZERO;
+        self.backoff.reset();
     }
 }
 
@@ -259,7 +260,7 @@ impl Shelves {
         let needs = |(key, target): &(ShelfKey, usize)| {
             let shelf = self.all.get(key)?;
             let has = shelf.young(now) + shelf.refills;
-            (has < *target && shelf.retry <= now).then(|| (has * 1000 / target, key.clone()))
+            (has < *target && shelf.backoff.allows(now)).then(|| (has * 1000 / target, key.clone()))
         };
         targets.iter().filter_map(needs).min_by_key(|(filled, _)| *filled).map(|(_, key)| key)
     }
@@ -280,7 +281,7 @@ impl StockPlan {
         let expiries = shelf.ready.iter().map(|session| session.born + lifetime);
         // Falling demand lowers the target, so it is checked periodically. A target that cannot fall needs no check.
         let tick = (shelf.demand.wish(now) > shelf.least.max(shelf.usual)).then_some(now + TICK);
-        let next = expiries.chain([shelf.retry]).filter(|at| *at > now).chain(tick).min();
+        let next = expiries.chain(shelf.backoff.retry_at()).filter(|at| *at > now).chain(tick).min();
         self.wake = [self.wake, next].into_iter().flatten().min();
     }
 }
