@@ -33,8 +33,9 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::Group;
 use crate::ids::{Mode, Slot, Slots, private_dir};
 use crate::pool::Parking;
+use crate::spec::KeptVolumeSpec;
 use crate::volume::{self, Device, Purpose};
-use crate::{apply, spec, sys};
+use crate::{apply, sys};
 
 /// The kept volume that the specification of a sandbox asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +59,7 @@ pub(crate) struct VolumeLease {
     pub name: String,
     /// Whether the volume was created for this sandbox, which does not run yet.
     pub new: bool,
-    pub source: spec::KeptVolumeSpec,
+    pub source: KeptVolumeSpec,
     /// Slot number of the volume's host uid, if the volume determines the uid of its sandbox.
     pub slot: Option<u32>,
     /// The mount and uid with which the volume was parked, if it was.
@@ -175,56 +176,42 @@ impl VolumeStore {
         slots: Option<&mut Slots>,
     ) -> io::Result<VolumeLease> {
         check_name(&wanted.name)?;
-        match &mut self.backing {
+        let name = wanted.name.clone();
+        let (new, source, slot, parked) = match &mut self.backing {
             StoreBacking::Disk { dir: all, templates, lot } => {
                 private_dir(all)?;
-                let image = all.join(file_name(&wanted.name));
-                let name = wanted.name.clone();
-                if let Some(parked) = lot.volumes.take(&name) {
-                    let (slot, parked) = (Some(parked.slot.number), Some(parked));
-                    return Ok(VolumeLease {
-                        name,
-                        new: false,
-                        source: spec::KeptVolumeSpec::Mounted { image },
-                        slot,
-                        parked,
-                    });
+                let image = all.join(file_name(&name));
+                match lot.volumes.take(&name) {
+                    Some(parked) => (false, KeptVolumeSpec::Mounted { image }, Some(parked.slot.number), Some(parked)),
+                    None if image.exists() => (false, on_disk(None, image), None, None),
+                    None => (true, new_image(templates, wanted, dir)?, None, None),
                 }
-                let new = !image.exists();
-                let source = if new { new_image(templates, wanted, dir)? } else { on_disk(None, image) };
-                Ok(VolumeLease { name, new, source, slot: None, parked: None })
             }
             StoreBacking::Memory { dir: all, volumes, hidden, budget } => {
-                let at = all.join(&wanted.name);
-                let new = !volumes.contains_key(&wanted.name);
-                let room = room(*budget, volumes, &wanted.name, groups);
+                let at = all.join(&name);
+                let room = room(*budget, volumes, &name, groups);
+                let new = !volumes.contains_key(&name);
                 if new {
                     if room < LEAST {
                         return Err(io::Error::new(io::ErrorKind::StorageFull, FULL));
                     }
                     hide(hidden)?;
                     private_dir(all)?;
-                    volumes.insert(wanted.name.clone(), MemoryVolume::mount(wanted, &at, groups, room, slots)?);
-                } else if let Some(held) = volumes.get_mut(&wanted.name) {
+                    volumes.insert(name.clone(), MemoryVolume::mount(wanted, &at, groups, room, slots)?);
+                } else if let Some(held) = volumes.get_mut(&name) {
                     held.resize(wanted, &at, room)?;
                 }
-                let slot = volumes.get(&wanted.name).and_then(|volume| volume.slot.as_ref()).map(|slot| slot.number);
-                Ok(VolumeLease {
-                    name: wanted.name.clone(),
-                    new,
-                    source: spec::KeptVolumeSpec::Memory { at },
-                    slot,
-                    parked: None,
-                })
+                let slot = volumes.get(&name).and_then(|volume| volume.slot.as_ref()).map(|slot| slot.number);
+                (new, KeptVolumeSpec::Memory { at }, slot, None)
             }
-        }
+        };
+        Ok(VolumeLease { name, new, source, slot, parked })
     }
 
     /// Gives a new image its name once its sandbox runs, which makes the volume available to others. Returns false if
     /// another launcher has created a volume of that name in the meantime.
     pub(crate) fn settle(&self, lease: &mut VolumeLease) -> io::Result<bool> {
-        if let (StoreBacking::Disk { dir, .. }, spec::KeptVolumeSpec::Ext4 { image, .. }) =
-            (&self.backing, &mut lease.source)
+        if let (StoreBacking::Disk { dir, .. }, KeptVolumeSpec::Ext4 { image, .. }) = (&self.backing, &mut lease.source)
             && lease.new
         {
             let named = dir.join(file_name(&lease.name));
@@ -241,10 +228,9 @@ impl VolumeStore {
     /// Ends a lease when nothing of its sandbox is left. A new volume is removed if its sandbox never ran.
     pub(crate) fn take_back(&mut self, lease: &VolumeLease) {
         match (&mut self.backing, &lease.source) {
-            (
-                StoreBacking::Disk { .. },
-                spec::KeptVolumeSpec::Ext4 { image, .. } | spec::KeptVolumeSpec::Mounted { image },
-            ) if !lease.new => {
+            (StoreBacking::Disk { .. }, KeptVolumeSpec::Ext4 { image, .. } | KeptVolumeSpec::Mounted { image })
+                if !lease.new =>
+            {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
                 let times = Timestamps { last_access: now, last_modification: now };
                 // Another launcher may have discarded it since.
@@ -458,7 +444,7 @@ fn unmount(dir: &Path, name: &str) {
     let _ = fs::remove_dir(at);
 }
 
-fn new_image(templates: &Path, wanted: &KeptVolumeRequest, dir: &Path) -> io::Result<spec::KeptVolumeSpec> {
+fn new_image(templates: &Path, wanted: &KeptVolumeRequest, dir: &Path) -> io::Result<KeptVolumeSpec> {
     if wanted.bytes < volume::SMALLEST_KEPT {
         return Err(io::Error::other(format!("a kept volume has at least `{}` bytes", volume::SMALLEST_KEPT)));
     }
@@ -466,8 +452,8 @@ fn new_image(templates: &Path, wanted: &KeptVolumeRequest, dir: &Path) -> io::Re
     Ok(on_disk(Some(template), dir.join(NEW)))
 }
 
-fn on_disk(template: Option<PathBuf>, image: PathBuf) -> spec::KeptVolumeSpec {
-    spec::KeptVolumeSpec::Ext4 { template, image }
+fn on_disk(template: Option<PathBuf>, image: PathBuf) -> KeptVolumeSpec {
+    KeptVolumeSpec::Ext4 { template, image }
 }
 
 fn file_name(name: &str) -> String {

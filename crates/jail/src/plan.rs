@@ -14,7 +14,7 @@ use crate::confine::ConfineStep;
 use crate::ids::{BROWSER, INSIDE};
 use crate::interfaces;
 use crate::seccomp::Profile;
-use crate::spec::{Content, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec};
+use crate::spec::{Content, DATA, FileSpec, JailSpec, KeptVolumeSpec, SharedVolumeSpec, WORKSPACE};
 
 mod op;
 
@@ -38,9 +38,6 @@ impl fmt::Display for Plan {
 const DEVICES: &[(&str, (u32, u32))] =
     &[("null", (1, 3)), ("zero", (1, 5)), ("full", (1, 7)), ("random", (1, 8)), ("urandom", (1, 9))];
 
-/// The directory that can be on a kept volume.
-const DATA: &str = "/data";
-
 const SHM_INODES: u64 = 10_000;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -51,7 +48,7 @@ fn etc(spec: &JailSpec) -> Vec<(PathBuf, Content)> {
     let hostname = &spec.hostname;
     let (mut passwd, mut group) = (String::new(), String::new());
     let browser = (spec.map.browser() == BROWSER).then_some(("browser", BROWSER, "/browser", "/bin/false"));
-    for (name, id, home, shell) in [("sandbox", INSIDE, "/workspace", "/bin/sh")].into_iter().chain(browser) {
+    for (name, id, home, shell) in [("sandbox", INSIDE, WORKSPACE, "/bin/sh")].into_iter().chain(browser) {
         passwd.push_str(&format!("{name}:x:{id}:{id}:{name}:{home}:{shell}\n"));
         group.push_str(&format!("{name}:x:{id}:\n"));
     }
@@ -185,13 +182,13 @@ const fn own(path: &'static str, mode: u32) -> VolumeDir {
     VolumeDir { path, mode, whose: [VolumeUser::Code; 2] }
 }
 
-const VOLUME_DIRS: &[VolumeDir] = &[own("/workspace", 0o755), own(DATA, 0o755), own("/tmp", 0o1777)];
+const VOLUME_DIRS: &[VolumeDir] = &[own(WORKSPACE, 0o755), own(DATA, 0o755), own("/tmp", 0o1777)];
 
 /// The directories in a sandbox with a browser, which is a different user. It gets a home, a directory from which it
 /// reads what the guest gives it, and search permission on `/workspace`, so that it reaches its downloads but nothing
 /// else there.
 const VOLUME_DIRS_WITH_BROWSER: &[VolumeDir] = &[
-    own("/workspace", 0o711),
+    own(WORKSPACE, 0o711),
     own(DATA, 0o700),
     own("/tmp", 0o1777),
     VolumeDir { path: "/browser", mode: 0o700, whose: [VolumeUser::Browser; 2] },
