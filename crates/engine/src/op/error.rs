@@ -1,0 +1,63 @@
+//! The errors of operations.
+
+use std::time::Duration;
+
+use proto::Language;
+
+/// An error that a client may see. `Display` is safe to show: it contains no host path and no id of another tenant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    #[error("context not found: `{0}`")]
+    ContextNotFound(String),
+    #[error("context name `{name}` is shared by {}", .ids.join(", "))]
+    AmbiguousName { name: String, ids: Vec<String> },
+    #[error("at most {0} contexts; stop one first")]
+    ContextLimit(usize),
+    /// The operation would exceed a limit of the operator or a quota of the tenant, which `what` names.
+    #[error("over the limit `{what}` of {limit}")]
+    OverLimit { what: &'static str, limit: String },
+    /// No context is current. `ids` lists the contexts of the tenant if no connection says which of them is meant.
+    #[error("no context of this connection, and none or several of the tenant: {}", .ids.join(", "))]
+    NoCurrent { ids: Vec<String> },
+    #[error("context `{context}` runs {}, not {}", .is.name(), .asked.name())]
+    OtherLanguage { context: String, is: Language, asked: Language },
+    #[error("network access is off: {0}")]
+    NetworkOff(String),
+    /// The machine has no browser, the realm allows none, or the browser could not be started.
+    #[error("no browser: {0}")]
+    NoBrowser(String),
+    #[error("run not found: `{0}`")]
+    RunNotFound(String),
+    #[error("environment variable refused: {0}")]
+    InvalidEnvironment(String),
+    /// Another server is using the conversation's files.
+    #[error("in use: {0}")]
+    InUse(String),
+    #[error("all sessions were busy for {0:?}; retry later")]
+    Busy(Duration),
+    #[error("{0} runs wait already; retry later")]
+    QueueFull(usize),
+    #[error("not ready: {0}")]
+    NotReady(String),
+    /// The operation was completed, but its result was dropped.
+    #[error("it was done, but there is no room for its result: {0}")]
+    ResultDropped(String),
+    #[error("cannot create a context: {0}")]
+    CreateFailed(String),
+    #[error("cannot stop the context: {0}")]
+    StopFailed(String),
+    #[error("no such file: `{0}`")]
+    FileNotFound(String),
+    #[error("invalid path `{path}`: {why}")]
+    InvalidPath { path: String, why: String },
+    #[error("file `{path}` is larger than {limit} bytes")]
+    FileTooLarge { path: String, limit: u64 },
+    #[error("no space left in the sandbox's quota")]
+    NoSpace,
+    #[error("cancelled")]
+    Cancelled,
+    #[error("shutting down")]
+    ShuttingDown,
+    #[error("the sandbox failed: {0}")]
+    Sandbox(String),
+}
