@@ -3,7 +3,6 @@
 //! This module knows the wire protocol and the clock. The operations decide what an end means for a context.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{Deadline, FrameKind, FromGuest, GuestFailure, KernelId, RunEnd, RunStatus, Stream, ToGuest};
@@ -29,7 +28,7 @@ pub(crate) const TOO_LONG: &str = "CodeTooLong";
 pub(crate) struct CellRun<'a> {
     pub(crate) inner: &'a Inner,
     pub(crate) call: &'a Call,
-    pub(crate) sandbox: Arc<LiveSandbox>,
+    pub(crate) sandbox: &'a LiveSandbox,
     pub(crate) timeout: Duration,
     pub(crate) network: Network,
     /// Maximum number of characters kept of each stream.

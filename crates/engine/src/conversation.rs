@@ -20,7 +20,7 @@ use crate::config::{KeptConfig, RealmConfig};
 use crate::engine::Inner;
 use crate::guest::lock;
 use crate::keyed::{Keyed, KeyedState, Turn};
-use crate::op::{EngineError, NoticeKind, Tenant};
+use crate::op::{EngineError, NoticeKind, Realm, Tenant};
 use crate::provision::{FIRST_KERNEL, Shape, rehearse};
 use crate::registry::{LiveSandbox, SandboxFailure};
 use crate::tenancy::Tenancy;
@@ -339,7 +339,7 @@ impl Inner {
     }
 
     /// Deletes the files of conversations that were unused for too long, and records which conversations exist.
-    pub(crate) async fn sweep_kept(&self, realm: &RealmConfig, kept: KeptConfig) {
+    pub(crate) async fn sweep_kept(&self, realm: Realm, kept: KeptConfig) {
         let (backend, asked) = (self.live.backend(), Instant::now());
         let all = match backend.kept().await {
             Ok(all) => all,
@@ -360,14 +360,14 @@ impl Inner {
         }
     }
 
-    fn forgotten(&self, key: &str, realm: &RealmConfig) {
+    fn forgotten(&self, key: &str, realm: Realm) {
         let mut known = lock(&self.conversations.known);
         known.kept.remove(key);
         let owner = known.owners.remove(key);
         drop(known);
         tracing::info!(key = &key[..key.len().min(8)], "the files of an old conversation are deleted");
         if let Some(ConversationOwner { tenant, conversation, .. }) = owner {
-            self.notify_of(tenant, realm.realm, &conversation, NoticeKind::Expired);
+            self.notify_of(tenant, realm, &conversation, NoticeKind::Expired);
         }
     }
 }

@@ -20,7 +20,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::browser::Browsers;
 use crate::capture::weight_of;
-use crate::config::{BrowserCommand, EngineConfig, KeptConfig, RealmConfig, Runtimes};
+use crate::config::{BrowserCommand, EngineConfig, RealmConfig, Runtimes};
 use crate::conversation::{Conversations, KEPT_SWEEP, PARKED, PARKING_SWEEP};
 use crate::links::LinkedFile;
 use crate::op::{Call, EngineError, Health, Notice, NoticeKind, Op, Outcome, Realm, StartupStep, Tenant};
@@ -420,17 +420,22 @@ impl Inner {
             self.tasks.spawn_blocking(|| BrowserCommand::pre_read(program));
         }
         self.tasks.spawn(stock.clone().keep());
-        self.tasks.spawn(upkeep(self.clone()));
-        self.tasks.spawn(sweep_orphans(self.clone()));
+        self.repeat(UPKEEP, |inner| async move { inner.upkeep().await });
+        let orphans = self.config.orphan_interval;
+        self.repeat(orphans, |inner| async move { inner.live.reap_orphans().await });
         for realm in self.tenants.realms() {
-            if let Some(kept) = realm.kept {
+            let RealmConfig { realm, kept, idle_timeout, sweep_interval, .. } = *realm;
+            if let Some(kept) = kept {
                 // Done before the first call, so that links to files of an earlier engine work at once.
                 self.sweep_kept(realm, kept).await;
-                self.tasks.spawn(sweep_kept(self.clone(), realm.clone(), kept));
-                self.tasks.spawn(sweep_parked(self.clone()));
+                let every = KEPT_SWEEP.min(kept.stays);
+                self.repeat(every, move |inner| async move { inner.sweep_kept(realm, kept).await });
+                self.repeat(PARKING_SWEEP, |inner| async move { inner.unpark(PARKED).await });
             }
-            if let Some(idle) = realm.idle_timeout {
-                self.tasks.spawn(sweep(self.clone(), realm.realm, idle, realm.sweep_interval));
+            if let Some(idle) = idle_timeout {
+                // An idle time shorter than the interval must still be honoured.
+                let every = sweep_interval.min(idle / 4).max(Duration::from_millis(100));
+                self.repeat(every, move |inner| async move { inner.stop_idle(realm, idle) });
             }
         }
         if self.started.set(Started { provisioner, stock, took }).is_err() {
@@ -475,11 +480,33 @@ impl Inner {
         self.started.get().map(|s| &s.stock).ok_or_else(|| EngineError::NotReady("starting".into()))
     }
 
-    /// Waits for `time` and returns true, or returns false as soon as the engine closes.
-    async fn pause(&self, time: Duration) -> bool {
-        tokio::select! {
-            () = self.closing.cancelled() => false,
-            () = tokio::time::sleep(time) => true,
+    /// Does the work periodically until the engine closes.
+    fn repeat<F>(self: &Arc<Self>, every: Duration, work: impl Fn(Arc<Self>) -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send,
+    {
+        let inner = self.clone();
+        self.tasks.spawn(async move {
+            while tokio::time::timeout(every, inner.closing.cancelled()).await.is_err() {
+                work(inner.clone()).await;
+            }
+        });
+    }
+
+    /// Retries failed destructions, and forgets old background runs and idle tenants.
+    async fn upkeep(&self) {
+        self.live.retry().await;
+        self.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
+        self.tenants.forget_idle();
+    }
+
+    /// Stops contexts of one realm that were unused for too long.
+    fn stop_idle(&self, realm: Realm, idle: Duration) {
+        for tenancy in self.tenants.in_realm(realm) {
+            for removed in tenancy.remove_idle(idle) {
+                tracing::info!(context = removed.context.id, "an idle context is stopped");
+                self.dismiss(&tenancy, removed, NoticeKind::Expired);
+            }
         }
     }
 
@@ -528,47 +555,6 @@ impl Inner {
             pool_available: sessions.as_ref().map_or(0, |s| s.available),
             pool_is_healthy: sessions.is_some_and(|s| s.healthy),
             startup: started.map_or_else(|| self.born.elapsed(), |s| s.took),
-        }
-    }
-}
-
-/// Retries failed destructions periodically, and forgets old background runs and idle tenants.
-async fn upkeep(inner: Arc<Inner>) {
-    while inner.pause(UPKEEP).await {
-        inner.live.retry().await;
-        inner.tenants.tenants().iter().for_each(|tenant| tenant.background.forget_old());
-        inner.tenants.forget_idle();
-    }
-}
-
-async fn sweep_orphans(inner: Arc<Inner>) {
-    while inner.pause(inner.config.orphan_interval).await {
-        inner.live.reap_orphans().await;
-    }
-}
-
-async fn sweep_kept(inner: Arc<Inner>, realm: RealmConfig, kept: KeptConfig) {
-    while inner.pause(KEPT_SWEEP.min(kept.stays)).await {
-        inner.sweep_kept(&realm, kept).await;
-    }
-}
-
-async fn sweep_parked(inner: Arc<Inner>) {
-    while inner.pause(PARKING_SWEEP).await {
-        inner.unpark(PARKED).await;
-    }
-}
-
-/// Stops contexts of one realm that were unused for too long.
-async fn sweep(inner: Arc<Inner>, realm: Realm, idle: Duration, every: Duration) {
-    // An idle time shorter than the interval must still be honoured.
-    let every = every.min(idle / 4).max(Duration::from_millis(100));
-    while inner.pause(every).await {
-        for tenancy in inner.tenants.in_realm(realm) {
-            for removed in tenancy.remove_idle(idle) {
-                tracing::info!(context = removed.context.id, "an idle context is stopped");
-                inner.dismiss(&tenancy, removed, NoticeKind::Expired);
-            }
         }
     }
 }

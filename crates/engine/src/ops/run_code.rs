@@ -114,6 +114,13 @@ impl OpContext {
         Ok(Box::new(ran))
     }
 
+    /// Returns a run under the usual conditions of the realm.
+    pub(super) fn cell<'a>(&'a self, call: &'a Call, sandbox: &'a LiveSandbox) -> CellRun<'a> {
+        let config = self.tenancy.config();
+        let (timeout, budget) = (config.timeout.max(Duration::from_millis(1)), config.text_budget);
+        CellRun { inner: &self.inner, call, sandbox, timeout, network: Network::Usual, budget, record: None }
+    }
+
     fn time_for(&self, run: &Run) -> Duration {
         let config = self.tenancy.config();
         let most = match run.work {
@@ -182,16 +189,9 @@ pub(super) struct RunAttempt<'a> {
 }
 
 impl RunAttempt<'_> {
-    pub(super) fn cell(&self, sandbox: Arc<LiveSandbox>) -> CellRun<'_> {
-        CellRun {
-            inner: &self.world.inner,
-            call: self.call,
-            sandbox,
-            timeout: self.timeout,
-            network: self.network,
-            budget: self.world.tenancy.config().text_budget,
-            record: self.record,
-        }
+    pub(super) fn cell<'a>(&'a self, sandbox: &'a LiveSandbox) -> CellRun<'a> {
+        let Self { world, call, timeout, network, record, .. } = *self;
+        CellRun { timeout, network, record, ..world.cell(call, sandbox) }
     }
 
     async fn code(
@@ -230,7 +230,7 @@ impl RunAttempt<'_> {
         code: &str,
         env: &Environment,
     ) -> Result<Ran, StartRefused> {
-        let cell = self.cell(sandbox.clone());
+        let cell = self.cell(sandbox);
         let mut heard = cell.code(kernel, code, env, true).await?;
         let end = heard.outcome();
         Ok(self.finish(heard, end, sandbox, home, Some(language)).await)

@@ -63,7 +63,7 @@ impl RunAttempt<'_> {
             Command::Shell(line) => vec![SHELL.into(), "-c".into(), line.clone()],
             Command::Argv(argv) => argv.clone(),
         };
-        let cell = self.cell(sandbox.clone());
+        let cell = self.cell(&sandbox);
         let mut heard = match cell.command(argv, whole).await {
             Ok(heard) => heard,
             Err(refused) => return self.not_started(refused, command, home),

@@ -2,7 +2,6 @@
 //! stay.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use proto::{KernelId, KernelSpec, Language, ListOrder, Root};
 use text::unix_now;
@@ -10,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::OpContext;
 use super::list_files::{ListRequest, NEWEST, list};
-use crate::cell::CellRun;
 use crate::config::{DATA, KeptConfig};
 use crate::context::ContextState;
 use crate::conversation::ParkingSlot;
@@ -164,22 +162,13 @@ struct OneShotRun<'a> {
 
 impl OneShotRun<'_> {
     async fn run(mut self, code: &str, env: &Environment) -> Result<Ran, EngineError> {
-        let config = self.world.tenancy.config();
         self.info.isolation = self.sandbox.isolation().clone();
         self.sandbox.belongs_to(&self.info.id);
         if self.call.cancel.is_cancelled() {
             return Err(EngineError::Cancelled);
         }
-        let cell = CellRun {
-            inner: &self.world.inner,
-            call: self.call,
-            sandbox: self.sandbox.clone(),
-            timeout: config.timeout.max(Duration::from_millis(1)),
-            // The sandbox has an egress only if this call should have one.
-            network: Network::Usual,
-            budget: config.text_budget,
-            record: None,
-        };
+        // The sandbox has an egress only if this call should have one, so the usual network is right.
+        let cell = self.world.cell(self.call, self.sandbox);
         // A kept output would be lost with the sandbox.
         let mut heard = cell.code(self.kernel, code, env, false).await?;
         let mut end = heard.outcome();
