@@ -26,7 +26,7 @@ const MAX_MESSAGE: usize = 64 << 20;
 const READ: usize = 64 << 10;
 
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum CdpError {
+pub(crate) enum CdpError {
     #[error("the browser is gone")]
     Gone,
     #[error("the browser's answer is too large")]

@@ -91,7 +91,7 @@ pub struct ToolRow {
     /// Section of the prose file; it differs from `name` if one tool has two forms.
     pub prose: &'static str,
     pub fields: &'static [Field],
-    pub form: SchemaForm,
+    pub(crate) form: SchemaForm,
     /// Schema with an object at the root and plain types only: some clients refuse the whole list of tools otherwise.
     pub output_schema: fn() -> Value,
     pub hints: Hints,
@@ -210,7 +210,7 @@ impl From<Answer> for Reply {
 
 /// How the document prints the arguments of a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SchemaForm {
+pub(crate) enum SchemaForm {
     /// A schema with `properties` and `required`, even if they are empty.
     Full,
     /// The schema `{"type": "object"}` without further members.
@@ -327,7 +327,7 @@ impl Answer {
     }
 
     /// Marks the answer as an error whose object has the shape of a success and says itself that it is an error.
-    pub fn unsuccessful(self) -> Self {
+    pub(crate) fn unsuccessful(self) -> Self {
         Self { is_error: true, ..self }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn plain(text: &str, most: usize) -> String {
 }
 
 /// Receives denials, limited to a few per second: code can cause any number of them, and each one is written down.
-pub type Sink = Arc<dyn Fn(&Denial) + Send + Sync>;
+pub(crate) type Sink = Arc<dyn Fn(&Denial) + Send + Sync>;
 
 const MAX_RECENT: usize = 256;
 const SHOWN: usize = 10;

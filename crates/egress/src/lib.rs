@@ -39,7 +39,7 @@ mod upstream;
 mod vault;
 mod wire;
 
-pub use denial::{Denial, Sink};
+pub use denial::Denial;
 pub use gate::{Gate, Narrowed};
 pub use policy::{Policy, Table};
 pub use secrets::{Secret, Value, is_host_name};
@@ -95,7 +95,7 @@ impl Egress {
     }
 
     /// Serves one sandbox of `tenant` until the gate is dropped. Reports denials to `sink`.
-    pub fn open(&self, listener: TcpListener, tenant: &str, policy: Policy, sink: Sink) -> io::Result<Gate> {
+    pub fn open(&self, listener: TcpListener, tenant: &str, policy: Policy, sink: denial::Sink) -> io::Result<Gate> {
         Gate::open(Arc::clone(&self.shared), listener, tenant, &policy, sink)
     }
 

@@ -192,7 +192,7 @@ impl Needles {
 
 pin_project! {
     /// A body in which the needles are masked.
-    pub struct Scrubbed<B> {
+    pub(crate) struct Scrubbed<B> {
         #[pin]
         body: B,
         needles: Needles,

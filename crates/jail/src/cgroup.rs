@@ -74,7 +74,7 @@ pub struct Group {
 
 /// The reason why a controller cannot be used, and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Absence {
+pub(crate) struct Absence {
     pub why: String,
     pub what_to_do: String,
 }

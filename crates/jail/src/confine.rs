@@ -82,7 +82,7 @@ impl fmt::Display for ConfineStep {
 }
 
 impl ConfineStep {
-    pub fn apply(&self) -> Result<(), ApplyError> {
+    pub(crate) fn apply(&self) -> Result<(), ApplyError> {
         let nowhere = Path::new("");
         match self {
             Self::Session => rustix::process::setsid().map(drop).at(Syscall::Setsid, nowhere),
@@ -121,7 +121,7 @@ fn set_ids(id: u32) -> Result<(), ApplyError> {
 
 /// The steps of a kernel once it is inside and confined. Unlike the guest it may be inspected by code in the sandbox,
 /// because that code is going to run in it.
-pub const ARRIVAL: [ConfineStep; 2] = [ConfineStep::Dumpable, ConfineStep::OfferToOomKiller];
+pub(crate) const ARRIVAL: [ConfineStep; 2] = [ConfineStep::Dumpable, ConfineStep::OfferToOomKiller];
 
 /// The namespaces of a sandbox that a process joins. Joining the pid namespace affects only its children.
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
@@ -160,9 +160,15 @@ pub fn enter(entry: SandboxEntry, steps: &[ConfineStep], keep: &[BorrowedFd<'_>]
 
 /// Runs in the process that stays in the sandbox: makes it the leader of a new process group and closes every
 /// descriptor except `keep`.
-pub fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
+pub(crate) fn arrive(keep: &[BorrowedFd<'_>]) -> Result<(), ApplyError> {
     rustix::process::setpgid(None, None).at(Syscall::Setpgid, Path::new(""))?;
     sys::close_all_but(keep).at(Syscall::Dup, Path::new(""))
+}
+
+/// Does the same in a kernel, and takes the steps that remain for it.
+pub fn arrive_as_kernel(keep: &[BorrowedFd<'_>]) -> Result<(), String> {
+    let confined = arrive(keep).and_then(|()| ARRIVAL.iter().try_for_each(ConfineStep::apply));
+    confined.map_err(|error| error.to_string())
 }
 
 /// Joins the namespaces of a sandbox.

@@ -161,7 +161,7 @@ impl Remap {
 
 /// A range of subordinate ids, as in `/etc/subuid`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SubRange {
+pub(crate) struct SubRange {
     pub start: u32,
     pub count: u32,
 }

@@ -419,7 +419,7 @@ fn room(budget: u64, volumes: &BTreeMap<String, MemoryVolume>, name: &str, group
 }
 
 /// Returns the memory that this machine has, or less if a cgroup around these directories has a lower limit.
-pub fn memory_of_machine(cgroups: &[PathBuf]) -> u64 {
+pub(crate) fn memory_of_machine(cgroups: &[PathBuf]) -> u64 {
     let read = |dir: &Path, file| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
     let limit = |dir: &Path| read(dir, "memory.max").or_else(|| read(dir, "memory.limit_in_bytes"));
     let limits = cgroups.iter().flat_map(|dir| dir.ancestors()).filter_map(limit);

@@ -54,21 +54,21 @@ pub struct Survey {
     pub landlock: Option<u32>,
     /// Whether volumes are ext4 images on disk. Otherwise they are in memory.
     pub ext4: bool,
-    pub sub: Option<Subordinate>,
+    pub(crate) sub: Option<Subordinate>,
     /// Whether the kernel counts processes per user namespace (5.14), so that an rlimit can replace the pids cgroup.
     pub counts_processes: bool,
 }
 
 /// The ranges that `newuidmap` and `newgidmap` have to map besides the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Subordinate {
+pub(crate) struct Subordinate {
     pub uids: SubRange,
     pub gids: SubRange,
 }
 
 /// The purpose of a survey.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// The survey is only reported.
     Look,
     /// The server starts with the result of the survey.
@@ -77,7 +77,7 @@ pub enum Purpose {
 
 /// The mechanism that bounds the number of processes in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProcessBound {
+pub(crate) enum ProcessBound {
     Cgroup,
     /// `RLIMIT_NPROC`, which the kernel counts in the sandbox's user namespace.
     Rlimit,

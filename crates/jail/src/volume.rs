@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::sys::loop_device;
 
 #[derive(Debug, thiserror::Error)]
-pub enum VolumeError {
+pub(crate) enum VolumeError {
     #[error("template `{}`: {source}", path.display())]
     Template { path: PathBuf, source: io::Error },
     #[error("mkfs.ext4: {0}")]

@@ -4,6 +4,7 @@
 //! This crate adds what rmcp lacks: every message is answered or deliberately ignored, no answer reaches another
 //! request, a panic is an error, and what clients send is within budgets. It knows no dialect and no tool; a service for
 //! each request is passed in.
+#![warn(unreachable_pub)]
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -23,8 +24,9 @@ mod service;
 pub mod stdio;
 
 pub use message::{MAX_ASIDE, weight};
-pub(crate) use service::Guarded;
 pub use service::{ExtraMembers, is_modern};
+
+use service::Guarded;
 
 /// The tenant and connection of one request.
 #[derive(Debug, Clone, PartialEq, Eq)]

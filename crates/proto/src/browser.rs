@@ -49,7 +49,7 @@ pub enum FromDriver {
 }
 
 /// Identifies an element by a `ref_N` of a snapshot, or by a CSS selector that matches exactly one element.
-pub type Locator = String;
+pub(crate) type Locator = String;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t", rename_all = "snake_case")]

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use jail::cgroup::Controller;
+use jail::cgroup::{Controller, Layout};
 use jail::launcher::Spawned;
 use jail::survey::Survey;
 use jail::wire::{self, Create, LauncherCall, LauncherReply, LauncherRequest, LauncherResponse};
@@ -101,15 +101,14 @@ impl Launcher {
 fn examination(survey: Survey) -> Examination {
     let outcome = match &survey.refusal {
         Some(no) => Err(BackendError::Unavailable { why: no.why.clone(), hint: no.hint.clone() }),
-        None => Ok(isolation_of(&survey)),
+        None => Ok(isolation_of(&survey.cgroup, &survey.facts)),
     };
     Examination { mode: survey.mode, facts: survey.facts, outcome }
 }
 
 /// Derives the isolation level from a survey. Without limits on memory and processes the level is `Basic`. If only a
 /// second line of defence is missing, the level is `Reduced`.
-fn isolation_of(survey: &Survey) -> Isolation {
-    let has = |c| survey.cgroup.has(c);
+fn isolation_of(cgroup: &Layout, facts: &[Fact]) -> Isolation {
     let lowers = |f: &&Fact| {
         f.state != FactState::On
             && (f.layer.starts_with("cgroup ")
@@ -120,8 +119,8 @@ fn isolation_of(survey: &Survey) -> Isolation {
         "" => format!("{}: {}", f.layer, f.why),
         todo => format!("{}: {} ({todo})", f.layer, f.why),
     };
-    let missing: Vec<String> = survey.facts.iter().filter(lowers).map(line).collect();
-    let level = if !has(Controller::Memory) || !has(Controller::Pids) {
+    let missing: Vec<String> = facts.iter().filter(lowers).map(line).collect();
+    let level = if !cgroup.has(Controller::Memory) || !cgroup.has(Controller::Pids) {
         Level::Basic
     } else if missing.is_empty() {
         Level::Full
@@ -230,7 +229,7 @@ impl Native {
         let Launcher { spawned, program } = launcher;
         let runtime_dir = config.runtime_dir.clone().unwrap_or_else(|| default_runtime_dir(&config.state_dir));
         let (current, survey) = begin(spawned, &config, &runtime_dir).await?;
-        let isolation = isolation_of(&survey);
+        let isolation = isolation_of(&survey.cgroup, &survey.facts);
         let ended = current.connection.ended();
         let running = Arc::new(Running {
             program,

@@ -1,4 +1,5 @@
 //! How text is written everywhere: shortened, in hex digits, as a time. Pure functions that every crate may use.
+#![warn(unreachable_pub)]
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

@@ -20,7 +20,7 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 
-use jail::confine::{self, ARRIVAL, ConfineStep, SandboxEntry};
+use jail::confine::{self, ConfineStep, SandboxEntry};
 use jail::sys::Cloned;
 use jail::zygote::{ForkOrder, ZygoteMessage};
 use jail::{process, seccomp, sys, wire};
@@ -145,10 +145,9 @@ fn bring_in(launcher: BorrowedFd<'_>, number: u64, entry: SandboxEntry, steps: &
     match spawn::spawn() {
         Ok(Spawned::Kernel) => {
             spawn::restore_rseq();
-            let arrived = confine::arrive(&[channel.as_fd()]);
-            if let Err(error) = arrived.and_then(|()| ARRIVAL.iter().try_for_each(ConfineStep::apply)) {
+            if let Err(message) = confine::arrive_as_kernel(&[channel.as_fd()]) {
                 let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                let _ = rustix::net::send(&channel, error.to_string().as_bytes(), flags);
+                let _ = rustix::net::send(&channel, message.as_bytes(), flags);
                 sys::leave(FAILED)
             }
             channel

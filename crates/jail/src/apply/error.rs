@@ -9,7 +9,7 @@ use crate::volume;
 
 /// A syscall that a plan can make, named in error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Syscall {
+pub(crate) enum Syscall {
     Bind,
     Chdir,
     Clone,
@@ -59,7 +59,7 @@ impl fmt::Display for Syscall {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ApplyError {
+pub(crate) enum ApplyError {
     #[error("{call} `{}`: {errno}", at.display())]
     Call { call: Syscall, at: PathBuf, errno: Errno },
     #[error("`{}` is not what it has to be: {why}", at.display())]

@@ -20,10 +20,10 @@ use super::{Absence, Controller, Hierarchy, Mount, Version, directory, lists, me
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Layout {
     pub hierarchies: Vec<Hierarchy>,
-    pub absent: BTreeMap<Controller, Absence>,
+    pub(crate) absent: BTreeMap<Controller, Absence>,
     /// Whether the v2 hierarchy is that of a scope which has not been requested from systemd yet.
     pub scope_to_come: bool,
-    pub claimed: Option<Claimed>,
+    pub(crate) claimed: Option<Claimed>,
 }
 
 /// The cgroups that the server may use.

@@ -233,7 +233,7 @@ pub(super) fn signed(sign: char, controllers: &[Controller]) -> String {
 
 /// The changes that were made to a v2 cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claimed {
+pub(crate) struct Claimed {
     base: PathBuf,
     enabled: Vec<Controller>,
     /// Child cgroups that existed before the claim and worked without the controllers.

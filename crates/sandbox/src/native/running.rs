@@ -79,7 +79,7 @@ pub(super) async fn begin(
         LauncherReply::Started { instance, survey } => (instance, *survey),
         other => return Err(refusal(other)),
     };
-    let isolation = isolation_of(&survey);
+    let isolation = isolation_of(&survey.cgroup, &survey.facts);
     if isolation.level < config.floor {
         let missing = isolation.missing.join("; ");
         return Err(BackendError::BelowFloor { got: isolation.level, floor: config.floor, missing });

@@ -1,5 +1,5 @@
 use super::*;
-use jail::cgroup::{Hierarchy, Layout, Version};
+use jail::cgroup::{Hierarchy, Version};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 #[tokio::test]
@@ -40,7 +40,7 @@ fn w19_nobody_else_can_take_the_directory_of_a_users_servers() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-fn survey(controllers: &[Controller], off: &[&str]) -> Survey {
+fn isolation(controllers: &[Controller], off: &[&str]) -> Isolation {
     let fact = |layer: &str, state| Fact { layer: layer.into(), state, why: "why".into(), what_to_do: "do".into() };
     let layers = [
         "landlock",
@@ -55,23 +55,17 @@ fn survey(controllers: &[Controller], off: &[&str]) -> Survey {
     ];
     let state = |layer| if off.contains(layer) { FactState::Off } else { FactState::On };
     let hierarchy = Hierarchy { version: Version::V2, controllers: controllers.to_vec(), base: "/sys".into() };
-    Survey {
-        mode: Mode::Root,
-        refusal: None,
-        facts: layers.iter().map(|layer| fact(layer, state(layer))).collect(),
-        cgroup: Layout { hierarchies: vec![hierarchy], ..Layout::default() },
-        landlock: None,
-        ext4: true,
-        sub: None,
-        counts_processes: true,
-    }
+    let facts: Vec<Fact> = layers.iter().map(|layer| fact(layer, state(layer))).collect();
+    let mut layout = Layout::default();
+    layout.hierarchies.push(hierarchy);
+    isolation_of(&layout, &facts)
 }
 
 #[test]
 fn the_level_falls_with_what_is_missing_and_says_what() {
     use Controller::{Cpu, Memory, Pids};
     let level = |controllers: &[Controller], off: &[&str]| {
-        let found = isolation_of(&survey(controllers, off));
+        let found = isolation(controllers, off);
         (found.level, found.missing)
     };
     assert_eq!(level(&[Memory, Cpu, Pids], &["open files"]), (Level::Full, vec![]));
